@@ -1,5 +1,5 @@
-"""Sockets to stores: names that are resolved, connections that are made, kept and used again.
+"""Sockets to stores: resolve names; make, keep and reuse connections.
 
-Deadlines are instants of `clock.now`. Making a connection raises OSError (TimeoutError is one), and
-using it `pool.Broken`; neither knows an exception of a store. `pool` raises what the contract says.
+Deadlines are instants of `clock.now`. Making a connection raises OSError (or its subclass
+TimeoutError), and using it raises `pool.Broken`. Here only `pool` raises exceptions of a store.
 """

@@ -1,9 +1,8 @@
-"""Asynchronous connections: protocols of asyncio's, each with one timer for all who wait.
+"""Asynchronous connections: asyncio protocols, each with one timer for all its waiters.
 
-How they are made stands at the end. Names are resolved on a daemon thread: the event loop's own
-resolver runs on its executor, which asyncio.run joins at the end, so that a hanging resolver would
-hang the whole program's exit. Nothing there has a deadline of its own: the caller sets one with
-`asyncio.timeout`.
+`connect` and `resolve` have no deadline of their own: the caller sets one with `asyncio.timeout`.
+Names are resolved on a daemon thread: the event loop's own resolver runs on its executor, which
+asyncio.run joins at the end, so that a hanging resolver would keep the program from exiting.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
-    """See net.pool.Connection. `used`: when the present (or last) exchange began."""
+    """A connection (see net.pool). `used`: when the present (or last) exchange began."""
 
     _transport: asyncio.Transport
 
@@ -45,11 +44,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     @property
     def closed(self) -> bool:
-        """Whether it can no longer be used."""
+        """Whether the connection can no longer be used."""
         return self._failure is not None
 
     def close(self) -> None:
-        """Let go at once; nothing is written."""
+        """Close at once, without writing anything."""
         self._fail(Broken("closed", sent=True))
         if self._timer is not None:
             self._timer.cancel()
@@ -57,11 +56,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def hang_up(self) -> None:
-        """As `close`: all who wait are told."""
+        """Close, which also wakes all waiters."""
         self.close()
 
     def detach(self) -> None:
-        """In a fork's child: give the descriptor back without touching the parent's event loop.
+        """In a fork's child: release the descriptor without touching the parent's event loop.
 
         The loop's epoll object is shared with the parent, so the transport must not be closed.
         """
@@ -70,7 +69,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             leave_to_parent(sock.fileno())
 
     def _admit(self, until: float) -> None:
-        """Whether a request may be sent, and its sender wait until then. Raises Broken."""
+        """Check that a request may be sent, and set the timer for `until`. Raises Broken."""
         if self._failure is not None:
             raise Broken(str(self._failure), sent=False) from self._failure
         if _now() >= until:
@@ -79,14 +78,14 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     @abstractmethod
     def _fail(self, error: Exception) -> None:
-        """Note the first failure, and tell all who wait."""
+        """Note the first failure, and wake all waiters."""
 
     @abstractmethod
     def _tick(self) -> None:
-        """Tell those who have no more time; set the timer for the others."""
+        """Wake the waiters whose deadline has passed; set the timer for the others."""
 
     def _wake_at(self, until: float) -> None:
-        """Have `_tick` called by then. The timer is moved, not remade for each."""
+        """Have `_tick` called at `until` or earlier. Only an earlier timer replaces the timer."""
         if until >= self._timer_at:
             return
         if self._timer is not None:
@@ -103,14 +102,14 @@ class AsyncConnection(asyncio.BufferedProtocol):
     # -- called by the event loop -------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol. Comes before anything else."""
+        """See asyncio.Protocol. The event loop calls this first."""
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - for the types
         self._transport = transport
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """See asyncio.BufferedProtocol. For others the loop makes 256 KiB anew for each read.
+        """See asyncio.BufferedProtocol. Other protocols cost a new buffer of 256 KiB for each read.
 
-        Whether that costs twice as much as all the rest is the allocator's luck.
+        That may cost twice as much as the rest of the read, depending on the allocator.
         """
         return self._read
 
@@ -120,7 +119,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     @abstractmethod
     def data_received(self, data: bytes) -> None:
-        """Bytes that came."""
+        """Process bytes that have arrived."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
@@ -130,7 +129,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
 
 class AsyncStream(AsyncConnection):
-    """One whose bytes are read by one task at a time."""
+    """A connection whose bytes are read by one task at a time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,25 +137,25 @@ class AsyncStream(AsyncConnection):
         self._waiter: asyncio.Future[None] | None = None
 
     def is_stale(self, *, trust: bool) -> bool:
-        """As `closed`: the event loop notices itself when a server closes one.
+        """Whether it is closed (the event loop notices that), or has bytes that nobody asked for.
 
-        Also if the server said what nobody had asked for: it would be the next request's answer.
+        Such bytes would be read as the next request's answer.
         """
         return self.closed or bool(self._inbox)
 
     def send(self, request: bytes, until: float) -> None:
-        """All of a request. Raises Broken."""
+        """Send the whole request. Raises Broken."""
         self._admit(until)
         self._transport.write(request)
 
     async def more(self, until: float) -> bytes:
-        """Some bytes. Raises Broken, also at the end of the connection."""
+        """The next bytes. Raises Broken, also at the end of the connection."""
         while not self._inbox:
             if self._failure is not None:
                 raise self._failure
             if _now() >= until:
                 raise Broken("no answer in time", sent=True, late=True)
-            # It may be woken too early: the loop's clock is not ours.
+            # The waiter may be woken too early: the loop's clock is not `clock.now`.
             self._wake_at(until)
             waiter = self._waiter = self._loop.create_future()
             try:
@@ -187,15 +186,15 @@ class AsyncStream(AsyncConnection):
         self._fail(Ended())
 
 
-# -- making one -----------------------------------------------------------------------------------
+# -- making a connection --------------------------------------------------------------------------
 
 
 async def connect(
     make: Callable[[], P], host: str, port: int, *, tls: ssl.SSLContext | None = None
 ) -> P:
-    """The protocol that `make` makes, on the first address of `host` that accepts a connection.
+    """A protocol from `make`, connected to the first address of `host` that accepts.
 
-    With `tls` its certificate is checked against `host`. Raises OSError.
+    With `tls` the server's certificate is checked against `host`. Raises OSError.
     """
     loop = asyncio.get_running_loop()
     failure = OSError("the name has no address")
@@ -213,7 +212,7 @@ async def connect(
 
 
 async def connect_unix(make: Callable[[], P], path: str) -> P:
-    """The same on a unix socket. Raises OSError."""
+    """A protocol from `make`, connected to a unix socket. Raises OSError."""
     _, protocol = await asyncio.get_running_loop().create_unix_connection(make, path)
     return protocol
 
@@ -241,7 +240,7 @@ async def resolve(host: str, port: int | str) -> list[str]:
 
 
 async def wait_ready(fd: int, until: float, *, writing: bool = False) -> bool:
-    """Wait for a descriptor that another library opened; whether it was ready before `until`."""
+    """Wait for a descriptor of another library; return whether it was ready before `until`."""
     loop = asyncio.get_running_loop()
     add, remove = (
         (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)

@@ -1,6 +1,6 @@
 """Making a blocking connection: TCP or a unix socket, with TLS or without, within a deadline.
 
-Each step waits with poll, up to one common deadline. No thread is needed, but for a name.
+Each step waits with poll, up to one common deadline. Only resolving a name needs a thread.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     import ssl
 
 _SLICE: Final = 1.0
-"""Seconds of one poll; then our clock is asked again, which also counts suspend."""
+"""Seconds of one poll; then `clock.now` is read again, which also counts suspended time."""
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3))
-"""A subscription gets nothing for hours: a host that vanished must be noticed all the same."""
+"""A subscription may receive nothing for hours, and must still notice that a host vanished."""
 _UNDER_WAY: Final = (errno.EINPROGRESS, getattr(errno, "WSAEWOULDBLOCK", errno.EINPROGRESS))
 _NO_CONNECTION: Final = "no connection in time"
 
@@ -34,9 +34,9 @@ _now = clock.now
 def connect(
     host: str, port: int, until: float, *, tls: ssl.SSLContext | None = None
 ) -> socket.socket:
-    """A connection to the first address of `host` that accepts one; it does not block.
+    """A non-blocking socket, connected to the first address of `host` that accepts.
 
-    With `tls` its certificate is checked against `host`. Raises OSError, at `until` at the latest.
+    With `tls`, the certificate must match `host`. Raises OSError, at `until` at the latest.
     """
     failure = OSError("the name has no address")
     for address in resolve(host, port, until):
@@ -50,12 +50,12 @@ def connect(
 
 
 def connect_unix(path: str, until: float) -> socket.socket:
-    """The same to a unix socket. Raises OSError, at `until` at the latest."""
+    """A non-blocking connection to a unix socket. Raises OSError, at `until` at the latest."""
     return _connected(socket.AF_UNIX, path, until)
 
 
 def _connected(family: int, where: Any, until: float) -> socket.socket:
-    # Not gevent's: its sockets belong to the hub of one thread, and the keeper's uses these too.
+    # Not gevent's: its sockets belong to one thread's hub, and the keeper's thread uses these too.
     sock: socket.socket = original("socket", "socket")(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
@@ -90,7 +90,7 @@ def tune(sock: socket.socket) -> None:
 def _secured(
     context: ssl.SSLContext, sock: socket.socket, host: str, until: float
 ) -> ssl.SSLSocket:
-    import ssl  # only where TLS is used: it takes 10 ms
+    import ssl  # imported only for TLS: it takes 10 ms
 
     try:
         secured = context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
@@ -112,9 +112,9 @@ def _secured(
 
 
 def wait_ready(sock: socket.socket | int, until: float, *, writing: bool) -> bool:
-    """Whether the socket became ready before `until`, or was closed by another thread.
+    """Wait; return whether the socket became ready before `until`, or another thread closed it.
 
-    It may be a bare descriptor, such as libpq's.
+    `sock` may be a bare descriptor, such as libpq's.
     """
     while (left := until - _now()) > 0:
         if is_ready(sock, writing=writing, seconds=min(left, _SLICE)):
@@ -123,7 +123,7 @@ def wait_ready(sock: socket.socket | int, until: float, *, writing: bool) -> boo
 
 
 def is_ready(sock: socket.socket | int, *, writing: bool, seconds: float = 0) -> bool:
-    """The same within `seconds`, by one system call."""
+    """Whether the socket becomes ready within `seconds`, or is closed. One system call."""
     if not isinstance(sock, int) and sock.fileno() < 0:
         return True
     if not hasattr(select, "poll"):
@@ -131,38 +131,38 @@ def is_ready(sock: socket.socket | int, *, writing: bool, seconds: float = 0) ->
         return any(select.select(reads, writes, [], seconds))
     poll = select.poll()
     poll.register(sock, select.POLLOUT if writing else select.POLLIN)
-    # Up to the next millisecond: down would spin.
+    # Rounded up to milliseconds: rounding down would spin.
     return bool(poll.poll(ceil(seconds * 1000)))
 
 
 def watch(*fds: int) -> Callable[[float], Sequence[int]]:
-    """What waits for so many seconds, and returns which of them can be read."""
+    """A function that waits for so many seconds, and returns the readable descriptors."""
     if not hasattr(select, "poll"):
         return lambda seconds: select.select(fds, [], [], seconds)[0]
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
-    # Up to the next millisecond: down would spin.
+    # Rounded up to milliseconds: rounding down would spin.
     return lambda seconds: [fd for fd, _ in poll.poll(ceil(seconds * 1000))]
 
 
-# -- connections that nobody closed ---------------------------------------------------------------
+# -- connections that were not closed -------------------------------------------------------------
 
-# The collector calls the finalizers of a cycle in any order, and a socket's own, if it comes first,
-# warns that nobody closed it. Callbacks of weak references come before all finalizers.
+# The garbage collector finalizes a cycle in any order, and a socket that is finalized before its
+# owner warns that it was not closed. Callbacks of weak references run before all finalizers.
 
 _open: Final[dict[ref[Any], Callable[[], object]]] = {}
-"""By what is referred to from here, a socket outlives its connection until it was closed."""
+"""The function that closes each connection. It keeps the socket alive until that is closed."""
 
 
 def close_with(wire: object, close: Callable[[], object]) -> None:
-    """Call `close` when `wire` is collected. At the interpreter's end its `__del__` has to."""
+    """Call `close` when `wire` is collected. At the interpreter's end, its `__del__` must close."""
     _open[ref(wire, _collected)] = close
 
 
 def _collected(
     gone: ref[Any],
-    # Bound here: at the interpreter's end the module's names go first.
+    # Bound here: at the interpreter's end the module's names are cleared first.
     take: Callable[[ref[Any], None], Callable[[], object] | None] = _open.pop,
 ) -> None:
     close = take(gone, None)
@@ -171,9 +171,9 @@ def _collected(
 
 
 def leave_to_parent(fd: int) -> None:
-    """In a fork's child: the connection is the parent's, and the number leads nowhere from now on.
+    """In a fork's child: leave the connection to the parent; `fd` becomes the null device.
 
-    Whatever still uses the number here neither reads nor writes, nor closes another's file.
+    Code that still uses `fd` here can then neither read, write nor close another file.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, fd)

@@ -1,6 +1,6 @@
-"""As much of HTTP/1.1 as a JSON gateway speaks: one request, then one answer or one stream.
+"""The part of HTTP/1.1 that a JSON gateway uses: one request, then one answer or one stream.
 
-Written once for both sides: `exchange` and `feed` are coroutines, and the parser is pure.
+Blocking and asynchronous code share it: `exchange` and `feed` are coroutines; parsing is pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _now = clock.now
 
 
 class Stream(Connection, Protocol):
-    """The bytes of one connection, of either side: `wire.BlockingWire`, `aiowire.AsyncStream`.
+    """A byte stream, blocking (`wire.BlockingWire`) or asynchronous (`aiowire.AsyncStream`).
 
     `used`: when the present (or last) exchange began.
     """
@@ -26,17 +26,17 @@ class Stream(Connection, Protocol):
     used: float
 
     def send(self, request: bytes, until: float) -> None:
-        """All of a request. Raises Broken."""
+        """Send the whole request. Raises Broken."""
 
     async def more(self, until: float) -> bytes:
-        """Some bytes. Raises Broken, also at the end of the connection."""
+        """The next bytes. Raises Broken, also at the end of the connection."""
 
     def hang_up(self) -> None:
-        """Wake the one that waits for it, which closes it then."""
+        """Wake the waiting thread or task, which then closes the connection."""
 
 
 class Garbled(Exception):
-    """What came is not what such a server answers."""
+    """The received bytes are not a valid answer of such a server."""
 
 
 def encode(method: str, path: str, host: object, token: str, body: bytes) -> bytes:
@@ -47,7 +47,7 @@ def encode(method: str, path: str, host: object, token: str, body: bytes) -> byt
 
 
 async def exchange(stream: Stream, request: bytes, until: float) -> Reading:
-    """One answer. Raises Broken, Garbled; whatever interrupts it closes the connection."""
+    """Send a request; return its answer. Raises Broken, Garbled. Any exception closes `stream`."""
     reading = Reading()
     try:
         begin(stream, request, until)
@@ -66,7 +66,7 @@ def begin(stream: Stream, request: bytes, until: float) -> None:
 
 
 async def feed(reading: Reading, stream: Stream, until: float) -> None:
-    """More of an answer. Raises Broken, Garbled."""
+    """Read more of an answer. Raises Broken, Garbled."""
     try:
         data = await stream.more(until)
     except Ended:
@@ -77,7 +77,7 @@ async def feed(reading: Reading, stream: Stream, until: float) -> None:
 
 
 class Reading:
-    """An answer that is being read. `done`: it is complete; `last`: the connection ends with it."""
+    """An answer being read. `done`: it is complete; `last`: the connection ends after it."""
 
     __slots__ = ("_chunked", "_left", "_raw", "body", "done", "head", "last", "status")
 
@@ -92,7 +92,7 @@ class Reading:
         self._chunked = False
 
     def feed(self, data: bytes) -> None:
-        """More bytes. Raises Garbled."""
+        """Parse more bytes. Raises Garbled."""
         self._raw += data
         if not self.status and not self._begin():
             return
@@ -106,7 +106,7 @@ class Reading:
                 raise Garbled("more came than was announced")
 
     def end(self) -> bool:
-        """Whether it is complete where the connection ended: so is one without a length."""
+        """At the end of the connection: whether the answer is complete, as one without a length."""
         self.done = self.last = self.status > 0 and not self._chunked and self._left < 0
         return self.done
 
@@ -121,7 +121,7 @@ class Reading:
         self.status, self.head, self._raw = int(head[9:12]), head.lower(), rest
         length, coding = self.header(b"content-length"), self.header(b"transfer-encoding")
         if length and coding:
-            # RFC 9112, 6.3: somebody may be smuggling another answer behind this one.
+            # RFC 9112, 6.3: another answer may be smuggled behind this one.
             raise Garbled("it says its length in two ways")
         self._chunked = b"chunked" in coding
         self._left = int(length) if length.isdigit() else -1
@@ -129,7 +129,7 @@ class Reading:
         return True
 
     def header(self, name: bytes) -> bytes:
-        """The value in small letters of a header that is named so, or nothing."""
+        """The value of a header in lower case; empty if there is none."""
         _, found, rest = self.head.partition(b"\r\n" + name + b":")
         return rest.partition(b"\r\n")[0].strip() if found else b""
 
@@ -151,20 +151,20 @@ class Reading:
             self._raw = rest[count + 2 :]
 
     def _read_trailers(self, rest: bytes) -> None:
-        """Up to the empty line: what was left of them would begin the next answer."""
+        """Read up to the empty line: unread trailers would be read as the next answer."""
         _, found, more = (b"\r\n" + rest).partition(b"\r\n\r\n")
         self.done = bool(found)
         if more:
             raise Garbled("more came than was announced")
 
     def lines(self) -> list[dict[str, Any]]:
-        """Of a stream: the complete messages since the last look."""
+        """The complete messages of a stream since the last call."""
         *whole, self.body = self.body.split(b"\n")
         return [parse(line) for line in whole if line.strip()]
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """A message. Raises Garbled."""
+    """Parse one message. Raises Garbled."""
     try:
         found = json.loads(body.decode())
     except ValueError:

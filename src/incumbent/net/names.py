@@ -17,14 +17,14 @@ from incumbent import clock
 T = TypeVar("T")
 
 _SLICE: Final = 1.0
-"""Seconds of one wait; then our clock is asked again, which also counts suspend."""
+"""Seconds of one wait; then `clock.now` is read again, which also counts suspended time."""
 _LATE: Final = "the name was not resolved in time"
 
 _now = clock.now
 
 
 def literal_address(host: str) -> str | None:
-    """`host` if it is an address already."""
+    """`host` if it is an IP address, else None."""
     # The zone of an IPv6 address ("fe80::1%eth0") is no part of its syntax.
     six = host.partition("%")[0]
     for family, text in ((socket.AF_INET, host), (socket.AF_INET6, six)):
@@ -35,7 +35,7 @@ def literal_address(host: str) -> str | None:
 
 
 def is_unknown(error: object) -> bool:
-    """Whether there is no such host. A resolver that cannot be asked does not say so."""
+    """Whether `error` says that there is no such host, not that the resolver cannot be asked."""
     return isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
 
 
@@ -60,12 +60,12 @@ def resolve(host: str, port: int | str, until: float) -> list[str]:
 
 
 def run_bounded(work: Callable[[], T], until: float, late: str) -> T:
-    """What `work` returns or raises. Raises TimeoutError(`late`) at `until`; `work` then goes on.
+    """Run `work`, which has no timeout of its own, on a daemon thread; return or raise its outcome.
 
-    For what has no timeout of its own: it runs on a daemon thread.
+    Raises TimeoutError(`late`) at `until`; `work` then goes on.
     """
     # Looked up in `_thread` at each call: under gevent this is a greenlet, and waiting for it lets
-    # other greenlets run. Finalizers come here too, perhaps from inside the locks of `threading`.
+    # other greenlets run. Finalizers call this too, perhaps while `threading` holds a lock.
     done = _thread.allocate_lock()
     done.acquire()
     results: list[T] = []
@@ -82,7 +82,7 @@ def run_bounded(work: Callable[[], T], until: float, late: str) -> T:
     try:
         _thread.start_new_thread(run, ())
     except RuntimeError:
-        # The interpreter is ending and starts no threads: better late than leaving leases.
+        # The interpreter is ending and starts no threads: rather be late than leave leases behind.
         run()
     while not done.acquire(timeout=min(_SLICE, max(0.0, until - _now()))):
         if _now() >= until:

@@ -1,11 +1,11 @@
-"""The connections to a server: trust an idle one, use it once, then again on a fresh one.
+"""The connections to a server: try an idle one once, then retry on a fresh one.
 
-Written once for both sides, as coroutines. The asynchronous side awaits them. The blocking side
-runs each in one step (`protocol.port.run`), with connections that block instead of suspending.
+Both sides share these coroutines. The asynchronous side awaits them. The blocking side runs each
+in one step (`protocol.port.run`), with connections that block instead of suspending.
 
 Connections are taken off a list and put back: `list.pop` and `list.append` are atomic, so there is
-no lock that a signal handler or `__del__` could meet; re-entry takes or opens another connection.
-Whatever interrupts an exchange (any BaseException) closes its connection.
+no lock on which a signal handler or `__del__` could hang; re-entry uses another connection.
+A BaseException that interrupts an exchange closes its connection.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ class Mismatch(Exception):
 
 
 class Connection(Protocol):
-    """One connection, of either side."""
+    """One connection, blocking or asynchronous."""
 
     @property
     def closed(self) -> bool:
-        """Whether it is known, without a look, that it can no longer be used."""
+        """Whether it is known to be unusable, without a check of the socket."""
 
     def is_stale(self, *, trust: bool) -> bool:
-        """Whether the server closed it. `trust`: do not look at one that was just used."""
+        """Whether the server closed it. `trust`: do not check a connection that was just used."""
 
     def close(self) -> None:
-        """Let go at once; nothing is written."""
+        """Close at once, without writing anything."""
 
     def detach(self) -> None:
-        """In a fork's child: give the descriptor back; the parent's connection goes on."""
+        """In a fork's child: release the descriptor; the parent's connection stays open."""
 
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ Facts = TypeVar("Facts")
 
 
 class Pool(Generic[W]):
-    """`idle`: the connections that nobody uses, at most `most`; `all`: those that are alive."""
+    """The connections. `idle`: the unused ones, at most `most`; `all`: all that are alive."""
 
     def __init__(self, most: int = 64) -> None:
         self.most = most
@@ -70,7 +70,7 @@ class Pool(Generic[W]):
         self.all: WeakSet[W] = WeakSet()
 
     def trusted(self, *, trust: bool = True) -> W | None:
-        """An idle connection that the server has not closed."""
+        """An idle connection that the server has not closed, or None."""
         while self.idle:
             try:
                 wire = self.idle.pop()
@@ -82,27 +82,27 @@ class Pool(Generic[W]):
         return None
 
     def put_back(self, wire: W, idle: list[W]) -> None:
-        """Keep a connection after its use; `idle` is the list as it was before."""
-        # Another list by now: the store was closed, or this is a fork's child.
+        """Keep a connection after its use; `idle` is what `self.idle` was before it."""
+        # `self.idle` is another list by now if the store was closed, or in a fork's child.
         if idle is self.idle and len(idle) < self.most and not wire.closed:
             idle.append(wire)
         else:
             wire.close()
 
     def let_go(self) -> None:
-        """Close what is not in use; what is in use is closed when it comes back."""
+        """Close the idle connections; those in use are closed when they are put back."""
         idle, self.idle = self.idle, []
         close_all(idle)
 
     def detach(self) -> None:
-        """In a fork's child: let go of all connections. What is in use was other threads'."""
+        """In a fork's child: detach all connections. The threads that used some are not here."""
         wires, self.idle, self.all = list(self.all), [], WeakSet()
         for wire in wires:
             wire.detach()
 
 
 def close_all(wires: list[W]) -> None:
-    """Take all of them off the list and close them."""
+    """Empty the list, and close its connections."""
     while wires:
         try:
             wire = wires.pop()
@@ -112,10 +112,10 @@ def close_all(wires: list[W]) -> None:
 
 
 class PlanRunner(Pool[W], Planned[Facts]):
-    """Carries out plans by the connections that it keeps to one server, `where`."""
+    """Carries out plans on its connections to one server, `where`."""
 
     unusable: tuple[type[Exception], ...] = (Broken, Mismatch)
-    """What says that a connection brought no reply, or another's."""
+    """The exceptions of a connection that brought no reply, or another request's reply."""
 
     def __init__(self, where: str, most: int = 64) -> None:
         super().__init__(most)
@@ -123,14 +123,14 @@ class PlanRunner(Pool[W], Planned[Facts]):
 
     @abstractmethod
     async def carry_out(self, wire: W, plan: Plan[Facts, T], until: float) -> T:
-        """The outcome of a plan by this connection. Raises StoreError, or what is `unusable`."""
+        """The outcome of a plan on this connection. Raises StoreError or an `unusable` one."""
 
     @abstractmethod
     async def fresh(self, plan: Plan[Facts, T], until: float) -> W:
         """A new connection for a plan. Raises StoreUnavailable, at `until` at the latest."""
 
     async def carry(self, plan: Plan[Facts, T], until: float) -> T:
-        """By an idle connection, and once more by a fresh one if that was dead already."""
+        """Carry out a plan on an idle connection, and on a fresh one if the idle one was dead."""
         idle = self.idle
         wire = self.trusted(trust=plan.repeatable)
         if wire is None:
@@ -141,10 +141,10 @@ class PlanRunner(Pool[W], Planned[Facts]):
             return await self.again(error, plan, until)
 
     async def use(self, wire: W, plan: Plan[Facts, T], until: float, idle: list[W]) -> T:
-        """By this connection, which is kept or closed.
+        """Carry out a plan on this connection, then keep or close it.
 
-        `idle`: the list as it was before the connection was made or taken from it. After `let_go`
-        another server may be meant: a connection to the one before must not be kept.
+        `idle`: what `self.idle` was before the connection was made or taken. After `let_go` the
+        store may use another server: a connection to the old one must not be kept.
         """
         try:
             outcome = await self.carry_out(wire, plan, until)
@@ -159,11 +159,11 @@ class PlanRunner(Pool[W], Planned[Facts]):
         wire.close()
 
     async def again(self, error: Exception, plan: Plan[Facts, T], until: float) -> T:
-        """The same on a fresh connection, if it may be repeated after `error`."""
+        """Carry out the plan on a fresh connection, if it may be repeated after `error`."""
         doubt = not isinstance(error, Broken) or error.sent
         if not isinstance(error, Broken) or error.late or (doubt and not plan.repeatable):
             raise exchange_error(error, self.where) from error.__cause__ or error
-        # What killed one (a restart, a cut network) killed its neighbours.
+        # The cause (a restart, a cut network) also broke the other idle connections.
         close_all(self.idle)
         try:
             outcome = await self._afresh(plan, until)
@@ -183,14 +183,14 @@ class PlanRunner(Pool[W], Planned[Facts]):
 
 
 def exchange_error(error: Exception, where: str) -> StoreError:
-    """The exception for an exchange that brought no reply, or another's."""
+    """The exception for an exchange that brought no reply, or another request's reply."""
     if isinstance(error, Broken) and not error.sent:
         return StoreUnavailable(f"{where} cannot be reached: {error}")
     return OutcomeUnknown(f"{where} gave no usable answer ({error}); perhaps it did what was asked")
 
 
 def still_in_doubt(error: StoreUnavailable, where: str) -> OutcomeUnknown:
-    """The exception for a repeat that was not done, after a first try that perhaps was."""
+    """The exception for a repeat that was not carried out, after a first try that perhaps was."""
     return OutcomeUnknown(
         f"{where} gave no answer to the first try, and the second failed: {error}",
         permanent=error.permanent,
@@ -199,10 +199,9 @@ def still_in_doubt(error: StoreUnavailable, where: str) -> OutcomeUnknown:
 
 
 def heard_again(outcome: T, where: str) -> T:
-    """The outcome of a repeated request, unless the first try may be its cause.
+    """The outcome of a repeated request, unless the first try may have caused it.
 
-    That is a release that finds nothing: OutcomeUnknown, for "gone" would mean that the lease was
-    lost.
+    A repeated release that finds no lease raises OutcomeUnknown: Gone would mean a lost lease.
     """
     if isinstance(outcome, Gone):
         raise OutcomeUnknown(

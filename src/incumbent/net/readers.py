@@ -1,6 +1,6 @@
-"""How a waiter is woken, and the connections by which one reads for all: see `subscriptions`.
+"""The wakeups of waiters, and the connections on which one of them reads for all.
 
-There is one class for each side: threads block, and the tasks of one event loop suspend.
+`subscriptions` uses them. Each has a class for threads, and one for the tasks of an event loop.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from asyncio import Future
 
 SLICE: Final = 5.0
-"""Seconds of one wait; then our clock is asked again, which also counts suspend."""
+"""Seconds of one wait; then `clock.now` is read again, which also counts suspended time."""
 CONNECTED: Final = object()
 """The first message of a connection."""
 Message: TypeAlias = "tuple[int, Any]"
-"""A node, and what came from it: CONNECTED, a message, or the error that ended the connection."""
+"""A node, with CONNECTED, a message from it, or the error that ended its connection."""
 
 _WOKEN: Final = -1
-"""Stands for a node where the reader was woken."""
+"""The node number that means: the reader was woken."""
 
 _now = clock.now
 
@@ -39,17 +39,17 @@ _now = clock.now
 
 
 class Wakeup(Protocol):
-    """What wakes one that waits."""
+    """The wakeup of one waiter."""
 
     def wake(self) -> None:
-        """Wake it, now or at its next wait; from any thread."""
+        """Wake the waiter, now or at its next wait; from any thread, but see LoopWakeup."""
 
     async def wait(self, until: float) -> None:
         """Return when woken, or at `until`, or earlier."""
 
 
 class LockWakeup:
-    """For a thread."""
+    """The wakeup of a thread."""
 
     def __init__(self) -> None:
         self._gate = threading.Lock()
@@ -66,7 +66,7 @@ class LockWakeup:
 
 
 class LoopWakeup:
-    """For a task. Woken in its own loop only."""
+    """The wakeup of a task, called only in the task's own loop."""
 
     def __init__(self) -> None:
         self._woken = False
@@ -93,7 +93,7 @@ class LoopWakeup:
 
 
 class SharedWakeup(LoopWakeup):
-    """For a task, woken from any thread."""
+    """The wakeup of a task, called from any thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class SharedWakeup(LoopWakeup):
         if threading.get_ident() == self._thread:
             super().wake()
             return
-        # Its loop may have ended, and nobody waits there.
+        # The task's loop may have ended; then no task waits there.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(super().wake)
 
@@ -125,7 +125,7 @@ class _BlockingWire(_Wire, Protocol):
     def fileno(self) -> int: ...
 
     def fill(self) -> None:
-        """Read what there is, without waiting for a whole message. Raises Broken."""
+        """Read the available bytes, without waiting for a whole message. Raises Broken."""
 
     def buffered(self) -> Any:
         """A message that has been read already, or False. Raises Broken."""
@@ -142,20 +142,20 @@ W = TypeVar("W", bound=_Wire)
 
 
 class Subscriber(Generic[W]):
-    """The connections of the reader, at most one to each node.
+    """The reader's connections, at most one to each node.
 
-    Only `arrive` and `wake` may be called by others than the reader.
+    Only the reader may call the methods, except `arrive` and `wake`.
     """
 
     interruptible = False
-    """Whether an exception in `next` loses nothing."""
+    """Whether an exception in `next` loses no message."""
 
     def __init__(self) -> None:
         self._wires: dict[int, W] = {}
         self._closed = False
 
     def arrive(self, node: int, wire: W | Exception) -> None:
-        """A connection to a node, or why there is none: `next` will return that."""
+        """Add a connection to a node, or the error instead of one, for `next` to return."""
         if not self._closed:
             self._put(node, wire)
         elif not isinstance(wire, Exception):
@@ -163,7 +163,7 @@ class Subscriber(Generic[W]):
 
     @abstractmethod
     def _put(self, node: int, wire: W | Exception) -> None:
-        """Keep it for `next`."""
+        """Keep the connection or error for `next`."""
 
     def send(self, node: int, request: bytes, until: float) -> None:
         """Send to a node. Raises Broken."""
@@ -179,7 +179,7 @@ class Subscriber(Generic[W]):
 
     @abstractmethod
     def wake(self) -> None:
-        """Have `next` return."""
+        """Make `next` return."""
 
     def drop(self, node: int) -> None:
         """Close the connection to a node, if there is one."""
@@ -188,14 +188,14 @@ class Subscriber(Generic[W]):
             wire.close()
 
     def close(self) -> None:
-        """Let go at once; nothing is written."""
+        """Close all connections at once, without writing anything."""
         self._closed = True
         for node in list(self._wires):
             self.drop(node)
 
 
 class BlockingSubscriber(Subscriber[_BlockingWire]):
-    """For threads. A pair of sockets wakes the reader: not every system polls pipes."""
+    """A Subscriber for threads. A socket pair wakes the reader: not every system polls pipes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ class BlockingSubscriber(Subscriber[_BlockingWire]):
         return message
 
     def _at_hand(self) -> Message | None:
-        """What has come already."""
+        """A message that has come already, or None."""
         try:
             node, wire = self._arrived.get_nowait()
         except Empty:
@@ -256,7 +256,7 @@ class BlockingSubscriber(Subscriber[_BlockingWire]):
         try:
             self._others.send(b"!")
         except OSError:
-            return  # it has been woken often enough, or is closed
+            return  # unread wakeups fill the socket, or it is closed
 
     def drop(self, node: int) -> None:
         super().drop(node)
@@ -277,7 +277,7 @@ def _close_all(ends: tuple[socket.socket, ...]) -> None:
 
 
 class AsyncSubscriber(Subscriber[_AsyncWire]):
-    """For the tasks of one loop."""
+    """A Subscriber for the tasks of one loop."""
 
     interruptible = True
 
@@ -315,14 +315,14 @@ class AsyncSubscriber(Subscriber[_AsyncWire]):
         if wire is not None:
             wire.on_message = None
         super().drop(node)
-        # What it has said belongs to no later connection.
+        # Its messages must not be taken for those of a later connection.
         self._inbox = deque(each for each in self._inbox if each[0] != node)
 
 
 class ReaderSide(NamedTuple):
-    """What waiting takes on one side.
+    """The classes that waiters use on one side, blocking or asynchronous.
 
-    `me` tells one thread from another. Tasks do not interrupt each other: each is another one.
+    `me` identifies the thread. For tasks it is new at each call: they do not interrupt each other.
     """
 
     wakeup: Callable[[], Wakeup]

@@ -1,11 +1,11 @@
 """Waiting for messages of a store: one waiter reads for all waiters of a process or event loop.
 
-So no thread is needed, and a waiter that waits alone is woken by its own system call. The reader's
-role passes on when the reader leaves. A signal handler that waits in the very thread that reads
-gets another role, with other connections.
+So no thread is needed, and a waiter that waits alone is woken by its own system call. When the
+reader leaves, its role passes to another waiter. A signal handler that waits in the reader's own
+thread gets another role, with other connections.
 
-An engine says what it listens to, and what a message means. Written once, as coroutines. No lock:
-lists and dictionaries change in atomic steps, so a signal handler may come at any time.
+An engine defines the channels and the meaning of messages. Both sides share these coroutines. No
+lock is needed: lists and dictionaries change in atomic steps, so a signal handler may run any time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from incumbent.net.readers import CONNECTED, ReaderSide, Subscriber, Wakeup
 from incumbent.protocol.chance import draw_jitter
 
 _CHANNELS: Final = 100
-"""Channels that nobody listens to any more, and that are kept for the next waiter."""
+"""Channels of one subscription; above that, channels without a waiter are unsubscribed."""
 _WARN_EVERY: Final = 60.0
 
 _log = logging.getLogger("incumbent")
@@ -33,14 +33,14 @@ _counts: Counter[str] = Counter()
 
 
 def subscription_losses() -> int:
-    """How often, in this process, a subscription was lost or could not be had."""
+    """The number of subscriptions that this process has lost or could not get."""
     return _counts["lost"]
 
 
 class Waiter:
-    """One that waits. `look_at`: when it has to look, whatever happens.
+    """A waiter. `look_at`: when it must look (ask the store again), whatever messages come.
 
-    `listens`: it has relied on the connections, and has to look when they are lost.
+    `listens`: it has begun to rely on the connections, and must look when they are lost.
     """
 
     def __init__(self, wakeup: Wakeup, channels: list[str]) -> None:
@@ -51,13 +51,13 @@ class Waiter:
         self.over = False
 
     def tell(self) -> None:
-        """It has to look."""
+        """End its wait, so that it looks."""
         self.over = True
         self.wakeup.wake()
 
 
 class Subscription:
-    """The channels that one node was asked for, since when, and has confirmed."""
+    """The channels requested from one node, with the time of each, and the confirmed ones."""
 
     def __init__(self) -> None:
         self.asked: dict[str, float] = {}
@@ -70,7 +70,7 @@ W = TypeVar("W", bound=Waiter)
 
 
 class Role(Generic[S]):
-    """What the reader uses. `reader`: the thread or task that has the role."""
+    """The role of the reader, with its connections. `reader`: the thread or task that has it."""
 
     def __init__(self, nodes: int) -> None:
         self.subscriber: Subscriber[Any] | None = None
@@ -91,12 +91,12 @@ class Role(Generic[S]):
 
 
 class SubscriptionHub(Generic[H, S, W]):
-    """All waiters of one process or loop. The host `H` is the store, for the time of one call."""
+    """All waiters of one process or loop. The host `H` is the store, passed at each call."""
 
     lost: str
-    """What the log says of a loss."""
+    """The log message for a lost subscription."""
     glance = inf
-    """Seconds after which one that does not listen yet asks again whether it may."""
+    """Seconds after which a waiter that does not listen yet checks again whether it may."""
     send_within = 1.0
 
     def __init__(self, where: str, nodes: int, side: ReaderSide) -> None:
@@ -109,40 +109,40 @@ class SubscriptionHub(Generic[H, S, W]):
         self._warned = -inf
         self._renew_role()
 
-    # -- what an engine says ------------------------------------------------------------------
+    # -- defined by an engine -----------------------------------------------------------------
 
     @abstractmethod
     async def _connect(
         self, host: H, role: Role[S], subscriber: Subscriber[Any], until: float
     ) -> None:
-        """See to it that the subscriber has connections, or gets them."""
+        """Ensure that the subscriber has its connections, or will get them."""
 
     @abstractmethod
     def _request(self, verb: str, channel: str) -> bytes:
-        """SUBSCRIBE or UNSUBSCRIBE."""
+        """The bytes of a SUBSCRIBE or UNSUBSCRIBE."""
 
     @abstractmethod
     def _hear(self, node: int, subscription: S, name: bytes, payload: bytes) -> None:
-        """A message on a channel."""
+        """Process a message on a channel."""
 
     @abstractmethod
     def _is_listened_to(self, role: Role[S], waiter: W) -> bool:
-        """Whether the waiter would hear of everything."""
+        """Whether every message for the waiter would arrive."""
 
     def _may_begin(self, waiter: W) -> bool:
-        """Whether a waiter need not wait any more for its channels to be listened to."""
+        """Whether a waiter need no longer wait for the subscription to its channels."""
         return self._is_listened_to(self._role, waiter)
 
     def _connected(self, role: Role[S], node: int) -> None:
-        """A connection has arrived."""
+        """Prepare a connection that has arrived."""
         self._todo.extend(self._used())
 
     def _explain(self, node: int, error: Exception) -> Exception:
-        """The error that a message is."""
+        """The exception for an error that came from a node."""
         return error
 
     def _used(self) -> dict[str, None]:
-        """Channels that are needed."""
+        """The channels that waiters need."""
         return {channel: None for waiter in list(self._waiters) for channel in waiter.channels}
 
     # -- one wait -----------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class SubscriptionHub(Generic[H, S, W]):
     async def _wait(
         self, host: H, waiter: W, until: float, goes_on: Callable[[], Awaitable[bool]]
     ) -> None:
-        """Until it is told, has to look, or `goes_on` says no once it is listened to."""
+        """Wait until the waiter must look, or `goes_on`, called once it is subscribed, is false."""
         await self._catch_up()
         self._waiters[waiter] = None
         try:
@@ -167,7 +167,7 @@ class SubscriptionHub(Generic[H, S, W]):
         self._wake_one()
 
     async def _until(self, host: H, waiter: W, until: float) -> None:
-        """Until it is told or has to look. Before it listens: or until it may begin to."""
+        """Wait until the waiter must look; before it listens, also until it may begin to."""
         while not self._is_done(waiter):
             end = min(until, waiter.look_at)
             if _now() >= end:
@@ -180,14 +180,14 @@ class SubscriptionHub(Generic[H, S, W]):
             try:
                 await self._read(host, role, waiter, until)
             finally:
-                # A waiter that leaves at once wakes the next one then.
+                # A waiter that leaves right after this wakes the next one in `_leave`.
                 self._leave_role(role, leaves=waiter.listens and waiter.over)
 
     def _is_done(self, waiter: W) -> bool:
         return waiter.over or (not waiter.listens and self._may_begin(waiter))
 
     async def _catch_up(self) -> None:
-        """Read what came while nobody waited, also that connections are gone."""
+        """Read the messages, and losses of connections, that came while nobody waited."""
         role = self._take_role(self.side.me()) if self._free else None
         if role is None:
             return
@@ -201,7 +201,7 @@ class SubscriptionHub(Generic[H, S, W]):
             self._leave_role(role)
 
     async def _read(self, host: H, role: Role[S], waiter: W, until: float) -> None:
-        """Read for all, until the waiter is done."""
+        """Read for all waiters, until `waiter` is done."""
         subscriber = role.subscriber = role.subscriber or self.side.subscriber()
         try:
             while role is self._role and not self._is_done(waiter):
@@ -222,11 +222,11 @@ class SubscriptionHub(Generic[H, S, W]):
             raise
 
     def _wake_at(self, role: Role[S], waiter: W, until: float) -> float:
-        """When the reader has something to do, whatever comes."""
+        """The instant at which the reader must act even if no message comes."""
         return min(until, waiter.look_at)
 
     def _tell_due(self, waiter: W) -> None:
-        """After a message: the reader, `waiter`, may have to look."""
+        """After a message: end the wait of the reader, `waiter`, if it must look."""
         waiter.over = waiter.over or waiter.look_at == -inf
 
     # -- the reader's role --------------------------------------------------------------------
@@ -241,7 +241,7 @@ class SubscriptionHub(Generic[H, S, W]):
         except IndexError:
             if self._role.reader != me:
                 return None
-            # We interrupt the very one that reads.
+            # This call interrupts the reader itself, as a signal handler does.
             role = self._role = Role(self._nodes)
             self._free = []
             self._end_waits()
@@ -264,7 +264,7 @@ class SubscriptionHub(Generic[H, S, W]):
                 return
 
     def _end_waits(self) -> None:
-        """Messages may be lost: a waiter that relied on them has to look."""
+        """Messages may be lost: the waiters that relied on them must look."""
         for waiter in list(self._waiters):
             waiter.over = waiter.over or waiter.listens
             waiter.wakeup.wake()
@@ -303,7 +303,7 @@ class SubscriptionHub(Generic[H, S, W]):
             subscriber.send(node, request, _now() + self.send_within)
         except Broken as error:
             self._lose(role, node, error)
-            # Nothing more comes from there: the reader connects anew.
+            # This node sends nothing more: wake the reader to connect again.
             subscriber.wake()
 
     def _receive(self, role: Role[S], node: int, message: Any) -> None:
@@ -326,7 +326,7 @@ class SubscriptionHub(Generic[H, S, W]):
             self._wake_begun()
 
     def _wake_begun(self) -> None:
-        """Wake waiters that need not wait any more for their channels to be listened to."""
+        """Wake the waiters that need no longer wait for the subscription to their channels."""
         for waiter in list(self._waiters):
             if not waiter.listens and self._is_done(waiter):
                 waiter.wakeup.wake()
@@ -334,17 +334,17 @@ class SubscriptionHub(Generic[H, S, W]):
     # -- losing -------------------------------------------------------------------------------
 
     def _lose(self, role: Role[S], node: int, error: Exception) -> None:
-        """This node is not listened to any more. Waiters that would miss something have to look."""
+        """Drop the subscription to a node. Waiters that would miss messages must look."""
         role.connecting.discard(node)
         role.subscriptions[node] = None
         role.failures[node] += 1
         role.why = error
         if role.failures[node] > 1:
-            # The first time it may only have closed what was unused for long.
+            # No delay after one failure: the node may only have closed an idle connection.
             role.retry_at[node] = _now() + backoff_delay(role.failures[node], draw_jitter())
         if role.subscriber is not None:
             role.subscriber.drop(node)
-        # Two threads may count as one: rare, and nothing is decided by it.
+        # Two threads may be counted as one: that is rare, and no decision depends on it.
         _counts["lost"] += 1
         for waiter in list(self._waiters):
             if not self._is_listened_to(role, waiter):
@@ -375,7 +375,7 @@ class SubscriptionHub(Generic[H, S, W]):
         self._end_waits()
 
     def abandon(self) -> None:
-        """In a fork's child: the other waiters are not here, and the connections are theirs."""
+        """In a fork's child: forget the waiters and connections, which are the parent's."""
         self._role.drop()
         self._renew_role()
         self._waiters = {}

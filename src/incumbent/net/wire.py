@@ -13,34 +13,34 @@ from incumbent.net.pool import Broken, Ended
 from incumbent.unpatched import original
 
 STALE_AFTER: Final = 0.1
-"""A connection unused for longer is looked at before it is trusted: one system call."""
+"""A connection unused for more seconds is checked before it is trusted: one system call."""
 _CHUNK: Final = 16_384
 _GLANCE: Final = 0.01
-"""Seconds that a plain system call waits. What takes longer is waited for with poll, whose timeout
-goes on counting while signals interrupt it; the kernel's own would begin again each time."""
+"""Seconds that a plain system call waits. A longer wait uses poll, whose timeout goes on counting
+when signals interrupt it; the kernel's own timeout would begin again each time."""
 _TIMEVAL: Final = Struct("@ll").pack(0, int(_GLANCE * 1_000_000))
 _WANTS: Final = {"SSLWantReadError": False, "SSLWantWriteError": True}
-"""Errors of TLS by name (importing ssl takes 10 ms): whether it has to write first."""
+"""TLS errors by name (importing ssl takes 10 ms), with whether TLS must write first."""
 
 _now = clock.now
 
 
 class BlockingWire:
-    """See net.pool.Connection. `used`: when the present (or last) exchange began.
+    """A blocking connection (see net.pool). `used`: when the present (or last) exchange began.
 
-    The kernel's timeouts (SO_RCVTIMEO), set once, spare the poll that each look would cost. With
-    TLS, and where they are not the standard library's, sockets do not block: gevent's would wait in
-    the hub of one thread, and the keeper's thread uses them too.
+    The kernel's timeouts (SO_RCVTIMEO), set once, save a poll for each read. Sockets with TLS, and
+    those that are not the standard library's, are non-blocking: gevent's would wait in the hub of
+    one thread, and the keeper's thread uses them too.
     """
 
     closed = False
-    """It is not told when a server closes it: see `is_stale`."""
+    """Always false: only `is_stale` notices that the server closed the connection."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         close_with(self, sock.close)
         self._send, self._recv = sock.send, sock.recv
-        # Windows has these options too, and counts them in another unit.
+        # Windows has these options too, but in another unit.
         if type(sock) is original("socket", "socket") and os.name == "posix":
             sock.settimeout(None)
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -53,19 +53,19 @@ class BlockingWire:
         self._sock.close()
 
     def close(self) -> None:
-        """Give the descriptor back. Writes nothing, so that a fork's child may do it too."""
+        """Release the descriptor. Writes nothing, so that a fork's child may do it too."""
         self._sock.close()
 
     def hang_up(self) -> None:
-        """Wake the thread that waits for it, which closes it. Writes nothing, also with TLS."""
-        # Closed here, its number could lead to another connection before that thread reads.
+        """Wake the thread that waits on it, which then closes it. Writes nothing, even with TLS."""
+        # If closed here, its number could be another connection's before that thread reads.
         try:
-            # Of a socket, and not of TLS: that would say good-bye.
+            # The plain socket's method: that of ssl drops the TLS state, which that thread uses.
             original("socket", "socket").shutdown(self._sock, socket.SHUT_RDWR)
         except OSError:
             pass
         except TypeError:
-            # gevent's TLS sockets are no sockets of the system; closing has to do.
+            # gevent's TLS sockets are not of the system's socket class; closing must do.
             self._sock.close()
 
     def detach(self) -> None:
@@ -73,17 +73,17 @@ class BlockingWire:
         self._sock.close()
 
     def is_stale(self, *, trust: bool) -> bool:
-        """Whether the server closed it, or sent something that nobody asked for."""
+        """Whether the server closed it, or sent bytes that nobody asked for."""
         if trust and _now() - self.used < STALE_AFTER:
             return False
         return is_ready(self._sock, writing=False)
 
     def fileno(self) -> int:
-        """The descriptor, to be waited for."""
+        """The descriptor, for polling."""
         return self._sock.fileno()
 
     def send(self, request: bytes, until: float) -> None:
-        """All of a request. Raises Broken."""
+        """Send the whole request. Raises Broken."""
         if until <= self.used:
             raise Broken("no time is left", sent=False, late=True)
         try:
@@ -96,7 +96,7 @@ class BlockingWire:
 
     def _send_rest(self, request: bytes, sent: int, until: float) -> None:
         while sent < len(request):
-            # One that takes a little each time must not keep us for longer.
+            # A server that takes a few bytes each time must not extend the deadline.
             if _now() >= until:
                 raise Broken("it takes nothing more", sent=sent > 0, late=True)
             try:
@@ -105,8 +105,8 @@ class BlockingWire:
                 self._outlast(error, until, sent=sent > 0, writing=True)
 
     def _outlast(self, error: Exception, until: float, *, sent: bool, writing: bool) -> None:
-        """Wait until what `error` interrupted can go on. Raises Broken."""
-        # ValueError: another thread closed one with TLS.
+        """Wait until the call that `error` interrupted can go on. Raises Broken."""
+        # ValueError: another thread closed a TLS socket.
         late = "it takes nothing more" if writing else "no answer in time"
         if type(error).__name__ in _WANTS:
             writing = _WANTS[type(error).__name__]
@@ -116,7 +116,7 @@ class BlockingWire:
             raise Broken(late, sent=sent, late=True) from error
 
     def receive(self, until: float) -> bytes:
-        """Some bytes. Raises Broken, also at the end of the connection."""
+        """The next bytes. Raises Broken, also at the end of the connection."""
         while True:
             try:
                 data = self._recv(_CHUNK)
@@ -128,11 +128,11 @@ class BlockingWire:
                 raise Ended
 
     async def more(self, until: float) -> bytes:
-        """The same for what is written once for both sides: it blocks where others suspend."""
+        """As `receive`, for coroutines that both sides share: it blocks instead of suspending."""
         return self.receive(until)
 
     def glance(self) -> bytes:
-        """What is there, without waiting; perhaps nothing. Raises Broken."""
+        """The available bytes, without waiting; perhaps none. Raises Broken."""
         try:
             return self.receive(_now())
         except Broken as error:

@@ -1,6 +1,6 @@
-"""The asynchronous side: `exchange` awaited, with one connection of each event loop's own.
+"""The asynchronous side: `exchange` awaited, with one connection for each event loop.
 
-All tasks of a loop share it (see aiowire). It is made once for all who want it at the same time.
+All tasks of a loop share it (see aiowire). While one task makes it, the others wait for it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _now = clock.now
 
 
 class AsyncRedisStore(Exchange[AsyncWire]):
-    """See stores.base.AsyncStore. Belongs to the loop in which it was made."""
+    """An AsyncStore (see stores.base). It belongs to the loop in which it was made."""
 
     def __init__(self, site: Site, commands: Commands) -> None:
         super().__init__(site, commands, SUSPENDING)
@@ -44,7 +44,7 @@ class AsyncRedisStore(Exchange[AsyncWire]):
     async def dial(self, until: float) -> AsyncWire:
         await self._end.watch()
         wire = await dial(self.site, until)
-        # Once more, for the store may have been closed meanwhile.
+        # Again: the store may have been closed meanwhile.
         await self._end.watch()
         return wire
 
@@ -64,7 +64,7 @@ class AsyncRedisStore(Exchange[AsyncWire]):
             wire.close()
 
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """Without a plan, by a connection whose server was looked at just now."""
+        """See stores.base.AsyncStore. No plan is needed if the server was checked just now."""
         wire, commands, now = self._shared, self.commands, _now()
         if (
             wire is None
@@ -122,13 +122,13 @@ class AsyncRedisStore(Exchange[AsyncWire]):
         return None if wire is None or wire.is_stale(trust=trust) else wire
 
     def put_back(self, wire: AsyncWire, idle: list[AsyncWire]) -> None:
-        """It never left: other tasks use it as well."""
+        """Do nothing: the connection stays shared with other tasks."""
 
     def settle(self, wire: AsyncWire, idle: list[AsyncWire], error: BaseException) -> None:
         if isinstance(error, Outdated | Demoted) or wire.problem is not None:
             self._forget(wire)
         elif isinstance(error, UNUSABLE) and not isinstance(error, Broken):
-            # An answer that is another's: those that follow would be too.
+            # The answer was another request's: those that follow would be too.
             wire.close()
 
     def leave_behind(self, epoch: str) -> None:
@@ -137,13 +137,13 @@ class AsyncRedisStore(Exchange[AsyncWire]):
             self._forget(wire)
 
     def _forget(self, wire: AsyncWire) -> None:
-        """What it was told of the server no longer holds: whoever asks next connects anew."""
+        """The connection's facts about the server are outdated: the next request connects anew."""
         if self._shared is wire:
             self._shared = None
         wire.retire()
 
     async def fresh(self, plan: Plan[Server, T], until: float) -> AsyncWire:
-        """The connection that others have made meanwhile, or are making, or else a new one."""
+        """The connection that other tasks have made or are making, or else a new one."""
         while (wire := self.trusted()) is None:
             if self._dialing is not None:
                 await self._wait_for_dial(self._dialing, until)
@@ -152,13 +152,13 @@ class AsyncRedisStore(Exchange[AsyncWire]):
         return wire
 
     async def _dial_for_all(self, until: float) -> AsyncWire | None:
-        """None: meanwhile all was let go of, for another server is meant."""
+        """A new connection; None if `let_go` was called meanwhile: the store has another server."""
         dialing = self._dialing = asyncio.get_running_loop().create_future()
         failure, idle = None, self.idle
         try:
             wire = await self._connect(until)
         except StoreUnavailable as error:
-            # That one caller had no more time is no failure for those that have.
+            # If only this caller ran out of time, the other tasks see no failure.
             failure = error if _now() < until else None
             raise
         else:
@@ -195,7 +195,7 @@ class AsyncRedisStore(Exchange[AsyncWire]):
 
 
 class AsyncSide(Side):
-    """See Side. Belongs to the loop in which it was made."""
+    """The asynchronous Side. It belongs to the loop in which it was made."""
 
     def __init__(self) -> None:
         self.stores: list[AsyncRedisStore] = []
@@ -213,7 +213,7 @@ class AsyncSide(Side):
         await asyncio.sleep(seconds)
 
     async def update(self, view: View, until: float) -> None:
-        """See Side.update. One task asks for all."""
+        """See Side.update. One task asks for all tasks."""
         if not view.stale:
             return
         try:
@@ -230,7 +230,7 @@ class AsyncSide(Side):
         self, works: Sequence[Work[T]], until: float, enough: Enough[T] | None = None
     ) -> list[T | StoreError]:
         tasks = [asyncio.create_task(_outcome(work, until)) for work in works]
-        # Where all are wanted, each knows itself when to end.
+        # If all results are wanted, each work keeps to the deadline itself.
         patience = max(0.0, until - clock.now()) if enough else None
         found: list[T] = []
         try:
@@ -250,7 +250,7 @@ class AsyncSide(Side):
 
 
 class AsyncFace(Layer):
-    """See stores.base.AsyncStore: the operations of a layer, for one event loop."""
+    """The operations of a layer as an AsyncStore (see stores.base) of one event loop."""
 
     def __init__(self, side: AsyncSide, layer: PlannedTogether[Server]) -> None:
         super().__init__(layer)
@@ -262,7 +262,7 @@ class AsyncFace(Layer):
             await store.aclose()
 
     def detach(self) -> None:
-        """In a fork's child: give the descriptors back without touching the parent's loop."""
+        """In a fork's child: release the descriptors without touching the parent's loop."""
         for store in self._side.stores:
             store.detach()
 

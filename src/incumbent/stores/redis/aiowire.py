@@ -1,8 +1,8 @@
-"""One asynchronous connection: hiredis in a protocol of ours.
+"""One asynchronous connection: an asyncio protocol that parses with hiredis.
 
-Many tasks share it. Redis answers in order, so each answer belongs to the request that has waited
-longest, whether its task still waits or not: a task that was cancelled, or had no more time, leaves
-its place in the order behind, and the answer to it is read and dropped.
+Many tasks share it. Redis answers in order, so each answer belongs to the oldest pending request,
+whether its task still waits or not: the request of a task that was cancelled, or ran out of time,
+stays pending, and its answer is read and dropped.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 _now = clock.now
 _LONGEST = 3600.0
 _APART = 0.005
-"""Seconds between two looks at all who wait: with thousands of them each takes a millisecond."""
+"""Seconds between two checks of all deadlines: with thousands of them, a check takes 1 ms."""
 
 _Asked: TypeAlias = "tuple[asyncio.Future[Any], float, int, int]"
-"""The caller that waits, until when, what had been heard by then, and for how many answers."""
+"""A request's future, its deadline, `_received` when it was made, and its number of answers."""
 
 
 class AsyncWire(AsyncConnection, AnyWire):
-    """See exchange.AnyWire. `ask` may be called by many tasks; `send` and `next` by one only."""
+    """An asynchronous AnyWire. Many tasks may call `ask`, but only one `send` and `next`."""
 
     def __init__(self) -> None:
         AnyWire.__init__(self)
@@ -50,19 +50,19 @@ class AsyncWire(AsyncConnection, AnyWire):
         self._received = 0
         self._inbox: deque[Any] = deque()
         self.on_message: Callable[[Any], None] | None = None
-        """Hears each message at once, in place of `next`; None when there will be no more."""
+        """Called with each message at once, in place of `next`; with None when no more can come."""
         self.retired = False
-        """No further request is to be sent: it closes when nobody waits for an answer any more."""
+        """No further request is to be sent; it closes when no task waits for an answer any more."""
 
     def is_stale(self, *, trust: bool) -> bool:
-        """As `closed`: the event loop notices itself when a server closes one.
+        """Whether it is closed (the event loop notices that) or retired.
 
-        Also if it was retired, or if the server said what nobody had asked for.
+        Also if the server sent a message that nobody had asked for.
         """
         return self._failure is not None or self.retired or bool(self._inbox)
 
     def retire(self) -> None:
-        """Let go as soon as nobody waits for an answer."""
+        """Close as soon as no task waits for an answer."""
         self.retired = True
         if not self._is_awaited():
             self.close()
@@ -70,9 +70,9 @@ class AsyncWire(AsyncConnection, AnyWire):
     # -- shared by many tasks -----------------------------------------------------------------
 
     def ask(self, request: bytes, until: float, answers: int = 1) -> asyncio.Future[Any]:
-        """The future answer, or the list of several; it fails with Broken. Raises Broken.
+        """A future of the answer, or of the list of several; it fails with Broken. Raises Broken.
 
-        With nothing on its way the request leaves at once. Else it leaves together with those of
+        The request is sent at once if no other is pending. Else it is sent together with those of
         all other tasks that are ready now.
         """
         self._admit(until)
@@ -87,12 +87,12 @@ class AsyncWire(AsyncConnection, AnyWire):
         return future
 
     async def ask_all(self, payload: bytes, answers: int, until: float) -> list[Any]:
-        """Requests that leave together, and their answers. Raises Broken."""
+        """Send requests together; return their answers. Raises Broken."""
         answer = await self.ask(payload, until, answers)
         return [answer] if answers == 1 else list(answer)
 
     def _flush(self) -> None:
-        # What nobody waits for any more need not be sent: a take would only have to be undone.
+        # Requests that no task waits for are not sent: a take would only have to be undone.
         ready = [each for each in self._unsent if not each[1][0].done()]
         self._unsent.clear()
         if ready and self._failure is None:
@@ -110,12 +110,12 @@ class AsyncWire(AsyncConnection, AnyWire):
     # -- used by one task: subscriptions ------------------------------------------------------
 
     def send(self, request: bytes, until: float) -> None:
-        """A request whose answer is read by `next`. Raises Broken."""
+        """Send a request whose answer is read by `next`. Raises Broken."""
         self._admit(until)
         self._transport.write(request)
 
     async def next(self, until: float) -> Any:
-        """The next answer or message that `ask` did not ask for. Raises Broken."""
+        """The next message, or the next answer to a request of `send`. Raises Broken."""
         if self._inbox:
             return self._inbox.popleft()
         self._admit(until)
@@ -126,7 +126,7 @@ class AsyncWire(AsyncConnection, AnyWire):
     # -- deadlines ----------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        """Tell those who have no more time; the others wait on, each until its own instant."""
+        """Fail the requests whose deadline has passed; set the timer for the next deadline."""
         now, earliest = _now(), inf
         for future, until, received, _ in self._waiting():
             if until > now:
@@ -135,7 +135,7 @@ class AsyncWire(AsyncConnection, AnyWire):
             if not future.done():
                 future.set_exception(Broken("no answer in time", sent=True, late=True))
             if received == self._received:
-                # Not a word for all that time. A half-open socket would swallow whatever follows.
+                # No byte came in all that time. A half-open socket would lose later requests too.
                 self.retired = True
         if self.retired and not self._is_awaited():
             self.close()
@@ -197,7 +197,7 @@ class AsyncWire(AsyncConnection, AnyWire):
             future.set_result(answer)
 
 
-# -- making one -----------------------------------------------------------------------------------
+# -- making a connection --------------------------------------------------------------------------
 
 
 async def dial(site: Site, until: float) -> AsyncWire:

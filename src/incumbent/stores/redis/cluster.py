@@ -1,4 +1,4 @@
-"""Which node of a cluster has which key, how each node is reached, and what the nodes say."""
+"""The topology of a cluster: which node has which key, and how each node is reached."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _now = clock.now
 
 SLOTS: Final = 16_384
 _AGAIN: Final = 0.1
-"""Seconds after which the nodes are asked again who has what."""
+"""Seconds after which the nodes are asked for the topology again."""
 _FOR_ASKING: Final = 0.5
-"""Of the time that is left, at most this goes to asking."""
+"""The largest share of the remaining time that asking for the topology may take."""
 _COPIES: Final = 3
 _LOOKED_THROUGH: Final = 2000
 ASKING: Final = pack("ASKING")
-"""Goes before a request for a key that is on its way to the node."""
+"""Sent before a request for a key that is being moved to the node."""
 
 
 def slot_of(name: str) -> int:
-    """The slot of a key: that of what stands in its first braces, if anything does."""
+    """The slot of a key, computed from the text in its first braces if there is any."""
     _, opened, rest = name.partition("{")
     tag, closed, _ = rest.partition("}")
     return crc_hqx((tag if opened and closed and tag else name).encode(), 0) % SLOTS
@@ -42,37 +42,37 @@ def slot_of(name: str) -> int:
 
 @dataclass(slots=True)
 class Topology:
-    """Who has which slots: from `starts[i]` to `ends[i]`, both included, `masters[i]`."""
+    """The master of each slot: `masters[i]` has `starts[i]` to `ends[i]`, both included."""
 
     epoch: int = -1
     starts: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     masters: list[Address] = field(default_factory=list)
     moved: dict[int, Address] = field(default_factory=dict)
-    """Slots that went elsewhere since."""
+    """The new masters of slots that have moved since."""
 
     def master_of(self, slot: int) -> Address | None:
-        """Where a slot is; None if nobody has it."""
+        """The node that has the slot; None if no node has it."""
         if slot in self.moved:
             return self.moved[slot]
         at = bisect_right(self.starts, slot) - 1
         return self.masters[at] if at >= 0 and slot <= self.ends[at] else None
 
     def unserved(self) -> int:
-        """How many slots nobody has."""
+        """The number of slots that no node has."""
         return SLOTS - sum(
             end + 1 - start for start, end in zip(self.starts, self.ends, strict=True)
         )
 
     def nodes(self) -> list[Address]:
-        """All that have slots."""
+        """The nodes that have slots."""
         return list(dict.fromkeys((*self.masters, *self.moved.values())))
 
 
 def markers_of(topology: Topology, node: Address) -> tuple[str, ...]:
-    """Keys in slots of this node for its marker and copies of it; see incarnation.Marker.
+    """Keys in slots of this node, for the copies of its marker; see server.Marker.
 
-    A slot may go to another node, with what is there: so there are copies, and they name the node.
+    A slot may move to another node with its keys: so there are copies, whose keys name the node.
     """
     whose = say_address(node)
     keys = (f"incumbent:{{{number}}}:server:{whose}" for number in range(_LOOKED_THROUGH))
@@ -80,7 +80,7 @@ def markers_of(topology: Topology, node: Address) -> tuple[str, ...]:
 
 
 def question(asked: Address, where: str, *, proved: bool) -> Program[Topology]:
-    """Ask one node. Raises StoreUnavailable where it is part of no cluster."""
+    """Ask one node for the topology. Raises StoreUnavailable if it is part of no cluster."""
     info, slots = yield Step(pack("CLUSTER", "INFO") + pack("CLUSTER", "SLOTS"), 2)
     for answer in (info, slots):
         if isinstance(answer, Exception):
@@ -95,7 +95,7 @@ def question(asked: Address, where: str, *, proved: bool) -> Program[Topology]:
 
 def _topology(info: bytes, slots: Sequence[Any], asked: Address) -> Topology:
     state = dict(line.split(":", 1) for line in info.decode().split() if ":" in line)
-    # One that has lost the others knows less than any of them.
+    # A node that has lost contact with the others knows less than any of them.
     epoch = int(state["cluster_current_epoch"]) if state.get("cluster_state") == "ok" else -1
     found = Topology(epoch)
     for start, end, master, *_ in sorted(slots, key=lambda each: int(each[0])):
@@ -106,15 +106,15 @@ def _topology(info: bytes, slots: Sequence[Any], asked: Address) -> Topology:
 
 
 def host_of(named: str, asked: Address | None) -> str:
-    """The host that the node `asked` names; its own where it does not say one.
+    """The host that the node `asked` named, or that node's own host if it named none.
 
-    cluster-preferred-endpoint-type: "" with unknown-endpoint, "?" with hostname and without one.
+    By cluster-preferred-endpoint-type: "" is unknown-endpoint, "?" is hostname without a hostname.
     """
     return named if named not in ("", "?") or asked is None else asked[0]
 
 
 def asking(program: Program[T]) -> Program[T]:
-    """The same for a key that is on its way to this node, where each step begins with that key."""
+    """Put ASKING before each step; its first request is for a key being moved to this node."""
 
     def ask(step: Step) -> Program[list[Any]]:
         _, *answers = yield Step(ASKING + step.payload, 1 + step.answers)
@@ -125,9 +125,9 @@ def asking(program: Program[T]) -> Program[T]:
 
 @dataclass(slots=True)
 class Cluster:
-    """What is known of a cluster, by both sides of an engine. `site` is the pattern of a node's.
+    """A cluster as both sides of an engine know it. `site`: the template for each node's site.
 
-    `seeds`: addresses to begin with, as they are reached; all others are as nodes announce them.
+    `seeds`: configured addresses, reached as they are; all others are as nodes announce them.
     """
 
     site: Site
@@ -141,7 +141,7 @@ class Cluster:
     proved: bool = False
 
     def site_of(self, address: Address) -> Site:
-        """One node."""
+        """The site of one node."""
         site = self.sites.get(address)
         if site is None:
             where = f"{self.site.where} (node {say_address(address)})"
@@ -158,11 +158,11 @@ class Cluster:
 
     @property
     def stale(self) -> bool:
-        """Whether the nodes have to be asked again who has what."""
+        """Whether the nodes must be asked for the topology again."""
         return self.doubted and not 0 <= _now() - self.asked < _AGAIN
 
     async def ask(self, side: Side, until: float) -> None:
-        """Ask who has what. Raises StoreUnavailable if nobody ever said."""
+        """Ask for the topology. Raises StoreUnavailable if no node has ever told it."""
         now = _now()
         addresses = list(dict.fromkeys((*self.topology.nodes(), *self.seeds)))
         sites = {address: self.site_of(address) for address in addresses}
@@ -171,8 +171,8 @@ class Cluster:
             asked = next(address for address, each in sites.items() if each is site)
             return question(asked, site.where, proved=self.proved)
 
-        # To begin with, any answer will do, and later what was known, if nobody answers: a node
-        # that does not have the key names the one that has it.
+        # Any answer will do at first, and later, if none comes, the topology known before: a node
+        # that does not have a key names the node that has it.
         patience, enough = 1.0, at_least(1)
         if self.topology.masters:
             patience, enough = _FOR_ASKING, at_least(len(addresses) // 2 + 1)
@@ -189,10 +189,10 @@ class Cluster:
             raise self._nobody([each for each in answers if isinstance(each, StoreError)])
         self.asked, self.doubted, self.proved = _now(), False, True
         newest = max(known, key=lambda each: each.epoch)
-        # The same object as long as nothing changed: plans are laid for it.
+        # The same object as long as nothing changed: packed renewals are kept for it.
         if newest != self.topology:
             self.topology = newest
-            # A copy in one step: another thread may make the first request to a node meanwhile.
+            # `list` copies in one atomic step: another thread may add a node meanwhile.
             for address, site in list(self.sites.items()):
                 self._mark(site, address)
 
@@ -206,7 +206,7 @@ class Cluster:
 
     @property
     def summary(self) -> str:
-        """For the doctor."""
+        """The description for `doctor`."""
         nodes, missing = self.topology.nodes(), self.topology.unserved()
         what = f"a cluster of {len(nodes)} masters: {', '.join(map(say_address, nodes))}"
         return f"{what}; {missing} slots have none" if missing else what
@@ -217,5 +217,5 @@ class Cluster:
         return [(say_address(address), self.site_of(address)) for address in nodes]
 
     def doubt(self) -> None:
-        """Something went wrong at a node: others may have taken its place."""
+        """After an error at a node: ask again, since another may have taken its place."""
         self.doubted = True

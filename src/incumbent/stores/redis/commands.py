@@ -1,7 +1,7 @@
-"""Take, give and renew as bytes, and what their replies mean. Pure.
+"""The requests of take, give and renew as bytes, and the meaning of their replies. Pure.
 
-Ten thousand leases are renewed five times a ttl, and all that changes from one time to the next is
-the echo: what was packed for a Batch is kept beside it and sent again.
+Ten thousand leases may be renewed five times a ttl, and only the echo changes from one time to the
+next: the bytes packed for a Batch are kept with it and sent again.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from incumbent.stores.redis.resp import SCRIPTS, Part, Program, Step, millisecon
 
 _CACHED: Final = 1024
 _SHARED: Final = pack("", "", "shared").partition(b"\r\n")[2]
-"""The last arguments of a give of one that shares the lease."""
+"""The last arguments of the give of a shared lease."""
 _RELEASED: Final = Released()
 _GONE: Final = Gone()
 
 
 class Commands:
-    """Packs and reads for one server, of which `where` tells people.
+    """Packs requests and reads replies for one server, which `where` names in messages.
 
-    What was packed for a key is kept and sent again: all that changes is the claim and the time.
+    The bytes packed for a key are kept and sent again: only the claim and the time change.
     """
 
     def __init__(self, naming: Naming, where: str) -> None:
@@ -56,7 +56,7 @@ class Commands:
         self.inbox = new_inbox()
 
     def move(self) -> None:
-        """Have another inbox: a fork's child must not be told what its parent waits for."""
+        """Use another inbox: a fork's child must not receive its parent's messages."""
         self.inbox = new_inbox()
         self._takes.clear()
 
@@ -65,12 +65,12 @@ class Commands:
     ) -> bytes:
         """The request of a take.
 
-        `sign`: of what incarnation the server is, see Acquaintance; `till`: until when the answer
-        is wanted, in seconds of the server's clock; `marker`: the marker's key, to look at the
-        server in the same step.
+        `sign`: the server's incarnation, see Acquaintance; `till`: the deadline of the answer, in
+        seconds of the server's clock; `marker`: the marker's key, to check the server in the same
+        step.
         """
-        # By identity, and with the object itself so that the identity stays its own: an Ask is
-        # made once a lock, and hashing its fields would cost more than packing them.
+        # Kept by identity, with the Ask itself so that its identity is not reused: an Ask is made
+        # once for each lock, and hashing its fields would cost more than packing them.
         kept = self._takes.get((key, id(ask)))
         if kept is None or kept.sign is not sign or marker:
             kept = self._prepare_take(key, ask, sign, marker)
@@ -154,7 +154,7 @@ class Commands:
         slot: str | None = None,
         shared: bool = False,
     ) -> bytes:
-        """The request of a give. A lease that is shared is not closed."""
+        """The request of a give. A shared lease is neither closed nor reserved."""
         if shared:
             slot, closed_for, reserve_for = None, 0.0, None
         if not token or slot is not None or closed_for > 0:
@@ -170,7 +170,7 @@ class Commands:
         return b"%b$%d\r\nincumbent2 %b \r\n%b" % (request, 12 + len(secret), secret, _SHARED)
 
     def _prepare_give(self, key: Key, shared: bool) -> tuple[bytes, bytes]:
-        """What comes before the words of the claim, and after the first of them."""
+        """The bytes before the arguments with the claim, and those after the first of these."""
         names = self.naming.of(key)
         keys = [names.main, names.companion, names.line]
         after: tuple[Part, ...] = (names.channel,)
@@ -185,9 +185,9 @@ class Commands:
         return kept
 
     def undo(self, key: Key, grant: Granted, ask: Ask) -> bytes:
-        """The request that gives a grant back which is not believed, and may be asked for again.
+        """The request that gives back a grant which is not believed; its claim may take again.
 
-        Nobody trusts what the grant left beside the lease: see take.lua.
+        The record that the grant left is not trusted by later takes: see give.lua.
         """
         slot, shared = ask.slot.name if ask.slot else None, ask.permits is not None
         return self._give(key, grant.claim, grant.token, slot, 0, "", "undo", shared=shared)
@@ -219,7 +219,7 @@ class Commands:
         return _RELEASED if reply else _GONE
 
     def unusable(self, reply: Any, key: Key | None = None) -> Exception:
-        """The exception for a reply that is none to what was asked."""
+        """The exception for a reply that does not fit the request."""
         if isinstance(reply, hiredis.ReplyError):
             at = self.naming.of(key).main if key else ""
             return answered_error(str(reply), self.where, at)
@@ -227,7 +227,7 @@ class Commands:
 
 
 def _keys_beside(names: Names, ask: Ask) -> list[str]:
-    """The keys of what is asked for beside the lease, in the order of take.lua."""
+    """The keys for what `ask` wants besides the lease, in the order of take.lua."""
     keys = [names.line] if ask.queue is not None else []
     if ask.slot is not None:
         keys.append(names.slot(ask.slot.name))
@@ -239,7 +239,7 @@ def _keys_beside(names: Names, ask: Ask) -> list[str]:
 
 
 class _Take(NamedTuple):
-    """A take for one key, but for the claim and the time."""
+    """A packed take of one key, without the claim and the time."""
 
     ask: Ask
     sign: bytes
@@ -248,14 +248,14 @@ class _Take(NamedTuple):
 
 
 def held_by(claim: str, token: int | None) -> str:
-    """How the value of a lease begins; `token` is None if any will do."""
+    """The beginning of a lease's value; with None as `token`, of a value with any token."""
     return f"incumbent2 {claim} " if token is None else f"incumbent2 {claim} {token} "
 
 
 # -- renewals --------------------------------------------------------------------------------------
 
 _BATCH: Final = 500
-"""Leases renewed by one script call: a server serves nobody else meanwhile (about 2 ms)."""
+"""Leases renewed by one script call: the server serves no other client meanwhile (about 2 ms)."""
 _PART: Final = b"$%d\r\n%b\r\n"
 _RENEWED: Final = Renewed()
 RESTARTED: Final = Gone("store_restarted")
@@ -263,7 +263,7 @@ _echoes = count()
 
 
 class Call(NamedTuple):
-    """One call of the script: which renewals it is for, and all but the echo of its request."""
+    """One script call: the places of its renewals, and its request without the echo."""
 
     places: Sequence[int]
     head: bytes
@@ -271,7 +271,7 @@ class Call(NamedTuple):
 
 
 class _Prepared(NamedTuple):
-    """For what server's naming and incarnation the calls were packed."""
+    """Packed calls, with the naming and the server's incarnation that they are for."""
 
     naming: Naming
     epoch: str
@@ -281,12 +281,12 @@ class _Prepared(NamedTuple):
 def renew_program(
     commands: Commands, renewals: Sequence[Renewal], epoch: str
 ) -> Program[list[RenewOutcome]]:
-    """Renew what this incarnation of the server granted; it knows nothing of the rest."""
+    """Renew the leases that this incarnation of the server granted; the others are gone."""
     outcomes: list[RenewOutcome] = [RESTARTED] * len(renewals)
     calls = _prepared(commands.naming, renewals, epoch)
     if not calls:
         return outcomes
-    # All leave together: each answer that is waited for would make a process later that is late.
+    # All are sent together: waiting for each answer would delay a process that is already late.
     echoes = [new_echo(renewals[call.places[0]]) for call in calls]
     replies = yield Step(b"".join(map(request_of, calls, echoes)), len(calls))
     for call, echo, reply in zip(calls, echoes, replies, strict=True):
@@ -297,12 +297,12 @@ def renew_program(
 
 
 def new_echo(renewal: Renewal) -> bytes:
-    """What no other reply in this process repeats."""
+    """A text that is unique in this process, for the reply to repeat."""
     return f"{renewal.claim}:{next(_echoes)}".encode()
 
 
 def request_of(call: Call, echo: bytes) -> bytes:
-    """As it is sent, with its echo."""
+    """The bytes of a call, with its echo."""
     return b"".join((call.head, _PART % (len(echo), echo), call.tail))
 
 
@@ -313,7 +313,7 @@ def note(
     reply: list[Any],
     outcomes: list[RenewOutcome | StoreError] | list[RenewOutcome],
 ) -> None:
-    """Note what a reply says of each renewal. Raises Mismatch if it is another call's."""
+    """Note the outcome of each renewal. Raises Mismatch if the reply is another call's."""
     if len(reply) != len(call.places) + 1 or reply[0] != echo:
         raise Mismatch(f"expected the answer to {len(call.places)} renewals")
     for at, each in zip(call.places, reply[1:], strict=True):
@@ -321,7 +321,7 @@ def note(
 
 
 def calls_of(naming: Naming, renewals: Sequence[Renewal], ours: Sequence[int]) -> list[Call]:
-    """The calls that renew those at the places `ours`."""
+    """The calls for the renewals at the places `ours`."""
     shared = [at for at in ours if renewals[at].shared]
     alone = [at for at in ours if not renewals[at].shared] if shared else ours
     calls = []
@@ -329,7 +329,7 @@ def calls_of(naming: Naming, renewals: Sequence[Renewal], ours: Sequence[int]) -
         for start in range(0, len(kind), _BATCH):
             places = kind[start : start + _BATCH]
             if places[-1] - places[0] + 1 == len(places):
-                # Nearly always: as a range, whatever their number.
+                # Nearly always true; a range is small, whatever their number.
                 places = range(places[0], places[-1] + 1)
             packed = _packed(naming, [renewals[at] for at in places], script)
             calls.append(Call(places, *packed))
@@ -337,7 +337,7 @@ def calls_of(naming: Naming, renewals: Sequence[Renewal], ours: Sequence[int]) -
 
 
 def _packed(naming: Naming, batch: Sequence[Renewal], script: str) -> tuple[bytes, bytes]:
-    """One call for all of the batch: what comes before its echo, and after it."""
+    """One call for the whole batch: the bytes before its echo, and those after it."""
     ttl = batch[0].ttl
     arguments = [b"%d" % milliseconds(ttl)]
     arguments += (_held_by(renewal) for renewal in batch)
@@ -345,7 +345,7 @@ def _packed(naming: Naming, batch: Sequence[Renewal], script: str) -> tuple[byte
         if renewal.ttl != ttl or renewal.meta is not None:
             meta = b"-" if renewal.meta is None else b"=" + renewal.meta
             arguments += (b"%d" % place, b"%d" % milliseconds(renewal.ttl), meta)
-    # Past the cache of names, which a thousand of them would only empty.
+    # Without the cache of names, which a thousand renewals would only empty.
     keys = [key for renewal in batch for key in naming.keys_of(renewal.key, renewal.shared)]
     head = SCRIPTS[script].open_call(keys, 1 + len(arguments))
     return head, pack(*arguments).partition(b"\r\n")[2]

@@ -1,6 +1,6 @@
 """The plan of each operation, for the server that a connection leads to. Pure.
 
-A take also looks whether it was granted by the incarnation that was asked.
+A take also checks that the server's incarnation has not changed: it looks at marker and role.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ CAPABILITIES: Final = Capabilities(
     refuses_late=True,
     shared=True,
 )
-"""What a Redis of any layout can do."""
+"""The capabilities of a Redis of any layout."""
 
 
 class Server(NamedTuple):
-    """The server that a connection leads to: its settings, its commands, what is known of it."""
+    """The server that a connection leads to: its site, its commands, and the known facts."""
 
     site: Site
     commands: Commands
@@ -95,7 +95,7 @@ _UNASKED: Final = Ask(TTL_DEFAULT, "")
 
 @dataclass(slots=True, eq=False)
 class TakePlan(Plan[Server, TakeOutcome]):
-    """A take, and what the hub of those who wait has to know of it."""
+    """A take, with the claim and the Ask, which the hub of the waiters needs."""
 
     claim: str = ""
     ask: Ask = _UNASKED
@@ -103,33 +103,33 @@ class TakePlan(Plan[Server, TakeOutcome]):
 
 @dataclass(slots=True, eq=False)
 class JoinedPlan(Plan[Server, "list[T | StoreError]"]):
-    """Several plans of one kind whose requests leave together; the outcome of each."""
+    """Several plans of one kind whose requests are sent together; returns each outcome."""
 
     parts: Sequence[Plan[Server, T]] = ()
 
 
 class Dialect:
-    """See stores.plan.DialectOfMany."""
+    """The plans of Redis; see stores.plan.DialectOfMany."""
 
     def take(self, key: Key, claim: str, ask: Ask) -> TakePlan:
-        """A take, with a look whether the server is still what it was."""
+        """A take, with a check that the server's incarnation has not changed."""
 
         def start(server: Server, until: float) -> Program[TakeOutcome]:
             return take_program(server, key, claim, ask, until)
 
-        # A take in doubt is the caller's to repeat, who remembers that there were two.
+        # Only the caller may repeat a take in doubt: it remembers that there were two.
         return TakePlan("take", start, (key,), (), False, ask.ttl, claim, ask)
 
     def take_all(self, takes: Sequence[Take]) -> Plan[Server, Took]:
-        """Several takes whose requests leave together."""
+        """Several takes whose requests are sent together."""
         return joined([self.take(*take) for take in takes])
 
     def give_all(self, gives: Sequence[Give]) -> Plan[Server, Gave]:
-        """Several releases likewise."""
+        """Several releases whose requests are sent together."""
         return joined([self.give(*give) for give in gives])
 
     def renew(self, renewals: Sequence[Renewal]) -> Plan[Server, list[RenewOutcome]]:
-        """Renews what this incarnation of the server granted."""
+        """A renewal of the leases that this incarnation of the server granted."""
         return Plan(
             "renew",
             lambda server, _: renew_program(server.commands, renewals, server.known.epoch),
@@ -160,7 +160,7 @@ class Dialect:
     def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard
     ) -> Plan[Server, PutOutcome]:
-        """Repeatable if a second, equal write would give the same outcome as the first."""
+        """A write, repeatable if a second, equal one would give the same outcome as the first."""
 
         def start(server: Server, _: float) -> Program[PutOutcome]:
             names = server.commands.naming.of(key)
@@ -176,19 +176,19 @@ class Dialect:
         return Plan("put", start, (key,), repeatable=repeatable)
 
     def read(self, key: Key) -> Plan[Server, Record]:
-        """All that is known of a key."""
+        """A read of the record of a key."""
         return Plan("read", lambda server, _: _read_record(server.commands, key), (key,))
 
     def scan(self, namespace: str, prefix: str) -> Plan[Server, tuple[Record, ...]]:
-        """All keys of the namespace that begin with the prefix."""
+        """A read of the records in the namespace whose names begin with the prefix."""
         return Plan("scan", lambda server, _: _scan_records(server.commands, namespace, prefix))
 
     def unchanged(self, key: Key, seen: str) -> Plan[Server, bool]:
-        """Whether what `Refused.seen` speaks of is still as it was."""
+        """A check whether the state that `Refused.seen` describes is unchanged."""
         return Plan("look", lambda server, _: _is_unchanged(server.commands, key, seen), (key,))
 
     def time(self) -> Plan[Server, int]:
-        """The server's clock in microseconds."""
+        """A read of the server's clock in microseconds."""
         return Plan("look", lambda server, _: _server_time(server.commands))
 
 
@@ -208,7 +208,7 @@ def _guard(guard: Guard) -> tuple[str, str]:
 
 
 def joined(parts: Sequence[Plan[Server, T]]) -> JoinedPlan[T]:
-    """All of them in one."""
+    """One plan for all of them."""
 
     def start(server: Server, until: float) -> Program[list[T | StoreError]]:
         return together([part.start(server, until) for part in parts])
@@ -218,9 +218,9 @@ def joined(parts: Sequence[Plan[Server, T]]) -> JoinedPlan[T]:
 
 
 def together(programs: Sequence[Program[T]]) -> Program[list[T | StoreError]]:
-    """Several programs whose steps leave together, and their outcomes.
+    """Run several programs, with their steps sent together; return their outcomes.
 
-    What is no StoreError is of the connection, and raised: nobody knows of the others then.
+    An error of the connection, which is no StoreError, is raised: then no outcome is known.
     """
     outcomes: list[Any] = [None] * len(programs)
     replies: dict[int, Any] = dict.fromkeys(range(len(programs)))
@@ -244,7 +244,7 @@ def together(programs: Sequence[Program[T]]) -> Program[list[T | StoreError]]:
 
 
 def _ask_together(steps: dict[int, Step]) -> Program[dict[int, Any]]:
-    """The replies to each step. A release that was carried out is not sent once more."""
+    """The replies to each step. Steps of unknown scripts are sent again, but no done release."""
     replies = yield from _send_together(steps)
     unknown = {
         at: Step(as_eval(step.payload), step.answers)
@@ -264,7 +264,7 @@ def _send_together(steps: dict[int, Step]) -> Program[dict[int, Any]]:
 def take_program(
     server: Server, key: Key, claim: str, ask: Ask, until: float
 ) -> Program[TakeOutcome]:
-    """A take by a connection whose server was looked at just now, or else with a look."""
+    """A take, with a look at the server unless the last look was just now."""
     commands, known, now = server.commands, server.known, _now()
     if now - known.asked > LOOK_EVERY or ask.ttl > known.serves:
         return (yield from _take_looking(server, key, claim, ask, until))
@@ -275,12 +275,12 @@ def take_program(
 def settle_take(
     server: Server, key: Key, claim: str, ask: Ask, until: float, sent: float, reply: Any
 ) -> Program[TakeOutcome]:
-    """What follows the reply to a take that was sent at `sent` without a look."""
+    """Finish a take that was sent at `sent` without a look, and got `reply`."""
     commands, known = server.commands, server.known
     outcome = commands.taken(reply, key, claim, ask, known.epoch)
     if type(outcome) is not Granted:
         return outcome
-    # On asyncio another task may have looked: the reply to its look came before this one.
+    # On asyncio another task may have looked meanwhile: its reply came before this one.
     believed = sent - known.looked <= LOOK_EVERY
     if believed and type(reply) is list and len(reply) == 1:
         (mark,) = yield Step(known.reread, 1)
@@ -297,9 +297,9 @@ def settle_take(
 def _take_looking(
     server: Server, key: Key, claim: str, ask: Ask, until: float
 ) -> Program[TakeOutcome]:
-    """A take, and in the same round trip a look whether the server is still what it was.
+    """A take, and in the same round trip a look at the server.
 
-    Raises Outdated if it is not; what was granted is given back then.
+    Raises Outdated if the server has changed, after giving back any grant.
     """
     site, commands, known = server
     if ask.ttl > max(TTL_DEFAULT, known.longest):
@@ -327,14 +327,14 @@ def _take_and_look(
         (reply,) = yield Step(request, 1)
         if not (type(reply) is hiredis.ReplyError and str(reply).startswith("CROSSSLOT")):
             return (reply[0], reply[1:]) if type(reply) is list else (reply, ())
-    # In a cluster the marker has another slot than the lease, and no script may see both.
+    # In a cluster the marker has another slot than the lease, and no script may use both.
     request = commands.take(key, claim, ask, known.sign, till)
     reply, *look = yield Step(request + known.look, 4)
     return reply, look
 
 
 def give_back(commands: Commands, key: Key, grant: Granted, ask: Ask) -> Program[None]:
-    """Give back a grant that is not believed. Raises OutcomeUnknown where it may still stand."""
+    """Give back a grant that is not believed. Raises OutcomeUnknown if it may still be stored."""
     (reply,) = yield Step(commands.undo(key, grant, ask), 1)
     if reply != 1:
         what = "it was not found" if reply == 0 else f"the answer was {str(reply)!r}"
@@ -344,15 +344,15 @@ def give_back(commands: Commands, key: Key, grant: Granted, ask: Ask) -> Program
 
 
 def meeting(site: Site, term: int | None, longest: float = 0.0) -> Program[Met]:
-    """See incarnation.meet; `longest` in seconds."""
+    """The program `incarnation.meet`, with `longest` in seconds."""
     fresh, most = os.urandom(4).hex(), milliseconds(longest) if longest else 0
     return meet(site, wall=clock.wall(), fresh=fresh, term=term, longest=most)
 
 
 def _tell_longest(site: Site, known: Acquaintance, ttl: float) -> Program[None]:
-    """Note a ttl that is larger than all before, for those that come after a restart.
+    """Note the largest ttl so far in the marker, for clients that connect after a restart.
 
-    Raises StoreError where that cannot be written: nobody would know to wait for so long.
+    Raises StoreError if it cannot be written: those clients would not know how long to wait.
     """
     met = yield from meeting(site, known.mark.term, ttl)
     if met.problem is not None:
@@ -363,9 +363,9 @@ def _tell_longest(site: Site, known: Acquaintance, ttl: float) -> Program[None]:
 
 
 def too_early(site: Site, known: Acquaintance, ttl: float, now: float) -> StoreError | None:
-    """The exception where a holder from before the server's last restart may still believe.
+    """The exception if a holder from before the server's restart may still believe in its lease.
 
-    Also where nobody can tell.
+    Also if there is no marker to tell. Else None.
     """
     if known.problem is not None:
         return known.problem
@@ -381,7 +381,7 @@ def too_early(site: Site, known: Acquaintance, ttl: float, now: float) -> StoreE
 
 
 def _read_record(commands: Commands, key: Key) -> Program[Record]:
-    """All that is known of a key."""
+    """The record of a key."""
     (record,) = yield from _read_all(commands, [key])
     if isinstance(record, Record):
         return record
@@ -389,7 +389,7 @@ def _read_record(commands: Commands, key: Key) -> Program[Record]:
 
 
 def _scan_records(commands: Commands, namespace: str, prefix: str) -> Program[tuple[Record, ...]]:
-    """Every key of the namespace that begins with the prefix."""
+    """The records in the namespace whose names begin with the prefix."""
     naming, keys = commands.naming, set[Key]()
     for pattern in naming.patterns(namespace, prefix):
         cursor = b""
@@ -409,7 +409,7 @@ def _scan_records(commands: Commands, namespace: str, prefix: str) -> Program[tu
     ordered = sorted(keys)
     for start in range(0, len(ordered), _READ_AT_ONCE):
         records += yield from _read_all(commands, ordered[start : start + _READ_AT_ONCE])
-    # With a shared key pattern, other clients' keys of other types match too: not leases.
+    # A shared key pattern may also match other clients' keys of other types: those are no leases.
     return tuple(record for record in records if isinstance(record, Record))
 
 
@@ -451,7 +451,7 @@ def _read_all(commands: Commands, keys: Sequence[Key]) -> Program[list[Any]]:
 
 
 def _is_unchanged(commands: Commands, key: Key, seen: str) -> Program[bool]:
-    """Whether what `Refused.seen` speaks of is still as it was."""
+    """Whether the state that `Refused.seen` describes is unchanged."""
     what, _, mark = seen.rpartition(" ")
     names = commands.naming.of(key)
     request = pack("GET", names.main)

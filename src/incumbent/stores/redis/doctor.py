@@ -1,4 +1,4 @@
-"""What `doctor` says of a server: its settings and its marker. It writes nothing."""
+"""The findings of `doctor` about a server: its settings and its marker. It writes nothing."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from incumbent.stores.redis.server import Facts, Site, read_facts
 from incumbent.stores.redis.wire import dial
 
 _RESYNC_LEAST: Final = 2
-"""Seconds of repl-diskless-sync-delay with which no resync ends between two looks at a server."""
+"""Seconds of repl-diskless-sync-delay that keep a resync from ending between two looks."""
 
 
 def diagnose(site: Site, view: View | None, ttl: float, until: float) -> list[Finding]:
-    """What there is to say of a store: of its one server, or of the masters that `view` knows."""
+    """The findings about a store: about its one server, or the masters that `view` knows."""
     reported, masters = list[Finding](), [("", site)]
     if view is not None:
         try:
@@ -46,12 +46,12 @@ def diagnose(site: Site, view: View | None, ttl: float, until: float) -> list[Fi
         reported, masters = [("ok", view.summary, "")], view.masters()
     about: list[list[Finding]] = []
     for left, (name, master) in zip(range(len(masters), 0, -1), masters, strict=True):
-        # Each has its share of the time that is left, so that one cannot use up all of it.
+        # Each master has a share of the remaining time, so that one cannot use up all of it.
         share = clock.now() + max(0.0, until - clock.now()) / left
         findings = examine(ttl, master, share)
         about.append(at(name, findings) if name else findings)
     if not all(map(_grants_nothing, about)):
-        # Which names lie there nobody here knows.
+        # It is not known here which names are on the masters that grant nothing.
         about = [list(map(_for_some, findings)) for findings in about]
     return [*reported, *chain.from_iterable(about)]
 
@@ -61,12 +61,12 @@ def _grants_nothing(findings: list[Finding]) -> bool:
 
 
 def _for_some(finding: Finding) -> Finding:
-    """A master that grants nothing, as the other masters' names see it."""
+    """A finding for the whole store: CannotTell if only some masters grant nothing."""
     return CannotTell(finding) if isinstance(finding, GrantsNothing) else finding
 
 
 def examine(ttl: float, site: Site, until: float) -> list[Finding]:
-    """What there is to say of one server. Looks also at one that would be refused."""
+    """The findings about one server, also if a store would refuse to use it."""
 
     def program() -> Program[list[Finding]]:
         findings = yield from diagnosis(ttl, site.restart_wait, marked=True)
@@ -92,7 +92,7 @@ def examine(ttl: float, site: Site, until: float) -> list[Finding]:
 def diagnosis(ttl: float, wait: float | None, *, marked: bool = False) -> Program[list[Finding]]:
     """Findings for `doctor`; `wait` is the restart wait.
 
-    `marked`: since when it is what it is says a marker, not its uptime.
+    `marked`: a marker tells the server's age, so its uptime is not reported.
     """
     began = clock.now()
     yield Step(pack("PING"), 1)
@@ -108,7 +108,7 @@ def diagnosis(ttl: float, wait: float | None, *, marked: bool = False) -> Progra
     if facts.product == "Dragonfly":
         findings.insert(1, _UNTESTED)
     if not marked:
-        # A server says whole seconds.
+        # A server tells its uptime in whole seconds.
         since = about_start("up for", facts.uptime, ttl if wait is None else wait, error=1.0)
         findings.append(since)
     apart = abs(int(time[0]) + int(time[1]) / 1e6 - clock.wall())
@@ -120,7 +120,7 @@ _SETTINGS: Final = ("save", "stop-writes-on-bgsave-error", "min-replicas-to-writ
 
 
 def _settings_in(answers: list[Any]) -> dict[str, str]:
-    """Those that this user may read."""
+    """The settings that this user may read."""
     pairs = [answer for answer in answers if isinstance(answer, list) and len(answer) == 2]
     return {name.decode(): value.decode() for name, value in pairs}
 
@@ -157,9 +157,9 @@ def _about_disk(facts: Facts, settings: dict[str, str]) -> Finding:
 
 
 def _about_writes(facts: Facts, settings: dict[str, str]) -> list[Finding]:
-    """Why it takes no writes, as far as it may be asked.
+    """Why the server takes no writes, as far as this user may ask it.
 
-    Its rules: https://redis.io/docs/latest/operate/oss_and_stack/management/persistence/ (MISCONF),
+    The rules: https://redis.io/docs/latest/operate/oss_and_stack/management/persistence/ (MISCONF),
     https://redis.io/docs/latest/operate/oss_and_stack/management/replication/ (NOREPLICAS).
     """
     findings: list[Finding] = []
@@ -191,7 +191,7 @@ def _about_writes(facts: Facts, settings: dict[str, str]) -> list[Finding]:
 
 
 def look_at_marker(site: Site, ttl: float) -> Program[list[Finding]]:
-    """Whether it grants by now, and for how long it would wait after a restart."""
+    """Whether the server grants by now, and how long it would wait after a restart."""
     keys = site.marker.keys
     reads = [pack("GET", key) for key in keys]
     info, time, *markers = yield Step(pack("INFO") + pack("TIME") + b"".join(reads), 2 + len(keys))
@@ -218,7 +218,7 @@ def look_at_marker(site: Site, ttl: float) -> Program[list[Finding]]:
         if age >= wait
         else grants_nothing(f"{what}: it grants nothing yet", advice)
     ]
-    # What a restart without data costs, after which nobody can learn how long the ttls were.
+    # After a restart without data, no client can learn how long the ttls were.
     believed = max(longest, ttl)
     after_a_wipe = TTL_DEFAULT if site.restart_wait is None else site.restart_wait
     if believed > after_a_wipe:

@@ -1,4 +1,4 @@
-"""From the options of a URL, or of a client, to an engine, which makes both sides of a store."""
+"""The engine that makes both sides of a store from the options of a URL or of a client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class RedisEngine(ServerEngine[BlockingTogether[Any], "AsyncRedisStore | AsyncFace"]):
-    """The store that options name, of any layout."""
+    """The engine of a store of any layout."""
 
     capabilities = CAPABILITIES
 
@@ -30,7 +30,7 @@ class RedisEngine(ServerEngine[BlockingTogether[Any], "AsyncRedisStore | AsyncFa
         self._site = site = site_of(options)
         self._view: View | None = None
         if options.layout or options.wait_replicas:
-            # Sentinels, clusters and replicas cost a start what most do not need.
+            # Imported only here: most stores need no sentinels, clusters or replicas.
             from incumbent.stores.redis.layers import BlockingSide
 
             build, self._view = _layers(site, options)
@@ -43,15 +43,15 @@ class RedisEngine(ServerEngine[BlockingTogether[Any], "AsyncRedisStore | AsyncFa
             super().__init__(site.where, RedisStore(site, commands), make)
 
     def diagnose(self, ttl: float, until: float) -> list[Finding]:
-        """See Engine.diagnose. Looks also at servers that would be refused."""
-        # Only doctor needs it: a lock is there sooner.
+        """See Engine.diagnose. Also reports on servers that a store would refuse to use."""
+        # Imported only here: without it, a lock starts sooner.
         from incumbent.stores.redis.doctor import diagnose
 
         return diagnose(self._site, self._view, ttl, until)
 
 
 def _async_store(site: Site, commands: Commands) -> AsyncRedisStore:
-    # Imported only now: the blocking side has no use for asyncio.
+    # Imported only here: the blocking side does not need asyncio.
     from incumbent.stores.redis.aio import AsyncRedisStore
 
     return AsyncRedisStore(site, commands)
@@ -67,7 +67,7 @@ def _face(build: Callable[[Side], PlannedTogether[Server]]) -> AsyncFace:
 def _layers(
     site: Site, options: RedisOptions
 ) -> tuple[Callable[[Side], PlannedTogether[Server]], View | None]:
-    """What makes the layers of one side, and where both sides look for the servers."""
+    """A function that makes the layers of one side, and the View that both sides share."""
     if options.layout == "cluster":
         from incumbent.stores.redis.cluster import Cluster
         from incumbent.stores.redis.router import Router

@@ -1,7 +1,7 @@
-"""What can go wrong with a server, as the contract's three answers.
+"""The errors of a server, as the contract's three answers.
 
 The rule of the table: an answer that begins with one of its words was given *instead of* carrying
-the request out. Anything else leaves it open.
+the request out. After any other error, the request may have been carried out.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from incumbent.stores.findings import restart_words
 
 
 class Outdated(Broken):
-    """What the connection knew of its server no longer holds; certainly nothing was done."""
+    """The connection's facts about its server are outdated; certainly nothing was done."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why, sent=False)
 
 
 class TooLate(Outdated):
-    """A take reached the server when nobody waited for it any more; certainly nothing was done."""
+    """A take reached the server after its deadline; certainly nothing was done."""
 
 
 class Demoted(StoreUnavailable):
-    """The server is no master any more: what was connected to it has to look for another."""
+    """The server is no longer a master: its clients must find another."""
 
 
 class Moved(StoreUnavailable):
-    """The key lives on another node of a cluster: on `address`, "" where none was named.
+    """Another node of the cluster has the key: `address`, or "" if none was named.
 
-    `ask`: for this one request only, because the key is on its way there.
+    `ask`: go there for this one request only, because the key is being moved there.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ _ERR: Final = {
     "ERR max number of clients": "max clients",
     "ERR unknown command": "no command",
 }
-"""Refusals without a word of their own."""
+"""Refusals without an error code of their own."""
 _FINAL_AT_FIRST: Final = frozenset(
     {"NOAUTH", "WRONGPASS", "NOPERM", "DENIED", "MOVED", "CROSSSLOT", "no command"}
 )
@@ -77,8 +77,8 @@ _FINAL_AT_FIRST: Final = frozenset(
 def answered_error(text: str, where: str, key: str = "", *, proved: bool = True) -> StoreError:
     """The exception for an error that the server answered.
 
-    `proved`: this server has served us before, so that even a wrong password may be a passing
-    state of it (a failover, a rotation).
+    `proved`: this server has served us before, so even a wrong password may be temporary
+    (a failover, a rotation).
     """
     code = _code(text)
     if code == "NOSCRIPT":
@@ -89,7 +89,7 @@ def answered_error(text: str, where: str, key: str = "", *, proved: bool = True)
     if code in ("MOVED", "ASK"):
         return _moved(text, f"{where} refused the request: {why} ({code})", after, proved=proved)
     at = f" at the key {key}" if key and code in ("WRONGTYPE", "NOPERM") else ""
-    # A user who may do one thing in a script and not the next stops in the middle of it.
+    # If the user may run one command of a script but not the next, the script stops halfway.
     halfway = code == "NOPERM" and ("user_script" in text or "user_function" in text)
     kind: type[StoreError] = OutcomeUnknown if halfway else StoreUnavailable
     if code in ("READONLY", "MASTERDOWN"):
@@ -119,7 +119,7 @@ def _code(text: str) -> str:
             if text.startswith(start):
                 return name
     if code == "ERR" and "user_script" in text:
-        # Before version 7 a script's error hides the code behind its own words.
+        # Before Redis 7, the error of a script has the code after other words.
         return next((word for word in _REFUSED if f" {word} " in text), code)
     return code
 
@@ -127,7 +127,7 @@ def _code(text: str) -> str:
 def restart_error(
     where: str, *, promoted: bool, age: float, left: float, apart: float = 0.0
 ) -> StoreUnavailable:
-    """The exception for a server that may have forgotten who still believes.
+    """The exception for a server that may have forgotten leases which holders still believe in.
 
     `apart`: see restart_words.
     """

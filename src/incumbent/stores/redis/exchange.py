@@ -1,4 +1,4 @@
-"""What both sides do with connections, written once, as coroutines.
+"""The use of connections, in coroutines that both sides share.
 
 The asynchronous side awaits them. The blocking side runs each in one step (`protocol.port.run`),
 with connections that block instead of suspending.
@@ -34,13 +34,13 @@ from incumbent.stores.redis.subscription import LineHub
 
 
 class AnyWire(Acquaintance, Connection):
-    """One connection, of either side. `used`: when the present (or last) exchange began."""
+    """A blocking or asynchronous connection. `used`: when the present (or last) exchange began."""
 
     used: float
 
     @abstractmethod
     def send(self, request: bytes, until: float) -> None:
-        """A request whose answer is read by `next`. Raises Broken."""
+        """Send a request whose answer is read by `next`. Raises Broken."""
 
     @abstractmethod
     async def next(self, until: float) -> Any:
@@ -48,7 +48,7 @@ class AnyWire(Acquaintance, Connection):
 
     @abstractmethod
     async def ask_all(self, payload: bytes, answers: int, until: float) -> list[Any]:
-        """Requests that leave together, and their answers. Raises Broken."""
+        """Send requests together; return their answers. Raises Broken."""
 
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ _now = clock.now
 
 
 class Exchange(PlanRunner[W, Server], PlannedTogether[Server]):
-    """Carries out the plans for one server, by the connections that it keeps."""
+    """Carries out the plans for one server, on the connections that it keeps."""
 
     dialect = DIALECT
     unusable = UNUSABLE
@@ -76,7 +76,7 @@ class Exchange(PlanRunner[W, Server], PlannedTogether[Server]):
         """A connection that is logged in. Raises StoreUnavailable, at `until` at the latest."""
 
     async def run(self, plan: Plan[Server, T], until: float) -> T:
-        """See Planned.run. The server may have refused a take of one in line already."""
+        """See Planned.run. A waiter's take is not sent if the server's last refusal still holds."""
         if type(plan) is TakePlan:
             refusal: Any = self.hub.answer(plan.claim, plan.ask)
             if refusal is not None:
@@ -109,7 +109,7 @@ class Exchange(PlanRunner[W, Server], PlannedTogether[Server]):
         return outcome
 
     def settle(self, wire: W, idle: list[W], error: BaseException) -> None:
-        """See PlanRunner.settle. A server that refuses will be asked again, unless it changed."""
+        """See PlanRunner.settle. After a refusal keep the connection, unless the server changed."""
         if isinstance(error, StoreError) and not isinstance(error, Demoted) and not wire.problem:
             self.put_back(wire, idle)
         else:
@@ -123,7 +123,7 @@ class Exchange(PlanRunner[W, Server], PlannedTogether[Server]):
         target = site.target
         wire = await self.dial(until)
         if site.target is not target:
-            # Under the old term its marker would tell of a promotion that is over.
+            # With the old term, a new marker would name an outdated promotion.
             wire.close()
             raise self._replaced()
         wire.target = target
@@ -137,7 +137,7 @@ class Exchange(PlanRunner[W, Server], PlannedTogether[Server]):
             wire.close()
             raise
         wire.introduce(met, _now(), site.marker.settle)
-        # Clocks of servers are set; what this process saw itself is certain.
+        # The clock of a server may be set; what this process has seen itself is certain.
         if site.sighted[0] != met.mark.id:
             site.sighted = (met.mark.id, wire.born)
         wire.born = min(wire.born, site.sighted[1])
@@ -150,7 +150,7 @@ class Exchange(PlanRunner[W, Server], PlannedTogether[Server]):
     # -- for the hub: see subscription.Host --------------------------------------------------
 
     def leave_behind(self, epoch: str) -> None:
-        """Close what leads to another incarnation of the server than the newest connection."""
+        """Close the idle connections if one leads to another incarnation than the newest one."""
         if any(it.epoch != epoch for it in list(self.idle)):
             super().let_go()
 
@@ -171,7 +171,7 @@ class Exchange(PlanRunner[W, Server], PlannedTogether[Server]):
 
 
 async def unless_over(waiting: Awaitable[None], until: float) -> None:
-    """Wait. Once the time is over the caller looks for itself, whatever went wrong meanwhile."""
+    """Wait. A StoreError after `until` is ignored: the caller looks for itself then."""
     try:
         await waiting
     except StoreError:
@@ -187,9 +187,9 @@ async def carry_out(
     begun: bool = False,
     site: Site | None = None,
 ) -> T:
-    """The outcome of a program. Raises Broken.
+    """Carry out a program; return its outcome. Raises Broken.
 
-    `begun`: a request of it was carried out already. `site`: send nothing that it does not mean.
+    `begun`: one of its requests was carried out already. `site`: send only to the server it means.
     """
     answers: Any = None
     try:
@@ -202,7 +202,7 @@ async def carry_out(
                     _check_meant(wire, site)
                     replies = await wire.ask_all(as_eval(step.payload), step.answers, until)
             except Broken as error:
-                # The steps before this one were carried out, such as a take before its undo.
+                # Earlier steps were carried out, such as a take before its undo.
                 error.sent = error.sent or begun or answers is not None
                 raise
             answers = replies
@@ -212,7 +212,7 @@ async def carry_out(
 
 
 def _check_meant(wire: AnyWire, site: Site | None) -> None:
-    """Before each request: the answer to the one before may have taken long."""
+    """Check before each request, since the previous answer may have taken long. Raises Broken."""
     if site is not None and not site.means(wire.target):
         why = "it may no longer be the master: the sentinels have to be asked again"
         raise Broken(why, sent=False, late=True)

@@ -1,12 +1,12 @@
-"""Which incarnation of a server a connection leads to, as a marker among its data says. Pure.
+"""The incarnation of the server that a connection leads to, by a marker among its data. Pure.
 
     incumbent2 <id> <since> <seen> <run> <replication> <longest> <floor>
 
-Whoever first sees a server, or sees it restarted or promoted, writes a new one. A wipe removes it;
-replicas have it. A take too soon after `since` is refused: see restart_wait.
+The first client that sees a server, or sees it restarted or promoted, writes a new marker. A wipe
+removes it; replicas have it. A take too soon after `since` is refused: see restart_wait.
 
-Behind sentinels the id also says of which promotion the server is the master: "<id>@<term>". A
-master that was replaced, did not hear of it and is named again has nothing else to tell it by.
+Behind sentinels the id also has the number of the master's promotion: "<id>@<term>". Nothing else
+identifies a master that was replaced, did not notice it, and is named again.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ RECORD_FORMAT: Final = 2
 LOOK_EVERY: Final = 0.5
 """Seconds for which a connection trusts its last look at the marker and at the server's role.
 
-A role that changes there and back in between is not noticed. The server in between grants nothing
-for the `restart_wait`, but a lease that it did not get to know may be lost with the resync."""
+A role that changes and changes back in between is not noticed. The interim master grants nothing
+for the `restart_wait`, but a lease that was not replicated to it may be lost with the resync."""
 TOKEN_JUMP: Final = 60.0
-"""Seconds by which the clock of a promoted server may be behind that of the master before it."""
+"""Seconds by which the clock of a promoted server may be behind that of the previous master."""
 
 _MICRO: Final = 1_000_000
 _JUMP: Final = int(TOKEN_JUMP * _MICRO)
 _GROWN: Final = _MICRO
-"""By how much a name's tokens are above the floor at most while that is ahead of the clock: by one
-a take."""
+"""The most by which a name's tokens exceed the floor while the floor is ahead of the clock: each
+take adds one."""
 _TRIES: Final = 3
 _RESTART_APART: Final = 2 * _MICRO
-"""Where a server does not say which run this is: how exactly its start is known (microseconds)."""
+"""The uncertainty of the start of a server that has no run id (microseconds)."""
 _INFO: Final = pack("INFO")
 _TIME: Final = pack("TIME")
 _LOADS: Final = tuple(pack("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values())
@@ -45,12 +45,12 @@ _write_over: Final = Script("put:marker")
 
 
 class Mark(NamedTuple):
-    """What the marker says.
+    """The content of the marker.
 
     `since`, `seen`: when it was written, by the server's clock and by the writer's (microseconds);
-    `run`, `replication`: of which run of the server, and of which history of its data; `longest`:
-    the largest ttl that was asked for, in milliseconds; `floor`: no token is smaller, since those
-    of the servers before may have run ahead of this one's clock.
+    `run`, `replication`: the ids of the server's run and of its data's history; `longest`: the
+    largest ttl that was asked for, in milliseconds; `floor`: the least token to grant, since the
+    tokens of earlier servers may be ahead of this server's clock.
     """
 
     id: str
@@ -63,31 +63,31 @@ class Mark(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As it is stored."""
+        """The marker as it is stored."""
         run, replication = self.run or "-", self.replication or "-"
         numbers = f"{self.since} {self.seen} {run} {replication} {self.longest} {self.floor}"
         return f"incumbent{RECORD_FORMAT} {self.id} {numbers}"
 
     @property
     def promoted(self) -> bool:
-        """Whether another server was the master before, which its id says."""
+        """Whether another server was the master before, according to the id."""
         return ":" in self.id
 
     @property
     def term(self) -> int:
-        """Of which promotion, as sentinels count them; 0 before the first and without sentinels."""
+        """The number of the promotion, from sentinels; 0 before the first or without sentinels."""
         number = self.id.partition("@")[2].partition(":")[0]
         return int(number) if number.isdecimal() else 0
 
     def is_of(self, facts: Facts, term: int | None, start: int) -> bool:
-        """Whether the server that says `facts` is still the one that this speaks of."""
+        """Whether the server with these `facts` is still the one that the marker describes."""
         if term not in (None, self.term):
             return False
         if facts.run:
             same = self.run == facts.run
         else:
             same = self.run.startswith("~") and abs(int(self.run[1:]) - start) <= _RESTART_APART
-        # A master that had no replica for an hour also has a new history, but no second one.
+        # A master without a replica for an hour also gets a new history id, but no second id.
         return same and (self.replication == facts.replication or not facts.promoted)
 
 
@@ -95,7 +95,7 @@ _FORMAT: Final = re.compile(rb"incumbent(\d+) ")
 
 
 def check_format(raw: bytes, where: str, at: str) -> None:
-    """Raises StoreUnavailable for a record of ours in a format that this version does not speak."""
+    """Raises StoreUnavailable for a record of incumbent's in a format of another version."""
     found = _FORMAT.match(raw)
     if found is not None and int(found[1]) != RECORD_FORMAT:
         raise StoreUnavailable(
@@ -107,7 +107,7 @@ def check_format(raw: bytes, where: str, at: str) -> None:
 
 
 def read_mark(raw: Any, where: str, key: str) -> Mark | None:
-    """What the marker says; None if there is none. Raises StoreUnavailable for another format."""
+    """The marker's content; None if there is none. Raises StoreUnavailable for another format."""
     if not isinstance(raw, bytes) or not raw:
         return None
     check_format(raw, where, key)
@@ -117,15 +117,15 @@ def read_mark(raw: Any, where: str, key: str) -> Mark | None:
         run, replication = run.strip("-"), replication.strip("-")
         return Mark(identity, *numbers, run, replication, int(longest), int(floor))
     except ValueError:
-        # Somebody wrote there: as good as nothing.
+        # Another client's value counts as no marker.
         return None
 
 
 class Met(NamedTuple):
-    """What a new connection learnt. `time`: the server's clock in seconds; `age`: seconds.
+    """The facts of a new connection. `time`: the server's clock in seconds; `age`: in seconds.
 
-    `problem`: why there is no marker, which only a take needs; `apart`: seconds by which
-    the server's age differs between its own clock and ours, of which `age` is the smaller one.
+    `problem`: why there is no marker, which only a take needs; `apart`: seconds between the
+    server's age by its own clock and by ours, of which `age` is the smaller one.
     """
 
     mark: Mark
@@ -140,11 +140,11 @@ class Met(NamedTuple):
 def meet(
     site: Site, *, wall: float, fresh: str, term: int | None = None, longest: int = 0
 ) -> Program[Met]:
-    """Look at the server, leave the scripts there, and find or write its marker, in all copies.
+    """Look at the server, load the scripts there, and find or write its marker, in all copies.
 
-    `wall`: our clock; `fresh`: the id of a new incarnation; `term`: of which promotion the server
-    is the master; `longest`: a ttl in milliseconds that the marker has to tell of. One round trip,
-    two where the marker has to be written. Raises StoreUnavailable for a server that must not grant
+    `wall`: our wall clock; `fresh`: the id for a new incarnation; `term`: the number of the
+    master's promotion; `longest`: the least that the marker's `longest` must be. One round trip, or
+    two if the marker must be written. Raises StoreUnavailable for a server that must not grant
     leases.
     """
     keys = site.marker.keys
@@ -156,9 +156,9 @@ def meet(
             raise answered_error(str(answer), site.where, proved=site.proved)
     facts = read_facts(info)
     admit(facts, site.where, allow_eviction=site.allow_eviction)
-    # That scripts cannot be loaded (an administrator may have done it) shows when one is missing.
+    # SCRIPT LOAD may fail (an administrator may have run it): a missing script shows when called.
     now, replies = _micros(time), dict(zip(keys, answers[2:], strict=False))
-    # In a cluster a slot may have gone elsewhere, with its copy.
+    # In a cluster a slot may have moved to another node, with its copy.
     there = {key: raw for key, raw in replies.items() if raw is None or isinstance(raw, bytes)}
     new = _NewMark(facts, now, int(wall * _MICRO), fresh, term, longest)
     mark, known = _choose(there, site.where, new)
@@ -185,7 +185,7 @@ def meet(
 def _write(
     todo: dict[str, bytes | None], mark: Mark, site: Site, replies: dict[str, Any]
 ) -> Program[dict[str, bytes | None]]:
-    """Write the marker; returns what is there then. Raises StoreError where nothing can be."""
+    """Write the marker; return the values there afterwards. Raises StoreError if that fails."""
     writes = [
         pack("EVAL", _write_over.text, 1, key, raw or b"", mark.text) for key, raw in todo.items()
     ]
@@ -201,14 +201,14 @@ def _write(
 def _unmarked(answers: Sequence[Any], site: Site) -> StoreError:
     errors = [answered_error(str(answer), site.where, proved=site.proved) for answer in answers]
     for error in errors:
-        # In a cluster that is the way to the marker, not to the lease which is asked for.
+        # In a cluster, Moved would name the node of the marker, not that of the lease.
         if not isinstance(error, Moved) or MARKER_KEY in site.marker.keys:
             return error
     return StoreUnavailable(f"{site.where}: it has no slot for its marker", retry_after=0.1)
 
 
 class _NewMark(NamedTuple):
-    """What a new marker would say of the server; instants in microseconds."""
+    """The content of a possible new marker; instants in microseconds."""
 
     facts: Facts
     now: int
@@ -219,7 +219,7 @@ class _NewMark(NamedTuple):
 
 
 def _choose(there: dict[str, bytes | None], where: str, new: _NewMark) -> tuple[Mark, bool]:
-    """What all copies should say, and whether one does: the oldest that fits, or a new one."""
+    """The marker for all copies (the oldest that fits, or a new one), and whether one has it."""
     facts, term = new.facts, new.term
     found = [mark for key, raw in there.items() if (mark := read_mark(raw, where, key))]
     noted = max((mark.longest for mark in found), default=0)
@@ -240,12 +240,12 @@ def _choose(there: dict[str, bytes | None], where: str, new: _NewMark) -> tuple[
 
 
 def _floor(now: int, before: Sequence[Mark], *, promoted: bool, term: int) -> int:
-    """No token of the servers before this one was larger."""
-    # What the clock of the one before said at most: another server's, or its own. Behind sentinels
-    # the ones before may have left no trace here: each term is two jumps above the one before.
+    """A number that no token of the servers before this one exceeds."""
+    # The most that the clock of the previous master (or of this server before) can show. Behind
+    # sentinels, earlier masters may have left no marker here: each term adds two jumps.
     clock = now + _JUMP * (2 * term + 1 if term else promoted)
-    # Without a marker that one may have been promoted itself. With one, its floor is known, and no
-    # jump is added: the floors of a server that restarts all the time would run away.
+    # Without a marker, that master may have been promoted itself. With one, its floor is known, and
+    # no jump is added: the floor of a server that restarts often would grow without limit.
     floor = max((mark.floor for mark in before), default=clock + _JUMP)
     return max(clock, floor + _GROWN)
 
@@ -255,13 +255,13 @@ def _micros(time: Sequence[bytes]) -> int:
 
 
 class Acquaintance:
-    """What a connection knows of its server.
+    """A connection's facts about its server.
 
     `born`: the latest instant at which the incarnation can have begun; `asked`: when the last look
-    was sent; `looked`: when the last one was sent that found it unchanged; `ahead`: the server's
-    clock less ours, in seconds, at least; `apart`: see Met; `serves`: the largest ttl for which it
-    is known to be old enough; `marked_at`: the marker's key; `sign`: the incarnation, as a take
-    says it; `target`: where the connection was made to.
+    was sent; `looked`: when the last look that found it unchanged was sent; `ahead`: the least by
+    which the server's clock is ahead of ours, in seconds; `apart`: see Met; `serves`: the largest
+    ttl for which it is known to be old enough; `marked_at`: the marker's key; `sign`: the
+    incarnation, as an argument of a take; `target`: the server that the connection was made to.
     """
 
     __slots__ = (
@@ -278,11 +278,11 @@ class Acquaintance:
         self.replication = self.look = self.reread = self.sign = self.begins = b""
 
     def introduce(self, met: Met, received: float, settle: float) -> None:
-        """Know the server that was met; the answer came at `received`."""
+        """Take over the facts of `met`, whose answer came at `received`."""
         mark = met.mark
         self.mark, self.epoch, self.marked_at = mark, mark.id, met.key
         self.problem, self.apart = met.problem, met.apart
-        # Below zero as long as the master before it may still be heard.
+        # The age is negative as long as the previous master may still be in use.
         self.born = received - met.age + (settle if mark.promoted else 0.0)
         self.ahead = met.time - received
         self.asked = self.looked = self.serves = 0.0
@@ -293,7 +293,7 @@ class Acquaintance:
         self.begins = f"incumbent{RECORD_FORMAT} {mark.id} ".encode()
 
     def is_marked(self, reply: Any) -> bool:
-        """Whether the marker, as it was read by `reread`, is still that one."""
+        """Whether the reply to `reread` is still the marker of this incarnation."""
         return type(reply) is bytes and reply.startswith(self.begins)
 
     @property
@@ -302,7 +302,7 @@ class Acquaintance:
         return self.mark.longest / 1000
 
     def compare(self, replies: Sequence[Any], sent: float, received: float) -> None:
-        """Note the answers to `look`. Raises Outdated if the server is not what it was."""
+        """Note the answers to `look`. Raises Outdated if the server has changed."""
         raw, info, time = replies
         if not isinstance(raw, bytes) or not isinstance(info, bytes) or not isinstance(time, list):
             raise Outdated("its marker cannot be read")

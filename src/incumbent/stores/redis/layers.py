@@ -1,7 +1,7 @@
-"""What stands between a caller and the connections, where there is more than one server to find.
+"""Layers between a caller and the connections, for stores with more than one server.
 
-A layer is written once, as coroutines over the connections to each server (or over another layer),
-and wraps `run`. The asynchronous side awaits them; the blocking side runs each in one step.
+A layer wraps `run`, in coroutines over the connections to each server (or over another layer). The
+asynchronous side awaits them; the blocking side runs each in one step.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from incumbent.stores.redis.wire import dial
 T = TypeVar("T")
 
 Work: TypeAlias = Callable[[float], Coroutine[Any, Any, T]]
-"""Something to do by an instant. Raises StoreError."""
+"""Work with a deadline, an instant. Raises StoreError."""
 Enough: TypeAlias = Callable[[Sequence[T]], bool]
-"""Whether these results will do."""
+"""Whether these results are enough."""
 
 
 def at_least(count: int) -> Enough[Any]:
-    """So many results will do."""
+    """A function that says whether there are at least `count` results."""
     return lambda results: len(results) >= count
 
 
 class Layer(PlannedTogether[Server]):
-    """Passes everything on. Subclasses do what has to be done before and after."""
+    """Passes every call on to `inner`. Subclasses add steps before and after."""
 
     dialect = DIALECT
 
@@ -61,27 +61,27 @@ class Layer(PlannedTogether[Server]):
 
 
 class View(Protocol):
-    """What is known of where the servers are, with `advice` for when they cannot be found."""
+    """The known addresses of the servers, with `advice` if they cannot be found."""
 
     advice: str
 
     @property
     def summary(self) -> str:
-        """For the doctor."""
+        """The description for `doctor`."""
 
     def masters(self) -> list[tuple[str, Site]]:
-        """Those that are known, each with its name if there are several."""
+        """The known masters, each with its name if there are several."""
 
     @property
     def stale(self) -> bool:
-        """Whether the servers have to be asked again."""
+        """Whether the servers must be asked again for the addresses."""
 
     async def ask(self, side: Side, until: float) -> object:
-        """Ask them. Raises StoreUnavailable."""
+        """Ask the servers for the addresses. Raises StoreUnavailable."""
 
 
 class Side(ABC):
-    """How one side, blocking or asynchronous, does what the layers need of the world."""
+    """The connections, waits and parallel works of one side, blocking or asynchronous."""
 
     @abstractmethod
     def exchange(self, site: Site, commands: Commands) -> Exchange[Any]:
@@ -95,18 +95,18 @@ class Side(ABC):
     async def together(
         self, works: Sequence[Work[T]], until: float, enough: Enough[T] | None = None
     ) -> list[T | StoreError]:
-        """What becomes of each work; all are done at once.
+        """Do all works at the same time; return the outcome of each.
 
-        Ends as soon as the results are `enough`. One that takes all its time leaves the others
-        theirs. Raises whatever a work raises that is no StoreError.
+        Ends as soon as the results are `enough`. A slow work takes no time from the others.
+        Raises any exception of a work that is no StoreError.
         """
 
     @abstractmethod
     async def pause(self, seconds: float) -> None:
-        """Wait, and let others work meanwhile."""
+        """Wait, and let other threads or tasks work meanwhile."""
 
     async def update(self, view: View, until: float) -> None:
-        """Ask again where the servers are, if the view is stale. Threads do so each for itself."""
+        """Ask again where the servers are, if the view is stale. Each thread asks for itself."""
         if view.stale:
             await view.ask(self, until)
 
@@ -117,9 +117,9 @@ class Side(ABC):
         enough: Enough[T],
         until: float,
     ) -> list[T | StoreError]:
-        """Ask all of them the same, each by a connection of its own, until answers are `enough`.
+        """Run a program at all sites, each on its own connection, until answers are `enough`.
 
-        Raises nothing: each may be asked by a thread or task of its own.
+        Raises nothing: each program may run in a thread or task of its own.
         """
         works = [partial(self._ask, site, program) for site in sites]
         return await self.together(works, until, enough)
@@ -140,7 +140,7 @@ class Side(ABC):
 
 
 class BlockingSide(Side):
-    """See Side."""
+    """The blocking Side."""
 
     def exchange(self, site: Site, commands: Commands) -> Exchange[Any]:
         return BlockingExchange(site, commands)
@@ -154,7 +154,7 @@ class BlockingSide(Side):
     async def together(
         self, works: Sequence[Work[T]], until: float, enough: Enough[T] | None = None
     ) -> list[T | StoreError]:
-        """See Side.together. Each on a thread of its own; if all are wanted, the last is not."""
+        """See Side.together. Each has its own thread; if all are wanted, the last needs none."""
         outcomes: dict[int, T | Exception] = {}
         ended: list[int] = []
         over, wanted = threading.Event(), enough or at_least(len(works))
@@ -176,7 +176,7 @@ class BlockingSide(Side):
             _start(partial(do, at))
         for at in range(threads, len(works)):
             do(at)
-        # In slices: a thread that was frozen with the machine must see the real clock.
+        # In slices: after a suspend of the machine, `clock.now` must be read again.
         while not over.wait(min(1.0, max(0.0, until - clock.now()))):
             if clock.now() >= until:
                 break
@@ -200,19 +200,19 @@ def _start(work: Callable[[], None]) -> None:
 
 _now = clock.now
 _SHARE: Final = 0.5
-"""Of the time that is left, at most this goes to waiting: a grant may have to be given back."""
+"""The share of the remaining time that WAIT may take: a grant may have to be given back."""
 
 
 # -- replicas that must confirm (`wait_replicas`) --------------------------------------------------
 #
-# WAIT tells how many replicas have received everything that was written before it. A grant that too
-# few of them have is given back; a renewal that too few of them have proves nothing.
+# WAIT tells how many replicas have received all earlier writes. A grant that too few of them have
+# is given back; a renewal that too few of them have does not prove the lease.
 
 
 def connections(
     options: RedisOptions, site: Site, commands: Commands, side: Side
 ) -> PlannedTogether[Server]:
-    """The connections to one server, and the replicas that have to confirm what it grants."""
+    """The connections to one server, with the confirmation by replicas if the options want it."""
     exchange = side.exchange(site, commands)
     if options.wait_replicas:
         return Confirmed(exchange, options.wait_replicas, options.wait_timeout)
@@ -220,7 +220,7 @@ def connections(
 
 
 class Confirmed(Layer):
-    """Asks `replicas` replicas for at most `patience` seconds."""
+    """Waits for `replicas` replicas to confirm, for at most `patience` seconds."""
 
     def __init__(self, exchange: PlannedTogether[Server], replicas: int, patience: float) -> None:
         super().__init__(exchange)
@@ -228,7 +228,7 @@ class Confirmed(Layer):
         self._patience = patience
 
     async def run(self, plan: Plan[Server, T], until: float) -> T:
-        """See Planned.run. A grant that is not confirmed is none, and is given back.
+        """See Planned.run. Raises StoreUnavailable after giving back an unconfirmed grant.
 
         Raises OutcomeUnknown if a renewal is not confirmed.
         """
@@ -257,7 +257,7 @@ class Confirmed(Layer):
         raise StoreUnavailable(f"{few}: the grant was given back", retry_after=0.1)
 
     def _renew(self, plan: Plan[Server, T], server: Server, until: float) -> Program[T]:
-        """The same, where each step counts only once enough replicas have it."""
+        """The program of `plan`, where each step counts only once enough replicas have it."""
 
         def ask(step: Step) -> Program[list[Any]]:
             *answers, confirmed = yield self._step(step.payload, step.answers, until)

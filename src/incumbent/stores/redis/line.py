@@ -1,10 +1,10 @@
-"""Places in the line of those who wait: what is said to the server, and what it says. Pure.
+"""Places in the line of waiters: the words for the server, and the messages from it. Pure.
 
-Each process has an inbox, a channel of its own. In it the server names the claim that it speaks to
-by its first 16 letters, its id. `turn <id> 0`: the lease is free, and it is the first. `look <id>
-<ms>`: look by then, if nothing is heard before. `held <id> <ms>`: another holds the lease for so
-long, and the first in line is there to look then. All of these are hints: a lease is only ever the
-answer to a take.
+Each process has an inbox, a channel of its own. A message in it names a waiter by its id, the first
+16 letters of its claim. `turn <id> 0`: the lease is free, and this waiter is the first. `look <id>
+<ms>`: look (ask the server again) after so long, unless a message comes before. `held <id> <ms>`:
+another holds the lease for so long, and the first in line will look then. All of these are hints:
+only the answer to a take grants a lease.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _WORDS: Final = (b"turn", b"look", _HELD)
 
 
 class Place(NamedTuple):
-    """What `Refused.seen` says of one in line.
+    """The place of a waiter in line, as `Refused.seen` describes it.
 
-    `looks_on`: it also wants to hear of all that happens to the name; `at`: when the server wrote
-    the place down (microseconds of its clock); `epoch`: the incarnation of that server.
+    `looks_on`: the waiter also wants all messages about the name; `at`: when the server stored the
+    place (microseconds of its clock); `epoch`: the incarnation of that server.
     """
 
     id: str
@@ -37,9 +37,9 @@ class Place(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A word to one in line: look in `seconds`.
+    """A message to a waiter in line: look in `seconds`.
 
-    `rest`: another one holds the lease for `seconds`, and another one looks.
+    `rest`: another holds the lease for `seconds`, and another waiter will look.
     """
 
     id: str
@@ -48,17 +48,17 @@ class Call(NamedTuple):
 
 
 def new_inbox() -> str:
-    """The name of an inbox that nobody else has."""
+    """A unique name for an inbox."""
     return os.urandom(6).hex()
 
 
 def inbox_channel(inbox: str) -> str:
-    """Its channel, as the scripts name it."""
+    """The channel of an inbox, as the scripts name it."""
     return f"incumbent:to:{inbox}"
 
 
 def line_words(inbox: str, ask: Ask, holder: str) -> str:
-    """How a place in line is written down, but for the claim; `holder` without blanks."""
+    """The words of a place in line that follow the claim; `holder` has no blanks."""
     queue = ask.queue
     if queue is None:
         return "-"
@@ -69,12 +69,12 @@ def line_words(inbox: str, ask: Ask, holder: str) -> str:
 def in_line(
     refusal: Refused, claim: str, ask: Ask, now_us: bytes, place: int, epoch: str
 ) -> Queued:
-    """A refusal of one that stands in line."""
+    """The refusal of a waiter in line."""
     queued = Queued(
         refusal.reason, refusal.holders, refusal.retry_after, refusal.seen, max(0, place)
     )
     if not refusal.seen.startswith("lease ") or refusal.reason == "closed":
-        # A pause and a closing end for all at once, and not by a word to one.
+        # A pause or a closing ends for all waiters at once, without a message to one of them.
         return queued
     what = _BOTH if ask.candidacy > 0 else _LINE
     mark = refusal.seen.removeprefix("lease ")
@@ -82,7 +82,7 @@ def in_line(
 
 
 def read_place(seen: str) -> Place | None:
-    """The place that `seen` speaks of; None if it speaks of anything else."""
+    """The place that `seen` describes; None if it describes anything else."""
     what, *words = seen.split(" ")
     if what not in (_LINE, _BOTH) or len(words) != 4 or not words[2].isdigit():
         return None
@@ -90,7 +90,7 @@ def read_place(seen: str) -> Place | None:
 
 
 def read_call(payload: bytes) -> Call | None:
-    """What came into an inbox; None if it makes no sense."""
+    """The message in an inbox; None if it cannot be read."""
     what, *words = payload.split(b" ")
     if what not in _WORDS or len(words) != 2 or not words[1].isdigit():
         return None
@@ -98,5 +98,5 @@ def read_call(payload: bytes) -> Call | None:
 
 
 def id_of(claim: str) -> str:
-    """What one in line is called by."""
+    """The id of a waiter in line."""
     return claim[:_ID]

@@ -1,7 +1,7 @@
-"""From a URL, or a client of the user's own, to an engine. Imports the driver only then.
+"""Make an engine from a URL or from the user's own client. Imports the driver only then.
 
-Nothing of a client is used or changed: what it was made with is copied. Attributes of redis-py's
-objects that this relies on are tested against the real ones; redis-py itself is not imported.
+A client is neither used nor changed: its settings are copied. The attributes of redis-py's objects
+that this relies on are tested against the real ones; redis-py itself is not imported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CLASSES: Final = {
     ("sentinel", "SentinelManagedConnection"): "tcp",
     ("sentinel", "SentinelManagedSSLConnection"): "tls",
 }
-"""redis-py's own classes of connections, by module and name, blocking or not."""
+"""redis-py's own connection classes, blocking or not, by module and name."""
 
 
 def open_store(url: str, password: str | None = None) -> RedisEngine:
@@ -62,10 +62,10 @@ def engine_from_client(
 ) -> RedisEngine:
     """The engine for a redis-py client or pool of the user's own, blocking or asynchronous.
 
-    Of one server, of a cluster (RedisCluster), or of a master that sentinels name (master_for). Its
-    addresses and logins are taken over for connections of our own, on both sides; the client itself
-    is neither used nor closed. The other arguments are those of the URL's options. Raises
-    ConfigError for what is no such client, and for a wrong argument.
+    A client of one server, of a cluster (RedisCluster), or of a master that sentinels name
+    (master_for). Its addresses and logins are copied for connections of our own, blocking and
+    asynchronous; the client itself is neither used nor closed. The other arguments are options of
+    the URL. Raises ConfigError if `client` is no such client, and for a wrong argument.
     """
     require_driver()
     from incumbent.stores.redis.engine import RedisEngine
@@ -85,9 +85,9 @@ def engine_from_client(
 
 
 def read_client(client: Any) -> RedisOptions:
-    """How a redis-py client or pool connects, blocking or not, and whatever its layout.
+    """The options by which a redis-py client or pool connects, blocking or not, of any layout.
 
-    Raises ConfigError for anything else, and for what the client does and we could not do as well.
+    Raises ConfigError for any other object, and for a setting of the client that is not supported.
     """
     manager = getattr(client, "nodes_manager", None)
     if manager is not None:
@@ -120,7 +120,7 @@ def _target_of_pool(pool: Any) -> tuple[str, Target]:
 
 
 def _transport_of(made_by: type, module: str) -> str:
-    """What a class of redis-py connects by. Any other class may do more than is known here."""
+    """The transport of a redis-py class. Any other class might do more, so it is refused."""
     transport = _CLASSES.get((module, made_by.__name__))
     if transport and made_by.__module__ in (f"redis.{module}", f"redis.asyncio.{module}"):
         return transport
@@ -168,7 +168,7 @@ def _of_sentinel(pool: Any) -> RedisOptions:
     hosts = tuple((each.host, each.port) for each in sentinels)
     if len(set(hosts)) < len(hosts) or not hosts:
         raise _refused("the client names no sentinel, or one of them twice: each has one vote")
-    # Theirs finds the master by itself; ours is told where it is.
+    # redis-py's connection finds the master itself; ours is given the master's address.
     transport = _transport_of(pool.connection_class, "sentinel")
     target = _target(transport, pool.connection_kwargs)
     reach = _forced(getattr(manager, "_force_master_ip", None))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Address: TypeAlias = "tuple[str, int]"
 Reach: TypeAlias = Callable[[Address], Address]
-"""Where a server is reached that announces an address which this side of a network cannot reach."""
+"""Maps an address that a server announces to the one by which this network can reach it."""
 
 _TRANSPORTS: Final = {"redis": "tcp", "valkey": "tcp", "rediss": "tls", "valkeys": "tls"}
 _SCHEMES: Final = {
@@ -37,10 +37,10 @@ _SCHEMES: Final = {
 }
 _PORTS: Final = {"": 6379, "sentinel": 26379, "cluster": 6379}
 _FILES: Final = {"ca": "ca_certs", "cert": "certfile", "cert_key": "keyfile"}
-"""The option of the URL, and the field of Tls."""
+"""The options of the URL, each with the field of Tls."""
 _CHECKS: Final = ("ssl_cert_reqs", "ssl_check_hostname", "check_hostname")
 _MORE: Final = {"sentinel": ("sentinel_username", "sentinel_password"), "unix": ("db",)}
-"""Further options; the path of a unix socket's URL cannot name a database."""
+"""Further options. `db` is for unix sockets, where the URL's path cannot name a database."""
 _KNOWN: Final = ("key", "restart_wait", "allow_eviction", "wait_replicas", *_FILES)
 _GONE: Final = {
     "db": "is gone: the path names the database, as in redis://host:6379/2",
@@ -58,18 +58,18 @@ def parse_address(text: str) -> Address:
 
 
 def say_address(address: Address) -> str:
-    """For people."""
+    """The address as text."""
     return str(Endpoint(*address))
 
 
 def the_same(address: Address) -> Address:
-    """Where nearly every server is reached: see Reach."""
+    """The usual Reach: the address that the server announces."""
     return address
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How the server's certificate is checked, and which one is shown to it.
+    """The check of the server's certificate, and our own certificate.
 
     The fields are the options of redis-py without their `ssl_`, and mean the same.
     """
@@ -88,7 +88,7 @@ class Tls:
     ciphers: str | None = None
 
     def context(self) -> ssl.SSLContext:
-        """The same one until a file is replaced: to make one takes 30 ms. Raises OSError."""
+        """The TLS context, kept until a file is replaced: making it takes 30 ms. Raises OSError."""
         files = (self.ca_certs, self.ca_path, self.certfile, self.keyfile)
         return _context(self, tuple(_state(path) for path in files if path))
 
@@ -106,7 +106,7 @@ def _context(tls: Tls, _: tuple[tuple[int, ...], ...]) -> ssl.SSLContext:
     required = tls.cert_reqs
     if isinstance(required, str):
         required = ssl.VerifyMode[f"CERT_{required.upper()}"]
-    # In this order: a context that checks the name requires a certificate.
+    # In this order: while a context checks the name, its verify_mode cannot be CERT_NONE.
     context.check_hostname = tls.check_hostname and required != ssl.CERT_NONE
     context.verify_mode = required
     for flag in tls.include_verify_flags:
@@ -126,10 +126,10 @@ def _context(tls: Tls, _: tuple[tuple[int, ...], ...]) -> ssl.SSLContext:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a server is, and how to log in. `path` is that of a unix socket, in place of a host.
+    """A server's address and login. `path` is that of a unix socket, in place of a host.
 
-    `credentials`: a CredentialProvider of redis-py, which is asked at each connection. `term`: of
-    which promotion it is the master, as sentinels count them; None if nobody asked them.
+    `credentials`: a CredentialProvider of redis-py, which is asked at each connection. `term`: the
+    number of the master's promotion, by the sentinels; None if none were asked.
     """
 
     host: str = "localhost"
@@ -144,29 +144,29 @@ class Target:
 
     @property
     def login(self) -> tuple[str, ...]:
-        """The arguments of AUTH, without a provider's; none if nobody logs in."""
+        """The arguments of AUTH, except those of a provider; empty if there is no login."""
         if self.username:
             return self.username, self.password or ""
         return (self.password,) if self.password else ()
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What must never be shown."""
+        """The texts that must never be shown."""
         found = (self.password, self.tls.password if self.tls else None)
         return tuple(secret for secret in found if secret and isinstance(secret, str))
 
     def at(self, address: Address) -> Target:
-        """The same at another address."""
+        """The same target at another address."""
         return replace(self, host=address[0], port=address[1])
 
 
 @dataclass(frozen=True, slots=True)
 class RedisOptions:
-    """Where the server is, and how it is used. `restart_wait` is seconds; None means one ttl.
+    """The address of a store, and its options. `restart_wait` is seconds; None means one ttl.
 
-    `hosts` are asked where it is: the `sentinels`, which know it by the name `service`, or nodes of
-    a cluster; `reach`: where a server is reached that they name. `wait_replicas`, `wait_timeout`
-    (seconds): how many replicas have to say that they have what was granted, and by when.
+    `hosts` are asked where the server is: the `sentinels`, which know it by the name `service`, or
+    nodes of a cluster; `reach` maps the addresses that they name. `wait_replicas`, `wait_timeout`
+    (seconds): how many replicas must confirm a grant, and within what time.
     """
 
     scheme: str
@@ -188,7 +188,7 @@ class RedisOptions:
 
     @property
     def shown(self) -> str:
-        """The URL for people: no password, no options."""
+        """The URL for messages, without password and options."""
         target = self.target
         start = f"{self.scheme}://{shown_login(target.username, target.password)}"
         if target.path:
@@ -212,9 +212,9 @@ def require_driver() -> None:
 def parse_redis_url(url: str, password: str | None = None) -> RedisOptions:
     """Read `url`; `password` replaces the one in it.
 
-    Raises ConfigError, whose message never has any part of the URL that could be a password.
+    Raises ConfigError, whose message never contains a part of the URL that could be a password.
     """
-    # Not by urlsplit: newer ones refuse an IPv6 address that is not the first host.
+    # Not by urlsplit: newer versions refuse an IPv6 address that is not the first host.
     scheme, mark, rest = url.partition("://")
     place, _, query = rest.partition("?")
     netloc, _, path = place.partition("/")
@@ -237,7 +237,7 @@ def parse_redis_url(url: str, password: str | None = None) -> RedisOptions:
         password=password or unquote(secret) or None,
         tls=_tls(options) if transport == "tls" else None,
     )
-    # A sentinel has no databases, and users of its own.
+    # A sentinel has no databases, but users of its own.
     asker, word = options.get("sentinel_username"), options.get("sentinel_password")
     sentinel = replace(target, db=0, username=asker, password=word)
     replicas, patience = check_replicas(options.get("wait_replicas"))

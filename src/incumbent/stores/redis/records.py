@@ -1,13 +1,13 @@
-"""The values that leases have on the server, read back.
+"""The records of leases on the server, and how they are read.
 
     incumbent2 <claim> <token> <place in the history> <since, unix us> <ttl, ms> <holder> <meta>
 
-The word `closed` in place of the claim: nobody holds it, and nobody may until the key expires.
-The word `reserved`: the same for all but the holder whose name then stands in place of the meta.
-The word `shared`: several hold it, and the rest is of the last that came; the number of permits
-(0: any) stands in place of the meta, and the key lasts as long as the longest of them.
-A value of ours with another number is another version's: it is refused, and not read (see
-incarnation.check_format). Anything else is held by a foreign client.
+`closed` in place of the claim: nobody holds the lease, and nobody may until the key expires.
+`reserved` in place of the claim: the same, except for the holder named in place of the meta.
+`shared` in place of the claim: several hold the lease, and the other words are those of the latest
+holder. The number of permits (0: any) replaces the meta; the key expires with the last lease.
+A value that begins with the number of another version is refused, and not read (see
+incarnation.check_format). Any other value is a lease of a foreign client.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from incumbent.model import UNLIMITED, Candidate, Field, Holding, Key, Past, Rec
 from incumbent.stores.names import flat, unflat
 
 FIELDS: Final = {
-    # The last token, and its place in the history of 20.
+    # The last token, and its place in the history, which has 20 places.
     "token": b"t",
     "place": b"n",
-    # By place: "<token> <since, unix us> <slot or -> <holder>", and when it was given back:
+    # By place: "<token> <since, unix us> <slot or -> <holder>", and the time of the release:
     # "<unix s> <us of that second>".
     "holding": b"h",
     "ended": b"e",
-    # By name, what `put` wrote: "<version> <value>". The last version. How many there are: while
-    # there is one, the record has no end.
+    # By name, a field that `put` wrote: "<version> <value>". The last version. The number of
+    # fields: while there is one, the record does not expire.
     "put": b"f:",
     "version": b"v",
     "field_count": b"k",
-    # While somebody waits: "<until when it is the first one's turn, unix ms> <how often it was
-    # overtaken> <who watches> <until when that one looks, unix ms> <the first>". Who watches
-    # ("<inbox>/<id>" of one in line, or "-") was told to look, in case the first stays silent.
+    # While there are waiters: "<end of the first waiter's turn, unix ms> <how often it was
+    # overtaken> <watcher> <when the watcher looks, unix ms> <first waiter>". The watcher
+    # ("<inbox>/<id>" of a waiter, or "-") was told to look, in case the first stays silent.
     "turn": b"q",
-    # "<until when, unix us> <what a take says of the record>": until then nobody waits, nothing
-    # was put or given up in doubt, and the record stays for long enough. "0" if that is not known.
+    # "<end, unix us> <a take's argument about the record>": until that end there is no waiter, no
+    # field, no claim given up in doubt, and the record lasts as long as takes ask. "0": not known.
     "quiet_until": b"x",
-    # By claim, of one that shares the lease: "<token> <place> <since, unix us> <ttl, ms> <holder>
-    # <meta>". When each of them ends is in a sorted set of "<claim> <token>".
+    # By claim, a holder of a shared lease: "<token> <place> <since, unix us> <ttl, ms> <holder>
+    # <meta>". A sorted set of "<claim> <token>" has the end of each.
     "sharer": b"p:",
-    # Of which incarnation of the server the record is known to be.
+    # The incarnation of the server that the record is known to belong to.
     "incarnation": b"i",
-    # By claim: until when one that was given up in doubt is refused, unix us. And of all of them
-    # "<until when the last one is> <when those that are over were last removed>".
+    # By claim: until when a claim that was given up in doubt is refused, unix us. And for all of
+    # these claims: "<end of the last refusal> <when ended refusals were last removed>".
     "doubt": b"d:",
     "doubts": b"d",
 }
@@ -56,12 +56,12 @@ CLOSED: Final = b"closed"
 RESERVED: Final = b"reserved"
 SHARED: Final = b"shared"
 _OURS: Final = frozenset({b"incumbent1", b"incumbent2"})
-"""The quorum's and ours."""
+"""The format of quorum nodes, and this one."""
 _FOREIGN: Final = "<foreign>"
 
 
 class Value(NamedTuple):
-    """A value of ours. `since` is the server's wall clock (seconds), `ttl` in seconds."""
+    """A value of incumbent. `since`: by the server's wall clock, in seconds; `ttl`: in seconds."""
 
     claim: bytes
     token: int
@@ -72,11 +72,11 @@ class Value(NamedTuple):
 
     @property
     def reserved_for(self) -> str:
-        """The only holder who may take it; "" in anything but a reservation."""
+        """The only holder who may take the lease; "" if this is no reservation."""
         return unquote(self.meta.decode("utf-8", "replace")) if self.claim == RESERVED else ""
 
     def holding(self, remaining: float | None, now: float | None = None) -> Holding:
-        """As the contract says it."""
+        """The value as the contract's Holding."""
         held_for = None if now is None else max(0.0, now - self.since)
         if self.claim == CLOSED:
             return Holding(self.holder, self.token, remaining)
@@ -122,7 +122,7 @@ _REASONS: Final[dict[bytes, _Reason]] = {
 
 
 def refused(kind: bytes, raw: bytes, left_ms: int, now_us: bytes, slot: str) -> Refused:
-    """What the script's refusal means. `Refused.seen` names what to look at, and what was there."""
+    """The Refused for a script's refusal. Its `seen` names the key to watch, with a mark of it."""
     if kind == b"paused":
         return Refused("paused", seen=f"pause {mark_of(raw)}")
     if kind == b"line":
@@ -139,7 +139,7 @@ def refused(kind: bytes, raw: bytes, left_ms: int, now_us: bytes, slot: str) -> 
 
 
 def mark_of(raw: bytes | None) -> str:
-    """A short mark of what was seen: it must not give the claim away."""
+    """A short hash that marks a value without revealing the claim."""
     if raw is None:
         return "-"
     return blake2s(raw, digest_size=8).hexdigest()
@@ -164,7 +164,7 @@ def history_of(companion: dict[bytes, bytes]) -> list[tuple[Past, str]]:
         try:
             found.append(_past(begun, companion.get(b"e" + name[1:], b"0 0")))
         except ValueError:
-            # Not ours: this is for people, who are better off with the rest.
+            # Not written by incumbent. The history is for people: show them the rest.
             continue
     return sorted(found, key=lambda pair: pair[0].token)
 
@@ -173,7 +173,7 @@ def _past(begun: bytes, ended: bytes) -> tuple[Past, str]:
     token, since, slot, holder = begun.split(b" ", 3)
     seconds, micros = ended.split(b" ")
     end = int(seconds) * 1_000_000 + int(micros)
-    # An end before the start is that of the holding which had this place before.
+    # An end before the start belongs to the holding that had this place before.
     end_wall = end / 1e6 if end >= int(since) else None
     past = Past(unquote(holder.decode()), int(token), int(since) / 1e6, end_wall)
     return past, "" if slot == b"-" else unquote(slot.decode())
@@ -185,7 +185,7 @@ def slots_named(history: Iterable[tuple[Past, str]]) -> list[str]:
 
 
 def pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
-    """The answer to HGETALL."""
+    """The answer to HGETALL as a dictionary."""
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
@@ -200,10 +200,10 @@ def record_of(
     now: float,
     sharing: Sequence[Holding] = (),
 ) -> Record:
-    """All that was read of one key."""
+    """The Record of one key, from all that was read."""
     holdings: tuple[Any, ...] = ()
     closed_for, reserved_for = 0.0, ""
-    # Of a name that nobody holds it tells how many fields were written.
+    # For a name that nobody holds, `seen` has the version of the last written field.
     seen = f"fields:{int(companion[b'v'])} -" if b"v" in companion else ""
     if raw is not None:
         seen = f"lease {mark_of(raw)}"
@@ -219,14 +219,14 @@ def record_of(
 
 
 def is_shared(raw: bytes | None) -> bool:
-    """Whether several hold it."""
+    """Whether the value is that of a shared lease."""
     return raw is not None and raw.startswith(b"incumbent2 shared ")
 
 
 def sharing_of(
     raw: bytes, companion: Mapping[bytes, bytes], ends: object, now: float
 ) -> list[Holding]:
-    """Those who share it, the first to come first; `ends`: the sorted set, with its scores."""
+    """The holders of a shared lease, oldest first; `ends`: the sorted set, with its scores."""
     permits, found = int(raw.rpartition(b" ")[2]), list[Holding]()
     for member, until in pairs(ends).items() if isinstance(ends, list) else ():
         claim, _, token = member.partition(b" ")
@@ -241,7 +241,7 @@ def sharing_of(
 
 
 def candidates_of(standing: object, now: float) -> tuple[Candidate, ...]:
-    """Those who stand by at `now`; an answer that is no list of ours names nobody."""
+    """The candidates at `now`; none if the answer is an error instead of a list."""
     if not isinstance(standing, list):
         return ()
     found = [
@@ -300,7 +300,7 @@ class Naming:
         return names
 
     def keys_of(self, key: Key, shared: bool = False) -> tuple[bytes, ...]:
-        """The main key, the companion, and those who share it, without keeping them."""
+        """The main key, the companion, and if `shared` the sharers' key; not kept in the cache."""
         if self._template is None:
             main = tagged = b"incumbent:{%b}" % flat(key).encode()
         else:

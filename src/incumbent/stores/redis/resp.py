@@ -20,7 +20,7 @@ Folder: TypeAlias = "str | os.PathLike[str]"
 
 
 class Step(NamedTuple):
-    """Requests that leave together, and how many answers come back.
+    """Requests that are sent together, and the number of their answers.
 
     `repeats`: all of them may be sent again if the server did not know a script.
     """
@@ -46,7 +46,7 @@ def each_step(program: Program[T], ask: Callable[[Step], Program[list[Any]]]) ->
 
 
 def pack(*parts: Part) -> bytes:
-    """One request."""
+    """The bytes of one request."""
     out = [b"*%d\r\n" % len(parts)]
     for part in parts:
         data = part if isinstance(part, bytes) else str(part).encode()
@@ -55,7 +55,7 @@ def pack(*parts: Part) -> bytes:
 
 
 def milliseconds(seconds: float) -> int:
-    """As the server counts: up, so that it never forgets earlier than was asked."""
+    """`seconds` in ms, rounded up so that the server never forgets earlier than was asked."""
     return max(1, ceil(seconds * 1000))
 
 
@@ -66,7 +66,7 @@ _FIELD: Final = re.compile(rb"\bFIELD\.(\w+)")
 
 
 def _read(folder: Folder, name: str) -> bytes:
-    """Of `file` what stands before its parts; of `file:part` what follows `-- PART part`."""
+    """The text of `file` before its parts; of `file:part`, the text after `-- PART part`."""
     path, _, part = name.partition(":")
     # Not by pathlib, which costs start-up time.
     with open(f"{folder}/{path}.lua", "rb") as file:  # noqa: PTH123
@@ -78,11 +78,11 @@ def _read(folder: Folder, name: str) -> bytes:
 
 
 _texts: Final[dict[bytes, bytes]] = {}
-"""All scripts, by the names that servers have for them."""
+"""The texts of all scripts, by the SHA-1 that is their name on servers."""
 
 
 class Script:
-    """A Lua script of a folder, as it is sent: without comments, `FIELD.x` as it is stored."""
+    """A Lua script as it is sent: without comments, each `FIELD.x` replaced by its stored name."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Script:
         _texts[self.sha] = self.text
 
     def call(self, keys: int, *parts: Part) -> bytes:
-        """One request that runs it; the first `keys` of `parts` are keys."""
+        """One request that runs the script; the first `keys` of `parts` are keys."""
         return pack(b"EVALSHA", self.sha, keys, *parts)
 
     def open_call(self, keys: Sequence[Part], more: int) -> bytes:
@@ -112,8 +112,8 @@ SCRIPTS: Final = {
 
 
 def as_eval(payload: bytes) -> bytes:
-    """The same requests with the scripts themselves in place of their names."""
-    # Requests are read, not searched: a user's metadata may hold any bytes, also those of a call.
+    """The same requests with the texts of the scripts in place of their names."""
+    # Requests are parsed, not searched: a user's metadata may be any bytes, also those of a call.
     reader, requests = hiredis.Reader(), list[bytes]()
     reader.feed(payload)
     while (parts := reader.gets()) is not False:
@@ -124,5 +124,5 @@ def as_eval(payload: bytes) -> bytes:
 
 
 def is_forgotten(answer: Any) -> bool:
-    """Whether the server does not know the script (any more): it has to be sent along."""
+    """Whether the server does not know the script (any more), so that its text must be sent."""
     return type(answer) is hiredis.ReplyError and str(answer).startswith("NOSCRIPT")

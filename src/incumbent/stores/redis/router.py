@@ -1,8 +1,8 @@
 """Routing the operations of a store to the nodes of a cluster.
 
-Renewals take one script call a slot, all of a node in one round trip. Most leases have a slot of
-their own, so that ten thousand of them take thousands of calls. All that changes from one time to
-the next is the echo: the rest is kept beside the Batch.
+Renewals take one script call for each slot; all calls to a node share one round trip. Most leases
+have a slot of their own, so that ten thousand of them take thousands of calls. Only the echo
+changes from one time to the next: the other bytes are kept with the Batch.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from incumbent.stores.redis.resp import Program, Step
 T = TypeVar("T")
 
 _CHANGES: Final = frozenset({"take", "give", "put"})
-"""What may be asked for at the node to which the key is on its way."""
+"""The kinds of plans that may run at a node to which the key is being moved."""
 _HOPS: Final = 5
-"""Redirections that one operation follows at once."""
+"""Redirections that one operation follows without a pause."""
 _APART: Final = 0.02
-"""Seconds between those that come after: nodes hear late of a slot that has moved, and send to and
-fro until then."""
+"""Seconds between later redirections: nodes learn late that a slot has moved, and redirect to each
+other until then."""
 
 
 _CLOCKS: Final = 10.0 + 2 * TOKEN_JUMP
@@ -57,7 +57,7 @@ _CLOCKS: Final = 10.0 + 2 * TOKEN_JUMP
 
 
 class _Node(NamedTuple):
-    """What carries out a plan of one side at one node."""
+    """One node, with the operations of one side there."""
 
     address: Address
     planned: PlannedTogether[Server]
@@ -76,7 +76,7 @@ class Router(PlannedTogether[Server]):
         self._nodes: dict[Address, _Node] = {}
 
     async def run(self, plan: Plan[Server, T], until: float) -> T:
-        """See Planned.run. A key that is just being moved cannot be read."""
+        """See Planned.run. A key that is being moved cannot be read."""
         outcome: Any
         if plan.kind == "renew":
             outcome = await self._renew(plan.renewals, until)
@@ -92,7 +92,7 @@ class Router(PlannedTogether[Server]):
     async def _run_at(
         self, plan: Plan[Server, T], until: float, node: _Node, *, moving: bool
     ) -> Any:
-        """Carry out a plan at a node; `moving`: the key is on its way there."""
+        """Carry out a plan at a node; `moving`: the key is being moved there."""
         if not moving:
             outcome: Any = await node.planned.run(plan, until)
         elif not isinstance(node.planned, Exchange):
@@ -105,7 +105,7 @@ class Router(PlannedTogether[Server]):
         return _granted_by(node, outcome)
 
     async def _run_joined(self, plan: JoinedPlan[T], until: float) -> list[T | StoreError]:
-        """One request a node. What has moved is asked for once more, alone."""
+        """Send one request to each node. Plans whose key has moved are run again, one by one."""
         await self._side.update(self._cluster, until)
         nodes: dict[Address | None, list[int]] = {}
         for at, key in enumerate(plan.keys):
@@ -137,7 +137,7 @@ class Router(PlannedTogether[Server]):
         return outcome
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        """See Planned.wait_change. Every node hears what is published at any of them."""
+        """See Planned.wait_change. Every node receives what is published at any node."""
 
         async def operate(node: _Node, *, moving: bool) -> None:
             await node.planned.wait_change(key, seen, until)
@@ -162,7 +162,7 @@ class Router(PlannedTogether[Server]):
     # -- renewals -----------------------------------------------------------------------------
 
     async def _renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """One request a node; one of them that fails costs the others nothing."""
+        """Send one request to each node. One that fails does not affect the others."""
         await self._side.update(self._cluster, until)
         outcomes: list[RenewOutcome | StoreError] = [_UNASKED] * len(renewals)
         asks: dict[int, Address] = {}
@@ -192,7 +192,7 @@ class Router(PlannedTogether[Server]):
         return [Unproved(str(each)) if isinstance(each, StoreError) else each for each in outcomes]
 
     def _parts(self, renewals: Sequence[Renewal]) -> Sequence[Part]:
-        """Which node to ask for what, and what was packed for that if it was asked before."""
+        """The renewals by node; those of a Batch are kept, with the requests packed for them."""
         if not isinstance(renewals, Batch):
             return self._sorted(renewals, range(len(renewals)), {})
         plan, topology = renewals.prepared, self._cluster.topology
@@ -251,7 +251,7 @@ class Router(PlannedTogether[Server]):
         return node
 
     def _learn(self, slot: int, error: Moved, by: Address | None, asks: dict[int, Address]) -> None:
-        """Where to go now, as the node `by` said. Raises `error` where it did not say."""
+        """Note the address that the node `by` named. Raises `error` if it named none."""
         if not error.address:
             raise error
         host, port = parse_address(error.address)
@@ -266,9 +266,9 @@ class Router(PlannedTogether[Server]):
     async def _at(
         self, key: Key, until: float, operate: Callable[..., Awaitable[T]], *, changes: bool = False
     ) -> T:
-        """`operate` at the node that has the key, wherever the cluster says that it is.
+        """Run `operate` at the node that has the key, following redirections.
 
-        `changes`: also at one to which the key is on its way.
+        `changes`: also at a node to which the key is being moved.
         """
         await self._side.update(self._cluster, until)
         slot = self._slot(key)
@@ -289,21 +289,21 @@ class Router(PlannedTogether[Server]):
         raise StoreUnavailable(f"{self._cluster.site.where}: the key {key} moves about")
 
     async def _may_follow(self, hop: int, until: float) -> bool:
-        """Whether there is time to follow one more redirection, once it is worth it."""
+        """Whether there is time to follow one more redirection. Pauses before a later one."""
         if hop >= _HOPS:
             await self._side.pause(min(_APART, max(0.0, until - clock.now())))
         return clock.now() < until
 
 
 def _granted_by(node: _Node, outcome: Any) -> Any:
-    """It says which node granted it: its key may be moved."""
+    """The outcome; a grant also names its node, since the key may be moved later."""
     if not isinstance(outcome, Granted):
         return outcome
     return outcome._replace(epoch=f"{say_address(node.address)} {outcome.epoch}")
 
 
 class _Plan(NamedTuple):
-    """Which node was asked for what, as long as the topology is that one."""
+    """The renewals by node, valid for this topology only."""
 
     topology: Topology
     parts: Sequence[Part]
@@ -316,7 +316,7 @@ _UNASKED: Final = OutcomeUnknown("it was not asked for")
 
 
 class Part:
-    """Renewals that go to one node: their places among all. `by_asking`: their slots go there."""
+    """Renewals at one node: their places among all. `by_asking`: their slots are moving there."""
 
     __slots__ = ("address", "by_asking", "places", "ready")
 
@@ -328,7 +328,7 @@ class Part:
 
 
 class _Ready(NamedTuple):
-    """What is sent to one incarnation; `lost`: the places of what this one did not grant."""
+    """The calls for one incarnation; `lost`: the places of leases that it did not grant."""
 
     epoch: str
     calls: Sequence[Call]
@@ -336,7 +336,7 @@ class _Ready(NamedTuple):
 
 
 def slot_of_key(naming: Naming, renewal: Renewal) -> int:
-    """The slot of a lease, past the cache of names, which a thousand of them would only empty."""
+    """The slot of a lease, not by the cache of names, which a thousand leases would only empty."""
     return slot_of(naming.keys_of(renewal.key)[0].decode())
 
 
@@ -347,9 +347,9 @@ def renew_part(
     known: Acquaintance,
     outcomes: list[RenewOutcome | StoreError],
 ) -> Program[None]:
-    """Renew the renewals of one part; note what becomes of each, at its place.
+    """Renew the leases of one part; note the outcome of each at its place.
 
-    A call that fails costs the others nothing.
+    A call that fails does not affect the others.
     """
     ready = part.ready
     if ready is None or ready.epoch != known.epoch:
@@ -359,7 +359,7 @@ def renew_part(
     if not ready.calls:
         return
     echo = new_echo(renewals[ready.calls[0].places[0]])
-    # One that goes by asking has two requests; the first one's answer says nothing.
+    # With ASKING each call is two requests; the answer to the first says nothing.
     before, each = (ASKING, 2) if part.by_asking else (b"", 1)
     payload = b"".join([before + request_of(call, echo) for call in ready.calls])
     answers = (yield Step(payload, len(ready.calls) * each))[each - 1 :: each]
@@ -393,8 +393,8 @@ def _prepare(
 def _is_known(renewal: Renewal, node: str, epoch: str, since: float) -> bool:
     """Whether a lease may be renewed at this incarnation of the node.
 
-    A lease that another node granted came with its slot, record and all. Not so if this node was
-    made a master after the grant: then it was a replica of the other, and may lack the newest.
+    A lease that another node granted came here with its whole slot. Not if this node became a
+    master after the grant: it was a replica of the other then, and may lack the newest leases.
     """
     granted_by, _, granted_in = renewal.epoch.rpartition(" ")
     if granted_by == node:

@@ -1,8 +1,8 @@
-"""A master that sentinels name: what they answer, what follows from it, and following it.
+"""A master that sentinels name: ask the sentinels, judge their answers, follow the master.
 
 Nothing is sent to a server unless a majority of the sentinels has said, within the last seconds,
-that it is the master. A process that is cut off together with an old master proves nothing any
-more. And as two majorities share a sentinel, no two servers are named at the same time.
+that it is the master. So a process that is cut off together with an old master proves no lease any
+more. As two majorities share a sentinel, no two servers are named at the same time.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ T = TypeVar("T")
 _now = clock.now
 
 FRESH: Final = 1.0
-"""Seconds for which an answer of the sentinels is taken for granted.
+"""Seconds for which an answer of the sentinels is trusted.
 
 Shorter than any sensible `down-after-milliseconds`: a process that was cut off together with the
-old master notices before the others can have promoted another.
+old master notices before the sentinels can have promoted another.
 """
 PROVES: Final = 2.0
-"""Seconds from the question until which requests may be sent to the master that was named."""
+"""Seconds after the question for which requests may be sent to the master that was named."""
 SETTLE: Final = PROVES + 1.0
 """Seconds after a promotion for which requests may still be sent to the old master.
 
-A majority names the new one before anybody writes there. So a process that believes in the old one
-asked before, and sends for less than `PROVES` from then; the rest is for clocks that run unevenly.
+A majority names the new master before any client writes there. A process that still uses the old
+one asked before, and sends for less than `PROVES` from then; the rest covers uneven clocks.
 """
 
 
 class Opinion(NamedTuple):
-    """Where one sentinel sees the master. The opinion with the highest `epoch` is the newest.
+    """The master according to one sentinel. The opinion with the highest `epoch` is the newest.
 
     Each promotion has a larger epoch than the one before.
     """
@@ -56,12 +56,12 @@ class Opinion(NamedTuple):
 
 
 def majority_of(sentinels: int) -> int:
-    """How many have to answer."""
+    """The number of sentinels that must agree."""
     return sentinels // 2 + 1
 
 
 def question(service: str, where: str, *, proved: bool) -> Program[Opinion]:
-    """Ask one sentinel. Raises StoreUnavailable where it knows no such master."""
+    """Ask one sentinel. Raises StoreUnavailable if it knows no such master."""
     request = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
     address, about = yield Step(request + pack("SENTINEL", "MASTER", service), 2)
     for answer in (about, address):
@@ -75,7 +75,7 @@ def question(service: str, where: str, *, proved: bool) -> Program[Opinion]:
 
 
 def _opinion(address: Sequence[Any], about: Sequence[Any]) -> Opinion:
-    # The first answer is ahead of the second while the sentinel that leads a failover ends it.
+    # The address is not read from `about`, which is older while a sentinel ends a failover.
     fields = dict(zip(about[::2], about[1::2], strict=True))
     host, port = address
     return Opinion(int(fields[b"config-epoch"]), (host.decode(), int(port)))
@@ -88,7 +88,7 @@ def newest_of(opinions: Sequence[Opinion]) -> tuple[Opinion, int]:
 
 
 def verdict(answers: Sequence[Opinion | StoreError], asked: int, where: str) -> Opinion:
-    """The newest opinion, if a majority has it; otherwise StoreUnavailable."""
+    """The newest opinion. Raises StoreUnavailable unless a majority has it."""
     opinions = [each for each in answers if isinstance(each, Opinion)]
     if len(opinions) < majority_of(asked):
         raise _too_few(answers, len(opinions), asked, where)
@@ -110,17 +110,17 @@ def _too_few(
     return StoreUnavailable(
         f"{where}: {known} of {asked} sentinels said where the master is, and"
         f" {majority_of(asked)} are needed: {words}",
-        # Enough of them for good means that there can be no majority.
+        # If enough sentinels failed permanently, there can be no majority.
         permanent=sum(each.permanent for each in failures) > asked - majority_of(asked),
     )
 
 
 @dataclass(slots=True)
 class Followed:
-    """A master and its sentinels, as both sides of an engine see them.
+    """A master and its sentinels, shared by both sides of an engine.
 
-    `asked`: when the sentinels were asked whose answer `opinion` is; `checked`: the same, as long
-    as nothing speaks against it.
+    `asked`: when the sentinels were asked that gave `opinion`; `checked`: the same, until `doubt`
+    resets it.
     """
 
     site: Site
@@ -134,7 +134,7 @@ class Followed:
 
     @property
     def stale(self) -> bool:
-        """Whether the sentinels have to be asked again."""
+        """Whether the sentinels must be asked again."""
         return not 0 <= _now() - self.checked <= FRESH
 
     async def ask(self, side: Side, until: float) -> None:
@@ -147,14 +147,14 @@ class Followed:
         def enough(opinions: Sequence[Opinion]) -> bool:
             return bool(opinions) and newest_of(opinions)[1] >= majority_of(len(self.sentinels))
 
-        # Later answers would prove nothing.
+        # After a later answer no request could be sent: see PROVES.
         until = min(until, asked_at + PROVES)
         answers = await side.survey(self.sentinels, program, enough, until)
         opinion = verdict(answers, len(self.sentinels), site.where)
         for sentinel, answer in zip(self.sentinels, answers, strict=True):
-            # What is wrong there later may pass.
+            # Once a sentinel has answered, later errors of it may be temporary.
             sentinel.proved = sentinel.proved or isinstance(answer, Opinion)
-        # Another thread may have asked later and heard more.
+        # Another thread may have asked later and got a newer answer.
         if asked_at >= self.asked:
             if opinion != self.opinion:
                 target = site.target.at(self.reach(opinion.address))
@@ -165,7 +165,7 @@ class Followed:
 
     @property
     def summary(self) -> str:
-        """For the doctor."""
+        """The description for `doctor`."""
         master = say_address(self.opinion.address) if self.opinion else "unknown"
         return f"the sentinels say that the master is {master}"
 
@@ -174,12 +174,12 @@ class Followed:
         return [("", self.site)]
 
     def doubt(self) -> None:
-        """Something went wrong at the master: the sentinels may know more by now."""
+        """After an error at the master: ask the sentinels again, which may know more by now."""
         self.checked = -inf
 
 
 def followed_of(site: Site, options: RedisOptions) -> Followed:
-    """The master that options name."""
+    """The master and the sentinels that the options name."""
     site.marker, site.named = site.marker._replace(settle=SETTLE), False
     sentinels = tuple(
         Site(target, f"the sentinel {say_address(address)}")
@@ -189,7 +189,7 @@ def followed_of(site: Site, options: RedisOptions) -> Followed:
 
 
 class Follow(Layer):
-    """Asks the sentinels before the master, and drops what is connected to an old one."""
+    """Asks the sentinels before the master, and drops the connections to an old one."""
 
     def __init__(self, inner: PlannedTogether[Server], side: Side, followed: Followed) -> None:
         super().__init__(inner)

@@ -1,6 +1,6 @@
-"""One configured server: where it is, what a failure to connect means, what it says of itself.
+"""One configured server: its address, the errors of connecting to it, and the facts in its INFO.
 
-It says so when a connection is made; `admit` refuses a server that must not grant leases.
+INFO is read when a connection is made; `admit` refuses a server that must not grant leases.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ MARKER_KEY: Final = "incumbent:{incumbent}:server"
 
 
 class Marker(NamedTuple):
-    """Where the marker is: one key, or in a cluster copies in several slots of the node.
+    """The keys of the marker: one, or in a cluster those of copies in several slots of the node.
 
-    `settle`: seconds for which a master before a promoted one may have gone on unseen.
+    `settle`: seconds for which an old master may still be in use after a promotion.
     """
 
     keys: tuple[str, ...] = (MARKER_KEY,)
@@ -36,9 +36,9 @@ MARKED: Final = Marker()
 class Site:
     """One configured server. `proved`: it has served this process before.
 
-    `named`: its host is the user's word, and not another server's. `sighted`: the incarnation that
-    this process saw last, and when it saw it first. `meant_until`: the instant from which `target`
-    may no longer be the server that is meant.
+    `named`: the user named its host, not another server. `sighted`: the incarnation that this
+    process saw last, and when it saw it first. `meant_until`: the instant from which `target` may
+    no longer be the right server.
     """
 
     target: Target
@@ -52,13 +52,13 @@ class Site:
     meant_until: float = inf
 
     def means(self, target: object) -> bool:
-        """Whether a request may be sent there now."""
-        # In this order: another thread that learns of another server sets the target first.
+        """Whether a request may be sent to `target` now."""
+        # In this order: a thread that learns of a new server sets `target` before `meant_until`.
         return clock.now() < self.meant_until and target is self.target
 
 
 def site_of(options: RedisOptions) -> Site:
-    """The server that options name."""
+    """The server that the options name."""
     return Site(options.target, options.shown, options.restart_wait, options.allow_eviction)
 
 
@@ -75,7 +75,7 @@ _WRONG_DATABASE: Final = (
     "ERR SELECT is not allowed in cluster mode",
 )
 _ALERTS: Final = ("ALERT_CERTIFICATE_", "ALERT_BAD_CERTIFICATE", "ALERT_UNKNOWN_CA")
-"""Alerts of a server that does not accept our certificate, or wants one."""
+"""TLS alerts of a server that does not accept our certificate, or wants one."""
 
 
 def connect_error(error: BaseException, site: Site) -> StoreUnavailable:
@@ -107,16 +107,16 @@ def _is_bad_certificate(error: BaseException | None) -> bool:
 _INFO: Final = pack("INFO")
 _PROMOTED: Final = Script("put:promoted")
 _PROMOTED_KEY: Final = "incumbent:{incumbent}:promoted"
-"""Where clients note when they first saw a promoted replica as the master."""
+"""The key where clients note when they first saw a promoted replica as the master."""
 
 
 class Facts(NamedTuple):
     """The part of INFO that a lease depends on. `uptime`: whole seconds, as the server counts.
 
     `promoted`: the replication id of a master that was a replica before, else ""; `master_for`:
-    seconds for which it certainly is one; `run`, `replication`: ids of this run of the process, and
-    of the history of its data, "" where it says none; `stopped`: why it takes no writes, or "";
-    `snapshot_failed`: the last one; `good_replicas`: None if it wants none for its writes.
+    seconds for which it has certainly been one; `run`, `replication`: ids of the server's run and
+    of its data's history, "" if INFO has none; `stopped`: why it takes no writes, or "";
+    `snapshot_failed`: whether the last one failed; `good_replicas`: None if writes need none.
     """
 
     epoch: str
@@ -138,13 +138,13 @@ class Facts(NamedTuple):
 
     @property
     def evicts(self) -> bool:
-        """Whether it may delete a lease to make room."""
+        """Whether the server may delete a lease to make room."""
         return self.maxmemory > 0 and self.policy != "noeviction"
 
     def born(self, received: float) -> float:
-        """The latest instant at which it can have become what it is, if this arrived at `received`.
+        """The latest possible beginning of this incarnation, if INFO arrived at `received`.
 
-        Its uptime is a difference of two wall clock readings, each cut to whole seconds, so it may
+        The uptime is a difference of two wall clock readings, each cut to whole seconds, so it may
         be up to a second too large.
         """
         return received - min(max(0, self.uptime - 1), self.master_for)
@@ -157,7 +157,7 @@ def read_facts(text: bytes) -> Facts:
         for line in text.decode("utf-8", "replace").splitlines()
         if ":" in line and not line.startswith("#")
     )
-    # It is set by promotion alone (and by a restart from a snapshot, where waiting is right too).
+    # Set only by a promotion (and by a restart from a snapshot, where waiting is right too).
     before = fields.get("master_replid2", "").strip("0")
     promoted = fields.get("master_replid", "") if before else ""
     return Facts(
@@ -205,7 +205,7 @@ def _product(fields: dict[str, str]) -> str:
 
 
 def greeting(where: str, *, allow_eviction: bool, proved: bool) -> Program[Facts]:
-    """Look at a node of a quorum; one round trip, two to a promoted replica.
+    """Check a node of a quorum: one round trip, or two for a promoted replica.
 
     Raises StoreUnavailable for a server that must not grant leases.
     """

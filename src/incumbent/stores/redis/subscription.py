@@ -1,8 +1,8 @@
-"""Waiting on one server: the places in its line, and what is said to them.
+"""Waiting on one server: the places in its line, and the messages to their waiters.
 
-Messages to a waiter in line name its claim, and one for a claim that does not wait here yet is kept
-for it. Whatever may have been said before the subscription, or while there was none, is not waited
-for: the wait ends, and the waiter looks. So nothing is missed.
+A message to a waiter in line names its claim, and is kept if that claim does not wait here yet. If
+a message may have been sent before the subscription, or while there was none, the wait ends and the
+waiter looks (asks the server again). So no message is missed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from incumbent.stores.redis.resp import pack
 
 _REMEMBERED: Final = 4096
 _LOOKS_EVERY: Final = 20.0
-"""Times its ttl after which one in line asks the server for itself, whatever is said."""
+"""Multiples of its ttl after which a waiter in line asks the server, whatever messages came."""
 _LOOK_ON: Final = b"given"
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ _now = clock.now
 
 
 class LineWaiter(Waiter):
-    """One that waits, perhaps at a place in line."""
+    """A waiter, perhaps with a place in line."""
 
     def __init__(self, wakeup: Wakeup, place: Place | None, channels: list[str]) -> None:
         super().__init__(wakeup, channels)
@@ -43,46 +43,46 @@ class LineWaiter(Waiter):
 
 
 class LineSubscription(Subscription):
-    """What one connection has been subscribed to, and has heard."""
+    """The channels of one connection, and the messages on them."""
 
     def __init__(self, inbox: str, epoch: str) -> None:
         super().__init__()
         self.inbox = inbox.encode()
         self.epoch = epoch
-        """Of the server: see exchange.AnyWire."""
+        """The incarnation of the server: see incarnation."""
         self.since = 0
-        """When the inbox was listened to at the latest, on the server's clock (microseconds)."""
+        """The server's clock (microseconds) at or after the inbox was subscribed; 0 before."""
         self.outdated = False
-        """Whether it leads to another incarnation of the server than the takes."""
+        """Whether its server is another incarnation than that of the latest takes."""
         self.messages: dict[str, int] = {}
 
     def messages_for(self, waiter: LineWaiter) -> int:
-        """How many have come on the channel of its lease."""
+        """The number of messages on the channel of the waiter's lease."""
         return self.messages.get(waiter.channels[-1], 0)
 
 
 class Host(Protocol):
-    """What a hub needs of the exchange that it belongs to, for the time of one call."""
+    """The exchange that a hub belongs to, as far as the hub needs it; passed at each call."""
 
     async def open_subscriber(self, until: float) -> Any:
-        """A fresh connection, to listen by. Raises StoreUnavailable."""
+        """A fresh connection for a subscription. Raises StoreUnavailable."""
 
     async def server_time(self, until: float) -> int:
         """The server's clock in microseconds. Raises StoreError."""
 
     async def is_unchanged(self, key: Key, seen: str, until: float) -> bool:
-        """Whether what was seen is as it was. Raises StoreError."""
+        """Whether the state that `seen` describes is unchanged. Raises StoreError."""
 
 
 class _Rest(NamedTuple):
-    """One in line need not look until then, as this connection said."""
+    """By a message of `subscription`, a waiter in line need not look before `until`."""
 
     subscription: LineSubscription
     until: float
 
 
 class _Asked(NamedTuple):
-    """A take of one in line: when it was sent, and what came of it."""
+    """A take of a waiter in line: when it was sent, and its outcome."""
 
     sent: float
     outcome: Queued
@@ -100,13 +100,13 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
         super().__init__(commands.where, 1, side)
         self._commands = commands
         self.asked: dict[str, _Asked] = {}
-        """The last takes of those in line."""
+        """The last takes of the waiters in line."""
         self.waits_on: dict[str, _Rest] = {}
-        """Who may go on waiting."""
+        """The waiters in line that need not look yet."""
         self._missed: dict[str, float] = {}
         self._told: dict[str, tuple[int, float]] = {}
-        """When the place of a waiter was written, and by when it has to look. Its wait may have
-        ended just then, and go on in the same place without a look."""
+        """When the place of a waiter was stored, and when the waiter must look. Its wait may have
+        ended at that message, and may go on at the same place without a look."""
         self._looked: dict[str, tuple[LineSubscription, int]] = {}
 
     @property
@@ -114,7 +114,7 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
         return self._role.subscriptions[0]
 
     async def wait(self, host: Host, key: Key, seen: str, until: float) -> None:
-        """See Store.wait_change. Raises StoreError if nobody can listen."""
+        """See Store.wait_change. Raises StoreError if there can be no subscription."""
         place, channels = read_place(seen), [self._commands.naming.of(key).channel]
         if place is not None:
             channels = [self._inbox, *channels] if place.looks_on else [self._inbox]
@@ -133,7 +133,7 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
         await self._wait(host, waiter, until, goes_on)
 
     def _leave_behind(self, place: Place) -> None:
-        """A connection that led to another server than the one where the place is: close it."""
+        """Have the connection closed if its server is another incarnation than the place's."""
         subscription, subscriber = self._subscription, self._role.subscriber
         if subscription is not None and subscription.epoch != place.epoch:
             subscription.outdated = True
@@ -214,7 +214,7 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
             raise error
 
     def _may_have_missed(self, subscription: LineSubscription, waiter: LineWaiter) -> bool:
-        """Whether the server of its place may have said something that nobody listened to."""
+        """Whether a message from the server of its place may have been missed."""
         place = waiter.place
         if place is None:
             return False
@@ -222,7 +222,7 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
             return True
         if place.at <= subscription.since and self._looked_at(subscription, place) is None:
             return True
-        # Words that were kept for it; what it has heard by itself is newer.
+        # Apply the messages that were kept for it; any that it received itself are newer.
         waiter.look_at = min(waiter.look_at, self._missed.pop(place.id, inf))
         written, look_at = self._told.pop(place.id, (place.at, inf))
         if written == place.at:
@@ -237,7 +237,7 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
         return place.looks_on and known != subscription.messages_for(waiter)
 
     def _looked_at(self, subscription: LineSubscription, place: Place) -> int | None:
-        """How much had been heard when it last went to look; None if it never did."""
+        """The number of messages when the waiter last left to look; None if it never did."""
         looked, messages = self._looked.get(place.id, (None, None))
         return messages if looked is subscription else None
 
@@ -245,11 +245,11 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
         place = waiter.place
         if place is not None:
             if _now() < min(until, waiter.look_at):
-                # Something has happened: it asks the server.
+                # A message ended the wait: the waiter will ask the server.
                 self.waits_on.pop(place.id, None)
             subscription = self._subscription
             if subscription and (place.looks_on or place.at <= subscription.since):
-                # A waiter that leaves looks, and comes back knowing all that was heard by now.
+                # A waiter that leaves will look, and so learn of all messages until now.
                 heard = subscription.messages_for(waiter)
                 _keep(self._looked, place.id, (subscription, heard))
         super()._leave(waiter, until)
@@ -257,7 +257,7 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
     # -- takes that need not be sent ----------------------------------------------------------
 
     def learn(self, claim: str, sent: float, outcome: TakeOutcome) -> None:
-        """What came of a take that was sent at `sent`."""
+        """Note the outcome of a take that was sent at `sent`."""
         place = read_place(outcome.seen) if isinstance(outcome, Queued) else None
         if place is None or not isinstance(outcome, Queued):
             self.asked.pop(id_of(claim), None)
@@ -266,11 +266,11 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
             _keep(self.asked, place.id, _Asked(sent, outcome))
 
     def answer(self, claim: str, ask: Ask) -> Queued | None:
-        """The refusal that the server has sent already, unless it has to be asked."""
+        """The server's last refusal of the claim; None if the server must be asked."""
         now, id_ = _now(), id_of(claim)
         for other, rest in list(self.waits_on.items())[:1]:
             if rest.until < now:
-                # Who gives up leaves it behind; nobody else would look at it again.
+                # Left behind by a waiter that gave up; nothing else would remove it.
                 self.waits_on.pop(other, None)
         rest_of_claim, asked = self.waits_on.get(id_), self.asked.get(id_)
         if rest_of_claim is None:
@@ -283,7 +283,7 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
             return None
         return replace(asked.outcome, retry_after=until - now)
 
-    # -- what was said ------------------------------------------------------------------------
+    # -- messages -----------------------------------------------------------------------------
 
     def _hear(self, node: int, subscription: LineSubscription, name: bytes, payload: bytes) -> None:
         if subscription.outdated:
@@ -316,7 +316,7 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
         self.waits_on.pop(call.id, None)
         for waiter in list(self._waiters):
             if waiter.place is not None and waiter.place.id == call.id:
-                # The one that has to look earlier may be the one that looks for others.
+                # Never later than before: this waiter may be the one that looks for the others.
                 if at < waiter.look_at:
                     waiter.look_at = at
                     self._note_told(waiter, at)

@@ -1,4 +1,4 @@
-"""The blocking side: `exchange` in one step, and a shorter way for takes and gives."""
+"""The blocking side: `exchange` run in one step, and a shorter way for takes and gives."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class BlockingExchange(Exchange[Wire]):
 
 
 class RedisStore(BlockingTogether[BlockingExchange]):
-    """See stores.base.Store. A take and a give need no plan by a connection at hand."""
+    """A Store (see stores.base). With an idle connection, takes and gives need no plan."""
 
     def __init__(self, site: Site, commands: Commands) -> None:
         super().__init__(BlockingExchange(site, commands))
@@ -94,9 +94,9 @@ class RedisStore(BlockingTogether[BlockingExchange]):
 
     @staticmethod
     def _at_hand(idle: list[Wire], now: float, ttl: float = 0.0) -> Wire | None:
-        """An idle connection that was used just now.
+        """An idle connection that the server has not closed, or None.
 
-        With a ttl also one whose server was looked at just now, and grants such a lease.
+        With a ttl, its server must have been checked just now, and be old enough for such a lease.
         """
         try:
             wire = idle.pop()

@@ -1,4 +1,4 @@
-"""One blocking connection to a Redis server, and how one is made that is logged in."""
+"""A blocking connection to a Redis server; making connections, and logging in."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Wire(BlockingWire, AnyWire):
-    """See exchange.AnyWire. `ask` and `read` are no coroutines, and `next` blocks."""
+    """A blocking AnyWire. `ask` and `read` are no coroutines, and `next` blocks."""
 
     def __init__(self, sock: socket) -> None:
         AnyWire.__init__(self)
@@ -34,9 +34,9 @@ class Wire(BlockingWire, AnyWire):
         self._feed, self._gets = reader.feed, reader.gets
 
     def ask(self, request: bytes, until: float) -> Any:
-        """One request, one answer. Raises Broken."""
+        """Send one request; return its answer. Raises Broken."""
         self.send(request, until)
-        # As `read`, but for a first look: nothing is there before the request has left.
+        # As `read`, without a first look at the parser, which is empty before an answer comes.
         self._feed(self.receive(until))
         answer = self._gets()
         if answer is False:
@@ -46,7 +46,7 @@ class Wire(BlockingWire, AnyWire):
         return answer
 
     async def ask_all(self, payload: bytes, answers: int, until: float) -> list[Any]:
-        """Requests that leave together, and their answers. Raises Broken."""
+        """Send requests together; return their answers. Raises Broken."""
         self.send(payload, until)
         return [self.read(until) for _ in range(answers)]
 
@@ -55,8 +55,8 @@ class Wire(BlockingWire, AnyWire):
         return self.read(until)
 
     def read(self, until: float) -> Any:
-        """The same at once."""
-        # hiredis says False where an answer is not complete; no answer in RESP 2 is a bool.
+        """As `next`, but no coroutine."""
+        # hiredis returns False while an answer is incomplete; no answer in RESP 2 is a bool.
         while (answer := self._gets()) is False:
             self._feed(self.receive(until))
         return answer
@@ -69,25 +69,25 @@ class Wire(BlockingWire, AnyWire):
             raise Broken(str(error), sent=True) from error
 
     def fill(self) -> None:
-        """Read what there is, without waiting for a whole message. Raises Broken."""
+        """Read the available bytes, without waiting for a whole message. Raises Broken."""
         if data := self.glance():
             self._feed(data)
 
 
-# -- making one -----------------------------------------------------------------------------------
+# -- making a connection --------------------------------------------------------------------------
 
 
 class Fresh(Protocol):
-    """A connection on which nobody else has a request yet."""
+    """A new connection, which has no other requests yet."""
 
     def send(self, request: bytes, until: float) -> None:
-        """Requests whose replies are read by `next`. Raises Broken."""
+        """Send requests whose replies are read by `next`. Raises Broken."""
 
     async def next(self, until: float) -> Any:
         """The next reply. Raises Broken."""
 
     def close(self) -> None:
-        """Let go at once."""
+        """Close at once."""
 
 
 F = TypeVar("F", bound=Fresh)
@@ -103,7 +103,7 @@ def dial(site: Site, until: float) -> Wire:
 
 
 def dial_as(make: Callable[[socket], W], site: Site, until: float) -> W:
-    """The same, as a Wire of another kind."""
+    """As `dial`, for another kind of Wire."""
 
     async def connected(target: Target, tls: SSLContext | None) -> W:
         if target.path:
@@ -128,7 +128,7 @@ async def open_wire(
 ) -> F:
     """A connection that is logged in; `login` asks a credential provider. Raises StoreUnavailable.
 
-    Who connects, and to which database, is said in one round trip.
+    Login, client name and database take one round trip.
     """
     target = site.target
     try:
@@ -142,7 +142,7 @@ async def open_wire(
                 requests.append(pack("SELECT", target.db))
             wire.send(b"".join(requests), until)
             for _ in requests:
-                # One by one: a server that refuses a client may close after one reply.
+                # Read one by one: a server that refuses a client may close after one reply.
                 reply = await wire.next(until)
                 if isinstance(reply, hiredis.ReplyError):
                     raise LoginRefused(str(reply))
