@@ -120,20 +120,20 @@ def instant_of(
 
     A text without a time zone is in `zone`, or in local time if that is None.
     """
-    from datetime import UTC, datetime, timedelta
+    from datetime import datetime, timedelta
 
-    here = datetime.fromtimestamp(now, UTC).astimezone(zone)
+    # Without a zone these are clock times without an offset: the offset of another day, or of
+    # another hour of this one, may differ.
+    here = datetime.fromtimestamp(now, zone)
     try:
         if len(text) <= 8 and ":" in text:
             time = datetime.strptime(text, "%H:%M" if text.count(":") == 1 else "%H:%M:%S")  # noqa: DTZ007 - only its time
             found = here.replace(
-                hour=time.hour, minute=time.minute, second=time.second, microsecond=0
+                hour=time.hour, minute=time.minute, second=time.second, microsecond=0, fold=0
             )
-            return (found if found <= here else found - timedelta(days=1)).timestamp()
+            return (found if found.timestamp() <= now else found - timedelta(days=1)).timestamp()
         found = datetime.fromisoformat(text)
-        if found.tzinfo is None:
-            found = found.replace(tzinfo=zone) if zone else found.astimezone()
-        return found.timestamp()
+        return (found if found.tzinfo else found.replace(tzinfo=zone)).timestamp()
     except ValueError:
         raise ConfigError(
             f"{what}={text[:40]!r}: write {also}05:30, 2026-11-21T05:30 or 2026-11-21T05:30:00Z",
