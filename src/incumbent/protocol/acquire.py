@@ -1,7 +1,7 @@
-"""Acquiring is a transaction: one claim for all its tries, and a release is owed unless it holds.
+"""Acquiring is a transaction: one claim for all tries, and a release is owed unless it is granted.
 
-Whatever ends it (an answer, an error, a signal, a cancellation), either the lease is believed and
-returned, or nothing is believed and the store is told so.
+However an acquire ends (by an answer, an error, a signal, a cancellation), either the lease is
+believed and returned, or nothing is believed and the claim is released in the store.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from incumbent.election import Rank
 
 OnRefusal: TypeAlias = "Callable[[Refused | StoreError], None] | None"
-"""Called with every outcome that is no grant; must neither block nor raise."""
+"""A callback for every outcome other than a grant; it must neither block nor raise."""
 
 _log = logging.getLogger("incumbent")
 
@@ -56,17 +56,17 @@ async def acquire(
 ) -> Held:
     """Take the lease within `timeout` seconds (None: wait; 0: try once).
 
-    `claim`: one that another process of ours was granted and has parted with; asked for again it
-    is the same grant, counted from now.
+    `claim`: a claim that was granted to another of our processes, which has handed it over; taking
+    it again yields the same grant, counted from now.
 
-    Raises NotAcquired or AcquireTimeout when the store says that it is not ours, StoreUnavailable
-    or OutcomeUnknown when it gives no answer in time, ConfigError if others share it with another
-    number of permits.
+    Raises NotAcquired or AcquireTimeout when the store refuses the lease, StoreUnavailable or
+    OutcomeUnknown when the store gives no answer in time, ConfigError if the present holders share
+    the lease with another number of permits.
     """
     held = Held(port, wanted)
     started = port.now()
     if claim is not None:
-        # The store has seen this claim already: without a grant its release is owed.
+        # The store has seen this claim before, so unless it is granted now its release is owed.
         held.claim = claim
         held.machine.sent(started)
         held.machine.unsure()
@@ -85,7 +85,7 @@ async def acquire(
 
 
 def acquire_blocking(port: BlockingPort, wanted: Wanted, timeout: float | None) -> Held:
-    """`acquire` whose first try is no coroutine: that saves a thirtieth of a lease's cost."""
+    """`acquire` with a first try that is no coroutine: that saves a thirtieth of a lease's cost."""
     held = Held(port, wanted)
     started = port.now()
     until = _end(wanted, timeout, started)
@@ -139,13 +139,13 @@ def _compensate(port: Port, held: Held) -> None:
     if held.machine.abandoned():
         port.hand_over(held.debt(now, undo_slot=True))
     elif held.in_line:
-        # Until the store knows that this claim has left the line, the others wait for it.
+        # Waiters behind this claim wait for it until the store knows that it has left the line.
         port.hand_over(replace(held.debt(now, undo_slot=True), only_leaves_line=True))
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """An acquire whose first try was no grant."""
+    """An acquire whose first try was not granted."""
 
     port: Port
     held: Held
@@ -167,7 +167,7 @@ class _Attempt:
         _log_wait(self.held, self.port.now() - self.started)
 
     async def _ask_once_more(self, outcome: Refused | StoreError) -> None:
-        """Only where the first try left a doubt: the same claim again is safe, and settles it."""
+        """Repeat a take of unknown outcome: with the same claim that is safe, and settles it."""
         port, held, until = self.port, self.held, self.until
         if isinstance(outcome, OutcomeUnknown) and not outcome.permanent:
             await port.sleep_until(min(until, port.now() + backoff_delay(0, port.jitter())))
@@ -198,13 +198,13 @@ class _Attempt:
                     look = await pursuit(outcome)
                 await self._wait_for_change(outcome, again, min(until, look))
                 if port.now() >= until:
-                    # No request fits any more: one that is not sent would hide the store's "no".
+                    # No time for another request: its failure would hide the store's refusal.
                     continue
             answer = await self._ask(wanted.waiting)
             if isinstance(answer, Granted):
                 return
             if not (isinstance(answer, StoreUnavailable) and port.now() >= until):
-                # What was not sent for want of time says nothing: the outcome before it counts.
+                # StoreUnavailable for lack of time says nothing: the outcome before it stays.
                 outcome = answer
 
     async def _ask(self, ask: Ask) -> Granted | Refused | StoreError:
@@ -214,9 +214,9 @@ class _Attempt:
         return outcome
 
     async def _outlast(self, error: StoreError, failures: int) -> None:
-        """Back off before the next try. Raises what time does not heal, or not in time.
+        """Back off before the next try. Raises a permanent `error` at once, others at the timeout.
 
-        Not before the timeout is over: a caller that tries again in a loop would spin.
+        Others are not raised earlier, or a caller that retries in a loop would spin.
         """
         if error.permanent:
             raise error
@@ -231,16 +231,16 @@ class _Attempt:
             raise waited_in_vain(error, port.now() - now)
 
     async def _wait_for_change(self, refused: Refused, again: int, until: float) -> None:
-        """Sleep until the store hints at a change, the holder's ttl ran out, or one ttl is over."""
+        """Sleep until the store hints at a change, the holder's ttl runs out, or one ttl passes."""
         port, wanted = self.port, self.held.wanted
         ttl = wanted.policy.ttl
         left = ttl if refused.retry_after is None else min(ttl, refused.retry_after)
         place = refused.place if isinstance(refused, Queued) else None
-        # Only one claim is the first in line: it has nobody to spread from.
+        # Only one claim is first in line, so it needs no jitter.
         wake = min(until, port.now() + left + (0.0 if place == 0 else _HERD * port.jitter()))
         await pace(port, again, wake)
         try:
-            # If the first in line stays silent in its turn, anybody may take the lease.
+            # If the first in line stays silent during its turn, any claim may take the lease.
             further_back = place and refused.reason != "reserved"
             patience = _patience(wanted, place, port.jitter()) if place and further_back else 0.0
             await port.wait_change(wanted.key, refused.seen, min(until, wake + patience))
@@ -251,7 +251,7 @@ class _Attempt:
 async def _take(
     port: Port, held: Held, ask: Ask, until: float, sent: float
 ) -> Granted | Refused | StoreError:
-    """One request, sent at `sent`; the machine learns what came of it."""
+    """Send one take at `sent`, and feed its outcome to the lease machine."""
     wanted = held.wanted
     patience = sent + wanted.policy.request_timeout
     held.machine.sent(sent)
@@ -267,7 +267,7 @@ async def _take(
 def _take_blocking(
     port: BlockingPort, held: Held, ask: Ask, until: float, sent: float
 ) -> Granted | Refused | StoreError:
-    """`_take` without a coroutine."""
+    """`_take`, without a coroutine."""
     wanted = held.wanted
     patience = sent + wanted.policy.request_timeout
     held.machine.sent(sent)
@@ -298,7 +298,7 @@ def _answered(
         return _believe(port, held, outcome, sent)
     held.machine.refused()
     if outcome.reason == "permits":
-        # No wait mends it, and a try that only says no would hide it.
+        # Waiting does not help, and a plain refusal would hide the mistake.
         raise ConfigError(permits_differ(held.wanted, outcome), name="permits")
     held.in_line = isinstance(outcome, Queued)
     return outcome
@@ -319,12 +319,12 @@ def _believe(port: Port, held: Held, grant: Granted, sent: float) -> Granted | S
 def _patience(wanted: Wanted, place: int, jitter: float) -> float:
     """Seconds that a waiter further back in line leaves to the waiters before it.
 
-    The store tells it when it becomes the first. This covers waiters that died with the holder.
+    The store wakes a waiter that becomes first. This covers waiters that died with the holder.
     """
     queue = wanted.waiting.queue
     if queue is None:
         return 0.0
-    # A candidate stays listed only while it asks.
+    # A candidate stays listed only while it keeps asking.
     most = wanted.policy.ttl if wanted.ask.candidacy else inf
     return min(most, queue.heartbeat * (min(place, 3) ** 2 + jitter))
 
@@ -332,14 +332,14 @@ def _patience(wanted: Wanted, place: int, jitter: float) -> float:
 def _pursuit(
     port: Port, wanted: Wanted, rank: Rank, until: float
 ) -> Callable[[Refused], Awaitable[float]]:
-    # Not above: most locks are made, held and released without an election.
+    # Imported here, because most locks are made, held and released without an election.
     from incumbent.protocol.observe import Challenge, WritingPort, pursue
 
     return partial(pursue, cast("WritingPort", port), Challenge(wanted, rank), until)
 
 
 def _sight(refused: Refused) -> object:
-    """What two refusals have in common if nothing changed between them."""
+    """A value that is equal for two refusals if nothing changed between them."""
     if isinstance(refused, Queued):
         return (refused.reason, refused.place, *(holder.token for holder in refused.holders))
     return refused.seen
@@ -349,7 +349,7 @@ def _sight(refused: Refused) -> object:
 
 
 class Renewing(Protocol):
-    """What renews leases that are held together, or that of a member; see Keeper."""
+    """The keeper, as far as leases held together and group members need it; see Keeper."""
 
     def arm(self, held: Held) -> None: ...
 
@@ -359,18 +359,18 @@ class Renewing(Protocol):
 async def acquire_all(
     port: ManyPort, keeper: Renewing, wanted: Sequence[Wanted], timeout: float | None
 ) -> list[Held]:
-    """Take all of them within `timeout` seconds, or none; see `acquire`.
+    """Take all leases of `wanted` within `timeout` seconds, or none; see `acquire`.
 
-    They are asked for together, once. From the first that is refused on they are taken in their
-    order: while it waits for one, only those before it are held. So two that take the same names in
-    one order never wait for each other.
+    They are asked for together, once. From the first refused one on they are taken in order: during
+    the wait for one lease only the leases before it are held. So two callers that take the same
+    names in the same order never wait for each other.
     """
     started = port.now()
     until = _end(wanted[0], timeout, started)
     several = _Several(port, keeper, wanted, timeout, started, until)
     try:
         while not await several.climb():
-            pass  # one of the first was lost during the wait for a later one
+            pass  # an earlier lease was lost during the wait for a later one
     except NotAcquired:
         await several.give_back(0)
         raise
@@ -381,7 +381,7 @@ async def acquire_all(
 
 @dataclass(slots=True)
 class _Several:
-    """An acquire of several names in their order."""
+    """An acquire of several names, in their order."""
 
     port: ManyPort
     keeper: Renewing
@@ -392,13 +392,13 @@ class _Several:
     helds: list[Held] = field(init=False)
     complete: bool = field(default=False, init=False)
     refused: Refused | None = field(default=None, init=False)
-    """Why it had to wait last."""
+    """The refusal that caused the last wait."""
 
     def __post_init__(self) -> None:
         self.helds = [Held(self.port, each) for each in self.wanted]
 
     async def climb(self) -> bool:
-        """Take all; False if that was for nothing, and all has been given back."""
+        """Take all; False if a lease was lost meanwhile, and all have been given back."""
         at = 0
         while at < len(self.helds):
             if at and self.refused is not None and (now := self.port.now()) >= self.until:
@@ -406,7 +406,7 @@ class _Several:
                 raise not_acquired(self.wanted[at - 1], self.refused, waited, timed_out=True)
             at, outcome = await self._take_from(at)
             if outcome is not None:
-                # A waiter holds no name behind the one that it waits for.
+                # A waiter holds no name that comes after the one it waits for.
                 await self.give_back(at + 1)
                 self.refused = outcome if isinstance(outcome, Refused) else None
                 await self._wait_for(self.helds[at], outcome)
@@ -420,7 +420,7 @@ class _Several:
         return self.complete
 
     async def _take_from(self, at: int) -> tuple[int, Refused | StoreError | None]:
-        """Ask for all from `at` on: the place and the answer of the first that is not granted."""
+        """Ask for all from `at` on; returns the place and outcome of the first not granted."""
         port, helds = self.port, self.helds[at:]
         sent = port.now()
         takes = [Take(held.wanted.key, held.claim, held.wanted.ask) for held in helds]
@@ -449,12 +449,12 @@ class _Several:
         return first
 
     async def _wait_for(self, held: Held, outcome: Refused | StoreError) -> None:
-        """Acquire this one, of which `outcome` was the first answer."""
+        """Acquire this lease, after its first take had `outcome`."""
         port, waiting = self.port, held.wanted.waiting
         attempt = _Attempt(port, held, self.started, self.until)
         queues = waiting.queue is not None and isinstance(outcome, Refused)
         if self.timeout != 0 and queues and port.now() < self.until:
-            # Together they stood in no line.
+            # Takes that are sent together do not join the line.
             again = await _take(port, held, waiting, self.until, port.now())
             if isinstance(again, Granted):
                 return
@@ -462,7 +462,7 @@ class _Several:
         await attempt.go_on(outcome, self.timeout)
 
     async def give_back(self, at: int) -> None:
-        """Those from `at` on; they can be asked for anew."""
+        """Give back the leases from `at` on; afterwards they can be taken anew."""
         now, helds = self.port.now(), self.helds[at:]
         self.helds[at:] = [Held(self.port, each) for each in self.wanted[at:]]
         try:
@@ -472,7 +472,7 @@ class _Several:
                 self._owe(held)
 
     def end(self) -> None:
-        """Unless all are held, none is, and the store is told so."""
+        """Unless all leases are held, owe the store the release of each."""
         for held in self.helds:
             if not self.complete:
                 self._owe(held)

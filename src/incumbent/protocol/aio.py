@@ -1,4 +1,4 @@
-"""The asyncio driver, and the scope that cancels a body before its proof runs out."""
+"""The asyncio driver, and the scope that cancels a body before its lease's proof runs out."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class LeaseScope:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self.watcher: Tell | None = None
-        """What the keeper was given, where it has to be taken back."""
+        """The callback that the keeper was given, if it has to be taken back."""
         self.fired = False
         self._asked = False
         self._closed = False
@@ -75,16 +75,16 @@ class LeaseScope:
 
     @property
     def encloses_this(self) -> bool:
-        """Whether the calling task is the one that it cancels."""
+        """Whether the calling task is the task that this scope cancels."""
         return asyncio.current_task() is self._task
 
     def look_soon(self) -> None:
-        """From any thread: the state of a lease has changed."""
+        """Look at the leases soon, because the state of one has changed. From any thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._look)
 
     def stop(self) -> None:
-        """From any thread: cancel the body although its lease is proved."""
+        """Cancel the body although its lease is proved. From any thread."""
         self._asked = True
         self.look_soon()
 
@@ -115,7 +115,7 @@ class LeaseScope:
 async def until_told(
     ask: Callable[[Tell], None], timeout: float | None, forget: Callable[[Tell], None] | None = None
 ) -> None:
-    """Wait until what `ask` is given was called, from any thread, for at most `timeout` seconds."""
+    """Wait until the callback that `ask` gets is called, by any thread, or `timeout` seconds."""
     loop = asyncio.get_running_loop()
     called = asyncio.Event()
 

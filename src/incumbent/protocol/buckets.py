@@ -1,7 +1,7 @@
-"""What the keeper remembers: leases in buckets, by the instant at which they are renewed together.
+"""The keeper's memory: leases in buckets, by the instant at which they are renewed together.
 
-A bucket keeps its phase: however late it was renewed, the next time is a whole number of periods
-after the last. So leases stay spread over time, and what is sent for a bucket stays the same.
+A bucket keeps its phase: however late a renewal was, the next is due a whole number of periods
+after it was due. So leases stay spread over time, and the request of a bucket stays the same.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from incumbent.protocol.held import Held
 from incumbent.protocol.renew import Batches
 
 FULL = 500
-"""Leases of a bucket, and of one request: to more, others are only added where there is no room."""
+"""The most leases in a request, and in a bucket: a bucket gets more only if no other has room."""
 
 _PARTS = 16
-"""Parts, at least, of a renewal interval whose leases are renewed together; at most twice that."""
+"""The least number of buckets in a renewal interval; at most twice as many."""
 
 
 class Bucket(dict["weakref.ref[Held]", None]):
-    """Leases with one renewal interval, due at one instant. Each thread may take its own out."""
+    """Leases with one renewal interval, due at one instant. Any thread may remove its own lease."""
 
     __slots__ = ("batches", "due", "every", "sent")
 
@@ -32,14 +32,14 @@ class Bucket(dict["weakref.ref[Held]", None]):
         self.due = due
         self.every = every
         self.sent = due
-        """The instant before its renewals were sent."""
+        """The instant just before its last renewals were sent."""
         self.batches = Batches()
-        """What was sent."""
+        """The renewals that were sent."""
 
     def leases(self) -> list[Held]:
-        """Those that still exist."""
+        """The leases of this bucket that still exist."""
         found = []
-        # A copy in one step: another thread may take its lease out meanwhile.
+        # A copy, made in one step: another thread may remove its lease meanwhile.
         for ref in list(self):
             held = ref()
             if held is None:
@@ -52,8 +52,8 @@ class Bucket(dict["weakref.ref[Held]", None]):
 class Buckets:
     """All buckets of one store. They hold leases weakly, and never keep one alive.
 
-    A fork may come between any two steps, and its child has to find every lease: where one moves,
-    it is in two places meanwhile and never in none.
+    A fork may come between any two steps, and its child has to find every lease: so a lease that
+    moves is in two places meanwhile, never in none.
     """
 
     def __init__(self, mutex: threading.RLock) -> None:
@@ -62,12 +62,12 @@ class Buckets:
         self._in_hand: list[Bucket] = []
 
     def add(self, held: Held, due: float, *, earliest: float = inf) -> float:
-        """Have `held` be due at `due` and not at another instant; returns the one it is due at.
+        """Make `held` due at `due` instead of any other instant; returns the instant of its bucket.
 
-        `earliest`: from then on it may be due before, where the bucket is full.
+        `earliest`: if the bucket is full, `held` may be due sooner, but not before this instant.
         """
         every = held.machine.policy.renew_every
-        # Rounding down to a bucket brings leases together and never makes one late.
+        # Rounding down brings leases together in one bucket, and never makes a renewal late.
         due -= due % grid(every)
         with self.mutex:
             before = held.bucket
@@ -86,7 +86,7 @@ class Buckets:
         while due >= earliest and self._is_full(due, every):
             due -= width
         found = self._at.setdefault(due if due >= earliest else latest, {})
-        # In one step: a signal handler may come in between.
+        # setdefault is one step: a signal handler may run in between.
         return found.get(every) or found.setdefault(every, Bucket(due, every))
 
     def _is_full(self, due: float, every: float) -> bool:
@@ -105,11 +105,11 @@ class Buckets:
             return min(self._at, default=inf)
 
     def take(self, now: float) -> list[Bucket]:
-        """The buckets that are due by `now`, the longest due first; they are given back."""
+        """The buckets that are due by `now`, longest due first; pass each to `give_back` later."""
         with self.mutex:
-            # Copies in one step: a finalizer may come in between, and plan something.
+            # Copies, made in one step: a finalizer may run in between and plan something.
             past = sorted(instant for instant in list(self._at) if instant <= now)
-            # Noted before they leave their places: a fork between the two must still find them.
+            # Noted before they leave their places, so that a fork in between still finds them.
             self._in_hand = [bucket for due in past for bucket in list(self._at[due].values())]
             for instant in past:
                 del self._at[instant]
@@ -118,7 +118,7 @@ class Buckets:
             return list(self._in_hand)
 
     def give_back(self, bucket: Bucket) -> None:
-        """`bucket` was renewed, or failed to be: it is due again one period after it was sent."""
+        """Plan `bucket`, which was renewed or failed to be, one period after it was sent."""
         bucket.due = _next_in_phase(bucket.due, bucket.every, bucket.sent)
         with self.mutex:
             if bucket:
@@ -129,8 +129,8 @@ class Buckets:
             self._in_hand = [one for one in self._in_hand if one is not bucket]
 
     def refs(self) -> Iterator[weakref.ref[Held]]:
-        """All that are remembered, also those whose renewal is under way."""
-        # Copies, each made in one step, and no lock: in a fork's child that may be held for ever.
+        """References to all leases, including those whose renewal is under way."""
+        # Copies, each made in one step, without the mutex: in a fork's child it may stay locked.
         for found in list(self._at.values()):
             for bucket in list(found.values()):
                 yield from list(bucket)
@@ -140,12 +140,12 @@ class Buckets:
 
 @lru_cache(maxsize=64)
 def grid(every: float) -> float:
-    """The distance of two buckets: a power of two, so that sums of it are exact."""
+    """The distance between two buckets in seconds: a power of two, so that sums are exact."""
     return ldexp(1.0, frexp(every / _PARTS)[1] - 1)
 
 
 def _next_in_phase(due: float, every: float, sent: float) -> float:
-    """The last instant, by whole periods from `due`, at which no renewal is late."""
+    """The last instant, a whole number of periods after `due`, at which no renewal is late."""
     width = grid(every)
     period = every - every % width
     periods = max(1, floor((sent + every - due) / period))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import random
 
-# Chance of our own: an application that seeds `random` alike everywhere must not align a fleet.
+# Our own generator: an application that seeds `random` alike everywhere must not align a fleet.
 _chance = random.Random()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_chance.seed)
 
 draw_jitter = _chance.random
-"""A uniform random number in [0, 1), to spread what would else happen at once."""
+"""Draw a uniform random number in [0, 1), to spread actions that would coincide otherwise."""
 
 
 def draw_claim() -> str:

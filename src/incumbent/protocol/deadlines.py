@@ -1,6 +1,6 @@
 """Calls the watchers of a lease at its deadline, in a thread that waits for nothing else.
 
-The keeper's own thread cannot: in a partition it waits for the store's answer at that very instant.
+The keeper's thread cannot do this: in a partition it is waiting for the store's answer just then.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from incumbent.protocol.threads import AlarmThread
 
 
 class Deadlines:
-    """`tell` is called with a lease that was lost, once or more. Leases are not kept alive."""
+    """Calls `tell` once or more with each lease that is lost. Leases are not kept alive."""
 
     def __init__(self, tell: Callable[[Held], None]) -> None:
         self._tell = tell
         self._new: dict[weakref.ref[Held], float] = {}
-        """Leases without a place yet, and how long before their deadlines they end: most are
-        released before the thread wakes. Its steps are atomic."""
+        """Leases without a place yet, with the seconds before the deadline at which each ends. Most
+        leases are released before the thread wakes. Each operation on this dict is atomic."""
         self._places: list[tuple[float, int, float, weakref.ref[Held]]] = []
-        """A heap of the ends as they were. Renewals move them: that is seen when one comes."""
+        """A heap of the leases' ends. A renewal moves an end; that is noticed at the old end."""
         self._ahead: dict[weakref.ref[Held], float] = {}
-        """How long before its deadline each lease's place is; other places of it are void."""
+        """Seconds before its deadline of each lease's valid place; its other places are void."""
         self._numbers = count()
         self.thread = AlarmThread("incumbent-deadlines", self._next, self._act, ends_when_idle=True)
 
     def watch(self, held: Held, ahead: float) -> None:
-        """Tell of `held` when time ends it: at its deadline, or `ahead` seconds before."""
+        """Call `tell` when `held` runs out: at its deadline, or `ahead` seconds before."""
         self._new[held.ref] = max(ahead, self._new.get(held.ref, 0.0))
-        # Write first, then compare: see Keeper.arm.
+        # Write first, then compare; Keeper.arm says why.
         if held.machine.deadline - ahead < self.thread.planned:
             self.thread.wake()
 
     def forget(self, held: Held) -> None:
-        """Nobody watches it any more."""
+        """Stop watching `held`."""
         self._new.pop(held.ref, None)
 
     # -- the thread: nothing else touches places -----------------------------------------------
@@ -72,7 +72,7 @@ class Deadlines:
                 if clock.now() < machine.deadline - ahead:
                     self._place(held, ahead)
                     continue
-                # Another thread may let go of it at this very instant.
+                # Another thread may be releasing the lease at this instant.
                 with suppress(IllegalInput):
                     machine.expired()
             if machine.state is State.LOST:

@@ -1,4 +1,4 @@
-"""One claim on a lease: what was wanted, and the machine that says what may be believed of it."""
+"""One claim on a lease: what was wanted, and the machine that says what may be believed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 _PLAIN: Final[Parting] = {}
 RESERVED = 5.0
-"""Seconds, at most one ttl, for which a name waits for the successor that was named."""
+"""Seconds for which a released name is reserved for a named successor; at most one ttl."""
 
 
 class Wanted(NamedTuple):
-    """What a lock asks for; `at_most_for` and `at_least_for` are seconds from the grant.
+    """A lock's request; `at_most_for` and `at_least_for` are seconds from the grant.
 
-    `ask` is that of a lock that tries once, `waiting` that of one that waits in line.
+    `ask` is sent by a lock that tries once, `waiting` by a lock that waits in line.
     """
 
     key: Key
@@ -38,7 +38,7 @@ class Wanted(NamedTuple):
     rank: Rank | None = None
 
     def asking(self, **changed: Any) -> Wanted:
-        """The same with other fields of `Ask`, whether it waits or not."""
+        """A copy whose `ask` and `waiting` have the `changed` fields."""
         ask, waiting = replace(self.ask, **changed), replace(self.waiting, **changed)
         return self._replace(ask=ask, waiting=waiting)
 
@@ -50,9 +50,9 @@ class Wanted(NamedTuple):
 
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class Held:
-    """A claim of this process. Collected while it holds, it is given back with a ResourceWarning.
+    """A claim of this process; collected while held, it is given back with a ResourceWarning.
 
-    `ref` is what the keeper remembers, so that it never keeps alive a lease nobody can release.
+    The keeper remembers only `ref`, so it never keeps alive a lease that nobody can release.
     """
 
     port: Port
@@ -63,31 +63,31 @@ class Held:
     began: float = field(default=inf, init=False)
     """The instant of the grant."""
     unsure: int = field(default=0, init=False)
-    """Takes that got no answer, and may arrive at any time."""
+    """The number of takes that got no answer, and may still arrive."""
     failures: int = field(default=0, init=False)
-    """Renewals in a row without proof."""
+    """The number of renewals in a row that brought no proof."""
     in_line: bool = field(default=False, init=False)
-    """Whether the store was told that this claim waits."""
+    """Whether the store has this claim in its line of waiters."""
     watchers: tuple[Callable[[], None], ...] = field(default=(), init=False)
-    """Called once when the holding ends, however it ends; they neither block nor raise."""
+    """Callbacks, called once when the holding ends, however it ends; none blocks or raises."""
     askers: tuple[Callable[[], None], ...] = field(default=(), init=False)
-    """Called once after the next renewal, whatever came of it; likewise."""
+    """Callbacks, called once after the next renewal, even a failed one; none blocks or raises."""
     followers: tuple[Callable[[], None], ...] = field(default=(), init=False)
-    """Called after every proved renewal, until the holding ends; likewise."""
+    """Callbacks, called after each proved renewal until the holding ends; none blocks or raises."""
     changed: bool = field(default=True, init=False)
-    """Whether `renewal` will be another object than it was."""
+    """Whether `renewal` has to make a new object."""
     meta: bytes | None = field(default=None, init=False)
-    """Metadata that every renewal carries, None: what the take said. See `proclaim`."""
+    """The metadata that every renewal carries; None keeps the take's. See `proclaim`."""
     proclaimed: bytes | None = field(default=None, init=False)
     """The metadata of the last renewal that was proved."""
     notice: Notice | None = field(default=None, init=False)
-    """The operator's word that ended the holding."""
+    """The operator's notice that ended the holding."""
     reserve_for: str | None = field(default=None, init=False)
     """The successor that the holder itself chose."""
     inner: list[None] | None = field(default=None, init=False)
-    """One for each further lease that a reentrant lock gave on it. None: it gives no more."""
+    """An entry for each further lease that a reentrant lock gave on this claim; None: no more."""
     bucket: dict[weakref.ref[Held], None] | None = field(default=None, init=False)
-    """Where the keeper remembers it."""
+    """The keeper's bucket that has this claim."""
     _renewal: Renewal | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -96,15 +96,15 @@ class Held:
         self.ref = weakref.ref(self)
 
     def proclaim(self, meta: bytes | None) -> None:
-        """New metadata: sent with every renewal from now on, so that the last word stays."""
+        """Send `meta` with every renewal from now on, so that the latest metadata stay."""
         self.meta = meta
         self.changed = True
 
     def renewal(self) -> Renewal:
-        """The request that renews it: the same object, for as long as it says the same."""
+        """The request that renews this claim: the same object while its content is the same."""
         kept = self._renewal
         if kept is None or self.changed:
-            # First, so that a change that another thread makes now is not forgotten.
+            # Reset first, so that a change by another thread from here on is not forgotten.
             self.changed = False
             wanted, machine = self.wanted, self.machine
             kept = self._renewal = Renewal(
@@ -119,7 +119,7 @@ class Held:
         return kept
 
     def let_go_of_one(self) -> bool:
-        """Whether there are further leases on it, of which there is now one less."""
+        """Remove one of the further leases on this claim; False if there was none."""
         try:
             if self.inner:
                 self.inner.pop()
@@ -130,7 +130,7 @@ class Held:
         return False
 
     def parted(self) -> Held:
-        """How it looks to a lease that was let go of while there were others on it."""
+        """A released copy, for a lease that was released while others share this claim."""
         seen, machine = Held(self.port, self.wanted), self.machine
         seen.machine.token, seen.machine.bound = machine.token, machine.bound
         seen.machine.stop_at, seen.machine.state = machine.stop_at, State.RELEASED
@@ -138,12 +138,12 @@ class Held:
 
     @property
     def successor(self) -> str | None:
-        """For whom the name is kept free after a release."""
+        """The holder for which the name is reserved after a release."""
         return self.reserve_for or (self.notice.to if self.notice else "") or None
 
     @property
     def shared(self) -> bool:
-        """Whether others may hold it at the same time."""
+        """Whether others may hold the lease at the same time."""
         return self.wanted.ask.permits is not None
 
     def parting(self, now: float, *, undo_slot: bool) -> Parting:
@@ -155,11 +155,11 @@ class Held:
         return self.debt(now, undo_slot=undo_slot).parting(now)
 
     def debt(self, now: float, *, undo_slot: bool) -> Debt:
-        """What is owed to the store, until time has settled it."""
+        """The release that is owed to the store, until the ttl ends the claim."""
         wanted = self.wanted
         slot = wanted.slot if undo_slot else None
         closed_until = -inf if undo_slot else self.began + wanted.at_least_for
-        # A grant answers for one of its takes, and nobody knows for which.
+        # A grant answers one of the takes, and nobody knows which.
         doubt = self.unsure + bool(self.machine.token) if self.unsure else 0
         return Debt(
             wanted.key,
@@ -174,13 +174,13 @@ class Held:
         )
 
     def take_watchers(self) -> tuple[Callable[[], None], ...]:
-        """The callbacks for the end of the holding; each is returned only once."""
+        """Remove and return the callbacks for the end of the holding."""
         watchers = self.watchers + self.askers
         self.watchers = self.askers = self.followers = ()
         return watchers
 
     def tell_askers(self) -> None:
-        """Call those who asked for a renewal, which was tried."""
+        """Call `askers`, after a renewal was tried."""
         askers, self.askers = self.askers, ()
         for asker in askers:
             asker()

@@ -1,8 +1,8 @@
-"""The keeper: one thread a store and process that renews its leases and pays what is owed to it.
+"""The keeper: in each process a thread for each store, which renews leases and pays debts.
 
-A thread also under asyncio, so that a blocked event loop does not cost the lease; one a store, so
-that a slow store does not cost the leases of another. What is due together is renewed in few
-requests of a bounded size. Owed is the release of claims that ended here and may still stand there.
+It is a thread also under asyncio, so that a blocked event loop does not cost the lease; each store
+has one, so that a slow store does not cost another's leases. Leases due together share few bounded
+requests. A debt is the release of a claim that ended here and may still stand in the store.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from incumbent.unpatched import original
 _log = logging.getLogger("incumbent")
 
 _FULL_WHEN_LATE = 4 * FULL
-"""The same, where the thread comes too seldom: beside threads that burn CPU each request costs it
-the interpreter some times, however many leases are in it."""
+"""The most leases in a request for several buckets, as when the thread is late: beside threads that
+burn CPU, each request loses the interpreter lock a few times, however many leases it has."""
 _FEW = 64
 """A bucket with fewer leases shares a request with the other buckets that are due."""
 _NEW = 64
-"""Leases that may wait for the thread to give them their places. It does so when it wakes, so they
-have to be too few to matter if their renewals then come at once."""
+"""The most leases that wait until the thread wakes and gives them buckets: so few that it does not
+matter if their renewals then coincide."""
 _DRAIN = 0.5
-"""Seconds that a process gives at its exit to what it still owes."""
+"""The most seconds that a process spends at its exit on its debts."""
 _OUTAGE_FIRST, _OUTAGE_MOST = 5.0, 600.0
-"""Seconds from the first line on an outage to the second, and at most between two of them."""
+"""Seconds from the first log line about an outage to the second, and the most between two lines."""
 _OUTAGE_OVER = 60.0
-"""Seconds without a word of it after which the next one is of another outage."""
+"""Seconds without an error after which the next error begins another outage."""
 _LATE = 0.1
-"""Seconds by which a thread is late on any busy machine."""
+"""Seconds by which a thread may be late on any busy machine."""
 _LATE_AND_SAID = 1.0
 
 
@@ -70,25 +70,25 @@ class _Owed:
 
 
 class Debts:
-    """Releases that are owed. Any thread, and `__del__`, may add; they are paid one at a time."""
+    """Owed releases. Any thread, and `__del__`, may add one; they are paid one at a time."""
 
     def __init__(self) -> None:
         self._owed: deque[_Owed] = deque()
         self._paying: threading.Lock = original("_thread", "allocate_lock")()
 
     def add(self, debt: Debt) -> None:
-        """It is due at once. Never blocks."""
+        """Add a debt that is due at once. Never blocks."""
         self._owed.append(_Owed(debt))
 
     def first(self) -> float:
-        """The instant at which the next is due."""
-        # A copy in one step: another thread may add meanwhile.
+        """The instant at which the next debt is due."""
+        # A copy, made in one step: another thread may add a debt meanwhile.
         return min((owed.due for owed in list(self._owed)), default=inf)
 
     def pay(self, port: Port, renewals_due: float) -> None:
-        """Pay what is due, until the next renewals are due, which matter more.
+        """Pay the debts that are due, until the next renewals are due, which matter more.
 
-        It takes a second at most, for a lease that is taken meanwhile needs renewals too.
+        This takes a second at most, because a lease that is taken meanwhile needs renewals too.
         """
         if not self._owed:
             return
@@ -107,9 +107,9 @@ class Debts:
             self._owed.append(owed)
 
     def drain(self, port: Port, timeout: float) -> None:
-        """Pay everything, due or not, for at most `timeout` seconds."""
+        """Pay all debts, due or not, for at most `timeout` seconds."""
         until = clock.now() + timeout
-        # What another thread is paying is not in the list: an exit now would cut it short.
+        # A debt that another thread is paying is not in the list: an exit now would interrupt it.
         if not self._paying.acquire(timeout=timeout):
             return
         try:
@@ -132,7 +132,7 @@ def _settle(port: Port, debt: Debt, timeout: float) -> bool:
 
 @dataclass(slots=True)
 class _Outage:
-    """When to speak of an outage of the store: each pause is twice as long as the one before."""
+    """Decides when to log an outage of the store: each pause is twice as long as the one before."""
 
     since: float = -inf
     seen: float = -inf
@@ -151,7 +151,7 @@ class _Outage:
 
 @dataclass(slots=True)
 class Stats:
-    """Counters of one keeper, for people and metrics.
+    """Counters of one keeper, for display and metrics.
 
     `renewals`: leases renewed and proved; `failures`: renewals that got no answer;
     `last_answer`: the instant of the last answer to a request for renewals (-inf: none yet).
@@ -163,10 +163,10 @@ class Stats:
 
 
 class _State:
-    """What one keeper thread owns; a fork's child starts with a new one."""
+    """The state of one keeper thread; the child of a fork starts with a new one."""
 
     def __init__(self, keeper: Keeper) -> None:
-        # Of the buckets, and of when the thread wakes: the two are decided together.
+        # One mutex for the buckets and the thread's wake-up time, which are decided together.
         self.mutex: threading.RLock = original("_thread", "RLock")()
         self.buckets = Buckets(self.mutex)
         self.new: dict[weakref.ref[Held], None] = {}
@@ -182,17 +182,17 @@ class _State:
         self.outage = _Outage()
 
     def renew_mutex(self) -> None:
-        """At the interpreter's end: a thread that was ended inside of the mutex has it for ever."""
-        # By its type: nothing can be imported any more.
+        """Replace the mutex at the interpreter's end: a thread that was ended may hold it."""
+        # Made by its type, because nothing can be imported any more.
         self.mutex = self.buckets.mutex = type(self.mutex)()
 
     def refs(self) -> list[weakref.ref[Held]]:
-        """All that are remembered; one that moves into its bucket now is perhaps there twice."""
+        """References to all leases; a lease that is moving into its bucket may be there twice."""
         return [*self.new, *self.buckets.refs()]
 
 
 class Keeper:
-    """See the module. All methods may be called from any thread, and in signal handlers."""
+    """The keeper of one store. All methods may be called from any thread and in signal handlers."""
 
     def __init__(self, store: Store) -> None:
         self.port = SyncPort(store, self)
@@ -207,14 +207,14 @@ class Keeper:
         state = self._state
         new = state.new
         new[held.ref] = None
-        # Write first, then compare. The thread does the same the other way round (it writes
-        # `planned`, then looks for new leases), so one of the two sees what the other wrote.
+        # Write first, then compare. The thread does the reverse (it writes `planned`, then looks
+        # for new leases), so at least one of the two sees what the other wrote.
         soonest = held.began + held.machine.policy.renew_every * SOONEST
         if soonest < state.thread.planned or len(new) > _NEW:
             self._place(state, held)
 
     def disarm(self, held: Held) -> None:
-        """The holder lets go of `held`: renew it no longer, and call its watchers."""
+        """Stop renewing `held`, because its holder releases it, and call its watchers."""
         self._state.new.pop(held.ref, None)
         self._state.buckets.discard(held)
         if held.watchers:
@@ -224,8 +224,8 @@ class Keeper:
     def watch(self, held: Held, watcher: Callable[[], None], *, ahead: float | None = 0.0) -> None:
         """Call `watcher` once when the holding ends; at once if it has ended.
 
-        Time ends it at the deadline, or `ahead` seconds before; no store is waited for. With None
-        the caller looks at the deadline itself, and hears of it late.
+        A holding that runs out ends at its deadline, or `ahead` seconds before, without waiting for
+        the store. With None the caller watches the deadline itself; `watcher` is called late then.
         """
         with self._state.mutex:
             held.watchers += (watcher,)
@@ -235,7 +235,7 @@ class Keeper:
             self._state.deadlines.watch(held, ahead)
 
     def unwatch(self, held: Held, watcher: Callable[[], None]) -> None:
-        """Call `watcher` no longer: the very object that was given to `watch`."""
+        """Stop calling `watcher`, which must be the same object that was given to `watch`."""
         with self._state.mutex:
             held.watchers = tuple(one for one in held.watchers if one is not watcher)
 
@@ -245,17 +245,17 @@ class Keeper:
             held.followers += (follower,)
 
     def renew_now(self, held: Held, asker: Callable[[], None], *, after: float = 0.0) -> None:
-        """Renew `held` now (`after` seconds) instead of when it is due, then call `asker`."""
+        """Renew `held` in `after` seconds instead of when it is due, then call `asker`."""
         with self._state.mutex:
             held.askers += (asker,)
         self._plan(held, clock.now() + after)
 
     def refs(self) -> set[weakref.ref[Held]]:
-        """The leases that are renewed."""
+        """References to the leases that are renewed."""
         return set(self._state.refs())
 
     def missed(self, deadline: float) -> float:
-        """Seconds around `deadline` for which the thread was due and did not run; else 0.0."""
+        """Seconds around `deadline` for which the thread was due but did not run, or 0.0."""
         since, until = self._state.missed
         if not since <= deadline <= until:
             since, until = self._state.thread.planned, clock.now()
@@ -276,19 +276,19 @@ class Keeper:
             _log.warning("%s: waiting for the store%s: %s", key.name, how_long, error)
 
     def close(self) -> None:
-        """Pay what is owed, briefly, and end the thread; leases are renewed no longer.
+        """Pay debts briefly, then end the thread; leases are renewed no longer.
 
-        The watchers of one are still called when it runs out.
+        The watchers of a lease are still called when it runs out.
         """
         self.drain(_DRAIN)
         self._state.thread.stop()
 
     def drain(self, timeout: float) -> None:
-        """Pay what is owed, for at most `timeout` seconds."""
+        """Pay debts for at most `timeout` seconds."""
         self._state.debts.drain(self.port, timeout)
 
     def forked(self) -> None:
-        """In the child of a fork: nothing is held, nothing is owed, and there is no thread."""
+        """Reset in the child of a fork: it holds nothing, owes nothing, and has no thread."""
         before, self._state = self._state, _State(self)
         self.stats = Stats()
         for ref in before.refs():
@@ -369,14 +369,14 @@ class Keeper:
         stopped = self._plan_others([*turn.skipped, *turn.others], sent, now)
         self._count(len(turn.asked), len(leases) - stopped, error, now - sent)
         if meters.on and error is None and turn.asked and turn.asked[0] is leases[0]:
-            # The leases of a bucket have nearly the same deadline: one of them speaks for all.
+            # The leases of a bucket have nearly the same deadline, so one of them represents all.
             left = (deadline - now) / leases[0].wanted.policy.ttl
             meters.observe(meters.MARGIN, max(0.0, left))
         if error is None:
             self._tell_followers(turn.others)
 
     def _plan_others(self, others: Sequence[Held], sent: float, now: float) -> int:
-        """Plan the leases that do not stay in their bucket's rhythm; returns how many."""
+        """Plan the leases that leave their bucket's rhythm; returns how many left it, or ended."""
         stopped = 0
         for held in others:
             if not held.machine.valid(now):
@@ -408,7 +408,7 @@ class Keeper:
 
     @staticmethod
     def _tell_followers(renewed: Sequence[Held]) -> None:
-        """Called when all is planned, so that a follower cannot delay another lease's renewal."""
+        """Call the followers, after all is planned: they cannot delay another lease's renewal."""
         for held in renewed:
             if held.followers and held.machine.state is State.HELD:
                 for follower in held.followers:
@@ -416,7 +416,7 @@ class Keeper:
 
     def _end(self, held: Held) -> None:
         self._state.buckets.discard(held)
-        # The watchers of a released lease are called by the releaser, once the store knows.
+        # If the lease was released, the releaser calls the watchers once the store knows.
         if held.machine.state is State.LOST:
             self._tell_ended(held)
 
@@ -430,10 +430,10 @@ class Keeper:
 
 
 def _requests(due: Sequence[Bucket], now: float) -> Iterator[list[Bucket]]:
-    """Which buckets are renewed in one go: small ones together, the others each for itself.
+    """The buckets of each request: small buckets share one, each of the others has its own.
 
-    A bucket that is sent by itself repeats its last request, which is prepared already. When the
-    thread is late, fewer requests matter more.
+    A bucket with a request of its own repeats its last one, which is prepared already. When the
+    thread is late, having fewer requests matters more.
     """
     late = bool(due) and now - due[0].due > due[0].every / 2
     together: list[Bucket] = []
@@ -450,13 +450,13 @@ _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
 
 
 def remembered() -> Iterator[Held]:
-    """What the keepers of this process renew. From any thread."""
+    """The claims that the keepers of this process renew. From any thread."""
     while True:
         try:
             keepers = list(_keepers)
             break
         except RuntimeError:
-            # Another thread made one meanwhile.
+            # Another thread made a keeper meanwhile.
             continue
     for keeper in keepers:
         for ref in keeper.refs():

@@ -1,6 +1,6 @@
-"""What a process has of one engine: its keeper, a port for blocking callers, one for each loop.
+"""A process's link to one engine: a keeper, a port for blocking callers, a port for each loop.
 
-`link_for` finds the one that belongs to what a user names as `store=`; the types of that come last.
+`link_for` finds the link for a user's `store=`; the types that `store=` accepts come last.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class Link:
-    """The drivers of one engine. `same`: two links where it is equal lead to the same store."""
+    """The drivers of one engine. Two links with equal `same` lead to the same store."""
 
     def __init__(self, engine: Engine, url: str = "") -> None:
         self.engine = engine
-        # What is in memory is there again for each engine, whatever it is called.
+        # Each engine of `memory:` has leases of its own, whatever its URL.
         apart = not url or url.startswith("memory:")
         self.same: Hashable = id(engine) if apart else (url, engine.url)
         self.store = engine.store()
@@ -38,15 +38,15 @@ class Link:
         )
         self._latest: _Latest | None = None
         self.closed = False
-        """Whether leases are renewed no longer: none may be taken."""
+        """Whether the keeper has ended: no lease may be taken, for none is renewed."""
 
     @property
     def _link(self) -> Link:
-        """As a client has it, so that a link may stand where a client does."""
+        """This link; clients have the same property, so a link can be passed as a client."""
         return self
 
     def async_port(self) -> AsyncPort:
-        """The port of the running loop. Raises Misuse where asyncio runs none."""
+        """The port of the running event loop. Raises Misuse if asyncio runs none."""
         latest = self._latest
         if latest is not None:
             running, loop, port = latest
@@ -58,7 +58,7 @@ class Link:
         return self._find_port()
 
     def _find_port(self) -> AsyncPort:
-        # Imported only now: blocking code has no use for asyncio.
+        # Imported only here, because blocking code does not need asyncio.
         from asyncio import get_running_loop
 
         from incumbent.protocol.aio import AsyncPort
@@ -77,26 +77,26 @@ class Link:
         return port
 
     def close(self) -> None:
-        """End the keeper and let go of the blocking connections; leases are not given back."""
+        """End the keeper and close the blocking connections; leases are not given back."""
         self.closed = True
         self.keeper.close()
         self.store.close()
 
     async def aclose(self) -> None:
-        """`close`, and the running loop's connections too."""
+        """`close`, which also closes the running loop's connections."""
         await self.engine.async_store().aclose()
         self.close()
 
 
-# Written in one step, and without a lock: a signal handler or a fork's child could find it taken.
+# Each write is one step without a lock: a signal handler or a fork's child could find it locked.
 _by_url: Final[dict[str, Link]] = {}
 _by_object: Final[weakref.WeakKeyDictionary[object, Link]] = weakref.WeakKeyDictionary()
 
 
 def link_for(store: StoreLike | None) -> Link:
-    """The shared link of a URL, a driver object, a client's own link, or (None) the default.
+    """The shared link of a URL or driver object, a client's own link, or (None) the default.
 
-    Raises ConfigError for what cannot be a store, and where the default would be unsafe.
+    Raises ConfigError if `store` cannot be a store, or if the default would be unsafe.
     """
     if store is None:
         store = store_url()
@@ -105,13 +105,13 @@ def link_for(store: StoreLike | None) -> Link:
     own = getattr(store, "_link", None)
     if isinstance(own, Link):
         return own
-    # Before it becomes a key: this is where what is no store at all is refused.
+    # Checked before it becomes a key: an object that is no store is refused here.
     engine_for_object(store)
     return _by_object.get(store) or _by_object.setdefault(store, new_link(store))
 
 
 def own_link(store: StoreLike | None) -> Link:
-    """A link that the caller may close, for nobody shares it; if `store` is a client, the client's.
+    """An unshared link that the caller may close, or the client's own link if `store` is a client.
 
     Raises as `link_for`.
     """
@@ -125,10 +125,10 @@ def new_link(store: object) -> Link:
     return Link(engine_for_object(store))
 
 
-# -- what users name as `store=` -------------------------------------------------------------------
+# -- the types of `store=` -------------------------------------------------------------------------
 
-# One type for each driver object, none of which is imported: a type checker compares attributes.
-# What an object cannot do for us is found out when the lock is built.
+# A protocol for each driver class, so that no driver is imported: type checkers compare attributes.
+# Building a lock finds out whether the object is usable.
 
 
 class Linked(Protocol):

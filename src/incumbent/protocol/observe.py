@@ -2,9 +2,9 @@
 
 An observer is woken by the store or by the leader's ttl, and goes on through any outage.
 
-A candidate of higher priority asks the leader to hand over to it, by the notice of a transfer. Only
-the leader ends a term: it stops its work, releases, and reserves the name for the candidate. It
-says in its record for how long each of its terms lasts at least, so leadership cannot flap.
+A candidate of higher priority asks the leader to hand over, by a notice of transfer. Only the
+leader ends a term: it stops its work, releases, and reserves the name for the candidate. The
+leader's record says for how long its term lasts at least, so leadership cannot flap.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from incumbent.stores.notices import RESIGN, encode_notice, read_notice
 
 
 class WritingPort(Port, Protocol):
-    """A Port that can also look, for people, and write fields."""
+    """A Port that can also read records and write fields."""
 
     async def read(self, key: Key, until: float) -> Record: ...
 
@@ -33,23 +33,23 @@ class WritingPort(Port, Protocol):
 
 
 class Watched(Protocol):
-    """Something of which news is awaited. `failures`: requests in a row without an answer."""
+    """A thing whose news a caller awaits. `failures`: requests in a row without an answer."""
 
     key: Key
     failures: int
 
     async def look(self, port: WritingPort) -> bool:
-        """Ask the store; whether that is news. Raises StoreError."""
+        """Ask the store; returns whether the answer is news. Raises StoreError."""
         ...
 
     async def wait(self, port: WritingPort, until: float) -> None:
-        """Wait for the next look. Raises StoreError."""
+        """Wait until it is time for the next look. Raises StoreError."""
         ...
 
 
 @dataclass(slots=True)
 class Observation:
-    """What one observer has seen of a leadership. `ttl`, `request_timeout`: seconds.
+    """A leadership as one observer has seen it. `ttl`, `request_timeout`: seconds.
 
     `again`: looks in a row without news.
     """
@@ -63,7 +63,7 @@ class Observation:
     again: int = 0
 
     async def look(self, port: WritingPort) -> bool:
-        """The first answer is always news."""
+        """Read the record; returns whether it is news. The first answer always is."""
         record = await port.read(self.key, port.now() + self.request_timeout)
         leader, first = leader_of(record), self.record is None
         news = first or leader != self.leader
@@ -72,7 +72,7 @@ class Observation:
         return news
 
     async def wait(self, port: WritingPort, until: float) -> None:
-        """Until the store hints at a change, or the leader may have vanished without one."""
+        """Wait until the store hints at a change, or the leader may have vanished without one."""
         record = self.record or Record(self.key)
         wake = min(until, port.now() + watch_for(record, self.again, port.jitter(), self.ttl))
         await pace(port, self.again if record.holdings else 0, wake)
@@ -82,7 +82,7 @@ class Observation:
 async def await_news(port: WritingPort, watched: Watched, until: float) -> bool:
     """Wait for news; False if there was none by `until`.
 
-    Raises only a StoreError that another try cannot mend.
+    Raises only permanent StoreErrors.
     """
     while True:
         try:
@@ -97,7 +97,7 @@ async def await_news(port: WritingPort, watched: Watched, until: float) -> bool:
 
 
 async def outlast(port: Port, watched: Watched, error: StoreError, until: float) -> bool:
-    """Back off before another look; False if `until` is over. Raises a permanent error."""
+    """Back off before another look; False once `until` has passed. Raises `error` if permanent."""
     if error.permanent:
         raise error
     watched.failures += 1
@@ -112,7 +112,7 @@ async def outlast(port: Port, watched: Watched, error: StoreError, until: float)
 
 
 class Challenge:
-    """What one campaign knows of the leader that it waits for. `due`: when to look at it again."""
+    """One candidate's knowledge of the leader it waits for. `due`: the instant of the next look."""
 
     __slots__ = ("_seen", "_token", "due", "rank", "wanted")
 
@@ -124,7 +124,7 @@ class Challenge:
         self._seen = 0.0
 
     def is_due(self, refused: Refused, now: float) -> bool:
-        """Whether to look at the record, after this refusal: once a term, and then as it says."""
+        """Whether to read the record after this refusal: at once in a new term, later at `due`."""
         if refused.reason != "held" or not refused.holders:
             self.due = inf
             return False
@@ -133,7 +133,7 @@ class Challenge:
         return now >= self.due
 
     def decide(self, record: Record, now: float) -> tuple[bytes, Guard] | None:
-        """The notice to write now, if any; plans the next look."""
+        """Plan the next look; returns the notice to write now, if any, and the guard for it."""
         self.due = now + self.wanted.policy.renew_every
         holding = record.holdings[0] if record.holdings else None
         if holding is None or holding.token != self._token:
@@ -144,7 +144,7 @@ class Challenge:
             return None
         led = now - self._seen if holding.held_for is None else holding.held_for
         if led < theirs.step_down_after:
-            # Never sooner: the store counts it by a clock of its own, and may lack a moment.
+            # Never sooner: the store counts by a clock of its own, which may be a moment behind.
             self.due = max(self.due, now + theirs.step_down_after - led)
             return None
         field = record.fields.get(RESIGN)
@@ -157,7 +157,7 @@ class Challenge:
 
 
 def _asked_by(field: Field | None, token: int) -> float:
-    """The priority of an earlier request to this leader; an operator's goes before all."""
+    """The priority of an earlier request to this leader; inf for an operator's, -inf for none."""
     notice = {} if field is None else read_notice(field.value)
     if field is None or notice.get("token") != token:
         return -inf
@@ -166,7 +166,7 @@ def _asked_by(field: Field | None, token: int) -> float:
 
 
 async def pursue(port: WritingPort, challenge: Challenge, until: float, refused: Refused) -> float:
-    """Ask the leader to hand over to us, if it is time; the instant at which to look again."""
+    """Ask the leader to hand over to us if it is time; returns the instant of the next look."""
     if not challenge.is_due(refused, port.now()):
         return challenge.due
     key, policy = challenge.wanted.key, challenge.wanted.policy

@@ -1,4 +1,4 @@
-"""What the protocols need of the world; the blocking driver, asyncio and the simulator have it."""
+"""The protocols' interface to the world; the blocking driver, asyncio and the simulator have it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Debt:
-    """A claim that may still stand in the store and must go.
+    """The owed release of a claim that may still stand in the store.
 
-    `until`: then its ttl has settled it, unless it is in doubt.
-    `doubt`: how many takes of it may still be on their way. With one, "no such claim" is not the
-    last word of a store that would grant it to a late one; with more, "released" is not either. So
-    the store is told again until `until`, and after it until it has answered once.
-    `closed_until`: what at_least_for still asks of the name, by this process's clock.
-    `reserve_for`: the successor for whom the name is kept free until `reserved_until`, likewise.
+    `until`: the instant at which the ttl has ended the claim, unless a take of it is in doubt.
+    `doubt`: the number of takes that may still arrive. With one, the answer "no such claim" is not
+    final, for the store may grant the late take afterwards; with more, "released" is not final
+    either. So the release is repeated until `until`, and after that until the store answers once.
+    `closed_until`: the instant until which at_least_for keeps the name closed, by our clock.
+    `reserve_for`: the successor for which the name is reserved until `reserved_until`, likewise.
     `only_leaves_line`: the claim certainly holds nothing.
-    `shared`: it was made with permits.
+    `shared`: the claim was made with permits.
     """
 
     key: Key
@@ -41,7 +41,7 @@ class Debt:
     shared: bool = False
 
     def parting(self, now: float) -> Parting:
-        """The keywords of a give at `now`; closing goes before a reservation."""
+        """The keywords of a give at `now`; a closing has precedence over a reservation."""
         parting: Parting = {"slot": self.slot}
         if self.shared:
             parting["shared"] = True
@@ -55,10 +55,10 @@ class Debt:
 
 
 class Port(AsyncLeases, Protocol):
-    """A store, and beside it clock, chance and waits. Instants are seconds on `now`'s clock."""
+    """A store with a clock, random numbers and waits. Instants are seconds on `now`'s clock."""
 
     def now(self) -> float:
-        """The present instant, on a clock that goes on during suspend."""
+        """The present instant, on a clock that keeps running during a suspend."""
         ...
 
     def draw_claim(self) -> str:
@@ -70,25 +70,25 @@ class Port(AsyncLeases, Protocol):
         ...
 
     def hand_over(self, debt: Debt) -> None:
-        """Have the keeper tell the store, for as long as it takes. Never blocks or raises."""
+        """Have the keeper pay `debt`, however long that takes. Never blocks or raises."""
         ...
 
     def tell_outage(
         self, key: Key, error: StoreError, waited: float = 0.0, timeout: float | None = None
     ) -> None:
-        """Report that somebody has to wait for the store, more rarely the longer that takes.
+        """Log that a caller has to wait for the store; the longer the outage, the rarer the log.
 
-        `waited`: seconds so far; `timeout`: seconds in all, inf without an end.
+        `waited`: seconds so far; `timeout`: seconds in all, inf for no end.
         """
         ...
 
     async def sleep_until(self, instant: float) -> None:
-        """Wait for an instant."""
+        """Wait until `instant`."""
         ...
 
 
 class ManyPort(Port, AsyncTogether, Protocol):
-    """A Port that asks for several leases at once, or at least one after another."""
+    """A Port that asks for several leases in one request, or else one after another."""
 
 
 E = TypeVar("E")
@@ -97,7 +97,7 @@ E = TypeVar("E")
 async def one_by_one(
     ask: Callable[[E], Awaitable[T]], each: Sequence[E], *, to_the_end: bool = True
 ) -> list[T | StoreError]:
-    """The outcome of each; or those up to the first that is no grant."""
+    """The outcome of `ask` for each; without `to_the_end` only up to the first that is no grant."""
     outcomes: list[T | StoreError] = []
     for one in each:
         try:
@@ -110,7 +110,7 @@ async def one_by_one(
 
 
 async def pace(port: Port, again: int, wake: float) -> None:
-    """Hints may be spurious: many of them must not become a busy loop.
+    """Pause before a wait for a hint: many spurious hints must not become a busy loop.
 
     `again`: looks in a row without news; `wake`: the instant of the next look without a hint.
     """
@@ -120,16 +120,16 @@ async def pace(port: Port, again: int, wake: float) -> None:
 
 
 def retry_delay(port: Port, error: StoreError, failures: int) -> float:
-    """Seconds until the next try, after so many failures in a row."""
+    """Seconds until the next try, after `failures` in a row."""
     return max(backoff_delay(failures, port.jitter()), error.retry_after or 0.0)
 
 
 class BlockingPort(Port, Protocol):
-    """A Port whose waits block, so that its store can also be asked at once."""
+    """A Port whose waits block, so that its store can also be called directly."""
 
     @property
     def store(self) -> Store:
-        """The store that the port asks."""
+        """The store that this port calls."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""Releasing: stop believing first, then tell the store; what it did not confirm stays owed.
+"""Releasing: stop believing first, then tell the store; an unconfirmed release stays owed.
 
-Work that outlived its lease reports no success: if the first release finds nothing to give back
-before the deadline, the lease was lost, and the machine says so. A repeated one proves nothing.
+Work that outlived its lease reports no success: if the first release finds no lease in the store
+before the deadline, the lease was lost, and the machine says so. A repeated release proves nothing.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from incumbent.stores.base import Gave, Give
 
 
 async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
-    """Give the lease back; True if the store confirmed it. `undo_slot`: nothing was done with it.
+    """Give the lease back; True if the store confirmed it. `undo_slot`: give its slot back too.
 
-    Never raises for the store's sake: the belief has ended, and the ttl settles the rest. Where
-    the answer shows that it was lost before, the machine is LOST afterwards.
+    Raises no StoreError: the belief has ended, and the ttl ends the claim. If the answer shows that
+    the lease was lost before, the machine is LOST afterwards.
     """
     machine, wanted = held.machine, held.wanted
     machine.left()
@@ -40,7 +40,7 @@ async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
 def release_blocking(
     port: BlockingPort, held: Held, now: float, *, undo_slot: bool = False
 ) -> bool:
-    """`release` at `now`, without a coroutine: see acquire_blocking."""
+    """`release` at `now`, without a coroutine; acquire_blocking says why."""
     machine, wanted = held.machine, held.wanted
     machine.left()
     until, parting = now + wanted.policy.request_timeout, held.parting(now, undo_slot=undo_slot)
@@ -55,7 +55,7 @@ def release_blocking(
 
 
 async def release_all(port: ManyPort, helds: Sequence[Held]) -> bool:
-    """`release` of several that are held, together; True if the store confirmed each of them."""
+    """`release` several held leases together; True if the store confirmed each of them."""
     if not helds:
         return True
     for held in helds:
@@ -81,7 +81,7 @@ def _conclude(
     *,
     undo_slot: bool = False,
 ) -> bool:
-    """Whether the give that was sent at `now` is done; None: it was interrupted."""
+    """Whether the store confirmed the give sent at `now`; `answer` None: it was interrupted."""
     answered, confirmed = False, False
     if isinstance(answer, StoreError):
         if meters.on:
@@ -100,18 +100,18 @@ def _learn(port: Port, held: Held, outcome: GiveOutcome) -> bool:
         if meters.on:
             meters.count(meters.TRANSITIONS, "released")
         return True
-    # From the deadline on the store may have ended it in good time, and nobody knows.
+    # After the deadline nobody knows whether the store ended the lease only when it ran out.
     if port.now() < held.machine.deadline:
         held.machine.missed(outcome.reason)
     return False
 
 
 async def settle(port: Port, debt: Debt, timeout: float) -> bool:
-    """Tell the store that a claim is dead; True when nothing of it is left.
+    """Release a claim in the store; True when nothing of the claim can be left there.
 
-    A claim in doubt is owed until the store has answered, however long that takes: its take may
-    still be on its way, and arrives behind whatever held it up. It is told again until then also
-    where one answer would do (`refuses_late`): a failover may lose what a store knows of a claim.
+    If a take is in doubt, the release is owed until the store has answered, however long that
+    takes: the take may still be on its way, and arrives late. Until then it is repeated even where
+    one answer would do (`refuses_late`), because a failover may lose what a store knows of a claim.
     """
     now = port.now()
     if now >= debt.until and not debt.doubt:

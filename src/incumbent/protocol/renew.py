@@ -1,4 +1,4 @@
-"""Renewing: many leases of one store in one request, and when each is due again."""
+"""Renewing: many leases of one store in one request, and the instant when each is due again."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from incumbent.protocol.held import Held
 from incumbent.protocol.port import Port
 
 SOONEST = 0.9
-"""The first renewal is due after at least this part of a renewal interval."""
+"""The part of a renewal interval after which the first renewal is due at the earliest."""
 _HELD = State.HELD
 _NOTICED = {"pause": "paused", "resign": "broken", "transfer": "broken", "break": "broken"}
 
 
 class Batches:
-    """What was sent for the same leases the last time, and this time.
+    """The batches that were sent in the last round and in this one.
 
-    Here and below a lease at rest is looked at as little as can be: of ten thousand, each object
-    that is touched is a cache miss.
+    The code here and below touches as few objects of an idle lease as possible: with ten thousand
+    leases, each object is a cache miss.
     """
 
     __slots__ = ("_before", "_now")
@@ -34,11 +34,11 @@ class Batches:
         self._now: tuple[_Sent, ...] = ()
 
     def begin(self) -> None:
-        """Another round: what the last one did not send again is forgotten."""
+        """Begin another round: batches that the last round did not send are forgotten."""
         self._before, self._now = self._now, ()
 
     def known(self, refs: Sequence[weakref.ref[Held]]) -> Batch | None:
-        """The batch that was sent last for exactly these leases."""
+        """The batch that was last sent for exactly these leases, if any."""
         for sent in self._before:
             if sent.refs == refs:
                 self._now += (sent,)
@@ -46,7 +46,7 @@ class Batches:
         return None
 
     def new(self, leases: Sequence[Held], refs: Sequence[weakref.ref[Held]]) -> Batch:
-        """A new batch for them."""
+        """Make a new batch for `leases`."""
         batch = Batch([held.renewal() for held in leases])
         self._now += (_Sent(refs, batch),)
         return batch
@@ -58,7 +58,7 @@ class _Sent(NamedTuple):
 
 
 class Round:
-    """One request for many renewals, and what came of it."""
+    """One request for many renewals, and its result."""
 
     __slots__ = ("asked", "news", "others", "refs", "skipped")
 
@@ -67,11 +67,11 @@ class Round:
         """The leases that a renewal was sent for."""
         self.refs: list[weakref.ref[Held]] = []
         self.news = False
-        """Whether any renewal differs from the one that was sent last."""
+        """Whether any renewal differs from the lease's last one."""
         self.skipped: list[Held] = []
         """The leases that no renewal was sent for."""
         self.others: list[Held] = []
-        """The asked leases that need more than their next renewal: they failed or are watched."""
+        """The asked leases that need more than their next renewal: failed, bounded or followed."""
 
 
 async def renew(
@@ -80,9 +80,9 @@ async def renew(
     batches: Batches | None = None,
     turn: Round | None = None,
 ) -> StoreError | None:
-    """Renew those that are still valid; the machines learn what came of it.
+    """Renew the leases that are still valid, and feed the outcomes to their machines.
 
-    Returns the error when the store gave no answer: then every deadline stays where it was.
+    Returns the error if the store gave no answer: then no deadline changes.
     """
     turn = turn or Round()
     answered = False
@@ -109,12 +109,12 @@ async def renew(
 
 
 def _ask(turn: Round, leases: Iterable[Held], sent: float) -> float:
-    """Sort the leases; returns the instant until which the answer is awaited."""
+    """Sort the leases into asked and skipped; returns the instant when the answer must be there."""
     policy, patience = None, inf
     asked, refs = turn.asked, turn.refs
     for held in leases:
         machine, news = held.machine, held.meta is not held.proclaimed
-        # Where at_most_for ends the lease next, a renewal only brings new metadata to the store.
+        # If at_most_for ends the lease next, a renewal is of use only for new metadata.
         if (
             machine.renewing
             or (machine.stop_at >= machine.bound and not news)
@@ -125,7 +125,7 @@ def _ask(turn: Round, leases: Iterable[Held], sent: float) -> float:
         try:
             machine.renew_sent(sent)
         except IllegalInput:
-            # It is not held: perhaps another thread released it just now.
+            # The lease is not held: perhaps another thread has just released it.
             turn.skipped.append(held)
             continue
         asked.append(held)
@@ -190,7 +190,7 @@ def first_due(held: Held, jitter: float) -> float:
 
 
 def next_due(held: Held, sent: float, now: float, jitter: float) -> float:
-    """When to look at the lease again: its next renewal, or the end of the belief if that is first.
+    """The instant of the next renewal, or of the end of the belief if that comes first.
 
     A renewal counts from when the last one was *sent*, so its duration does not delay the next.
     """

@@ -1,14 +1,14 @@
 """The members of a group: each has a lease of its own, and its name in the fields of one record.
 
-That record, the roster, is read by one request whatever the number of members, and a wait for a
-change of it is on one key. A lease that ran out leaves its name there: each member looks after the
-leases of the few that follow it in the circle of names, and strikes the names of the dead.
-What is read of leases is not proof, and need not be: shards have leases of their own.
+That record is the roster. One request reads it whatever the number of members, and a wait for its
+change is a wait on one key. A lease that runs out leaves its member's name there: so each member
+checks the leases of the next few members in the circle of names, and strikes the names of the dead.
+These readings of leases are no proof, and need not be: shards have leases of their own.
 
-A member stays on the roster, gives up shards that are others', and takes its own. No shard changes
-hands by agreement. Its present holder stops the body, awaits its end and releases the lease; the
-next one takes the lease, and only then starts a body. So members that see different rosters for a
-moment leave a shard vacant, and never give it to two.
+A member stays on the roster, gives up shards that belong to others, and takes its own. A shard does
+not change hands by agreement: its present holder stops the body, awaits its end and releases the
+lease; the next member takes the lease, and only then starts a body. So members that see different
+rosters for a moment leave a shard vacant, and never both have it.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from incumbent.protocol.port import pace, retry_delay
 from incumbent.protocol.release import release
 
 MEMBER: Final = "@"
-"""What the name of a member begins with; those of shards are digits."""
+"""The prefix of members' names; the names of shards are digits."""
 WATCHED: Final = 3
-"""How many others a member looks after: one that is frozen delays nobody's end."""
+"""The number of others that a member checks: several, so that a frozen member delays no strike."""
 _LEAST: Final = 0.02
-"""Seconds between two looks at a lease that is about to run out."""
+"""The least seconds between two looks at a lease that is about to run out."""
 _SPREAD: Final = 0.002
-"""Seconds over which members spread their looks at a lease that ends, and their tries for it."""
+"""Seconds over which members spread their looks at a lease that ends, and their takes."""
 
 
 class _Sight(NamedTuple):
-    """What was seen of a member: until when its lease stands, if it does nothing more."""
+    """A member as last seen; `until`: the instant when its lease runs out if it is not renewed."""
 
     version: int
     until: float
@@ -51,9 +51,9 @@ class _Sight(NamedTuple):
 
 
 class Roster:
-    """One process's view of a group. `own`: the lease of its own membership; None: it only looks.
+    """One process's view of a group. `own`: the lease of its membership; None: it only observes.
 
-    `note`: what the member's field says, the number of shards that it reckons with.
+    `note`: the value of the member's field, which is the number of shards that it expects.
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class Roster:
         self.failures = 0
         """Requests in a row without an answer."""
         self.members: dict[str, Field] = {}
-        """As last seen, ourselves included, in the order of their names."""
+        """The members as last seen, including ourselves, in the order of their names."""
         self.me = own.key.name.removeprefix(f"{key.name}/") if own else ""
         self._keeper = keeper
         self._held: Held | None = None
         self._former: int | None = None
-        """The token of our membership before: the store may keep that for longer than we did."""
+        """The token of our former membership: the store may keep it for longer than we did."""
         self._version = 0
         self._seen = ""
         self._started = False
         self._again = 0
-        """Looks in a row that showed nothing new."""
+        """The number of looks in a row without news."""
         self._next = -inf
         self._sights: dict[str, _Sight] = {}
 
@@ -90,16 +90,16 @@ class Roster:
         return self._held is not None and self._held.machine.valid(now)
 
     def holdings(self) -> Iterator[Holding]:
-        """What was last seen of the members' leases."""
+        """The holdings of the members' leases, as last seen."""
         return (self._sights[name].holding for name in self.members if name in self._sights)
 
     # -- coming and going ----------------------------------------------------------------------
 
     async def join(self, port: WritingPort, timeout: float | None = None) -> None:
-        """Become a member, or raise and be none. For a ttl it waits for a predecessor of our name.
+        """Become a member, or raise. Waits about a ttl for the end of a predecessor of our name.
 
-        Raises ConfigError if a member reckons with another number of shards, Misuse if one that
-        lives has our name, NotAcquired, StoreError. After a cancellation call `leave`.
+        Raises ConfigError if a member expects another number of shards, Misuse if a living member
+        has our name, NotAcquired, StoreError. After a cancellation call `leave`.
         """
         await self.leave(port)
         own = self.own
@@ -122,7 +122,7 @@ class Roster:
             if error.reason != "held" or timeout == 0:
                 raise
         try:
-            # That refusal may be old: of before this process was frozen.
+            # That refusal may date from before this process was frozen.
             return await acquire(port, own, 0)
         except NotAcquired as error:
             if error.reason != "held" or await self._was_ours(port, own.key):
@@ -133,7 +133,7 @@ class Roster:
             ) from None
 
     async def _was_ours(self, port: WritingPort, place: Key) -> bool:
-        """Whether all that stands there is left of our own membership."""
+        """Whether every holding at `place` is left over from our former membership."""
         record = await port.read(place, self._until(port))
         return all(holding.token == self._former for holding in record.holdings)
 
@@ -143,7 +143,8 @@ class Roster:
             self._version = stored.version
 
     async def _refuse_others(self, port: WritingPort) -> None:
-        """Two that join at once each see the other: each writes before it reads."""
+        """Raise ConfigError for a living member with another note. Members write before they read,
+        so two that join at once see each other."""
         record = await port.read(self.key, self._until(port))
         for name, field in _members(record).items():
             if not field.value or not self.note or field.value == self.note or name == self.me:
@@ -160,7 +161,7 @@ class Roster:
     async def strike(self, port: WritingPort) -> None:
         """Remove our name from the roster, so that the others take over at once.
 
-        Raises no StoreError: without it they take over when our lease has ended.
+        Raises no StoreError: if this fails, they take over when our lease has ended.
         """
         try:
             await self._remove(port, self.me, self._version)
@@ -171,7 +172,7 @@ class Roster:
         await port.put(self.key, name, None, ByVersion(version), self._until(port))
 
     async def leave(self, port: WritingPort) -> None:
-        """Give our lease back, or leave that to the keeper, and `strike`."""
+        """Give our lease back (or let the keeper do it), and `strike` our name."""
         held, self._held = self._held, None
         if held is None:
             return
@@ -189,9 +190,9 @@ class Roster:
     # -- looking -------------------------------------------------------------------------------
 
     async def look(self, port: WritingPort) -> bool:
-        """Read the members; whether they are others than before. Raises StoreError.
+        """Read the members; returns whether they have changed. Raises StoreError.
 
-        That is one request, and one for each lease that we look after and that may have run out.
+        This sends one request, and one for each checked lease that may have run out.
         """
         sent = port.now()
         record = await port.read(self.key, self._until(port))
@@ -199,11 +200,11 @@ class Roster:
         self._next = sent + self.policy.renew_every
         self._sights = {name: seen for name, seen in self._sights.items() if name in found}
         if self.is_in(sent) and self.me not in found:
-            # Struck by one that took us for dead, or before a wipe of the store.
+            # A member that took us for dead struck our name, or the store was wiped.
             await self._write(port)
             found[self.me] = Field(self.note, self._version)
         await self._look_after(port, found)
-        # The version of a field differs too where another of the same name has come.
+        # Fields have versions, so a new member of the same name is news too.
         news = not self._started or self.members != found
         self.members, self._started = dict(sorted(found.items())), True
         self._seen, self.failures = record.seen, 0
@@ -211,9 +212,9 @@ class Roster:
         return news
 
     async def _look_after(self, port: WritingPort, found: dict[str, Field]) -> None:
-        """Of the next few members in the circle of names, strike the ones whose lease has ended.
+        """Strike those of the next few members in the circle of names whose lease has ended.
 
-        Without a membership of our own: leave them out, of all.
+        If we only observe, check all members, and leave the dead out of `found`.
         """
         living = 0
         for name in circle(self.me, found):
@@ -225,7 +226,7 @@ class Roster:
             except StoreError as error:
                 if self.own is None or error.permanent:
                     raise
-                # The node of a cluster that has its lease is away: nobody is struck for that.
+                # The cluster node that has this lease is away: that is no reason to strike a name.
                 living += 1
                 continue
             if lives:
@@ -253,7 +254,7 @@ class Roster:
         return True
 
     async def wait(self, port: WritingPort, until: float) -> None:
-        """Until the roster changes, a lease may have run out, or a renewal interval is over."""
+        """Wait until the roster changes, a lease may have run out, or a renewal interval passes."""
         wake = min(until, self._next)
         await pace(port, self._again, wake)
         if port.now() < wake:
@@ -271,17 +272,15 @@ def _members(record: Record) -> dict[str, Field]:
 
 _AGAIN_FIRST: Final = 0.02
 _AGAIN_MOST: Final = 1.0
-"""Seconds between two tries for a shard that another still holds; half a renewal interval at most.
-
-They double from the first: a hand-over takes as long as the body of the one before needs.
-"""
+"""Seconds between two takes of a shard that another member still holds; at most half a renewal
+interval. They double from the first: a hand-over takes as long as the former body needs to end."""
 
 
 class Bodies(Protocol):
-    """What runs the work of the shards: threads, tasks, or a simulator. No method waits."""
+    """The runner of the shards' work: threads, tasks, or a simulator. No method waits."""
 
     def numbers(self) -> Collection[int]:
-        """The shards whose lease is held here, also while their body ends."""
+        """The shards whose lease this process holds, including those whose body is ending."""
         ...
 
     def start(self, number: int, held: Held) -> None:
@@ -289,34 +288,34 @@ class Bodies(Protocol):
         ...
 
     def stop(self, number: int) -> None:
-        """Ask the body of a shard to end; again does nothing."""
+        """Ask the body of a shard to end; a second call does nothing."""
         ...
 
 
 @dataclass(slots=True)
 class _Try:
-    """A shard that is ours, and vacant or another's: when to ask for it again."""
+    """A shard that is ours but not held here: the instant of the next take, and the refusals."""
 
     due: float = -inf
     refused: int = 0
 
 
 class Division:
-    """The shards of one member. `wanted`: what their leases ask for; its key is the group's."""
+    """The shards of one member. `wanted`: the request for their leases, with the group's key."""
 
     def __init__(self, count: int, wanted: Wanted, bodies: Bodies) -> None:
         self.name = wanted.key.name
         self.count = count
-        # Only the member that will have a shard asks for it: there is no line to keep.
+        # Only the member that will have a shard asks for it, so no line is needed.
         self._wanted = wanted._replace(waiting=wanted.ask)
         self._bodies = bodies
         self._mine: frozenset[int] = frozenset()
         self._tries: dict[int, _Try] = {}
         self._begun: dict[int, tuple[float, Standing]] = {}
-        """When the body that was started last began, and what that means for the next one."""
+        """For each shard, the start of its last body here, and the pauses between its bodies."""
 
     def assign(self, member: str, members: Collection[str]) -> None:
-        """Note which shards are ours while these are the members; ask all other bodies to end."""
+        """Compute our shards among these members, and ask the bodies of all other shards to end."""
         self._mine = shards_of(member, self.name, self.count, members)
         for number in self._bodies.numbers():
             if number not in self._mine:
@@ -326,10 +325,10 @@ class Division:
                 del kept[number]
 
     async def take(self, port: WritingPort) -> float:
-        """Ask for the shards that are ours and not held here; returns when to ask again.
+        """Ask for our shards that are not held here; returns the instant to ask again.
 
-        For a part of a renewal interval at most: others may have come, and wait for their shards.
-        Raises only a StoreError that another try cannot mend.
+        It takes at most a part of a renewal interval: new members may be waiting for their shards.
+        Raises only permanent StoreErrors.
         """
         wake, here = inf, frozenset(self._bodies.numbers())
         over = port.now() + self._wanted.policy.renew_every / 4
@@ -351,7 +350,7 @@ class Division:
         return wake
 
     def _next_turn(self, port: WritingPort, number: int) -> _Try:
-        """The first try at once; if a body of ours ended by itself, after a pause."""
+        """Plan the first take of a shard: at once, or after a pause if its body here has ended."""
         turn = self._tries[number] = _Try()
         if number in self._begun:
             began, standing = self._begun[number]
@@ -375,7 +374,7 @@ class Division:
         return True
 
     def _postpone(self, port: WritingPort, turn: _Try, error: StoreError) -> None:
-        """Ask for the others first: a node of a cluster may be away, and those of others not."""
+        """Ask for the other shards first: they may be on cluster nodes that do answer."""
         if error.permanent:
             raise error
         port.tell_outage(self._wanted.key, error)
@@ -393,9 +392,9 @@ def _key_of(name: Key, number: int) -> Key:
 
 
 async def attend(port: WritingPort, roster: Roster, division: Division | None = None) -> NoReturn:
-    """Be a member until this is ended from outside. Goes on through outages.
+    """Be a member until the caller ends this coroutine. Goes on through outages.
 
-    Raises what `Roster.join` does, and only those StoreErrors that another try cannot mend.
+    Raises as `Roster.join`, but of the StoreErrors only permanent ones.
     """
     while True:
         try:
@@ -407,13 +406,13 @@ async def attend(port: WritingPort, roster: Roster, division: Division | None = 
 async def _attend_once(port: WritingPort, roster: Roster, division: Division | None) -> None:
     if not roster.is_in(port.now()):
         if division is not None:
-            # One that is no member has no shards: the others share them among themselves.
+            # Without a membership we have no shards: the members divide them.
             division.assign(roster.me, ())
         try:
             await roster.join(port)
         except NotAcquired:
-            # An operator paused it, or our own lease from before lives on: neither a member nor an
-            # error.
+            # An operator paused the name, or our former lease still stands: not an error, but we
+            # are no member.
             await port.sleep_until(port.now() + roster.policy.renew_every)
             return
     await roster.look(port)
@@ -425,17 +424,17 @@ async def _attend_once(port: WritingPort, roster: Roster, division: Division | N
     await roster.wait(port, wake)
 
 
-# -- which member has which shard: whoever sees the same members says the same ---------------------
+# -- which member has which shard: the same members always yield the same answer -------------------
 # Rendezvous hashing (Thaler and Ravishankar, "Using name-based mappings to increase hit rates",
-# 1998): each member has a score for each shard, and the highest has it. So a member that comes
-# takes shards from the others alone, one that goes leaves its shards to them, and nothing else
-# moves.
+# 1998): each member has a score for each shard, and the member with the highest score has it. So a
+# new member takes shards from the others, a leaving member's shards go to the others, and no other
+# shard moves.
 
 SHARDS_MOST: Final = 10_000
 
 
 def check_count(count: object) -> int:
-    """Return `count`, or raise ConfigError if nothing can be divided into so many shards."""
+    """Return `count`, or raise ConfigError if it is no valid number of shards."""
     if not isinstance(count, int) or isinstance(count, bool):
         raise ConfigError(f"count: a number of shards, not {count!r:.60}", name="count")
     if not 1 <= count <= SHARDS_MOST:
@@ -444,7 +443,7 @@ def check_count(count: object) -> int:
 
 
 def shards_of(member: str, name: str, count: int, members: Collection[str]) -> frozenset[int]:
-    """The shards, of 0 to count - 1, that `member` has while these are the members."""
+    """The shards, of 0 to count - 1, that `member` has if these are the members."""
     if member not in members:
         return frozenset()
     assigned = assign(name, count, tuple(sorted(members)))
@@ -463,13 +462,13 @@ def assign(name: str, count: int, members: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _scores(name: str, count: int, member: str) -> list[int]:
-    """64 bits for each shard; the same in every process, for all versions of Python."""
+    """A score of 64 bits for each shard; the same in every process and version of Python."""
     stream = shake_128(f"{name}\0{member}".encode()).digest(8 * count)
     return list(struct.unpack(f">{count}Q", stream))
 
 
 def circle(member: str, others: Iterable[str]) -> list[str]:
-    """The others in the order in which `member` looks after them: those that follow it first."""
+    """The others in the order in which `member` checks them, beginning with the next name."""
     ordered = sorted(other for other in others if other != member)
     return [other for other in ordered if other > member] + [
         other for other in ordered if other < member

@@ -1,4 +1,4 @@
-"""The blocking port: a protocol is one step of a coroutine that never suspends."""
+"""The blocking port: with it a protocol is a coroutine that never suspends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from incumbent.stores.inline import InlineAsyncStore
 
 
 class Upkeep(Protocol):
-    """What a port needs of a keeper; see Port."""
+    """A keeper, as far as a port needs it; see Port."""
 
     def hand_over(self, debt: Debt) -> None: ...
 
@@ -41,7 +41,7 @@ class SyncPort(InlineAsyncStore):
         self.store.wait_change(key, seen, until)
 
     async def take_all(self, takes: Sequence[Take], until: float) -> Took:
-        """See Together; one after another, up to the first refusal, where the store cannot."""
+        """See Together; if the store cannot, one take after another up to the first refusal."""
         if isinstance(self.store, Together):
             return self.store.take_all(takes, until)
         return await one_by_one(lambda it: self.take(*it, until), takes, to_the_end=False)
@@ -52,7 +52,7 @@ class SyncPort(InlineAsyncStore):
         return await one_by_one(lambda it: self.give(*it, until), gives)
 
     async def sleep_until(self, instant: float) -> None:
-        """See Port.sleep_until; signal handlers run meanwhile, and may end it by raising."""
+        """See Port.sleep_until; signal handlers run during the sleep, and may end it by raising."""
         left = instant - clock.now()
         if left > 0:
             time.sleep(left)  # noqa: ASYNC251 - blocking is what this driver is for

@@ -1,6 +1,6 @@
-"""The threads of a process: one acts when its alarm says so, one runs the callbacks of users.
+"""The threads of a process: alarm threads act at planned instants, one runs users' callbacks.
 
-An alarm is a sleep until an instant of `clock.now`, which another thread can end. On Linux it is
+An alarm is a sleep until an instant of `clock.now`; another thread can end it. On Linux it is
 timerfd_create(2) on CLOCK_BOOTTIME, so that the end of a suspend is noticed at once; other systems
 sleep on a queue.
 """
@@ -28,26 +28,24 @@ _log = logging.getLogger("incumbent")
 _CLOCK_BOOTTIME = 7
 _ABSOLUTE = 1
 _FAR = 1e9
-"""Seconds since boot that no machine reaches, and that a timer can be set to."""
+"""Seconds since boot that no machine reaches, but to which a timer can be set."""
 _NONBLOCK_CLOEXEC = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
 
 
 class Alarm(Protocol):
-    """See the module."""
+    """A sleep that another thread can end; see the module."""
 
     def wait_until(self, instant: float) -> None:
         """Sleep until `instant` (inf: for ever) or until `wake`."""
         ...
 
     def wake(self) -> None:
-        """End the present wait, or else the next one at once; safe in signal handlers and
-        finalizers.
-        """
+        """End the present wait, or the next one at once; safe in signal handlers and finalizers."""
         ...
 
 
 class _QueueAlarm:
-    """On a queue whose `put` may interrupt any other use of it; that of an Event may not."""
+    """An alarm on a queue: its `put` may interrupt any other use of it, unlike an Event's `set`."""
 
     def __init__(self) -> None:
         self._rings: queue.SimpleQueue[None] = original("queue", "SimpleQueue")()
@@ -64,10 +62,10 @@ class _QueueAlarm:
 
 
 class _BoottimeAlarm:
-    """Gives the interpreter away once a wait: beside threads that burn CPU each return costs some
-    milliseconds a thread. So what cannot block is called without (PyDLL), and the timer, which
-    setting it anew makes unreadable, is never read. Its descriptors are closed once nobody has it,
-    so that no number is written to that is another file's by then.
+    """An alarm on timerfd that releases the interpreter lock only once a wait: beside threads that
+    burn CPU, getting it back costs some milliseconds a thread. So calls that cannot block keep it
+    (PyDLL), and the timer is never read: setting it anew makes it unreadable. The descriptors are
+    closed only when the alarm is collected, so that `wake` never writes to a reused number.
     """
 
     def __init__(self) -> None:
@@ -104,7 +102,7 @@ class _BoottimeAlarm:
             raise
 
     def _set(self, instant: float) -> None:
-        # All zero would disarm the timer, which is what "for ever" wants; the past must still fire.
+        # All zero disarms the timer, as "for ever" needs; an instant in the past must still fire.
         ns = 0 if instant == inf else int(min(max(instant, 0.0), _FAR) * 1e9) + 1
         spec = self._spec(0, 0, *divmod(ns, 1_000_000_000))
         if self._libc.timerfd_settime(self._timer_fd, _ABSOLUTE, self._byref(spec), None):
@@ -118,11 +116,11 @@ class _BoottimeAlarm:
             raise
 
     def _disown(self) -> None:
-        """Others closed them: the numbers may be theirs by now."""
+        """Forget the descriptors: other code closed them, and may have reused their numbers."""
         self._ours = []
 
     def __del__(self) -> None:
-        # In the child of a fork the numbers may be others' too: a daemon closes all that are open.
+        # In a fork's child the numbers may be reused too: a daemon closes all open descriptors.
         if self._process == os.getpid():
             for fd in self._ours:
                 with suppress(OSError):
@@ -130,27 +128,26 @@ class _BoottimeAlarm:
 
 
 def make_alarm() -> Alarm:
-    """The best alarm of this system."""
+    """Make the best alarm of this system."""
     try:
         return _BoottimeAlarm()
     except (ImportError, OSError, AttributeError):
-        # No timerfd or eventfd here: deadlines still hold, only suspends are noticed later.
+        # No timerfd or eventfd here: deadlines still hold, but a suspend is noticed later.
         return _QueueAlarm()
 
 
 # -- the thread ------------------------------------------------------------------------------------
 
 _PAUSE = 0.02
-"""Seconds after which a thread that ended is started again; twice as many each time, until it has
-acted once more."""
+"""Seconds until a thread that failed is started again; they double each time until it acts."""
 _PAUSE_MOST = 1.0
 
 
 class AlarmThread:
-    """Sleeps until the instant that `plan` says, then calls `act`, and so on.
+    """A thread that sleeps until the instant that `plan` returns, then calls `act`, and so on.
 
-    It is started when it is first woken. `ends_when_idle`: with nothing planned it ends, until it
-    is woken again. No lock is taken here: who wakes it may be a finalizer, which comes in the
+    The first `wake` starts it. `ends_when_idle`: it ends when nothing is planned, until the next
+    `wake`. No lock is taken here: the caller of `wake` may be a finalizer, which can run in the
     middle of anything.
     """
 
@@ -167,22 +164,22 @@ class AlarmThread:
         self._act = act
         self._ends_when_idle = ends_when_idle
         self._absent = {True}
-        """Not empty while there is no thread. The caller that takes it out starts one."""
+        """Not empty while there is no thread. The caller that removes the entry starts one."""
         self._rung = False
-        """Whether it was woken since it began to plan."""
+        """Whether `wake` was called since the thread last began to plan."""
         self._deaths = 0
         self.alarm: Alarm | None = None
         self.planned = inf
-        """Until when it sleeps: what is due before has to wake it. `plan` writes it."""
+        """The end of the present sleep, written by `plan`; earlier plans have to `wake`."""
         self.stopped = False
 
     def wake(self) -> None:
-        """Have it plan anew; from any thread, and in signal handlers. Never raises."""
+        """Make the thread plan anew; from any thread, and in signal handlers. Never raises."""
         if sys.is_finalizing():
-            # There is no thread to wake any more: what is owed now is left to the ttl.
+            # There is no thread to wake any more: the ttl ends what is owed now.
             return
         self._rung = True
-        # Kept here meanwhile: the alarm of a thread that ends is closed once nobody has it.
+        # Kept in a variable: the alarm of a thread that ends is closed at the last reference.
         alarm = self.alarm
         if alarm is not None:
             self._ring(alarm)
@@ -190,7 +187,7 @@ class AlarmThread:
             self._start()
 
     def stop(self) -> None:
-        """End it; it is started no more."""
+        """End the thread for good."""
         self.stopped = True
         self.wake()
 
@@ -200,7 +197,7 @@ class AlarmThread:
         try:
             self._absent.pop()
         except KeyError:
-            return  # Another thread starts it, which will plan all that was noted before.
+            return  # Another caller starts it; the new thread plans all that was noted before.
         started = False
         try:
             alarm = self.alarm = make_alarm()
@@ -211,14 +208,14 @@ class AlarmThread:
                 _log.error("%s: no thread can be started: %s", self.name, error)
         finally:
             if not started:
-                # The next caller that needs it tries again.
+                # The next caller of `wake` tries again.
                 self._bury()
 
     def _ring(self, alarm: Alarm) -> None:
         try:
             alarm.wake()
         except OSError:
-            # Somebody closed its descriptors: the thread that sleeps on them finds itself replaced.
+            # Other code closed its descriptors: the thread that sleeps on them is replaced.
             _log.exception("%s: its alarm was closed by others; it starts again", self.name)
             if self.alarm is alarm:
                 self._bury()
@@ -245,7 +242,7 @@ class AlarmThread:
     def _end(self, alarm: Alarm) -> None:
         if self.alarm is alarm:
             self._bury()
-            # A caller that woke it after it planned started no thread: another thread is started.
+            # A `wake` after the last plan started no thread: start one now.
             if self._rung:
                 self.wake()
 
@@ -255,35 +252,35 @@ class AlarmThread:
 
 
 def call_guarded(callback: Callable[[], None]) -> None:
-    """Call it; whatever it raises is logged, so that those after it are called too."""
+    """Call `callback` and log any exception, so that the callbacks after it are called too."""
     try:
         callback()
-    except BaseException:  # noqa: BLE001 - SystemExit and the like too: this is no thread of theirs
+    except BaseException:  # noqa: BLE001 - SystemExit too: the thread does not belong to users
         _log.exception("a callback failed")
 
 
 # -- callbacks -------------------------------------------------------------------------------------
 
 _BUDGET = 1.0
-"""Seconds after which a callback's delay of the others is reported."""
+"""Seconds after which a callback that delays the others is reported."""
 
 
 class Notifier:
-    """One thread for the callbacks of a process; started by the first of them."""
+    """One thread for the callbacks of a process; the first callback starts it."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what waits; after a fork there is no thread either."""
+        """Forget the waiting callbacks; after a fork there is no thread either."""
         self._calls: queue.SimpleQueue[Callable[[], None]] = original("queue", "SimpleQueue")()
         self._idle = [True]
-        """Not empty while there is no thread. The caller that takes it out starts one: no lock, for
-        a signal handler could find it taken."""
+        """Not empty while there is no thread. The caller that removes the entry starts one; a
+        signal handler could find a lock taken."""
 
     @property
     def running(self) -> bool:
-        """Whether there is a thread."""
+        """Whether the thread exists."""
         return not self._idle
 
     def call(self, callback: Callable[[], None]) -> None:
@@ -297,14 +294,14 @@ class Notifier:
         try:
             start_thread(self._run, "incumbent-notifier")
         except RuntimeError as error:
-            # Callbacks wait for the next one, which tries again.
+            # The callbacks wait until the next `call` tries again.
             self._idle.append(True)
             _log.error("callbacks wait, for no thread can be started: %s", error)
 
     def _run(self) -> None:
         calls = self._calls
         while True:
-            # In a frame of its own: what it refers to must not be kept alive until the next.
+            # In a frame of its own, so that no callback's objects live on until the next callback.
             self._call(calls.get())
 
     @staticmethod

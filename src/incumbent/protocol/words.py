@@ -1,4 +1,4 @@
-"""The messages of outcomes: what happened, the numbers, what to do next."""
+"""The messages about outcomes: what happened, the numbers, what to do next."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from incumbent.model import Holding, Notice, Refused
 from incumbent.protocol.held import Wanted
 
 _NAMED = 3
-"""Holders whose names a message says."""
+"""The most holders that a message names."""
 
 
 def not_acquired(
@@ -43,7 +43,7 @@ def _held(wanted: Wanted, refused: Refused, by: str, left: str) -> str:
 
 
 def names_of(holdings: Sequence[Holding]) -> str:
-    """The names of the holders: of a few, if there are many."""
+    """The names of the holders; only the first few if there are many."""
     some = [holding.holder for holding in holdings[:_NAMED]]
     more = len(holdings) - len(some)
     if more:
@@ -68,7 +68,7 @@ def _why(wanted: Wanted, refused: Refused, held_by: str | None) -> str:
 
 
 def waits_for_itself(inside: Wanted, wanted: Wanted) -> str:
-    """What a caller in the body of one lease reads when it waits for another of that name."""
+    """The message for a caller that, in the body of a lease, waits for another of the same name."""
     name = repr(wanted.key.name)
     match inside.ask.permits, wanted.ask.permits:
         case 0, None:
@@ -100,7 +100,7 @@ def waits_for_itself(inside: Wanted, wanted: Wanted) -> str:
 
 
 def permits_differ(wanted: Wanted, refused: Refused) -> str:
-    """The message for a number of permits that differs from the holders': it says both."""
+    """The message for a number of permits that differs from the holders'; it names both numbers."""
     ours, theirs = (_counted(number) for number in (wanted.ask.permits, refused.permits))
     by = refused.holders[0].holder if refused.holders else "another"
     return (
@@ -116,7 +116,7 @@ def _counted(permits: int | None) -> str:
 
 
 def _mismatch(wanted: Wanted, refused: Refused) -> str:
-    """Candidates of one name have to agree on the ttl, or they judge a crash differently."""
+    """A hint if the holder's ttl differs: with different ttls a crash is judged differently."""
     theirs, ours = refused.holders[0].ttl if refused.holders else None, wanted.policy.kept
     if theirs is None or abs(theirs - ours) < 0.001:
         return ""
@@ -133,7 +133,7 @@ def late_grant(wanted: Wanted, took: float) -> OutcomeUnknown:
 
 
 def waiting_so_far(waited: float, timeout: float | None) -> str:
-    """How long, and for how long at most (inf: no end; None: nothing to say)."""
+    """The seconds waited so far, and the timeout (inf: no end; None: not mentioned)."""
     so_far = f" for {say_seconds(float(int(waited)))}" if waited >= 1 else ""
     if timeout is None:
         return so_far
@@ -141,10 +141,10 @@ def waiting_so_far(waited: float, timeout: float | None) -> str:
 
 
 def waited_in_vain(error: StoreError, seconds: float) -> StoreError:
-    """The error, whose word is `seconds` old: for so long it was worth no other try."""
+    """The error of `seconds` ago, with its age: no other try was worthwhile since then."""
     if seconds < 0.001:
         return error
-    # Another waiter may be told of the same one.
+    # A copy, because another waiter may get the same error object.
     again = copy(error)
     again.__cause__ = error.__cause__
     again.args = (f"{error} (that was {say_seconds(seconds)} ago; the timeout is over)",)
@@ -154,7 +154,7 @@ def waited_in_vain(error: StoreError, seconds: float) -> StoreError:
 
 
 UNRECORDED = "unrecorded"
-"""The reason where the ledger could not be told of an end under the lease, and will say `lost`."""
+"""The reason if the ledger could not record an end under the lease; the ledger will say `lost`."""
 
 _LOST = {
     UNRECORDED: "ended before the end of the work was on record",

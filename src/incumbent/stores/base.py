@@ -1,35 +1,35 @@
-"""The contract between incumbent and a store: one record a key, decided in the store.
+"""The contract between incumbent and a store: one record for each key, and the store decides.
 
 Every operation has `until`: the instant (seconds of `incumbent.clock.now`) by which it must have
-answered. Outcomes are values; what is not an outcome is an exception: StoreUnavailable (certainly
-not applied) or OutcomeUnknown (perhaps applied). `incumbent.testing.contract` says it as tests.
+answered. Outcomes are values. Without an outcome an operation raises StoreUnavailable (certainly
+not applied) or OutcomeUnknown (perhaps applied). `incumbent.testing.contract` tests all this.
 
 Rules that every engine keeps:
 
-- `take` by a claim that holds the lease already is the same grant again: same token, and the ttl
-  becomes max(remaining, ttl). If the claim's record expired in between it is a new grant with a new
-  token. A refused take changes nothing but the list of candidates (`Ask.candidacy`): it never
+- A `take` by a claim that already holds the lease is the same grant again: the same token, and the
+  ttl becomes max(remaining, ttl). If the claim's record expired in between, it is a new grant with
+  a new token. A refused take changes nothing but the list of candidates (`Ask.candidacy`): it never
   changes `seen` and wakes nobody. A grant to an ask with a candidacy ends that candidacy and wakes
-  those who wait, so that they learn who leads.
-- A waiter (`Ask.queue`) stands in line from its first refusal until it is granted, gives its claim
-  back, or stays silent for longer than its heartbeat when its turn has come. The first in line
-  comes before others as `Queue` says; what is reserved for a holder goes before the line.
+  the waiters, so that they learn who leads.
+- A waiter (`Ask.queue`) stands in line from its first refusal until it is granted the lease, gives
+  its claim back, or stays silent for longer than its heartbeat during its turn. `Queue` says when
+  the first in line precedes other claims; a reservation for a holder precedes the line.
 - Tokens of one key only grow: over releases, expiry, breaks, restarts and wipes.
 - `renew` never creates and never shortens. `give` compares the claim (and the token unless None).
 - A give without a token is for a claim in doubt: some of its takes may still be on their way.
   With `refuses_late`, a take of that claim that arrives later is refused: it leaves no lease, uses
-  no slot and stands in no line. That lasts for at least LATE_KEPT seconds, or for as long as a take
-  can arrive late, whichever is longer.
-- A lease that is asked for with permits (`Ask.permits`) is shared: at most so many hold it at once,
-  each by a claim, a token and a ttl of its own, and nobody exclusively meanwhile. A take with
-  another number than its holders is refused with theirs ("permits"). A waiter that comes before
-  others (`Queue`) does so also where there is room for those behind it: so readers who come later
-  let a writer pass. Whoever may hold it beside a new holder has its turn at once. A shared lease is
-  never closed or reserved, and uses no slot.
-- A renewal that changes the holding's meta is a change: it changes `seen` and wakes waiters. So
-  is a `put` that writes or removes a field of a name that nobody holds.
-- The field "pause" never ends by itself, and it outlives a restart wherever the store keeps data.
-- A granting answer echoes the claim it was read for.
+  no slot and does not join the line. That lasts for at least LATE_KEPT seconds, or for as long as a
+  take can arrive late, whichever is longer.
+- A lease that is asked for with permits (`Ask.permits`) is shared: at most that many claims hold it
+  at once, each with a token and a ttl of its own, and no claim holds it exclusively meanwhile. A
+  take with another number of permits than the holders' is refused ("permits") with their number. A
+  waiter that precedes others (`Queue`) does so even if there is room for claims behind it, so that
+  later readers let a writer pass. A waiter that may share the lease with a new holder has its turn
+  at once. A shared lease is never closed or reserved, and uses no slot.
+- A renewal that changes the holding's meta changes `seen` and wakes waiters. So does a `put` that
+  writes or removes a field of a name that nobody holds.
+- The field "pause" never ends by itself, and it outlives a restart if the store keeps its data.
+- A grant echoes the claim that it was read for.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ __all__ = [
 
 
 class Parting(TypedDict, total=False):
-    """The keywords of Store.give, for a caller that passes them on."""
+    """The keywords of Store.give, for callers that pass them on."""
 
     closed_for: float
     reserve_for: str | None
@@ -81,9 +81,9 @@ class Store(Protocol):
         ...
 
     def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """Set max(remaining, ttl) for each claim that still holds; answers in the same order.
+        """Set the ttl of each claim that still holds to max(remaining, ttl); outcomes in order.
 
-        A model.Batch comes again, as the same object, for as long as nothing of it changes.
+        Callers pass the same model.Batch object again as long as nothing in it changes.
         """
         ...
 
@@ -101,16 +101,16 @@ class Store(Protocol):
     ) -> GiveOutcome:
         """Remove the claim's record; `slot` also gives back that slot if the claim took it.
 
-        `shared`: the claim was made with permits; never True for a store that shares nothing.
+        `shared`: the claim was made with permits; never True for a store that cannot share leases.
 
-        `token` None: nobody knows whether the claim was granted, or will be. 0: it certainly holds
-        nothing, and leaves the line of waiters.
+        `token` None: nobody knows whether the claim was granted, or will be. 0: the claim certainly
+        holds nothing, and leaves the line of waiters.
 
-        Gone to a give with a token means that the lease was lost before this request. So an engine
-        that repeats it, after a try that was perhaps applied, raises OutcomeUnknown instead.
+        Gone, as the outcome of a give with a token, means that the lease was lost before. So an
+        engine that repeats a give that was perhaps applied raises OutcomeUnknown instead of Gone.
 
-        `closed_for` (seconds) refuses everybody for that long after, or with `reserve_for`
-        everybody but the holder of that name, whose grant ends it.
+        `closed_for` (seconds) refuses every holder for that long afterwards, or with `reserve_for`
+        every holder but the one of that name, whose grant ends the reservation.
         """
         ...
 
@@ -119,29 +119,29 @@ class Store(Protocol):
     ) -> PutOutcome:
         """Write a small field beside the lease (None removes it) if `guard` holds.
 
-        The field "pause" refuses takes and tells holders; "resign" tells the present holder.
+        The field "pause" refuses takes and notifies holders; "resign" notifies the present holder.
         """
         ...
 
     def read(self, key: Key, until: float) -> Record:
-        """Everything known of `key`: for people, never for a decision."""
+        """The whole record of `key`: for display, never for a decision."""
         ...
 
     def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        """Every key of `namespace` whose name begins with `prefix`: for people."""
+        """The record of every key of `namespace` whose name begins with `prefix`: for display."""
         ...
 
     def wait_change(self, key: Key, seen: str, until: float) -> None:
-        """Return when `key` may have changed since `Refused.seen`, or at `until`: a hint."""
+        """Return when `key` may have changed since `Refused.seen`, or at `until`; only a hint."""
         ...
 
     def close(self) -> None:
-        """Let go of connections; leases are not given back."""
+        """Close the connections; leases are not given back."""
         ...
 
 
 class Take(NamedTuple):
-    """One of the takes of Together.take_all."""
+    """A take in Together.take_all."""
 
     key: Key
     claim: str
@@ -149,7 +149,7 @@ class Take(NamedTuple):
 
 
 class Give(NamedTuple):
-    """One of the gives of Together.give_all."""
+    """A give in Together.give_all."""
 
     key: Key
     claim: str
@@ -162,14 +162,14 @@ Gave: TypeAlias = "list[GiveOutcome | StoreError]"
 
 @runtime_checkable
 class Together(Protocol):
-    """A Store that asks for several leases in one request, where others are asked one by one.
+    """A Store that takes or gives several leases in one request; other stores need one for each.
 
-    Each is as if it were asked for alone, with a claim and an outcome of its own. A StoreError that
-    is raised, and not returned, is of all of them.
+    Each take or give is as if it were sent alone, with a claim and an outcome of its own. A
+    StoreError that is raised, not returned, applies to all of them.
     """
 
     def take_all(self, takes: Sequence[Take], until: float) -> Took:
-        """The outcome of each take; their asks have neither a queue nor permits."""
+        """The outcome of each take; the asks have neither a queue nor permits."""
         ...
 
     def give_all(self, gives: Sequence[Give], until: float) -> Gave:
@@ -179,7 +179,7 @@ class Together(Protocol):
 
 @runtime_checkable
 class AsyncTogether(Protocol):
-    """The same for an AsyncStore."""
+    """Together for an AsyncStore."""
 
     async def take_all(self, takes: Sequence[Take], until: float) -> Took: ...
 
@@ -187,7 +187,7 @@ class AsyncTogether(Protocol):
 
 
 class AsyncLeases(Protocol):
-    """What a lease needs of a store, for coroutines; each operation is that of `Store`."""
+    """The part of an AsyncStore that a lease needs; each operation is that of `Store`."""
 
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome: ...
 
@@ -212,7 +212,7 @@ class AsyncStore(AsyncLeases, Protocol):
     async def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]: ...
 
     async def aclose(self) -> None:
-        """Let go of this loop's connections; leases are not given back."""
+        """Close this loop's connections; leases are not given back."""
         ...
 
 
@@ -222,22 +222,22 @@ class Engine(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this engine can do."""
+        """The abilities of this engine."""
         ...
 
     @property
     def url(self) -> str:
-        """For people: where it is, without any password."""
+        """The store's address for display, without any password."""
         ...
 
     def store(self) -> Store:
-        """The blocking side; the same object at every call."""
+        """The blocking side; every call returns the same object."""
         ...
 
     def async_store(self) -> AsyncStore:
-        """The side for the running event loop; the same object at every call in one loop."""
+        """The side for the running event loop; every call in one loop returns the same object."""
         ...
 
     def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
-        """Findings for `doctor`: (level "ok"|"warning"|"error", what, what to do)."""
+        """Findings for `doctor`: (level "ok"|"warning"|"error", finding, advice)."""
         ...

@@ -1,7 +1,7 @@
-"""What people are told of a store and of its names. Pure but for `examine`.
+"""Reports for people about a store and its names. Pure but for `examine`.
 
-`doctor` reports findings of a store: (level, what, what to do). The state of a name is what its
-record says: held, free, or that nobody can tell; and who is refused. A take decides for itself.
+`doctor` reports findings about a store: (level, finding, advice). The state of a name follows from
+its record: held, free, unknown, or refused to some or all. It is for display only: a take decides.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class State(NamedTuple):
     """HELD, FREE, UNKNOWN, "paused", "reserved", "closed", or WAITING: the store grants nothing
     yet."""
     why: str = ""
-    """A sentence; nothing if one holder has the name, or it is free for everybody."""
+    """A sentence; empty if one holder has the name, or if the name is free for everybody."""
 
 
 GRANTS: Final = State(FREE)
-"""Of a name that nobody holds, as far as it depends on a store that gives leases."""
+"""The state of a name that nobody holds, in a store that grants leases."""
 
 
 def state_of(record: Record, store: State = GRANTS) -> State:
-    """The state; `store`: what its diagnosis says, see findings.state_of_store."""
+    """The state of a record's name; `store`: the result of `state_of_store`."""
     if record.holdings:
         state = State(HELD, share_of(record.holdings))
     elif record.undecided:
@@ -60,7 +60,7 @@ def state_of(record: Record, store: State = GRANTS) -> State:
 
 
 def share_of(holdings: Sequence[Holding]) -> str:
-    """How much of a name that is shared they hold; nothing of one that has one holder."""
+    """The number of holders that share a name, in words; "" if the holder does not share it."""
     permits, held = holdings[0].permits, len(holdings)
     if permits is None:
         return ""
@@ -76,26 +76,26 @@ def _closed(left: str, reserved_for: str) -> State:
 
 
 def said_of(state: State) -> str:
-    """The word, and why."""
+    """The state's word and reason."""
     goes_on = state.why.startswith(("for ", "but "))
     return f"{state.word}{'' if goes_on or not state.why else ':'} {state.why}".rstrip()
 
 
 def asked_to(record: Record) -> str:
-    """What its holder was asked to do, by the field "resign"."""
+    """The request to the holder in the field "resign", in words."""
     is_break = read_notice(record.fields[RESIGN].value).get("kind") == BREAK
     return "asked to stop" if is_break else "asked to resign"
 
 
 def said_by(record: Record, field: str) -> str:
-    """The author of a switch, and the reason: " by X (reason)", or nothing."""
+    """The author of a switch and the reason, as " by X (reason)"; "" without both."""
     notice = read_notice(record.fields[field].value)
     who, reason = notice.get("who"), notice.get("reason")
     return (f" by {who}" if who else "") + (f" ({reason})" if reason else "")
 
 
 def places_of(name: str, records: Iterable[Record]) -> list[Record]:
-    """The places NAME/1, NAME/2, ... of a pool (`work --holders`), in their order."""
+    """The records of the places NAME/1, NAME/2, ... of a pool (`work --holders`), in order."""
     place = re.compile(rf"{re.escape(name)}/([1-9]\d{{0,3}})")
     found = [(place.fullmatch(record.key.name), record) for record in records]
     return [
@@ -106,39 +106,39 @@ def places_of(name: str, records: Iterable[Record]) -> list[Record]:
 # -- findings about a store ------------------------------------------------------------------------
 
 Finding: TypeAlias = tuple[str, str, str]
-"""The level is "ok", "warning" or "error"; nothing is to be done where it is "ok"."""
+"""Level ("ok", "warning" or "error"), finding and advice; the advice is empty if all is "ok"."""
 
 
 class Verdict(tuple[str, str, str]):
-    """A Finding about whether leases are given now."""
+    """A Finding about whether the store grants leases now."""
 
     __slots__ = ()
 
 
 class GrantsNothing(Verdict):
-    """A Finding that says why nobody is given a lease now."""
+    """A Finding that says why the store grants no lease now."""
 
     __slots__ = ()
 
 
 def grants_nothing(what: str, advice: str, *, level: str = "warning") -> GrantsNothing:
-    """The finding that nobody is given a lease now, because of `what`."""
+    """The finding that the store grants no lease now, because of `what`."""
     return GrantsNothing((level, what, advice))
 
 
 class CannotTell(Verdict):
-    """A Finding that says why nobody can tell whether leases are given now."""
+    """A Finding that says why nobody can tell whether the store grants leases now."""
 
     __slots__ = ()
 
 
 def cannot_tell(what: str, advice: str = "") -> CannotTell:
-    """The finding that nobody can tell whether leases are given now, because of `what`."""
+    """The finding that nobody can tell whether the store grants leases now, because of `what`."""
     return CannotTell(("error", what, advice))
 
 
 def state_of_store(findings: Iterable[Finding]) -> State:
-    """The state of a name that nobody holds, as far as it depends on the store alone."""
+    """The state of a name that nobody holds, judged by the findings about its store alone."""
     reported = list(findings)
     refused = [found[1] for found in reported if isinstance(found, GrantsNothing)]
     unsure = [found[1] for found in reported if isinstance(found, CannotTell)]
@@ -150,7 +150,7 @@ def state_of_store(findings: Iterable[Finding]) -> State:
 
 
 def examine(engine: Engine, until: float) -> State:
-    """Ask a store for `state_of_store`; that it gives no answer is one too."""
+    """Diagnose a store for `state_of_store`; if it gives no answer, the state is UNKNOWN."""
     try:
         return state_of_store(engine.diagnose(TTL_DEFAULT, until))
     except StoreError as error:
@@ -158,7 +158,7 @@ def examine(engine: Engine, until: float) -> State:
 
 
 def at(where: str, findings: Iterable[Finding]) -> list[Finding]:
-    """The same findings, of one part of a store."""
+    """The findings of one part of a store, with `where` before each."""
     there: list[Finding] = []
     for finding in findings:
         level, what, todo = finding
@@ -170,14 +170,14 @@ def at(where: str, findings: Iterable[Finding]) -> list[Finding]:
 def found(
     fine: bool, what: str, otherwise: str = "", advice: str = "", *, level: str = "warning"
 ) -> Finding:
-    """`what` if all is fine, else `otherwise` (or the same) with what to do."""
+    """The finding `what` if all is fine, else `otherwise` (or `what` again) with `advice`."""
     return ("ok", what, "") if fine else (level, otherwise or what, advice)
 
 
 def about_start(what: str, age: float, wait: float, *, error: float = 0.0) -> Finding:
-    """Whether a store grants, `age` seconds after it began, or up to `error` seconds less.
+    """The finding whether a store grants leases `age` seconds (less up to `error`) after its start.
 
-    `what` comes before the age.
+    `what`: the words before the age.
     """
     what = f"{what} {say_seconds(age)}, restart_wait {say_seconds(wait)}"
     if age - error >= wait:
@@ -186,7 +186,7 @@ def about_start(what: str, age: float, wait: float, *, error: float = 0.0) -> Fi
 
 
 def about_clock(apart: float) -> Finding:
-    """How many seconds its clock is apart from ours."""
+    """The finding about a store's clock that is `apart` seconds from ours."""
     what = f"its clock and this machine's are {say_seconds(apart)} apart"
     return found(
         apart <= 1, what, advice="synchronise both: a jump of the server's clock moves every ttl"
@@ -194,7 +194,7 @@ def about_clock(apart: float) -> Finding:
 
 
 def about_trip(trip: float, ttl: float, what: str = "a round trip") -> Finding:
-    """How many seconds a request takes, beside the ttl."""
+    """The finding about a request that takes `trip` seconds, compared with the ttl."""
     what = f"{what} takes {say_seconds(trip)}"
     otherwise = f"{what}, much for a ttl of {say_seconds(ttl)}"
     return found(trip <= ttl / 30, what, otherwise, "use a longer ttl")
@@ -203,25 +203,25 @@ def about_trip(trip: float, ttl: float, what: str = "a round trip") -> Finding:
 # -- after a restart -------------------------------------------------------------------------------
 
 _APART = 2.0
-"""Seconds that clocks may differ by, and a request take, without a word."""
+"""Seconds of difference that are put down to clocks and slow requests, and not reported."""
 
 
 def wait_after_restart(named: float | None, ttl: float, *learnt: float) -> float:
-    """Seconds from a restart for which nothing is granted.
+    """Seconds after a restart for which the store grants nothing.
 
-    A holder from before may believe for its own ttl, which is not the asker's. `named`: what the
-    option `restart_wait` says, which is final; `ttl`: the asker's; `learnt`: ttls that records or
-    markers tell of. Without the option it is the longest of them, and never less than the default.
+    A holder from before may still believe for its own ttl, which may differ from the asker's.
+    `named`: the option `restart_wait`, which is final; `ttl`: the asker's; `learnt`: ttls found in
+    records or markers. Without the option it is the longest ttl, and at least the default.
     """
     return max(TTL_DEFAULT, ttl, *learnt) if named is None else named
 
 
 def restart_words(where: str, what: str, age: float, left: float, *, apart: float = 0.0) -> str:
-    """The refusal, with the ways out.
+    """The message of a refusal after a restart, with the ways out.
 
-    `what` happened `age` seconds ago ("started", "lost its data"); it grants in `left` seconds.
-    `apart`: another clock says that it happened so many seconds earlier. Then only the process that
-    is refused knows how long it has to wait, and the next one does not.
+    `what` happened `age` seconds ago ("started", "lost its data"); the store grants in `left`
+    seconds. `apart`: another clock says that it happened this many seconds earlier; then `left` is
+    known for this process only, not for others.
     """
     ago = "less than a second ago" if age < 1 else f"{say_seconds(float(int(age)))} ago"
     wait = say_seconds(max(1.0, float(-int(-left // 1))))

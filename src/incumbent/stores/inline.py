@@ -1,4 +1,4 @@
-"""Runs a blocking store's operations within the event loop, for stores that answer at once."""
+"""Runs a blocking store's operations in the event loop, for stores that answer at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 def at_once(
     of: Callable[[Store], Callable[P, T]],
 ) -> Callable[Concatenate[InlineAsyncStore, P], Coroutine[Any, Any, T]]:
-    """An operation of a blocking store as a coroutine."""
+    """Make a coroutine function of an operation of a blocking store."""
 
     async def operation(self: InlineAsyncStore, /, *args: P.args, **settings: P.kwargs) -> T:
         return await self._run(partial(of(self.store), *args, **settings))
@@ -30,7 +30,7 @@ class InlineAsyncStore:
         self.store = store
 
     async def _run(self, operation: Callable[[], T]) -> T:
-        # The one place for what an engine adds to an operation, such as another try.
+        # An engine overrides this to add behaviour to every operation, such as another try.
         return operation()
 
     take = at_once(lambda store: store.take)
@@ -41,4 +41,4 @@ class InlineAsyncStore:
     scan = at_once(lambda store: store.scan)
 
     async def aclose(self) -> None:
-        """The blocking side owns whatever there is to close."""
+        """Do nothing: the blocking side owns all that is to be closed."""

@@ -1,6 +1,6 @@
-"""What belongs to one event loop or one process: stores, their connections, and their end.
+"""Objects that belong to one event loop or one process: stores, their connections, and their end.
 
-Imports no asyncio, for which a program that only blocks has no use.
+Does not import asyncio, because blocking programs do not need it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class Detachable(Protocol):
-    """What belongs to one process, and is left behind in a fork's child."""
+    """An object that belongs to one process, and is abandoned in the child of a fork."""
 
     def detach(self) -> None:
-        """Give the descriptors back without touching the parent's connections or event loop."""
+        """Close the descriptors without disturbing the parent's connections or event loop."""
 
 
 def detach_in_child(what: Detachable) -> None:
-    """Have `what` detached in each child of a fork, for as long as it lives."""
+    """Have `what` detached in each child of a fork, as long as `what` lives."""
     _detachable.add(what)
 
 
@@ -31,7 +31,7 @@ S = TypeVar("S", bound=Detachable)
 
 
 class Loops(Generic[S]):
-    """What `make` makes, once for each event loop of this process."""
+    """The stores that `make` makes, one for each event loop of this process."""
 
     def __init__(self, make: Callable[[], S]) -> None:
         self._make = make
@@ -39,7 +39,7 @@ class Loops(Generic[S]):
         detach_in_child(self)
 
     def store(self) -> S:
-        """That of the running loop. Raises RuntimeError where none runs."""
+        """The store of the running loop. Raises RuntimeError if no loop runs."""
         from asyncio import get_running_loop
 
         loop = get_running_loop()
@@ -47,8 +47,8 @@ class Loops(Generic[S]):
         return self._add(loop) if store is None else store
 
     def _add(self, loop: AbstractEventLoop) -> S:
-        # A store's connections know their loop, so a loop that was closed does not go by itself.
-        # By a copy of the references: other threads have loops as well.
+        # A store's connections refer to their loop, so a closed loop is not collected by itself.
+        # This iterates over a copy of the references, because other threads have loops too.
         for reference in list(self._stores.keyrefs()):
             other = reference()
             if other is not None and other.is_closed():
@@ -57,7 +57,7 @@ class Loops(Generic[S]):
         return store
 
     def detach(self) -> None:
-        """In a fork's child: these loops are the parent's."""
+        """Detach the stores in the child of a fork: their loops are the parent's."""
         _graveyard.append(dict(self._stores))
         for store in self._stores.values():
             store.detach()
@@ -65,9 +65,9 @@ class Loops(Generic[S]):
 
 
 class ServerEngine(Generic[B, S]):
-    """What engines of servers have in common; see stores.base.Engine.
+    """The common part of engines for servers; see stores.base.Engine.
 
-    Connects to nothing before its first operation. `make` makes the asynchronous store of one loop.
+    Does not connect before the first operation. `make` makes the asynchronous store of one loop.
     """
 
     def __init__(self, url: str, store: B, make: Callable[[], S]) -> None:
@@ -82,35 +82,35 @@ class ServerEngine(Generic[B, S]):
         return self._store
 
     def async_store(self) -> S:
-        """See Engine.async_store. Raises RuntimeError where no event loop runs."""
+        """See Engine.async_store. Raises RuntimeError if no event loop runs."""
         return self._loops.store()
 
 
 class LoopEnd:
-    """Calls `ended` when the loop ends in which `watch` was called."""
+    """Calls `ended` when the event loop ends in which `watch` was called."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self._ended = ended
         self._waiting: AsyncGenerator[None, None] | None = None
 
     async def watch(self) -> None:
-        """Begin to watch; again is nothing more."""
+        """Begin to watch; further calls do nothing."""
         if self._waiting is None:
             self._waiting = self._wait()
             await anext(self._waiting)
 
     async def _wait(self) -> AsyncGenerator[None, None]:
-        """Ends with the loop: asyncio.run closes asynchronous generators before it closes."""
+        """End with the loop: asyncio.run closes asynchronous generators, then the loop."""
         try:
             yield
         finally:
             if self._waiting is not None:
-                # It knows its loop, which would live on.
+                # The generator refers to its loop, which would live on.
                 self._waiting = None
                 self._ended()
 
     async def aclose(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             await waiting.aclose()
@@ -118,7 +118,7 @@ class LoopEnd:
 
 _detachable: WeakSet[Detachable] = WeakSet()
 _graveyard: list[object] = []
-"""Loops that must never be collected: closing the parent's transports would disturb the parent."""
+"""Loops that must not be collected: closing the parent's transports would disturb the parent."""
 
 
 def _after_fork() -> None:

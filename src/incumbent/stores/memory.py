@@ -1,4 +1,4 @@
-"""`memory:` leases among the threads and loops of one process, for tests and examples."""
+"""`memory:`, leases among the threads and loops of one process, for tests and examples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class MemoryStore:
-    """A `MemoryTable` behind a mutex. `now` and `wall` are handed in by tests that move clocks."""
+    """A `MemoryTable` behind a mutex. Tests that move clocks pass `now` and `wall`."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class MemoryStore:
     def _step(
         self, operation: Callable[[float], T], tells: Callable[[T], bool] = lambda _: False
     ) -> T:
-        """One operation at one instant: all of them pass here. `tells`: whether waiters look."""
+        """Run an operation at one instant, under the mutex. `tells`: whether to wake waiters."""
         with self._changed:
             outcome = operation(self._now())
             if tells(outcome):
@@ -57,7 +57,7 @@ class MemoryStore:
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         return self._step(
             lambda now: self._table.take(key, claim, ask, now, self._wall(), self._restart_wait),
-            # Others of a line may have their turn beside one who shares.
+            # The next waiters may share the lease with a new holder that shares it.
             lambda outcome: (
                 (ask.candidacy > 0 or ask.permits is not None) and isinstance(outcome, Granted)
             ),
@@ -101,13 +101,13 @@ class MemoryStore:
             )
 
     def restart(self, *, empty: bool) -> None:
-        """For tests: a new incarnation, which has forgotten everything if `empty`."""
+        """Begin a new incarnation, which has lost all data if `empty`. For tests."""
         with self._changed:
             self._table.restart(self._now(), empty=empty)
             self._tell()
 
     def listen(self, key: Key, seen: str, tell: Callable[[], None]) -> bool:
-        """Have `tell` called at the next change, or say that `key` has changed since `seen`."""
+        """Have `tell` called at every change; False if `key` has changed since `seen` already."""
         with self._changed:
             if self._table.seen(key) != seen:
                 return False
@@ -125,11 +125,11 @@ class MemoryStore:
             tell()
 
     def close(self) -> None:
-        """See Store.close: there is nothing to let go of."""
+        """See Store.close: there is nothing to close."""
 
 
 class AsyncMemoryStore(InlineAsyncStore):
-    """The same table for coroutines; its operations never block."""
+    """The table of a MemoryStore for coroutines; its operations never block."""
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
@@ -146,7 +146,7 @@ class AsyncMemoryStore(InlineAsyncStore):
 
 
 class MemoryEngine:
-    """See stores.base.Engine."""
+    """The engine of `memory:`; see stores.base.Engine."""
 
     capabilities = Capabilities(
         waits="event",
@@ -178,6 +178,6 @@ _engines: dict[str, MemoryEngine] = {}
 
 
 def open_memory(url: str) -> MemoryEngine:
-    """The engine of `memory:` or `memory:LABEL`; one a label and process."""
-    # In one step, and without a lock: see protocol.link.
+    """The engine of `memory:` or `memory:LABEL`; each label has one in a process."""
+    # One step without a lock; protocol.link says why.
     return _engines.setdefault(url, MemoryEngine(url))

@@ -1,4 +1,4 @@
-"""Which names there are, and one injective encoding of them for engines with a flat key space."""
+"""Valid names, and one injective encoding of keys for engines with a flat key space."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_name(name: object) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether a name may be this text."""
+    """Whether `text` is a valid name."""
     return _NAME.fullmatch(text) is not None and ".." not in text
 
 
@@ -34,7 +34,7 @@ def make_key(namespace: object, name: object) -> Key:
     try:
         return _checked_key(namespace, name)
     except TypeError:
-        # What cannot be looked up is no text: the checks say so.
+        # An unhashable argument is no text, and the checks raise ConfigError for it.
         return _checked_key.__wrapped__(namespace, name)
 
 
@@ -61,24 +61,24 @@ def unflat(text: str) -> Key:
 
 
 MARK = "@-"
-"""What begins an escape: hexadecimal digits of UTF-8 follow, and a "-"."""
+"""The beginning of an escape; hexadecimal digits of UTF-8 and a "-" follow."""
 _DIGEST = "@-@"
 _UNSAFE = re.compile(r"([^A-Za-z0-9._/@-]|\A\.|\.\Z|\.(?=\.)|(?<=\.)\.|@(?=-)|@\Z)+", re.ASCII)
 
 
 def safe_name(part: str, /, *parts: str) -> str:
-    """A name made of any texts: different texts make different names, and a person can read them.
+    """A readable name made of any texts; different texts make different names.
 
-    Joins the parts by ":". Letters of ASCII, digits and `. _ / @ -` stay; runs of other characters
-    become `@-`, their UTF-8 in hexadecimal, and `-`. So do ":", an empty part, "@" before "-" or at
-    the end of a part, and a dot beside a dot or at an end. Other names that are valid stay the
-    same; what is escaped already is escaped once more (it is not idempotent). Texts are compared
+    Joins the parts by ":". ASCII letters, digits and `. _ / @ -` stay; a run of other characters
+    becomes `@-`, its UTF-8 in hexadecimal, and `-`. Also escaped are ":", an empty part, "@" before
+    "-" or at the end of a part, and a dot beside a dot or at an end. All other valid names stay the
+    same; an escaped name is escaped once more (the function is not idempotent). Texts are compared
     by code points: composed and decomposed letters differ.
 
-    What is longer than 200 characters is cut to 133, and "@-@" with the SHA-256 of the whole in
-    hexadecimal follows: two of those are equal only where SHA-256 collides.
+    A result longer than 200 characters is cut to 133, and "@-@" with the SHA-256 of the whole in
+    hexadecimal follows: two such names are equal only if SHA-256 collides.
 
-    Raises ConfigError for what is no text.
+    Raises ConfigError if a part is no text.
 
     >>> safe_name("Müller GmbH", "bob+tag@x.org")
     'M@-c3bc-ller@-20-GmbH:bob@-2b-tag@x.org'
@@ -90,7 +90,7 @@ def safe_name(part: str, /, *parts: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """One part of `safe_name`: it has no ":", and no dot at its ends."""
+    """One escaped part of `safe_name`: it has no ":", and no dot at its ends."""
     return _UNSAFE.sub(_escape, text) or f"{MARK}-"
 
 

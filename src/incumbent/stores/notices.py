@@ -1,4 +1,4 @@
-"""Fields beside a lease: the switches "pause" and "resign", and what a guarded `put` may write."""
+"""Fields beside a lease: the switches "pause" and "resign", and the guards of a `put`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from incumbent.model import Absent, ByClaim, ByVersion, Field, Guard, Notice
 PAUSE: Final = "pause"
 RESIGN: Final = "resign"
 BREAK: Final = "break"
-"""The kind of a notice in the field RESIGN that ends the work, and hands over to nobody."""
+"""The kind of a notice in the field RESIGN that ends the work without a hand-over."""
 
 
 def encode_notice(
@@ -22,13 +22,13 @@ def encode_notice(
     priority: int | None = None,
     upto: int = 0,
 ) -> bytes:
-    """The field's value; `token` addresses one holding, so that it never hits the next one.
+    """The field's value; `token` addresses one holding, so that the notice never hits the next.
 
-    `upto`: all that share a lease now, and none that comes later with a larger token.
+    `upto`: the notice is for all present sharers of a lease, not for later ones with larger tokens.
 
-    `priority`: that of the candidate that asks; an operator has none.
+    `priority`: the priority of the candidate that asks; an operator has none.
     """
-    # Imported where it is used: most locks are started, held and released without a notice.
+    # Imported here, because most locks are made, held and released without a notice.
     import json
 
     facts: dict[str, str | int] = {"who": who, "reason": reason, "to": to, "token": token}
@@ -42,7 +42,7 @@ def encode_notice(
 
 
 def read_notice(value: bytes) -> dict[str, str | int]:
-    """The value's fields; a value that is not ours still counts, with nothing to say."""
+    """The value's fields; a value in another format still counts as a notice, without fields."""
     import json
 
     try:
@@ -53,7 +53,7 @@ def read_notice(value: bytes) -> dict[str, str | int]:
 
 
 def notices_for(token: int, pause: bytes | None, resign: bytes | None) -> tuple[Notice, ...]:
-    """What the holder with `token` has to be told."""
+    """The notices for the holder with `token`."""
     if pause is None and resign is None:
         return ()
     found = []
@@ -72,7 +72,7 @@ def notices_for(token: int, pause: bytes | None, resign: bytes | None) -> tuple[
 
 
 def guard_holds(guard: Guard, old: Field | None, held: tuple[str, int] | None) -> bool:
-    """Whether a `put` may write over `old`; `held`: claim and token of the present holding."""
+    """Whether a `put` may overwrite `old`; `held`: claim and token of the present holding."""
     match guard:
         case None:
             return True

@@ -1,8 +1,8 @@
-"""How an engine says what an operation needs, apart from any connection: as a plan.
+"""Plans: an engine's operations as values, independent of any connection.
 
-A dialect is pure. It makes a plan of each operation; a runner carries the plan out. Whatever stands
-between the two (the routing of a cluster, replicas that must confirm, a planted fault) wraps one
-method, `Planned.run`, instead of seven.
+A dialect is pure. It makes a plan of each operation; a runner carries the plan out. A layer between
+the two (the routing of a cluster, replicas that must confirm, a planted fault) wraps one method,
+`Planned.run`, instead of seven.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ Facts_contra = TypeVar("Facts_contra", contravariant=True)
 
 Kind: TypeAlias = Literal["take", "renew", "give", "put", "read", "scan", "look"]
 Program: TypeAlias = Generator[Any, Any, T]
-"""Yields requests, is sent their replies, and returns an outcome."""
+"""A generator that yields requests, is sent their replies, and returns an outcome."""
 
 
 async def drive(program: Program[T], ask: Callable[[Any], Awaitable[Any]]) -> T:
-    """The outcome of a program whose requests are answered by `ask`."""
+    """Run a program, with `ask` answering its requests; returns the outcome."""
     try:
         request = next(program)
         while True:
@@ -66,11 +66,11 @@ async def drive(program: Program[T], ask: Callable[[Any], Awaitable[Any]]) -> T:
 class Plan(Generic[Facts_contra, T_co]):
     """One operation.
 
-    `start(facts, until)` begins the program; `facts` is what the runner's connection knows of its
-    server, `until` (an instant of `incumbent.clock.now`) is when the outcome must be there.
-    `keys` and `renewals` say what the operation is about, for whoever routes it.
-    `repeatable`: a second try may follow a first one that was perhaps carried out.
-    `ttl`: seconds of the lease that is asked for; 0 where none is.
+    `start(facts, until)` begins the program; `facts` is the runner's knowledge of its server,
+    `until` (an instant of `incumbent.clock.now`) is the instant when the outcome must be there.
+    `keys` and `renewals` name the leases of the operation, for routing.
+    `repeatable`: a second try may follow a first try that was perhaps carried out.
+    `ttl`: the seconds of the lease that is asked for; 0 if none is.
     """
 
     kind: Kind
@@ -85,38 +85,38 @@ class Dialect(Protocol[Facts_contra]):
     """Makes the plan of each operation (see stores.base.Store)."""
 
     def take(self, key: Key, claim: str, ask: Ask) -> Plan[Facts_contra, TakeOutcome]:
-        """A take is never repeatable: its caller repeats it, and remembers that there were two."""
+        """Plan a take; never repeatable, because its caller repeats it and counts the tries."""
         ...
 
     def renew(self, renewals: Sequence[Renewal]) -> Plan[Facts_contra, list[RenewOutcome]]:
-        """One outcome for each renewal, in the same order."""
+        """Plan renewals; one outcome for each, in the same order."""
         ...
 
     def give(
         self, key: Key, claim: str, token: int | None, **parting: Unpack[Parting]
     ) -> Plan[Facts_contra, GiveOutcome]:
-        """Whoever repeats a give reads its outcome by `net.pool.heard_again`."""
+        """Plan a give; if it is repeated, `net.pool.heard_again` interprets the outcome."""
         ...
 
     def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard
     ) -> Plan[Facts_contra, PutOutcome]:
-        """Repeatable if a second, equal write gives the same outcome."""
+        """Plan a put; repeatable if a second, equal write has the same outcome."""
         ...
 
     def read(self, key: Key) -> Plan[Facts_contra, Record]:
-        """All that is known of a key."""
+        """Plan the read of a key's record."""
         ...
 
     def scan(self, namespace: str, prefix: str) -> Plan[Facts_contra, tuple[Record, ...]]:
-        """All that is known of each key with that prefix."""
+        """Plan the read of the record of each key with that prefix."""
         ...
 
 
 class DialectOfMany(Dialect[Facts_contra], Protocol[Facts_contra]):
-    """Also plans several takes, or several releases, in one (see stores.base.Together).
+    """A Dialect that also plans several takes or gives in one (see stores.base.Together).
 
-    Neither is repeatable: a release would find gone what it gave back itself.
+    Neither plan is repeatable: a repeated give would find Gone the lease that it gave back itself.
     """
 
     def take_all(self, takes: Sequence[Take]) -> Plan[Facts_contra, Took]: ...
@@ -125,7 +125,7 @@ class DialectOfMany(Dialect[Facts_contra], Protocol[Facts_contra]):
 
 
 class Planned(ABC, Generic[Facts]):
-    """The operations of stores.base.AsyncStore by the plans of `dialect`.
+    """The operations of stores.base.AsyncStore, carried out by the plans of `dialect`.
 
     The asynchronous side awaits them; `BlockingStore` runs each in one step.
     """
@@ -138,11 +138,11 @@ class Planned(ABC, Generic[Facts]):
 
     @abstractmethod
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        """See Store.wait_change. Raises StoreError if nobody can listen."""
+        """See Store.wait_change. Raises StoreError if changes cannot be subscribed to."""
 
     @abstractmethod
     def let_go(self) -> None:
-        """Close what is not in use; what is in use is closed when it comes back."""
+        """Close unused connections; a connection in use is closed when it is returned."""
 
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         return await self.run(self.dialect.take(key, claim, ask), until)
@@ -168,7 +168,7 @@ class Planned(ABC, Generic[Facts]):
 
 
 class PlannedTogether(Planned[Facts]):
-    """See stores.base.AsyncTogether."""
+    """Planned, with the operations of stores.base.AsyncTogether."""
 
     dialect: DialectOfMany[Facts]
 
@@ -194,7 +194,7 @@ def _in_one_step(
 
 
 class BlockingStore(Generic[Ops]):
-    """See stores.base.Store: `operations` whose coroutines never suspend, each in one step."""
+    """A stores.base.Store that runs each of `operations` in one step: they never suspend."""
 
     def __init__(self, operations: Ops) -> None:
         self.operations = operations
@@ -212,7 +212,7 @@ class BlockingStore(Generic[Ops]):
 
 
 class BlockingTogether(BlockingStore[Many]):
-    """See stores.base.Together."""
+    """A BlockingStore with the operations of stores.base.Together."""
 
     def take_all(self, takes: Sequence[Take], until: float) -> Took:
         return run(self.operations.take_all(takes, until))

@@ -1,11 +1,11 @@
 """The executable specification of the store contract: one table, no clock, no I/O.
 
-`MemoryTable` is the whole meaning of the contract with every instant handed in: the simulator runs
-it as its server, `stores.memory` puts it behind a mutex and this process's clock.
+`MemoryTable` is the whole contract, with every instant as an argument: the simulator runs it as its
+server; `stores.memory` puts it behind a mutex and this process's clock.
 
-`Line` is the line of those that wait for one lease, in the order of arrival. Only the first in line
-has to be heard of. It looks when the holder's ttl runs out, or when it is told; while it is silent
-for longer than its heartbeat, the next one is first.
+`Line` is the line of the waiters for one lease, in the order of arrival. Only the first in line has
+to show that it is alive: it asks again when the holder's ttl runs out, or when it is woken. If it
+stays silent for longer than its heartbeat, the next waiter becomes the first.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from incumbent.stores.findings import restart_words, wait_after_restart
 from incumbent.stores.notices import PAUSE, RESIGN, guard_holds, notices_for
 
 HISTORY_KEPT = 20
-"""Past holdings that a record remembers."""
+"""The most past holdings that a record keeps."""
 
 CANDIDATES_KEPT = 100
-"""Candidates that a record lists: beyond these, whose time is over first is left out."""
+"""The most candidates that a record lists: those whose candidacy ends last."""
 
 LATE_KEPT = 60.0
-"""Seconds for which takes of a claim that was given up in doubt are refused."""
+"""Seconds for which takes are refused of a claim that was given up in doubt."""
 
 _SWEEP_EVERY = 256
 _PUT_KEEPS = 86_400.0
@@ -64,7 +64,7 @@ _PUT_KEEPS = 86_400.0
 
 
 class Waiter(NamedTuple):
-    """One in line; `holder` is its name, for people."""
+    """A claim in line; `holder` is its name, for display."""
 
     claim: str
     holder: str
@@ -73,27 +73,27 @@ class Waiter(NamedTuple):
 
 @dataclass(slots=True)
 class Line:
-    """Instants (`now`, `due`) are the store's."""
+    """The waiters for one lease. Instants (`now`, `due`) are on the store's clock."""
 
     waiting: dict[str, Waiter] = field(default_factory=dict)
     due: float = -inf
-    """Until then it is the turn of the first."""
+    """The instant until which it is the first waiter's turn."""
     overtaken: int = 0
-    """How often somebody came before the present first."""
+    """How often another claim was granted before the present first."""
 
     def first(self) -> Waiter | None:
-        """The waiter that is next."""
+        """The first waiter in line, if any."""
         return next(iter(self.waiting.values()), None)
 
     def before(self, claim: str, now: float) -> Waiter | None:
-        """The waiter that goes first, although the lease is free."""
+        """The waiter that precedes `claim` although the lease is free, if any."""
         first = self.first()
         if first is None or first.claim == claim or self.due <= now:
             return None
         return first if first.queue.fair or self.overtaken >= OVERTAKEN_MOST else None
 
     def stand(self, waiter: Waiter, now: float, looks_in: float) -> int:
-        """Stand in line, or go on doing so: the place. `looks_in`: seconds to its next look."""
+        """Join the line or stay in it; returns the place. `looks_in`: seconds to the next look."""
         first = self.first()
         if first is not None and first.claim != waiter.claim and self.due <= now:
             del self.waiting[first.claim]
@@ -106,7 +106,7 @@ class Line:
         return list(self.waiting).index(waiter.claim)
 
     def granted(self, claim: str, now: float, ttl: float) -> None:
-        """The lease was granted to `claim`, in line or not."""
+        """Update the line after a grant to `claim`, which need not be in line."""
         first = self.first()
         self.waiting.pop(claim, None)
         if first is None:
@@ -114,17 +114,17 @@ class Line:
         if first.claim != claim and self.due > now:
             self.overtaken += 1
             return
-        # Its turn it was, or it let its turn go by.
+        # It was the first waiter's turn, or its turn passed unused.
         self.waiting.pop(first.claim, None)
         self._begin_turn(now + ttl)
 
     def free(self, now: float) -> None:
-        """The lease was given back: the first has its turn now."""
+        """Begin the first waiter's turn, because the lease was given back."""
         first = self.first()
         self.due = now + first.queue.heartbeat if first else -inf
 
     def leave(self, claim: str, now: float, looks_in: float) -> bool:
-        """`claim` does not wait any more; True if another one is first by that."""
+        """Remove `claim`; True if it was the first in line, so that another waiter may be now."""
         first = self.first()
         self.waiting.pop(claim, None)
         if first is None or first.claim != claim:
@@ -180,17 +180,17 @@ class _Entry:
         return held if held is not None and held.expires > now else None
 
     def sharing(self, now: float) -> list[_Held]:
-        """The holders that share it now."""
+        """The holders that share the lease now."""
         self.sharers = {claim: one for claim, one in self.sharers.items() if one.expires > now}
         return list(self.sharers.values())
 
     def holders(self, now: float) -> list[_Held]:
-        """Everybody who holds it now."""
+        """All present holders of the lease."""
         held = self.holding(now)
         return [held] if held is not None else self.sharing(now)
 
     def of(self, claim: str, now: float) -> _Held | None:
-        """What the claim holds, exclusively or not."""
+        """The claim's holding, exclusive or shared."""
         held = self.holding(now)
         return held if held is not None and held.claim == claim else self._shared_by(claim, now)
 
@@ -204,10 +204,10 @@ class _Entry:
 
 
 class MemoryTable:
-    """The contract with every instant handed in: `now` counts ttls, `wall` starts the tokens."""
+    """The contract with every instant as an argument: `now` counts ttls, `wall` starts tokens."""
 
     late_kept = LATE_KEPT
-    """0.0: a store that takes a late take for a new one, as some do."""
+    """LATE_KEPT; or 0.0 to be a store that treats a late take as a new one, as some stores do."""
 
     def __init__(self, started: float | None = None) -> None:
         self._entries: dict[Key, _Entry] = {}
@@ -218,7 +218,7 @@ class MemoryTable:
         self.epoch = uuid.uuid4().hex
 
     def restart(self, now: float, *, empty: bool) -> None:
-        """A new incarnation; `empty` loses everything, as a store without a disk does."""
+        """Begin a new incarnation; `empty` loses all data, as a store without a disk does."""
         self.epoch = uuid.uuid4().hex
         self._started = now
         held = [one for entry in self._entries.values() for one in entry.holders(now)]
@@ -273,7 +273,7 @@ class MemoryTable:
             room = not ask.permits or len(entry.sharers) < ask.permits
         entry.closing = None
         if not joins:
-            # Meant for an earlier holder. A notice to holders that share the lease is not over.
+            # A notice is for earlier holders. If the lease is shared, it still applies to them.
             entry.fields.pop(RESIGN, None)
         if ask.candidacy > 0:
             entry.candidates.pop(ask.holder, None)
@@ -319,7 +319,7 @@ class MemoryTable:
         reserve_for: str | None = None,
         shared: bool = False,
     ) -> GiveOutcome:
-        """See Store.give; a claim says by itself whether it is shared."""
+        """See Store.give; `shared` is not needed here, because the record says it."""
         if token is None and self.late_kept:
             self._given_up[key, claim] = now + self.late_kept
         entry = self._entries.get(key)
@@ -350,7 +350,7 @@ class MemoryTable:
         if not guard_holds(guard, entry.fields.get(name), held):
             return Stale()
         entry.changes += 1
-        # Versions must outlive the last field for a while, or an old guard would match again.
+        # Versions must outlive the last field for a while, or an old guard could match again.
         entry.forget_at = max(entry.forget_at, now + _PUT_KEEPS)
         if value is None:
             entry.fields.pop(name, None)
@@ -386,7 +386,7 @@ class MemoryTable:
         return tuple(self.read(key, now) for key in keys)
 
     def seen(self, key: Key) -> str:
-        """What `wait_change` compares."""
+        """The value that `wait_change` compares."""
         entry = self._entries.get(key)
         return f"{self.epoch}:{entry.changes}" if entry else ""
 
@@ -400,7 +400,7 @@ class MemoryTable:
 
 
 def _in_the_way(entry: _Entry, ask: Ask, now: float, seen: str) -> Refused | None:
-    """The refusal by those who hold it now, if there is no room beside them."""
+    """The refusal because of the present holders, if there is no room beside them."""
     held, sharing = entry.holding(now), entry.sharing(now)
     if held is not None:
         return Refused("held", (_holding_of(held, now),), held.expires - now, seen)
@@ -452,7 +452,7 @@ def _used(entry: _Entry, claim: str, slot: Slot | None) -> _Held | None:
 
 
 def _standing(candidates: dict[str, float], ask: Ask, now: float) -> dict[str, float]:
-    """The candidates, with the asker added."""
+    """The present candidates, with the asker added."""
     standing = {holder: expires for holder, expires in candidates.items() if expires > now}
     standing[ask.holder] = now + ask.candidacy
     ordered = sorted(standing.items(), key=lambda it: (it[1], it[0]))

@@ -1,14 +1,14 @@
-"""Waiters of one process take turns: of those for one name only the first looks at the store.
+"""Waiters of one process take turns: of the waiters for one name only the first asks the store.
 
-No order is promised beyond that. A waiter leaves when it was granted, when it gives up, or when
-nothing was heard of it for too long; then the next one is the first. One that comes new hears what
-another one was just told, and asks nothing.
+No further order is promised. A waiter leaves the line when it is granted the lease, gives up, or is
+silent for too long; then the next waiter is the first. A new waiter shares a refusal that another
+has just received, and sends no request.
 
-The turn of a process is brief: while leases are held briefly, its waiters follow each other without
-a look at the store, and other processes wait for the end of that.
+A process's turn is brief: while leases are held briefly, its waiters follow each other without a
+look at the store's line, and other processes wait until that ends.
 
 Blocking and asynchronous sides share this. Each change is one operation of a dict or one
-assignment, so there is no lock that a signal handler or a fork could meet.
+assignment, so there is no lock that a signal handler or a fork could find taken.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from incumbent.stores.base import Parting
 from incumbent.stores.plan import Planned
 
 _FRESH: Final = 0.5
-"""For so many seconds a refusal is told to others, and an answer on its way is waited for."""
+"""Seconds for which new waiters share a refusal, or wait for an answer that is on its way."""
 _SILENT: Final = 15.0
-"""A waiter of which nothing is heard for so many seconds stands in line no more."""
+"""Seconds of silence after which a waiter loses its place in line."""
 _BRIEF: Final = 0.01
 TURN: Final = 0.05
-"""For so many seconds at most a process lets its own waiters follow each other."""
+"""The most seconds for which a process lets its own waiters follow each other."""
 _MARK: Final = "|"
 
 Facts = TypeVar("Facts")
@@ -41,7 +41,7 @@ _now = clock.now
 
 
 class _Waiter:
-    """`due`: it is heard of by then; `told`: it shall look although it is not the first."""
+    """A waiter that loses its place at `due`; `told`: it has to look although it is not first."""
 
     __slots__ = ("due", "told", "wakeup")
 
@@ -56,11 +56,11 @@ class _Waiter:
 
 
 class _Line:
-    """The waiters of one name in the order of arrival, and those that come new.
+    """The waiters of one name in the order of arrival, and the `new` ones without a place yet.
 
-    `holder`: a claim of this process that holds the lease; `asked`: the instant at which a new one
-    began to ask; `refused`: the last refusal, of the instant `at`; `since`: this process has its
-    turn since then; `ours`: the first waiter follows without a look; `listens`: it looks already.
+    `holder`: a claim of this process that holds the lease; `asked`: the instant of the last take of
+    a new waiter; `refused`: the last refusal, of the instant `at`; `since`: the start of this
+    process's turn; `ours`: the first waiter follows without a look; `listens`: it looks already.
     """
 
     def __init__(self) -> None:
@@ -74,12 +74,12 @@ class _Line:
         self.ours = self.listens = False
 
     def keeps_turn(self, claim: str) -> bool:
-        """Whether one more waiter of this process may follow `claim`."""
+        """Whether another waiter of this process may follow `claim`."""
         others = len(self.waiters) > (claim in self.waiters)
         return others and not self.listens and _now() - self.since < TURN
 
     def first(self) -> _Waiter | None:
-        """Whose turn it is."""
+        """The first waiter that is not silent; it is its turn."""
         now = _now()
         while self.waiters:
             try:
@@ -108,14 +108,14 @@ class _Line:
             first.tell()
 
     async def hear(self, claim: str, until: float, wakeup: Callable[[], Wakeup]) -> Refused | None:
-        """What another one was told, or (None) nothing: `claim` has to ask itself."""
+        """The refusal that another waiter has just received; None: `claim` has to ask itself."""
         woken: Wakeup | None = None
         try:
             while (now := _now()) < until and now >= self.at + _FRESH and now < self.asked + _FRESH:
                 if woken is not None:
                     await woken.wait(min(until, self.asked + _FRESH))
                     continue
-                # The answer may have come meanwhile: the condition is looked at again.
+                # The answer may have come meanwhile, so the condition is checked again.
                 woken = wakeup()
                 self.new[claim] = _Waiter(woken)
         finally:
@@ -126,12 +126,12 @@ class _Line:
         return None
 
     def heard(self, refused: Refused | None) -> None:
-        """One that asked has its answer, or None if that is none for others."""
+        """Share the refusal of a waiter that asked; None: there is no refusal to share."""
         self.asked, before = -inf, self.refused
         if refused is not None and refused.reason == "held":
             self.refused, self.at = refused, _now()
         elif refused is not None and refused.reason == "reserved":
-            # It may be for one of the others, each of which looks once.
+            # The lease may be reserved for one of the other waiters, so each looks once.
             self.refused, self.at = refused, -inf
             if before is None or before.seen != refused.seen:
                 self.tell()
@@ -139,23 +139,23 @@ class _Line:
             new.tell()
 
     def tell(self) -> None:
-        """Have all of them look."""
+        """Have all waiters in line look."""
         for waiter in list(self.waiters.values()):
             waiter.told = True
             waiter.tell()
 
 
 class Turns:
-    """The waiters of one engine."""
+    """The waiters of one engine, by key."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """In a fork's child: they were the parent's."""
+        """Drop all waiters; in the child of a fork they are the parent's."""
         self._lines: dict[Key, _Line] = {}
         self.doubted: set[str] = set()
-        """Claims whose last take got no answer: the lease may be theirs."""
+        """The claims whose last take got no answer: they may hold the lease."""
 
     def line(self, key: Key) -> _Line:
         line = self._lines.get(key)
@@ -164,30 +164,30 @@ class Turns:
         return line
 
     def leave(self, key: Key, claim: str) -> None:
-        """It waits no more: the next one has its turn."""
+        """Remove a waiter from its line: the next one has its turn."""
         self.doubted.discard(claim)
         line = self._seen(key)
         line.leave(claim)
         self.tidy(key, line)
 
     def _seen(self, key: Key) -> _Line:
-        """To look at: where nobody waits it is a line that nobody else sees."""
+        """The line of `key` for reading; an empty one that is not kept if nobody waits."""
         return self._lines.get(key) or _Line()
 
     def holds(self, key: Key) -> bool:
-        """Whether a claim of this process holds the lease, as far as is known here."""
+        """Whether a claim of this process holds the lease, as far as this process knows."""
         return self._seen(key).holder is not None
 
     def is_ours(self, key: Key) -> bool:
-        """Whether a waiter of this process follows the one that has the lease, or asks for it."""
+        """Whether a waiter of this process follows the claim that holds or asks for the lease."""
         return self._seen(key).ours
 
     def make_ours(self, key: Key) -> None:
-        """No other process waits."""
+        """Let the next waiter of this process follow, because no other process waits."""
         self._seen(key).ours = True
 
     def end_turn(self, key: Key) -> float:
-        """Let other processes come first. For how many seconds this one had its turn, or 0."""
+        """Let other processes come first; returns the seconds of this process's turn, or 0."""
         line = self._seen(key)
         if line.since == inf:
             return 0.0
@@ -195,27 +195,27 @@ class Turns:
         return _now() - since
 
     def given(self, key: Key, claim: str) -> None:
-        """It holds the lease no more, as far as is known here."""
+        """Note that `claim` has released the lease, and wake the first waiter."""
         line = self._seen(key)
         if line.holder == claim:
             line.holder = None
             line.tell_first()
 
     def tidy(self, key: Key, line: _Line) -> None:
-        """Forget a line in which nobody stands; another one may have begun since."""
+        """Forget a line if nobody waits in it; another line may have begun since."""
         if line.waiters or line.new or self._lines.get(key) is not line:
             return
         found = self._lines.pop(key, None)
         if found is not None and (found.waiters or found.new):
-            # Somebody joined it just now.
+            # Another thread has just joined the line.
             self._lines.setdefault(key, found)
 
     def waits(self, key: Key | None = None) -> bool:
-        """Whether anybody does, for that name or at all."""
+        """Whether there is a waiter, for `key` or (None) at all."""
         return bool(self._lines if key is None else self._seen(key).waiters)
 
     def tell_all(self, key: Key) -> None:
-        """Have all of them look."""
+        """Have all waiters for `key` look."""
         self.line(key).tell()
 
     async def wait(
@@ -226,7 +226,7 @@ class Turns:
         wakeup: Wakeup,
         listen: Callable[[], Awaitable[None]],
     ) -> None:
-        """Return at `until`, when told, or when the first in line has listened to its end."""
+        """Return at `until`, when told to look, or (as first in line) when `listen` ends."""
         line = self.line(key)
         waiter = line.waiters.setdefault(claim, _Waiter())
         waiter.due, waiter.wakeup = inf, wakeup
@@ -236,17 +236,17 @@ class Turns:
                 first = line.first()
                 if first is waiter:
                     if line.holder is not None:
-                        # Most holders of our own are brief: their release is heard here at once.
+                        # Most leases of our own are brief, and their release wakes us at once.
                         await wakeup.wait(min(until, _now() + _BRIEF))
                     ours, line.ours = line.ours, False
                     if not ours or line.holder is not None:
                         listens = line.listens = True
                         await listen()
                     return
-                # The first may have gone without a word.
+                # The first waiter may have gone without leaving the line.
                 await wakeup.wait(until if first is None else min(until, first.due))
         except StoreError:
-            # Another one may have more luck.
+            # Another waiter may have more luck.
             line.leave(claim)
             raise
         finally:
@@ -257,21 +257,21 @@ class Turns:
 class TakesTurns(Planned[Facts]):
     """Operations of an engine whose waiters take turns (`Capabilities.turns`).
 
-    Candidates do not, for they want to know the leader; nor do holders that share a lease.
+    Candidates do not, because they want to know the leader; nor do claims that share a lease.
     """
 
     turns: Turns
 
     @abstractmethod
     def wakeup(self) -> Wakeup:
-        """What wakes a waiter of this side, from any thread."""
+        """Make a Wakeup for a waiter of this side; any thread can wake it."""
 
     @abstractmethod
     async def wait_any_change(self, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change."""
 
     async def wait_turn(self, key: Key, seen: str, until: float) -> None:
-        """The same for the first waiter of this process."""
+        """See Store.wait_change, for the first waiter of this process."""
         await self.wait_any_change(key, seen, until)
 
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:

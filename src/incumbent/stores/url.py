@@ -1,4 +1,4 @@
-"""Which store is meant, its engine, and what URLs of several stores have in common."""
+"""The choice of the store, its engine, and the common parts of store URLs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Endpoint(NamedTuple):
 
 
 def parse_hosts(text: str, port: int) -> tuple[Endpoint, ...] | None:
-    """`h1,h2:7000,[::1]:7001`; None if that is malformed, or if a host comes twice."""
+    """Parse `h1,h2:7000,[::1]:7001`; None if it is malformed or names an endpoint twice."""
     found: list[Endpoint] = []
     for part in text.split(","):
         match = _HOST.fullmatch(part)
@@ -46,23 +46,23 @@ def parse_hosts(text: str, port: int) -> tuple[Endpoint, ...] | None:
 
 
 def shown_login(user: str | None, secret: str | None) -> str:
-    """The login as people see it, with the "@" behind it."""
+    """The login for display, with the "@" behind it and without the password."""
     return f"{user or ''}:***@" if secret else f"{user}@" if user else ""
 
 
 def parse_options(
     query: str, known: Collection[str], gone: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The options of a URL. Raises ConfigError for an unknown, an empty or a repeated one.
+    """The options of a URL. Raises ConfigError for an unknown, empty or repeated option.
 
-    `gone`: what to write in place of an option that there was once, as a predicate.
+    `gone`: for each removed option, the predicate that says what to write instead.
     """
     options: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in known and gone and name in gone:
             raise wrong_option(name, gone[name])
         if name not in known:
-            # What follows a "?" may be the rest of a password that was not encoded.
+            # The text after a "?" may be the rest of a password that was not encoded.
             shown = name if re.fullmatch(r"[a-z_]{1,30}", name) else "(not shown)"
             raise wrong_option(shown, f"is not an option of this store; known: {', '.join(known)}")
         if name in options:
@@ -74,12 +74,12 @@ def parse_options(
 
 
 def wrong_option(name: str, why: str) -> ConfigError:
-    """The exception for an option; `why` is a predicate."""
+    """The ConfigError for an option; `why` is a predicate."""
     return ConfigError(f"option {name} {why}", name=name)
 
 
 def parse_restart_wait(wait: Duration | None) -> float | None:
-    """The option `restart_wait` in seconds; None means one ttl."""
+    """The option `restart_wait` in seconds; None if it is not given."""
     return None if wait is None else parse_duration(wait, "restart_wait", most=DAY)
 
 
@@ -107,18 +107,18 @@ _OF_PACKAGE: Final = {
         ("psycopg_pool", "sqlalchemy"), "incumbent.stores.postgresql:engine_from_object"
     ),
 }
-"""What makes an engine of an object whose class, or a base of it, comes from this package."""
+"""By package of an object's class or of one of its bases: the function that makes an engine."""
 
 
 def open_engine(url: str) -> Engine:
-    """The engine of `url`; third parties add schemes by the entry point group `incumbent.stores`.
+    """The engine of `url`; other packages add schemes by the entry point group `incumbent.stores`.
 
-    Raises ConfigError for anything that is not the URL of a known store. Connects to nothing.
+    Raises ConfigError if `url` is not the URL of a known store. Does not connect.
     """
     scheme, colon, rest = url.partition(":")
     if not colon:
         raise ConfigError(
-            # Not shown: what looks like no URL may hold a password all the same.
+            # The text is not shown: it may contain a password although it is no URL.
             "what was given is not the URL of a store: write for example redis://localhost:6379",
             name="store",
         )
@@ -145,7 +145,7 @@ def open_engine(url: str) -> Engine:
 
 
 def engine_for_object(driver: object) -> Engine:
-    """The engine for a Store engine, or for a redis-py client or pool of the user's own."""
+    """The engine for a user's own client, pool or SQLAlchemy engine, or the given Engine itself."""
     if isinstance(driver, Engine):
         return driver
     for base in type(driver).__mro__:
@@ -175,21 +175,21 @@ _PASSWORD_FILE = "INCUMBENT_STORE_PASSWORD_FILE"  # noqa: S105 - the name of a v
 def store_url(named: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
     """`named`, or INCUMBENT_STORE, or the content of INCUMBENT_STORE_FILE, or this host's file.
 
-    The password is put in from INCUMBENT_STORE_PASSWORD_FILE. Raises ConfigError for files that
-    cannot be read, for what is named and empty, and where nothing was named inside a container.
+    INCUMBENT_STORE_PASSWORD_FILE adds the password. Raises ConfigError if a file cannot be read, if
+    a URL is set but empty, or if no store is named inside a container.
     """
     url = _named(named, "--store") or _named(environ.get(_URL), _URL) or _from_file(environ)
     url = url or _this_host()
     path = environ.get(_PASSWORD_FILE)
-    # A withheld store is refused with its own words, whatever else is set.
+    # A withheld store is refused with a message of its own, whatever else is set.
     if not path or url.startswith("withheld:"):
         return url
     return with_password(url, read_secret(path, _PASSWORD_FILE))
 
 
 def _named(url: str | None, where: str) -> str | None:
-    # Meant to be filled in, as by a variable that is not set: with a file of its own instead,
-    # each host would lead.
+    # An empty URL was meant to be filled in, perhaps from an unset variable. If it selected the
+    # file of this host instead, each host would lead.
     if url is not None and not url.strip():
         raise ConfigError(
             f"{where} is empty: name a store, or leave it unset to use the file of this host",
@@ -231,7 +231,7 @@ def read_secret(path: str, variable: str) -> str:
 
 
 def with_password(url: str, password: str) -> str:
-    """`url` with the password in it. Raises ConfigError where there is no place for one."""
+    """`url` with the password in it. Raises ConfigError if the URL has no place for one."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme == "sqlite":
         raise ConfigError(f"{_PASSWORD_FILE}: a {scheme.partition(':')[0]} store has no password")

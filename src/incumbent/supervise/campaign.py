@@ -1,6 +1,6 @@
-"""A candidate that campaigns for ever: stand, lead, give back, pause, stand again.
+"""A candidate that campaigns for ever: stand, lead, release, pause, stand again.
 
-CMD runs during each term. One line tells of each turn. The first part is pure: what follows a term.
+CMD runs during each term. Each change prints a line. The first part, what follows a term, is pure.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from incumbent.supervise.run import Command, Ending, outlives_kill, supervise
 from incumbent.supervise.signals import Interrupted, Signals, find_terminal
 
 ENDING_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-"""They begin an orderly stop; others are for CMD alone."""
+"""Signals that begin an orderly stop; other signals are for CMD alone."""
 
 _BASE, _CAP = 0.5, 30.0
-"""Seconds of a pause between terms: the first, the longest."""
+"""Seconds of the first and of the longest pause between terms."""
 _RESIGNED: Final = "broken"
 _SLACK = 10.0
 """Seconds beyond one ttl for which the loop may be silent: a request and its backoff."""
 _SHOWN_AFTER = 0.1
-"""Seconds that an end may last before others hear that it began; they hear of the release too."""
+"""Seconds that an end may last before the record says "stopping"; the release shows a quick one."""
 
 
 # -- what follows a term -------------------------------------------------------------------------
 
 
 class Restart(Enum):
-    """After which ends of CMD to stand again."""
+    """The ends of CMD after which the instance stands again."""
 
     ALWAYS = "always"
     ON_FAILURE = "on-failure"
@@ -55,7 +55,7 @@ class Restart(Enum):
 
 
 def restart_from(text: str | None) -> Restart:
-    """`--restart`; raises ConfigError."""
+    """The value of `--restart`. Raises ConfigError."""
     try:
         return Restart(text or "always")
     except ValueError:
@@ -65,19 +65,19 @@ def restart_from(text: str | None) -> Restart:
 
 
 def code_of_signal(signum: int) -> int:
-    """The exit code when a signal ended it: 0 for TERM, which is how services are stopped."""
+    """The exit code after a signal: 0 for TERM, the signal that stops services."""
     return OK if signum == signal.SIGTERM else 128 + signum
 
 
 def exit_after(restart: Restart, ending: Ending, *, at_keyboard: bool = False) -> int | None:
-    """With which code to exit after a term; None: stand again.
+    """The exit code after a term; None: stand again.
 
-    `at_keyboard`: CMD had the terminal, so a ^C reached CMD and not us, and is obeyed all the same.
+    `at_keyboard`: CMD had the terminal, so a ^C reached CMD and not us; we exit all the same.
     """
     kind, _, name = ending.cause.partition(":")
     if kind != "signal" and (ending.survivors or kind == "guard"):
         return FAULT
-    # A signal may also come while the term is ending for another reason.
+    # A signal may also arrive while the term is ending for another reason.
     if leaving := name or ending.leaving:
         return code_of_signal(signal.Signals[leaving])
     by_itself = ending.outlived or not ending.cause
@@ -86,7 +86,7 @@ def exit_after(restart: Restart, ending: Ending, *, at_keyboard: bool = False) -
     if restart is Restart.NEVER:
         if ending.cause == "at_most_for":
             return TOO_LONG
-        # What CMD itself failed with is not masked.
+        # CMD's own failure is not masked.
         own = ending.status if by_itself else None
         return own or (LOST if ending.cause else OK)
     done = restart is Restart.ON_FAILURE and not ending.cause and ending.status == 0
@@ -94,7 +94,7 @@ def exit_after(restart: Restart, ending: Ending, *, at_keyboard: bool = False) -
 
 
 class Backoff:
-    """Pauses between terms, or between starts; a term longer than `healthy` seconds starts anew."""
+    """Growing pauses between terms or starts; a term longer than `healthy` seconds resets them."""
 
     def __init__(self, healthy: float) -> None:
         self._healthy = healthy
@@ -105,10 +105,10 @@ class Backoff:
         if seconds > self._healthy:
             self._tries = 0
         if cause == "paused":
-            # The pause itself is waited out as a candidate.
+            # A candidate waits for the end of the operator's pause.
             return 0.0
         if cause == _RESIGNED:
-            # Never nothing: the others hear of it only now, and it was asked for to be theirs.
+            # Never 0: the others learn of the release only now, and the lease was meant for them.
             return _BASE + backoff_delay(0, jitter, base=_BASE)
         delay = backoff_delay(self._tries, jitter, base=_BASE, cap=_CAP)
         self._tries += 1
@@ -120,7 +120,7 @@ class Backoff:
 
 @dataclass(eq=False)
 class Campaign:
-    """One instance. Runs in the main thread. `say` gets one line at each turn."""
+    """One instance's campaign, in the main thread. `say` gets one line at each change."""
 
     lock: Candidate
     command: Command
@@ -138,10 +138,10 @@ class Campaign:
         self._ready: Ready | None = None
 
     def run(self) -> int:
-        """Until a signal or `--restart` ends it; the exit code.
+        """Campaign until a signal or `--restart` ends it; returns the exit code.
 
-        Raises StoreError if the store refuses us for good before its first answer, ConfigError if
-        there is no folder for a term's socket.
+        Raises StoreError if there is a permanent error before the store's first answer, ConfigError
+        if there is no folder for a term's socket.
         """
         try:
             return self._campaign()
@@ -149,7 +149,7 @@ class Campaign:
             self._discard()
 
     def _campaign(self) -> int:
-        # From the start: it is how the guard's death is seen while standing by.
+        # From the start, because SIGCHLD shows the guard's death while standing by.
         self.signals.follow_the_job()
         while self.guard.alive():
             try:
@@ -178,7 +178,7 @@ class Campaign:
             if signum in ENDING_SIGNALS:
                 raise Interrupted(signum)
         if self._ready is None or self._ready.broken:
-            # What does not depend on the lease is prepared, so that the hand-over is shorter.
+            # Prepare all that does not depend on the lease, so that the hand-over is shorter.
             self._discard()
             self._ready = Ready(self.guard, self._ttl)
         with self.signals.interrupting():
@@ -190,11 +190,11 @@ class Campaign:
             self._ready = None
 
     def _learn(self, answer: Refused | StoreError) -> None:
-        """Called at every answer of the store while standing by."""
+        """Note an answer of the store while standing by."""
         self._promise()
         leader = self.situation.heard(answer)
         if isinstance(answer, StoreError):
-            # The next answer is worth a line: the last one says that there was none.
+            # The next answer is worth a line, because the last line reported an outage.
             self._last_line = ""
             return
         self._answered = True
@@ -209,12 +209,12 @@ class Campaign:
             self.say(f"{signal.Signals(signum).name}: ends")
             return code_of_signal(signum)
         if signum == signal.SIGTSTP:
-            # Our handler is for ^Z while CMD runs; now there is only ourselves to stop.
+            # Our handler is for ^Z while CMD runs; now only this process has to stop.
             os.kill(os.getpid(), signal.SIGSTOP)
         return None
 
     def _outlast(self, error: StoreError) -> int | None:
-        """A store that answered before may answer again: it is perhaps being set up anew."""
+        """Wait out a permanent error: a store that answered before may be being set up anew."""
         if not self._answered:
             raise error
         self.situation.unanswered()
@@ -237,7 +237,7 @@ class Campaign:
             self.guard,
             stop_on=ENDING_SIGNALS,
             report=lambda course: self._report(lease, course),
-            # Only a loop that turns is healthy.
+            # The instance is healthy only while the loop turns.
             turned=self._promise,
             ready=ready,
         )
@@ -258,7 +258,7 @@ class Campaign:
             lease.belief.proclaim(self._meta(state="stopping"), after=_SHOWN_AFTER)
 
     def _meta(self, **more: str) -> bytes:
-        """The facts about this process that `status` shows."""
+        """The metadata with the facts about this process that `status` shows."""
         facts = {"isolation": self.guard.isolation, "host": os.uname().nodename}
         said = json.dumps({**facts, "pid": os.getpid(), **more}).encode()
         return self.lock.ranked(said)
@@ -266,7 +266,7 @@ class Campaign:
     # -- between terms -----------------------------------------------------------------------
 
     def _pause(self, seconds: float) -> int | None:
-        """Wait; a signal ends it at once, with the exit code."""
+        """Wait; a signal that ends the campaign ends the wait too, and yields the exit code."""
         until = clock.now() + seconds
         self.situation.backing_off()
         self._promise(seconds)

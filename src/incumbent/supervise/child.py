@@ -1,7 +1,7 @@
-"""CMD and everything that it started, as far as its isolation lets us see and end it.
+"""CMD's tree: CMD and all that it started, as far as the isolation lets us see and end them.
 
-- PID namespace: all of its processes but its init. Orphans become children of init. The tree is
-  empty once CMD has ended and init has no children, or is dead.
+- PID namespace: all its processes but its init. Orphans become children of init. The tree is empty
+  once CMD has ended and init is dead or has no children.
 - PID 1 of a container, or a subreaper: our descendants. Orphans become our children. The tree is
   empty once we have no children.
 - Not Linux: the process group.
@@ -32,11 +32,11 @@ from incumbent.supervise.signals import Terminal
 _log = logging.getLogger("incumbent")
 
 _KERNEL_WITHIN: Final = 0.25
-"""Seconds for the kernel to end an empty namespace."""
+"""The most seconds that the kernel gets to end an empty namespace."""
 
 
 class CannotStart(Exception):
-    """CMD was not started; `code` is what a shell would exit with."""
+    """CMD was not started; `code` is the exit code of a shell in that case."""
 
     def __init__(self, command: str, error: OSError) -> None:
         found = _find(command)
@@ -52,7 +52,7 @@ class CannotStart(Exception):
 
 
 def _find(command: str) -> str:
-    """The file that a shell would execute, or nothing."""
+    """The file that a shell would execute, or ""."""
     # Not Path.exists, which raises for a folder that may not be searched.
     if os.sep in command:
         return command if os.path.lexists(command) else ""
@@ -61,7 +61,7 @@ def _find(command: str) -> str:
 
 
 def _interpreter(script: str) -> str:
-    """What the first line of a script names; for a program the loader has no name here."""
+    """The interpreter in a script's first line; for a program, words for the unnamed loader."""
     with suppress(OSError), open(script, "rb") as file:  # noqa: PTH123
         line = file.readline(256)
         if line.startswith(b"#!"):
@@ -72,8 +72,8 @@ def _interpreter(script: str) -> str:
 class Child:
     """The process that `ready` becomes, its tree, and the terminal that they have meanwhile.
 
-    Raises CannotStart, or GuardFault if CMD would have run unguarded; then nothing runs once
-    `ready` is closed.
+    Raises CannotStart, or GuardFault if CMD would have run unguarded; after either, nothing runs
+    once `ready` is closed.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class Child:
         self._inode = os.fstat(ready.namespace).st_ino if ready.namespace >= 0 else 0
         self._terminal = terminal
         self.pid = ready.pid
-        """That of CMD, and of its group."""
+        """The pid of CMD, and of its group."""
         self.status: int | None = None
-        """Its exit code, or 128 + n for signal n, once it ended."""
+        """CMD's exit code, or 128 + n for signal n; None until it ends."""
         self.stopped = False
         self._empty = False
         try:
@@ -117,28 +117,28 @@ class Child:
     def _has_stopped(self) -> None:
         self.stopped = True
         if self._terminal is not None:
-            # The shell does not see that CMD stopped, so that we answer at the keyboard.
+            # The shell does not see that CMD stopped, so we take the keyboard.
             self._terminal.take_back()
             _log.warning("stopped, and the lease is kept: ^Z again resumes it, ^C ends it")
 
     def resume(self) -> None:
-        """Continue a stopped group, with its terminal."""
+        """Continue a stopped group, and give it the terminal."""
         if self._terminal is not None:
             self._terminal.give(self.pid)
         self.signal_group(signal.SIGCONT)
 
     def close(self) -> None:
-        """End the term: take the terminal back. What is left from now on belongs to no command."""
+        """End the term and take the terminal back. Remaining processes belong to no command."""
         if self._terminal is not None:
             self._terminal.take_back()
         if self._term.init < 0 and self._guarded:
             self._guard.spared |= self._our_children() or set()
         self._term.end_term()
 
-    # -- what is left ----------------------------------------------------------------------------
+    # -- the tree --------------------------------------------------------------------------------
 
     def members(self) -> list[int] | None:
-        """The living of the tree, CMD included; None where the system does not list them."""
+        """The tree's living processes, including CMD; None if the system does not list them."""
         if not self._guarded:
             return None
         if self._inode:
@@ -146,7 +146,7 @@ class Child:
         return descendants(os.getpid(), but=self._guard.spared)
 
     def tree_lives(self) -> bool:
-        """Whether anything of its tree is left, CMD included."""
+        """Whether any process of the tree is left, including CMD."""
         if self.status is None:
             return True
         self._empty = self._empty or self._nothing_left()
@@ -169,7 +169,7 @@ class Child:
             return not orphans
         if self.members():
             return False
-        # A scan may be out of date; if init ends, the kernel guarantees an empty namespace.
+        # The scan may be out of date; but once init ends, the kernel guarantees an empty namespace.
         self._kill_init()
         return readable(self._term.init, _KERNEL_WITHIN)
 
@@ -187,7 +187,7 @@ class Child:
         return None if found is None else set(found) - self._guard.spared - {self.pid}
 
     def reap(self) -> None:
-        """Leave no zombie of orphans that became our children; other children are not ours."""
+        """Reap orphans that became our children, and leave children that belong to no command."""
         if self._term.init < 0 and self._guarded:
             for pid in self._our_children() or ():
                 with suppress(ChildProcessError):
@@ -196,19 +196,19 @@ class Child:
     # -- signals ---------------------------------------------------------------------------------
 
     def signal_group(self, signum: int) -> None:
-        """Signal CMD and what stayed in its group, as a terminal does."""
+        """Signal CMD and the processes in its group, as a terminal does."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signum)
 
     def signal_tree(self, *signums: int) -> None:
-        """Signal CMD and everything that it started, in this order."""
+        """Send the signals, in this order, to CMD and every process that it started."""
         rest = self._outside_the_group(self._started())
         for signum in signums:
             self.signal_group(signum)
             send(rest, signum)
 
     def kill(self) -> None:
-        """KILL everything; a namespace dies with its init."""
+        """Send KILL to the whole tree; a namespace dies with its init."""
         if self._term.init >= 0:
             self._kill_init()
             return
@@ -216,13 +216,13 @@ class Child:
         send(self._outside_the_group(self.members()), signal.SIGKILL)
 
     def _started(self) -> list[int] | None:
-        """`members` without CMD, found without reading every process of the host if possible."""
+        """`members` without CMD, if possible without reading every process of the host."""
         if not self._guarded:
             return None
         try:
-            # The pid of a CMD that was waited for may belong to another process by now.
+            # If CMD was waited for, its pid may belong to another process by now.
             found = below(self.pid) if self.status is None else []
-            # The new parent of orphans comes last, so that those that move there are still found.
+            # The new parent of orphans is read last, so that processes that move there are found.
             if self._term.init >= 0:
                 return found + below(self._term.init_pid)
             for orphan in self._our_children() or ():

@@ -1,6 +1,6 @@
-"""Exit codes: what a supervised command, and every command of `incumbent`, ends with.
+"""The exit codes of a supervised command, and of every command of `incumbent`.
 
-A file of its own, because `status` loads it too, and nothing else of supervision.
+A file of its own, because `status` imports it but nothing else of supervision.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ LOST: Final = 123
 TOO_LONG: Final = 124
 FAULT: Final = 125
 CANNOT_START: Final = (126, 127)
-"""Of CMD: not executable, not found."""
+"""The codes for a CMD that is not executable, and for one that is not found."""
 
 
 def code_of(error: Exception) -> int:
-    """The exit code of an error that ends a command."""
+    """The exit code for an error that ends a command."""
     if isinstance(error, ConfigError | Misuse):
         return USAGE
     if isinstance(error, NotAcquired):

@@ -2,9 +2,9 @@
 
 It is a fork of the supervisor. It keeps one socket and a pidfd of the supervisor, and nothing else.
 
-It makes PID namespaces ahead. Each has an init that lives while supervisor and guard both do. When
-init dies the kernel kills every process of the namespace, and keeps init as a zombie until the last
-of them is reaped. CMD is a child of the supervisor and not of init.
+It makes PID namespaces in advance. Each has an init that lives while both supervisor and guard do.
+When init dies, the kernel kills every process of the namespace, and keeps init as a zombie until
+the last of them is reaped. CMD is a child of the supervisor, not of init.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from incumbent.supervise.plan import Watch, begun, covers, ended, judge, proved
 _ROUNDS = 100
 _PAUSE = 0.002
 _EMPTY = 3
-"""Rounds in a row that find nobody: a daemon leaves its parents by two forks."""
+"""Rounds in a row that must find no process: a daemon leaves its parents by two forks."""
 _SEE_OFF = 0.2
-"""Seconds for the last namespaces to end before the guard leaves."""
+"""The most seconds that the guard, before it exits, waits for the last namespaces to end."""
 _PROBE_TIMEOUT = 2.0
-"""Seconds for the init of a new namespace to come up."""
+"""The most seconds for the init of a new namespace to start."""
 
 
 def be_guard(
@@ -60,7 +60,7 @@ def be_guard(
         guard.run(namespaces=namespaces)
         code = 0
     finally:
-        # Also after a defect of ours: without a guard nothing may run.
+        # Kill also after a defect of ours, because without a guard nothing may run.
         if code and guard is not None:
             guard.kill()
         os._exit(code)
@@ -72,7 +72,7 @@ def _detach(fds: tuple[int, ...]) -> None:
         if signum < signal.SIGRTMIN and signum not in _DEFECTS:
             signal.signal(signum, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # Collecting would copy the pages that are shared with the supervisor.
+    # Garbage collection would copy the pages that are shared with the supervisor.
     gc.disable()
     os.setsid()
     os.chdir("/")
@@ -104,7 +104,7 @@ class _Guard:
         while True:
             inits = self._inits.fds if self._inits else []
             self._waiter.wait((self._channel, self._supervisor, *inits), self._watch.kill_at)
-            # Messages come first: after a freeze the latest proof may still be in the queue.
+            # Messages are read first: after a freeze the latest proof may still be in the queue.
             connected = self._receive_all()
             supervised = connected and not readable(self._supervisor)
             verdict = judge(self._watch, clock.now(), supervised=supervised)
@@ -117,7 +117,7 @@ class _Guard:
                 self._inits.reap()
 
     def _leave(self) -> None:
-        # Not every PID 1 reaps orphans, so that we reap our own.
+        # Not every PID 1 reaps orphans, so we reap our own children.
         if self._inits is not None:
             self._inits.close(_SEE_OFF)
         if self._socket_path:
@@ -127,7 +127,7 @@ class _Guard:
                 os.rmdir(os.path.dirname(self._socket_path))  # noqa: PTH106, PTH120
 
     def _prepare(self, *, namespaces: bool) -> str:
-        """Make the first PID namespace; the reason if there can be none."""
+        """Make the first PID namespace; returns the reason if that is impossible, or ""."""
         if not namespaces:
             return "not wanted"
         try:
@@ -140,12 +140,12 @@ class _Guard:
     # -- messages --------------------------------------------------------------------------------
 
     def _send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
-        # A supervisor that does not receive the answer starts no command; its pidfd tells its end.
+        # A supervisor that does not get the answer starts no command; its pidfd shows its end.
         with suppress(OSError):
             socket.send_fds(self._socket, [message.packed()], fds)
 
     def _receive_all(self) -> bool:
-        """False when the supervisor has closed the socket."""
+        """Handle all messages; False if the supervisor has closed the socket."""
         while True:
             try:
                 message = receive(self._channel)
@@ -186,7 +186,7 @@ class _Guard:
             self._init = self._inits.next()
             namespace = os.open(f"/proc/{self._init.pid}/ns/pid", os.O_RDONLY)
         except OSError:
-            # Without an answer the supervisor starts nothing, and reports that.
+            # Without an answer the supervisor starts nothing, and reports the fault.
             return
         self._watch = begun(message.term, message.seconds)
         self._send(Message(Kind.READY, message.term, self._init.pid), (self._init.fd, namespace))
@@ -194,7 +194,7 @@ class _Guard:
 
     def _end(self) -> None:
         if self._isolation == "pidns" and self._init is not None:
-            # The supervisor saw it empty, or gave it up: it must not live on here either.
+            # The supervisor saw an empty namespace, or gave it up, so the guard ends it too.
             self._init.kill()
         self._init, self._group = None, 0
         self._watch = ended(self._watch, self._watch.term)
@@ -202,14 +202,14 @@ class _Guard:
     # -- killing ---------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """Kill everything of the present term."""
+        """Kill every process of the present term."""
         term = self._watch.term
         self._watch = begun(term, self._watch.ttl)
         if self._isolation == "pidns":
             if self._init is not None:
                 self._init.kill()
         elif self._isolation == "container":
-            # Every process but ourselves and PID 1, the supervisor, whose end ends the container.
+            # This spares ourselves and PID 1, the supervisor, whose end ends the container.
             send((-1,), signal.SIGKILL)
         else:
             self._kill_group(mark_of(self._secret, term).encode())
@@ -219,8 +219,8 @@ class _Guard:
             send((-self._group,), signal.SIGKILL)
         empty = 0
         for _ in range(_ROUNDS):
-            # A process that is forked meanwhile is found in the next round. So is the child of a
-            # process that forked after the list was made and ended before it was looked at.
+            # The next round finds a process that is forked meanwhile, and also the child of a
+            # process that forked after the list was made and ended before it was examined.
             left = self._descendants() | set(marked(MARK.encode() + b"=" + mark))
             empty = 0 if left else empty + 1
             if empty == _EMPTY:
@@ -239,13 +239,13 @@ class _Guard:
 
 @dataclass(slots=True)
 class _Init:
-    """One namespace; `fd` is the pidfd of its init, -1 once it was reaped."""
+    """The init of a namespace; `fd` is its pidfd, -1 once it was reaped."""
 
     pid: int
     fd: int
 
     def kill(self) -> None:
-        """KILL it, and with it everything in its namespace."""
+        """Send it KILL, which ends everything in its namespace too."""
         # The number of a closed descriptor may belong to another file, or to another init.
         if self.fd < 0:
             return
@@ -254,32 +254,32 @@ class _Init:
 
 
 class _Inits:
-    """All namespaces of this guard: the next, the present one, and those that are dying."""
+    """All namespaces of this guard: the next, the present one, and the dying ones."""
 
     def __init__(self, supervisor: int) -> None:
         self._supervisor = supervisor
         self._home = os.open("/proc/self/ns/pid", os.O_RDONLY)
-        # Nobody writes to this pipe. Its end tells an init that the guard is gone.
+        # No process writes to this pipe. Its end of file tells an init that the guard is gone.
         self._life, self._held = os.pipe()
         self._all: dict[int, _Init] = {}
         self._spare: _Init | None = None
 
     @property
     def fds(self) -> list[int]:
-        """Descriptors that are readable when an init is dead."""
+        """The pidfds of the inits, each readable once its init is dead."""
         return list(self._all)
 
     def prepare(self) -> None:
-        """Make the next one ahead. Raises OSError with the reason if there can be none."""
+        """Make the next namespace in advance. Raises OSError with the reason if it cannot."""
         self._spare = self.next()
 
     def next(self) -> _Init:
-        """The one that `prepare` made, or a new one if that has ended. Raises OSError."""
+        """The namespace that `prepare` made, or a new one if that has ended. Raises OSError."""
         init, self._spare = self._spare, None
         return self._make() if init is None or init.fd < 0 or readable(init.fd) else init
 
     def reap(self) -> None:
-        """Forget dead ones, and leave no zombie."""
+        """Forget dead inits, and reap them."""
         for fd, init in list(self._all.items()):
             if readable(fd):
                 with suppress(ChildProcessError):
@@ -289,7 +289,7 @@ class _Inits:
                 os.close(fd)
 
     def close(self, within: float) -> None:
-        """Kill all, and wait for their end for at most `within` seconds."""
+        """Kill all namespaces, and wait for the end of each for at most `within` seconds."""
         for init in self._all.values():
             init.kill()
         for fd in list(self._all):
@@ -325,13 +325,13 @@ def _be_init(lives: tuple[int, int], report: int, die: Callable[[], object] | No
         name_process("incumbent-init")
         _keep_only((*lives, report))
         try:
-            # CMD will do the same: a namespace that refuses it is of no use.
+            # CMD will do the same, so a namespace in which this fails is of no use.
             own_proc()()
             os.write(report, b"ok")
         except OSError as error:
             os.write(report, str(error.strerror or error).encode())
         os.close(report)
-        # Either end is enough: a frozen guard does not see that the supervisor is dead.
+        # The end of either is enough: a frozen guard does not see that the supervisor is dead.
         poll = select.poll()
         for fd in lives:
             poll.register(fd, select.POLLIN)
@@ -341,7 +341,7 @@ def _be_init(lives: tuple[int, int], report: int, die: Callable[[], object] | No
 
 
 def _keep_only(fds: tuple[int, ...]) -> None:
-    """Close all descriptors but `fds`, with nothing at the standard ones: pipes must end."""
+    """Close all descriptors but `fds`, so that pipes end; the standard ones become /dev/null."""
     null = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
         if standard not in fds:

@@ -38,7 +38,7 @@ class GuardFault(Exception):
 
 
 class Guard:
-    """The guard process `pid` at the other end of `channel`; without both (not on Linux) nothing.
+    """The guard process `pid` at the other end of `channel`. Not on Linux: no process, no channel.
 
     `isolation`: pidns, container or pgroup. `secret`: part of the mark on its commands. `fd`:
     readable once the guard is dead, or -1.
@@ -58,26 +58,26 @@ class Guard:
         self._terms = 0
 
     def alive(self, within: float = 0.0) -> bool:
-        """Whether it can still kill; `within`: seconds to wait for its death."""
+        """Whether the guard lives, so that it can kill; `within`: seconds to wait for its death."""
         return self.fd < 0 or not readable(self.fd, within)
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """The descriptors that a process needs to talk to it."""
+        """The descriptors that a process needs to talk to the guard."""
         return () if self.channel is None else (self.channel.fileno(),)
 
     def send(self, message: Message) -> None:
-        """From any thread; never blocks. Raises OSError."""
-        # Another thread may close it meanwhile.
+        """Send a message, from any thread; never blocks. Raises OSError."""
+        # A local variable, because another thread may close the guard meanwhile.
         channel = self.channel
         if channel is not None:
             os.write(channel.fileno(), message.packed())
 
     def begin(self, ttl: float) -> tuple[int, int, list[int]]:
-        """Begin a term of at most `ttl` seconds from proof to proof; GuardFault if it cannot.
+        """Begin a term of at most `ttl` seconds from proof to proof. Raises GuardFault.
 
-        A term may begin before the lease is held: nothing runs before the first proof. Returns its
-        number, and for a PID namespace the pid of its init, a pidfd of that, and itself.
+        A term may begin before the lease is held: nothing runs before the first proof. Returns the
+        term's number, the pid of its namespace's init, and [pidfd of init, namespace]; or 0 and [].
         """
         self._terms += 1
         if self.channel is None:
@@ -92,18 +92,18 @@ class Guard:
         return self._terms, answer.pid, fds
 
     def arm(self, term: int) -> None:
-        """For what is about to become CMD: returns only once the guard has a deadline for it."""
+        """In the process that becomes CMD: return only once the guard has a deadline for it."""
         if self.channel is not None:
             self.send(Message(Kind.BORN, term, os.getpid()))
             _receive(self.channel, Kind.ARMED, term)
 
     def remove_later(self, path: str) -> None:
-        """Have the guard remove this socket and its folder if we are killed; empty for none."""
+        """Have the guard remove the socket `path` and its folder if we are killed; "" for none."""
         with suppress(OSError):
             self.send(Message(Kind.FOLDER, text=path))
 
     def close(self) -> None:
-        """End the guard. It first kills what it still watches."""
+        """End the guard, which first kills all that it still watches."""
         if self.channel is not None:
             self.channel.close()
             if not readable(self.fd, _LEAVE_WITHIN):
@@ -123,7 +123,7 @@ def _receive(
     while readable(channel.fileno(), until - clock.now()):
         data, fds, _, _ = socket.recv_fds(channel, 512, 2)
         for fd in fds:
-            # recv_fds of Python 3.11 drops flags, MSG_CMSG_CLOEXEC too: CMD would have them.
+            # recv_fds of Python 3.11 drops MSG_CMSG_CLOEXEC, so CMD would inherit these.
             os.set_inheritable(fd, False)
         if not data:
             raise GuardFault("the guard is gone")
@@ -140,10 +140,10 @@ def _receive(
 
 @contextmanager
 def start_guard(isolate: str = "auto") -> Iterator[Guard]:
-    """The guard of this process, for as long as the context lasts.
+    """The guard of this process, as long as the context lasts.
 
-    It forks: call it in the main thread, before there is another thread and before a store is
-    opened. Raises ConfigError if the system does not have `isolate` ("auto" or one of ISOLATIONS).
+    This forks: call it in the main thread, before another thread is started or a store is opened.
+    Raises ConfigError if the system does not have `isolate` ("auto" or one of ISOLATIONS).
     """
     if isolate not in ("auto", *ISOLATIONS):
         raise ConfigError(f"isolate={isolate!r}: auto, {', '.join(ISOLATIONS)}", name="isolate")
@@ -185,7 +185,7 @@ def _fork_guard(isolate: str) -> Guard:
 
 
 def _choose(isolate: str, refused: str) -> str:
-    """`refused`: why there is no PID namespace; empty if there is one."""
+    """The isolation to use. `refused`: why there is no PID namespace; empty if there is one."""
     if isolate == "pidns" and refused:
         raise ConfigError(f"isolate=pidns cannot be had here: {refused}", name="isolate")
     if isolate == "container" and os.getpid() != 1:

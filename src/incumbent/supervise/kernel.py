@@ -1,7 +1,7 @@
-"""What Linux offers beyond Python 3.11: timers on CLOCK_BOOTTIME, pidfds, prctl(2), namespaces.
+"""Linux features that Python 3.11 lacks: timers on CLOCK_BOOTTIME, pidfds, prctl(2), namespaces.
 
-Where the system has none of it (macOS) each function says so, and its caller does with less. ctypes
-is imported only where a function needs it: it is heavy, and most processes never do.
+On systems without them (macOS) each function reports that, and its caller does with less. ctypes is
+imported only in functions that need it: it is heavy, and most processes never need it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _POLL_LONGEST: Final = 86_400.0
 
 @cache
 def libc() -> ctypes.CDLL | None:
-    """The C library, on Linux."""
+    """The C library on Linux, else None."""
     if sys.platform != "linux":
         return None
     import ctypes
@@ -60,10 +60,10 @@ def _call(function: str, *arguments: object) -> None:
 
 
 def die_with_parent(signum: int = signal.SIGKILL) -> Callable[[], object] | None:
-    """What the child calls after the fork; prepared before it, so that it only makes system calls.
+    """A function for the child to call; prepared before the fork, so it only makes system calls.
 
-    prctl(2), PR_SET_PDEATHSIG: `signum` when the *thread* that forked ends. Only for the child
-    itself; the guard takes care of its descendants. None if the system does not have it.
+    prctl(2), PR_SET_PDEATHSIG: the child gets `signum` when the *thread* that forked it ends. Its
+    descendants do not; the guard takes care of them. None if the system does not have it.
     """
     library = libc()
     if library is None:
@@ -72,7 +72,7 @@ def die_with_parent(signum: int = signal.SIGKILL) -> Callable[[], object] | None
 
     def call() -> None:
         prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
-        # In a PID namespace of its own the parent is outside, with the number 0.
+        # In a PID namespace of its own, the child sees its parent outside as 0.
         if os.getppid() not in (parent, 0):
             os._exit(128 + signum)
 
@@ -80,12 +80,12 @@ def die_with_parent(signum: int = signal.SIGKILL) -> Callable[[], object] | None
 
 
 def name_process(name: str) -> None:
-    """What ps(1) shows of this process, at most 15 letters."""
+    """Set the name that ps(1) shows for this process, at most 15 letters."""
     _call("prctl", _PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def become_subreaper() -> None:
-    """From now on the orphans of our descendants become our children."""
+    """Make orphaned descendants our children from now on."""
     _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -101,7 +101,7 @@ class Waiter:
         self._timer_fd = -1 if library is None else library.timerfd_create(_CLOCK_BOOTTIME, flags)
 
     def wait(self, fds: Iterable[int], until: float) -> set[int]:
-        """Return when one of `fds` is readable, with all that are, or at `until` (inf: never)."""
+        """Wait until one of `fds` is readable, or `until` (inf: no end); returns the readable."""
         poll = select.poll()
         for fd in fds:
             poll.register(fd, select.POLLIN)
@@ -115,7 +115,7 @@ class Waiter:
     def _arm(self, until: float) -> None:
         import ctypes
 
-        # All zero disarms, which means "never"; an instant in the past still fires.
+        # All zero disarms the timer, which means "never"; an instant in the past must still fire.
         ns = 0 if until == float("inf") else max(1, int(until * _NANO) + 1)
         spec = (ctypes.c_long * 4)(0, 0, *divmod(ns, _NANO))
         library = libc()
@@ -130,7 +130,7 @@ class Waiter:
 
 
 def pidfds(pids: Iterable[int]) -> list[int]:
-    """Descriptors that become readable when a process ends; none for a process that has ended."""
+    """A pidfd for each process, readable when that ends; none for a process that has ended."""
     found: list[int] = []
     for pid in pids:
         with suppress(OSError, AttributeError):
@@ -139,12 +139,12 @@ def pidfds(pids: Iterable[int]) -> list[int]:
 
 
 def readable(fd: int, within: float = 0.0) -> bool:
-    """Whether `fd` becomes readable (a pidfd: its process ended) `within` seconds."""
+    """Whether `fd` becomes readable (a pidfd: its process ends) `within` seconds."""
     return _polled(fd, select.POLLIN, within)
 
 
 def writable(fd: int, within: float) -> bool:
-    """Whether `fd` becomes writable `within` seconds, or is already known to never be."""
+    """Whether `fd` becomes writable `within` seconds, or is known to stay unwritable."""
     return _polled(fd, select.POLLOUT, within)
 
 
@@ -159,10 +159,10 @@ def _polled(fd: int, event: int, within: float) -> bool:
 
 @contextmanager
 def pid_namespace(home: int, namespace: int = -1) -> Iterator[None]:
-    """Within it this thread's forks are born in `namespace`, and no thread can be started.
+    """A context in which this thread forks into `namespace`, and can start no thread.
 
-    Without one, the first fork is the init of a new namespace. `home`: our own. Raises OSError
-    without CAP_SYS_ADMIN.
+    Without `namespace`, the first fork is the init of a new one. `home`: our own namespace. Raises
+    OSError without CAP_SYS_ADMIN.
     """
     if namespace < 0:
         _call("unshare", _NEWPID)
@@ -171,14 +171,14 @@ def pid_namespace(home: int, namespace: int = -1) -> Iterator[None]:
     try:
         yield
     finally:
-        # A thread that stays there can neither unshare again nor be joined by other threads.
+        # A thread that stays there can neither unshare again nor start other threads.
         _call("setns", home, _NEWPID)
 
 
 def own_proc() -> Callable[[], None]:
-    """What gives the calling process its own mounts, with the /proc of its PID namespace.
+    """A function that gives its process mounts of its own, with the /proc of its PID namespace.
 
-    Prepared here, called between fork and exec, so that it only makes system calls there.
+    It is prepared here, so that it only makes system calls when called between fork and exec.
     """
     import ctypes
 
@@ -204,11 +204,11 @@ def own_proc() -> Callable[[], None]:
 
 # -- the processes of this host, read from /proc ---------------------------------------------------
 
-# Zombies do not count unless a function says so: they hold nothing and do nothing.
+# Zombies do not count unless a docstring says so: they hold nothing and do nothing.
 
 
 def send(pids: Iterable[int], signum: int) -> None:
-    """Send a signal to all that still exist and belong to this user."""
+    """Send a signal to the processes that still exist and that this user may signal."""
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signum)
@@ -220,20 +220,20 @@ def _read(path: str) -> bytes:
 
 
 def _living() -> Iterator[tuple[int, int]]:
-    """Process, parent; none where the system does not list them."""
+    """Yield (pid, parent's pid) of each process; none if the system does not list them."""
     pids: list[int] = []
     with suppress(OSError):
         pids = [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]  # noqa: PTH208
     for pid in pids:
         with suppress(OSError, ValueError):
-            # The name may hold blanks and brackets; what follows its last bracket is regular.
+            # The name may contain blanks and brackets; the text after its last bracket is regular.
             state, parent = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[:2]
             if state not in (b"Z", b"X"):
                 yield pid, int(parent)
 
 
 def descendants(ancestor: int, but: Iterable[int] = ()) -> list[int]:
-    """The living below `ancestor`, without `but` and what is below those."""
+    """The living descendants of `ancestor`, without `but` and their descendants."""
     below: dict[int, list[int]] = {}
     for pid, parent in _living():
         below.setdefault(parent, []).append(pid)
@@ -247,10 +247,10 @@ def descendants(ancestor: int, but: Iterable[int] = ()) -> list[int]:
 
 
 def children(parent: int = 0) -> list[int] | None:
-    """The direct children of a main thread (0: ours), zombies included; None if not listed.
+    """The direct children of a main thread (0: ours), including zombies; None if not listed.
 
     Orphans become children of the main thread of their new parent. The list may miss a child while
-    others end, but it is never empty while there are any (proc(5)).
+    others end, but it is never empty while there are children (proc(5)).
     """
     pid = parent or os.getpid()
     try:
@@ -260,7 +260,7 @@ def children(parent: int = 0) -> list[int] | None:
 
 
 def below(ancestor: int) -> list[int]:
-    """Its descendants, zombies included, without reading every process; OSError if not listed."""
+    """Descendants, including zombies, without reading every process. OSError if not listed."""
     found: list[int] = []
     open_ = [ancestor]
     while open_:
@@ -276,14 +276,14 @@ def _children_of_all_threads(pid: int) -> list[int]:
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
             found += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
     except OSError:
-        # An ended process has no children. Otherwise this system does not list them.
+        # A process that has ended has no children. Otherwise this system does not list them.
         if os.path.exists(f"/proc/{pid}/stat"):  # noqa: PTH110
             raise
     return found
 
 
 def namespace_members(inode: int) -> list[int]:
-    """The living whose PID namespace has this inode number."""
+    """The living processes whose PID namespace has this inode number."""
     found: list[int] = []
     for pid, _ in _living():
         with suppress(OSError):
@@ -293,7 +293,7 @@ def namespace_members(inode: int) -> list[int]:
 
 
 def marked(mark: bytes) -> list[int]:
-    """The living with `mark` in the environment that they were started with, but ourselves."""
+    """The living processes, without ours, that were started with `mark` in the environment."""
     found: list[int] = []
     for pid, _ in _living():
         with suppress(OSError):

@@ -1,13 +1,12 @@
 """One term, prepared before the election: a socket for its lease, a process that waits to be CMD.
 
-The process is forked ahead because a fork takes longest of all. It is born under the guard, in its
-namespace and a process group of its own. It becomes CMD only after it got the command *and* the
-guard confirmed a deadline. It ends with its supervisor.
+The process is forked in advance because the fork takes longest of all. It is born under the guard,
+in the term's namespace and a process group of its own. It becomes CMD only after it received the
+command *and* the guard confirmed a deadline. It ends with its supervisor.
 
-CMD learns about its lease by variables of its environment, and by the socket. A process that
-connects gets one line of JSON at once, computed at that instant, and the end of the connection. The
-answer fits into any socket's buffer, so that a peer that does not read cannot make the supervisor
-wait.
+CMD learns about its lease from environment variables and from the socket. A process that connects
+gets one line of JSON at once, computed at that instant; then the connection is closed. The answer
+fits into any socket's buffer, so a peer that does not read cannot make the supervisor wait.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from incumbent.supervise.signals import Terminal
 # -- the socket ------------------------------------------------------------------------------------
 
 WITHHELD: Final = "withheld:"
-"""A store URL that every incumbent refuses with an explanation."""
+"""The store URL that every `incumbent` command refuses with an explanation."""
 
 _CREDENTIALS: Final = ("INCUMBENT_STORE_FILE", "INCUMBENT_STORE_PASSWORD_FILE")
 _LEASE: Final = "INCUMBENT_LEASE_"
@@ -50,17 +49,17 @@ _OF_THE_SERVICE: Final = (
     *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"),
     *("INCUMBENT_LISTEN", "INCUMBENT_TOKEN_FILE"),
 )
-"""CMD must not tell the service manager that its supervisor is well, nor want its port."""
+"""Variables of our service: CMD must not notify the service manager for us, nor take our port."""
 
 _BACKLOG: Final = 128
 _AT_ONCE: Final = 32
-"""Answers given before the loop goes on: a flood of questions must not keep it from a KILL."""
+"""Answers per turn of the loop: a flood of connections must not delay a KILL."""
 _LONGEST_PATH: Final = 100
-"""Bytes; unix(7) allows 107, other systems 103."""
+"""Bytes of the socket's path; unix(7) allows 107, other systems 103."""
 
 
 class LeaseSocket:
-    """A context manager; `path` is for INCUMBENT_LEASE_SOCKET, `fd` and `ready` for the loop.
+    """The lease's socket, a context manager; `path` is for CMD, `fd` and `ready` are for the loop.
 
     Without a `lease` it does not answer. Raises ConfigError if there is no folder for the socket.
     """
@@ -73,8 +72,8 @@ class LeaseSocket:
         self._socket.setblocking(False)
         try:
             self._socket.bind(self.path)
-            # CMD may run as another user. The folder can be passed through, but neither listed nor
-            # written, so that no other user can replace the socket.
+            # CMD may run as another user. Others can traverse the folder, but neither list nor
+            # write it, so that no other user can replace the socket.
             Path(self.path).chmod(0o666)
             self._folder.chmod(0o711)
             self._socket.listen(_BACKLOG)
@@ -84,7 +83,7 @@ class LeaseSocket:
         self.fd = self._socket.fileno()
 
     def ready(self) -> None:
-        """Answer everybody who has asked; never blocks and never raises."""
+        """Answer the waiting connections; never blocks and never raises."""
         for _ in range(_AT_ONCE):
             try:
                 peer, _address = self._socket.accept()
@@ -92,12 +91,12 @@ class LeaseSocket:
                 return
             with peer, suppress(OSError):
                 peer.setblocking(False)
-                # Computed after the peer connected, from when it counts `remaining`.
+                # Computed after the peer connected, because the peer counts `remaining` from then.
                 if self.lease is not None:
                     peer.send(_answer(self.lease))
 
     def close(self) -> None:
-        """Remove it. From now on there is no answer, which means: not held."""
+        """Remove the socket. From now on there is no answer, which means: the lease is not held."""
         self._socket.close()
         with suppress(OSError):
             Path(self.path).unlink(missing_ok=True)
@@ -124,7 +123,7 @@ def _answer(lease: Lease) -> bytes:
 
 
 def _private_folder() -> Path:
-    """A new folder that a command which runs as another user can reach as well."""
+    """A new folder that a command of another user can reach too."""
     tried: list[str] = []
     # A container with a read-only root has at least /dev/shm.
     for base in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
@@ -145,14 +144,14 @@ def _private_folder() -> Path:
 
 
 def without_service(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` without what belongs to this process as a service."""
+    """`environ` without the variables that belong to this process as a service."""
     return {name: value for name, value in environ.items() if name not in _OF_THE_SERVICE}
 
 
 def child_environment(
     environ: Mapping[str, str], share_store: str | None, lease: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """`environ` with the variables of the lease, and without those of our own parent's.
+    """`environ` with the lease's variables, and without the variables of a lease we run under.
 
     `share_store`: the URL of the store, if CMD may use it.
     """
@@ -168,19 +167,19 @@ def child_environment(
 # -- the term --------------------------------------------------------------------------------------
 
 _WITHIN: Final = 3.0
-"""Seconds from sending the command to the exec; the guard's answer may take one of them."""
+"""The most seconds from sending the command to the exec; the guard's answer may take one."""
 _UNGUARDED: Final = 255
-"""In place of an errno: the guard did not answer."""
+"""The report, in place of an errno, that the guard did not answer."""
 _RESTORED: Final = (signal.SIGPIPE, signal.SIGXFSZ)
-"""Python ignores them; CMD gets them as every other program does."""
+"""Signals that Python ignores, but that CMD gets as every other program does."""
 
 
 class Ready:
-    """What was prepared; `close` ends it, with the term or without one.
+    """A prepared term; `close` ends it, whether CMD was started or not.
 
-    `ttl`: see `Guard.begin`. `init`, `namespace`: the pidfd of the init of the term's PID
-    namespace, and the namespace; -1 without one. Raises ConfigError if there is no folder for the
-    socket, GuardFault if the guard does not answer or nothing can be forked.
+    `ttl`: see `Guard.begin`. `init`: a pidfd of the init of the term's PID namespace; `namespace`:
+    the namespace; both are -1 without one. Raises ConfigError if there is no folder for the socket,
+    GuardFault if the guard does not answer or the fork fails.
     """
 
     def __init__(self, guard: Guard, ttl: float) -> None:
@@ -188,7 +187,7 @@ class Ready:
         with ExitStack() as undo:
             undo.callback(guard.remove_later, "")
             self.socket = undo.enter_context(LeaseSocket())
-            # From here on it is removed even if we are killed.
+            # From here on the socket is removed even if we are killed.
             guard.remove_later(self.socket.path)
             self.term, self.init_pid, fds = guard.begin(ttl)
             self.init, self.namespace = fds or (-1, -1)
@@ -200,7 +199,7 @@ class Ready:
             try:
                 self.pid = self._fork(go, report)
             except OSError as error:
-                # For example because the init of its namespace is dead.
+                # One cause is a dead init of the namespace.
                 raise GuardFault(f"the command could not be forked: {error}") from error
             finally:
                 os.close(go)
@@ -210,18 +209,18 @@ class Ready:
 
     @property
     def broken(self) -> bool:
-        """Whether nothing can be started with it any more."""
+        """Whether CMD cannot be started with it any more."""
         dead = self.init >= 0 and readable(self.init)
         return dead or self._report < 0 or readable(self._report)
 
     def prove(self, kill_at: float) -> None:
         """Let the tree live until `kill_at`. From any thread; never blocks."""
-        # A guard that takes no more messages keeps its last deadline.
+        # If the guard takes no more messages, its last deadline stays.
         with suppress(OSError, ValueError):
             self.guard.send(Message(Kind.PROOF, self.term, seconds=kill_at))
 
     def end_term(self) -> None:
-        """The guard forgets the term, and kills nothing of it any more."""
+        """Have the guard forget the term: it kills none of its processes any more."""
         with suppress(OSError):
             self.guard.send(Message(Kind.END, self.term))
         for fd in (self.init, self.namespace):
@@ -232,9 +231,9 @@ class Ready:
     def become(
         self, command: Sequence[str], environment: Mapping[str, str], terminal: Terminal | None
     ) -> None:
-        """Return once the process is CMD.
+        """Have the process become CMD, and return once it is.
 
-        Raises OSError as exec does, or GuardFault; then nothing runs once this is closed.
+        Raises OSError as exec does, or GuardFault; after either, nothing runs once this is closed.
         """
         until = clock.now() + _WITHIN
         order = json.dumps([list(command), dict(environment), terminal is not None])
@@ -256,13 +255,13 @@ class Ready:
             try:
                 order = order[os.write(self._go, order) :]
             except BrokenPipeError:
-                return  # It has ended, after its report if there is one.
+                return  # The process has ended; if it left a report, that is read next.
         os.close(self._go)
         self._go = -1
 
     def _end_process(self) -> None:
         if self._report < 0:
-            return  # It is CMD.
+            return  # The process is CMD.
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         with suppress(ChildProcessError):
@@ -275,13 +274,13 @@ class Ready:
         self._go = self._report = -1
 
     def close(self) -> None:
-        """End what was prepared: process, term and socket."""
+        """End the prepared process (unless it became CMD), the term and the socket."""
         self._undo.close()
 
     # -- the process -----------------------------------------------------------------------------
 
     def _fork(self, go: int, report: int) -> int:
-        # Everything is looked up here, so that the child only makes system calls until its exec.
+        # All look-ups are made here, so that the child only makes system calls until its exec.
         die, mount_proc = die_with_parent(), None
         place: AbstractContextManager[None] = nullcontext()
         if self.namespace >= 0:
@@ -290,14 +289,14 @@ class Ready:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             with warnings.catch_warnings(), place:
-                # About threads, which the child neither has nor waits for.
+                # The warning is about threads, which the child neither has nor waits for.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
                 if pid == 0:
                     self._be_cmd(die, mount_proc, go, report, before)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        # Here as well as in the child: the group must exist before anybody signals it.
+        # Set here as well as in the child: the group must exist before it is signalled.
         with suppress(OSError):
             os.setpgid(pid, pid)
         return pid
@@ -317,15 +316,15 @@ class Ready:
                 die()
             os.setpgid(0, 0)
             _as_others_start(mask)
-            # The connections of the supervisor must end when it closes them.
+            # The supervisor's connections must end when the supervisor closes them.
             _close_ours({go, report, *self.guard.fds})
             if mount_proc is not None:
                 mount_proc()
             command, environment, at_terminal = _receive(go)
-            # Before the terminal changes hands: a command that may not run must not get it.
+            # Before the terminal is handed over: a command that may not run must not get it.
             self.guard.arm(self.term)
             if at_terminal:
-                # Here, not in the parent: CMD must not read before the terminal is its own.
+                # In the child, not the parent: CMD must not read before it has the terminal.
                 Terminal().give(os.getpid())
             code = errno.ENOEXEC
             os.execvpe(command[0], command, environment)  # noqa: S606
@@ -341,7 +340,7 @@ class Ready:
 def _receive(go: int) -> tuple[list[str], dict[str, str], bool]:
     order = b"".join(iter(lambda: os.read(go, 65536), b""))
     if not order:
-        os._exit(0)  # The supervisor is gone, or does not need us.
+        os._exit(0)  # The supervisor is gone, or needs no CMD.
     command, environment, at_terminal = json.loads(order)
     return command, environment, at_terminal
 
@@ -355,7 +354,7 @@ def _as_others_start(mask: set[int]) -> None:
 
 
 def _close_ours(kept: set[int]) -> None:
-    """Close the descriptors that exec would close; the inheritable ones are meant for CMD."""
+    """Close the descriptors that exec would close; inheritable descriptors are meant for CMD."""
     fds: list[int] = []
     for folder in ("/dev/fd", "/proc/self/fd"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The messages between supervisor and guard: datagrams, so that none arrives in part."""
+"""The messages between supervisor and guard: datagrams, so that no message arrives in part."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from struct import Struct
 from typing import Final
 
 ISOLATIONS: Final = ("pidns", "container", "pgroup")
-"""From the strongest to the weakest."""
+"""The kinds of isolation, from the strongest to the weakest."""
 
 MARK: Final = "INCUMBENT_LEASE_MARK"
 """The variable that identifies a descendant which left its group and lost its parents."""
@@ -19,23 +19,23 @@ _LONGEST: Final = 512
 
 
 class Kind(IntEnum):
-    """HELLO, READY and ARMED come from the guard; the others go to it."""
+    """The kind of a message. HELLO, READY and ARMED come from the guard; the others go to it."""
 
     NEW = 1
     """A term begins; `seconds` is its ttl."""
     PROOF = 2
-    """`seconds`: the instant of `clock.now` at which the tree has to be killed."""
+    """`seconds` is the instant of `clock.now` at which the tree has to be killed."""
     END = 3
     BORN = 4
-    """From the command, before its exec; `pid` is its own."""
+    """Sent by the command before its exec; `pid` is its own."""
     HELLO = 5
-    """The text says why there can be no PID namespace; empty if there can."""
+    """The text says why no PID namespace can be made; it is empty if one can."""
     READY = 6
-    """The answer to NEW; for pidns with the descriptors of the namespace's init and of itself."""
+    """The answer to NEW; for pidns with a pidfd of the namespace's init, and the namespace."""
     ARMED = 7
     """The answer to BORN: a deadline is set."""
     FOLDER = 8
-    """The text is the path of the supervisor's socket, to remove with its folder; or empty."""
+    """The text is the path of the supervisor's socket, to be removed with its folder; or empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Message:
 
     @classmethod
     def parsed(cls, data: bytes) -> Message:
-        """From bytes. Raises ValueError for bytes that `packed` does not make."""
+        """The message from bytes. Raises ValueError for bytes that `packed` does not make."""
         if len(data) < _LAYOUT.size:
             raise ValueError(f"a message of {len(data)} bytes")
         kind, code, term, pid, seconds = _LAYOUT.unpack_from(data)
@@ -71,7 +71,7 @@ def mark_of(secret: str, term: int) -> str:
 
 
 def receive(fd: int) -> Message | None:
-    """The next message; None at the end. Raises BlockingIOError if there is none yet."""
+    """The next message; None once the peer is gone. Raises BlockingIOError if there is none yet."""
     try:
         data = os.read(fd, _LONGEST)
     except ConnectionResetError:

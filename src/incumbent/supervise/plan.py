@@ -1,4 +1,4 @@
-"""What supervisor and guard do with a command, and when. Pure: all instants are arguments.
+"""The decisions of supervisor and guard about a command. Pure: all instants are arguments.
 
     RUNNING --- CMD ended, descendants of it are left ----------> ENDING --+
        |                                                                   |
@@ -8,18 +8,18 @@
 
 The supervisor:
 
-1. Whatever happens, KILL is sent before the lease's deadline, and TERM one grace before KILL if the
-   time suffices. KILL is sent at once if the guard is dead, or if the store has no record of the
-   lease any more: then the proof is over, and another may hold it.
-2. The lease is given back only when the tree is empty. If something survives KILL, it is not.
-3. KILL is repeated as long as something lives: a process may fork and escape the first one.
+1. Whatever happens, KILL is sent before the lease's deadline, and TERM one grace before KILL if
+   there is time. KILL is sent at once if the guard is dead, or if the store has no record of the
+   lease any more: then the proof is void, and another may hold the lease.
+2. The lease is given back only when the tree is empty; if a process survives KILL, it is not.
+3. KILL is repeated while any process lives: a process may fork and escape the first KILL.
 
 The guard:
 
 1. Armed by the first proof of a term, it kills at the deadline of the latest proof it received.
-2. No message moves the deadline to later than one ttl from its receipt, or to earlier than an
-   earlier proof did; messages of another term are ignored.
-3. An armed guard whose supervisor is gone kills at once, then ends. An unarmed guard only ends.
+2. No message moves the deadline to later than one ttl after its receipt, or to earlier than a
+   former proof did; messages of another term are ignored.
+3. An armed guard whose supervisor is gone kills at once, then exits. An unarmed guard only exits.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ KILL_LEAD = 0.02
 """Seconds before the deadline at which KILL is sent: a process needs time to end."""
 
 _DISPROVED = "taken"
-"""The one reason that ends a proof early. A store that restarted grants nothing for as long as the
+"""The only reason that voids a proof early. After a restart the store grants nothing as long as the
 proof lasts, and an operator's request leaves the record in place."""
 _KILL_EVERY = 0.05
-"""Seconds between KILL and KILL."""
+"""Seconds between one KILL and the next."""
 _GIVE_UP_AFTER = 5.0
-"""Seconds after KILL. What still lives then sleeps in the kernel or belongs to another user."""
+"""Seconds after KILL. A process that still lives sleeps in the kernel or is another user's."""
 
 
 def kill_at(proof: Proof) -> float:
@@ -52,7 +52,7 @@ def kill_at(proof: Proof) -> float:
 
 
 class Phase(Enum):
-    """How far the end of a command has come."""
+    """The phase of a command's end."""
 
     RUNNING = "CMD runs"
     ENDING = "CMD ended; its descendants were asked to end"
@@ -61,7 +61,7 @@ class Phase(Enum):
 
 
 class Action(Enum):
-    """What to do at once."""
+    """The supervisor's next action."""
 
     WAIT = "wait until the step's instant, or until something happens"
     TERM = "send TERM, then CONT, to the tree"
@@ -72,10 +72,10 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """Where a command is on its way out. `cause`: why it was stopped; empty if it ended itself.
+    """The progress of a command's end. `cause`: why it was stopped; empty if it ended by itself.
 
-    `kill_at`: when KILL is due, or was; `again_at`: when it is repeated. `leaving`: the signal by
-    which the supervisor was asked to end as well, whatever the cause; empty for none.
+    `kill_at`: the instant of KILL, due or past; `again_at`: the instant of the next KILL.
+    `leaving`: the signal that asked the supervisor to end too, whatever the cause; empty for none.
     """
 
     phase: Phase = Phase.RUNNING
@@ -87,7 +87,7 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The course from here, what to do now, and the instant (WAIT) to decide again."""
+    """The new course, the action to take now, and the instant (for WAIT) to decide again."""
 
     course: Course
     action: Action
@@ -95,12 +95,12 @@ class Step:
 
 
 def asked_to_stop(course: Course, cause: str) -> Course:
-    """An orderly stop begins with the next step, unless something else began one before."""
+    """The course with an orderly stop from the next step on, unless a stop has begun already."""
     return course if course.cause else replace(course, cause=cause)
 
 
 def asked_to_leave(course: Course, signal: str) -> Course:
-    """A signal for the supervisor: an orderly stop, unless there is one, and no other term."""
+    """The course after a signal to end: an orderly stop, unless one has begun, and no new term."""
     return replace(asked_to_stop(course, f"signal:{signal}"), leaving=course.leaving or signal)
 
 
@@ -114,7 +114,7 @@ def decide(
     tree: bool,
     guarded: bool = True,
 ) -> Step:
-    """The next step; `child`: CMD lives, `tree`: it or a descendant does, `guarded`: the guard."""
+    """The next step; `child`: CMD lives, `tree`: CMD or a descendant does, `guarded`: the guard."""
     course = _with_cause(course, now, proof, tree=tree, guarded=guarded)
     if not tree:
         return Step(course, Action.LEAVE)
@@ -128,7 +128,7 @@ def decide(
 
 
 def _with_cause(course: Course, now: float, proof: Proof, *, tree: bool, guarded: bool) -> Course:
-    # A command that ended by itself before it had to stop was in time.
+    # A command that ended by itself before it had to stop ended in time.
     verdict = proof.verdict(now) if tree else proof.lost
     return asked_to_stop(course, verdict or ("" if guarded else "guard"))
 
@@ -170,7 +170,7 @@ def _after_kill(course: Course, now: float) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """The term that is watched, 0 for none; `kill_at`: an instant, inf until a proof came."""
+    """The watched term, 0 for none; `kill_at`: an instant, inf until the first proof."""
 
     term: int = 0
     ttl: float = 0.0
@@ -178,12 +178,12 @@ class Watch:
 
     @property
     def armed(self) -> bool:
-        """Whether something may run that has to be killed."""
+        """Whether processes may run that have to be killed."""
         return self.kill_at < inf
 
 
 class Verdict(Enum):
-    """What to do at once; `kills`, `leaves`."""
+    """The guard's next action: whether it `kills`, and whether it `leaves`."""
 
     WAIT = (False, False)
     KILL = (True, False)
@@ -196,12 +196,12 @@ class Verdict(Enum):
 
 
 def begun(term: int, ttl: float) -> Watch:
-    """A new term: nothing runs before its first proof."""
+    """The watch of a new term: nothing runs before its first proof."""
     return Watch(term, ttl)
 
 
 def proved(watch: Watch, term: int, kill_at: float, now: float) -> Watch:
-    """The term was proved until `kill_at`; what would reach further than a ttl is cut."""
+    """The watch after a proof of `term` until `kill_at`, which is cut to one ttl from now."""
     if term == 0 or term != watch.term or isnan(kill_at):
         return watch
     bounded = min(kill_at, now + watch.ttl)
@@ -209,7 +209,7 @@ def proved(watch: Watch, term: int, kill_at: float, now: float) -> Watch:
 
 
 def ended(watch: Watch, term: int) -> Watch:
-    """Nothing of the term's command is left."""
+    """The watch once no process of the term's command is left."""
     return Watch() if term == watch.term else watch
 
 
@@ -219,7 +219,7 @@ def covers(watch: Watch, term: int, now: float) -> bool:
 
 
 def judge(watch: Watch, now: float, *, supervised: bool) -> Verdict:
-    """What follows, with every message drained; `supervised`: the supervisor exists."""
+    """The guard's next action, after it read all messages; `supervised`: the supervisor exists."""
     if not supervised:
         return Verdict.KILL_AND_LEAVE if watch.armed else Verdict.LEAVE
     return Verdict.KILL if watch.armed and now >= watch.kill_at else Verdict.WAIT

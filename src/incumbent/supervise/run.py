@@ -1,13 +1,13 @@
-"""Runs a command under a lease: it is stopped by TERM, then KILL, while the lease is still proved.
+"""Runs a command under a lease: TERM, then KILL, end it while the lease is still proved.
 
     supervisor --- CMD --- its children ...
         |           :
       guard ------ init of CMD's PID namespace
 
 The supervisor follows the lease and ends CMD's tree in order. If the supervisor is dead or frozen,
-the guard (`guarding`) kills the tree by the latest deadline that it received. docs/supervision.md
+the guard (`guarding`) kills the tree at the latest deadline that it received. docs/supervision.md
 says what that guarantees under each isolation; if supervisor *and* guard are frozen, nothing kills.
-The lease is renewed as long as anything of the tree lives.
+The lease is renewed as long as any process of the tree lives.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LOOK_EVERY: Final = 0.02
 """Seconds between looks at processes that the system does not list."""
 _WATCHED_MOST: Final = 64
 _DEATH_WITHIN: Final = 0.02
-"""Seconds by which the guard's death may be seen after that of the tree, which dies with it."""
+"""Seconds by which the guard's death may become visible later than the tree's, which it causes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Command:
     """CMD and its arguments. `share_store`: the URL of the store, if CMD may use it.
 
     `environ`: the environment to which the lease's variables are added, by default ours. `slot`:
-    the slot that CMD is told, by default the lease's.
+    the slot in CMD's environment, by default the lease's.
     """
 
     words: Sequence[str]
@@ -52,16 +52,16 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a term ended. `cause`: why CMD was stopped, or empty; `status`: CMD's exit code, if any.
+    """The end of a term. `cause`: why CMD was stopped, or empty; `status`: CMD's exit code, if any.
 
     A cause is a reason of the lease ("expired", "taken", ...), "at_most_for", "signal:SIGTERM" for
     one of `stop_on`, or "guard": the guard was dead.
 
     `survivors`: processes that even KILL did not end; then the lease was not given back.
-    `confirmed`: whether the store confirmed the release. `leaving`: the first of `stop_on` that
-    came, also after another cause; empty for none. `outlived`: CMD ended by itself, and the release
-    found that the lease had been lost before: then that is the cause; or the ledger could not be
-    written under the lease.
+    `confirmed`: whether the store confirmed the release. `leaving`: the first signal of `stop_on`,
+    also after another cause; empty for none. `outlived`: CMD ended by itself, but the release found
+    that the lease had been lost before, which then is the cause; or the ledger could not be written
+    under the lease.
     """
 
     cause: str
@@ -89,12 +89,12 @@ def supervise(
     """Run `command` to its end, or to the end of the lease, and give the lease back.
 
     `stop_on`: signals that end the term in order: CMD gets them, and KILL after the grace. `report`
-    is called with each phase, the first included, and after the signal to leave; `turned` at every
-    turn of the loop, at least once a ttl. `listeners`: what is called when a descriptor is
-    readable; it must neither block nor raise. `ready`: what was prepared for this term, else it is
-    made now; closed at the end. `keep`: the caller gives the lease back, and may use it until then;
-    only survivors of KILL still end its renewal. Raises CannotStart, GuardFault, or ConfigError if
-    no socket can be made; then nothing ran, and lease and slot were given back (not with `keep`).
+    is called with the course in each phase, also the first, and after a signal to leave; `turned`
+    at every turn of the loop, at least once a ttl. `listeners`: a function for each descriptor,
+    called when that is readable; it must neither block nor raise. `ready`: the prepared term, made
+    now if missing; closed at the end. `keep`: the caller gives the lease back, and may use it until
+    then; only survivors of KILL still end its renewal. Raises CannotStart, GuardFault, or (without
+    a socket) ConfigError; then nothing ran, and without `keep` lease and slot were given back.
     """
     began = clock.now()
     with ExitStack() as term:
@@ -106,12 +106,12 @@ def supervise(
         signals.follow_the_job()
         try:
             if prepared is None or prepared.broken:
-                # One term at a time: the guard watches one.
+                # Close the broken term first, because the guard watches only one.
                 term.close()
                 prepared = term.enter_context(closing(Ready(guard, lease.belief.policy.ttl)))
             child = _begin(lease, command, prepared)
         except BaseException:
-            # What waited to become CMD ends before another can have the lease.
+            # The process that waits to become CMD ends before another can have the lease.
             term.close()
             if not keep:
                 give_back(lease, undo_slot=True)
@@ -123,16 +123,16 @@ def supervise(
 
 
 def outlives_kill(ending: Ending) -> str:
-    """The line about the survivors of KILL."""
+    """The message about the survivors of KILL."""
     pids = ", ".join(map(str, ending.survivors))
     return f"not even KILL ended {pids}; the lease is not given back, its ttl ends it"
 
 
 def release_after(lease: Lease, ending: Ending) -> Ending:
-    """Give the lease back. Returns `ending` with what the release showed."""
+    """Give the lease back; returns `ending` with the result of the release."""
     proved = lease.valid
     confirmed = give_back(lease)
-    # A lease that ran out only after CMD had ended was not outlived.
+    # If the lease ran out only after CMD had ended, CMD did not outlive it.
     outlived = proved and not confirmed and not ending.cause and lease.lost
     lost = lease.belief.proof.lost if outlived else ""
     return replace(ending, confirmed=confirmed, cause=ending.cause or lost, outlived=outlived)
@@ -159,7 +159,7 @@ def _begin(lease: Lease, command: Command, ready: Ready) -> Child:
 
 @dataclass(slots=True)
 class _Watch:
-    """The loop of one term: decide, act, wait, until nothing of the command is left."""
+    """The loop of one term: decide, act, wait, until no process of the command is left."""
 
     lease: Lease
     child: Child
@@ -178,7 +178,7 @@ class _Watch:
             left_over = self._follow()
             survivors = tuple(self.child.members() or (self.child.pid,)) if left_over else ()
         finally:
-            # A defect of ours must not leave CMD behind: the lease would not cover it.
+            # A defect of ours must not leave CMD running: the lease would not cover it.
             if self.course.phase is not Phase.KILLED and self.child.tree_lives():
                 self.child.kill()
             self.waiter.close()
@@ -192,7 +192,7 @@ class _Watch:
         )
 
     def _follow(self) -> bool:
-        """Run the loop; whether something outlives even KILL."""
+        """Run the loop; returns whether a process outlives even KILL."""
         self.lease.belief.watch(self.signals.wake)
         self.report(self.course)
         while True:
@@ -214,7 +214,7 @@ class _Watch:
                 case Action.LEAVE | Action.GIVE_UP:
                     return step.action is Action.GIVE_UP
                 case Action.TERM:
-                    # A stopped process takes TERM only once it goes on.
+                    # A stopped process takes TERM only after CONT.
                     self.child.signal_tree(self.stop_signal, signal.SIGCONT)
                 case Action.KILL:
                     self.child.kill()
@@ -223,14 +223,14 @@ class _Watch:
                     self._heed(self.signals.take())
 
     def _guarded(self) -> bool:
-        # The tree dies with the guard, and its end may be seen first.
+        # The tree dies with the guard, and its death may be seen first.
         killed = self.child.status == 128 + signal.SIGKILL and not self.course.cause
         return self.guard.alive(_DEATH_WITHIN if killed else 0.0)
 
     def _wait(self, until: float) -> None:
         watched: list[int] = []
         if self.child.status is not None:
-            # CMD's own end, or a stop, comes as SIGCHLD.
+            # Only for descendants: CMD's own end, or a stop, is reported by SIGCHLD.
             watched = pidfds((self.child.members() or ())[:_WATCHED_MOST])
             if not watched:
                 until = min(until, clock.now() + _LOOK_EVERY)
@@ -251,7 +251,7 @@ class _Watch:
             stopping = bool(self.course.cause)
             self.course = asked_to_leave(self.course, signal.Signals(signum).name)
             if self.course.phase is not Phase.RUNNING:
-                # Otherwise the next step reports, with the phase that it begins.
+                # In RUNNING the next step begins a phase, and reports then.
                 self.report(self.course)
             if stopping:
                 self._pass_on(signum)

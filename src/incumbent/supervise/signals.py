@@ -1,6 +1,6 @@
-"""Job control: signals to the supervisor, and whose turn it is at the terminal.
+"""Job control: signals to the supervisor, and the foreground of the terminal.
 
-A signal ends the wait for the lease, and is passed on to CMD while CMD runs. The handlers only note
+A signal ends the wait for the lease, or is passed on to CMD while CMD runs. The handlers only note
 it; `signal.set_wakeup_fd` makes the poll return, whichever thread the kernel picked.
 """
 
@@ -33,7 +33,7 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """The handlers of this process, as long as the context lasts. Only in the main thread.
+    """This process's signal handlers, as long as the context lasts. Only in the main thread.
 
     A signal that was ignored before stays ignored, for CMD too: that is how nohup(1) works.
     """
@@ -62,7 +62,7 @@ class Signals:
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Within it the first signal raises Interrupted; later signals are only noted."""
+        """A context in which the first signal raises Interrupted; later signals are only noted."""
         self._raising = True
         try:
             self._raise_if_any()
@@ -76,7 +76,7 @@ class Signals:
             return
         for signum in _OF_THE_TERMINAL:
             self._handle(signum)
-        # Even if it was ignored before: the kernel would then keep no exit code.
+        # Set even if SIGCHLD was ignored before: the kernel would keep no exit code then.
         self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, self._note)
 
     def take(self) -> list[int]:
@@ -86,7 +86,7 @@ class Signals:
         return [self._pending.popleft() for _ in range(len(self._pending))]
 
     def wake(self) -> None:
-        """Make the poll return. From any thread."""
+        """Make the poll return; from any thread."""
         if self._write_fd >= 0:
             with suppress(OSError):
                 os.write(self._write_fd, b"\0")
@@ -106,7 +106,7 @@ class Signals:
 
 
 def has_terminal() -> bool:
-    """Whether this process belongs to a terminal. It does not any more once that hung up.
+    """Whether this process has a controlling terminal, which it loses by a hang-up.
 
     The kernel takes the terminal away before it sends SIGHUP: tty_ioctl(4), TIOCNOTTY.
     """
@@ -118,13 +118,13 @@ def has_terminal() -> bool:
 
 
 class Terminal:
-    """The terminal on standard input, of which our process group is the foreground."""
+    """The terminal on standard input; our process group is in its foreground."""
 
     def __init__(self) -> None:
         self._ours = os.getpgrp()
 
     def give(self, group: int) -> None:
-        """Make `group` the foreground: it reads, and ^C and ^Z go to it."""
+        """Put `group` in the foreground: it can read, and gets ^C and ^Z."""
         # tcsetpgrp(3) from the background stops the caller, unless it blocks SIGTTOU.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTTOU,))
         try:
@@ -134,12 +134,12 @@ class Terminal:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def take_back(self) -> None:
-        """Make our group the foreground again."""
+        """Put our group in the foreground again."""
         self.give(self._ours)
 
 
 def find_terminal() -> Terminal | None:
-    """The terminal that is ours to give: none for background jobs and redirected input."""
+    """The terminal, if we are in its foreground; None in the background or for redirected input."""
     try:
         return Terminal() if os.tcgetpgrp(_STDIN) == os.getpgrp() else None
     except OSError:

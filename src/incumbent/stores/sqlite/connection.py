@@ -1,5 +1,5 @@
-"""One connection to the file: how it is opened, whether its file is still the one that the path
-names, and sqlite3's errors in the words of the contract."""
+"""One connection to the file: opening it, checking that the path still names the same file, and
+translating sqlite3's errors to those of the contract."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Execute: TypeAlias = "Callable[..., sqlite3.Cursor]"
 
 _CHECK_LOG_EVERY: Final = 0.1
 _SWEPT_AT_OPENING: Final = 32
-_PAGE: Final = 1024  # a commit checks and writes whole pages: small ones halve its time here
+_PAGE: Final = 1024  # a commit checks and writes whole pages: small pages halve its time
 _LOG_KEPT: Final = 2 << 20
 
 # -- errors ----------------------------------------------------------------------------------
 
 
 class FileBusy(Exception):
-    """Somebody else writes just now: nothing was changed, and another try may succeed.
+    """Another connection is writing: nothing was changed, and another try may succeed.
 
     `until`: the instant until which the operation may try.
     """
@@ -36,7 +36,7 @@ class FileBusy(Exception):
 
 
 class SpoiledFile(StoreUnavailable):
-    """This process can prove nothing any more about the file it used."""
+    """This process cannot prove anything any more about the file it used."""
 
 
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
@@ -66,8 +66,8 @@ _ADVICE: Final = {
 def translated(
     error: sqlite3.Error, path: Path, *, committing: bool = False
 ) -> FileBusy | StoreError:
-    """What the caller may conclude from `error`: OutcomeUnknown only if a COMMIT had begun."""
-    # The upper bits tell the kinds of one error apart (https://sqlite.org/rescode.html).
+    """The contract's exception for `error`; OutcomeUnknown only if a COMMIT had begun."""
+    # The upper bits distinguish variants of one error (https://sqlite.org/rescode.html).
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     if code in _BUSY:
         return FileBusy()
@@ -79,7 +79,7 @@ def translated(
 
 
 def in_use_elsewhere() -> SpoiledFile:
-    """The file's boot id is not ours any more: two kernels use it, and neither sees the other."""
+    """The error for a file whose boot id is no longer ours: two kernels use it unseen."""
     return SpoiledFile(
         "the file is in use on another boot of this host, or on another host: a lease in a file"
         " excludes on one host only. Use a network store such as redis://host",
@@ -93,41 +93,41 @@ def in_use_elsewhere() -> SpoiledFile:
 class Connection:
     """A connection that has one user at a time. `epoch` names the file and the host's boot.
 
-    `os.stat` rather than `Path.stat`: it is called for every operation.
+    It calls `os.stat` rather than `Path.stat`, which is slower, for every operation.
     """
 
     def __init__(self, path: str, host: Host) -> None:
         self._path = path
         self._process = os.getpid()
         self.identity = _identity(path)
-        """Device and inode of the file."""
+        """The device and inode of the file."""
         self._log_identity: tuple[int, ...] = ()
         self._checked = 0.0
         self.host = host
         self.epoch = ""
         self.log_bytes = 0
         self.durable = False
-        """Whether a commit waits until it is on the disk: else a power loss may take it back."""
+        """Whether a commit waits until it is on the disk; if not, a power loss may undo it."""
         self.raw: sqlite3.Connection
         self._cursor: sqlite3.Cursor
         self.execute: Execute
 
     def connect(self, known: Container[str], *, alone: bool) -> None:
-        """Open the file as it is now, and set right in it what another boot left.
+        """Open the present file, and update the state in it that another boot left.
 
-        `known`: the epochs in which this process has used it; none of them can come back.
-        `alone`: this process has no other connection, which would have set things right before.
+        `known`: the epochs in which this process has used the file; none of them can come back.
+        `alone`: this process has no other connection, which would have updated the state before.
         """
         self.raw = sqlite3.connect(
             self._path, timeout=0, isolation_level=None, check_same_thread=False
         )
-        # One cursor, so that none is made for each statement: each user reads all rows it wants
+        # One cursor, instead of one for each statement: each user reads all the rows it wants
         # before it executes the next statement.
         self._cursor = self.raw.cursor()
         self.execute = self._cursor.execute
         _prepare(self.execute, self._path)
         self.make_durable(False)
-        # Without the write lock if possible: a signal handler may be here in the middle of a
+        # Avoid the write lock if possible: a signal handler may run this in the middle of a
         # transaction of its own thread.
         state = None if alone else _read_state(self.execute)
         if state is None or state.boot != self.host.boot_id or state.minor < schema.MINOR:
@@ -138,7 +138,7 @@ class Connection:
             raise FileBusy
 
     def _settle(self, known: Container[str]) -> State:
-        # Only a reservation of tokens waits for the disk, so the first try goes without.
+        # Only a reservation of tokens has to wait for the disk, so the first try does not.
         while True:
             self.execute("BEGIN IMMEDIATE")
             old = _read_state(self.execute)
@@ -163,14 +163,14 @@ class Connection:
         self.durable = durable
 
     def moved(self) -> bool:
-        """Whether the path names another file by now, or none."""
+        """Whether the path now names another file, or none."""
         try:
             return _identity(self._path) != self.identity
         except OSError:
             return True
 
     def torn(self, now: float) -> bool:
-        """Whether the log or its index was removed under us, looked up ten times a second."""
+        """Whether the log or its index was removed; checked at most ten times a second."""
         if now < self._checked + _CHECK_LOG_EVERY:
             return False
         self._checked = now
@@ -184,7 +184,7 @@ class Connection:
         return _identity(self._path + "-wal") + _identity(self._path + "-shm")
 
     def close(self) -> None:
-        """Close the connection, and roll back what is open."""
+        """Close the connection, and roll back an open transaction."""
         # The cursor first: a statement that was not read to its end would keep a closed connection,
         # its transaction and its lock alive (https://sqlite.org/c3ref/close.html, "zombie").
         for part in ("_cursor", "raw"):
@@ -192,16 +192,16 @@ class Connection:
                 getattr(self, part).close()
 
     def __del__(self) -> None:
-        # Python would close it too, and from 3.13 on warn of it. Not in a child: see keep_for_ever.
+        # Python would close it too, from 3.13 on with a warning. Not in a child: see keep_for_ever.
         if os.getpid() == self._process:
             with suppress(sqlite3.ProgrammingError):  # it is closed
                 self.close()
 
     def keep_for_ever(self) -> None:
-        """Never close it: that would act on files that are not the connection's own any more."""
+        """Never close the connection: closing would act on files that it no longer owns."""
         if hasattr(self, "raw"):
-            # A list would be emptied at exit, and so close it after all; an object with one more
-            # reference than there are is never destroyed.
+            # Not kept in a list, which is emptied at exit: that would close it after all. An object
+            # with one reference too many is never destroyed.
             import ctypes
 
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.raw))
@@ -222,12 +222,12 @@ def _prepare(execute: Execute, path: str) -> None:
             f" {mode}); name a path on a local disk",
             permanent=True,
         )
-    execute("PRAGMA wal_autocheckpoint = 0")  # a checkpoint syncs: it is done beside the work
+    execute("PRAGMA wal_autocheckpoint = 0")  # a checkpoint syncs, so it runs in the background
     execute(f"PRAGMA journal_size_limit = {_LOG_KEPT}")
 
 
 def _is_new(execute: Execute, path: str) -> bool:
-    execute("BEGIN")  # one snapshot: somebody may be making the file just now
+    execute("BEGIN")  # one snapshot: another process may be making the file
     (application,) = execute("PRAGMA application_id").fetchone()
     filled = execute("SELECT 1 FROM sqlite_master").fetchone()
     execute("ROLLBACK")
@@ -242,7 +242,7 @@ def _is_new(execute: Execute, path: str) -> bool:
 
 
 def _read_state(execute: Execute) -> State | None:
-    """What the file says of itself, or None if it is new."""
+    """The state that the file records, or None if the file is new."""
     if not execute("SELECT 1 FROM sqlite_master WHERE name = 'state'").fetchone():
         return None
     major, minor = execute(schema.SEE_VERSION).fetchone()
@@ -272,7 +272,7 @@ def _change(execute: Execute, old: State | None, new: State, now: float, wall: f
 
 
 def sweep(execute: Execute, now: float, wall: float, limit: int) -> None:
-    """Within a transaction: forget what is due among the next `limit` keys."""
+    """Within a transaction, delete the expired records among the next `limit` keys."""
     after, upto = execute(schema.SWEEP_WINDOW, {"limit": limit - 1}).fetchone()
     window = {"after": after, "upto": upto or schema.SWEEP_END, "now": now, "wall": wall}
     execute(schema.SWEEP_SLOTS, window)

@@ -1,13 +1,13 @@
-"""The operations of `sqlite:`: `Core` tries each once, without waiting; around it is the patience.
+"""The operations of `sqlite:`: `Core` tries each once, without waiting; the stores around it retry.
 
 An exclusive take, a batch of renewals and a give are one transaction each. A take reads one row
 (SEE), decides in `rows`, and writes GRANT; renewing and giving compare within their one statement.
-Changes that must outlive a power loss are on the disk before they are answered: slots, fields,
-closings and reservations.
+Changes that must outlive a power loss (slots, fields, closings, reservations) are on the disk
+before the operation returns.
 
-An operation takes microseconds, so it runs in the event loop: a thread would cost more. Operations
-that are on the disk before they are answered keep the loop for one fsync. While somebody else
-writes the coroutine sleeps: a peer never holds up the loop.
+An operation takes microseconds, so it runs in the event loop: a thread would cost more. An
+operation that waits for the disk blocks the loop for one fsync. While another connection writes,
+the coroutine sleeps, so a peer never blocks the loop.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _LOOK_GROWTH: Final = 1.25
 
 
 class Core:
-    """A Store whose operations raise FileBusy instead of waiting; its instants are the host's."""
+    """A Store whose operations raise FileBusy instead of waiting, with instants of the host."""
 
     def __init__(self, file: SqliteFile) -> None:
         self.file = file
@@ -95,7 +95,7 @@ class Core:
             outcome = self._transact(until, lambda db: _take(db, name, claim, ask), mode)
             if outcome is not None:
                 return outcome
-            mode = DURABLE  # more tokens are reserved
+            mode = DURABLE  # to reserve more tokens
 
     def take_all(self, takes: Sequence[Take], until: float) -> Took:
         """See Together: one transaction."""
@@ -105,7 +105,7 @@ class Core:
 
         outcomes = self._transact(until, work)
         if any(outcome is None for outcome in outcomes):
-            # More tokens are reserved. What was granted is granted again to the same claims.
+            # Again, to reserve more tokens. Claims that were granted get the same grant.
             outcomes = self._transact(until, work, DURABLE)
         return [outcome for outcome in outcomes if outcome is not None]
 
@@ -118,11 +118,11 @@ class Core:
         return self._transact(until, work)
 
     def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """The whole batch is one transaction."""
+        """Renew the whole batch in one transaction."""
         try:
             return self._transact(until, lambda db: _renew(db, renewals))
         except SpoiledFile:
-            # Others may have gone on without our log: what stood in it is no proof any more.
+            # Others may have gone on without our log, so its content proves nothing any more.
             return [Gone("store_restarted") for _ in renewals]
 
     def give(
@@ -178,10 +178,10 @@ class Core:
             time.sleep(pause)
 
     def looks(self, key: Key, seen: str, until: float) -> Iterator[float]:
-        """Look for a change every 2 to 25 ms: the seconds to sleep before each further look.
+        """Look for a change every 2 to 25 ms; yields the seconds to sleep before each further look.
 
-        Ends once `key` is other than `seen` says. Looking takes no lock. Trouble with the file
-        ends it early, as a hint may.
+        Ends once `key` has changed since `seen`. Looking takes no lock. A StoreError ends it early,
+        which is allowed because the end is only a hint.
         """
         pause = _FIRST_LOOK
         while (left := until - clock.now()) > 0:
@@ -196,7 +196,7 @@ class Core:
             pause = min(pause * _LOOK_GROWTH, _LONGEST_LOOK)
 
     def probe(self, until: float) -> str:
-        """The journal mode; raises StoreError if a take would."""
+        """The journal mode. Raises StoreError if a take would."""
         return self._transact(until, _journal_mode, PROBE)
 
     def close(self) -> None:
@@ -217,7 +217,7 @@ def _journal_mode(db: Connection) -> str:
 
 
 def _take(db: Connection, name: str, claim: str, ask: Ask) -> TakeOutcome | None:
-    """The outcome; or None, with nothing changed, if it needs a durable transaction."""
+    """The outcome of a take; None, with no change, if it needs a durable transaction."""
     now = db.host.now()
     row = _see(db, name)
     if row.held_by(claim, now):
@@ -301,7 +301,7 @@ def _grant(
     wall, ttl, holder, slot = db.host.wall(), ask.ttl, ask.holder, ask.slot
     if row.grants:
         db.execute(schema.ARCHIVE, (name,))
-    # A notice to holders that share it is not over when another one comes.
+    # If the lease is shared, a notice still applies to its holders when another holder joins.
     joins = ask.permits is not None and row.held(now)
     if row.switched and not joins:
         db.execute(schema.DROP_FIELD, (name, RESIGN))
@@ -325,8 +325,8 @@ def _give(
     db: Connection, name: str, claim: str, token: int | None, closed_for: float = 0.0
 ) -> GiveOutcome:
     now, wall = db.host.now(), db.host.wall()
-    # A closing is stored by both clocks, for the wall clock outlives a reboot. The turn of the
-    # first in line begins now.
+    # A closing is stored by both clocks, because only the wall clock goes on over a reboot. The
+    # turn of the first in line begins now.
     closing = (now + closed_for if closed_for > 0 else 0.0, wall + closed_for, closed_for)
     given = db.execute(schema.GIVE, (wall, *closing, now, name, claim, token, now)).rowcount
     return Released() if given else Gone()
@@ -357,7 +357,7 @@ def _renew_one(db: Connection, renewal: Renewal, now: float) -> RenewOutcome:
 
 
 def _leave(db: Connection, name: str, claim: str) -> None:
-    """`claim`, which holds nothing, may wait in line."""
+    """Remove `claim`, which holds nothing, from the line if it waits there."""
     row, now = _see(db, name), db.host.now()
     if row.lined:
         left = 0.0 if row.shared(now) else max(0.0, row.expires - now)
@@ -370,7 +370,7 @@ def _put(db: Connection, name: str, field: str, value: bytes | None, guard: Guar
     old = Field(*found) if found else None
     if not guard_holds(guard, old, row.holder_at(db.host.now())):
         return Stale()
-    # A removal leaves the version where it is.
+    # A removal does not change the version.
     version = (row.version or 0) + (value is not None)
     forget_at = db.host.wall() + schema.PUT_KEEPS
     db.execute(schema.TOUCH, (name, version, field in {PAUSE, RESIGN}, forget_at))
@@ -386,7 +386,7 @@ def _record(db: Connection, key: Key) -> Record:
     row, fields = _see(db, name), _fields(db, name)
     slots = db.execute(schema.SEE_SLOTS, (name, now)).fetchall()
     history = [Past(*found) for found in db.execute(schema.SEE_PAST, (name,)).fetchall()]
-    if row.grants:  # the last holding stands in the row itself
+    if row.grants:  # the last holding is in the row itself
         history.append(Past(row.holder, row.token, row.started, row.ended))
     standing = db.execute(schema.SEE_CANDIDATES, (name, db.host.boot_id, now)).fetchall()
     if row.format is None:
@@ -418,15 +418,15 @@ def _has_changed(db: Connection, name: str, seen: str) -> bool:
     return seen_of(db.epoch, found[0] if found else None) != seen
 
 
-# -- patience --------------------------------------------------------------------------------------
+# -- retrying --------------------------------------------------------------------------------------
 
 _FIRST: Final = 0.0001  # a transaction takes some 20 us; a sleep is seldom shorter than this
 _LONGEST: Final = 0.01
 
 
 def pauses(path: Path, until: float, now: Callable[[], float] = clock.now) -> Iterator[float]:
-    """Seconds to sleep before each further try, with jitter; StoreUnavailable from `until` on."""
-    from random import random  # only if there is contention: start-up time counts
+    """Yield seconds to sleep before each further try, with jitter; StoreUnavailable at `until`."""
+    from random import random  # imported only under contention, because start-up time counts
 
     pause = _FIRST
     while (left := until - now()) > 0:
@@ -439,7 +439,7 @@ def pauses(path: Path, until: float, now: Callable[[], float] = clock.now) -> It
 
 
 class SqliteStore(Core):
-    """The blocking Store. Threads and processes of one host, any number, may share the file."""
+    """The blocking Store. Any number of threads and processes of one host may share the file."""
 
     def _transact(self, until: float, work: Callable[[Connection], T], mode: Mode = WRITE) -> T:
         waits = pauses(self.file.path, until)
@@ -451,7 +451,7 @@ class SqliteStore(Core):
 
 
 class AsyncSqliteStore(InlineAsyncStore):
-    """The AsyncStore. Nothing in it belongs to one loop."""
+    """The AsyncStore. All event loops can share it."""
 
     def __init__(self, file: SqliteFile) -> None:
         self._core = Core(file)
@@ -463,7 +463,7 @@ class AsyncSqliteStore(InlineAsyncStore):
             try:
                 return operation()
             except FileBusy as busy:
-                from asyncio import sleep  # the blocking side loads no asyncio
+                from asyncio import sleep  # the blocking side does not import asyncio
 
                 waits = waits or pauses(self._core.file.path, busy.until)
                 await sleep(next(waits))

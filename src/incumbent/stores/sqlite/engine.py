@@ -1,4 +1,4 @@
-"""`sqlite:` as an engine: what it can do, which file a URL names, and what `doctor` says of it."""
+"""The engine of `sqlite:`: its abilities, the file that a URL names, and findings for `doctor`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _FORMS: Final = (
 
 
 class SqliteEngine:
-    """The Engine. Nothing is opened before the first operation.
+    """The engine of `sqlite:`. It opens nothing before the first operation.
 
-    Promises exclusion on one host. No take arrives late: the process that asks carries it out,
+    Promises exclusion on one host. No take arrives late: the asking process carries it out itself,
     before it can give the claim up. A reboot ends every lease. Closings, slots and fields outlive
-    it: what is left of a closing or a slot is then counted once by the wall clock, so it ends
-    early or late by as much as that clock was wrong, but never lasts longer than it was asked for.
+    it: the rest of a closing or slot is then counted once by the wall clock, so it ends early or
+    late by as much as that clock was wrong, but never lasts longer than it was asked for.
     """
 
     capabilities = Capabilities(
@@ -55,7 +55,7 @@ class SqliteEngine:
         default: bool = False,
         host: Callable[[], Host] = this_host,
     ) -> None:
-        """`default` lets missing folders be made; `host` is handed in by tests."""
+        """`default`: make missing folders; `host` is an argument for tests."""
         check_file_system(path)
         self.path = path
         self.url = f"sqlite://{path}"
@@ -65,8 +65,8 @@ class SqliteEngine:
         self._async_store: AsyncSqliteStore | None = None
 
     def store(self) -> SqliteStore:
-        # sqlite3 is loaded here, not by a program that only names a store. Two threads that come
-        # at once would make two stores over one file, which is as good as one.
+        # sqlite3 is imported here, not in a program that only names a store. Two threads that come
+        # at once make two stores over one file, which does no harm.
         if self._store is None:
             from incumbent.stores.sqlite.core import SqliteStore
             from incumbent.stores.sqlite.file import SqliteFile
@@ -89,13 +89,13 @@ class SqliteEngine:
 def open_sqlite(url: str, environ: Mapping[str, str] = os.environ) -> SqliteEngine:
     """The engine of `sqlite:` (this user's file) or `sqlite:///absolute/path`.
 
-    Raises ConfigError for another form, for any option, and for a network file system.
+    Raises ConfigError for any other form, any option, or a network file system.
     """
     return SqliteEngine(path_of(url, environ), default=url == "sqlite:")
 
 
 def path_of(url: str, environ: Mapping[str, str] = os.environ) -> Path:
-    """The absolute path that `url` names; ConfigError for any other form and for any option."""
+    """The absolute path that `url` names. Raises ConfigError for any other form or any option."""
     scheme, colon, rest = url.partition(":")
     place, mark, options = rest.partition("?")
     if scheme != "sqlite" or not colon:
@@ -139,15 +139,15 @@ def _refused(url: str, why: str) -> ConfigError:
     return ConfigError(f"{url} {why}: {_FORMS}", name="store")
 
 
-# -- what `doctor` says of the file ----------------------------------------------------------------
+# -- findings for `doctor` -------------------------------------------------------------------------
 
 _LITTLE: Final = 64 << 20
 _A_PAGE: Final = 4096
-"""Bytes: a write takes one at least."""
+"""Bytes; a write takes at least one page."""
 
 
 def findings(store: SqliteStore, until: float) -> list[Finding]:
-    """Look at the file, its disk and what this process runs in."""
+    """Examine the file, its disk, and whether this process runs in a container."""
     path = store.file.path
     found = [_usable(store, until), _file_system(path), *_space(path)]
     where = detect_here()
@@ -164,7 +164,7 @@ def _usable(store: SqliteStore, until: float) -> Finding:
         mode = store.probe(until)
     except (StoreError, ConfigError) as error:
         return cannot_tell(str(error), "look at the file, or name another")
-    from sqlite3 import sqlite_version  # loaded by then
+    from sqlite3 import sqlite_version  # already loaded here
 
     return ("ok", f"{path} can be used: SQLite {sqlite_version}, journal mode {mode}", "")
 

@@ -1,21 +1,20 @@
-"""The file as this process uses it: transactions, connections, forks, and cleaning up.
+"""A process's use of the file: transactions, connections, forks, and cleaning up.
 
-Each connection has one user at a time. A signal handler or finaliser that comes in the middle of
-an operation finds its connection taken and opens another. A connection that is interrupted in a
+Each connection has one user at a time. A signal handler or finaliser that runs in the middle of an
+operation finds the connection taken and opens another. A connection that is interrupted in a
 transaction is closed, which rolls it back.
 
 Forks. SQLite keeps a table of its POSIX locks in the process's memory. A child inherits the table
-but not the locks, and then believes of a connection that it opens itself that the file is locked
-already: its log can be deleted by others while it writes to it, and both sides lead. So all
-connections are closed just before a fork. Where one is in use and does not come back in time, the
-child finds the file spoiled and refuses it, and the inherited connection is never closed
+but not the locks. When it opens a connection, SQLite there takes the file for locked already; so
+others can delete the log while the child writes to it, and both sides lead. Therefore all
+connections are closed just before a fork. If one is in use and is not returned in time, the child
+marks the file as spoiled and refuses it, and never closes the inherited connection
 (https://sqlite.org/howtocorrupt.html, 2.6).
 
-Cleaning up. A checkpoint syncs the log and the file. So the log is never checkpointed by the
-operation that fills it: a thread that lives as long as the work does it. The first commit after a
-checkpoint syncs the log's new header (https://sqlite.org/src/info/ff5be73dee); the sweep that
-follows at once takes that upon itself, unless an operation comes in between: at most one for each
-`_LOG_BYTES`.
+Cleaning up. A checkpoint syncs the log and the file, so the operation that fills the log does not
+run it: a thread does, which ends with that work. The first commit after a checkpoint syncs the
+log's new header (https://sqlite.org/src/info/ff5be73dee). That commit is the sweep's, which follows
+at once, unless an operation comes in between: at most one for each `_LOG_BYTES`.
 """
 
 from __future__ import annotations
@@ -47,20 +46,20 @@ _IDLE_KEPT: Final = 8
 _FORK_WAITS: Final = 1.0
 
 _LOG_BYTES: Final = 2 << 20
-"""Bytes of the write-ahead log from which on it is copied into the file."""
+"""Bytes of the write-ahead log above which it is copied into the file."""
 
 _FORCED_FROM: Final = 4 * _LOG_BYTES
 _FORCED_TRIES: Final = 20
 _SWEPT_AT_ONCE: Final = 1024
 
 _spoiled: dict[tuple[int, int], str] = {}
-"""Files, by device and inode, that this process must not open again, and why."""
+"""Files, by device and inode, that this process must not open again, with the reason."""
 
 
 class Mode(NamedTuple):
-    """How a transaction begins and ends; `durable`: its commit waits for the disk.
+    """The statements that begin and end a transaction; `durable`: its commit waits for the disk.
 
-    `compare`: first, the file is compared with the path.
+    `compare`: first check that the path still names the file.
     """
 
     begin: str
@@ -73,10 +72,10 @@ WRITE: Final = Mode("BEGIN IMMEDIATE", "COMMIT")
 DURABLE: Final = Mode("BEGIN IMMEDIATE", "COMMIT", durable=True)
 READ: Final = Mode("BEGIN", "ROLLBACK")
 PROBE: Final = Mode("BEGIN IMMEDIATE", "ROLLBACK")
-"""Locks the file as a take does, and changes nothing."""
+"""Lock the file as a take does, and change nothing."""
 ONE_STATEMENT: Final = Mode("", "", compare=False)
-"""A statement that is a transaction of its own, without a look at the path: a change that goes into
-a file which was just removed is lost no more than a change that is in it already."""
+"""A statement that is a transaction of its own, without checking the path: if the file has just
+been removed, this change is lost just as the changes already in it are."""
 
 _BEGINS_ITSELF: Final = Mode("", "")
 
@@ -86,7 +85,7 @@ def _in_background(work: Callable[[], None]) -> None:
 
 
 class SqliteFile:
-    """The connections of one file in this process; `spawn` starts what is done beside the work."""
+    """This process's connections to one file; `spawn` starts the clean-up in the background."""
 
     def __init__(
         self,
@@ -96,14 +95,14 @@ class SqliteFile:
         default: bool = False,
         spawn: Spawn = _in_background,
     ) -> None:
-        """`default` lets missing folders be made; `host` and `spawn` are handed in by tests."""
+        """`default`: make missing folders; `host` and `spawn` are arguments for tests."""
         self.path = path
         self._host = host
         self._default = default
         self._spawn = spawn
         self._cleaning = threading.Lock()
         self._idle: list[Connection] = []
-        # Weak, so that a connection which an exception left without a user is collected.
+        # Weak, so that a connection is collected if an exception leaves it without a user.
         self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
         # Reentrant: a signal handler may open a connection while its thread is opening one.
         self._opening = threading.RLock()
@@ -114,8 +113,8 @@ class SqliteFile:
     def transact(self, work: Callable[[Connection], T], mode: Mode = WRITE) -> T:
         """Do `work` once, in one transaction.
 
-        Raises FileBusy if somebody else writes, StoreUnavailable or ConfigError if the file cannot
-        be used, OutcomeUnknown if the disk failed during the commit.
+        Raises FileBusy if another connection is writing, StoreUnavailable or ConfigError if the
+        file cannot be used, OutcomeUnknown if the disk fails during the commit.
         """
         begin, end, durable, compare = mode
         db = self.borrow(compare=compare)
@@ -132,7 +131,7 @@ class SqliteFile:
         except sqlite3.Error as error:
             reason = translated(error, self.path, committing=committing)
             if isinstance(reason, FileBusy) and not db.raw.in_transaction:
-                self.put_back(db)  # it could not even begin, and is as good as before
+                self.put_back(db)  # no transaction has begun, so the connection is still good
             else:
                 self.discard(db)
             raise reason from error
@@ -147,12 +146,12 @@ class SqliteFile:
     # -- connections -------------------------------------------------------------------------
 
     def borrow(self, *, compare: bool = True) -> Connection:
-        """A connection to the file that the path names; its user alone may touch it.
+        """A connection to the file, for the caller alone.
 
-        With `compare` it is the file that the path names now. Raises as `transact`.
+        `compare`: check that the path still names this file. Raises as `transact`.
         """
         if os.getpid() != self._process:
-            self.forked()  # by code that runs no hooks
+            self.forked()  # the fork was made by code that runs no hooks
         idle = self._idle
         while idle:
             try:
@@ -164,7 +163,7 @@ class SqliteFile:
         return self._another()
 
     def put_back(self, db: Connection) -> None:
-        """Let the next user have this connection."""
+        """Return a connection for the next user."""
         if len(self._idle) < _IDLE_KEPT:
             self._idle.append(db)
         else:
@@ -186,16 +185,16 @@ class SqliteFile:
                 return
 
     def _another(self) -> Connection:
-        # Held also while the process forks, so that nothing is opened just then.
+        # This lock is also held during a fork, so that no connection is opened then.
         with self._opening:
             check_file_system(self.path)
             make_file(self.path, default=self._default)
             try:
                 db = Connection(str(self.path), self._host())
-            except FileNotFoundError:  # somebody is replacing it
+            except FileNotFoundError:  # another process is replacing it
                 raise FileBusy from None
             self._require_unspoiled(db)
-            # By identity: a connection to the file that stood here before is no company.
+            # Compared by identity: a connection to a former file at this path does not count.
             alone = all(other.identity != db.identity for other in list(self._open))
             self._open.add(db)
             try:
@@ -230,7 +229,7 @@ class SqliteFile:
     # -- forks -------------------------------------------------------------------------------
 
     def before_fork(self) -> None:
-        """Close every connection; wait a moment for those in use."""
+        """Close every connection; wait up to a second for connections in use."""
         until = time.monotonic() + _FORK_WAITS
         self._opening.acquire(timeout=_FORK_WAITS)
         self.close()
@@ -239,14 +238,14 @@ class SqliteFile:
             self.close()
 
     def after_fork(self) -> None:
-        """In the parent: connections may be opened again."""
+        """In the parent, let connections be opened again."""
         try:
             self._opening.release()
         except RuntimeError:
-            pass  # it could not be had in time
+            pass  # before_fork did not get the lock in time
 
     def forked(self) -> None:
-        """In the child: nothing of the parent's is used, nor closed."""
+        """In the child, abandon the parent's connections: they are neither used nor closed."""
         self._process = os.getpid()
         self._opening = threading.RLock()
         self._cleaning = threading.Lock()
@@ -267,7 +266,7 @@ class SqliteFile:
             return
         try:
             self._spawn(lambda: self._clean_up(log_bytes))
-        except RuntimeError:  # no thread to be had: the next operation asks again
+        except RuntimeError:  # no thread can be started: the next operation tries again
             self._cleaning.release()
 
     def _clean_up(self, log_bytes: int) -> None:
@@ -280,15 +279,15 @@ class SqliteFile:
         try:
             self.transact(work, _BEGINS_ITSELF)
         except (StoreError, ConfigError, FileBusy):
-            pass  # nobody waits for it; an operation that has the same trouble will say so
+            pass  # nobody waits for this; an operation with the same trouble will report it
         finally:
             self._cleaning.release()
 
 
 def _copy_log(db: Connection, log_bytes: int) -> None:
-    # PASSIVE holds nobody up, but under steady writing it never reaches the end of the log, which
-    # then grows. Far beyond the limit the rest, which is little by now, is copied with the writers
-    # held up; that needs an instant in which none of them writes.
+    # PASSIVE blocks no writer, but under steady writing it never reaches the end of the log, which
+    # then grows. Far beyond the limit, TRUNCATE copies the rest, which is little by now, and blocks
+    # the writers meanwhile; it needs an instant in which none of them writes.
     db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
     for _ in range(_FORCED_TRIES if log_bytes > _FORCED_FROM else 0):
         (busy, _, _) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -298,14 +297,14 @@ def _copy_log(db: Connection, log_bytes: int) -> None:
 
 
 def make_file(path: Path, *, default: bool) -> None:
-    """Create the file, for its owner only, unless it exists; the default's folders too.
+    """Create the file, for its owner only, unless it exists; with `default` also its folders.
 
-    Raises StoreUnavailable (permanent) that says what is missing.
+    Raises StoreUnavailable with the cause; permanent unless the cause may pass by itself.
     """
     try:
         if default:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Never open an existing one: closing it again would drop every POSIX lock that this
+        # Never open an existing file: closing it again would drop every POSIX lock that this
         # process holds on it (https://sqlite.org/howtocorrupt.html, 2.2).
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except FileExistsError:
@@ -322,7 +321,7 @@ def make_file(path: Path, *, default: bool) -> None:
             errno.EROFS: text,
         }
         if code == errno.ENOENT:
-            # Only then: a folder that may not be read cannot be looked at.
+            # Only in this case, because a folder without permission cannot be examined.
             lasting[code] = _no_folder(path.parent)
         why, permanent = lasting.get(code, text), code in lasting
         raise StoreUnavailable(f"cannot create {path}: {why}", permanent=permanent) from error

@@ -1,10 +1,10 @@
-"""What this process runs on: the host's clock and identity, its file systems, and containers.
+"""The host of this process: its clock and identity, its file systems, and containers.
 
 A file excludes on its own host only. SQLite's write-ahead log needs memory shared by all its users
 (https://sqlite.org/wal.html, "Overview", disadvantage 2), and ttls are counted on one kernel's
-clock. A time namespace shifts CLOCK_BOOTTIME by an offset of its own at the same boot id
-(time_namespaces(7)), so that offset is taken off again. Facts about the clock that cannot be read
-are refused: a guess would let one container steal from another.
+clock. A time namespace shifts CLOCK_BOOTTIME by an offset, but keeps the boot id
+(time_namespaces(7)), so the offset is subtracted. If facts about the clock cannot be read, the file
+is refused: with a guess one container could steal the lease of another.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Host(NamedTuple):
 
 
 def this_host(platform: str = sys.platform) -> Host:
-    """The host this process runs on, the same in each of its containers.
+    """The host of this process, the same in each of its containers.
 
-    Raises StoreUnavailable (permanent) where its boot id or its boot time cannot be known.
+    Raises StoreUnavailable (permanent) if its boot id or its boot time cannot be read.
     """
     if platform == "linux":
         offset = _offset_of_this_process()
@@ -48,7 +48,7 @@ def this_host(platform: str = sys.platform) -> Host:
 
 
 def boottime_offset(offsets: str) -> float:
-    """Seconds that a time namespace adds to the host's boot time; ValueError if not to be read."""
+    """Seconds that a time namespace adds to the host's boot time. ValueError if unreadable."""
     for line in offsets.splitlines():
         name, *numbers = line.split()
         # Older kernels print the clock's number (7) in place of its name.
@@ -66,7 +66,7 @@ def _offset_of_this_process() -> float:
     except OSError as error:
         raise _unknowable(f"{_OFFSETS} cannot be read ({error.strerror})") from error
     try:
-        # The file speaks of the namespace of children; ours is another between unshare and exec.
+        # The file describes the children's namespace, which differs from ours after an unshare.
         if Path(_OUR_NAMESPACE).readlink() != Path(_CHILDRENS_NAMESPACE).readlink():
             raise _unknowable("this process has left its children another time namespace")
         return boottime_offset(offsets)
@@ -80,7 +80,7 @@ def _linux_boot_id() -> str:
         boot_id = Path(_BOOT_ID).read_text().strip()
     except OSError as error:
         raise _unknowable(f"{error.filename} cannot be read ({error.strerror})") from error
-    # systemd-nspawn mounts a random one over it, so that its containers would look rebooted.
+    # systemd-nspawn mounts a random boot id over it, which would make its containers look rebooted.
     if f" {_BOOT_ID} " in mounts:
         raise _unknowable(f"{_BOOT_ID} is hidden by a mount, so it is not the host's")
     return boot_id
@@ -123,9 +123,9 @@ _SHARED: Final = frozenset(
 
 
 def type_in(mountinfo: str, path: str) -> str:
-    """The type of the mount that holds the absolute, resolved `path`; "" if none is listed.
+    """The type of the mount that has the absolute, resolved `path`; "" if none is listed.
 
-    `mountinfo` is as in proc(5); types have the names of mount(8).
+    `mountinfo` has the format of proc(5); types have the names of mount(8).
     """
     best, found = -1, ""
     for line in mountinfo.splitlines():
@@ -136,7 +136,7 @@ def type_in(mountinfo: str, path: str) -> str:
         point = fields[4]
         for code in ("\\040", "\\011", "\\012", "\\134"):
             point = point.replace(code, chr(int(code[1:], 8)))
-        # Not strictly longer: of two mounts on one point the later one covers the earlier.
+        # ">=", because of two mounts on one point the later mount covers the earlier.
         within = path == point or path.startswith(point.rstrip("/") + "/")
         if within and len(point) >= best:
             best, found = len(point), kind
@@ -144,12 +144,12 @@ def type_in(mountinfo: str, path: str) -> str:
 
 
 def is_doubtful(kind: str) -> bool:
-    """Whether only its owner can know if the file system is local."""
+    """Whether only the administrator can know if this kind of file system is local."""
     return not kind or kind.startswith("fuse")
 
 
 def file_system_of(path: Path) -> str:
-    """The type of the file system under `path`, which need not exist yet; "" where none says."""
+    """The type of the file system under `path`, which need not exist yet; "" if it is unknown."""
     try:
         mountinfo = Path(_MOUNTS).read_text(errors="surrogateescape")
     except OSError:
@@ -158,7 +158,7 @@ def file_system_of(path: Path) -> str:
 
 
 def check_file_system(path: Path) -> None:
-    """Raise ConfigError if `path` lies where locks do not exclude."""
+    """Raise ConfigError if locks on the file system of `path` do not exclude other hosts."""
     kind = file_system_of(path)
     if kind.removeprefix("fuse.") in _SHARED:
         raise ConfigError(
@@ -194,10 +194,10 @@ def detect_orchestrator(
     exists: Callable[[str], bool],
     read: Callable[[str], str],
 ) -> str | None:
-    """Say in what this process runs, such as "a Docker container (/.dockerenv exists)", or None.
+    """The container of this process, such as "a Docker container (/.dockerenv exists)", or None.
 
-    A container has files of its own: replicas that each fell back to the embedded default would
-    all lead. `read` returns a file's text and may raise OSError, which counts as no sign.
+    A container has files of its own: if each replica fell back to the default file, all would
+    lead. `read` returns a file's text; if it raises OSError, that file gives no sign.
     """
     for variable, what in _VARIABLES.items():
         if environ.get(variable):
@@ -211,7 +211,7 @@ def detect_orchestrator(
 
 
 def detect_here() -> str | None:
-    """`detect_orchestrator` of this very process."""
+    """`detect_orchestrator` for the environment of this process."""
     return detect_orchestrator(os.environ, os.path.exists, lambda path: Path(path).read_text())
 
 
@@ -222,8 +222,8 @@ def _container_in_cgroup(read: Callable[[str], str]) -> str | None:
         return None
     for line in text.splitlines():
         path = line.rpartition(":")[2]
-        # A part of the path must begin with the word: "/docker/3f2a" and "/kubepods.slice" do, a
-        # host's "/system.slice/docker.service" says only that Docker is installed.
+        # A part of the path must begin with the word, as in "/docker/3f2a" and "/kubepods.slice". A
+        # host's "/system.slice/docker.service" only shows that Docker is installed.
         for part in path.split("/"):
             if part.startswith(_CGROUPS) and not part.endswith(".service"):
                 return f"a container (/proc/1/cgroup has {path})"

@@ -1,7 +1,7 @@
-"""What the rows of a lease mean: its own, and those of claims that share it or wait for it.
+"""The meaning of a lease's rows: its own, and the rows of claims that share it or wait for it.
 
-Functions that get a connection run within a transaction; `row` is the lease as it was found there.
-See `schema` for the latch of those that share a lease. `stores.table.Line` decides on the line.
+Functions that get a connection run within a transaction; `row` is the lease as read there.
+`schema` explains the latch of a shared lease. `stores.table.Line` decides about the line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from incumbent.stores.table import Line, Waiter
 
 
 class Row(NamedTuple):
-    """The file's state, and beside it a lease's row, whose fields are None for an unknown key."""
+    """The file's state and a lease's row, whose fields are None for an unknown key."""
 
     boot: str
     floor: int
@@ -42,11 +42,11 @@ class Row(NamedTuple):
 
     @property
     def newer(self) -> bool:
-        """Whether a later release wrote the row: it counts as held, for we cannot read it."""
+        """Whether a later release wrote the row: it counts as held, because we cannot read it."""
         return self.format is not None and self.format > FORMAT
 
     def held(self, now: float) -> bool:
-        """Whether somebody holds the lease."""
+        """Whether any claim holds the lease."""
         return self.newer or (self.claim is not None and self.expires > now)
 
     def held_by(self, claim: str, now: float) -> bool:
@@ -58,16 +58,16 @@ class Row(NamedTuple):
         return self.held_by(LATCH, now)
 
     def beside(self) -> Row:
-        """The row as a claim that may share the lease finds it: the others are not in its way."""
+        """The row for a claim that may share the lease: without the present holders' latch."""
         return self._replace(claim=None)
 
     def holder_at(self, now: float) -> tuple[str, int] | None:
-        """The claim that holds the lease, with its token."""
+        """The claim that holds the lease, and its token; None if no claim does."""
         claim = self.claim
         return (claim, self.token) if claim is not None and self.held_by(claim, now) else None
 
     def closed(self, now: float) -> bool:
-        """Whether a release keeps the lease closed: perhaps but for one holder."""
+        """Whether a release keeps the lease closed, perhaps with a reservation for one holder."""
         return (self.closed_until or 0) > now
 
     def holding(self, now: float) -> Holding:
@@ -80,7 +80,7 @@ class Row(NamedTuple):
     def refusal(
         self, holder: str, slot: Holding | None, reserved: str, paused: bool, now: float, seen: str
     ) -> Refused | None:
-        """Why `holder` may not have the lease now, or None.
+        """The refusal of the lease to `holder`, or None.
 
         `slot`: the other user of its slot. `reserved`: the holder that a closing lets in, or "".
         """
@@ -98,15 +98,15 @@ class Row(NamedTuple):
 
 
 def seen_of(epoch: str, changes: int | None) -> str:
-    """What `wait_change` compares: another text after every change, and for another file."""
+    """The value that `wait_change` compares; it differs after every change and in every file."""
     return "" if changes is None else f"{epoch}:{changes}"
 
 
-# -- holders that share it -------------------------------------------------------------------------
+# -- holders that share a lease --------------------------------------------------------------------
 
 
 def sharing_holdings(db: Connection, name: str, now: float) -> tuple[Holding, ...]:
-    """One of each that shares it now."""
+    """The holdings of all present sharers."""
     return tuple(
         Holding(holder, token, expires - now, ttl, now - since, meta, claim, permits=permits)
         for holder, token, ttl, meta, since, expires, claim, permits in db.execute(
@@ -118,7 +118,7 @@ def sharing_holdings(db: Connection, name: str, now: float) -> tuple[Holding, ..
 def sharing_refusal(
     db: Connection, name: str, row: Row, ask: Ask, now: float, seen: str
 ) -> Refused | None:
-    """Why there is no room for `ask` beside the holders that share it, or None."""
+    """The refusal of `ask` if there is no room beside the present sharers, or None."""
     count, permits = db.execute(schema.COUNT_SHARERS, (name, now)).fetchone()
     if not count or (ask.permits == permits and not 0 < permits <= count):
         return None
@@ -132,7 +132,7 @@ def sharing_refusal(
 
 
 def sharers_leave_room(db: Connection, name: str, ask: Ask, now: float) -> bool:
-    """Whether others may have what was granted to `ask` at the same time."""
+    """Whether there is still room for others, after the grant to `ask`."""
     if ask.permits is None:
         return False
     (count, _) = db.execute(schema.COUNT_SHARERS, (name, now)).fetchone()
@@ -142,7 +142,7 @@ def sharers_leave_room(db: Connection, name: str, ask: Ask, now: float) -> bool:
 def repeat_sharer(
     db: Connection, name: str, row: Row, claim: str, ttl: float, now: float
 ) -> tuple[int, float] | None:
-    """Keep a claim that shares the lease already for `ttl`: its token, and the seconds left."""
+    """Renew for `ttl` a claim that already shares the lease; returns its token and seconds left."""
     found = db.execute(schema.SEE_SHARER, (name, claim, now)).fetchone()
     if found is None:
         return None
@@ -156,7 +156,7 @@ def repeat_sharer(
 def join_sharers(
     db: Connection, name: str, row: Row, claim: str, token: int, ask: Ask, now: float
 ) -> float:
-    """Add a claim to the sharers: the instant at which the latch ends."""
+    """Add a claim to the sharers; returns the instant at which the latch ends."""
     shared, expires = row.shared(now), now + ask.ttl
     db.execute(schema.DROP_SHARERS, (name, now if shared else float("inf")))
     values = (name, claim, ask.holder, token, ask.ttl, ask.meta, now, expires, ask.permits)
@@ -165,7 +165,7 @@ def join_sharers(
 
 
 def leave_sharers(db: Connection, name: str, claim: str, token: int | None) -> bool:
-    """End what a claim shares; True if it did share it. With the last of them the latch goes."""
+    """Remove a claim from the sharers; True if it was one. The latch ends with the last sharer."""
     now, wall = db.host.now(), db.host.wall()
     found = db.execute(schema.GIVE_SHARER, (name, claim, token, now)).fetchone()
     if found is None:
@@ -179,15 +179,15 @@ def leave_sharers(db: Connection, name: str, claim: str, token: int | None) -> b
 # -- the line --------------------------------------------------------------------------------------
 
 _HEARTBEAT_MOST: Final = 1.0
-"""Seconds: the first in line looks every few milliseconds. One that is silent for longer is frozen
-or dead, and nobody waits for it longer, unless it asked for fairness."""
+"""Seconds. The first in line looks every few milliseconds. A first waiter that is silent for longer
+than this is frozen or dead, and loses its turn, unless it asked for fairness."""
 
 _LEFT_TO_THE_FIRST: Final = 0.05
-"""Seconds for which a free lease is left to the first in line: two of its looks."""
+"""Seconds for which others leave a free lease to the first in line: two of its looks."""
 
 
 class KeptLine:
-    """The line of one name, within a transaction; `row` is the lease as it was found."""
+    """The line of one name, within a transaction; `row` is the lease as read there."""
 
     def __init__(self, db: Connection, name: str, row: Row) -> None:
         self._db = db
@@ -202,7 +202,7 @@ class KeptLine:
         self._line = Line(waiting, row.due, row.overtaken)
 
     def refusal(self, claim: str, now: float, seen: str) -> Refused | None:
-        """Why `claim` may not have a free lease now: somebody else's turn has come."""
+        """The refusal of a free lease to `claim` if it is another waiter's turn, or None."""
         first = self._line.before(claim, now)
         if first is None:
             return None
@@ -210,24 +210,24 @@ class KeptLine:
         return Refused("reserved", (Holding(first.holder, remaining=left),), left, seen)
 
     def stand(self, claim: str, ask: Ask, queue: Queue, now: float, refused: Refused) -> Queued:
-        """The refusal of a claim that waits, with its place."""
+        """Add a refused claim to the line; returns the refusal with its place."""
         left = ask.ttl if refused.retry_after is None else min(ask.ttl, refused.retry_after)
         beat = queue.heartbeat if queue.fair else min(queue.heartbeat, _HEARTBEAT_MOST)
         place = self._line.stand(Waiter(claim, ask.holder, Queue(beat, queue.fair)), now, left)
         self._save()
-        # A claim further back is told when it is the first. A pause or a closing concerns all, and
-        # candidates want to know who leads.
+        # A claim further back looks when it becomes the first. But a pause or a closing concerns
+        # all, and candidates want to know who leads.
         behind = place > 0 and refused.reason in ("held", "reserved") and not ask.candidacy
         seen = f"{refused.seen}|{claim}" if behind else refused.seen
         return Queued(refused.reason, refused.holders, refused.retry_after, seen, place)
 
     def granted(self, claim: str, ttl: float, now: float) -> None:
-        """The lease was granted to `claim`, in line or not."""
+        """Update the line after a grant to `claim`, which need not be in line."""
         self._line.granted(claim, now, ttl)
         self._save()
 
     def leave(self, claim: str, now: float, left: float) -> None:
-        """`claim` waits no more; `left`: seconds that the lease is held for."""
+        """Remove `claim` from the line; `left`: seconds for which the lease is still held."""
         if self._line.leave(claim, now, left):
             self._db.execute(schema.CHANGED, (self._name,))
         self._save()
@@ -255,7 +255,7 @@ def may_look(db: Connection, name: str, claim: str, now: float) -> bool:
     if first == claim or not waits:
         return True
     if held_by is not None and expires > now:
-        # Beside those who share it there may be room that the first in line lets go by.
+        # Beside the sharers there may be room that the first in line has left unused.
         return bool(held_by == schema.LATCH and due <= now)
     if closed_until > now:
         return bool(is_named)

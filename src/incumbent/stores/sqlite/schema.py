@@ -1,28 +1,28 @@
 """The file's format: its tables, its statements, and the state that each opening sets. Pure.
 
-A file of another format (the major version) is refused and left alone. Minor versions only add
+A file of another format (the major version) is refused and not changed. Minor versions only add
 columns (with defaults) and tables, and every statement names its columns, so that processes of
-neighbouring releases share one file. A row whose `format` is newer than ours counts as held, since
-we cannot know what it means ("format <= 1" in a statement is FORMAT).
+neighbouring releases can share one file. A row with a newer `format` than ours counts as held,
+because we cannot know its meaning ("format <= 1" in a statement is FORMAT).
 
-Instants: `since`, `expires` and `closed_until` count on the host's boot time; the columns named
-wall, `started`, `ended` and `forget_at` on the wall clock.
+Instants: `since`, `expires` and `closed_until` are on the host's boot-time clock; the columns named
+wall, `started`, `ended` and `forget_at` are on the wall clock.
 
 Tokens: each key counts its own, from a `floor` that all keys share. No token above `reserved` is
-given, and `reserved` is on the disk before a token up to it is given, or with the first one. The
-commits of single leases are not synced, so a power loss may take the last of them back; the next
-boot starts above `reserved`, hence above every token that was ever given.
+granted, and `reserved` is on the disk before or with the first grant of a token up to it. The
+commits of single leases are not synced, so a power loss may undo the last of them; the next boot
+starts above `reserved`, hence above every token that was ever granted.
 
-A row of `reservation` belongs to the closing that the same token left: a neighbouring release that
-knows no reservations leaves it standing when it grants or closes, and refuses everybody meanwhile.
+A row of `reservation` belongs to the closing left by the lease with the same token. A neighbouring
+release that knows none keeps it when it grants or closes, and refuses all during the closing.
 
-A row of `sharer` is one of those who hold a lease together. The lease's own row is then a latch:
-its claim is LATCH ('*' in a statement), it ends with the last of them, and it names the one that
-was granted last. So whoever asks for it exclusively, a neighbouring release too, finds it held.
-Rows of `sharer` without a latch mean nothing, and the next latch begins without them.
+A row of `sharer` is one claim on a shared lease. The lease's own row is then a latch: its claim is
+LATCH ('*' in a statement), it ends with the last sharer, and it names the claim that was granted
+last. So an exclusive take, also by a neighbouring release, finds the lease held. Rows of `sharer`
+without a latch mean nothing, and the next latch removes them.
 
 A row of `waiting` is one claim in line. The lease's row has `lined`, the heartbeat of the first in
-line (0.0: nobody waits), `due` and `overtaken`: if nobody waits, nothing more is read.
+line (0.0: nobody waits), `due` and `overtaken`: if nobody waits, no other row has to be read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 APPLICATION_ID: Final = 0x1EA5E001
-"""In the file's header, so that another program's database is never written to."""
+"""The mark in the file's header, so that another program's database is never written to."""
 
 RECORD_FORMAT: Final = 2
 """The major version of the file. Format 1 kept no line, and did not sync its slots."""
@@ -39,17 +39,17 @@ MINOR: Final = 1
 FORMAT: Final = 1
 
 LATCH: Final = "*"
-"""What stands for a claim in the row of a lease that several hold; no claim is drawn so."""
+"""The claim in the row of a shared lease; no drawn claim equals it."""
 
 BLOCK: Final = 20 * 60 * 1_000_000
-"""Tokens reserved at once: as many as there are microseconds in 20 minutes.
+"""The number of tokens reserved at once: the microseconds in 20 minutes.
 
-Every opening lifts the floor to the wall clock's microseconds (so that a lost file or log does not
-repeat tokens), and within a block that costs no sync.
+Every opening raises the floor to the wall clock's microseconds (so that a lost file or log does not
+repeat tokens); within a block that needs no sync.
 """
 
 PUT_KEEPS: Final = 86_400.0
-"""Seconds for which a record that has no field any more is remembered after the last `put`."""
+"""Seconds after the last `put` for which a record without fields is kept."""
 
 TABLES: Final = (
     """
@@ -175,7 +175,7 @@ SEE_SLOT: Final = """
     SELECT claim, holder, token, ttl, since, expires FROM slot WHERE key = ? AND name = ?"""
 
 REPEAT: Final = "UPDATE lease SET expires = ? WHERE key = ?"
-# Past holdings: the last one is in the lease's own row, those before it in a ring.
+# Past holdings: the last is in the lease's own row, the holdings before it are in a ring.
 ARCHIVE: Final = """
     INSERT OR REPLACE INTO past (key, place, holder, token, started, ended)
     SELECT key, grants % 19, holder, token, started, ended
@@ -218,7 +218,7 @@ DROP_SHARERS: Final = "DELETE FROM sharer WHERE key = ? AND expires <= ?"
 SHARE: Final = """
     INSERT INTO sharer (key, claim, holder, token, ttl, meta, since, expires, permits)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-# First the latch, if it is one and the claim is among those who share it; then the claim's own row.
+# First the latch, if the row is one and the claim is a sharer; then the claim's own row.
 RENEW_LATCH: Final = """
     UPDATE lease SET expires = max(lease.expires, ?1),
         changes = changes + (?2 IS NOT NULL AND ?2 IS NOT s.meta)
@@ -258,8 +258,8 @@ SEE_CANDIDATES: Final = """
     SELECT holder, expires FROM candidate WHERE key = ? AND boot = ? AND expires > ?
     ORDER BY holder"""
 
-# `switched` says that a field "pause" or "resign" may stand; it may say so in vain, never keep
-# silent.
+# `switched`: a field "pause" or "resign" may exist. It may be set without such a field, but it is
+# never unset with one.
 TOUCH: Final = """
     INSERT INTO lease (key, version, switched, forget_at, changes) VALUES (?, ?, ?, ?, 1)
     ON CONFLICT (key) DO UPDATE SET version = excluded.version,
@@ -284,8 +284,8 @@ SEE_TURN: Final = """
     FROM lease AS l LEFT JOIN waiting AS w ON w.key = l.key
     WHERE l.key = ?1 ORDER BY w.place LIMIT 1"""
 
-# A sweep looks at a window of keys: from the last key of the sweep before to the key `limit` rows
-# further on. A window that reaches the end covers all keys behind it, and the next starts anew.
+# A sweep covers a window of keys: from the last key of the previous sweep to the key `limit` rows
+# later. A window that reaches the end covers all later keys, and the next sweep starts anew.
 SWEEP_WINDOW: Final = """
     SELECT swept, (SELECT key FROM lease WHERE key > swept ORDER BY key LIMIT 1 OFFSET :limit)
     FROM state WHERE id = 1"""
@@ -310,7 +310,7 @@ SWEEP_BESIDE: Final = (
     """DELETE FROM sharer WHERE key > :after AND key <= :upto AND (expires <= :now
         OR NOT EXISTS (SELECT 1 FROM lease AS l WHERE l.key = sharer.key AND l.claim = '*'))""",
 )
-# A forgotten key starts again from the floor, which therefore rises above its last token.
+# A deleted key starts again from the floor, which therefore rises above its last token.
 SWEPT: Final = "UPDATE state SET swept = ?, floor = max(floor, ?) WHERE id = 1"
 
 SEE_VERSION: Final = "SELECT major, minor FROM state WHERE id = 1"
@@ -321,8 +321,8 @@ WRITE_STATE: Final = """
         floor = excluded.floor, reserved = excluded.reserved"""
 RESERVE_TOKENS: Final = "UPDATE state SET reserved = ? WHERE id = 1"
 
-# What is left of a closing or a slot is counted by the wall clock over a reboot, for boot time
-# starts again; bounded by its whole length, in case that clock was set back meanwhile.
+# Over a reboot the rest of a closing or slot is counted by the wall clock, because boot time starts
+# again; it is at most the whole length, in case the wall clock was set back meanwhile.
 REBOOT: Final = (
     "UPDATE lease SET claim = NULL, expires = 0, changes = changes + 1 WHERE claim IS NOT NULL",
     """UPDATE lease SET closed_until = :now + min(closed_for, closed_wall - :wall)
@@ -335,7 +335,7 @@ REBOOT: Final = (
 
 
 class State(NamedTuple):
-    """The one row about the file: `born` names it, `boot` is the boot that wrote last."""
+    """The one row about the file: `born` identifies it, `boot` is the boot that wrote last."""
 
     major: int
     minor: int
@@ -346,16 +346,16 @@ class State(NamedTuple):
 
 
 def settled(state: State | None, boot_id: str, wall: float, fresh: str) -> State:
-    """The state as an opening must leave it; `fresh` names the file if it is new.
+    """The state that an opening must write; `fresh` identifies the file if it is new.
 
-    A boot other than the stored one starts above all that was reserved.
+    A boot other than the stored boot starts above all reserved tokens.
     """
     micros = int(wall * 1_000_000)
     if state is None:
         return State(RECORD_FORMAT, MINOR, fresh, boot_id, micros, micros + BLOCK)
     rebooted = state.boot != boot_id
     floor = max(state.reserved if rebooted else state.floor, micros)
-    # Kept until half of it is used up, so that most openings need no sync.
+    # A block is kept until half of it is used up, so that most openings need no sync.
     enough = not rebooted and floor + BLOCK // 2 < state.reserved
     reserved = state.reserved if enough else floor + BLOCK
     return State(RECORD_FORMAT, max(state.minor, MINOR), state.born, boot_id, floor, reserved)
