@@ -1,4 +1,4 @@
-"""Leases for fleets: of many instances exactly one does the dangerous thing, or none does."""
+"""Leases for fleets: at most one instance does the job at a time, and it can prove it."""
 
 from typing import TYPE_CHECKING
 
@@ -93,7 +93,7 @@ __all__ = [
     "safe_name",
 ]
 
-# Loaded at first use: who only blocks need not pay for asyncio at every start of a command.
+# Loaded at first use, so that blocking code does not pay for importing asyncio at each start.
 _HOMES = {
     name: f"incumbent.{module}"
     for module, names in {
@@ -118,7 +118,7 @@ _HOMES = {
 }
 
 
-# A type checker would take it for the promise that every name is there.
+# Hidden from type checkers: to them, a module with a `__getattr__` has every name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:

@@ -1,7 +1,7 @@
-"""What a thread or a task holds: the bodies that it is in, and what it may enter again.
+"""The leases of each thread and task: the bodies it is in, and the holdings it may enter again.
 
-What counts is the thread or the task itself, and no context variable: a child task inherits its
-parent's context, and may well wait for what the parent holds.
+The keys are threads and tasks themselves, not a context variable: a child task inherits its
+parent's context, but may rightly wait for a lease that the parent holds.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 def present_caller() -> Any:
-    """The task that runs, or else the thread.
+    """The running task, or the thread if no task runs.
 
-    A thread is not the same as its tasks: one of them may be suspended in its body while another
-    one runs.
+    A thread does not stand for its tasks: one of them may be suspended in its body while another
+    runs.
     """
     task = current_task()
     return threading.current_thread() if task is None else task
 
 
 def current_task() -> Any:
-    # Blocking code has no use for asyncio: what nobody imported runs no task here.
+    # Not imported here, so that blocking code need not load it: without asyncio no task runs.
     asyncio = sys.modules.get("asyncio")
     try:
         return None if asyncio is None else asyncio.current_task()
@@ -42,33 +42,33 @@ def current_task() -> Any:
         return None
 
 
-# -- bodies: in there a caller would wait for the same name for ever -------------------------------
+# -- bodies: a caller inside one would wait for its name for ever ----------------------------------
 
 Bodies: TypeAlias = "list[tuple[weakref.ref[Held], Hashable]]"
-"""Leases, and the identity of the store that each is of.
+"""Leases, each with the identity of its store.
 
-Only bodies count, of `with` and of decorated functions. A lease that was acquired alone may have
-been handed to anybody.
+Only bodies count: those of `with` and of decorated functions. A lease from a bare `acquire` may
+have been handed to another thread or task.
 """
 
 _bodies: Final[weakref.WeakKeyDictionary[Any, Bodies]] = weakref.WeakKeyDictionary()
-"""By thread, and by task if there is one."""
+"""The bodies of each thread, and of each task."""
 
 
 def bodies_of_thread() -> Bodies:
-    """The bodies that cannot end while this thread blocks: also those of its tasks."""
-    # Asked at each call: gevent may be put in its place late, and then it is a greenlet.
+    """The bodies that cannot end while this thread blocks: its own and those of its tasks."""
+    # Looked up at each call: gevent may be installed late, and then this is a greenlet.
     return _bodies.get(threading.current_thread(), [])
 
 
 def bodies_of_task() -> Bodies:
-    """The bodies that cannot end while the present task waits."""
+    """The bodies that cannot end while the current task waits."""
     task = current_task()
     return _bodies.get(task, []) if task is not None else []
 
 
 def enter(held: Held, store: Hashable) -> Callable[[], None]:
-    """Note the body of a lease. Any caller may leave it with what is returned, also twice."""
+    """Note the body of a lease. Return a function that removes it: for any caller, also twice."""
     entry, task = (held.ref, store), current_task()
     callers = [threading.current_thread()] if task is None else [threading.current_thread(), task]
     lists = [_bodies.setdefault(caller, []) for caller in callers]
@@ -85,7 +85,7 @@ def enter(held: Held, store: Hashable) -> Callable[[], None]:
 
 
 def refuse_waiting_for_oneself(wanted: Wanted, store: Hashable, bodies: Bodies) -> None:
-    """Raises Misuse if one of the bodies is of a lease on that name which is still proved."""
+    """Raise Misuse if one of `bodies` is of a lease on the wanted name that is still proved."""
     for ref, its_store in bodies:
         held = ref()
         if held is None or held.wanted.key != wanted.key or its_store != store:
@@ -94,7 +94,7 @@ def refuse_waiting_for_oneself(wanted: Wanted, store: Hashable, bodies: Bodies) 
             raise Misuse(waits_for_itself(held.wanted, wanted))
 
 
-# -- what reentrant locks hold for a caller --------------------------------------------------------
+# -- the holdings of each caller in reentrant locks ------------------------------------------------
 
 _Own: TypeAlias = "weakref.WeakValueDictionary[tuple[Hashable, Key], Held]"
 
@@ -103,7 +103,7 @@ _links: Final[weakref.WeakKeyDictionary[Held, Link]] = weakref.WeakKeyDictionary
 
 
 def remember(held: Held, link: Link) -> None:
-    """The caller may enter `held` again, until it has let go of all its leases on it."""
+    """Let the caller enter `held` again, until it has released all its leases on it."""
     held.inner = []
     _links[held] = link
     own = _own.setdefault(present_caller(), weakref.WeakValueDictionary())
@@ -111,15 +111,15 @@ def remember(held: Held, link: Link) -> None:
 
 
 def enter_again(key: Key, store: Hashable) -> tuple[Link, Held, bool] | None:
-    """What the caller holds of `key`, with one more lease on it, and whether it is proved.
+    """Add a lease to the caller's holding of `key`; return the holding and whether it is proved.
 
-    None: it holds nothing. A holding that was lost gets no more leases.
+    None if the caller holds nothing. A holding that was lost gets no more leases.
     """
     own = _own.get(present_caller())
     held = None if own is None else own.get((store, key))
     if held is None or held.inner is None:
         return None
-    # First, so that another thread that lets go of a lease meanwhile does not give all back.
+    # Added first, so that a release by another thread meanwhile does not end the holding.
     held.inner.append(None)
     proved = held.machine.valid(clock.now())
     if not proved:

@@ -1,4 +1,4 @@
-"""What blocking and asynchronous elections have in common: all that needs no waiting."""
+"""The part that blocking and asyncio elections share: everything that does not wait."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OnLeaderChange: TypeAlias = Callable[[Leader | None], None]
 
 
 class ElectionSettings(LockSettings, Generic[T], total=False):
-    """Keyword settings of every election: those of locks, and what `Election` says of these."""
+    """Keyword settings of every election: those of locks, and these, which `Election` explains."""
 
     metadata: Metadata
     on_elected: OnElected[T] | None
@@ -57,27 +57,27 @@ class ElectionSettings(LockSettings, Generic[T], total=False):
 
 
 class TermHandle(LeaseHandle):
-    """A lease that is the leadership."""
+    """A lease on the leadership."""
 
     __slots__ = ("_asked", "_seen")
 
     def __init__(self, link: Link, held: Held, on_lost: OnLost | None, if_lost: IfLost) -> None:
         super().__init__(link, held, on_lost, if_lost)
         self._asked = False
-        """Whether it was asked to end."""
+        """Whether the term was asked to end."""
         self._seen = False
-        """Whether its work has seen that it has to end."""
+        """Whether `stopping` was True once."""
 
     @property
     def number(self) -> int:
-        """The term: the fencing token, which is larger than that of every earlier leader."""
+        """The term's number: the fencing token, larger than that of every earlier leader."""
         return self.fencing_token
 
     @property
     def stopping(self) -> bool:
-        """Whether the work of this term has to end now, clean-up included in what is left.
+        """Whether the work of this term must stop now; the time left is for its clean-up.
 
-        Computed at each question; once it was seen True it stays so, whatever is proved later.
+        Computed at each read. Once read as True it stays True, whatever is proved later.
         """
         if not self._seen:
             now, machine = clock.now(), self._held.machine
@@ -91,16 +91,16 @@ class TermHandle(LeaseHandle):
         return None if self._asked else self._stopped_short()
 
     def _stopped_short(self) -> LeaseLost | None:
-        """The loss of a term that was released, but whose work had to stop for lack of proof."""
+        """The loss to report for a released term whose work had to stop for lack of proof."""
         raise NotImplementedError
 
     def _asked_to_go(self) -> bool:
-        """Whether somebody, ourselves included, wanted another leader."""
+        """Whether this candidate, or a notice in the store, asked for another leader."""
         return self._asked or self._held.notice is not None
 
 
 class ElectionHandle(LockHandle[T], Generic[T]):
-    """One candidate: its settings, its present term, and its callbacks."""
+    """One candidate: its settings, its current term, and its callbacks."""
 
     __slots__ = (
         "_absence",
@@ -139,8 +139,8 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         wanted, candidacy = self._wanted, 0.0
         rank = rank_from(priority, step_down_after, wanted, can)
         if can.candidates:
-            # A waiter asks again at least once a ttl, in line once in two: this outlasts one lost
-            # request.
+            # A waiter asks again at least once a ttl, a queued one once in two: this outlasts one
+            # lost request.
             lined = can.queue and wanted.waiting.queue is not None
             waits = 2 * policy.ttl if lined else policy.ttl
             candidacy = 2 * waits + policy.request_timeout
@@ -154,33 +154,33 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         self._leader: Leader | None = None
         self._absence = Absence()
         self._terms = (0, 0)
-        """How many began here, and the number of the last one."""
-        # Weakly: a term that the caller dropped has to be given back, not kept alive by us.
+        """The count of terms that this candidate began, and the number of the last one."""
+        # A weak reference: a term that the caller drops must be released, not kept alive here.
         self._term: Callable[[], T | None] = lambda: None
         meters.provide(self)
 
     @property
     def holder(self) -> str:
-        """Who this candidate is, as others see it."""
+        """This candidate's name, as others see it."""
         return self._wanted.ask.holder
 
     @property
     def seats(self) -> int:
-        """How many may lead at once, in the whole fleet."""
+        """The number of candidates that may lead at once, in the whole fleet."""
         return self._permits or 1
 
     @property
     def term(self) -> T | None:
-        """The present term of this very candidate, if it leads."""
+        """The current term of this candidate; None if it does not lead."""
         term = self._term()
         return term if term is not None and term.valid else None
 
     @property
     def is_leader(self) -> bool:
-        """Whether this very candidate leads, as proved at this instant; no store is asked.
+        """Whether this candidate is proved to lead at this instant; no request is sent.
 
-        False is "not proved": after a loss, and while it is not known. See `TermHandle.stopping`
-        for whether its work has to end.
+        False means "not proved": after a loss, and while the outcome is unknown. Whether the work
+        must stop is in `TermHandle.stopping`.
         """
         return self.term is not None
 
@@ -198,7 +198,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
             self._campaigning.release()
 
     def _refused(self, answer: Refused | StoreError) -> None:
-        """A campaign was not granted; a store that does not answer has said nothing of leaders."""
+        """Note the leader that a refusal names; a store's error says nothing about leaders."""
         if isinstance(answer, Refused):
             self._leader_seen(leader_by_refusal(answer))
 
@@ -213,7 +213,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         return term
 
     def _ended(self, ref: Callable[[], T | None], number: int) -> None:
-        """Called in any thread: start the callbacks, and do not wait."""
+        """Start the callbacks without waiting for them. Called in any thread."""
         term = ref()
         why = term._why_ended() if term else None
         reason = why.reason if why else ""
@@ -223,7 +223,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         if why is None:
             say()
         else:
-            # This thread may have to end a process at the next deadline: a log can block.
+            # Logging can block, and this thread may have to end a process at the next deadline.
             notifier.call(say)
         if self._leader is not None and self._leader.term == number:
             self._leader_seen(None)
@@ -235,7 +235,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         return {"lease": self.name, "holder": self.holder, "token": number}
 
     def samples(self) -> Iterator[Sample]:
-        """The numbers of this candidate."""
+        """The metrics of this candidate."""
         name, term = (("name", self.name),), self.term
         yield Sample("incumbent_is_leader", name, term is not None)
         yield Sample("incumbent_term", name, self._terms[1])
@@ -255,7 +255,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
             notifier.call(partial(self._on_leader_change, leader))
 
     def _next_campaign(self, term: T) -> float:
-        """The instant at which to stand again after this term."""
+        """The instant of the next campaign after this term."""
         now = clock.now()
         lasted = now - term._held.began
         pause = self._standing.pause(lasted, draw_jitter(), asked=term._asked_to_go())
@@ -264,7 +264,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
     def _is_ours(self, lost: LeaseLost) -> bool:
         return lost.name == self.name
 
-    # -- what the leader says and does -------------------------------------------------------
+    # -- the leader's metadata and its successor ---------------------------------------------
 
     def _present_term(self, what: str) -> T:
         term = self.term
@@ -273,7 +273,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         return term
 
     def _set_metadata(self, metadata: Metadata) -> tuple[T, bytes]:
-        """Have the next renewals, and later terms, carry new metadata."""
+        """Make the next renewals, and later terms, carry new metadata."""
         term = self._present_term("proclaim")
         encoded = with_rank(encode_metadata(metadata), self._wanted.rank)
         term._held.proclaim(encoded)
@@ -281,7 +281,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         return term, encoded
 
     def _proclaimed(self, term: T, encoded: bytes) -> bool:
-        """Whether the store has it, or a later word of ours took its place."""
+        """Whether the store has this metadata, or a later `proclaim` replaced it."""
         held = term._held
         if held.proclaimed is not encoded and held.meta is encoded:
             return False
@@ -299,7 +299,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         return self._present_term("transfer")
 
     def _reserve_for(self, term: T, to: str, record: Record) -> None:
-        """Reserve the leadership for a candidate; raises NotCandidate."""
+        """Reserve the leadership for the candidate `to`. Raises NotCandidate."""
         names = tuple(candidate.holder for candidate in record.candidates)
         if to not in names:
             raise NotCandidate(
@@ -315,7 +315,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
             raise Misuse(f"{what}: {self.name!r} has {self.seats} seats: ask leaders() for all")
 
     def _observation(self) -> tuple[Watched, Callable[[], Leader | None]]:
-        """What `observe` watches, and what it shows."""
+        """The observation for `observe`, and a function that returns its current leader."""
         self._refuse_seats("observe")
         policy = self._wanted.policy
         seen = Observation(self._wanted.key, policy.ttl, policy.request_timeout)
@@ -323,7 +323,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
 
 
 def _permits_of(seats: int, *alone: str) -> int | None:
-    """`Ask.permits` for so many seats. `alone`: given settings that are for one leader only."""
+    """`Ask.permits` for this many seats. `alone`: given settings that allow only one leader."""
     if type(seats) is not int or not 1 <= seats <= PERMITS_MOST:
         raise ConfigError(f"seats={seats!r:.40}: a number from 1 to {PERMITS_MOST:,}", name="seats")
     if seats > 1 and alone:

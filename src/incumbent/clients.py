@@ -52,7 +52,7 @@ class ClientHandle:
 
     @property
     def url(self) -> str:
-        """Where the store is, without any password."""
+        """The URL of the store, without its password."""
         return self._link.engine.url
 
     def _with_ours(self, settings: LockSettings) -> Any:
@@ -60,7 +60,7 @@ class ClientHandle:
         return {"store": self, "namespace": self._namespace, **ours}
 
     def _of_group(self, settings: GroupSettings) -> Any:
-        """Of the client's settings those that a group has too."""
+        """Arguments of a group: `settings`, and those of the client that groups have too."""
         given: Any = settings
         ours = overruled(self._settings, given).items()
         common = {name: value for name, value in ours if name in GroupSettings.__annotations__}
@@ -70,7 +70,7 @@ class ClientHandle:
 class Client(ClientHandle):
     """One store, one namespace and common settings for many locks; owns its connections.
 
-    `close` (or leaving the `with` block) ends the renewals: leases that are still held run out.
+    `close` (or leaving the `with` block) ends the renewals: leases that are still held expire.
     """
 
     def lock(
@@ -87,13 +87,13 @@ class Client(ClientHandle):
         timeout: Duration | None = None,
         **settings: Unpack[LockSettings],
     ) -> Semaphore:
-        """A semaphore with so many `permits`; `settings` overrule the client's."""
+        """A semaphore with this number of `permits`; `settings` overrule the client's."""
         return Semaphore(name, permits, timeout=timeout, **self._with_ours(settings))
 
     def read_write_lock(
         self, name: str, *, timeout: Duration | None = None, **settings: Unpack[LockSettings]
     ) -> ReadWriteLock:
-        """A read-write lock of this client's store and namespace; `settings` overrule its own."""
+        """A read-write lock of this store and namespace; `settings` overrule the client's."""
         return ReadWriteLock(name, timeout=timeout, **self._with_ours(settings))
 
     def multi_lock(
@@ -132,17 +132,17 @@ class Client(ClientHandle):
         return Shards(name, count, metadata=metadata, **self._of_group(settings))
 
     def read(self, name: str, timeout: Duration = 1.0) -> Record:
-        """Everything that the store knows of a name; for people, never for a decision."""
+        """Everything that the store knows about `name`: for display, never for decisions."""
         with brief:
             return self._link.store.read(make_key(self._namespace, name), _until(timeout))
 
     def scan(self, prefix: str = "", timeout: Duration = 5.0) -> tuple[Record, ...]:
-        """The records of all names that begin with `prefix`; for people."""
+        """The records of all names that begin with `prefix`: for display, never for decisions."""
         with brief:
             return self._link.store.scan(self._namespace, prefix, _until(timeout))
 
     def close(self) -> None:
-        """End the renewals and let go of the connections."""
+        """End the renewals and close the connections."""
         self._link.close()
 
     def __enter__(self) -> Self:
@@ -169,13 +169,13 @@ class AsyncClient(ClientHandle):
         timeout: Duration | None = None,
         **settings: Unpack[LockSettings],
     ) -> AsyncSemaphore:
-        """A semaphore with so many `permits`; `settings` overrule the client's."""
+        """A semaphore with this number of `permits`; `settings` overrule the client's."""
         return AsyncSemaphore(name, permits, timeout=timeout, **self._with_ours(settings))
 
     def read_write_lock(
         self, name: str, *, timeout: Duration | None = None, **settings: Unpack[LockSettings]
     ) -> AsyncReadWriteLock:
-        """A read-write lock of this client's store and namespace; `settings` overrule its own."""
+        """A read-write lock of this store and namespace; `settings` overrule the client's."""
         return AsyncReadWriteLock(name, timeout=timeout, **self._with_ours(settings))
 
     def multi_lock(
@@ -214,20 +214,20 @@ class AsyncClient(ClientHandle):
         return AsyncShards(name, count, metadata=metadata, **self._of_group(settings))
 
     async def read(self, name: str, timeout: Duration = 1.0) -> Record:
-        """Everything that the store knows of a name; for people, never for a decision."""
+        """Everything that the store knows about `name`: for display, never for decisions."""
         key = make_key(self._namespace, name)
         with brief:
             return await self._link.async_port().read(key, _until(timeout))
 
     async def scan(self, prefix: str = "", timeout: Duration = 5.0) -> tuple[Record, ...]:
-        """The records of all names that begin with `prefix`; for people."""
+        """The records of all names that begin with `prefix`: for display, never for decisions."""
         self._link.async_port()
         until = _until(timeout)
         with brief:
             return await self._link.engine.async_store().scan(self._namespace, prefix, until)
 
     async def aclose(self) -> None:
-        """End the renewals and let go of the connections."""
+        """End the renewals and close the connections."""
         await self._link.aclose()
 
     async def __aenter__(self) -> Self:

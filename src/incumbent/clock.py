@@ -1,7 +1,7 @@
-"""The one clock of this host that deadlines are counted on: it goes on during suspend.
+"""The only clock of this host for deadlines: it keeps counting during suspend.
 
-Linux: CLOCK_BOOTTIME (clock_gettime(2)). macOS: clock_gettime's CLOCK_MONOTONIC, which
-counts sleep there, as `time.monotonic` does not. Elsewhere `time.monotonic`.
+Linux: CLOCK_BOOTTIME (clock_gettime(2)). macOS: CLOCK_MONOTONIC of clock_gettime, which counts
+sleep there, unlike `time.monotonic`. Elsewhere `time.monotonic`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def _clock() -> Callable[[], float]:
     return time.monotonic
 
 
-# A partial, for it is asked several times an operation, and a function of ours would cost as much
-# again as the clock.
+# A partial, because an operation reads the clock several times, and a Python function around it
+# would double the cost.
 now = _clock()
 """Seconds since boot, suspend included."""
 
 wall = time.time
-"""Seconds since 1970, for people only: no deadline is ever counted on it."""
+"""Seconds since 1970, for records and display: no deadline depends on it."""

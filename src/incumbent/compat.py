@@ -1,22 +1,22 @@
 """Locks with the interface of redis-py and of aioredis-lock, on leases: change one import.
 
-`Lock` and `AsyncLock` are redis-py's `Lock`, `RedisLock` is aioredis-lock's. The key in Redis is
-theirs, so old and new instances exclude each other while a fleet changes over. What differs:
+`Lock` and `AsyncLock` replace redis-py's `Lock`, `RedisLock` replaces aioredis-lock's. They use the
+same key in Redis, so old and new instances exclude each other while a fleet migrates. Differences:
 
-- `timeout` is theirs: how long the lock lasts at most, from the grant or from `extend` and
-  `reacquire`. (Of `incumbent.Lock` it is the time to wait.) Within it the lease has a ttl of 2 to
-  15 s and is renewed, so a crashed holder is out after that. Without `timeout` a lock does not last
-  for ever: it ends with its process.
-- It fails closed. A lock that cannot be proved is not owned, whatever the key says. A store that
-  gives no answer raises `StoreUnavailable` or `OutcomeUnknown`; a server that started less than a
-  ttl ago grants nothing yet.
-- The key holds more than a token: `token=` is what others see as the holder. Setting `local.token`
-  hands nothing over. A lock object that is dropped gives its lease back.
-- Waiters are woken: `sleep` is accepted and not used. A `blocking_timeout` is waited for in full.
-- Names are those of `incumbent.Lock`; others raise `ConfigError` (`incumbent.safe_name` makes one,
-  which then is another key than theirs).
+- `timeout` means what it means there: the longest time that the lock lasts, from the grant or from
+  `extend` and `reacquire`. (For `incumbent.Lock` it is the time to wait.) In that time the lease is
+  renewed with a ttl of 2 to 15 s, so a crashed holder loses it after the ttl. Without `timeout` a
+  lock does not last for ever: it ends with its process.
+- It fails closed. A lock that cannot be proved is not owned, whatever the key says. If the store
+  does not answer, calls raise `StoreUnavailable` or `OutcomeUnknown`; a server that started less
+  than a ttl ago grants nothing yet.
+- The key holds more than a token: others see `token=` as the holder. Setting `local.token` does not
+  hand the lock over. A lock object that is dropped releases its lease.
+- The store wakes waiters: `sleep` is ignored. `acquire` waits for all of its `blocking_timeout`.
+- Names must be valid for `incumbent.Lock`; others raise `ConfigError`. (`incumbent.safe_name` makes
+  a valid name, but that is another key than theirs.)
 
-`LockError` and `LockNotOwnedError` are `incumbent.Error`, and redis-py's own errors as well.
+`LockError` and `LockNotOwnedError` are both `incumbent.Error` and redis-py's own errors.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = ["AsyncLock", "Lock", "LockError", "LockNotOwnedError", "LockTimeoutEr
 _log = logging.getLogger("incumbent")
 
 _TTL: Final = (2.0, 15.0)
-"""Bounds of the ttl, for a `timeout` that is shorter or longer."""
+"""Seconds: the shortest and the longest ttl, whatever `timeout` is."""
 _engines: Final[WeakKeyDictionary[object, Engine]] = WeakKeyDictionary()
 
 
@@ -58,7 +58,7 @@ class LockError(Error, exceptions.LockError):
 
 
 class LockNotOwnedError(LockError, exceptions.LockNotOwnedError):
-    """The lock was held here, and is no longer."""
+    """The lock was held by this object, and no longer is."""
 
 
 class LockTimeoutError(Error, TimeoutError):
@@ -76,7 +76,7 @@ class _OfAll:
 
 
 class _Handle(Generic[L]):
-    """What both sides of redis-py's lock have in common: all that asks no store."""
+    """The part that both of redis-py's locks share: everything that sends no request."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class _Handle(Generic[L]):
 
     @contextmanager
     def _lasting(self, what: str, seconds: float, *, more: bool = False) -> Iterator[L]:
-        """Have the lease end `seconds` from now, or that much later, if the body proves it."""
+        """Make the lease end `seconds` from now (`more`: that much later) if the body renews it."""
         lease: L | None = self.local.lease
         if lease is None:
             raise self._error(f"Cannot {what} an unlocked lock")
@@ -147,7 +147,7 @@ class _Handle(Generic[L]):
         before = bound = machine.bound
         try:
             lease.check()
-            # What its bound ends next is not renewed, and the store is to be asked in any case.
+            # A lease that its bound ends next is not renewed, but here the store must confirm it.
             machine.rebound(inf)
             yield lease
             bound = (before if more else now) + seconds
@@ -174,7 +174,7 @@ class _Handle(Generic[L]):
 
 
 class Lock(_Handle[locks.Lease]):
-    """redis-py's `redis.lock.Lock`, also as `client.lock(name, lock_class=Lock)`."""
+    """In place of redis-py's `redis.lock.Lock`, also as `client.lock(name, lock_class=Lock)`."""
 
     def _lock(self, token: str | bytes | None = None) -> locks.Lock:
         return locks.Lock(self.name, store=self._store, **self._settings(token))
@@ -186,7 +186,7 @@ class Lock(_Handle[locks.Lease]):
         blocking_timeout: float | None = None,
         token: str | bytes | None = None,
     ) -> bool:
-        """Wait for the lock, or try once; False if others had it. Raises StoreError."""
+        """Wait for the lock, or try once; False if another holder had it. Raises StoreError."""
         try:
             lease = self._lock(token).acquire(self._wait(blocking, blocking_timeout))
         except NotAcquired:
@@ -194,32 +194,32 @@ class Lock(_Handle[locks.Lease]):
         return self._keep(lease, token)
 
     def release(self) -> None:
-        """Give it back. Raises LockError or LockNotOwnedError; not if the store is silent."""
+        """Release it. Raises LockError, LockNotOwnedError; nothing if the store does not answer."""
         try:
             self._leave().release()
         except LeaseLost as lost:
             raise self._not_owned("release", lost) from None
 
     def locked(self) -> bool:
-        """Whether the store says that anybody holds it. Raises StoreError."""
+        """Whether any holder has the lock, as the store says. Raises StoreError."""
         return self._lock().locked()
 
     def owned(self) -> bool:
-        """Whether this lock is proved, and the store says so too. Raises StoreError."""
+        """Whether this lock is proved, and the store confirms it. Raises StoreError."""
         lease = self._mine()
         return lease is not None and _is_among(self._lock()._holdings(), lease)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
-        """Have it last longer, or (`replace_ttl`) so long from now; the store confirms it.
+        """Prolong the lock by that much, or (`replace_ttl`) to that from now; the store confirms.
 
-        Raises LockError, LockNotOwnedError, and StoreUnavailable: then it lasts as before.
+        Raises LockError, LockNotOwnedError, StoreUnavailable (the lock then lasts as before).
         """
         with self._lasting("extend", additional_time, more=not replace_ttl) as lease:
             lease.renew()
         return True
 
     def reacquire(self) -> bool:
-        """Have it last for `timeout` from now; raises as `extend`."""
+        """Make the lock last for `timeout` from now. Raises as `extend`."""
         with self._lasting("reacquire", self.timeout or 0.0) as lease:
             lease.renew()
         return True
@@ -237,7 +237,7 @@ class Lock(_Handle[locks.Lease]):
 
 
 class AsyncLock(_Handle[locks.AsyncLease]):
-    """redis-py's `redis.asyncio.lock.Lock`; see `Lock`. The body is told, and not cancelled."""
+    """In place of redis-py's `redis.asyncio.lock.Lock`; see `Lock`. A loss cancels no body."""
 
     def _lock(self, token: str | bytes | None = None) -> locks.AsyncLock:
         return locks.AsyncLock(self.name, store=self._store, **self._settings(token))
@@ -257,29 +257,29 @@ class AsyncLock(_Handle[locks.AsyncLease]):
         return self._keep(lease, token)
 
     async def release(self) -> None:
-        """Give the lock back; see Lock.release."""
+        """Release the lock; see Lock.release."""
         try:
             await self._leave().release()
         except LeaseLost as lost:
             raise self._not_owned("release", lost) from None
 
     async def locked(self) -> bool:
-        """Whether the store says that anybody holds it; see Lock.locked."""
+        """Whether any holder has the lock; see Lock.locked."""
         return await self._lock().locked()
 
     async def owned(self) -> bool:
-        """Whether this lock is proved, and the store says so too; see Lock.owned."""
+        """Whether this lock is proved, and the store confirms it; see Lock.owned."""
         lease = self._mine()
         return lease is not None and _is_among(await self._lock()._holdings(), lease)
 
     async def extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
-        """Have it last longer; see Lock.extend."""
+        """Make the lock last longer; see Lock.extend."""
         with self._lasting("extend", additional_time, more=not replace_ttl) as lease:
             await lease.renew()
         return True
 
     async def reacquire(self) -> bool:
-        """Have it last for `timeout` from now; see Lock.reacquire."""
+        """Make the lock last for `timeout` from now; see Lock.reacquire."""
         with self._lasting("reacquire", self.timeout or 0.0) as lease:
             await lease.renew()
         return True
@@ -297,9 +297,9 @@ class AsyncLock(_Handle[locks.AsyncLease]):
 
 
 class RedisLock:
-    """aioredis-lock's `RedisLock`, of a client or pool of `redis.asyncio`. Durations are seconds.
+    """In place of aioredis-lock's `RedisLock`, on a client or pool of `redis.asyncio`.
 
-    `timeout`: how long it lasts at most; `wait_timeout`: how long to wait, None: for ever.
+    `timeout`: seconds that the lock lasts at most; `wait_timeout`: seconds to wait, None: for ever.
     """
 
     def __init__(
@@ -316,24 +316,24 @@ class RedisLock:
         self._lock = AsyncLock(pool_or_conn, key, timeout, thread_local=False)
 
     async def acquire(self, timeout: float = 30, wait_timeout: float | None = 30) -> bool:
-        """Wait for the lock; False if others had it for all that time. Raises StoreError."""
+        """Wait for the lock; False if other holders had it all that time. Raises StoreError."""
         self._lock.timeout = timeout
         return await self._lock.acquire(blocking_timeout=wait_timeout)
 
     async def extend(self, added_time: float) -> bool:
-        """Have it last longer; False if it is not ours any more. Raises StoreError."""
+        """Make the lock last longer; False if it is no longer held here. Raises StoreError."""
         return await self._lasts(added_time)
 
     async def renew(self, timeout: float | None = None) -> bool:
-        """Have it last for `timeout` (else what it was made with) from now; as `extend`."""
+        """Make the lock last for `timeout` (default: as it was made) from now; as `extend`."""
         return await self._lasts(timeout or self.timeout, replace_ttl=True)
 
     async def is_owner(self) -> bool:
-        """Whether this lock is proved, and the store says so too. Raises StoreError."""
+        """Whether this lock is proved, and the store confirms it. Raises StoreError."""
         return await self._lock.owned()
 
     async def release(self) -> bool:
-        """Give it back; False if it was not ours any more."""
+        """Release the lock; False if it was no longer held here."""
         try:
             await self._lock.release()
         except LockError:
@@ -357,5 +357,5 @@ class RedisLock:
 
 
 def _is_among(holdings: Sequence[Holding], lease: LeaseHandle) -> bool:
-    """Whether the store says that the lease is held, and it is still proved."""
+    """Whether the lease is among the store's `holdings`, and still proved."""
     return lease.belief.claim in [holding.claim for holding in holdings] and lease.valid

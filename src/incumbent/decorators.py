@@ -1,4 +1,4 @@
-"""`@exclusive` and `@once`: a function that one caller of the fleet runs at a time, or once."""
+"""`@exclusive` and `@once`: functions that run one at a time, or once, in the whole fleet."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ IfHeld = Literal["wait", "raise", "skip"]
 
 
 class Skipping(Protocol):
-    """What makes of a function one that returns None where it is not its turn."""
+    """A decorator; the decorated function returns None if it is not its turn."""
 
     @overload
     def __call__(
@@ -87,13 +87,13 @@ def exclusive(
 ) -> Callable[[F], F] | Skipping:
     """Run the function (or coroutine function) only while it holds the lease `name`.
 
-    `{argument}` in `name` and in `slot` is replaced by the call's argument of that name. Where that
-    makes no valid name, or has "@-" in it, the arguments are escaped as by `safe_name`. While
-    another holds it: "wait" (at most `timeout` seconds, then AcquireTimeout), "raise" NotAcquired,
-    or "skip": the call returns None. Raises ConfigError when decorating what cannot work (a
-    generator, whose body would run without the lease; a parameter that the function does not have),
-    or when an argument cannot be filled in; Misuse when the function returns a coroutine, for the
-    same reason.
+    `{argument}` in `name` and in `slot` is replaced by the call's argument of that name. If that
+    makes no valid name, or contains "@-", the arguments are escaped as by `safe_name`. `if_held`,
+    while another holder has the lease: "wait" (at most `timeout` seconds, then AcquireTimeout),
+    "raise" NotAcquired, or "skip" (the call returns None). Raises ConfigError when decorating a
+    function that cannot work (a generator, whose body would run without the lease; a parameter that
+    the function does not have), or if an argument cannot be filled in; Misuse if the function
+    returns a coroutine, whose body would run without the lease too.
     """
     if not isinstance(name, str):
         raise ConfigError('write @exclusive("name"): a lease has a name', name="name")
@@ -125,8 +125,8 @@ def once(
 ) -> Skipping:
     """Run the function at most once in `per`, by the store's clock, in the whole fleet.
 
-    A call that is not the one returns None. The run counts from its start and whatever comes of it:
-    choose `per` shorter than the schedule ("12h" for a nightly job).
+    All other calls return None. The run counts from its start, also if it fails: choose `per`
+    shorter than the schedule ("12h" for a nightly job).
     """
     settings["once_per"] = per
     return exclusive(name, if_held="skip", store=store, namespace=namespace, **settings)
@@ -139,7 +139,7 @@ def _stamp(wall: float) -> str:
 
 
 def _how(error: BaseException, lease: LeaseHandle) -> tuple[State, str]:
-    """What to put on record of a call that raised."""
+    """The state and the reason to record for a call that raised."""
     if lease.valid:
         return State.FAILED, f"{type(error).__name__}: {error}"
     bounded = lease.belief.proof.lost == "at_most_for"
@@ -152,7 +152,7 @@ def _slot_template(settings: LockSettings) -> dict[str, str]:
 
 
 def _namer(function: Callable[..., Any], **templates: str) -> Namer:
-    """Fills the call's arguments into the templates, of which each is a setting."""
+    """A function that fills a call's arguments into `templates`, each of them a setting."""
     signature = inspect.signature(function)
     for what, template in templates.items():
         if _is_plain(template):
@@ -180,7 +180,7 @@ def _is_plain(template: str) -> bool:
 
 
 def _filled(what: str, template: str, arguments: dict[str, Any]) -> str:
-    """The template with the arguments in it: as they are if that is a name, else escaped."""
+    """The template with the arguments filled in: as they are if that makes a name, else escaped."""
     try:
         name = template.format_map(arguments)
         if is_name(name) and MARK not in name:
@@ -218,13 +218,13 @@ def _parts(
         if conversion not in (None, "", "s", "r", "a"):
             raise ValueError(f"!{conversion} is no conversion")
         yield argument
-        # A format may name arguments too; what it says is known only once there is a value.
+        # A format may name arguments too; its effect is known only once they have values.
         for _ in _parts(spec or "", signature, function):
             pass
 
 
 def _built(kind: Callable[..., L], names: dict[str, str], common: Any) -> L:
-    """The lock of one call; raises ConfigError if its store keeps too little for it."""
+    """The lock of one call. Raises ConfigError if its store lacks a feature that it needs."""
     lock = kind(**{**common, **names})
     if "once_per" in common:
         require(lock._link.engine.capabilities, "once_per", "slots", "fields")
@@ -253,12 +253,12 @@ def _wrap_sync(function: Any, namer: Namer, common: Any, *, skip: bool) -> Any:
 
 
 def _recorded(lease: Lease, what: str, call: Callable[[], Any], *, skip: bool) -> Any:
-    """The call, with its beginning and its end in the ledger."""
+    """Run `call`, and record its beginning and its end in the ledger."""
     wall = clock.wall()
     try:
         once = begin_on_record(lease, wall, _stamp(wall), what)
     except BaseException:
-        # Nothing ran: the slot is anybody's again.
+        # Nothing ran: free the slot for others.
         lease._release(undo_slot=True)
         raise
     if once is None:
@@ -280,7 +280,7 @@ def _ran_before(lease: LeaseHandle, *, skip: bool) -> None:
 
 
 def begin_on_record(lease: Lease, wall: float, stamp: str, what: str) -> OnceRun | None:
-    """See `cron.once.begin_once`."""
+    """`cron.once.begin_once` for blocking code."""
     return drive(begin_once(lease._link.port, lease._held, wall, stamp, what))
 
 
@@ -310,7 +310,7 @@ async def _recorded_async(
     try:
         once = await begin_once(port, lease._held, wall, _stamp(wall), what)
     except BaseException:
-        # Nothing ran, also if it was cancelled: the slot is anybody's again.
+        # Nothing ran, also if it was cancelled: free the slot for others.
         await lease._release(undo_slot=True)
         raise
     if once is None:
@@ -319,7 +319,7 @@ async def _recorded_async(
         result = await call()
     except BaseException as error:
         state, why = _how(error, lease)
-        # Cancelled at the renew deadline there is a grace left, and it is for this.
+        # A body that is cancelled at the renew deadline has its grace left: enough for this.
         await once.end(state, clock.wall(), why=why)
         raise
     await once.succeed(clock.wall())

@@ -1,4 +1,4 @@
-"""Durations: 15, 15.0, "15s", "1h30m", "250ms" or a timedelta, always as finite seconds."""
+"""Durations: 15, 15.0, "15s", "1h30m", "250ms" or a timedelta, parsed to finite seconds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parse_duration(
 ) -> float:
     """Return `value` in seconds.
 
-    Raises ConfigError naming `what` for anything that is not a finite number of seconds between
+    Raises ConfigError, which names `what`, for anything but a finite number of seconds between
     `least` and `most`.
     """
     seconds = _seconds(value, what)
@@ -65,7 +65,7 @@ def _from_text(text: str, what: str) -> float:
 def _shown(value: object) -> str:
     try:
         text = repr(value)
-    except ValueError:  # Python shows no int of more than 4300 digits
+    except ValueError:  # Python refuses to show an int of more than 4300 digits
         text = f"a {type(value).__name__} of thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -74,8 +74,8 @@ _HINT = 'write seconds (15, 2.5) or a text such as "500ms", "15s", "1h30m"'
 
 
 def say_seconds(seconds: float) -> str:
-    """A duration as people write it: 0.25 -> "250ms", 90 -> "1m30s"."""
-    # Rounded up to the next unit, it is said in that unit: 1m, not 60s.
+    """The duration as text: 0.25 -> "250ms", 90 -> "1m30s"."""
+    # A value that rounds up to the next unit is shown in that unit: 1m, not 60s.
     if seconds < 0.99995:
         return f"{seconds * 1000:.4g}ms"
     if seconds < 59.95:

@@ -1,7 +1,7 @@
-"""Elections as decisions: who leads by a record, what a leader says of itself, when to stand again.
+"""Decisions of elections: a record's leader, a leader's metadata, the pause between two terms.
 
-Pure: no clock, no chance, no I/O. A leader is read for people and followers; only the elected one
-may act on it, and only while its term is proved.
+Pure: no clock, no randomness, no I/O. A leader that is read is for display and for followers; only
+the elected candidate may act on it, and only while its term is proved.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from incumbent.errors import ConfigError
 from incumbent.model import META_MAX, Holding, Record, Refused
 
 PRIORITY: Final = "incumbent.priority"
-"""What a leader's record says of its rank, beside the metadata: older versions read over it."""
+"""The key of a leader's rank, stored among its metadata, where older versions ignore it."""
 _PAUSE_BASE: Final = 0.1
 _PAUSE_CAP: Final = 5.0
 """Seconds: bounds of the pause between two terms of one candidate."""
 _VACANT_BASE: Final = 0.02
 _VACANT_CAP: Final = 1.0
-"""Seconds: how long an observer waits for a hint while nobody leads; it doubles from the first."""
+"""Seconds that an observer waits for a hint while nobody leads: doubled from base up to cap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who leads, as the store said it at some instant: it may be over when you read it.
+    """A leader, as the store reported it at some instant; its term may be over when you read this.
 
-    `term` is the fencing token of the leadership. `metadata` is what the leader proclaimed; empty
-    if that is not a mapping of texts, which `raw` still shows as it is.
+    `term` is the fencing token of the leadership. `metadata` is the mapping of texts that the
+    leader proclaimed, empty if it proclaimed something else. `raw` has the bytes themselves.
     """
 
     holder: str
@@ -40,20 +40,20 @@ class Leader:
 
     @property
     def priority(self) -> int | None:
-        """Its priority among the candidates; None if it has none, and so never steps down."""
+        """The leader's priority; None if it has none, and so never steps down for another."""
         rank = rank_of(self.raw)
         return None if rank is None else rank.priority
 
 
 class Rank(NamedTuple):
-    """Whom a candidate steps down for: for a higher `priority`, after so many seconds of a term."""
+    """A leader's rank: `step_down_after` seconds into a term it yields to a higher `priority`."""
 
     priority: int
     step_down_after: float
 
 
 def with_rank(metadata: bytes, rank: Rank | None) -> bytes:
-    """The metadata of a candidate with that rank; raises ConfigError."""
+    """The metadata with the candidate's rank added. Raises ConfigError."""
     if rank is None:
         return metadata
     fields = _mapping(metadata)
@@ -64,7 +64,7 @@ def with_rank(metadata: bytes, rank: Rank | None) -> bytes:
 
 
 def rank_of(raw: bytes) -> Rank | None:
-    """The rank that a leader's record says."""
+    """The rank in a leader's metadata; None if there is none."""
     try:
         priority, after = str(_mapping(raw)[PRIORITY]).split(" ")
         return Rank(int(priority), float(after))
@@ -73,9 +73,9 @@ def rank_of(raw: bytes) -> Rank | None:
 
 
 def encode_metadata(metadata: Mapping[str, str] | bytes | None) -> bytes:
-    """The bytes that stand beside the lease, at most 1 KiB; raises ConfigError.
+    """The metadata as bytes to store beside the lease, at most 1 KiB. Raises ConfigError.
 
-    A mapping of texts becomes JSON; bytes are left as they are.
+    A mapping of texts becomes JSON; bytes stay as they are.
     """
     if metadata is None:
         return b""
@@ -106,7 +106,7 @@ def _as_json(metadata: Mapping[str, str]) -> str:
 
 
 def read_metadata(raw: bytes) -> dict[str, str]:
-    """The mapping in `raw`; empty if somebody else wrote it in a way of its own."""
+    """The mapping in `raw`, without the rank; empty if the bytes are no JSON mapping of texts."""
     found = _mapping(raw)
     found.pop(PRIORITY, None)
     return found if all(isinstance(value, str) for value in found.values()) else {}
@@ -121,17 +121,17 @@ def _mapping(raw: bytes) -> dict[str, str]:
 
 
 def leader_of(record: Record) -> Leader | None:
-    """Who leads by a record that was read."""
+    """The leader in a record; None if there is none."""
     return _first(record.holdings)
 
 
 def leaders_of(record: Record) -> tuple[Leader, ...]:
-    """All who lead by a record that was read, in the order of their terms."""
+    """All leaders in a record, in the order of their terms."""
     return tuple(sorted(map(_leader, record.holdings), key=lambda leader: leader.term))
 
 
 def leader_by_refusal(refused: Refused) -> Leader | None:
-    """Who leads by a refusal; it may lack the metadata, for a store may leave them out there."""
+    """The leader that a refusal names; its metadata may be missing: stores may omit them there."""
     return _first(refused.holders) if refused.reason == "held" else None
 
 
@@ -144,11 +144,11 @@ def _leader(holding: Holding) -> Leader:
 
 
 def watch_for(record: Record, vacant: int, jitter: float, ttl: float) -> float:
-    """Seconds to wait for a hint of the store before it is asked again.
+    """Seconds to wait for a hint from the store before reading its record again.
 
-    While somebody leads: that leader's remaining ttl, for only then can it vanish without a hint.
-    While nobody leads, stores need not hint at an election: soon, then at growing intervals
-    (`vacant`: reads in a row that found nobody).
+    While there is a leader: its remaining ttl, because only its expiry may come without a hint.
+    While there is none: short, then growing intervals, because stores need not hint at an election
+    (`vacant`: reads in a row that found no leader).
     """
     if record.holdings:
         left = record.holdings[0].remaining
@@ -159,11 +159,11 @@ def watch_for(record: Record, vacant: int, jitter: float, ttl: float) -> float:
 
 @dataclass(slots=True)
 class Standing:
-    """When a candidate whose term ended stands again. `ttl` and `head_start` are seconds.
+    """The pauses of a candidate between its terms. `ttl` and `head_start` are seconds.
 
-    Full-jitter exponential backoff, which a term longer than the ttl resets, so that a broken
-    leader does not come back at once for ever. One that was asked to go also gives the others a
-    head start, or it might follow itself.
+    Full-jitter exponential backoff, so that a broken leader does not come back at once for ever; a
+    term longer than the ttl resets it. A leader that was asked to go also gives the others a head
+    start, or it might succeed itself.
     """
 
     ttl: float
@@ -178,7 +178,7 @@ class Standing:
 
 
 class Absence:
-    """How long a candidate has known of no leader. All instants are handed in."""
+    """The time in which a candidate knew of no leader. The caller passes all instants."""
 
     __slots__ = ("_before", "_since")
 
@@ -187,9 +187,9 @@ class Absence:
         self._before = 0.0
 
     def seen(self, now: float, *, leader: bool) -> None:
-        """Whether there is a leader, as far as is known from `now` on."""
+        """Note whether a leader is known from `now` on."""
         self._before, self._since = self.seconds(now), None if leader else now
 
     def seconds(self, now: float) -> float:
-        """Over all times without one."""
+        """The total seconds without a known leader, until `now`."""
         return self._before if self._since is None else self._before + now - self._since

@@ -1,6 +1,6 @@
 """Leader election, for blocking code and for asyncio: the work ends before its proof runs out.
 
-Blocking work is asked to stop; work of asyncio is cancelled, and awaited.
+Blocking work is asked to stop; asyncio work is cancelled and awaited.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _BE_BLOCKING = "blocking work belongs to Election"
 class Term(TermHandle, Lease):
     """A leadership: a Lease whose work is asked to stop in time (`stopping`, `wait_stop`).
 
-    Blocking code cannot be stopped from outside. Work that asks often enough ends within the lease;
-    work that does not ask is not safe by itself: let what it writes to check `number`.
+    Blocking code cannot be stopped from outside. Work that checks often enough ends within the
+    lease; other work is not safe by itself: let the resource that it writes to check `number`.
     """
 
     __slots__ = ("_body", "_woken")
@@ -61,15 +61,15 @@ class Term(TermHandle, Lease):
         self._link.keeper.watch(self._held, self._woken.set)
 
     def wait_stop(self, timeout: Duration | None = None) -> bool:
-        """Block until the work has to stop, for at most `timeout` seconds; True if it has to.
+        """Block until the work must stop, for at most `timeout` seconds; True if it must.
 
-        That is at the lease's renew_deadline, so that `grace` is left for the clean-up; at once
-        when the lease is lost, or when this instance steps down.
+        It must stop at the lease's renew_deadline, so that `grace` is left for the clean-up, and at
+        once when the lease is lost or this instance steps down.
         """
         seconds = parse_timeout(timeout)
         until = inf if seconds is None else clock.now() + seconds
         while not self.stopping and (now := clock.now()) < until:
-            # Renewals move stop_at while this waits, so it is looked at again.
+            # Renewals move stop_at during the wait, so each turn reads it again.
             left = min(until, self._held.machine.stop_at) - now
             self._woken.wait(min(max(0.0, left), threading.TIMEOUT_MAX))
         return self.stopping
@@ -105,17 +105,17 @@ class Term(TermHandle, Lease):
 
 
 class Election(ElectionHandle[Term]):
-    """One candidate for the leadership of `name`; see docs/elections.md for what is promised.
+    """One candidate for the leadership of `name`; docs/elections.md has the guarantees.
 
-    `metadata`: texts (an address, a version) that are there for followers from the first instant of
-    each term. `timeout`: seconds that a campaign waits (None: for ever). `on_elected(term)`,
-    `on_revoked(LeaseLost | None)` (None: it ended in order) and `on_leader_change(Leader | None)`
-    run in a thread of their own and never delay a renewal; the last one hears what this candidate
-    meets while it campaigns and leads, at no request of its own: `observe` sees every change.
-    `priority` (0 or more): while this leads, a waiting candidate of a higher one takes over once
-    the term has lasted `step_down_after` (seconds, at least a ttl; two ttls). None: it neither asks
-    nor is asked. `seats`: so many lead at once, each in a term of its own; all candidates say the
-    same number. `store`, `namespace` and the settings are those of `Lock`. Raises ConfigError.
+    `metadata`: texts (an address, a version) that followers can read from the first instant of each
+    term. `timeout`: seconds that a campaign waits (None: for ever). `on_elected(term)`,
+    `on_revoked(LeaseLost | None)` (None: an orderly end) and `on_leader_change(Leader | None)` run
+    in a thread of their own and never delay a renewal. The last one sends no requests: it reports
+    the changes that this candidate notices as it campaigns and leads (`observe` sees every change).
+    `priority` (0 or more): a waiting candidate of higher priority takes over from this one once the
+    term has lasted `step_down_after` (seconds; at least a ttl, by default two). None: neither takes
+    over nor yields. `seats`: the number of leaders at once, each in its own term, the same for all
+    candidates. `store`, `namespace` and the settings are those of `Lock`. Raises ConfigError.
 
     >>> with Election("switch-7", store="memory:", metadata={"at": "10.0.0.7:80"}).lead() as term:
     ...     term.check(need=2)
@@ -124,10 +124,10 @@ class Election(ElectionHandle[Term]):
     __slots__ = ()
 
     def campaign(self, timeout: Duration | EllipsisType | None = ...) -> Term:
-        """Stand until elected, for at most `timeout` seconds if given, else as the election says.
+        """Wait to be elected, for at most `timeout` seconds (default: the election's `timeout`).
 
         The term is renewed until it is released: use `with`. Raises as `Lock.acquire`, and Misuse
-        when this very candidate leads or campaigns already.
+        if this candidate leads or campaigns already.
         """
         return self._campaign(self._link.port, timeout)
 
@@ -140,15 +140,15 @@ class Election(ElectionHandle[Term]):
 
     @contextmanager
     def lead(self, timeout: Duration | EllipsisType | None = ...) -> Iterator[Term]:
-        """Campaign, and hold the term for the body; a body that outlived it ends in LeaseLost."""
+        """Campaign, and hold the term for the body; a body that outlives it ends in LeaseLost."""
         with self.campaign(timeout) as term:
             yield term
 
     def run(self, work: Callable[[Term], V]) -> V:
-        """Campaign, call `work(term)` in each term, and return what it returns by itself.
+        """Campaign and call `work(term)`, until it returns within its term; return its value.
 
-        When `term.stopping` the work has to return, and its value is not the end: the lease is
-        given back, and after a pause (full jitter, longer after short terms) this stands again. An
+        When `term.stopping` is True the work must return. Its value is then ignored: the lease is
+        released, and this campaigns again after a pause (full jitter, longer after short terms). An
         exception of the work propagates after the release. Raises Misuse for coroutine functions.
         """
         refuse_async(work, _BE_ASYNC)
@@ -156,18 +156,18 @@ class Election(ElectionHandle[Term]):
 
     @contextmanager
     def running(self, work: Callable[[Term], object]) -> Iterator[Self]:
-        """`run(work)` in a thread beside the body, for an application's whole life.
+        """Do `run(work)` in a thread beside the body, for an application's whole life.
 
         At the end of the body the work is asked to stop (`term.stopping`) and awaited, and the
-        lease is given back; who only stands by ends within a second. What `run` raised is logged at
-        once and raised at the end: while the body goes on, `is_leader` says how it stands. Work
-        that returns by itself ends the candidacy. Raises Misuse for coroutine functions.
+        lease is released; a waiting candidate ends within a second. An exception of `run` is logged
+        at once and raised at the end of the body; until then, see `is_leader`. Work that returns
+        within its term ends the candidacy. Raises Misuse for coroutine functions.
         """
         refuse_async(work, _BE_ASYNC)
         port, terms = EndablePort(self._link), list[Term]()
 
         def until_the_end(term: Term) -> object:
-            # First noted, then looked at; `end` does the same the other way round.
+            # Terms are set before `over` is read; `end` sets `over` before it reads the terms.
             terms[:] = [term]
             return None if port.over else work(term)
 
@@ -194,31 +194,31 @@ class Election(ElectionHandle[Term]):
             run(port.sleep_until(self._next_campaign(term)))
 
     def leader(self) -> Leader | None:
-        """Who leads now, by one request; old when it arrives. Raises StoreError."""
+        """The current leader, by one request; perhaps outdated on arrival. Raises StoreError."""
         self._refuse_seats("leader")
         return next(iter(self.leaders()), None)
 
     def leaders(self) -> tuple[Leader, ...]:
-        """All who lead now, in the order of their terms; as `leader`, and with several `seats`."""
+        """All current leaders (several with `seats`), in the order of their terms; as `leader`."""
         with brief:
             return leaders_of(self._link.store.read(self._wanted.key, self._read_until()))
 
     def observe(self, timeout: Duration | None = None) -> Iterator[Leader | None]:
-        """The present leader, then each change of holder, term or metadata; None: nobody leads.
+        """The current leader, then each change of holder, term or metadata; None: nobody leads.
 
-        Goes on through outages and raises only a permanent StoreError. With `timeout` it ends once
-        that many seconds brought no news. A change that is over before it is seen is left out.
+        Continues through outages and raises only a permanent StoreError. With `timeout` it ends
+        after that many seconds without news. A change that is over before it is seen is skipped.
         """
         return News(self._link, *self._observation(), timeout)
 
     def proclaim(self, metadata: Metadata) -> None:
-        """Replace the metadata of this term, now, and of the later terms of this candidate.
+        """Replace the metadata of this term, at once, and of this candidate's later terms.
 
-        Raises NotHeld when it does not lead, ConfigError, and as `Lease.renew`; after
-        StoreUnavailable the next renewals still carry it.
+        Raises NotHeld if this candidate does not lead, ConfigError, and as `Lease.renew`; after
+        StoreUnavailable the next renewals still carry the new metadata.
         """
         term, encoded = self._set_metadata(metadata)
-        # A renewal that was on its way before brings an answer, but not to this.
+        # The first answer may be that of an earlier renewal, without the new metadata.
         for _ in range(3):
             term.renew()
             if self._proclaimed(term, encoded):
@@ -226,19 +226,19 @@ class Election(ElectionHandle[Term]):
         raise StoreUnavailable(f"{self.name!r}: the metadata was not confirmed", name=self.name)
 
     def resign(self, timeout: Duration | None = None) -> bool:
-        """End the present term in order: ask the work to stop, await its end, release.
+        """End the current term in order: ask the work to stop, wait for its end, release.
 
-        True if the store confirmed the release within `timeout` seconds. Called by the work itself
-        it only asks: return then. A term that nobody entered with `with` is released at once.
-        Raises NotHeld when this candidate does not lead, LeaseLost as `Lease.release`.
+        True if the store confirmed the release within `timeout` seconds. If the work itself calls
+        this, it only sets `stopping`: return then. A term outside of any `with` is released at
+        once. Raises NotHeld if this candidate does not lead, LeaseLost as `Lease.release`.
         """
         return self._present_term("resign")._step_down(timeout)
 
     def transfer(self, to: str, timeout: Duration | None = None) -> bool:
-        """`resign`, and keep the leadership for the candidate `to`: min(ttl, 5 s) from the release.
+        """`resign`, and reserve the leadership for candidate `to`: min(ttl, 5 s) from the release.
 
-        With `at_least_for` the name stays closed instead, for as long as that asks. Raises NotHeld,
-        NotCandidate when `to` does not stand for it, ConfigError, StoreError.
+        With `at_least_for` the name stays closed for that time instead. Raises NotHeld,
+        NotCandidate if `to` is no candidate for it, ConfigError, StoreError.
         """
         term = self._refuse_transfer(to)
         record = self._link.store.read(self._wanted.key, self._read_until())
@@ -248,7 +248,7 @@ class Election(ElectionHandle[Term]):
 
 class AsyncTerm(TermHandle, AsyncLease):
     """A leadership: an AsyncLease whose body is cancelled at its renew_deadline, within the lease,
-    as soon as it is lost, and when this instance steps down.
+    and at once when the lease is lost or this instance steps down.
     """
 
     __slots__ = ("_inside",)
@@ -281,7 +281,7 @@ class AsyncTerm(TermHandle, AsyncLease):
         if not self._inside:
             return await self.release()
         if self._scope.fired and self._scope.encloses_this:
-            # The body is on its way out already: it must not wait for itself.
+            # The body is being cancelled already: it must not wait for its own end.
             return False
         self._scope.stop()
         await self.wait_lost(timeout)
@@ -303,7 +303,7 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
     _bodies = staticmethod(bodies_of_task)
 
     async def campaign(self, timeout: Duration | EllipsisType | None = ...) -> AsyncTerm:
-        """Stand until elected; see Election.campaign. A cancellation leaves nothing believed."""
+        """Wait to be elected; see Election.campaign. A cancelled call never makes a leader."""
         with self._one_campaign():
             wait = self._seconds(timeout)
             with brief:
@@ -320,12 +320,12 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
             yield term
 
     async def run(self, work: Callable[[AsyncTerm], Awaitable[V]]) -> V:
-        """Campaign, await `work(term)` in each term, and return what it returns by itself.
+        """Campaign and await `work(term)`, until it returns within its term; return its value.
 
-        When the term ends before the work it is cancelled and awaited within the lease; after a
-        pause (full jitter, longer after short terms) this stands again. An exception of the work
-        propagates after the release. A cancellation cancels the work and gives the lease back.
-        Raises Misuse for work that cannot be awaited: it blocked the loop, and nothing stops it.
+        If the term ends first, the work is cancelled and awaited within the lease, and this
+        campaigns again after a pause (full jitter, longer after short terms). An exception of the
+        work propagates after the release. A cancellation cancels the work and releases the lease.
+        Raises Misuse for work that cannot be awaited: it blocks the loop, and nothing can stop it.
         """
         refuse_generator(work)
         while True:
@@ -340,11 +340,11 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
 
     @asynccontextmanager
     async def running(self, work: Callable[[AsyncTerm], Awaitable[object]]) -> AsyncIterator[Self]:
-        """`run(work)` in a task beside the body, for an application's whole life.
+        """Do `run(work)` in a task beside the body, for an application's whole life.
 
-        At the end of the body the work is cancelled and awaited, and the lease is given back. What
-        `run` raised is logged at once and raised at the end: while the body goes on, `is_leader`
-        says how it stands. Work that returns by itself ends the candidacy.
+        At the end of the body the work is cancelled and awaited, and the lease is released. An
+        exception of `run` is logged at once and raised at the end of the body; until then, see
+        `is_leader`. Work that returns within its term ends the candidacy.
         """
         refuse_generator(work)
         self._link.async_port()
@@ -352,24 +352,24 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
             yield self
 
     async def leader(self) -> Leader | None:
-        """Who leads now, by one request; old when it arrives. Raises StoreError."""
+        """The current leader, by one request; perhaps outdated on arrival. Raises StoreError."""
         self._refuse_seats("leader")
         return next(iter(await self.leaders()), None)
 
     async def leaders(self) -> tuple[Leader, ...]:
-        """All who lead now; see Election.leaders."""
+        """All current leaders; see Election.leaders."""
         port = self._link.async_port()
         with brief:
             return leaders_of(await port.read(self._wanted.key, self._read_until()))
 
     def observe(self, timeout: Duration | None = None) -> AsyncIterator[Leader | None]:
-        """The present leader, then each change; see Election.observe."""
+        """The current leader, then each change; see Election.observe."""
         return AsyncNews(self._link, *self._observation(), timeout)
 
     async def proclaim(self, metadata: Metadata) -> None:
         """Replace the metadata of this term and of the later ones; see Election.proclaim."""
         term, encoded = self._set_metadata(metadata)
-        # A renewal that was on its way before brings an answer, but not to this.
+        # The first answer may be that of an earlier renewal, without the new metadata.
         for _ in range(3):
             await term.renew()
             if self._proclaimed(term, encoded):
@@ -377,14 +377,14 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
         raise StoreUnavailable(f"{self.name!r}: the metadata was not confirmed", name=self.name)
 
     async def resign(self, timeout: Duration | None = None) -> bool:
-        """End the present term in order: cancel the body, await its end, release.
+        """End the current term in order: cancel the body, wait for its end, release.
 
-        Called by the body itself it cancels it right there. Else as Election.resign.
+        If the body itself calls this, it is cancelled right there. Otherwise as Election.resign.
         """
         return await self._present_term("resign")._step_down(timeout)
 
     async def transfer(self, to: str, timeout: Duration | None = None) -> bool:
-        """`resign`, and keep the leadership for the candidate `to`; see Election.transfer."""
+        """`resign`, and reserve the leadership for the candidate `to`; see Election.transfer."""
         term = self._refuse_transfer(to)
         store = self._link.engine.async_store()
         self._reserve_for(term, to, await store.read(self._wanted.key, self._read_until()))

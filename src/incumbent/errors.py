@@ -1,7 +1,7 @@
-"""What can go wrong, as types.
+"""The errors of this package.
 
 "No" (`NotAcquired`), "not sent" (`StoreUnavailable`) and "don't know" (`OutcomeUnknown`) are three
-different answers and never stand for each other. Every error carries its numbers as attributes and
+different answers and never stand for each other. Every error has its details as attributes and
 survives pickling; no message ever shows a password. `Error` is the base class of all of them.
 """
 
@@ -25,9 +25,9 @@ __all__ = [
 
 
 class Error(Exception):
-    """Base class of all errors of this package; what Python itself raises is not among them.
+    """Base class of all errors of this package, except where Python's own fit.
 
-    That is a TypeError for a lease that is copied or pickled, or for a wrong call; a cancellation.
+    Those are TypeError, for a wrong call and for copying or pickling a lease, and cancellations.
     """
 
 
@@ -44,10 +44,10 @@ class LockError(Error):
 
 
 class NotAcquired(LockError):
-    """The lease is not ours, and the store said so.
+    """The lease was refused: the store answered no.
 
     Attributes: `held_by` (holder or None), `reason` ("held", "paused", "closed", "reserved"),
-    `retry_after` (seconds until it may be worth another try, or None), `waited` (seconds).
+    `retry_after` (seconds until another try may succeed, or None), `waited` (seconds).
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class NotAcquired(LockError):
 
 
 class AcquireTimeout(NotAcquired, TimeoutError):
-    """Waited for as long as was asked, and somebody else still held it."""
+    """The lease was still refused at the end of the `timeout`."""
 
 
 class NotCandidate(LockError):
-    """The leadership cannot be handed to somebody who does not stand for it.
+    """The leadership cannot be transferred to a holder that is not a candidate.
 
-    `candidates`: those who do, as the store listed them.
+    `candidates`: the present candidates, as the store listed them.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class LeaseLost(LockError):
     """The holder can no longer prove that it holds the lease.
 
     `reason`: "expired" (the proof ran out), "taken" (the store has another record or none),
-    "broken" (an operator asked for it), "resigned" (our own doing), "paused", "store_restarted",
-    "at_most_for" (its own bound), "need" (still held, but not for as long as `check(need=)`
-    asked), "forked", "unrecorded" (the ledger could not be told of the end under the lease).
+    "broken" (an operator asked for it), "resigned" (by this instance), "paused", "store_restarted",
+    "at_most_for" (its own limit), "need" (still held, but not for as long as `check(need=)`
+    asked), "forked", "unrecorded" (the end was not recorded in the ledger under the lease).
     """
 
     def __init__(self, message: str = "", *, name: str = "", reason: str = "expired") -> None:
@@ -101,8 +101,8 @@ class LeaseLost(LockError):
 class StoreError(LockError):
     """The store gave no usable answer.
 
-    `permanent`: trying again cannot help before somebody changes something (a wrong password).
-    `retry_after`: seconds until another try can succeed, where that is known.
+    `permanent`: another try cannot help until the cause is removed (a wrong password).
+    `retry_after`: seconds until another try can succeed, if known.
     """
 
     def __init__(
@@ -123,26 +123,26 @@ class StoreUnavailable(StoreError):
 
 
 class OutcomeUnknown(StoreError):
-    """The operation was perhaps applied: the request left, and no usable answer came."""
+    """The operation was perhaps applied: the request was sent, and no usable answer came."""
 
 
 class Misuse(Error, RuntimeError):
-    """The caller's code is wrong, whatever the store says."""
+    """The caller's code is wrong, whatever the store answers."""
 
 
 class NotHeld(Misuse):
-    """An operation that needs a held lease was called on one that is not."""
+    """The operation needs a lease that is held, and this one is not."""
 
 
 class AlreadyReleased(NotHeld):
-    """The lease was given back before."""
+    """The lease was released before."""
 
 
 class ConfigError(Error, ValueError):
-    """A setting that cannot work. `name` is the setting's.
+    """A setting cannot work. `name` is the name of the setting.
 
-    Raised before anything is sent; only that others share a lease with another number of permits is
-    known by the store, which then grants nothing.
+    Raised before a request is sent, except if other holders share a lease with another number of
+    permits: only the store knows that, and then grants nothing.
     """
 
     def __init__(self, message: str = "", *, name: str = "") -> None:

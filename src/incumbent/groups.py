@@ -1,4 +1,4 @@
-"""Groups: who is there now, and what each says of itself; for blocking code and for asyncio."""
+"""Groups: the present members and their metadata, for blocking code and for asyncio."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger("incumbent")
 
 NAME_MOST: Final = 100
-"""Characters of a group's name: those of its members and shards begin with it."""
+"""Characters of a group's name, with which the names of its members and shards begin."""
 
 
 class GroupSettings(TypedDict, total=False):
-    """Keyword settings of groups and shards; they mean what they mean for `Lock`.
+    """Keyword settings of groups and shards, with the same meaning as for `Lock`.
 
-    `ttl` (15 s): the time to detect a crash. `grace`: what the clean-up of a shard's body needs.
+    `ttl` (15 s): the time to detect a crash. `grace`: the time for the clean-up of a shard's body.
     `policy`: an `incumbent.Policy` in place of both. `holder`: the member's name, which no other
     member may have; by default this host and process.
     """
@@ -51,10 +51,10 @@ class GroupSettings(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member of a group, as the store said it at some instant: it may be gone when you read it.
+    """A member of a group, as the store reported it at some instant; it may be gone by now.
 
-    `term` is the fencing token of its membership, which grows each time that it joins anew.
-    `metadata` is empty if that is not a mapping of texts, which `raw` still shows as it is.
+    `term` is the fencing token of the membership, which grows each time the member joins again.
+    `metadata` is empty if the member gave no mapping of texts; `raw` has the bytes themselves.
     """
 
     holder: str
@@ -64,7 +64,7 @@ class Member:
 
 
 class GroupHandle:
-    """What blocking groups and those of asyncio have in common: all that needs no waiting."""
+    """The part that blocking and asyncio groups share: everything that does not wait."""
 
     __slots__ = ("__weakref__", "_joined", "_link", "_wanted")
 
@@ -97,7 +97,7 @@ class GroupHandle:
 
     @property
     def holder(self) -> str:
-        """The name that this process has, or would have, as a member."""
+        """The name of this process as a member, whether it has joined or not."""
         return self._wanted.ask.holder
 
     def __repr__(self) -> str:
@@ -127,7 +127,7 @@ class GroupHandle:
         return any(held and held.wanted.key == key and held.machine.valid(now) for held in helds)
 
     def _membership(self, meta: bytes) -> Wanted:
-        """What the lease of this member asks for."""
+        """The settings of this member's lease."""
         own = self.holder
         if names.MARK in own or not names.is_name(own):
             own = names.escaped(own)
@@ -141,15 +141,15 @@ class GroupHandle:
         return Roster(self._wanted.key, self._wanted.policy, self._link.keeper, own, note)
 
     def _observation(self) -> tuple[Watched, Callable[[], tuple[Member, ...]]]:
-        """What `observe` watches, and what it shows."""
+        """The roster that `observe` watches, and a function that returns its members."""
         roster = self._roster()
         return roster, partial(_members, roster)
 
 
 def _shorter(policy: Policy, can: Capabilities) -> Policy:
-    """The times of a membership: its lease ends a renewal interval before those of the shards.
+    """The policy of a membership: its lease ends a renewal interval before those of the shards.
 
-    So the others know of a crash before they can take the shards.
+    So other members learn of a crash before they can take the shards.
     """
     ttl = max(can.ttl_min, TTL_MIN, policy.ttl - policy.renew_every)
     try:
@@ -166,9 +166,9 @@ def _members(roster: Roster) -> tuple[Member, ...]:
 
 
 async def first_try(port: WritingPort, roster: Roster) -> None:
-    """Try to join, once. If the store or a predecessor keeps us out for now, `attend` goes on.
+    """Try to join, once. If the store or a predecessor prevents it for now, `attend` tries again.
 
-    Raises what time does not mend.
+    Raises an error that a later try would meet too.
     """
     try:
         await roster.join(port, 0)
@@ -179,7 +179,7 @@ async def first_try(port: WritingPort, roster: Roster) -> None:
 
 
 class Group(GroupHandle):
-    """The members of `name`: processes that joined it and still renew their leases.
+    """A group: the processes that joined `name` and still renew their leases.
 
     `store`, `namespace` and the settings are those of `Lock`. Raises ConfigError.
 
@@ -193,12 +193,12 @@ class Group(GroupHandle):
 
     @contextmanager
     def join(self, metadata: Metadata = None) -> Iterator[Self]:
-        """Be a member while the body runs; a thread sees to it, and joins again after an outage.
+        """Be a member while the body runs; a thread joins again when an outage ended that.
 
-        While the store is away the body begins all the same. A dead process is a member until its
-        lease ends, four fifths of the ttl after its last renewal. What ends the membership while
-        the body goes on is logged at once and raised at the end: Misuse if another member that
-        lives has our name. Raises Misuse for a second membership here, ConfigError.
+        If the store is unavailable the body begins all the same. A dead process is a member until
+        its lease ends, four fifths of the ttl after its last renewal. An error that ends the
+        membership is logged at once and raised at the end of the body: Misuse if another live
+        member has this name. Raises Misuse for a second membership in this process, ConfigError.
         """
         encoded = encode_metadata(metadata)
         with self._one_membership():
@@ -209,7 +209,7 @@ class Group(GroupHandle):
 
             def end() -> None:
                 port.end()
-                # It also wakes the thread, where the store tells of changes.
+                # This also wakes the thread, if the store notifies of changes.
                 run(roster.strike(link.port))
 
             try:
@@ -220,7 +220,7 @@ class Group(GroupHandle):
                 run(roster.leave(link.port))
 
     def members(self) -> tuple[Member, ...]:
-        """Who is there, by name; one request and one for each of them. Raises StoreError."""
+        """The members, by name; one request, and one more for each member. Raises StoreError."""
         roster = self._roster()
         with brief:
             run(roster.look(self._link.port))
@@ -229,15 +229,15 @@ class Group(GroupHandle):
     def observe(self, timeout: Duration | None = None) -> Iterator[tuple[Member, ...]]:
         """The present members, then the members after each change.
 
-        Goes on through outages and raises only a permanent StoreError. With `timeout` it ends once
-        that many seconds brought no news. It hears of a change from the store, or within a renewal
-        interval; of a crash when the lease of the dead has ended.
+        Continues through outages and raises only a permanent StoreError. With `timeout` it ends
+        after that many seconds without news. A change shows when the store notifies of it, or
+        within a renewal interval; a crash shows when the dead member's lease has ended.
         """
         return News(self._link, *self._observation(), timeout)
 
 
 class AsyncGroup(GroupHandle):
-    """The members of `name`, for asyncio; see `incumbent.Group`.
+    """A group, for asyncio; see `incumbent.Group`.
 
     >>> async def main():
     ...     group = AsyncGroup("workers", store="memory:", holder="b")
@@ -263,7 +263,7 @@ class AsyncGroup(GroupHandle):
                 await roster.leave(port)
 
     async def members(self) -> tuple[Member, ...]:
-        """Who is there, by name; see Group.members."""
+        """The members, by name; see Group.members."""
         roster = self._roster()
         with brief:
             await roster.look(self._link.async_port())

@@ -1,4 +1,4 @@
-"""What blocking and asynchronous leases and locks have in common: all that needs no waiting."""
+"""The part that blocking and asyncio leases and locks share: everything that does not wait."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 A = TypeVar("A", bound="AnyLease")
 L = TypeVar("L", bound="LeaseHandle")
 Entry: TypeAlias = tuple[weakref.ref[Any] | None, A, bool]
-"""A caller, its lease on a lock, and whether a `with` of the lock will leave it."""
+"""A caller, its lease on a lock, and whether a `with` of the lock will release it."""
 
 _log = logging.getLogger("incumbent")
 
 _DRIVERS: Final = frozenset({"hiredis", "incumbent", "psycopg", "sqlite3"})
 _EXIT_LOST = 123
 _EXIT_AHEAD = 0.1
-"""Seconds, at most half of the grace, by which the exit comes early: interpreters can be busy."""
+"""Seconds, at most half of the grace, by which the exit is early: the interpreter may be busy."""
 _STDERR = 2
 _LET_GO = (State.LEAVING, State.RELEASED)
 
@@ -56,7 +56,7 @@ _LET_GO = (State.LEAVING, State.RELEASED)
 class AnyLease:
     """A lease on one name, or on several: then it is valid as long as all of them are.
 
-    Validity is computed at every question: nothing has to notify anybody.
+    Validity is computed at each read, so it needs no notification.
     """
 
     __slots__ = ("__weakref__", "_exits", "_helds", "_leave_bodies", "_link", "_scope")
@@ -89,19 +89,19 @@ class AnyLease:
 
     @property
     def remaining(self) -> float:
-        """Seconds for which the lease is proved without another renewal; 0.0 when it is not."""
+        """Seconds for which the lease is proved without another renewal; 0.0 if it is not."""
         now = self._now()
         return min([held.machine.remaining(now) for held in self._helds])
 
     @property
     def lost(self) -> bool:
-        """Whether the lease ended without our letting go of it."""
+        """Whether the lease ended without being released."""
         return _first_lost(self._helds, self._now()) is not None
 
     def check(self, need: Duration = 0.0) -> None:
         """Return only if the lease is proved for at least `need` more.
 
-        Raises LeaseLost otherwise, which names what is not, AlreadyReleased after a release, and
+        Otherwise raises LeaseLost, which names the lease, or AlreadyReleased after a release; also
         ConfigError.
         """
         seconds = need if type(need) is float else parse_duration(need, "need")
@@ -124,7 +124,7 @@ class AnyLease:
         return lease_lost(name, "need", why)
 
     def _loss(self) -> LeaseLost | None:
-        """The loss of the lease that was lost first, if one was."""
+        """The loss of the lease that was lost first; None if none was lost."""
         held = _first_lost(self._helds, self._now())
         return None if held is None else self._loss_of(held)
 
@@ -143,7 +143,7 @@ class AnyLease:
             leave()
 
     def _take_leave(self) -> LeaseLost | None:
-        """Before a release: the loss to report, or None. A lost claim is cleaned up later."""
+        """The loss to report at a release, or None. Has lost claims cleaned up later."""
         now = self._now()
         over = [held for held in self._helds if not held.machine.valid(now)]
         for held in over:
@@ -152,7 +152,7 @@ class AnyLease:
         return self._loss() or self._loss_of(over[0]) if over else None
 
     def _work_is_over(self) -> None:
-        """At the start of a release: a loss that it finds is raised, and ends no process."""
+        """Note the start of a release: a loss that it finds is raised, and ends no process."""
         if self._exits is not None:
             self._unwatch(self._exits)
 
@@ -171,7 +171,7 @@ class AnyLease:
             self._link.keeper.unwatch(held, tell)
 
     def _renew_now(self, tell: Callable[[], None]) -> None:
-        """Have all renewed. `tell` is called when each of them was tried."""
+        """Renew all leases now. `tell` is called once each of them was tried."""
         left = list(self._helds)
 
         def tried() -> None:
@@ -183,7 +183,7 @@ class AnyLease:
             self._link.keeper.renew_now(held, tried)
 
     def _renewal_verdict(self) -> float:
-        """After a renewal that the caller asked for: the seconds that are proved now."""
+        """The seconds proved after a requested renewal. Raises StoreUnavailable if it failed."""
         self.check()
         for held in self._helds:
             if held.failures:
@@ -212,26 +212,26 @@ class LeaseHandle(AnyLease):
 
     @property
     def name(self) -> str:
-        """The name that is leased."""
+        """The leased name."""
         return self._held.wanted.key.name
 
     @property
     def holder(self) -> str:
-        """Who holds it, as others see it."""
+        """The holder's name, as others see it."""
         return self._held.wanted.ask.holder
 
     @property
     def fencing_token(self) -> int:
         """A number that is larger than that of every earlier holder of this name.
 
-        Hand it to the resource, and have the resource refuse a smaller one than it has seen
+        Send it to the resource, and have the resource refuse a smaller number than it has seen
         (Kleppmann, "How to do distributed locking", 2016).
         """
         return self._held.machine.token
 
     @property
     def belief(self) -> Belief:
-        """For other parts of this project only: it changes without notice."""
+        """The view for other parts of this package only: it changes without notice."""
         return Belief(self._link, self._held)
 
     def __repr__(self) -> str:
@@ -239,7 +239,7 @@ class LeaseHandle(AnyLease):
         return f"<{type(self).__name__} {self.name!r} token={self.fencing_token} {state}>"
 
     def _goes_on(self) -> bool:
-        """Let go of this lease of a reentrant lock, if others on its holding are left."""
+        """Release only this lease of a reentrant lock, if its holding has other leases left."""
         held = self._held
         if held.inner is None or not held.let_go_of_one():
             return False
@@ -248,7 +248,7 @@ class LeaseHandle(AnyLease):
 
 
 class Belief:
-    """What the rest of this project sees of a lease. `link`: the drivers of its store."""
+    """The view of a lease for the rest of this package. `link`: the drivers of its store."""
 
     __slots__ = ("_held", "link")
 
@@ -263,7 +263,7 @@ class Belief:
 
     @property
     def claim(self) -> str:
-        """What tells this holding from all others in the store."""
+        """The identifier of this holding in the store."""
         return self._held.claim
 
     @property
@@ -283,7 +283,7 @@ class Belief:
 
     @property
     def notice(self) -> Notice | None:
-        """The operator's word that ended the lease."""
+        """The notice in the store that ended the lease; None if none did."""
         return self._held.notice
 
     @property
@@ -293,7 +293,7 @@ class Belief:
 
     @property
     def proof(self) -> Proof:
-        """What is proved at this instant."""
+        """The proof at this instant."""
         return self._held.machine.proof(clock.now())
 
     def watch(self, ended: Callable[[], None]) -> None:
@@ -305,24 +305,24 @@ class Belief:
         self.link.keeper.follow(self._held, proved)
 
     def proclaim(self, meta: bytes, *, after: float = 0.0) -> None:
-        """Change the record's metadata, with a renewal of its own `after` seconds at the latest."""
+        """Change the record's metadata, by an extra renewal at most `after` seconds from now."""
         self._held.proclaim(meta)
         if self._held.machine.valid(clock.now()):
             self.link.keeper.renew_now(self._held, nothing, after=after)
 
     def abandon(self) -> None:
-        """Neither renew nor release: something works on, and the ttl ends the lease."""
+        """Neither renew nor release: some work goes on, so only the ttl may end the lease."""
         if self._held.machine.valid(clock.now()):
             self._held.machine.left()
         self.link.keeper.disarm(self._held)
 
 
 def nothing() -> None:
-    """What a renewal calls that nobody waits for."""
+    """Do nothing: the callback of a renewal that nobody waits for."""
 
 
 class AnyLock(Generic[A]):
-    """A lock on one name, or on several: its store, how long it waits, which callers entered it."""
+    """A lock on one name, or on several: its store, its timeout, and the callers inside it."""
 
     __slots__ = ("__weakref__", "_entries", "_if_lost", "_link", "_on_lost", "_timeout")
 
@@ -338,7 +338,7 @@ class AnyLock(Generic[A]):
     _bodies = staticmethod(bodies_of_thread)
 
     def _caller(self) -> Any:
-        """The thread or the task itself: unlike its number it is never another's later."""
+        """The thread or task object, because numbers of threads are used again."""
         raise NotImplementedError
 
     def _all_wanted(self) -> Sequence[Wanted]:
@@ -355,7 +355,7 @@ class AnyLock(Generic[A]):
 
     def _seconds(self, timeout: Duration | EllipsisType | None) -> float | None:
         if self._link.closed:
-            # What it was granted would never be renewed.
+            # A lease granted now would never be renewed.
             raise Misuse(f"{self._names()}: the client that this came from was closed")
         wait = self._timeout if timeout is ... else parse_timeout(timeout)
         if wait != 0 and (bodies := self._bodies()):
@@ -371,7 +371,7 @@ class AnyLock(Generic[A]):
         self._entries.append((self._me(), lease, True))
 
     def _leave(self) -> A:
-        """The last lease that the caller entered; that of another caller, if no third one did."""
+        """Remove the last lease that the caller entered, or else that of the only other caller."""
         me = self._me()
         own = [entry for entry in self._entries if entry[2] and entry[0] == me]
         if not own:
@@ -404,7 +404,7 @@ class LockHandle(AnyLock[L], Generic[L]):
             raise ConfigError("reentrant: only a Lock can be entered again", name="reentrant")
 
     _permits: int | None = None
-    """With how many it is shared; None: with nobody. See Ask."""
+    """`Ask.permits`: the number of holders at once; None: exclusive."""
     _may_be_reentrant = False
 
     def _all_wanted(self) -> Sequence[Wanted]:
@@ -412,18 +412,18 @@ class LockHandle(AnyLock[L], Generic[L]):
 
     @property
     def name(self) -> str:
-        """The name that it leases."""
+        """The name that the lock leases."""
         return self._wanted.key.name
 
     def _is_full(self, holdings: Sequence[Holding]) -> bool:
-        """Whether the next one cannot be let in beside these holders."""
+        """Whether another holder would be refused beside these holdings."""
         permits = self._permits
         if permits is None or any(holding.permits != permits for holding in holdings):
             return bool(holdings)
         return 0 < permits <= len(holdings)
 
     def _armed(self, held: Held) -> tuple[Link, Held, OnLost | None, IfLost]:
-        """Have the keeper renew it; returns what the lease is made of."""
+        """Make the keeper renew `held`; return the arguments of its lease object."""
         self._link.keeper.arm(held)
         if self._reentrant:
             remember(held, self._link)
@@ -434,10 +434,10 @@ class LockHandle(AnyLock[L], Generic[L]):
 
 
 class _Brief:
-    """Errors that are ours leave here as if the caller had raised them.
+    """A context that errors of this package leave as if the caller had raised them.
 
-    The frames within, and what a driver said where our message has its words, go to the log at
-    DEBUG alone.
+    The inner frames, and a driver's exception that the message quotes, only go to the log, at
+    DEBUG.
     """
 
     def __enter__(self) -> None: ...
@@ -451,7 +451,7 @@ brief: Final = _Brief()
 
 
 def shorten(error: LockError) -> None:
-    """What `brief` does with an error; a hot path calls it directly, which costs less."""
+    """Shorten an error as `brief` does; a hot path calls this directly, which costs less."""
     if _log.isEnabledFor(logging.DEBUG):
         _log.debug("%s", error, exc_info=error)
     cause = error.__cause__
@@ -470,7 +470,7 @@ def refuse_copy(of: object) -> NoReturn:
 
 
 def loss_of(held: Held, late: float = 0.0) -> LeaseLost:
-    """The loss of what this process held; `late`: seconds for which it was not scheduled."""
+    """The loss of `held`; `late`: seconds for which this process was not scheduled."""
     reason = held.machine.reason or "expired"
     starved = late and reason == "expired"
     detail = _starved_for(late) if starved else asked_by(held.notice)
@@ -498,7 +498,7 @@ def _call_if_lost(helds: Sequence[Held], on_lost: list[OnLost]) -> None:
 
 
 def _call_once(on_lost: list[OnLost], lost: LeaseLost) -> None:
-    """At the first loss only."""
+    """Call `on_lost` at the first loss only."""
     if on_lost:
         on_lost.pop()(lost)
 
@@ -509,12 +509,12 @@ def _exit_if_lost(helds: Sequence[Held]) -> None:
         try:
             _say_at_once(f"incumbent: {loss_of(held)}; the process ends\n".encode())
         finally:
-            # Not sys.exit: this is another thread, and no finally block may act any more.
+            # Not sys.exit: this is not the main thread, and no finally block may run any more.
             os._exit(_EXIT_LOST)
 
 
 def _say_at_once(words: bytes) -> None:
-    """On standard error, unless that would block: its reader may have stopped."""
+    """Write to standard error, unless that would block: its reader may have stopped."""
     reader = original("select", "poll")()
     reader.register(_STDERR, select.POLLOUT)
     if any(event & select.POLLOUT for _, event in reader.poll(0)):

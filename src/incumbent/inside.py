@@ -1,7 +1,7 @@
 """The lease that this code runs under: of the decorated function around it, or of its supervisor.
 
-Of the supervisor's nothing is remembered: each question goes to its socket, and the proof counts
-from the instant before asking. No answer is a no.
+A supervisor's answers are not cached: each read asks over its socket, and the proof counts from the
+instant before the question. No answer means "not proved".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from incumbent.locks import AsyncLease, Lease
 
 _PATIENCE: Final = 0.25
-"""Seconds for an answer; a supervisor that is slower than that is not well."""
+"""Seconds to wait for an answer; a slower supervisor is taken for a broken one."""
 _LONGEST: Final = 65_536
 
 
@@ -32,32 +32,32 @@ class _Answer(NamedTuple):
     until: float
     lost: str
     silence: str = ""
-    """What kept the answer from us."""
+    """The reason why there is no answer."""
 
 
 class CurrentLease:
-    """The lease of a supervised command. It is the supervisor's: it cannot be released here.
+    """The lease of a supervised command. The supervisor holds it: it cannot be released here.
 
-    Each question takes a round trip to the supervisor, at most 0.25 s. Any process below the
-    command may ask, also after a fork and as another user.
+    Each read takes a round trip to the supervisor, at most 0.25 s. Any descendant of the command
+    may ask, also after a fork and as another user.
     """
 
     __slots__ = ("_path", "fencing_token", "holder", "name", "slot")
 
     def __init__(self, name: str, holder: str, term: int, slot: str | None, path: str) -> None:
         self.name = name
-        """The name that is leased."""
+        """The leased name."""
         self.holder = holder
-        """Who holds it, as others see it."""
+        """The holder's name, as others see it."""
         self.fencing_token = term
         """A number that is larger than that of every earlier holder of this name."""
         self.slot = slot
-        """The slot that was claimed along with it, if any."""
+        """The slot that was claimed with the lease, if any."""
         self._path = path
 
     @property
     def term(self) -> int:
-        """The fencing token, as elections call it."""
+        """The fencing token, by its name in elections."""
         return self.fencing_token
 
     @property
@@ -67,7 +67,7 @@ class CurrentLease:
 
     @property
     def remaining(self) -> float:
-        """Seconds for which the lease is proved; 0.0 when it is not, or when nobody answers."""
+        """Seconds for which the lease is proved; 0.0 if it is not, or if there is no answer."""
         return max(0.0, self._ask().until - clock.now())
 
     @property
@@ -76,9 +76,9 @@ class CurrentLease:
         return not self.valid
 
     def check(self, need: Duration = 0.0) -> None:
-        """Return only if the lease is proved for at least `need` more; else LeaseLost.
+        """Return only if the lease is proved for at least `need` more; else raise LeaseLost.
 
-        Raises ConfigError for what is no duration.
+        Raises ConfigError if `need` is no duration.
         """
         seconds = parse_duration(need, "need")
         answer = self._ask()
@@ -130,7 +130,7 @@ def _connect(link: socket.socket, path: str, until: float) -> None:
         try:
             return link.connect(path)
         except BlockingIOError:
-            # Its backlog is full (unix(7): EAGAIN); others are being answered.
+            # The socket's backlog is full (unix(7): EAGAIN): others are being answered.
             time.sleep(0.005)
 
 
@@ -146,7 +146,7 @@ _of_call: ContextVar[Lease | AsyncLease | None] = ContextVar("incumbent.current"
 
 @contextmanager
 def around_call(lease: Lease | AsyncLease) -> Iterator[None]:
-    """Let `current()` give this lease in the body."""
+    """Make `current()` return this lease in the body."""
     before = _of_call.set(lease)
     try:
         yield
@@ -157,9 +157,9 @@ def around_call(lease: Lease | AsyncLease) -> Iterator[None]:
 def current() -> CurrentLease | Lease | AsyncLease:
     """The lease that this code runs under.
 
-    In a function decorated with `exclusive` or `once`, and in the tasks that it starts, that
-    function's lease; a thread that it starts has none. Else the lease that this process runs under
-    (`incumbent run`, `lead` or `work`). Raises Misuse outside of them.
+    In a function decorated with `exclusive` or `once`, and in the tasks that it starts, this is the
+    function's lease; a thread that it starts does not inherit it. Elsewhere it is the lease that
+    this process runs under (`incumbent run`, `lead` or `work`). Raises Misuse without either.
     """
     lease = _of_call.get()
     return lease if lease is not None else _of_supervisor()

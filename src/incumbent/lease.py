@@ -1,12 +1,12 @@
-"""The lease machine: what one claim's holder may believe. Pure; all instants are handed in.
+"""The lease machine: when a claim's holder may believe in its lease. Pure; callers pass instants.
 
 1. A lease is believed only in HELD and only before `deadline`, which counts from the instant before
-   the proving request was sent. Whoever asks computes; nobody waits to be told.
+   the proving request was sent. Each reader computes that; nobody waits for a notification.
 2. Belief ends once: no input leads back to HELD, so a late answer never revives a lease.
 
 `TRANSITIONS` is the whole machine. An input that is not in it raises IllegalInput and changes
-nothing. Any thread may ask or feed inputs: each move is one assignment, every way out of HELD ends
-belief, and the answers of a renewal that was overtaken are legal (and ignored) in the states after.
+nothing. Any thread may read or feed inputs: each move is one assignment, every way out of HELD ends
+belief, and late answers to a renewal are legal (and ignored) in the states after HELD.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from incumbent.policy import Policy
 
 
 class _Named(Enum):
-    # Enum hashes the name in Python at every look-up; members are singletons, so identity serves.
+    # Enum hashes the name in Python code at each look-up; for singletons the identity will do.
     __hash__ = object.__hash__
 
 
 class State(_Named):
-    """Where a claim stands."""
+    """The state of a claim."""
 
     NEW = "nothing of this claim can be in the store"
     ASKING = "a first take is on its way"
@@ -42,7 +42,7 @@ class State(_Named):
 
 
 class Input(_Named):
-    """What can happen to a claim."""
+    """An event in the life of a claim."""
 
     SEND = "a take is about to be sent"
     GRANT = "granted in time"
@@ -64,7 +64,7 @@ class Input(_Named):
 
 
 _S, _I = State, Input
-# By a name of their own: on Python 3.11 a member is found by a function of Enum's each time.
+# Global names, because on Python 3.11 each look-up of a member calls a function of Enum's.
 _NEW, _HELD, _OWING = State.NEW, State.HELD, State.OWING
 _SEND, _GRANT, _LATE, _REFUSE = Input.SEND, Input.GRANT, Input.LATE, Input.REFUSE
 _LEAVE, _GIVEN = Input.LEAVE, Input.GIVEN
@@ -87,7 +87,7 @@ TRANSITIONS: Final[dict[State, dict[Input, State]]] = {
         _I.FORK: _S.LOST,
     },
     _S.DOUBT: {_I.SEND: _S.ASKING_AGAIN, _I.ABANDON: _S.OWING, _I.FORK: _S.LOST},
-    # A refusal answers this request alone: an earlier one may arrive at the store after it.
+    # A refusal answers this request alone: an earlier request may reach the store after it.
     _S.ASKING_AGAIN: {
         _I.GRANT: _S.HELD,
         _I.LATE: _S.DOUBT,
@@ -121,16 +121,16 @@ TRANSITIONS: Final[dict[State, dict[Input, State]]] = {
 
 
 class IllegalInput(Error, RuntimeError):
-    """An input that the table does not have: a defect of the caller."""
+    """An input that the table does not allow in this state: a defect of the caller."""
 
 
 _latest: list[tuple[float, Policy | None, float, float]] = [(-inf, None, -inf, -inf)]
 
 
 def _prove_anew(sent: float, policy: Policy) -> tuple[float, Policy | None, float, float]:
-    """What was sent at `sent` proves: `stop_at` and `deadline` are last.
+    """The proof by a request that was sent at `sent`; its last items are `stop_at` and `deadline`.
 
-    All leases of one request share the very numbers: of ten thousand, each would have its own.
+    All leases of one request share these objects, so that ten thousand leases need no own ones.
     """
     stop_at = sent + policy.renew_deadline
     proof = _latest[0] = (sent, policy, stop_at, stop_at + policy.grace)
@@ -138,16 +138,16 @@ def _prove_anew(sent: float, policy: Policy) -> tuple[float, Policy | None, floa
 
 
 class Proof(NamedTuple):
-    """What is proved of a lease at one instant; `lost` is the reason, empty while it is held."""
+    """The proof of a lease at one instant; `lost`: the reason of its loss, empty while held."""
 
     stop_at: float
     deadline: float
     lost: str = ""
     bounded: bool = False
-    """Whether at_most_for, not the proof, is what ends it at `stop_at`."""
+    """Whether `stop_at` is the end by at_most_for, and not that of the proof."""
 
     def verdict(self, now: float) -> str:
-        """Why the work has to stop now, or an empty string."""
+        """The reason why the work must stop now; empty if it need not."""
         if self.lost or now < self.stop_at:
             return self.lost
         return "at_most_for" if self.bounded else "expired"
@@ -174,7 +174,7 @@ class LeaseMachine:
         self.policy = policy
         self._at_most_for = at_most_for
         self.bound = inf
-        """At this instant at_most_for ends the holding."""
+        """The instant at which at_most_for ends the holding."""
         self._sent = -inf
         self.state = _NEW
         self.reason = ""
@@ -182,14 +182,14 @@ class LeaseMachine:
         self.epoch = ""
         self.renewing = False
         self.deadline = -inf
-        """Until this instant the holder may believe."""
+        """The instant until which the holder may believe in the lease."""
         self.stop_at = -inf
-        """At this instant the work is stopped, so that its clean-up ends before the deadline."""
+        """The instant at which the work is stopped: its clean-up then ends before the deadline."""
 
     # -- questions ---------------------------------------------------------------------------
 
     def valid(self, now: float) -> bool:
-        """Whether the lease is proved at `now`; looking after the deadline ends the belief."""
+        """Whether the lease is proved at `now`; a call after the deadline ends the belief."""
         if self.state is _HELD:
             if now < self.deadline:
                 return True
@@ -197,29 +197,29 @@ class LeaseMachine:
         return False
 
     def remaining(self, now: float) -> float:
-        """Seconds for which the lease is proved; 0.0 when it is not."""
+        """Seconds for which the lease is proved; 0.0 if it is not."""
         return self.deadline - now if self.valid(now) else 0.0
 
     def proof(self, now: float) -> Proof:
-        """All that is proved at `now`, as one value: a renewal cannot change it half-way."""
+        """The proof at `now` as one value, which later renewals do not change."""
         lost = "" if self.valid(now) else self.reason or "expired"
         return Proof(self.stop_at, self.deadline, lost, self.bounded)
 
     @property
     def bounded(self) -> bool:
-        """Whether at_most_for, not the proof, is what ends this holding next."""
-        # Not from `_sent`: a renewal on its way, or one that failed, has proved nothing.
+        """Whether at_most_for, not the end of the proof, ends this holding next."""
+        # Not computed from `_sent`: a renewal that is pending or failed has proved nothing.
         return self.stop_at >= self.bound
 
     # -- acquiring ---------------------------------------------------------------------------
 
     def sent(self, now: float) -> None:
-        """A take is about to be sent: the deadline will count from `now`."""
+        """Note that a take is about to be sent: the deadline will count from `now`."""
         self._move(_SEND)
         self._sent = now
 
     def granted(self, grant: Granted, now: float) -> bool:
-        """Believe the grant unless it came too late to act on; say which."""
+        """Believe the grant unless it came too late to act on; return whether it is believed."""
         policy = self.policy
         short = policy.kept - grant.ttl
         stop_at = self._sent + policy.renew_deadline - (short if short > 0 else 0.0)
@@ -232,42 +232,42 @@ class LeaseMachine:
         self.epoch = grant.epoch
         self.stop_at = stop_at if stop_at < bound else bound
         self.deadline = self.stop_at + policy.grace
-        # Last, for from here on every thread may believe.
+        # Set last: from here on every thread may believe in the lease.
         self.state = held
         return True
 
     def refused(self) -> None:
-        """The store answered no."""
+        """Note that the store refused the take."""
         self._move(_REFUSE)
 
     def unsent(self) -> None:
-        """The take was certainly not applied."""
+        """Note that the take was certainly not applied."""
         self._move(Input.UNSENT)
 
     def unsure(self) -> None:
-        """The take was perhaps applied."""
+        """Note that the take was perhaps applied."""
         self._move(Input.UNSURE)
 
     def abandoned(self) -> bool:
-        """The caller gave up; True if the store has to be told."""
+        """Give up the claim; return True if the store may have it, so that it must be released."""
         self._move(Input.ABANDON)
         return self.state is _OWING
 
     # -- holding -----------------------------------------------------------------------------
 
     def renew_sent(self, now: float) -> None:
-        """A renewal is about to be sent; only one at a time."""
+        """Note that a renewal is about to be sent; only one at a time."""
         if self.renewing:
             raise IllegalInput("a renewal of this lease is on its way already")
-        # Renewals change no state, and thousands a second come by here: HELD is not looked up.
+        # Renewals change no state, and there are thousands a second: HELD needs no table look-up.
         if self.state is not _HELD:
             self._require(Input.RENEW)
         self._sent = now
         self.renewing = True
 
     def renewed(self, now: float) -> None:
-        """The renewal sent last was proved, unless its answer came after the deadline."""
-        # An answer to nothing proves nothing: the renewal was counted as failed already.
+        """Note that the last renewal succeeded; an answer after the deadline proves nothing."""
+        # An answer without a pending renewal proves nothing: the renewal counted as failed already.
         asked, self.renewing = self.renewing, False
         if self.state is not _HELD:
             self._require(Input.RENEWED)
@@ -281,45 +281,45 @@ class LeaseMachine:
                 self._prove(proof[2])
 
     def unrenewed(self) -> None:
-        """The renewal failed or nobody knows: the deadline stays where it was."""
+        """Note that the renewal failed, or may have failed: the deadline stays as it was."""
         self.renewing = False
         self._move(Input.UNRENEWED)
 
     def gone(self, reason: str) -> None:
-        """The store has no such record: belief ends before the deadline."""
+        """Note that the store has no such record: belief ends before the deadline."""
         self.renewing = False
         self._end(Input.GONE, reason)
 
     def rebound(self, bound: float) -> None:
-        """Another end by at_most_for: an earlier one counts at once, a later one once renewed."""
+        """Move the end by at_most_for: an earlier one counts at once, a later one once renewed."""
         self.bound = bound
         if self.stop_at > bound:
             self._prove(bound)
 
     def broken(self, reason: str = "broken") -> None:
-        """An operator asked for the lease."""
+        """Note that an operator asked for the lease: belief ends."""
         self._end(Input.BREAK, reason)
 
     def expired(self) -> None:
-        """The deadline passed."""
+        """Note that the deadline passed."""
         self._end(Input.EXPIRE, "at_most_for" if self.bounded else "expired")
 
     def forked(self) -> None:
-        """This process is a fork's child: the parent holds, not we."""
+        """Note that this process is the child of a fork: only the parent holds the lease."""
         self._end(Input.FORK, "forked")
 
     # -- leaving -----------------------------------------------------------------------------
 
     def left(self) -> None:
-        """The holder lets go: from here on nothing is believed."""
+        """Note that the holder releases the lease: from here on it does not believe in it."""
         self._move(_LEAVE)
 
     def given(self) -> None:
-        """The store confirmed that nothing of the claim is left."""
+        """Note that the store confirmed the end: it has nothing left of the claim."""
         self._move(_GIVEN)
 
     def missed(self, reason: str) -> None:
-        """The first release was answered before the deadline: there was no such record."""
+        """Note that the first release found no record, although the deadline had not passed."""
         self._end(Input.MISSED, reason)
 
     # -- moves -------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ class LeaseMachine:
 
     def _move(self, what: Input) -> None:
         state = TRANSITIONS[self.state].get(what) or self._require(what)
-        # Written only when it changes: a renewal's answer must not undo a move made meanwhile.
+        # Written only on a change: a renewal's answer must not undo the move of another thread.
         if state is not self.state:
             self.state = state
 

@@ -1,7 +1,7 @@
 """Locks and their leases, for blocking code and for asyncio.
 
-An asyncio body is cancelled before its proof runs out; blocking code is told. asyncio is imported
-when its side is first used: who only blocks need not pay for it at every start of a command.
+An asyncio body is cancelled before its proof runs out; blocking code has to check. asyncio is
+imported at its first use, so that blocking code does not pay for it at each start of a command.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from incumbent.protocol.link import Link
 
 _STANDS_FOR = 1.5
-"""Times the ttl: a candidate asks again at least once a ttl."""
+"""The length of a candidacy in ttls: a candidate asks again at least once a ttl."""
 
 
 class BlockingLease(AnyLease):
-    """What blocking code does with a lease on one name, or on several."""
+    """The blocking operations of a lease on one name, or on several."""
 
     __slots__ = ()
 
     def renew(self) -> float:
-        """Renew now, and return the seconds that are proved.
+        """Renew now, and return the seconds for which the lease is proved.
 
         Raises LeaseLost, StoreUnavailable (the lease may still be valid), AlreadyReleased.
         """
@@ -62,7 +62,7 @@ class BlockingLease(AnyLease):
         return self.lost
 
     def _end(self) -> LeaseLost | None:
-        """Give it back at the end of a body; the loss to report, if it was lost."""
+        """Release the lease at the end of a body; return the loss to report, if it was lost."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -85,16 +85,16 @@ class BlockingLease(AnyLease):
 class Lease(LeaseHandle, BlockingLease):
     """A held lease; renewed in the background until it is released. A context manager.
 
-    Blocking code cannot be stopped from outside: it is *told* (`check`, `lost`, `wait_lost`,
-    `on_lost`), and a body that outlived its lease ends in LeaseLost.
+    Blocking code cannot be stopped from outside: it has to check (`check`, `lost`, `wait_lost`,
+    `on_lost`), and a body that outlives its lease ends in LeaseLost.
     """
 
     __slots__ = ()
 
     def release(self) -> bool:
-        """Give the lease back; False if the store did not confirm it (then its ttl ends it).
+        """Release the lease; False if the store did not confirm it (then its ttl ends it).
 
-        Raises LeaseLost if it was lost before, also where only the store's answer shows that;
+        Raises LeaseLost if it was lost before, also if only the store's answer shows that;
         AlreadyReleased if it was released before.
         """
         now = clock.now()
@@ -121,21 +121,21 @@ class Lease(LeaseHandle, BlockingLease):
 
 
 def give_back(lease: Lease, *, undo_slot: bool = False) -> bool:
-    """Release the lease in the store, also after a loss; whether the store confirmed it."""
+    """Release the lease; whether the store confirmed it. False, and no error, after a loss."""
     if lease._take_leave() is not None:
         return False
     return lease._release(undo_slot=undo_slot)
 
 
 class SuspendingLease(AnyLease):
-    """What coroutines do with a lease on one name, or on several."""
+    """The asyncio operations of a lease on one name, or on several."""
 
     __slots__ = ()
 
     _scope: LeaseScope
 
     async def renew(self) -> float:
-        """Renew now, and return the seconds that are proved; see Lease.renew."""
+        """Renew now, and return the seconds for which it is proved; see Lease.renew."""
         from incumbent.protocol.aio import until_told
 
         self.check()
@@ -176,7 +176,7 @@ class SuspendingLease(AnyLease):
         note(error, lost)
 
     def _stopped(self) -> LeaseLost | None:
-        """A body that the scope stopped has no success to report, though its lease was proved."""
+        """The loss to report if the scope stopped the body, even of a proved lease; else None."""
         if not self._scope.fired:
             return None
         first = min(self._helds, key=lambda held: held.machine.stop_at)
@@ -189,13 +189,13 @@ class AsyncLease(LeaseHandle, SuspendingLease):
     """A held lease; renewed in the background until it is released. An async context manager.
 
     Inside `async with` the task is cancelled at the lease's renew_deadline, so that its clean-up
-    still runs within the lease; the caller then gets LeaseLost. Outside it is told, as `Lease` is.
+    still runs within the lease; the caller then gets LeaseLost. Code outside checks as for `Lease`.
     """
 
     __slots__ = ()
 
     async def release(self) -> bool:
-        """Give the lease back; see Lease.release. A cancellation leaves nothing believed."""
+        """Release the lease; see Lease.release. A cancelled call ends the belief in it too."""
         if not self.valid:
             self._refuse_release()
         confirmed = self._goes_on() or await self._release()
@@ -218,29 +218,29 @@ class AsyncLease(LeaseHandle, SuspendingLease):
 
 
 def note(error: BaseException, lost: LeaseLost) -> None:
-    """Say beside the body's own error that the lease was lost, unless it says so itself."""
+    """Add a note on the loss to the body's own error, unless the error says the same."""
     if str(lost) != str(error):
         error.add_note(str(lost))
 
 
 def enclose(lease: AnyLease) -> LeaseScope:
-    """Cancel the calling task at the end of the lease, until the scope is closed."""
+    """Have the calling task cancelled at the end of the lease, until the scope is closed."""
     from incumbent.protocol.aio import LeaseScope
 
     scope = LeaseScope(*lease._helds)
     look = scope.look_soon
     if lease._helds[0].inner is not None:
-        # A holding that is entered a thousand times would else keep a thousand watchers.
+        # Noted for removal: a holding entered a thousand times would keep a thousand watchers.
         scope.watcher = look
     lease._watch(look, ahead=None)
     return scope
 
 
 class TakingHandle(LockHandle[L], Generic[L]):
-    """A lock that keeps a lease for the thread or the task that acquired it, while that lives.
+    """A lock that keeps the lease of each thread or task that acquired it, while that caller lives.
 
-    That is for callers who keep the lock and not the lease. In a reentrant lock each has its leases
-    in the order of its entries; in others it has the last one that it acquired.
+    This is for callers who keep the lock and not the lease. A reentrant lock keeps all leases of a
+    caller, in the order of its entries; another lock keeps the last one that it acquired.
     """
 
     __slots__ = ()
@@ -248,16 +248,16 @@ class TakingHandle(LockHandle[L], Generic[L]):
     _may_be_reentrant = True
 
     def owned(self) -> bool:
-        """Whether a lease that this very thread or task acquired through this lock is proved now.
+        """Whether a lease that this thread or task acquired through this lock is proved now.
 
-        That is what is believed, as in `Lease.valid`; no store is asked. False is "not proved": the
-        store may still keep others out, until the ttl of a lease that could not be renewed is over.
+        Like `Lease.valid`, this sends no request. False means "not proved": the store may still
+        refuse others until the ttl of a lease that could not be renewed is over.
         """
         lease = self._mine()
         return lease is not None and lease.valid
 
     def _mine(self) -> L | None:
-        """The caller's last lease that it has not let go of, or else its last one."""
+        """The caller's last lease that is not released, or else its last one."""
         me = self._me()
         leases = [lease for caller, lease, _ in self._entries if caller == me]
         alive = (lease for lease in reversed(leases) if not lease._let_go())
@@ -287,12 +287,12 @@ class TakingHandle(LockHandle[L], Generic[L]):
     def _keep(self, lease: L) -> None:
         caller = self._caller()
         if caller is not None:
-            # Weakly on both sides: what is in a cycle would be given back late.
+            # Weak references both ways: a lease in a reference cycle would be released late.
             me = weakref.ref(caller, partial(_forget, weakref.ref(self)))
             self._entries.append((me, lease, False))
 
     def _refuse_waiting(self) -> None:
-        """Raise Misuse where only this lock has the caller's lease: nobody else would end it."""
+        """Raise Misuse if only this lock keeps a lease of the caller: nothing else would end it."""
         me = self._me()
         own = [entry for entry in self._entries if entry[0] == me and not entry[2]]
         if not own:
@@ -312,7 +312,7 @@ class TakingHandle(LockHandle[L], Generic[L]):
         self._keep(kept)
 
     def _refuse_reentry(self) -> None:
-        """Raise Misuse where waiting would be waiting for oneself."""
+        """Raise Misuse if the caller would wait for itself."""
         if self._entries and not self._reentrant:
             me = self._me()
             for caller, inside, entered in self._entries.copy():
@@ -320,7 +320,7 @@ class TakingHandle(LockHandle[L], Generic[L]):
                     raise Misuse(waits_for_itself(inside._held.wanted, self._wanted))
 
     def _enter_again(self, timeout: Duration | EllipsisType | None) -> tuple[Link, Held] | None:
-        """What the caller holds through a reentrant lock. Raises LeaseLost if it was lost."""
+        """The caller's holding, entered again, or None. Raises LeaseLost if it was lost."""
         if timeout is not ...:
             parse_timeout(timeout)
         found = enter_again(self._wanted.key, self._link.same)
@@ -332,7 +332,7 @@ class TakingHandle(LockHandle[L], Generic[L]):
         return link, held
 
     def _wait(self, timeout: Duration | EllipsisType | None) -> float | None:
-        """Seconds to wait for the store, after refusing what would wait for itself."""
+        """Seconds to wait for the lease. Raises Misuse if the caller would wait for itself."""
         wait = self._seconds(timeout)
         if self._entries and wait != 0 and not self._reentrant:
             self._refuse_waiting()
@@ -355,15 +355,15 @@ def _drop(entries: list[Entry[L]], entry: Entry[L]) -> None:
 
 
 class Lock(TakingHandle[Lease]):
-    """A name that one holder at a time can lease. Settings: see `incumbent.options.LockSettings`.
+    """A lock on a name, for one holder at a time. Settings: see `incumbent.options.LockSettings`.
 
     `store`: a URL, a Client, a redis-py client or pool, or None for INCUMBENT_STORE or this host's
-    SQLite file. `timeout`: seconds to wait (None: for ever; 0: try once). One Lock may be used by
-    many threads. Without `reentrant=True`, a wait for the name in the body of a lease on it raises
-    Misuse. With it, the thread (or task) that acquired the lease gets another Lease on the same
-    holding: same token, deadline and settings, and no request. The last one that is released, or
-    left, gives it back; in a holding that was lost there is only LeaseLost. Raises ConfigError when
-    built with what cannot work.
+    SQLite file. `timeout`: seconds to wait (None: for ever; 0: try once). Many threads may use one
+    Lock. Without `reentrant=True`, waiting for the name in the body of a lease on it raises Misuse.
+    With it, the thread (or task) that acquired the lease gets another Lease on the same holding:
+    same token, deadline and settings, without a request. The release of the last one releases the
+    holding; entering a lost holding again raises LeaseLost. Raises ConfigError for settings that
+    cannot work.
 
     >>> with Lock("invoice-7", store="memory:", timeout=5) as lease:
     ...     lease.check(need=2)
@@ -375,10 +375,10 @@ class Lock(TakingHandle[Lease]):
         return present_caller() if self._reentrant else threading.current_thread()
 
     def acquire(self, timeout: Duration | EllipsisType | None = ...) -> Lease:
-        """Wait for the lease, for at most `timeout` seconds if given, else as the lock says.
+        """Wait for the lease, for at most `timeout` seconds (default: the lock's `timeout`).
 
-        The lock keeps the lease for this thread (`release`). Raises NotAcquired (tried once),
-        AcquireTimeout (waited), StoreUnavailable, OutcomeUnknown.
+        The lock keeps the lease for this thread (see `release`). Raises NotAcquired (after a single
+        try), AcquireTimeout (after a wait), StoreUnavailable, OutcomeUnknown.
         """
         return self._note(self._acquire(timeout))
 
@@ -394,9 +394,9 @@ class Lock(TakingHandle[Lease]):
         return Lease(*self._armed(held))
 
     def try_acquire(self) -> Lease | None:
-        """Try once: the lease, or None if the store says that it is not ours.
+        """Try once: the lease, or None if the store refuses it.
 
-        Raises StoreUnavailable or OutcomeUnknown when the store does not say.
+        Raises StoreUnavailable or OutcomeUnknown if the store gives no answer.
         """
         try:
             return self.acquire(0)
@@ -404,22 +404,22 @@ class Lock(TakingHandle[Lease]):
             return None
 
     def release(self) -> bool:
-        """Give back what this very thread acquired through this lock; see Lease.release.
+        """Release the lease that this thread acquired through this lock; see Lease.release.
 
-        Raises NotHeld if it acquired nothing here.
+        Raises NotHeld if the thread acquired none through it.
         """
         return self._of_caller().release()
 
     def locked(self) -> bool:
-        """Whether the store says that nobody else can be let in: it is held, or no permit is left.
+        """Whether the name is held, or of a semaphore no permit is left, as the store says.
 
-        Asks the store, and raises StoreError if that gives no answer. The answer may be old when it
-        arrives: decide by `acquire`. A name that is paused or closed is held by nobody.
+        Raises StoreError if the store gives no answer. The answer may be outdated on arrival:
+        decide by `acquire`. A name that is paused or closed is not held.
         """
         return self._is_full(self._holdings())
 
     def held_by(self) -> str | None:
-        """Who holds it now, for people; the answer may be old when it arrives."""
+        """The current holder's name, for display; the answer may be outdated on arrival."""
         holdings = self._holdings()
         return holdings[0].holder if holdings else None
 
@@ -439,9 +439,9 @@ class Lock(TakingHandle[Lease]):
 
 
 class AsyncLock(TakingHandle[AsyncLease]):
-    """A name that one holder at a time can lease, for asyncio; see `incumbent.Lock`.
+    """A lock on a name, for one holder at a time, for asyncio; see `incumbent.Lock`.
 
-    May be shared by tasks and event loops.
+    Tasks and event loops may share one.
 
     >>> async def main():
     ...     async with AsyncLock("invoice-7", store="memory:", timeout=5) as lease:
@@ -456,7 +456,7 @@ class AsyncLock(TakingHandle[AsyncLease]):
         return present_caller() if self._reentrant else current_task()
 
     async def acquire(self, timeout: Duration | EllipsisType | None = ...) -> AsyncLease:
-        """Wait for the lease; see Lock.acquire. A cancellation leaves nothing believed."""
+        """Wait for the lease; see Lock.acquire. After a cancellation the caller holds nothing."""
         return self._note(await self._acquire(timeout))
 
     async def _acquire(self, timeout: Duration | EllipsisType | None = ...) -> AsyncLease:
@@ -468,22 +468,22 @@ class AsyncLock(TakingHandle[AsyncLease]):
         return AsyncLease(*self._armed(held))
 
     async def try_acquire(self) -> AsyncLease | None:
-        """Try once: the lease, or None if the store says that it is not ours."""
+        """Try once: the lease, or None if the store refuses it."""
         try:
             return await self.acquire(0)
         except NotAcquired:
             return None
 
     async def release(self) -> bool:
-        """Give back what this very task acquired through this lock; see Lock.release."""
+        """Release the lease that this task acquired through this lock; see Lock.release."""
         return await self._of_caller().release()
 
     async def locked(self) -> bool:
-        """Whether the store says that somebody holds it; see Lock.locked."""
+        """Whether the name is held; see Lock.locked."""
         return self._is_full(await self._holdings())
 
     async def held_by(self) -> str | None:
-        """Who holds it now, for people; the answer may be old when it arrives."""
+        """The current holder's name, for display; the answer may be outdated on arrival."""
         holdings = await self._holdings()
         return holdings[0].holder if holdings else None
 
@@ -495,7 +495,7 @@ class AsyncLock(TakingHandle[AsyncLease]):
     async def __aenter__(self) -> AsyncLease:
         self._refuse_reentry()
         lease = await self._acquire()
-        # Remembered once it is entered: what was lost meanwhile, by a frozen process, is not.
+        # Noted only once entered: entering fails if a frozen process lost the lease meanwhile.
         await lease.__aenter__()
         self._has_entered(lease)
         return lease
@@ -505,9 +505,9 @@ class AsyncLock(TakingHandle[AsyncLease]):
 
 
 class Candidate(Lock):
-    """A lock for `incumbent lead`, which is listed among the candidates while it waits, and `run`.
+    """A lock for `incumbent run`, and for `lead`: that one lists it as a candidate while it waits.
 
-    Their pages say how the waiting goes. `permits`: how many may hold it at once; None: one.
+    Their status pages show the wait. `permits`: the number of holders at once; None: one.
     """
 
     __slots__ = ("_permits",)
@@ -528,7 +528,7 @@ class Candidate(Lock):
         self._wanted = self._wanted._replace(rank=rank)
 
     def ranked(self, meta: bytes) -> bytes:
-        """What the record says of us, with our priority."""
+        """The metadata for the record, with this candidate's priority added."""
         from incumbent.election import with_rank
 
         return with_rank(meta, self._wanted.rank)
@@ -536,8 +536,8 @@ class Candidate(Lock):
     def stand(self, meta: bytes, on_refusal: OnRefusal) -> Lease:
         """Wait for the lease for ever; `on_refusal` gets every outcome that is no grant.
 
-        `meta`: what the record says of us. Raises a permanent StoreError, and whatever a signal
-        handler raises.
+        `meta`: the metadata for the record. Raises a permanent StoreError, and the exceptions of
+        signal handlers.
         """
         policy = self.policy
         candidacy = policy.ttl * _STANDS_FOR + policy.request_timeout
@@ -545,20 +545,20 @@ class Candidate(Lock):
         return Lease(*self._armed(run(acquire(self._link.port, wanted, None, on_refusal))))
 
     def take(self, timeout: Duration | None, on_refusal: OnRefusal) -> Lease:
-        """`acquire`; `on_refusal` gets every outcome that is no grant. Listed nowhere."""
+        """Acquire without being listed; `on_refusal` gets every outcome that is no grant."""
         wait = self._seconds(timeout)
         return Lease(*self._armed(run(acquire(self._link.port, self._wanted, wait, on_refusal))))
 
     @property
     def holder(self) -> str:
-        """Who we are, as others see it."""
+        """This candidate's name, as others see it."""
         return self._wanted.ask.holder
 
     @property
     def policy(self) -> Policy:
-        """The times of its leases."""
+        """The policy of the leases."""
         return self._wanted.policy
 
     def tell_outage(self, error: StoreError) -> None:
-        """Say that the store is away, once a minute at most."""
+        """Log that the store is unavailable, at most once a minute."""
         self._link.keeper.tell_outage(self._wanted.key, error)

@@ -1,7 +1,7 @@
-"""Numbers of this process. Nothing is counted until somebody wants to read them (`begin`).
+"""The metrics of this process. Nothing is counted before `begin` is called.
 
-Each thread adds to cells of its own, so there is no lock: a signal handler, or the child of a fork,
-could find it taken.
+Each thread adds to its own cells, so there is no lock, which a signal handler or the child of a
+fork could find taken.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Labels: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class Metric(NamedTuple):
-    """What a metric is. `label`: that of a metric which is counted here, if it has one."""
+    """A metric's definition. `label`: the name of its label, if this module counts it by one."""
 
     kind: str
-    """As Prometheus says it: counter, gauge, histogram, summary."""
+    """The type, as Prometheus calls it: counter, gauge, histogram, summary."""
     help: str
     label: str = ""
     values: tuple[str, ...] = ()
-    """Values of the label that have a series from the start: rate() misses one that begins at 1."""
+    """Label values with a series from the start, because rate() misses a series' first value."""
     bounds: tuple[float, ...] = ()
 
 
@@ -104,11 +104,11 @@ METRICS: Final[dict[str, Metric]] = {
     "incumbent_job_next_run_timestamp_seconds": Metric("gauge", "The next slot of the schedule"),
     "incumbent_build_info": Metric("gauge", "Always 1; the labels name the build"),
 }
-"""Every metric, in the order in which they are shown."""
+"""All metrics, in the order of display."""
 
 
 class Sample(NamedTuple):
-    """One number. `suffix`: what the series' name has beyond that of the metric."""
+    """One value of a series, whose name is the metric's name plus `suffix`."""
 
     metric: str
     labels: Labels
@@ -117,63 +117,63 @@ class Sample(NamedTuple):
 
 
 class Provider(Protocol):
-    """Has numbers of its own."""
+    """A source of metrics, such as a candidate."""
 
     def samples(self) -> Iterable[Sample]:
-        """The numbers of this instant. From any thread; must not block."""
+        """The values at this instant. Called from any thread; must not block."""
         ...
 
 
 class Listener(Protocol):
-    """Called at each event, in the thread of that event. What it raises is logged."""
+    """A receiver of events, called in the thread of each event. Its exceptions are logged."""
 
     def observed(self, metric: str, label: str, value: float) -> None:
-        """Something of a histogram."""
+        """A value was added to a histogram."""
         ...
 
     def acquired(self, name: str, seconds: float, outcome: str) -> None:
-        """An acquire is over."""
+        """An acquire ended."""
         ...
 
     def span(self, name: str, facts: Mapping[str, str | int]) -> AbstractContextManager[object]:
-        """What is around work that goes on."""
+        """A context manager around a piece of work."""
         ...
 
 
 on = False
-"""Whether anything is counted. A caller in a hot path looks here first."""
+"""Whether anything is counted. Callers in hot paths check this first."""
 listeners: list[Listener] = []
 
 _Cell: TypeAlias = dict[tuple[str, str], list[float]]
-"""By metric and label: the sum, and of a histogram how many are in each bucket."""
+"""By metric and label: the sum, then for a histogram the count in each bucket."""
 _cells: dict[int, _Cell] = {}
-# Not a WeakSet: one that another thread changes cannot be read.
+# Not a WeakSet, which cannot be read while another thread changes it.
 _providers: dict[ref[Provider], None] = {}
 
 
 def begin() -> None:
-    """Count from now on: somebody looks."""
+    """Count from now on."""
     global on  # noqa: PLW0603 - one process, one set of numbers
     on = True
 
 
 def provide(provider: Provider) -> None:
-    """Its numbers are shown with those of this process, for as long as it lives."""
+    """Show the provider's metrics with those of this process, for as long as it lives."""
     _providers[ref(provider, lambda gone: _providers.pop(gone, None))] = None
 
 
 def withdraw(provider: Provider) -> None:
-    """They are shown no longer."""
+    """Stop showing the provider's metrics."""
     _providers.pop(ref(provider), None)
 
 
 def providers() -> list[Provider]:
-    """All that live."""
+    """All providers that are alive."""
     return [found for one in list(_providers) if (found := one()) is not None]
 
 
 def reset() -> None:
-    """In the child of a fork: its numbers begin anew."""
+    """Start again from zero, in the child of a fork."""
     _cells.clear()
 
 
@@ -191,7 +191,7 @@ def observe(metric: str, value: float, label: str = "") -> None:
 
 
 def acquired(name: str, seconds: float, outcome: str) -> None:
-    """An acquire is over."""
+    """Count an acquire that ended."""
     observe(ACQUIRE, seconds, outcome)
     if outcome == "granted":
         count(TRANSITIONS, outcome)
@@ -200,7 +200,7 @@ def acquired(name: str, seconds: float, outcome: str) -> None:
 
 @contextmanager
 def span(title: str, /, **facts: str | int) -> Iterator[None]:
-    """Around work that goes on, so that what it does is seen as a part of it."""
+    """Put the body, a piece of work, in a span of each listener, as the parent of inner spans."""
     with ExitStack() as stack:
         _tell(lambda listener: stack.enter_context(listener.span(title, facts)))
         yield
@@ -210,19 +210,19 @@ def _tell(say: Callable[[Listener], object]) -> None:
     for listener in listeners:
         try:
             say(listener)
-        except Exception:  # noqa: BLE001 - or a lease is granted and nobody gets it
+        except Exception:  # noqa: BLE001 - else a granted lease would not reach its caller
             _log.exception("what reports metrics failed")
 
 
 def failed(error: StoreError) -> None:
-    """A request brought no usable answer."""
+    """Count a request without a usable answer."""
     unknown = "unknown" if isinstance(error, OutcomeUnknown) else "unavailable"
     count(STORE_ERRORS, "permanent" if error.permanent else unknown)
 
 
 @contextmanager
 def asking() -> Iterator[None]:
-    """Around a request that counts as failed if it raises StoreError."""
+    """Count the body, a request, as failed if it raises StoreError."""
     try:
         yield
     except StoreError as error:
@@ -232,7 +232,7 @@ def asking() -> Iterator[None]:
 
 
 def _series(metric: str, label: str) -> list[float]:
-    """This thread's own. One that is gone leaves its cell to the next thread of its number."""
+    """This thread's series. The next thread with a dead one's number continues with its cell."""
     thread, key = get_ident(), (metric, label)
     try:
         return _cells[thread][key]
@@ -245,11 +245,11 @@ def _places(metric: str) -> int:
     return len(METRICS[metric].bounds) + 2
 
 
-# -- looking ---------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 def counted() -> Iterator[Sample]:
-    """What was counted, over all threads."""
+    """All counts, summed over the threads."""
     totals: _Cell = {}
     for cell in list(_cells.values()):
         for key, series in list(cell.items()):

@@ -1,7 +1,7 @@
-"""The numbers of this process: `text()` for Prometheus, `Collector` for prometheus-client.
+"""The metrics of this process: `text()` for Prometheus, `Collector` for prometheus-client.
 
-Importing this module begins the counting. docs/metrics.md says what each number means. The text is
-format 0.0.4 of Prometheus: https://prometheus.io/docs/instrumenting/exposition_formats/
+Importing this module begins the counting. docs/metrics.md explains each metric. The text is in
+Prometheus' format 0.0.4: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ meters.begin()
 
 
 def text(*more: Provider) -> str:
-    """All numbers in Prometheus' text format; `more`: those of others beside this process' own."""
+    """All metrics in Prometheus' text format; `more`: providers beside those of this process."""
     lines: list[str] = []
     for name, series in families(*more).items():
         metric = METRICS[name]
@@ -41,10 +41,10 @@ def text(*more: Provider) -> str:
 
 
 class Collector:
-    """For a registry of prometheus-client: `REGISTRY.register(incumbent.metrics.Collector())`."""
+    """A collector of prometheus-client: `REGISTRY.register(incumbent.metrics.Collector())`."""
 
     def collect(self) -> Iterator[Metric]:
-        """The numbers of this instant."""
+        """The metrics at this instant."""
         from prometheus_client.core import Metric
 
         for name, series in families().items():
@@ -55,12 +55,12 @@ class Collector:
             yield found
 
     def describe(self) -> list[Metric]:
-        """Nothing, so that a registry asks for no numbers when this is registered."""
+        """An empty list, so that a registry collects nothing when this is registered."""
         return []
 
 
 def families(*more: Provider) -> dict[str, _Series]:
-    """The series of each metric that has some: numbers of many providers come together here."""
+    """The series of each metric that has any, merged from all providers."""
     found: dict[str, _Series] = {name: {} for name in METRICS}
     for provider in (*more, *meters.providers()):
         _gather(found, provider.samples())
@@ -74,7 +74,7 @@ def _gather(found: dict[str, _Series], samples: Iterable[Sample]) -> None:
         if key not in series:
             series[key] = value
         elif METRICS[metric].kind == "gauge":
-            # Two candidates of one name in one process: it leads if one of them does.
+            # Two candidates for one name in one process: the process leads if one of them does.
             series[key] = max(series[key], value)
         else:
             series[key] += value
@@ -106,5 +106,5 @@ def _escape(words: str) -> str:
 
 
 def _format(value: float) -> str:
-    # Integers in full: 1.7e+15 would lose the last digits of a term.
+    # Whole numbers with all digits: 1.7e+15 would lose the last digits of a term.
     return str(int(value)) if value == int(value) else repr(float(value))

@@ -1,7 +1,7 @@
 """The values that cross the store contract: frozen, plain, and the same for every engine.
 
-Times in values are durations in seconds as the *store* counts them; instants never cross the
-contract, because no two machines agree on one.
+Times in values are durations in seconds by the *store's* clock; instants never cross the contract,
+because no two machines agree on one.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ __all__ = [
 ]
 
 META_MAX: Final = 1024
-"""Bytes of metadata a holder may leave beside its lease."""
+"""Bytes of metadata that a holder may store beside its lease."""
 
 
 OVERTAKEN_MOST: Final = 4
-"""How often others may come before the first in line that did not ask for fairness."""
+"""How many times in a row others may overtake the first waiter, unless it asked to be `fair`."""
 
 UNLIMITED: Final = 0
 """The permits of readers: any number of them at once."""
 
 ONCE: Final = "once"
-"""The slot that `once_per` counts where no other is named."""
+"""The slot that `once_per` counts if no other is named."""
 
 
 class Key(NamedTuple):
-    """The thing that is leased: a name in a namespace."""
+    """The identity of a lease: a name in a namespace."""
 
     namespace: str
     name: str
@@ -71,10 +71,10 @@ class Key(NamedTuple):
 
 
 class Queue(NamedTuple):
-    """A place in the line of waiters.
+    """A request to wait in the queue.
 
-    `heartbeat`: for how many seconds the first in line may stay silent when its turn has come.
-    Until then a fair one is overtaken by nobody, any other at most OVERTAKEN_MOST times in a row.
+    `heartbeat`: the seconds that the first waiter may stay silent when its turn has come. Until
+    then nobody overtakes a `fair` waiter, and others at most OVERTAKEN_MOST times in a row.
     """
 
     heartbeat: float
@@ -90,14 +90,14 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a take asks for. Times are seconds, `meta` is at most 1 KiB.
+    """The request of a take. Times are seconds; `meta` is at most 1 KiB.
 
-    `lock_delay`: the part of `ttl` that the asker does not believe in: what is shorter by as much
-    is no use to it.
-    `keep_record`: for how long the store keeps the last token and the history after the last take.
-    `candidacy`: for how long a refused take leaves its holder among the record's candidates.
-    `permits`: None excludes everybody else; a number shares the lease with as many others who ask
-    with the same number, itself included, and UNLIMITED with all who ask so.
+    `lock_delay`: the last part of `ttl`, in which the holder does not believe in the lease: a grant
+    that is shorter by that much is useless.
+    `keep_record`: the time that the store keeps the last token and the history after the last take.
+    `candidacy`: the time that a refused take leaves its holder among the record's candidates.
+    `permits`: None: exclusive; a number: shared by at most that many holders, all of whom ask with
+    the same number; UNLIMITED: shared by all who ask with UNLIMITED.
     """
 
     ttl: float
@@ -113,9 +113,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a store says of one present holder. For people; never the ground of a decision.
+    """A current holder, as the store reports it: for display, never for decisions.
 
-    `permits`: with how many it is shared (UNLIMITED: with all readers), None if it is exclusive.
+    `permits`: as in Ask: the number of holders at once (UNLIMITED: all readers); None: exclusive.
     """
 
     holder: str
@@ -130,10 +130,10 @@ class Holding:
 
 
 class Granted(NamedTuple):
-    """The lease is the claim's. `epoch` names the incarnation of the store that granted it.
+    """The claim has the lease. `epoch` names the incarnation of the store that granted it.
 
-    `ttl`: seconds, from when the take was sent, for which the store surely keeps it. That may be
-    less than was asked, where a store keeps leases in one session: renewals bring the rest.
+    `ttl`: seconds, from the sending of the take, for which the store surely keeps the lease: fewer
+    than asked, if the store keeps several leases in one session; renewals bring the rest.
     """
 
     claim: str
@@ -144,10 +144,10 @@ class Granted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Not granted. `seen` is what `wait_change` needs to know what the asker has already seen.
+    """Not granted. `seen`: the state that the caller has seen, as `wait_change` needs it.
 
-    `permits`: it is held by others who asked with that number of permits, which is not ours.
-    `retry_after`: seconds until the first of the `holders` who are in the way may be gone.
+    `permits`: the number with which the present holders asked, if it differs from the caller's.
+    `retry_after`: seconds until the first of the `holders` in the way may be gone.
     """
 
     reason: Literal["held", "paused", "closed", "reserved", "permits"]
@@ -159,9 +159,9 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Queued(Refused):
-    """Not yet: `place` others stand in line before this claim.
+    """Not granted yet: `place` waiters are before this claim in the queue.
 
-    `reserved` by a line: the lease is free, and until `retry_after` it is the first one's turn.
+    If the reason is "reserved", the lease is free, and until `retry_after` only the first waiter's.
     """
 
     place: int = 0
@@ -183,14 +183,14 @@ class Renewal:
 class Batch(tuple[Renewal, ...]):  # noqa: SLOT001 - a tuple's subclass has a dict or nothing
     """Renewals that are sent again and again, as the same object while nothing changes.
 
-    `prepared` is the store's: what it needs to send them again, kept for as long as they last.
+    `prepared` belongs to the store: data for sending them again, which lives as long as the batch.
     """
 
     prepared: Any = None
 
 
 class Notice(NamedTuple):
-    """A message to the present holder, delivered with its renewal."""
+    """A message to the current holder, delivered with its renewal."""
 
     kind: Literal["pause", "resign", "transfer", "break"]
     who: str = ""
@@ -199,26 +199,26 @@ class Notice(NamedTuple):
 
 
 class Renewed(NamedTuple):
-    """The store's ttl is at least what was asked, counted from when it handled the request."""
+    """The store keeps the lease for at least the requested ttl from its handling of the request."""
 
     notices: tuple[Notice, ...] = ()
 
 
 class Gone(NamedTuple):
-    """The store has no record of that claim."""
+    """The store has no record of the claim."""
 
     reason: Literal["taken", "store_restarted"] = "taken"
 
 
 class Unproved(NamedTuple):
-    """No answer for this lease of a batch, from a store of several parts; the rest have theirs."""
+    """A store of several parts has no answer for this lease of a batch, but has for the others."""
 
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The claim's record is gone, or turned into a closing."""
+    """The claim's record is gone, or has become one that keeps the name closed."""
 
 
 class ByClaim(NamedTuple):
@@ -241,7 +241,7 @@ class Absent:
 
 ABSENT: Final = Absent()
 Guard: TypeAlias = "ByClaim | ByVersion | Absent | None"
-"""None writes unconditionally: for an operator's switch, whose last word counts."""
+"""The condition of a write; None: no condition, for operators' switches: the last write counts."""
 
 
 class Stored(NamedTuple):
@@ -256,14 +256,14 @@ class Stale:
 
 
 class Field(NamedTuple):
-    """A small value beside the lease."""
+    """A small value stored beside the lease."""
 
     value: bytes
     version: int
 
 
 class Past(NamedTuple):
-    """One holding of the bounded history; instants are the store's wall clock, for people."""
+    """One holding of the bounded history; instants by the store's wall clock, for display."""
 
     holder: str
     token: int
@@ -272,7 +272,7 @@ class Past(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """One that was refused and has said it stands by: for another `remaining` seconds."""
+    """A refused holder that waits as a candidate, listed for another `remaining` seconds."""
 
     holder: str
     remaining: float
@@ -280,12 +280,12 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """All a store knows of a key. For people; never the ground of a decision.
+    """Everything that a store knows about a key: for display, never for decisions.
 
-    `candidates` in the order of their names; `seen` is what `wait_change` compares, as in Refused;
-    `reserved_for` is the only holder that `closed_for` admits (empty: it admits nobody).
-    `nodes`: what each server of a store of several says, a line each; `undecided`: too few of them
-    say the same to know whether it is held.
+    `candidates` are in the order of their names; `seen` is for `wait_change`, as in Refused;
+    `reserved_for` is the only holder that may take the lease during `closed_for` (empty: none may).
+    `nodes`: the answer of each server, a line each, if the store has several; `undecided`: too few
+    servers agree to know whether the lease is held.
     """
 
     key: Key
@@ -303,16 +303,16 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a store can do. Asking for what it lacks fails when the lock is built.
+    """The features of a store. A lock that needs a missing one cannot be built.
 
     `ttl_min`, `ttl_max`, `ttl_unit` are seconds; `waits` says how a waiter learns of a change;
-    `ttl_change`: a renewal may ask another ttl; `ttl_clock`: the clock that counts a ttl down;
+    `ttl_change`: a renewal may ask for another ttl; `ttl_clock`: the clock that counts a ttl down;
     `round_trips`: of an exclusive take, renew and give each; `survives_failover`: leases outlive
-    a restart and a failover; `queue`: waiters stand in line (`Ask.queue`); `candidates`: it lists
-    who stands by (`Ask.candidacy`); `reservations`: a give may reserve the lease for one holder;
-    `refuses_late`: a take that arrives after its claim was given without a token is refused;
-    `shared`: several may hold a lease at once (`Ask.permits`);
-    `turns`: without a line, waiters (`Ask.queue`) look one after the other, in no promised order.
+    a restart and a failover; `queue`: waiters have an order (`Ask.queue`); `candidates`: records
+    list waiting candidates (`Ask.candidacy`); `reservations`: a give may reserve the lease for one
+    holder; `refuses_late`: a take is refused if its claim was given without a token before it
+    arrived; `shared`: several holders may have a lease at once (`Ask.permits`);
+    `turns`: without a queue, waiters (`Ask.queue`) check one after the other, in no fixed order.
     """
 
     shared: bool = False
@@ -336,7 +336,7 @@ class Capabilities:
     turns: bool = False
 
     def __hash__(self) -> int:
-        # A part says enough, for there are few engines; a lock that is made asks for it.
+        # A few fields are enough for a few engines, and each new lock computes this.
         return hash((self.ttl_min, self.ttl_unit, self.waits))
 
 

@@ -27,24 +27,25 @@ _LOCK_RECORD = DAY
 _HEARTBEAT_MOST = 5.0
 PRIORITY_MOST = 1_000_000
 PERMITS_MOST = 10_000
-"""More of them would make each take slow."""
+"""The most permits: more would make each take slow."""
 
 
 class LockSettings(TypedDict, total=False):
     """Keyword settings of every lock; durations are 15.0, "15s" or timedelta.
 
-    `ttl` (15 s): the time to detect a crash, not the length of the work. `grace`: what the clean-up
-    needs at the end. `lock_delay` (0): how much longer than the ttl the name stays closed after a
-    holder that did not release it. `policy`: an `incumbent.Policy`, which says these three and all
-    other times.
-    `holder`: who we are, for people. `at_most_for`: bounds a hung holder. `at_least_for`: the name
-    stays closed until then. `once_per`: at most one start in that time, by the store's clock.
-    `slot`: the work that `once_per` counts, if not the name's own. `on_lost`: called with the
-    LeaseLost, in a thread of its own. `if_lost`: "raise" at the end of the body (default), or
-    "exit": end the process at once with code 123, 0.1 s before the proof runs out (C code that
-    keeps the interpreter for longer delays it: see `incumbent run`); a loss that only the release
-    finds is raised. `fair`: waiters get it in the order of arrival; else others may come before,
-    a few times in a row. `reentrant`: the thread or task that holds a Lock enters it again at once.
+    `ttl` (15 s): the time to detect a crash, not the length of the work. `grace`: the time for the
+    clean-up at the end. `lock_delay` (0): how much longer than the ttl the name stays closed after
+    a holder that did not release it. `policy`: an `incumbent.Policy`, which sets these three and
+    all other times.
+    `holder`: the name of this instance in `status` and logs. `at_most_for`: the longest time that a
+    hung holder keeps the lease. `at_least_for`: the shortest time that the name stays closed, from
+    the grant. `once_per`: at most one start in that time, by the store's clock. `slot`: the work
+    that `once_per` counts, if not the name's own. `on_lost`: called with the LeaseLost, in a thread
+    of its own. `if_lost`: "raise" at the end of the body (default), or "exit": end the process at
+    once with code 123, 0.1 s before the proof runs out (C code that keeps the interpreter for
+    longer delays it: see `incumbent run`); a loss that only the release finds is raised. `fair`:
+    waiters get the lease in the order of arrival; else others may overtake a few times in a row.
+    `reentrant`: the thread or task that holds a Lock may enter it again at once.
     """
 
     ttl: Duration
@@ -63,7 +64,7 @@ class LockSettings(TypedDict, total=False):
 
 
 def default_holder() -> str:
-    """INCUMBENT_HOLDER as this process found it when first asked, or this host and process."""
+    """INCUMBENT_HOLDER, as it was at the first call in this process, or the host and process."""
     return _holder_of(os.getpid())
 
 
@@ -73,7 +74,7 @@ def _holder_of(pid: int) -> str:
 
 
 def require(can: Capabilities, what: str, *parts: Literal["slots", "fields", "notices"]) -> None:
-    """Raises ConfigError, with what to use instead, if the store lacks what `what` is made of."""
+    """Raise ConfigError, with alternatives, if the store lacks one of the `parts` of `what`."""
     lacking = [part for part in parts if not getattr(can, part)]
     if lacking:
         raise ConfigError(
@@ -84,10 +85,7 @@ def require(can: Capabilities, what: str, *parts: Literal["slots", "fields", "no
 
 
 def policy_from(settings: LockSettings) -> Policy:
-    """The times that `ttl`, `grace` and `lock_delay`, or else `policy`, amount to.
-
-    Raises ConfigError.
-    """
+    """The given `policy`, or one of `ttl`, `grace` and `lock_delay`. Raises ConfigError."""
     policy, grace = settings.get("policy"), settings.get("grace")
     if policy is None:
         delay = settings.get("lock_delay", 0.0)
@@ -104,7 +102,7 @@ def policy_from(settings: LockSettings) -> Policy:
 def rank_from(
     priority: object, step_down_after: Duration | None, wanted: Wanted, can: Capabilities
 ) -> Rank | None:
-    """The rank of a candidate for `wanted`; None: it has no priority. Raises ConfigError."""
+    """The rank of a candidate for `wanted`; None without a priority. Raises ConfigError."""
     if priority is None:
         if step_down_after is not None:
             raise ConfigError("step_down_after: name priority too", name="step_down_after")
@@ -127,14 +125,14 @@ def rank_from(
             " candidate of higher priority too",
             name="step_down_after",
         )
-    # Not above: most locks are made, held and released without an election.
+    # Imported only here: most locks are made, held and released without an election.
     from incumbent.election import Rank
 
     return Rank(priority, after)
 
 
 def overruled(settings: LockSettings, by: LockSettings) -> LockSettings:
-    """`settings`, of which those that `by` names are replaced: a policy goes with `ttl`."""
+    """`settings` overruled by `by`; a `policy` excludes `ttl`, `grace` and `lock_delay`."""
     kept = settings.copy()
     if by.get("policy") is not None:
         kept.pop("ttl", None)
@@ -146,7 +144,7 @@ def overruled(settings: LockSettings, by: LockSettings) -> LockSettings:
 
 
 def parse_timeout(timeout: Duration | None) -> float | None:
-    """Seconds to wait for a lease; None waits, 0 tries once."""
+    """Seconds to wait for a lease; None: for ever, 0: try once."""
     return None if timeout is None else parse_duration(timeout, "timeout")
 
 
@@ -158,7 +156,7 @@ def wanted_from(
     /,
     **settings: Unpack[LockSettings],
 ) -> Wanted:
-    """Check the settings against each other and against what the store can; raises ConfigError.
+    """Check the settings against each other and the store's features. Raises ConfigError.
 
     `permits`: see Ask.
     """
@@ -169,12 +167,12 @@ def wanted_from(
     try:
         return _wanted(namespace, name, can, holder, permits, **settings)
     except TypeError:
-        # A setting that cannot be looked up is of a wrong type: the checks say which.
+        # A setting that cannot be hashed has a wrong type: the checks say which one.
         key = make_key(namespace, name)
         return Wanted(key, *_terms.__wrapped__(can, holder, permits, **settings))
 
 
-# Once for each combination of settings: people make a lock for each pair of requests.
+# Cached by settings, because many programs make a new Lock for each acquire.
 @lru_cache(maxsize=256, typed=True)
 def _wanted(
     namespace: str, name: str, can: Capabilities, holder: str, permits: int | None, /, **given: Any
@@ -182,12 +180,12 @@ def _wanted(
     return Wanted(make_key(namespace, name), *_terms(can, holder, permits, **given))
 
 
-# And once for all names: or they make ten thousand locks.
+# Cached without the name too, because others make locks on ten thousand names.
 @lru_cache(maxsize=256, typed=True)
 def _terms(
     can: Capabilities, holder: str, permits: int | None, /, **given: Hashable
 ) -> tuple[Ask, Ask, Policy, float, float]:
-    """What is wanted, but for the key."""
+    """The fields of Wanted after the key."""
     refuse_unknown(given, LockSettings)
     settings = cast("LockSettings", given)
     if settings.get("if_lost", "raise") not in ("raise", "exit"):
@@ -246,7 +244,7 @@ def _check_permits(permits: int, settings: LockSettings, can: Capabilities) -> N
 
 
 def refuse_unknown(settings: Mapping[str, object], kind: type) -> None:
-    """Raises ConfigError for what the settings of that `kind` have not."""
+    """Raise ConfigError for a setting that this `kind` of settings does not have."""
     unknown = sorted(set(settings) - set(kind.__annotations__))
     if unknown:
         known = ", ".join(sorted(kind.__annotations__))
@@ -292,7 +290,7 @@ def _queue(policy: Policy, slot: Slot | None, can: Capabilities, *, fair: bool) 
             name="fair",
         )
     if not (can.queue or can.turns) or slot is not None:
-        # One that waits for its slot would keep others from a lease that is free for them.
+        # A waiter for a slot would keep others in the queue from a lease that is free for them.
         return None
     return Queue(min(_HEARTBEAT_MOST, policy.ttl / 3), fair)
 

@@ -1,7 +1,7 @@
 """Metrics and spans for OpenTelemetry: call `instrument()` once, at the start of the program.
 
 The names are those of docs/metrics.md, with a dot after `incumbent` and without `_total`. Needs
-the extra `opentelemetry`, and an SDK of your choice that takes them somewhere.
+the extra `opentelemetry`, and an SDK of your choice that exports them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["instrument"]
 
 _FRESH = 0.1
-"""Seconds for which numbers serve all instruments: each is asked for by itself."""
+"""Seconds for which one snapshot serves all instruments, each of which is read separately."""
 
 
 def instrument(
@@ -30,7 +30,7 @@ def instrument(
 ) -> None:
     """Report to these providers, or to the global ones.
 
-    Spans: `incumbent.acquire` of each acquire, with its outcome, and `incumbent.job` around the
+    Spans: `incumbent.acquire` for each acquire, with its outcome, and `incumbent.job` around the
     function of each run of a job.
     """
     from opentelemetry import metrics, trace
@@ -72,14 +72,14 @@ def _unit(name: str) -> str:
 
 
 class _Snapshot:
-    """The numbers as they were a moment ago."""
+    """All metrics, read at most `_FRESH` seconds ago."""
 
     def __init__(self) -> None:
         self._at = -1.0
         self._families: Mapping[str, Any] = {}
 
     def reader(self, name: str, suffix: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
-        """Reads one metric."""
+        """Return a callback that reads one metric."""
         from opentelemetry.metrics import Observation
 
         def read(_: CallbackOptions) -> Iterable[Observation]:
@@ -96,25 +96,23 @@ class _Snapshot:
 
 
 class _Reporter:
-    """Hears of each event."""
+    """A listener that passes each event on to OpenTelemetry."""
 
     def __init__(self, histograms: Mapping[str, Histogram], tracer: Tracer) -> None:
         self._histograms = histograms
         self._tracer = tracer
 
     def observed(self, metric: str, label: str, value: float) -> None:
-        """See Listener."""
         name = METRICS[metric].label
         self._histograms[metric].record(value, {name: label} if name else {})
 
     def acquired(self, name: str, seconds: float, outcome: str) -> None:
-        """See Listener. The span is made afterwards: a child of what the caller is doing."""
+        """Make the span afterwards, as a child of the caller's current span."""
         ended = time.time_ns()
         facts = {"incumbent.name": name, "incumbent.outcome": outcome}
         began = ended - int(seconds * 1e9)
         self._tracer.start_span("incumbent.acquire", attributes=facts, start_time=began).end(ended)
 
     def span(self, name: str, facts: Mapping[str, str | int]) -> AbstractContextManager[object]:
-        """See Listener."""
         attributes = {f"incumbent.{key}": value for key, value in facts.items()}
         return self._tracer.start_as_current_span(name, attributes=attributes)

@@ -1,11 +1,11 @@
-"""How long a lease lives, and how much of that life its holder may use.
+"""How long a lease lasts, and how much of that time its holder may use.
 
     sent                     renew_deadline        deadline          the store's expiry
      |--- renew_every ---|---- ... ----|------ grace ------|-- margin + drift --|-- lock_delay --|
                                        stop the work       believe no longer
 
-The store is asked for `kept`, all of it. `lock_delay` is for what a failed holder left behind: its
-work may go on where nobody can stop it. A release ends it with the lease.
+The store is asked to keep the lease for the whole line, `kept`. `lock_delay` is for the work of a
+failed holder, which may go on where nobody can stop it; a release ends the delay with the lease.
 
 The deadline counts from *before* the request was sent (Chubby, Burrows 2006, section 2.8, keeps the
 same conservative order); the drift bound follows Gray and Cheriton, "Leases", 1989, section 3.
@@ -42,7 +42,7 @@ class Policy:
     rho: float
     lock_delay: float
     kept: float = field(init=False)
-    """For how long the store is asked to keep the lease: `ttl + lock_delay`."""
+    """The ttl asked of the store: `ttl + lock_delay`."""
     span: float = field(init=False)
     """From the instant before sending to the deadline: `ttl * (1 - 2 rho) - margin`."""
     renew_deadline: float = field(init=False)
@@ -59,7 +59,7 @@ class Policy:
         rho: float = 0.01,
         lock_delay: Duration = 0.0,
     ) -> None:
-        """Fill in the defaults and refuse what cannot fit, with the numbers (ConfigError)."""
+        """Fill in the defaults. Raises ConfigError, with the numbers, if the times cannot fit."""
         life = parse_duration(ttl, "ttl", least=TTL_MIN, most=TTL_MAX)
         times = (
             life,
@@ -83,7 +83,7 @@ class Policy:
 def make_policy(
     ttl: Duration = TTL_DEFAULT, *, grace: Duration | None = None, lock_delay: Duration = 0.0
 ) -> Policy:
-    """The policy of these: one object for all locks with equal ones. Raises as `Policy`."""
+    """The policy with these times: one object for all equal ones. Raises as `Policy`."""
     life = parse_duration(ttl, "ttl", least=TTL_MIN, most=TTL_MAX)
     delay = parse_duration(lock_delay, "lock_delay", most=TTL_MAX)
     return _shared(life, None if grace is None else _given(grace, "grace", 0.0), delay)
@@ -101,7 +101,7 @@ def _given(value: Duration | None, what: str, default: float) -> float:
 def _fit(
     ttl: float, grace: float, renew_every: float, request: float, margin: float, rho: float
 ) -> tuple[float, float]:
-    """`span` and `renew_deadline`."""
+    """`span` and `renew_deadline`. Raises ConfigError."""
     if not 0 <= rho < 0.25:
         raise ConfigError(f"rho={rho!r} is not a bound of clock drift: 0 <= rho < 0.25", name="rho")
     for what, seconds in (("renew_every", renew_every), ("request_timeout", request)):

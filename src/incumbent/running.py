@@ -1,6 +1,6 @@
-"""Work that a lease is taken around: which functions it may be, and how it runs beside a body.
+"""Work under a lease: the functions that may be such work, and how it runs beside a body.
 
-Also the iterators of those who observe.
+Also the iterators that `observe` returns.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ V = TypeVar("V")
 _log = logging.getLogger("incumbent")
 
 _LOOKS_EVERY: Final = 1.0
-"""Seconds, at most, until a candidate that waits for the store notices that it was ended."""
+"""Seconds, at most, until a candidate that waits for the store notices its end."""
 
 
-# -- what may be called under a lease --------------------------------------------------------------
+# -- functions that may run under a lease ----------------------------------------------------------
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether a call of it makes a coroutine: also for objects with an `async def __call__`."""
+    """Whether a call makes a coroutine; also for objects with an `async def __call__`."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - its kind is asked, not whether it is
+        getattr(function, "__call__", None)  # noqa: B004 - asks for its kind, not its existence
     )
 
 
 def refuse_generator(function: Callable[..., Any]) -> None:
-    """Raises ConfigError for a generator function: its body runs when the lease is given back."""
+    """Raise ConfigError for a generator function: its body would run after the release."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(
             f"{name_of(function)} is a generator: its body would run only when it is iterated,"
@@ -56,14 +56,14 @@ def refuse_generator(function: Callable[..., Any]) -> None:
 
 
 def refuse_async(function: Callable[..., Any], advice: str) -> None:
-    """Raises Misuse for a coroutine function where blocking code calls it, else as above."""
+    """Raise Misuse for a coroutine function, ConfigError for a generator function."""
     refuse_generator(function)
     if is_async(function):
         raise Misuse(f"{name_of(function)} is a coroutine function: {advice}")
 
 
 def not_deferred(value: V, function: Callable[..., Any], advice: str) -> V:
-    """`value`, which a blocking function returned. Raises Misuse if it is work still to be done."""
+    """`value`, the result of a blocking function. Raises Misuse if it is a coroutine."""
     if inspect.iscoroutine(value):
         value.close()
         raise Misuse(f"{name_of(function)} returned a coroutine, of which nothing ran: {advice}")
@@ -71,14 +71,14 @@ def not_deferred(value: V, function: Callable[..., Any], advice: str) -> V:
 
 
 def awaitable(value: Awaitable[V], function: Callable[..., Any], advice: str) -> Awaitable[V]:
-    """`value`, if it can be awaited. Raises Misuse if it is what a blocking function returned."""
+    """`value`, the result of an asyncio function. Raises Misuse if it cannot be awaited."""
     if not isinstance(value, Awaitable):
         raise Misuse(f"{name_of(function)} returned nothing to await: {advice}")
     return value
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """How messages name a function."""
+    """The name of a function for messages."""
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
@@ -86,13 +86,13 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 class Ended(Exception):
-    """Raised by the waits of a candidacy that was ended."""
+    """The candidacy was ended; raised by its waits."""
 
 
 class EndablePort(SyncPort):
     """A blocking port whose waits another thread can end; they raise Ended from then on.
 
-    `looks_every`: seconds, at most, for which a wait for a change does not hear of it.
+    `looks_every`: seconds, at most, until a wait for a change notices the end.
     """
 
     def __init__(self, link: Link, looks_every: float = _LOOKS_EVERY) -> None:
@@ -110,12 +110,11 @@ class EndablePort(SyncPort):
         self._over.set()
 
     async def sleep_until(self, instant: float) -> None:
-        """See Port.sleep_until."""
         if self._over.wait(max(0.0, instant - clock.now())):
             raise Ended
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        """See Store.wait_change; a change between two parts of the wait is found by `seen`."""
+        """Wait in parts; a change between two parts is found by `seen`."""
         while True:
             if self.over:
                 raise Ended
@@ -131,7 +130,7 @@ class EndablePort(SyncPort):
 def thread_beside(
     name: str, work: Callable[[], object], end: Callable[[], None], what: str = "candidacy"
 ) -> Iterator[None]:
-    """Call `work` in a thread; after the body `end` it, wait, and raise what it raised."""
+    """Call `work` in a thread; after the body call `end`, wait, and raise the work's exception."""
     failures: list[BaseException] = []
 
     def attempt() -> None:
@@ -162,7 +161,7 @@ def thread_beside(
 async def task_beside(
     name: str, work: Coroutine[Any, Any, object], what: str = "candidacy"
 ) -> AsyncIterator[None]:
-    """Await `work` in a task; after the body cancel it, wait, and raise what it raised."""
+    """Await `work` in a task; after the body cancel it, wait, and raise its exception."""
     from asyncio import create_task
 
     task = create_task(work, name=f"incumbent {name}")
@@ -180,13 +179,13 @@ async def task_beside(
 
 
 async def cancel(task: Task[Any]) -> None:
-    """Cancel, and wait for its end."""
+    """Cancel the task, and wait for its end."""
     task.cancel()
     await ended(task)
 
 
 async def ended(*tasks: Task[Any]) -> None:
-    """Wait for the end of all, also if this is cancelled, as a TaskGroup does."""
+    """Wait for the end of all tasks, also if this is cancelled, as a TaskGroup does."""
     from asyncio import CancelledError, wait
 
     cancelled: CancelledError | None = None
@@ -204,7 +203,7 @@ def failure_of(task: Task[Any]) -> BaseException | None:
 
 
 def log_failure(name: str, what: str, error: BaseException | None) -> None:
-    """Log it at once: the caller sees the exception only at the end of the body."""
+    """Log the error at once: the caller sees it only at the end of the body."""
     if error is not None:
         _log.error("%s: the %s ended: %s", name, what, error, exc_info=error)
 
@@ -221,7 +220,7 @@ def _note_failure(
 
 
 class _Observer(Generic[V]):
-    """What `observe` has shown. Not a generator: that would outlive its event loop."""
+    """The base of the iterators. Not a generator, which would outlive its event loop."""
 
     def __init__(
         self, link: Link, watched: Watched, shown: Callable[[], V], timeout: Duration | None

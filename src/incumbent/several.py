@@ -1,9 +1,9 @@
-"""Locks on several names, all or none; and leases that several may hold at once.
+"""Locks on several names, all or none; and leases that several holders share.
 
-The names are taken in one order, so that two who take the same ones never wait for each other; see
-`protocol.acquire.acquire_all`. Each name is a lease of its own, with its own token. So is what each
-holder of a semaphore has, or of a read-write lock: it is renewed and lost by itself, and the store
-counts (`Ask.permits`).
+All callers take names in the same order, so that no two of them wait for each other; see
+`protocol.acquire.acquire_all`. Each name has its own lease and token. Each holder of a semaphore or
+of a read-write lock also has its own lease, which is renewed and lost by itself; the store counts
+the holders (`Ask.permits`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ M = TypeVar("M", bound="MultiLeaseHandle")
 A = TypeVar("A", Lock, AsyncLock)
 
 NAMES_MOST: Final = 64
-"""Names of one lock: many stores are asked for all of them in one request."""
+"""The most names of one lock: many stores are asked for all of them in one request."""
 _REFUSED: Final = ("once_per", "slot", "at_least_for", "reentrant")
 
 
@@ -60,7 +60,7 @@ class MultiLeaseHandle(AnyLease):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is leased, in the order in which it was taken."""
+        """The leased names, in the order in which they were taken."""
         return tuple(self.tokens)
 
     def __repr__(self) -> str:
@@ -68,7 +68,7 @@ class MultiLeaseHandle(AnyLease):
         return f"<{type(self).__name__} {', '.join(self.names)} {state}>"
 
     async def _give_back(self, port: ManyPort) -> tuple[LeaseLost | None, bool]:
-        """What was lost, if something was, and whether the store confirmed all the rest."""
+        """Release all: the loss, if one was lost, and whether the store confirmed all others."""
         self._work_is_over()
         lost = self._take_leave()
         alive = [held for held in self._helds if held.machine.state is State.HELD]
@@ -91,13 +91,13 @@ class MultiLeaseHandle(AnyLease):
 class MultiLease(MultiLeaseHandle, BlockingLease):
     """Leases on several names, all or none; renewed until they are released. A context manager.
 
-    If one of them is lost, all are: `check` raises, and the body ends in LeaseLost that names it.
+    If one of them is lost, all are: `check` raises, and the body ends in a LeaseLost with its name.
     """
 
     __slots__ = ()
 
     def release(self) -> bool:
-        """Give all back together; False if the store did not confirm it. See Lease.release."""
+        """Release all together; False if the store did not confirm it. See Lease.release."""
         return run(self._released(self._link.port))
 
     def _end(self) -> LeaseLost | None:
@@ -107,13 +107,13 @@ class MultiLease(MultiLeaseHandle, BlockingLease):
 class AsyncMultiLease(MultiLeaseHandle, SuspendingLease):
     """Leases on several names, all or none; see MultiLease. An async context manager.
 
-    The body is cancelled at the first `renew_deadline` of them, or as soon as one is lost.
+    The body is cancelled at the earliest `renew_deadline` of them, or as soon as one is lost.
     """
 
     __slots__ = ()
 
     async def release(self) -> bool:
-        """Give all back together; see MultiLease.release."""
+        """Release all together; see MultiLease.release."""
         return await self._released(self._link.async_port())
 
     async def _end(self) -> LeaseLost | None:
@@ -121,7 +121,7 @@ class AsyncMultiLease(MultiLeaseHandle, SuspendingLease):
 
 
 class MultiHandle(AnyLock[M], Generic[M]):
-    """What is decided when a lock on several names is built."""
+    """A lock on several names: the settings that were checked when it was built."""
 
     __slots__ = ("_wanted",)
 
@@ -147,17 +147,17 @@ class MultiHandle(AnyLock[M], Generic[M]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What it leases, in the order in which it is taken."""
+        """The names that the lock leases, in the order in which they are taken."""
         return tuple(wanted.key.name for wanted in self._wanted)
 
 
 class MultiLock(MultiHandle[MultiLease]):
-    """Several names that one holder at a time can lease, all or none.
+    """A lock on several names, all or none, for one holder at a time.
 
-    `names`: 1 to 64 different ones. They are taken in the order of the alphabet: while it waits for
-    one, those after it are left to others. `settings` are those of `incumbent.Lock`, for each name,
-    but for once_per, slot, at_least_for and reentrant. Raises ConfigError when built with what
-    cannot work.
+    `names`: 1 to 64 different names. They are taken in alphabetical order: during the wait for one,
+    the names after it are left to others. `settings` are those of `incumbent.Lock`, for each name,
+    except once_per, slot, at_least_for and reentrant. Raises ConfigError for settings that cannot
+    work.
 
     >>> with MultiLock(["account-1", "account-2"], store="memory:", timeout=5) as lease:
     ...     lease.check(need=2)
@@ -169,10 +169,10 @@ class MultiLock(MultiHandle[MultiLease]):
         return threading.current_thread()
 
     def acquire(self, timeout: Duration | EllipsisType | None = ...) -> MultiLease:
-        """Wait for all of them, for at most `timeout` seconds if given, else as the lock says.
+        """Wait for all names, for at most `timeout` seconds (default: the lock's `timeout`).
 
-        Raises NotAcquired (tried once), AcquireTimeout (waited), StoreUnavailable, OutcomeUnknown:
-        then none is held, and the store is told so.
+        Raises NotAcquired (after a single try), AcquireTimeout (after a wait), StoreUnavailable,
+        OutcomeUnknown: then no name is held, and those taken before are released in the store.
         """
         link, wait = self._link, self._seconds(timeout)
         with brief:
@@ -180,7 +180,7 @@ class MultiLock(MultiHandle[MultiLease]):
         return MultiLease(link, helds, self._on_lost, self._if_lost)
 
     def try_acquire(self) -> MultiLease | None:
-        """Try once: the lease, or None if the store says that one of the names is not ours."""
+        """Try once: the lease, or None if the store refuses one of the names."""
         try:
             return self.acquire(0)
         except NotAcquired:
@@ -196,7 +196,7 @@ class MultiLock(MultiHandle[MultiLease]):
 
 
 class AsyncMultiLock(MultiHandle[AsyncMultiLease]):
-    """Several names that one holder at a time can lease, for asyncio; see `incumbent.MultiLock`.
+    """A lock on several names, all or none, for asyncio; see `incumbent.MultiLock`.
 
     >>> async def main():
     ...     async with AsyncMultiLock(["account-1", "account-2"], store="memory:") as lease:
@@ -211,14 +211,14 @@ class AsyncMultiLock(MultiHandle[AsyncMultiLease]):
         return current_task()
 
     async def acquire(self, timeout: Duration | EllipsisType | None = ...) -> AsyncMultiLease:
-        """Wait for all of them; see MultiLock.acquire. A cancellation leaves nothing believed."""
+        """Wait for all names; see MultiLock.acquire. After a cancellation none of them is held."""
         link, wait = self._link, self._seconds(timeout)
         with brief:
             helds = await acquire_all(link.async_port(), link.keeper, self._wanted, wait)
         return AsyncMultiLease(link, helds, self._on_lost, self._if_lost)
 
     async def try_acquire(self) -> AsyncMultiLease | None:
-        """Try once: the lease, or None if the store says that one of the names is not ours."""
+        """Try once: the lease, or None if the store refuses one of the names."""
         try:
             return await self.acquire(0)
         except NotAcquired:
@@ -249,7 +249,7 @@ def _refuse_names(names: object) -> None:
 
 
 class _Counted(TakingHandle[L], Generic[L]):
-    """A lock of so many holders at once."""
+    """A lock for at most `permits` holders at once."""
 
     __slots__ = ("_permits",)
 
@@ -274,19 +274,19 @@ class _Counted(TakingHandle[L], Generic[L]):
 
     @property
     def permits(self) -> int:
-        """How many may hold it at once, in the whole fleet."""
+        """The number of holders at once, in the whole fleet."""
         return self._permits
 
 
 class Semaphore(_Counted[Lease], Lock):
     """A name that at most `permits` holders of the whole fleet lease at once.
 
-    Each has a lease of its own, with its own fencing token and expiry; see `incumbent.Lock` for
-    what a lease does, and for the settings: all but once_per, slot, at_least_for, reentrant. All
-    have to say the same `permits`, from 1 to 10,000: while it is held with another number,
-    `acquire` raises ConfigError with both. In the body of one permit a second one is not waited for
-    (Misuse): callers who have one each and wait for another would wait for each other. `timeout=0`
-    tries.
+    Each holder has its own lease, with its own fencing token and expiry; see `incumbent.Lock` for
+    leases, and for the settings: all but once_per, slot, at_least_for, reentrant. All holders must
+    give the same `permits`, from 1 to 10,000: while the name is held with another number, `acquire`
+    raises ConfigError with both numbers. Waiting for a second permit in the body of the first
+    raises Misuse: callers who have one each and wait for another would wait for each other.
+    `timeout=0` only tries.
 
     >>> with Semaphore("gpu", permits=4, store="memory:", timeout=60) as lease:
     ...     lease.check(need=2)
@@ -321,7 +321,7 @@ class AsyncReadLock(AsyncLock):
 
 
 class _ReadWrite(Generic[A]):
-    """Two locks of one name."""
+    """The two locks on one name."""
 
     __slots__ = ("read", "write")
 
@@ -349,7 +349,7 @@ class _ReadWrite(Generic[A]):
 
     @property
     def name(self) -> str:
-        """The name that it leases."""
+        """The name that both locks lease."""
         return self.write.name
 
     def __repr__(self) -> str:
@@ -359,11 +359,11 @@ class _ReadWrite(Generic[A]):
 class ReadWriteLock(_ReadWrite[Lock]):
     """Any number of readers at once (`read`), or one writer (`write`). Each is a `Lock`.
 
-    Waiters get it in the order of arrival, so that readers do not starve a writer. A writer's
-    fencing token is larger than that of every reader and writer before it. In the body of `read`
-    nobody waits for `write` (Misuse): two that try would wait for each other. Leave that body,
-    enter that of `write`, and look again at what was read. `write` is the Lock of that name, which
-    others may use too. The settings are those of `Lock`, all but once_per, slot,
+    Waiters get the lock in the order of arrival, so that readers do not starve a writer. A writer's
+    fencing token is larger than that of every reader and writer before it. Waiting for `write` in
+    the body of `read` raises Misuse: two such readers would wait for each other. Leave that body,
+    enter that of `write`, and check again what was read. `write` is a plain Lock on the name, so
+    others may use a Lock on it too. The settings are those of `Lock`, all but once_per, slot,
     at_least_for, reentrant; it is always fair.
 
     >>> prices = ReadWriteLock("prices", store="memory:", timeout=60)

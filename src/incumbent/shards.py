@@ -1,7 +1,7 @@
 """Shards: work divided over the members of a group, each part under a lease of its own.
 
-Blocking work is asked to stop; work of asyncio is cancelled, and awaited. Only then is the shard
-given to the next member.
+Blocking work is asked to stop; asyncio work is cancelled and awaited. Only after its end does the
+next member get the shard.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from incumbent.protocol.link import StoreLike
 
 _REQUESTS = 4
-"""Instants, in a renewal interval, at which the shards of a process are renewed."""
+"""The instants in a renewal interval at which a process renews shards."""
 _BE_ASYNC = "coroutines belong to AsyncShards"
 _BE_BLOCKING = "blocking work belongs to Shards"
 
@@ -54,7 +54,7 @@ _BE_BLOCKING = "blocking work belongs to Shards"
 class _ShardHandle(TermHandle):
     """A shard that this member holds."""
 
-    # No slots: those of a term, on the other side, would not go together with them.
+    # No slots: the subclasses also inherit those of Term or AsyncTerm, and two sets conflict.
 
     def __init__(self, link: Link, held: Held, number: int) -> None:
         super().__init__(link, held, None, "raise")
@@ -62,20 +62,20 @@ class _ShardHandle(TermHandle):
 
     @property
     def number(self) -> int:
-        """Which shard it is, from 0; `fencing_token` orders those that held it."""
+        """The number of the shard, from 0; `fencing_token` orders its holders."""
         return self._number
 
 
 class Shard(_ShardHandle, Term):
     """One shard, for as long as this member holds it: a Term whose work is asked to stop in time.
 
-    That is also when the shard is another member's: only the end of the work gives it away.
+    That includes a shard that is now another member's: it is released when the work ends.
     """
 
     def wait_stop(self, timeout: Duration | None = None) -> bool:
-        """Block until the work has to stop; see Term.wait_stop.
+        """Block until the work must stop; see Term.wait_stop.
 
-        One thread tells all shards of a process, so that those at rest need not wake to look.
+        One thread wakes the work of all shards of a process, so that idle work need not poll.
         """
         seconds = parse_timeout(timeout)
         if not self.stopping:
@@ -86,7 +86,7 @@ class Shard(_ShardHandle, Term):
 class AsyncShard(_ShardHandle, AsyncTerm):
     """One shard, for as long as this member holds it: an AsyncTerm whose body is cancelled in time.
 
-    That is also when the shard is another member's: only the end of the body gives it away.
+    That includes a shard that is now another member's: it is released when the body ends.
     """
 
     def _ask_to_stop(self) -> None:
@@ -99,7 +99,7 @@ S = TypeVar("S", Shard, AsyncShard)
 
 
 class ShardsHandle(GroupHandle, Generic[S]):
-    """What blocking shards and those of asyncio have in common: all that needs no waiting."""
+    """The part that blocking and asyncio shards share: everything that does not wait."""
 
     __slots__ = ("_metadata", "_shards", "count")
 
@@ -114,18 +114,18 @@ class ShardsHandle(GroupHandle, Generic[S]):
         **settings: Unpack[GroupSettings],
     ) -> None:
         self.count = check_count(count)
-        """How many shards there are, numbered from 0: the same for all members."""
+        """The number of shards, numbered from 0: the same for all members."""
         self._metadata = encode_metadata(metadata)
         super().__init__(name, store=store, namespace=namespace, **settings)
         self._shards: dict[int, S] = {}
 
     def owned(self) -> tuple[S, ...]:
-        """The shards that this member holds, as proved at this instant; no store is asked."""
+        """The shards that this member is proved to hold at this instant; no request is sent."""
         return tuple(shard for _, shard in sorted(self._shards.copy().items()) if shard.valid)
 
 
 class _Membership(Generic[S]):
-    """One membership while it lasts, and the bodies of its shards (protocol.roster.Bodies)."""
+    """One membership, and the bodies of its shards (protocol.roster.Bodies)."""
 
     def __init__(self, of: ShardsHandle[S]) -> None:
         self._link = of._link
@@ -148,7 +148,7 @@ class _Membership(Generic[S]):
         raise NotImplementedError
 
     def _renew(self, held: Held) -> None:
-        """Renew it together with other shards of this process: few requests cost less than many."""
+        """Renew `held` together with other shards of this process, which takes fewer requests."""
         keeper, every = self._link.keeper, held.wanted.policy.renew_every
         step, now = every / _REQUESTS, clock.now()
         keeper.arm(held)
@@ -156,7 +156,7 @@ class _Membership(Generic[S]):
         keeper.renew_now(held, nothing, after=after)
 
     def _stop_all(self) -> None:
-        # First noted, then looked at; `_may_begin` does the same the other way round.
+        # `_over` is written before the shards are read; a shard is written before it reads `_over`.
         self._over = True
         for number in self.numbers():
             self.stop(number)
@@ -176,23 +176,23 @@ class _Membership(Generic[S]):
 class Shards(ShardsHandle[Shard]):
     """Work in `count` shards, divided over the members that run it; see docs/groups-and-shards.md.
 
-    Each shard is a lease `<name>/<number>`, and has one member at a time. When members come and go
-    only those shards move that have to. All members need the same `count`. `metadata`: texts that
+    Each shard is a lease `<name>/<number>`, held by one member at a time. When members come and go,
+    only shards that must move do. All members need the same `count`. `metadata`: texts that
     `Group(name).members()` shows. `store`, `namespace` and the settings are those of `Lock`. Raises
-    ConfigError when built with what cannot work.
+    ConfigError for settings that cannot work.
     """
 
     __slots__ = ()
 
     def run(self, work: Callable[[Shard], object]) -> None:
-        """Be a member, and call `work(shard)` in a thread of its own for each shard that is ours.
+        """Be a member, and call `work(shard)` in a thread for each shard that this member holds.
 
-        When `shard.stopping` the work has to return: then the shard is given back, and the next
-        member begins. Work that returns by itself is called again after a pause (full jitter,
-        longer after short terms). This ends by an exception: of the work, of a signal handler
-        (KeyboardInterrupt), ConfigError if the members reckon with another number of shards, Misuse
-        if another member has our name or `work` is a coroutine function, a permanent StoreError.
-        Before it is raised all work is asked to stop, and awaited.
+        When `shard.stopping` is True the work must return: then the shard is released, and the next
+        member begins. Work that returns earlier is called again after a pause (full jitter, longer
+        after short terms). This ends by an exception: of the work, of a signal handler
+        (KeyboardInterrupt), ConfigError if other members have another `count`, Misuse if another
+        member has this name or `work` is a coroutine function, a permanent StoreError. Before it is
+        raised, all work is asked to stop and awaited.
         """
         refuse_async(work, _BE_ASYNC)
         with self._one_membership():
@@ -200,11 +200,11 @@ class Shards(ShardsHandle[Shard]):
 
     @contextmanager
     def running(self, work: Callable[[Shard], object]) -> Iterator[Self]:
-        """`run(work)` in a thread beside the body, for an application's whole life.
+        """Do `run(work)` in a thread beside the body, for an application's whole life.
 
         At the end of the body all work is asked to stop (`shard.stopping`) and awaited, and the
-        shards are given back. What `run` raised is logged at once and raised at the end; that the
-        members reckon with another number of shards already at the start, if the store answers.
+        shards are released. An exception of `run` is logged at once and raised at the end of the
+        body; ConfigError for another `count` is raised at the start, if the store answers.
         """
         refuse_async(work, _BE_ASYNC)
         with self._one_membership():
@@ -219,7 +219,7 @@ class Shards(ShardsHandle[Shard]):
 
 
 class _Threads(_Membership[Shard]):
-    """A thread for each shard, and the one that keeps the membership."""
+    """A thread for each shard, and one for the membership."""
 
     def __init__(self, of: Shards, work: Callable[[Shard], object]) -> None:
         super().__init__(of)
@@ -230,7 +230,7 @@ class _Threads(_Membership[Shard]):
         self._done = threading.Event()
 
     def run(self) -> None:
-        """Attend until `end`, or until something failed, and give everything back."""
+        """Keep the membership until `end` is called or an error occurs, then release everything."""
         name = f"incumbent {self.roster.key.name} in time"
         threading.Thread(target=self._wake_in_time, name=name, daemon=True).start()
         try:
@@ -259,10 +259,10 @@ class _Threads(_Membership[Shard]):
                     pause = min(pause, max(0.001, left))
 
     def end(self) -> None:
-        """Ask all work to stop, and have the others take over. From any thread."""
+        """Ask all work to stop, and let other members take over. Called from any thread."""
         self._port.end()
         self._stop_all()
-        # It also wakes the thread that attends, where the store tells of changes.
+        # This also wakes the thread of the membership, if the store notifies of changes.
         run(self.roster.strike(self._link.port))
 
     def start(self, number: int, held: Held) -> None:
@@ -296,10 +296,10 @@ class AsyncShards(ShardsHandle[AsyncShard]):
     __slots__ = ()
 
     async def run(self, work: Callable[[AsyncShard], Awaitable[object]]) -> None:
-        """Be a member, and await `work(shard)` in a task of its own for each shard that is ours.
+        """Be a member, and await `work(shard)` in a task for each shard that this member holds.
 
-        When the shard is another's, its body is cancelled and awaited within the lease, and the
-        shard is given back. Else as `Shards.run`: it ends by an exception, or by a cancellation.
+        If a shard becomes another member's, its body is cancelled and awaited within the lease, and
+        the shard is released. Otherwise as `Shards.run`: ends by an exception or a cancellation.
         """
         refuse_generator(work)
         with self._one_membership():
@@ -307,9 +307,9 @@ class AsyncShards(ShardsHandle[AsyncShard]):
 
     @asynccontextmanager
     async def running(self, work: Callable[[AsyncShard], Awaitable[object]]) -> AsyncIterator[Self]:
-        """`run(work)` in a task beside the body, for an application's whole life.
+        """Do `run(work)` in a task beside the body, for an application's whole life.
 
-        At the end of the body all work is cancelled and awaited, and the shards are given back;
+        At the end of the body all work is cancelled and awaited, and the shards are released;
         see `Shards.running`.
         """
         refuse_generator(work)
@@ -325,7 +325,7 @@ class AsyncShards(ShardsHandle[AsyncShard]):
 
 
 class _Tasks(_Membership[AsyncShard]):
-    """A task for each shard, and the one that keeps the membership."""
+    """A task for each shard, and one for the membership."""
 
     def __init__(self, of: AsyncShards, work: Callable[[AsyncShard], Awaitable[object]]) -> None:
         super().__init__(of)
@@ -335,7 +335,7 @@ class _Tasks(_Membership[AsyncShard]):
         self._attending: Task[None] | None = None
 
     async def run(self) -> None:
-        """Attend until a cancellation, or until something failed, and give everything back."""
+        """Keep the membership until a cancellation or an error, then release everything."""
         from asyncio import create_task, wait
 
         task = self._attending = create_task(attend(self.port, self.roster, self._division))

@@ -36,27 +36,27 @@ __all__ = ["Driver", "Lock"]
 _log = logging.getLogger("incumbent")
 _OPTIONS = ("lock_timeout", "namespace")
 _WITHIN, _LOOK_EVERY = 1.0, 0.1
-"""Seconds: for the word to a holder, and between two looks at the lock that it is to lose."""
+"""Seconds: to send a notice to the holder, and between two checks whether it lost the lock."""
 
 
 class Lock(locking.Lock):
-    """tooz's lock, of `Driver.get_lock`; any thread may release what another one acquired."""
+    """tooz's lock, made by `Driver.get_lock`; any thread may release a lock of another thread."""
 
     def __init__(self, driver: Driver, name: bytes | str) -> None:
         super().__init__(name)  # type: ignore[arg-type]  # its other drivers take texts too
         self._driver = driver
         self._leased = safe_name(_text(name))
         self.lease: Lease | None = None
-        """The lease behind it, None where it is not acquired: `check()`, `fencing_token`."""
+        """The lease of this lock (`check()`, `fencing_token`); None while it is not acquired."""
 
     @property
     def acquired(self) -> bool:
-        """Whether it is held here, as proved at this instant; no store is asked."""
+        """Whether the lock is proved to be held here at this instant; no request is sent."""
         lease = self.lease
         return lease is not None and lease.valid
 
     def is_still_owner(self) -> bool:
-        """The same as `acquired`. So is `heartbeat`: a thread of ours renews."""
+        """The same as `acquired`. So is `heartbeat`, because a background thread renews."""
         return self.acquired
 
     heartbeat = is_still_owner
@@ -64,7 +64,7 @@ class Lock(locking.Lock):
     def acquire(
         self, blocking: bool | float = True, shared: bool = False, timeout: float | None = None
     ) -> bool:
-        """Wait (`blocking`: a number of seconds; False: try once); False if others had it.
+        """Wait (`blocking`: a number of seconds; False: try once); False if another had the lock.
 
         `timeout`: seconds to wait where `blocking` is True. Raises ToozConnectionError,
         OperationTimedOut, and NotImplemented for `shared`.
@@ -79,7 +79,7 @@ class Lock(locking.Lock):
         return False
 
     def release(self) -> bool:
-        """Give it back; False if it was lost before, or if the store did not confirm it."""
+        """Release the lock; False if it was lost before, or if the store did not confirm it."""
         lease, self.lease = self.lease, None
         if lease is None:
             return False
@@ -87,10 +87,10 @@ class Lock(locking.Lock):
         return give_back(lease)
 
     def break_(self) -> bool:
-        """Have its holder lose it; True once that is so, False if nobody held it.
+        """Make the holder lose the lock; True once it has, False if nobody held the lock.
 
-        It is told with its next renewal, and its lease ends when it releases the lock, or with
-        its ttl. This waits for up to two ttls, and is False if it is held even then.
+        The holder learns of it with its next renewal. Its lease ends when it releases the lock, or
+        with its ttl. This waits for up to two ttls; False if the holder has the lock even then.
         """
         driver, name = self._driver, self._leased
         link, key = link_for(driver.client), make_key(driver.namespace, name)
@@ -112,7 +112,7 @@ class Lock(locking.Lock):
 
 
 class Driver(coordination.CoordinationDriver):
-    """tooz's coordinator, made by `get_coordinator`: locks and leaders, no groups of members."""
+    """tooz's coordinator, made by `get_coordinator`, with locks and leaders, but without groups."""
 
     CHARACTERISTICS: tuple[Characteristics, ...] = (
         Characteristics.DISTRIBUTED_ACROSS_THREADS,
@@ -124,7 +124,7 @@ class Driver(coordination.CoordinationDriver):
         self, member_id: bytes | str, parsed_url: SplitResult, options: dict[str, list[Any]]
     ) -> None:
         super().__init__(member_id, parsed_url, options)  # type: ignore[arg-type]  # as for names
-        self.requires_beating = False  # There is a heartbeat only for those who call it.
+        self.requires_beating = False  # `heartbeat` need not be called.
         self._url, own = _read_url(parsed_url, options)
         if self._url.startswith("sqlite:"):
             self.CHARACTERISTICS = self.CHARACTERISTICS[:2]
@@ -134,13 +134,13 @@ class Driver(coordination.CoordinationDriver):
         data = member_id.encode() if isinstance(member_id, str) else member_id
         self.holder = quote_from_bytes(data, safe="/:@+,=")
         self.leases: set[Lease] = set()
-        """What is held until it is given back, also where its lock was dropped."""
+        """Leases that are kept until they are released, also if their locks were dropped."""
         self._candidates: dict[str, Election] = {}
         self._terms: dict[str, Term] = {}
 
     @property
     def client(self) -> Client:
-        """The client of the store. Raises ToozError if this is not started."""
+        """The client of the store. Raises ToozError if the coordinator is not started."""
         if not self._started:
             raise tooz.ToozError("this coordinator is not started: call start() first")
         return self._client
@@ -160,15 +160,15 @@ class Driver(coordination.CoordinationDriver):
         self.client.close()
 
     def heartbeat(self) -> float:
-        """Seconds until tooz may call it again. It renews nothing, for a thread of ours does."""
+        """Seconds until the next call. It renews nothing, because a background thread does."""
         return self._ttl
 
     def get_lock(self, name: bytes | str) -> Lock:
-        """A lock on the name, bytes or text."""
+        """A lock on the name, which is bytes or text."""
         return Lock(self, name)
 
     def run_watchers(self, timeout: float | None = None) -> list[Any]:
-        """Stand once for each group that is watched; what the callbacks returned."""
+        """Campaign once for each watched group; return the results of the callbacks."""
         answers: list[Any] = []
         for group_id, callbacks in list(self._hooks_elected_leader.items()):
             candidate = self._candidate(group_id)
@@ -195,18 +195,18 @@ class Driver(coordination.CoordinationDriver):
         return self._candidate(group_id).term
 
     def stand_down_group_leader(self, group_id: bytes) -> bool:
-        """Give the leadership back; False if it was not ours, or if the store did not confirm."""
+        """Release the leadership; False if this member had none or the store did not confirm."""
         term = self._terms.pop(self._candidate(group_id).name, None)
         return term is not None and give_back(term)
 
     def get_leader(self, group_id: bytes) -> coordination.CoordAsyncResult[bytes]:
-        """Who leads, None if nobody does: the store is asked at once, and not by `get`.
+        """The leader, None if there is none. The store is asked now, not when `get` is called.
 
         This member is named only while its own leadership is proved. Raises as `Lock.acquire`.
         """
         with _as_tooz_says():
             leader, term = self._candidate(group_id).leader(), self.get_term(group_id)
-        # An earlier process of the same name may be on record still, and that one is not us.
+        # The record may still have an earlier process of the same name, which does not lead now.
         ours = leader and term and term.number == leader.term
         known = leader if leader and (ours or leader.holder != self.holder) else None
         future: Future[Any] = Future()
@@ -234,13 +234,13 @@ def _as_tooz_says() -> Iterator[None]:
 
 
 def _text(name: bytes | str) -> str:
-    """Another text for other bytes, whatever they are."""
+    """The name as text; different bytes give different texts, even if they are not UTF-8."""
     data = name.encode("utf-8", "surrogatepass") if isinstance(name, str) else name
     return data.decode("utf-8", "surrogateescape")
 
 
 def _read_url(url: SplitResult, options: dict[str, Any]) -> tuple[str, dict[str, str]]:
-    """The URL of the store, and those options that are our own; the last of each counts."""
+    """The URL of the store, and the driver's own options; the last of each counts."""
     if options != parse_qs(url.query):
         raise tooz.ToozError("incumbent takes no keywords: its options stand in the URL")
     own: dict[str, str] = {name: options[name][-1] for name in _OPTIONS if name in options}

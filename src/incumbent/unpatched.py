@@ -1,6 +1,6 @@
 """Threads and locks of the operating system, also where gevent has replaced those of Python.
 
-A greenlet would wait for the very body whose lease it is to renew.
+A greenlet that renews a lease could not run while the body of that lease blocks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def start_thread(work: Callable[[], None], name: str) -> None:
 
 
 def start_bare_thread(work: Callable[[], None]) -> None:
-    """The same without a name, and without the locks of `threading`: for finalizers, which may come
-    while their own thread is inside of those.
+    """Start a thread without a name and without the locks of `threading`: for finalizers, which may
+    run while their own thread holds such a lock.
     """
     original("_thread", "start_new_thread")(work, ())
