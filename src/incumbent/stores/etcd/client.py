@@ -1,9 +1,9 @@
-"""Programs carried out by whichever member answers, on the connections that are kept to each.
+"""Runs programs on any member that answers, over the connections that are kept to each member.
 
-The asynchronous side awaits the coroutines. The blocking side runs each in one step
+The asyncio side awaits the coroutines. The blocking side runs each coroutine in one step
 (`protocol.port.run`), with connections that block instead of suspending.
 
-See `net.pool` for what becomes of a connection after its use.
+See `net.pool` for the reuse of connections.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from incumbent.stores.url import Endpoint
 
 _SOON: Final = 2.0
 _BEGUN_WITHIN: Final = 0.5
-"""Seconds after which a watch that has not begun is taken for lost."""
+"""Seconds after which a watch that has not begun is considered lost."""
 _LOGINS: Final = 2
-"""Log-ins for one request: a token may end right after it was given."""
+"""Most log-ins for one request: a token may expire right after it was issued."""
 _OFF: Final = "-"
-"""The server says that authentication is off, so there is nothing to log in to."""
+"""The token if the server has authentication off, so that no log-in is needed."""
 _GATEWAY_STATUS: Final = (200, 400, 401, 403, 404, 409, 412, 429, 499, 500, 501, 503, 504)
 
 T = TypeVar("T")
@@ -56,10 +56,10 @@ W = TypeVar("W", bound=Stream)
 
 
 class Watching(Reading):
-    """A stream of several watches. `behind`: how many of them have not begun.
+    """A stream of several watches. `behind`: the number of watches that have not begun.
 
-    Once it answers the first of them, etcd's gateway may be unable to read the rest of the request
-    (pkg.go.dev/net/http, ResponseWriter.Write). So all of them have to begin by `begun_by`.
+    Once etcd's gateway answers the first watch, it may be unable to read the rest of the request
+    (pkg.go.dev/net/http, ResponseWriter.Write). So all watches have to begin by `begun_by`.
     """
 
     __slots__ = ("begun_by", "behind")
@@ -77,7 +77,7 @@ Watch: TypeAlias = tuple[Request, Listen]
 
 @dataclass(slots=True)
 class _Trail:
-    """The tries of one request so far. `rest`: how many more there may be."""
+    """The tries of one request so far. `rest`: the number of tries left."""
 
     rest: int
     repeatable: bool
@@ -87,7 +87,7 @@ class _Trail:
 
 
 class Client(TakesTurns[None], Generic[W]):
-    """See the module. `pools` has the connections to each member, `streams` the watches."""
+    """Runs programs. `pools`: the connections to each member; `streams`: those of watches."""
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect: Dialect = dialect
@@ -102,7 +102,7 @@ class Client(TakesTurns[None], Generic[W]):
         """A connection. Raises OSError or StoreUnavailable, at `until` at the latest."""
 
     def let_go(self) -> None:
-        """Close idle connections and end watches; the others are closed after their exchange."""
+        """Close idle connections and end watches; connections in use close after their exchange."""
         for pool in self.pools.values():
             pool.let_go()
         streams, self.streams = self.streams, set()
@@ -110,7 +110,7 @@ class Client(TakesTurns[None], Generic[W]):
             wire.hang_up()
 
     def detach(self) -> None:
-        """In a fork's child: give the descriptors back. Other threads' exchanges are not ours."""
+        """In a forked child: close the descriptors. Exchanges under way are the parent's."""
         self.streams = set()
         for pool in self.pools.values():
             pool.detach()
@@ -125,9 +125,9 @@ class Client(TakesTurns[None], Generic[W]):
         return await drive(program, lambda request: self.answer(request, until))
 
     async def answer(self, request: Request, until: float) -> Any:
-        """The reply to one request, of the incarnation that it is for.
+        """The reply to one request, from the incarnation that the request is for.
 
-        What an earlier state of the cluster has answered proves nothing.
+        A reply of an earlier state of the cluster proves nothing.
         """
         if request.endpoint is not None:
             try:
@@ -140,7 +140,7 @@ class Client(TakesTurns[None], Generic[W]):
         return reply
 
     async def call(self, request: Request, until: float) -> Reply:
-        """The reply of any one member.
+        """The reply of any member.
 
         Raises StoreUnavailable, OutcomeUnknown, LeaseMissing, or LeaseExists.
         """
@@ -165,11 +165,11 @@ class Client(TakesTurns[None], Generic[W]):
             failure = trail.failure or Broken("no time is left", sent=False)
             raise site.failed(failure, doubt=trail.doubt) from failure
         finally:
-            # An error that its own frame holds would keep the connections until a collection.
+            # The cycle of the error and this frame would keep connections until a collection.
             del trail, failure
 
     def _went_wrong(self, trail: _Trail, endpoint: Endpoint, error: Exception) -> None:
-        """Note the failure, and decide whether another member is asked."""
+        """Note the failure, and decide whether to ask another member."""
         if isinstance(error, ErrorReply):
             if error.lease_missing and not trail.doubt:
                 raise LeaseMissing(error.text) from error
@@ -186,7 +186,7 @@ class Client(TakesTurns[None], Generic[W]):
                 return
         trail.failure = error
         if isinstance(error, OtherIncarnation):
-            # It says nothing of an earlier try, and another one would ask the next incarnation.
+            # This settles no earlier try, and a further try would ask the next incarnation.
             trail.rest = 0
             return
         if isinstance(error, StoreUnavailable):
@@ -209,7 +209,7 @@ class Client(TakesTurns[None], Generic[W]):
         except BaseException:
             wire.close()
             raise
-        # A request that must not be repeated has all the time; others leave some to more members.
+        # A request that must not be repeated gets all the time; others leave some for more members.
         limit = limit if request.repeatable else until
         reading = await self._ask(endpoint, wire, self._encode(endpoint, request), limit)
         if reading.last:
@@ -219,7 +219,7 @@ class Client(TakesTurns[None], Generic[W]):
         return self._read(reading) if request.body else reading
 
     async def _join(self, endpoint: Endpoint, until: float) -> W:
-        """A new connection for requests, to the incarnation that is known.
+        """A new connection for requests, to the known incarnation.
 
         Raises OtherIncarnation, StoreUnavailable, Broken.
         """
@@ -246,7 +246,7 @@ class Client(TakesTurns[None], Generic[W]):
     async def _ask_first(
         self, endpoint: Endpoint, wire: W, until: float, request: Request
     ) -> Reply:
-        """The reply to a look, by this connection, before anything else is sent."""
+        """The reply to a check on this connection, before any other request is sent."""
         await self._log_in(endpoint, wire, until)
         sent = self._encode(endpoint, request)
         return self._read(await self._ask(endpoint, wire, sent, until))
@@ -260,9 +260,9 @@ class Client(TakesTurns[None], Generic[W]):
         return wire
 
     async def _log_in(self, endpoint: Endpoint, wire: W, until: float) -> None:
-        """Get a token if one is needed, which every member takes, by this connection.
+        """Get a token over this connection if one is needed; every member accepts the token.
 
-        Nothing else was sent yet. Raises StoreUnavailable.
+        No other request was sent yet. Raises StoreUnavailable.
         """
         options, site = self.site.options, self.site
         if site.token or not options.username:
@@ -291,14 +291,14 @@ class Client(TakesTurns[None], Generic[W]):
         return encode(method, request.path, endpoint, token, request.body)
 
     async def _ask(self, endpoint: Endpoint, wire: W, sent: bytes, until: float) -> Reading:
-        """One answer by this connection, which stays the caller's. Raises Broken, Garbled."""
+        """One reply over this connection, which the caller keeps. Raises Broken, Garbled."""
         try:
             return await exchange(wire, sent, until)
         except Broken as error:
             if is_refusal_of_certificate(str(error)):
                 error.sent = False
             if not error.late:
-                # A restart or a cut network that broke this connection broke its neighbours too.
+                # A restart or network failure that broke this connection broke the idle ones too.
                 close_all(self.pools[endpoint].idle)
             raise
 
@@ -315,7 +315,7 @@ class Client(TakesTurns[None], Generic[W]):
     # -- waiting ------------------------------------------------------------------------------
 
     async def wait_any_change(self, key: Key, seen: str, until: float) -> None:
-        """A watch from the revision that was seen on; nothing polls."""
+        """Wait for a change by a watch from the revision of `seen` on, without polling."""
         looked = self.cluster.sessions.seen_at.get(key)
         start = looked[1] + 1 if looked is not None and looked[0] == seen else 0
 
@@ -329,13 +329,13 @@ class Client(TakesTurns[None], Generic[W]):
         await self._listen(look, until)
 
     async def wait_turn(self, key: Key, seen: str, until: float) -> None:
-        """A watch of the process before us in line, and of the lease once we are in front."""
+        """Wait for our turn by a watch of a process ahead in line or, in front, of the lease."""
         standing: Standing | None = None
 
         async def look() -> Watch | None:
             nonlocal standing
             if standing is None or not standing.moved:
-                # It answers soon or is asked again: the others of this process wait for us.
+                # Ask with little time, then again: this process's other waiters depend on us.
                 soon = min(until, _now() + _SOON)
                 try:
                     standing = await self.carry_out(join(self.cluster, key, seen), soon)
@@ -350,7 +350,7 @@ class Client(TakesTurns[None], Generic[W]):
         await self._listen(look, until)
 
     async def _listen(self, look: Callable[[], Awaitable[Watch | None]], until: float) -> None:
-        """Watch the ranges that `look` returns, until there is a change, or none, or no time."""
+        """Run the watches that `look` returns, until a change, no watch (None), or `until`."""
         try:
             failures = 0
             while _now() < until:
@@ -360,7 +360,7 @@ class Client(TakesTurns[None], Generic[W]):
                         return
                     if await self._watch(*watch, until):
                         return
-                    # The changes were compacted away, or are of no use any more.
+                    # The changes were compacted away, or other keys have to be watched.
                 except (Broken, Garbled, StoreUnavailable) as error:
                     if isinstance(error, StoreUnavailable) and error.permanent:
                         raise
@@ -369,12 +369,12 @@ class Client(TakesTurns[None], Generic[W]):
                         where = self.site.where
                         raise StoreUnavailable(f"{where}: no watch: {error}") from error
         except StoreError:
-            # Once the time is over the caller looks for itself, whatever went wrong meanwhile.
+            # After `until` the caller looks for itself in any case, so the error is not needed.
             if _now() < until:
                 raise
 
     async def _watch(self, watch: Request, listen: Listen, until: float) -> bool:
-        """The answer of `listen`, or True if the time is over."""
+        """The result of `listen`, or True if the time is over."""
         site, endpoint = self.site, self.site.members[0]
         wire: W | None = None
         try:
@@ -396,13 +396,13 @@ class Client(TakesTurns[None], Generic[W]):
             raise
         finally:
             if wire is not None:
-                # The server learns of the end by the end of the connection.
+                # Closing the connection tells the server that the watch is over.
                 self.streams.discard(wire)
                 with suppress(OSError):
                     wire.close()
 
     async def _first_change(self, watching: Watching, wire: W, until: float) -> bool:
-        """True: something changed. False: look again. Raises as `_results`."""
+        """True: something changed. False: look again. Raises the errors of `_results`."""
         while True:
             results = await self._results(watching, wire, until)
             if results is None:
@@ -411,7 +411,7 @@ class Client(TakesTurns[None], Generic[W]):
                 return True
 
     async def _turn(self, standing: Standing, watching: Watching, wire: W, until: float) -> bool:
-        """True: it is our turn to look. False: the line has to be read again. As `_results`."""
+        """True: it is our turn to look. False: read the line again. Raises as `_results`."""
         sessions = self.cluster.sessions
         while not standing.moved:
             look = standing.looks_at
@@ -441,7 +441,7 @@ class Client(TakesTurns[None], Generic[W]):
     async def _results(
         self, watching: Watching, wire: W, until: float
     ) -> list[dict[str, Any]] | None:
-        """The new messages of the watches; None: one was lost, or its changes were compacted away.
+        """The new messages of the watches; None if a watch or its changes (compacted) are lost.
 
         Raises Broken, Garbled, ErrorReply, StoreUnavailable.
         """

@@ -1,4 +1,4 @@
-"""The plan of each operation: programs that yield requests of etcd. No connection in sight."""
+"""The plan of each operation: a program that yields requests to etcd, without a connection."""
 
 from __future__ import annotations
 
@@ -40,12 +40,11 @@ from incumbent.stores.plan import Plan
 
 _KEEP_HISTORY: Final = 86_400.0
 _ASKED_MAX: Final = 16
-"""For so many etcd leases of one read the remaining time is asked; for others the writer's clock is
-used."""
+"""Most etcd leases whose remaining time one read asks etcd for; others go by the writer's clock."""
 
 
 class Dialect:
-    """See stores.plan.Dialect. Both sides of an engine share `cluster`."""
+    """The dialect of etcd (stores.plan.Dialect). Both sides of an engine share `cluster`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -94,7 +93,7 @@ class Dialect:
             case Absent():
                 where = [kv.absent(place)]
             case ByVersion(version):
-                # A key that is not there compares as version 0.
+                # A missing key compares as version 0.
                 where = [kv.modified(place, version if version > 0 else -1)]
             case ByClaim(claim, token):
                 base = yield from self.cluster.base()
@@ -102,7 +101,7 @@ class Dialect:
                     return Stale()
                 where = [kv.created(names.lease, token - base)]
         write = kv.delete(place) if value is None else kv.put(place, b64encode(value).decode())
-        # The second try of a guarded write could meet the first one's value.
+        # A second try of a guarded write could find the value of the first try.
         reply = yield kv.transaction([write], where=where, repeatable=guard is None)
         if not reply.get("succeeded"):
             return Stale()
@@ -144,7 +143,7 @@ class Dialect:
     # -- waiting ------------------------------------------------------------------------------
 
     def _changes(self, key: Key) -> list[tuple[str, str]]:
-        """Ranges of all that makes a change: the lease, the record without candidates, switches."""
+        """The ranges in which a write is a change: lease, record without candidates, switches."""
         names = kv.names_of(self.cluster.prefix, key)
         return [
             (names.leases, kv.after(names.leases)),
@@ -153,7 +152,7 @@ class Dialect:
         ]
 
     def unchanged_since(self, key: Key, seen: str) -> Steps[int]:
-        """From which revision to watch; 0 if it is not as it was seen."""
+        """The revision from which to watch; 0 if the state is not the one that was seen."""
         reply = yield kv.transaction([kv.read(*area, kv.NEWEST) for area in self._changes(key)])
         leases, *others = reply["responses"]
         found = [entry for area in others for entry in kv.entries_in(area)]
@@ -161,14 +160,14 @@ class Dialect:
         return kv.revision_of(reply) + 1 if now == seen else 0
 
     def watch(self, key: Key, revision: int) -> Request:
-        """One stream for all that makes a change, from `revision` on."""
+        """The request for one stream of all changes, from `revision` on."""
         leases, record, switches = self._changes(key)
         return kv.watch((leases, switches, record), revision)
 
 
 @dataclass
 class _Give:
-    """One lease that is given back."""
+    """The give of one lease."""
 
     cluster: Cluster
     key: Key
@@ -200,9 +199,9 @@ class _Give:
                     return Gone()
                 if (yield from self._give(state, base)):
                     return Released()
-                # The key is not as it was remembered: look at it.
+                # The key differs from what this process remembers: read it.
             except LeaseMissing:
-                # The history's: it outlived its own.
+                # The history's etcd lease is gone: it was remembered for too long.
                 self.sessions.history_leases.clear()
                 known = self.sessions.claims.get(self.id)
                 if known is not None:
@@ -211,7 +210,7 @@ class _Give:
         raise StoreUnavailable(f"{where}: etcd leases vanish as soon as they are made")
 
     def _held(self, base: int) -> Steps[ClaimState | None]:
-        """The claim that is to be given back; None: there is none, and its slot is free again."""
+        """The claim to give back; None if it holds no lease: its slot is free again then."""
         state = yield from self.sessions.find(self.key, self.claim, self.token, base)
         if state is not None:
             return state
@@ -223,9 +222,9 @@ class _Give:
         return None
 
     def _given_up(self) -> Steps[ClaimState | None]:
-        """The same for a claim without a known token: first forbid a late take, then look.
+        """The same for a claim without a known token: first forbid a late take, then read.
 
-        The mark lives for a day at least.
+        The mark that forbids it lives for at least a day.
         """
         known = self.sessions.claims.get(self.id)
         history = yield from self.sessions.history_lease(_KEEP_HISTORY)
@@ -245,7 +244,7 @@ class _Give:
         if self.closed_for > 0:
             closing = yield from self.sessions.grant(kv.seconds(self.closed_for))
         if not state.history_key:
-            # Another process took it.
+            # Another process took the lease.
             state.history_lease = yield from self.sessions.history_lease(_KEEP_HISTORY)
             state.history_key = self.sessions.history_key(self.key)
             self.sessions.history_written(self.key)

@@ -22,7 +22,7 @@ _FAILURES: Final = (StoreError, Garbled, ErrorReply, ValueError, KeyError)
 
 
 async def diagnose(client: Client[Any], ttl: float, until: float) -> list[Finding]:
-    """All findings; whatever fails is one of them."""
+    """All findings; a check that fails is a finding too."""
     findings: list[Finding] = []
     well, seen = [], dict[str, str]()
     for endpoint in client.site.options.endpoints:
@@ -47,7 +47,7 @@ async def diagnose(client: Client[Any], ttl: float, until: float) -> list[Findin
 
 
 def _as_doubt(finding: Finding) -> Finding:
-    """An error that hides whether leases are given."""
+    """The finding; an error becomes a CannotTell, as it hides whether leases are granted."""
     level, what, todo = finding
     return cannot_tell(what, todo) if level == "error" else finding
 
@@ -116,7 +116,7 @@ async def _members(
 async def _incarnation(
     client: Client[Any], endpoint: Endpoint, ttl: float, until: float
 ) -> list[Finding]:
-    """Whether a restore would be noticed, and whether there was one."""
+    """Whether a restore would be noticed, and whether the cluster was restored."""
     cluster = client.cluster
     if await client.carry_out(cluster.status(endpoint), until) is None:
         what = f"{endpoint} does not tell what it has carried out (Maintenance.Status)"

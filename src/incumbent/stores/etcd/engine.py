@@ -1,4 +1,4 @@
-"""From a URL to an engine, and its blocking and its asynchronous side."""
+"""The engine of a URL, with its blocking and its asyncio side."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LONGEST: Final = 3600.0
 
 
 def open_etcd(url: str) -> EtcdEngine:
-    """The engine of a URL. Connects to nothing.
+    """The engine of a URL. Does not connect.
 
     Raises ConfigError for a malformed URL, an unknown option, or an unusable certificate.
     """
@@ -35,7 +35,7 @@ def open_etcd(url: str) -> EtcdEngine:
 
 
 class BlockingClient(Client[BlockingWire]):
-    """Its coroutines never suspend; closing it ends the waits of all threads."""
+    """A Client whose coroutines never suspend. Closing it ends the waits of all threads."""
 
     def __init__(self, dialect: Dialect) -> None:
         super().__init__(dialect)
@@ -56,7 +56,7 @@ class BlockingClient(Client[BlockingWire]):
 
 
 class AsyncEtcdStore(Client["AsyncStream"]):
-    """Belongs to the event loop in which it was made."""
+    """A Client for asyncio. Belongs to the event loop in which it was made."""
 
     def __init__(self, dialect: Dialect) -> None:
         super().__init__(dialect)
@@ -84,7 +84,7 @@ class AsyncEtcdStore(Client["AsyncStream"]):
 
 
 class EtcdEngine(ServerEngine[BlockingStore[BlockingClient], AsyncEtcdStore]):
-    """One cluster."""
+    """The engine of one etcd cluster."""
 
     capabilities = Capabilities(
         waits="watch",
@@ -105,5 +105,5 @@ class EtcdEngine(ServerEngine[BlockingStore[BlockingClient], AsyncEtcdStore]):
         super().__init__(options.shown, store, lambda: AsyncEtcdStore(dialect))
 
     def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
-        """Looks also at a cluster that would be refused."""
+        """See Engine.diagnose. Looks even at a cluster that would be refused."""
         return run(diagnose(self._store.operations, ttl, until))

@@ -1,18 +1,18 @@
-"""Which incarnation of a cluster is asked: learnt from its marker, and watched at every step.
+"""The present incarnation of a cluster: learnt from its marker, and checked at every step.
 
-A cluster that is restored from a snapshot keeps its id with etcd's defaults, its revisions go on
-from the snapshot, and so may its leases. What it does not keep is the log: its index begins again.
-Each entry of the log raises the revision by one at most, so within one incarnation
-`index - revision` never falls. The marker under the prefix tells what it was when the marker was
-written; a lower one belongs to another incarnation.
+With etcd's defaults, a cluster that is restored from a snapshot keeps its id, and its revisions
+(and perhaps its leases) go on from the snapshot. It does not keep the log: the index begins again.
+Each entry of the log raises the revision by at most one, so within one incarnation
+`index - revision` never falls. The marker under the prefix has the difference of the moment when it
+was written; a lower difference belongs to another incarnation.
 
-A data folder that was put back, and `--force-new-cluster` on a member that lagged behind, bring
-back an earlier state *with* its log. A process that has seen a later revision, or a later entry of
-the log, notices it; a process that is new cannot.
+An old copy of a data folder, and `--force-new-cluster` on a member that lagged behind, bring back
+an earlier state *with* its log. A process that has seen a later revision, or a later entry of the
+log, notices that; a new process cannot.
 
-The incarnation is looked at when the marker is read, on each new connection (whatever begins a new
-incarnation ends all connections to the old one), and by the revision of each answer. The marker
-itself is compared in every transaction that grants or proves.
+The incarnation is checked when the marker is read, on each new connection (every event that begins
+a new incarnation ends all connections to the old one), and by the revision of each reply. Every
+transaction that grants or proves a lease compares the marker itself.
 """
 
 from __future__ import annotations
@@ -38,26 +38,25 @@ from incumbent.stores.url import Endpoint
 
 _STARTED: Final = re.compile(rb"^process_start_time_seconds ([0-9.e+]+)$", re.MULTILINE)
 _STEP: Final = 1_000_000
-"""By how much the base of tokens grows at least, where a clock is behind: for so many writes that
-were lost."""
+"""Least growth of the base of tokens if a clock is behind: it covers so many lost writes."""
 
 _AHEAD: Final = 16
-"""So many entries that change nothing are in the log before a marker. A log that begins anew has,
-for N members, up to 2 N + 4 entries by itself (each member, a leader, what each publishes, two
-versions, one of ours), and the first one had N + 1 of them at least: so this suffices for seven
+"""Number of no-op entries in the log before a marker. A log that begins anew has, for N members, up
+to 2 N + 4 entries of its own (one for each member, a leader, one that each member publishes, two
+versions, one of ours), and the first log had at least N + 1 of these: so this suffices for seven
 members, and for some elections."""
 
 _now = clock.now
 
 
 class Incarnation(NamedTuple):
-    """The incarnation of the cluster, as the marker under the prefix says.
+    """The incarnation of the cluster, as the marker under the prefix describes it.
 
-    `base` + a revision is a fencing token; `value` is the marker's, in base64 (its revision may be
-    the same in the next incarnation); `at` the instant (of clock.now) at which this one began, as
-    the servers' clocks tell. `term` and `applied`: the last entry of the log that a member had
-    carried out, shortly before the marker was written at the revision `modified`; 0 where no
-    member told.
+    `base` + a revision is a fencing token. `value`: the marker's value in base64 (the marker's
+    revision may be the same in the next incarnation). `at`: the instant (of clock.now) at which
+    this incarnation began, by the servers' clocks. `term` and `applied`: the last entry of the log
+    that a member had applied shortly before the marker was written at the revision `modified`; 0 if
+    no member reported it.
     """
 
     epoch: str
@@ -71,7 +70,7 @@ class Incarnation(NamedTuple):
 
 
 class Status(NamedTuple):
-    """The last entry of the log that a member has carried out, by index and term."""
+    """The last entry of the log that a member has applied, by index and term."""
 
     cluster: str
     term: int
@@ -80,7 +79,7 @@ class Status(NamedTuple):
 
 
 def status_of(reply: Reply) -> Status | None:
-    """Of an answer of etcd's Maintenance.Status; None if it does not say."""
+    """The status in a reply of etcd's Maintenance.Status; None if the reply has none."""
     header = reply.get("header", {})
     if "raftAppliedIndex" not in reply or "revision" not in header:
         return None
@@ -93,14 +92,14 @@ def status_of(reply: Reply) -> Status | None:
 
 
 def differs(known: Incarnation, met: Status | None, now: Status) -> bool:
-    """Whether a member that has carried out all that was asked before is of another incarnation.
+    """Whether a member that has applied all earlier requests is of another incarnation.
 
-    `met`: the furthest state of a member that this process has met. One that lags behind, or is
-    starting, may look different too: it has to carry something out first.
+    `met`: the furthest state of any member that this process has seen. A member that lags behind,
+    or is starting, may differ too: it has to apply a new entry first.
     """
     if now.cluster != known.cluster or now.revision < known.modified:
         return True
-    # The log's next leader has all that was carried out before: a later term has later entries.
+    # The next leader has all entries that were applied before: a later term has later entries.
     if met is not None and now.term > met.term and now.applied < met.applied:
         return True
     if not known.applied:
@@ -109,30 +108,30 @@ def differs(known: Incarnation, met: Status | None, now: Status) -> bool:
 
 
 def later(met: Status | None, now: Status) -> Status:
-    """The further one of the two."""
+    """The further of the two states."""
     return now if met is None or (met.term, met.applied) < (now.term, now.applied) else met
 
 
 class NotedTtl(NamedTuple):
-    """The longest ttl that is noted beside a marker (its value), and at which revision."""
+    """The longest ttl that is noted beside a marker (its value), and the note's revision."""
 
     marker: str = ""
     ttl: float = TTL_DEFAULT
     modified: int = 0
 
     def covers(self, ttl: float, marker: str) -> bool:
-        """Whether a process that finds this marker after a restore waits for so long."""
+        """Whether a process that finds this marker after a restore waits for such a ttl."""
         return ttl <= TTL_DEFAULT or (marker == self.marker and ttl <= self.ttl)
 
 
 class Cluster:
     """The knowledge of both sides of an engine about their cluster, and the programs that learn it.
 
-    `incarnation`: the known one; `disowned`: only a marker with a greater base than this is of the
-    present incarnation; `ended`: how often one turned out to be over; `met`: the furthest state of
-    a member that was met; `floor`: of which cluster, and at which revision, the last linearizable
-    answer was; `dialled`: how many connections were made; `longest`: the longest ttl that is known
-    to be used under the prefix; `noted`: as it was read there.
+    `incarnation`: the known incarnation; `disowned`: only a marker with a greater base is of the
+    present incarnation; `ended`: number of incarnations that turned out to be over; `met`: the
+    furthest state of any member seen; `floor`: the cluster's id and the highest revision of a
+    linearizable reply; `dialled`: number of connections made; `longest`: the longest ttl that is
+    known to be used under the prefix; `noted`: the longest ttl that was read there.
     """
 
     def __init__(self, site: Site) -> None:
@@ -141,8 +140,8 @@ class Cluster:
         self.marker = f"{self.prefix}!born"
         self.sessions = Sessions(self.prefix)
         self.turns = Turns()
-        # Without a linearizable read, a member answers comparisons from its own data: one that lost
-        # its cluster would go on saying that all is well.
+        # Without a linearizable read, a member answers comparisons from its own data: a member that
+        # lost its cluster would go on confirming leases.
         self.current = kv.read(self.marker, more=kv.COUNT)
         self.incarnation: Incarnation | None = None
         self.disowned = -1
@@ -154,7 +153,7 @@ class Cluster:
         self.noted = NotedTtl()
         self._cluster_id = ""
 
-    # -- what a holder may count on -----------------------------------------------------------
+    # -- the present incarnation --------------------------------------------------------------
 
     def identify(self) -> Steps[Incarnation]:
         """The incarnation of the cluster; the first process to meet a new one writes its marker."""
@@ -162,13 +161,13 @@ class Cluster:
         if known is None:
             known = yield from self._learn()
             if known.base <= self.disowned:
-                # Learnt while another thread noticed that it is over.
+                # Another thread noticed meanwhile that this incarnation is over.
                 raise OtherIncarnation(self.site.where)
             self.incarnation = known
         return known
 
     def admit(self, ttl: float) -> Steps[Incarnation]:
-        """The same, once it is older than a holder from before may believe."""
+        """The same; raises StoreUnavailable while an earlier holder may still rely on its lease."""
         known = yield from self.identify()
         if not self.noted.covers(ttl, known.value):
             yield from self._note_ttl(known, ttl)
@@ -183,14 +182,14 @@ class Cluster:
         return known.at + wait_after_restart(self.site.restart_wait, ttl, self.longest)
 
     def base(self) -> Steps[int]:
-        """The number to which a revision is added for a token; reading creates no marker."""
+        """The number that is added to a revision to make a token. Creates no marker."""
         if self.incarnation is not None:
             return self.incarnation.base
         found = yield from self.read_marker()
         return int(self._fields(found).get("base", 0)) if found else 0
 
     def waits_for(self, endpoint: Endpoint, ttl: float) -> Steps[float | None]:
-        """Seconds until it grants, as far as the marker says; None: it is of another incarnation.
+        """Seconds until the cluster grants, by its marker; None: that is of another incarnation.
 
         Writes nothing.
         """
@@ -206,7 +205,7 @@ class Cluster:
     # -- the marker ---------------------------------------------------------------------------
 
     def still(self, known: Incarnation) -> str:
-        """The comparison: this is the incarnation that is known."""
+        """The comparison that the cluster is still of the known incarnation."""
         return kv.has_value(self.marker, known.value)
 
     def transaction(
@@ -218,12 +217,12 @@ class Cluster:
         *,
         repeatable: bool = True,
     ) -> Request:
-        """One of which nothing is carried out, and no reply believed, in another incarnation."""
+        """A transaction that fails, and whose reply is rejected, in another incarnation."""
         where, marker = [self.still(known), *where], known.value
         return kv.transaction(success, failure, where=where, repeatable=repeatable, marker=marker)
 
     def read_marker(self) -> Steps[Entry | None]:
-        """By a linearizable read; notes the longest ttl that stands beside it."""
+        """The marker, by a linearizable read; notes the longest ttl that is stored beside it."""
         asked = {"key": kv.b64(self.marker), "range_end": kv.b64(f"{self.marker}.")}
         reply = yield Request("/v3/kv/range", json.dumps(asked).encode())
         self._cluster_id = str(reply["header"].get("cluster_id", ""))
@@ -247,8 +246,8 @@ class Cluster:
             endpoint = self.site.members[0]
             wall, uptime = yield from self._ages(endpoint)
             if found or self.disowned >= 0:
-                # Where there was one before, nobody knows when it ended: servers may have run long
-                # before they were given its address.
+                # The end of an earlier incarnation is unknown: servers may have run long before
+                # they got its address.
                 uptime = 0.0
             if found:
                 known = _incarnation_of(found, fields, wall)
@@ -257,7 +256,7 @@ class Cluster:
             for _ in range(_AHEAD):
                 yield from self._propose_nothing(endpoint)
             status = yield from self.status(endpoint)
-            # Above every base that this process remembers too, in case a clock is behind.
+            # Also above every base that this process remembers, in case a clock is behind.
             before = max(int(fields.get("base", 0)), self.disowned)
             base = max(int(clock.wall() * 1_000_000), before) + (_STEP if before else 0)
             value = kv.packed(
@@ -269,7 +268,7 @@ class Cluster:
                 term=status.term if status else 0,
                 applied=status.applied if status else 0,
             )
-            # Another process may just have written its own.
+            # Another process may just have written its own marker.
             unchanged = (
                 kv.modified(self.marker, found.modified) if found else kv.absent(self.marker)
             )
@@ -277,9 +276,9 @@ class Cluster:
         raise StoreUnavailable(f"{self.site.where}: its marker {self.marker} keeps changing")
 
     def _note_ttl(self, known: Incarnation, ttl: float) -> Steps[None]:
-        """Note beside the marker that holders may believe for so long, before one does.
+        """Note the ttl beside the marker, before a holder relies on a lease for so long.
 
-        Raises OtherIncarnation, or when no time is left StoreUnavailable.
+        Raises OtherIncarnation, or StoreUnavailable if no time is left.
         """
         place = f"{self.marker}-ttl"
         while not self.noted.covers(ttl, known.value):
@@ -288,12 +287,12 @@ class Cluster:
                 raise OtherIncarnation(self.site.where)
             noted = self.noted
             if noted.ttl < ttl:
-                # Another may note a longer one now: then nothing is written, and it is read again.
+                # If another process notes a longer ttl now, nothing is written: read it again.
                 unchanged = [self.still(known), kv.modified(place, noted.modified)]
                 yield kv.transaction([kv.put(place, kv.packed(ttl=ttl))], where=unchanged)
 
     def _ages(self, endpoint: Endpoint) -> Steps[tuple[float, float]]:
-        """The wall clock of a member, and for how many seconds it has run (0.0: nobody knows)."""
+        """The wall clock of a member, and the seconds for which it has run (0.0: unknown)."""
         try:
             reading = yield Request("/metrics", b"", endpoint=endpoint)
         except StoreError:
@@ -302,7 +301,7 @@ class Cluster:
         started = _STARTED.search(reading.body) if reading.status == 200 else None
         return wall, max(0.0, wall - float(started[1])) if started else 0.0
 
-    # -- whether it is still the same ---------------------------------------------------------
+    # -- checks of the incarnation ------------------------------------------------------------
 
     def knows(self, marker: str) -> bool:
         """Whether the known incarnation is still the one whose marker has this value."""
@@ -310,18 +309,18 @@ class Cluster:
         return known is not None and known.value == marker
 
     def changed(self) -> Steps[bool]:
-        """Whether this is another incarnation than the one that is known."""
+        """Whether the cluster is of another incarnation than the known one."""
         known = self.incarnation
         found = yield from self.read_marker()
         if known is not None and found and found.value64 == known.value:
             return False
-        # Another thread may have learnt of a newer one meanwhile.
+        # Another thread may have learnt of a newer incarnation meanwhile.
         if known is not None and self.incarnation is known:
             self.disown()
         return True
 
     def disown(self) -> None:
-        """The cluster is of another incarnation: nothing that is remembered of it counts."""
+        """Forget all about the cluster, which turned out to be of another incarnation."""
         self.ended += 1
         known, self.incarnation = self.incarnation, None
         if known is not None:
@@ -330,26 +329,26 @@ class Cluster:
         self.sessions.lose_all()
 
     def check(self, request: Request, reply: Reply, ended: int, floor: tuple[str, int]) -> None:
-        """Whether an answer is of the incarnation that was known when it was asked.
+        """Check that a reply is of the incarnation that was known when the request was sent.
 
-        `ended`, `floor`: as they were before it was asked. Raises OutcomeUnknown.
+        `ended`, `floor`: their values before the request was sent. Raises OutcomeUnknown.
         """
         self.sessions.term = kv.term_of(reply.get("result", reply))
         if request.path in kv.LINEARIZABLE:
             header = reply["header"]
             cluster, revision = str(header.get("cluster_id", "")), int(header.get("revision", 0))
             if self.ended != ended:
-                # It may be late, and of the incarnation before.
+                # The reply may be late, and of the previous incarnation.
                 raise self._not_the_same()
             if not self.fits(cluster, revision, floor):
                 self.disown()
                 raise self._not_the_same()
         if request.marker and not self.knows(request.marker):
-            # Noticed meanwhile, on another connection.
+            # Another connection showed meanwhile that the incarnation is over.
             raise self._not_the_same()
 
     def fits(self, cluster: str, revision: int, floor: tuple[str, int]) -> bool:
-        """Whether a linearizable answer fits `floor`, which was known before it was asked."""
+        """Whether a linearizable reply fits `floor`, known before the request was sent."""
         known, least = floor
         if known and (cluster != known or revision < least):
             return False
@@ -364,11 +363,11 @@ class Cluster:
         )
 
     def is_other(self, known: Incarnation, endpoint: Endpoint) -> Steps[bool]:
-        """Whether this member is of another incarnation than the one that is known."""
+        """Whether this member is of another incarnation than the known one."""
         for looks in range(2):
             if looks:
-                # One that starts, or catches up, shows old numbers for a moment. After a proposal,
-                # which changes nothing, it has carried out all that was before. With a token of
+                # A member that starts or catches up shows old numbers for a moment. Once it has
+                # answered a no-op proposal, it has applied all earlier entries. With a token of
                 # another incarnation it would wait for the entry of the log that the token names.
                 self.site.token = ""
                 yield from self._propose_nothing(endpoint)
@@ -381,15 +380,15 @@ class Cluster:
         return True
 
     def _propose_nothing(self, endpoint: Endpoint) -> Steps[None]:
-        """An entry of the log that raises no revision."""
+        """Add an entry to the log that does not raise the revision."""
         try:
-            # Nobody writes this key: removing it is an entry also while the database is full.
+            # This key never exists: its removal is an entry even while the database is full.
             yield kv.transaction([kv.delete(f"{self.prefix}!nothing")], endpoint=endpoint)
         except ErrorReply as error:
             raise self._refused(error) from error
 
     def status(self, endpoint: Endpoint) -> Steps[Status | None]:
-        """The status of a member; None if it does not serve that."""
+        """The status of a member; None if the member does not serve it."""
         try:
             reply = yield Request("/v3/maintenance/status", endpoint=endpoint)
         except ErrorReply as error:
@@ -399,7 +398,7 @@ class Cluster:
         return status_of(reply)
 
     def _refused(self, error: ErrorReply) -> StoreUnavailable:
-        """A look, before anything else was sent."""
+        """The exception for a refused check, before any other request was sent."""
         self.site.drop_stale_token(error)
         return StoreUnavailable(f"{self.site.where} refuses a look: {error.text}")
 

@@ -1,22 +1,22 @@
-"""The keys in etcd's one flat, ordered key space, their values, requests and replies. Pure.
+"""Keys in etcd's flat, ordered key space, their values, requests and replies. Pure.
 
-    PREFIX/NAMESPACE/NAME/held        the lease: all under PREFIX/NAMESPACE/NAME/ contend for it
+    PREFIX/NAMESPACE/NAME/held        the lease; any key under PREFIX/NAMESPACE/NAME/ occupies it
     PREFIX/NAMESPACE!s/NAME/...       the switches "pause" and "resign", and the "closing"
     PREFIX/NAMESPACE!r/NAME/...       f/FIELD  h/RING/PLACE  t/SLOT/CLAIM  w/HOLDER
-    PREFIX/NAMESPACE!x/NAME/CLAIM     a claim that was given up: a take of it comes too late
-    PREFIX/NAMESPACE!q/NAME/PROCESS   a process whose waiters wait, in the order of the last writing
-    PREFIX!born                       which incarnation of the cluster this is
+    PREFIX/NAMESPACE!x/NAME/CLAIM     a claim that was given up: a late take of it is refused
+    PREFIX/NAMESPACE!q/NAME/PROCESS   a process with waiters; the last write determines the order
+    PREFIX!born                       the marker, which identifies the cluster's incarnation
     PREFIX!born-ttl                   the longest ttl that was ever asked for, above the default
 
 A value that is written again and again has one key: until the next compaction, a read of a range
-looks at every key that ever was in it, also at deleted ones.
+looks at every key that ever was in the range, even at deleted keys.
 
-The slash within a name becomes %2F, and neither names nor namespaces have a "!" or a "%": so no
-key of one name is under another.
+A slash within a name becomes %2F, and neither names nor namespaces contain "!" or "%": so no key of
+one name is under another name.
 
-A *program* is a generator: it yields requests, is sent their replies, and returns an outcome. An
-error of a request is raised where the program waits for its reply. The gateway wants keys and
-values in base64, and numbers as digits.
+A *program* is a generator: it yields requests, receives their replies, and returns an outcome. An
+error of a request is raised where the program waits for its reply. The gateway takes keys and
+values in base64, and numbers as strings of digits.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ Reply: TypeAlias = dict[str, Any]
 AsOf: TypeAlias = tuple[str, str, int, int]
 
 RECORD_FORMAT: Final = 2
-"""The format of the marker and of a lease's value; without a number it is format 1."""
+"""The format of the marker and of a lease's value; a value without a number has format 1."""
 _SHOWN: Final = 200
 BATCH: Final = 116
 """Leases compared in one transaction; etcd takes 128 comparisons (--max-txn-ops)."""
 REPEATED: Final = " repeated"
-"""Of a reply: whether an earlier try of its request was perhaps carried out."""
+"""Name in a Reply: whether an earlier try of its request was perhaps carried out."""
 TXN: Final = "/v3/kv/txn"
 LINEARIZABLE: Final = frozenset({TXN, "/v3/kv/range"})
 COUNT: Final = ',"count_only":true'
@@ -58,8 +58,8 @@ NEWEST: Final = ',"sort_order":"DESCEND","sort_target":"MOD","limit":"1","keys_o
 class Request(NamedTuple):
     """One request; without a body it is a GET, whose reply is a Reading.
 
-    `repeatable`: another member may be asked after a doubt. `marker`: the value of the one that
-    must still be known when the reply comes. `endpoint`: this member is asked, and no other.
+    `repeatable`: it may be sent again although it was perhaps carried out. `marker`: the value of
+    the marker that must still be known when the reply comes. `endpoint`: the only member to ask.
     """
 
     path: str
@@ -70,7 +70,7 @@ class Request(NamedTuple):
 
 
 Steps: TypeAlias = Generator[Request, Any, T]
-"""A program."""
+"""The type of a program (see the module)."""
 
 
 # -- keys -----------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class Names:
         self.closing = f"{base}!s/{name}/closing"
         self.record = f"{base}!r/{name}/"
         self.waiting = f"{base}!r/{name}/w"
-        """Where the candidates begin; a new candidate is no change."""
+        """The beginning of all candidates' keys; a new candidate is no change."""
         self.line = f"{base}!q/{name}/"
         self._late = f"{base}!x/{name}/"
 
@@ -104,15 +104,15 @@ class Names:
         return f"{self.record}f/{_part(field)}"
 
     def late(self, claim: str) -> str:
-        """The mark of a claim that was given up."""
+        """The key that marks a claim as given up."""
         return self._late + claim
 
     def past(self, place: str) -> str:
-        """An entry of the history."""
+        """The key of an entry in the history."""
         return f"{self.record}h/{place}"
 
     def slot(self, slot: str, claim: str = "") -> str:
-        """A slot that `claim` took; without a claim, the beginning of all keys of the slot."""
+        """The key of a slot that `claim` took; without a claim, the start of the slot's keys."""
         return f"{self.record}t/{_part(slot)}/{_part(claim)}"
 
     def candidate(self, holder: str) -> str:
@@ -120,11 +120,11 @@ class Names:
 
 
 names_of = lru_cache(maxsize=16_384)(Names)
-"""The same object again for the same prefix and key: quoting costs more than all the rest."""
+"""The cached Names of a prefix and key: quoting costs more than all the rest."""
 
 
 def scanned(prefix: str, namespace: str, name: str) -> list[tuple[str, str]]:
-    """Ranges that have all keys of the names that begin with `name`."""
+    """The ranges of all keys of the names that begin with `name`."""
     start = quote(name, safe=":@")
     areas = (f"{prefix}/{namespace}{kind}/" for kind in ("", "!s", "!r"))
     return [(area + start, after(area + start)) for area in areas]
@@ -134,20 +134,20 @@ def scanned(prefix: str, namespace: str, name: str) -> list[tuple[str, str]]:
 
 
 def revision_of(reply: Reply) -> int:
-    """At which revision the cluster answered."""
+    """The revision at which the cluster answered."""
     return int(reply["header"].get("revision", 0))
 
 
 def term_of(reply: Reply) -> str:
-    """In which term the cluster answered."""
+    """The raft term in which the cluster answered."""
     return str(reply["header"].get("raft_term", ""))
 
 
 def as_of(reply: Reply, dialled: int = 0) -> AsOf | None:
-    """Which state of the cluster an answer is of; None: it does not say.
+    """The state of the cluster that a reply is of; None if the reply does not say.
 
-    As long as it is the same, so is every key. `dialled`: how many connections were made until
-    then; a new one may lead to another state.
+    As long as the state is the same, so is every key. `dialled`: the number of connections made
+    until then; a new connection may lead to another state.
     """
     revision = revision_of(reply)
     cluster = str(reply["header"].get("cluster_id", ""))
@@ -158,7 +158,7 @@ def as_of(reply: Reply, dialled: int = 0) -> AsOf | None:
 
 
 def b64(text: str) -> str:
-    """The text as the gateway's JSON wants bytes."""
+    """The text in base64, which the gateway's JSON has for bytes."""
     return b2a_base64(text.encode(), newline=False).decode()
 
 
@@ -171,7 +171,7 @@ def after(prefix: str) -> str:
 
 
 class Entry(NamedTuple):
-    """One key as the gateway answered it."""
+    """One key as the gateway returned it."""
 
     key: str
     value: bytes
@@ -181,7 +181,7 @@ class Entry(NamedTuple):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields of a value of ours; nothing of anybody else's."""
+        """The fields of a value that incumbent wrote; none for another value (no JSON object)."""
         try:
             found = json.loads(self.value)
         except ValueError:
@@ -195,12 +195,12 @@ class Entry(NamedTuple):
 
 
 def count_of(response: Mapping[str, Any]) -> int:
-    """How many keys there are in a range, also where it was limited to a few."""
+    """The number of keys in a range, even if the request was limited to a few."""
     return int(response["response_range"].get("count", 0))
 
 
 def entries_in(response: Mapping[str, Any]) -> list[Entry]:
-    """The keys that a range answered, of `responses[i]`."""
+    """The keys in the response to a range, such as `responses[i]`."""
     kvs = response.get("response_range", response).get("kvs", ())
     return [
         Entry(
@@ -215,7 +215,7 @@ def entries_in(response: Mapping[str, Any]) -> list[Entry]:
 
 
 def packed(**fields: str | float) -> str:
-    """A value of ours, in base64: JSON, which is written by hand as it is quicker."""
+    """A value as JSON, in base64. The JSON is put together by hand because that is quicker."""
     inside = ",".join([
         f'"{name}":{_quoted(value) if isinstance(value, str) else repr(value)}'
         for name, value in fields.items()
@@ -227,33 +227,33 @@ def packed(**fields: str | float) -> str:
 
 
 def absent(key: str) -> str:
-    """There is no such key."""
+    """The comparison: the key does not exist."""
     return f'{{"key":"{_key(key)}","range_end":"","target":"CREATE","create_revision":"0"}}'
 
 
 def free(prefix: str) -> str:
-    """There is no key that begins with `prefix`."""
+    """The comparison: no key begins with `prefix`."""
     start, end = _key(prefix), _key(after(prefix))
     return f'{{"key":"{start}","range_end":"{end}","target":"CREATE","create_revision":"0"}}'
 
 
 def created(key: str, revision: int) -> str:
-    """The key is there since that revision."""
+    """The comparison: the key was created at that revision."""
     return f'{{"key":"{_key(key)}","target":"CREATE","create_revision":"{revision}"}}'
 
 
 def modified(key: str, revision: int) -> str:
-    """The key was last written at that revision; 0 is one that is not there."""
+    """The comparison: the key was last written at that revision; 0: it does not exist."""
     return f'{{"key":"{_key(key)}","target":"MOD","mod_revision":"{revision}"}}'
 
 
 def attached(key: str, lease: str) -> str:
-    """The key is attached to that etcd lease."""
+    """The comparison: the key is attached to that etcd lease."""
     return f'{{"key":"{_key(key)}","target":"LEASE","lease":"{lease}"}}'
 
 
 def has_value(key: str, value: str) -> str:
-    """The key has that value (base64)."""
+    """The comparison: the key has that value (base64)."""
     return f'{{"key":"{_key(key)}","target":"VALUE","value":"{value}"}}'
 
 
@@ -280,7 +280,7 @@ def read_all(prefix: str, more: str = "") -> str:
 
 
 def nested(compare: Sequence[str], success: Sequence[str], failure: Sequence[str] = ()) -> str:
-    """A transaction within one."""
+    """A transaction within a transaction."""
     return f'{{"request_txn":{_transaction(compare, success, failure)}}}'
 
 
@@ -316,7 +316,7 @@ def lease(what: str, lease_id: str) -> Request:
 
 
 def watch(ranges: Sequence[tuple[str, str]], revision: int) -> Request:
-    """One stream for all that changes in these ranges, from `revision` on."""
+    """Open one stream for all changes in these ranges, from `revision` on."""
     body = "".join(
         f'{{"create_request":{{"key":"{_key(start)}","range_end":"{_key(end)}",'
         f'"start_revision":"{revision}","watch_id":"{index}"}}}}'
@@ -326,7 +326,7 @@ def watch(ranges: Sequence[tuple[str, str]], revision: int) -> Request:
 
 
 def seconds(ttl: float) -> int:
-    """The etcd lease for a ttl: whole seconds, never fewer."""
+    """The ttl of the etcd lease for a ttl: in whole seconds, rounded up."""
     return max(1, ceil(ttl))
 
 
@@ -334,17 +334,17 @@ def seconds(ttl: float) -> int:
 
 
 def entry_of(claim: str, response: Mapping[str, Any]) -> Entry | None:
-    """The lease that a lookup found, if it is this claim's."""
+    """The lease's key as a lookup found it, if this claim has it; else None."""
     return next((at for at in entries_in(response) if at.fields.get("claim") == claim), None)
 
 
 def number_in(value: object, default: float = 0.0) -> float:
-    """A number of a value's fields, or the default for anything else."""
+    """The value of a field if it is a number, else the default."""
     return float(value) if isinstance(value, int | float) else default
 
 
 def check_format(entry: Entry, cure: str = "") -> dict[str, Any]:
-    """The fields. Raises StoreUnavailable, finally, if another version of incumbent wrote them."""
+    """The fields. Raises StoreUnavailable (permanent) if another version wrote them."""
     fields = entry.fields
     if fields.get("format") != RECORD_FORMAT:
         raise StoreUnavailable(
@@ -357,11 +357,11 @@ def check_format(entry: Entry, cure: str = "") -> dict[str, Any]:
 
 
 def seen_in(leases: Sequence[Entry], others: Iterable[Entry] = (), count: int = 0) -> str:
-    """The text that `wait_change` compares: the last revision of these, and how many there are.
+    """The text that `wait_change` compares: the last revision of the entries, and their number.
 
-    Of a name that is held only the lease counts. The watch shows a switch or a field that is
-    written meanwhile: it begins where the asker has looked. `count`: how many others there are, if
-    these are only the newest.
+    If the name is held, only the lease counts. A switch or a field that is written meanwhile shows
+    in the watch, which begins at the revision of the asker's look. `count`: the number of others,
+    if `others` are only the newest.
     """
     written = [entry.modified for entry in leases or others]
     newest, among = max(written, default=0), 1 if leases else max(count, len(written))
@@ -375,7 +375,7 @@ def newest_seen(seen: str) -> int:
 
 
 def surplus_candidates(entries: Iterable[Entry]) -> list[str]:
-    """The keys of candidates beyond the limit, whose time ends first."""
+    """The keys of the candidates beyond the limit: those whose time ends first."""
     ordered = sorted(entries, key=lambda entry: (number_in(entry.fields.get("until")), entry.key))
     return [entry.key for entry in ordered[:-CANDIDATES_KEPT]]
 
@@ -406,10 +406,10 @@ def by_name(prefix: str, namespace: str, entries: Iterable[Entry]) -> dict[Key, 
 
 
 def record_of(key: Key, kinds: Kinds, base: int, lives: Mapping[str, float], wall: float) -> Record:
-    """The record of a key; `lives` has the seconds that are left of etcd leases."""
+    """The record of a key. `lives`: the seconds left of etcd leases."""
 
     def left(entry: Entry) -> float:
-        """Seconds: by etcd where it was asked, else by the writer's wall clock."""
+        """Seconds left: by etcd if it was asked, else by the writer's wall clock."""
         if entry.lease in lives:
             return lives[entry.lease]
         fields = entry.fields
@@ -437,10 +437,10 @@ def record_of(key: Key, kinds: Kinds, base: int, lives: Mapping[str, float], wal
 
 
 def holding_of(entry: Entry, base: int, lives: Mapping[str, float], wall: float) -> Holding:
-    """The holder that this key names. Raises StoreUnavailable if another version wrote it."""
+    """The holding that this key describes. Raises StoreUnavailable if another version wrote it."""
     token, left = base + entry.created, lives.get(entry.lease)
     if "claim" not in entry.fields:
-        # etcdctl, a Go program: their value may be anything, and is often empty.
+        # Of etcdctl or a Go program: the value may be anything, and is often empty.
         shown = entry.value.decode(errors="replace").strip()[:_SHOWN]
         return Holding(shown or entry.key[-_SHOWN:], token, left, foreign=True)
     fields = check_format(entry)
@@ -462,7 +462,7 @@ def _history(entries: list[Entry], base: int) -> tuple[Past, ...]:
         ended = fields.get("ended")
         revision = entry.modified if ended is None else int(fields.get("revision", entry.created))
         if ended is None and revision in found:
-            # It was ended by another process than took it, which noted it once more.
+            # Another process than the taker ended this holding, and wrote a second entry of it.
             continue
         holder, started = str(fields.get("holder", "")), number_in(fields.get("since"))
         found[revision] = Past(holder, base + revision, started, ended)

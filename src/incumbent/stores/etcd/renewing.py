@@ -1,13 +1,13 @@
-"""Renewing: a keep-alive for each etcd lease, then proof that each key is there.
+"""Renewing: a keep-alive for each etcd lease, then proof that each key still exists.
 
-The proof is one transaction of comparisons for many leases: all there, and no switch set. Only
-if that fails each is asked for apart. It comes after the keep-alive, so that it also proves that
-the member which answered the keep-alive was the leader still (see sessions).
+The proof is one transaction of comparisons for many leases: all keys exist, and no switch is set.
+Only if that fails, each lease is checked separately. The proof comes after the keep-alive, so it
+also proves that the member which answered the keep-alive was still the leader (see sessions).
 
-Renewals that are sent again and again are prepared once (see model.Batch). An answer says of which
-state of the cluster it is. If that is the state of which a look at keys was answered before, none
-of them can have changed: it need not be taken again. So while nobody writes, thousands of leases
-cost the look at a few of them.
+Renewals that are sent again and again are prepared once (see model.Batch). Each reply names the
+state of the cluster that it is of. If an earlier look at some keys was of the same state, none of
+these keys can have changed, and the look is not repeated. So while nothing is written, thousands of
+leases cost a look at a few of them.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from incumbent.stores.etcd.taking import value_of
 from incumbent.stores.notices import PAUSE, RESIGN, notices_for
 
 _EACH: Final = 50
-"""Transactions within one."""
+"""Most transactions nested in one transaction."""
 _FIRST: Final = 8
-"""Leases of the first look of several, which tells whether the others are needed."""
+"""Leases in the first look of several; its reply shows whether the others are needed."""
 _RENEWED: Final = Renewed()
 
 _now = clock.now
 
 
 def renew(cluster: Cluster, renewals: Sequence[Renewal]) -> Steps[list[RenewOutcome]]:
-    """The outcome of each, in the same order."""
+    """The outcome of each renewal, in the same order."""
     if not renewals:
         return []
     batch = renewals if isinstance(renewals, Batch) else None
@@ -55,9 +55,9 @@ def renew(cluster: Cluster, renewals: Sequence[Renewal]) -> Steps[list[RenewOutc
 
 
 def check_all(cluster: Cluster, incarnation: Incarnation, states: Sequence[ClaimState]) -> Request:
-    """Whether all of them are there and no switch is set: of few of theirs, of many of any."""
-    # A member that has the newest grant also has all that was written before it, so the others are
-    # compared by revision alone.
+    """Check that all leases exist and have no switch; for many, that their namespaces have none."""
+    # A member that has the newest grant also has everything that was written before it, so the
+    # other leases are compared by revision alone.
     newest = max(states, key=lambda state: state.revision)
     compare = cluster.sessions.ours(newest)
     names = [kv.names_of(cluster.prefix, state.key) for state in states]
@@ -72,12 +72,12 @@ def check_all(cluster: Cluster, incarnation: Incarnation, states: Sequence[Claim
     return cluster.transaction(incarnation, compare, [cluster.current], [cluster.current])
 
 
-# -- the same again -------------------------------------------------------------------------------
+# -- repeated renewals ----------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Look:
-    """Whether some leases are there and unpaused. `as_of`: the state that last said yes."""
+    """A check that some leases exist without switches. `as_of`: the state of its last success."""
 
     request: Request
     as_of: kv.AsOf | None = None
@@ -85,7 +85,7 @@ class _Look:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """Leases of one ttl and one session, all of which were renewed."""
+    """Leases with the same ttl and session, all of which were renewed."""
 
     cluster: Cluster
     incarnation: Incarnation
@@ -95,7 +95,7 @@ class _Prepared:
     group: RenewalGroup
 
     def _holds(self, now: float) -> bool:
-        """Whether all is as it was when this was prepared."""
+        """Whether everything is still as it was when this was prepared."""
         session, group, cluster = self.session, self.group, self.cluster
         return (
             group.whole
@@ -106,11 +106,11 @@ class _Prepared:
         )
 
     def run(self, cluster: Cluster) -> Steps[bool]:
-        """Whether all of them are renewed; False: they have to be looked at one by one."""
+        """Renew all leases; False if they have to be checked one by one."""
         session, sent = self.session, _now()
         if cluster is not self.cluster or not self._holds(sent):
             return False
-        # Also if no reply comes: a lease that etcd may keep must not be removed as overdue.
+        # Even if no reply comes: a lease that etcd may keep must not be removed as overdue.
         self.group.due = max(self.group.due, sent + self.ttl)
         yield from cluster.sessions.keep_alive(session)
         if not self._holds(sent):
@@ -134,9 +134,9 @@ class _Prepared:
 
 @dataclass(slots=True)
 class _Item:
-    """One renewal on its way. `state`: of the key afterwards; `write`: whether it must be written.
+    """One renewal. `state`: the claim's state afterwards; `write`: whether to write its key.
 
-    `lease`: the etcd lease that it is attached to before; `at`: its place among the outcomes.
+    `lease`: the etcd lease that the key is attached to before; `at`: the index of the outcome.
     """
 
     at: int
@@ -151,7 +151,7 @@ class _Item:
 
 
 class _Renewing:
-    """`outcomes`: None where it is not known yet; `items`: the renewals whose keys are known."""
+    """Renewals one by one. `outcomes`: None if not known yet; `_items`: those with known keys."""
 
     def __init__(
         self, cluster: Cluster, incarnation: Incarnation, renewals: Sequence[Renewal]
@@ -165,7 +165,7 @@ class _Renewing:
 
     def run(self) -> Steps[None]:
         self._recall(_now())
-        # Twice: an etcd lease that turns out to be gone, or a new leader, asks for another look.
+        # A missing etcd lease, or a new leader, makes another round necessary.
         for _ in range(3):
             yield from self._adopt()
             if (yield from self._extend()):
@@ -186,7 +186,7 @@ class _Renewing:
                 self.outcomes[at] = Gone("store_restarted")
 
     def prepare(self) -> _Prepared | None:
-        """The same renewals once more, if all of them succeeded as usual, in one session."""
+        """Prepare the same renewals to be repeated; None unless all succeeded, in one session."""
         known, ttl = self._cluster.incarnation, self._renewals[0].ttl
         if known is None or len(self._items) < len(self._renewals):
             return None
@@ -212,7 +212,7 @@ class _Renewing:
         return _Prepared(self._cluster, known, session, ttl, looks, group)
 
     def _recall(self, now: float) -> None:
-        """Use what this process remembers of the renewals."""
+        """Use the claims that this process remembers."""
         claims, known = self._sessions.claims, self._incarnation
         for at, renewal in enumerate(self._renewals):
             state = claims.get((renewal.key, renewal.claim))
@@ -253,12 +253,12 @@ class _Renewing:
         self._items[at] = _Item(at, renewal, state, session.id)
 
     def _extend(self) -> Steps[bool]:
-        """One round; False: something changed meanwhile, and another round is needed."""
+        """One round; False if something changed meanwhile, so that another round is needed."""
         sent = _now()
         waiting = [item for item in self._items.values() if self.outcomes[item.at] is None]
         yield from self._change(waiting)
         for item in waiting:
-            # Also if no reply comes: a lease that etcd may keep must not be removed as overdue.
+            # Even if no reply comes: a lease that etcd may keep must not be removed as overdue.
             item.state.due = max(item.state.ends, sent + item.renewal.ttl)
         sessions = {item.state.session for item in waiting}
         for session in sessions:
@@ -277,7 +277,7 @@ class _Renewing:
         return proved
 
     def _change(self, items: list[_Item]) -> Steps[None]:
-        """A longer ttl, or a new leader, needs another etcd lease; new metadata must be written."""
+        """Move items to another etcd lease (longer ttl, new leader), and note new metadata."""
         for item in items:
             ttl, meta = item.renewal.ttl, item.renewal.meta
             if not item.state.session.serves(ttl):
@@ -286,7 +286,7 @@ class _Renewing:
                 item.change(meta=meta)
 
     def _verify(self, waiting: list[_Item]) -> Steps[bool]:
-        """Whether all of it is proved. Sets the outcomes."""
+        """Set the outcomes; True if all of them are proved."""
         quiet = [item for item in waiting if not item.write]
         each = [item for item in waiting if item.write]
         proved = True
@@ -303,7 +303,7 @@ class _Renewing:
         return proved
 
     def _verify_together(self, batch: list[_Item]) -> Steps[list[_Item] | None]:
-        """The items that must be asked for one by one; None: not proved."""
+        """Check all at once. Returns the items to check one by one; None: not proved."""
         states = [item.state for item in batch]
         proofs = _pending(states)
         reply = yield check_all(self._cluster, self._incarnation, states)
@@ -311,7 +311,7 @@ class _Renewing:
             for item in batch:
                 self.outcomes[item.at] = _RENEWED
             return [] if _confirmed(proofs, reply) else None
-        # One is gone, or somebody set a switch: of any name in the namespace, if they are many.
+        # A lease is gone, or a switch is set (if they are many, of any name in the namespace).
         half = kv.BATCH // 2
         if len(batch) <= half:
             return batch
@@ -324,7 +324,7 @@ class _Renewing:
         return loud
 
     def _verify_each(self, batch: list[_Item]) -> Steps[bool]:
-        """Ask for each whether it is ours, and for its switches; write it if it must be written."""
+        """Check that each lease is ours, read its switches, and write its key if necessary."""
         asked = []
         for item in batch:
             state, names = item.state, kv.names_of(self._cluster.prefix, item.state.key)
@@ -333,13 +333,13 @@ class _Renewing:
             if item.write:
                 success.append(kv.put(names.lease, value_of(state), state.session.id))
                 failure.append(kv.read(names.lease))
-                # If nobody hears of it, the key says with which etcd lease it lives.
+                # If the reply is lost, the key itself names the etcd lease that it is attached to.
                 self._sessions.doubt(state)
             asked.append(kv.nested(self._sessions.ours(state, item.lease), success, failure))
         proofs = _pending([item.state for item in batch])
         reply = yield self._cluster.transaction(self._incarnation, [], asked)
         if not reply.get("succeeded"):
-            # Another incarnation, as the marker says: see run.
+            # The marker is of another incarnation: see run.
             for item in batch:
                 self.outcomes[item.at] = Gone()
             return True
@@ -349,7 +349,7 @@ class _Renewing:
         return _confirmed(proofs, reply) and settled
 
     def _answered(self, item: _Item, found: Reply) -> None:
-        """Sets the outcome, or leaves it open: the write has to be sent again."""
+        """Set the outcome, or leave it open if the write has to be sent again."""
         if not found.get("succeeded"):
             if item.write and self._has_moved(item, found["responses"][0]):
                 return
@@ -364,7 +364,7 @@ class _Renewing:
         self.outcomes[item.at] = Renewed(notices_for(item.renewal.token, pause, resign))
 
     def _has_moved(self, item: _Item, found: Reply) -> bool:
-        """Whether an earlier write, of which no answer came, has attached it to another of ours."""
+        """Whether an earlier write without a reply attached the key to another session of ours."""
         entry = kv.entry_of(item.renewal.claim, found)
         if entry is None or entry.created != item.state.revision:
             return False
@@ -375,9 +375,9 @@ class _Renewing:
 
 
 def _apart(items: Sequence[_Item]) -> list[list[_Item]]:
-    """As many as fit into one transaction, none of which may write a key twice.
+    """The items, in batches that fit into one transaction, which must not write a key twice.
 
-    An old claim of ours on a name may still be remembered beside the new one.
+    An old claim of ours on a name may still be remembered beside the new claim.
     """
     rounds: list[list[_Item]] = []
     met: Counter[Key] = Counter()

@@ -1,20 +1,20 @@
 """The etcd leases and claims that an engine remembers in this process, and their programs.
 
-Claims of one ttl share an etcd lease, here a *session*: thousands cost one keep-alive, and a losing
-try leaves nothing behind. A claim whose own time ran out is removed with a later renewal; if the
-process dies, all of them end with their session.
+Claims of the same ttl share an etcd lease, here a *session*: thousands of claims cost one
+keep-alive, and a refused take leaves nothing behind. A claim whose own time ran out is removed with
+a later renewal; if the process dies, all claims end with their session.
 
-When is a keep-alive a proof? etcd answers it from the member that *believes* to lead, without
-asking the others. So it counts from the instant before it was sent, and only once a linearizable
-answer to a request that was sent after it has the same raft term: then nobody else led in between.
+When is a keep-alive a proof? The member that *believes* it leads answers without asking the others.
+So a keep-alive counts from the instant before it was sent, and only once a linearizable reply to a
+later request has the same raft term: then no other member led in between.
 
-An etcd lease serves only while that leads which granted it: with the next leader, claims move to a
-new one. A leader that was frozen or cut off ends all that is over by its own count as soon as it
-runs again, also what its successor kept alive (github.com/etcd-io/etcd/issues/15247). Of an etcd
-lease that was granted later it knows nothing.
+An etcd lease serves only while the member that granted it leads: under the next leader, claims move
+to a new etcd lease. A leader that was frozen or cut off revokes, as soon as it runs again, all etcd
+leases that are over by its own count, even those that its successor kept alive
+(github.com/etcd-io/etcd/issues/15247). It does not know etcd leases that were granted later.
 
-Blocking and asynchronous sides share this. Each change is one assignment or one operation of a
-dict, so there is no lock that a signal handler or a fork could meet.
+The blocking and the asyncio side share this state. Each change is one assignment or one operation
+of a dict, so there is no lock that a signal handler or a fork could meet.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from incumbent.stores.table import HISTORY_KEPT
 _NOTED_MAX: Final = 16_384
 _CANDIDACIES_MAX: Final = 4096
 _LINE_TTL: Final = 15
-"""Seconds after which a process that died is gone from all lines."""
+"""Seconds after which a dead process is gone from all lines of waiters."""
 STAYS: Final = 4.0
-"""After so many seconds a waiter looks whether its process still has them."""
+"""Seconds after which a waiter renews the places in line of its process."""
 _SWEPT: Final = 50
-"""Transactions within one."""
+"""Most transactions nested in one transaction."""
 _ENOUGH: Final = 0.8
-"""A take asks for a keep-alive first if less of the ttl is proved."""
+"""Fraction of the ttl: if less of it is proved, a take first sends a keep-alive."""
 
 _now = clock.now
 
 
 class Proof(NamedTuple):
-    """The etcd lease lives until then, if the raft term was the same at a later request."""
+    """The etcd lease lives until `until`, if a later request meets the same raft term."""
 
     until: float
     term: str
@@ -57,11 +57,11 @@ class Proof(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One etcd lease. `ttl` is the whole seconds that were asked; the server may have made it more.
+    """One etcd lease. `ttl`: the whole seconds asked for; the server may have granted more.
 
     `proved`: the instant until which it surely lives; `term`: the raft term in which it was
-    granted, or None if that is not certain; `outlived`: another leader came; `earliest`: before
-    that instant, no claim is overdue.
+    granted, or None if that is not certain; `outlived`: the raft term changed since; `earliest`: no
+    claim is overdue before this instant.
     """
 
     id: str
@@ -76,34 +76,34 @@ class Session:
     claims: dict[tuple[Key, str], ClaimState] = field(default_factory=dict)
 
     def answered(self, sent: float, ttl: int, term: str) -> None:
-        """A keep-alive that was sent at `sent` brought `ttl` seconds, or none."""
+        """Note that a keep-alive sent at `sent` brought `ttl` seconds (0: the lease is gone)."""
         if ttl <= 0:
             self.gone = True
             return
         if term != self.term:
             self.outlived = True
             return
-        # One that others made may be shorter than its keys say: its leases must move.
+        # A session of another process may be shorter than its keys say: its claims must move.
         self.ttl = min(self.ttl, ttl)
         proof = Proof(sent + ttl, term)
         if self.pending is None or self.pending.until < proof.until:
             self.pending = proof
 
     def confirm(self, proof: Proof | None, term: str) -> bool:
-        """A linearizable answer, to a request sent after `proof` was noted, has this term."""
+        """Accept `proof` if a linearizable reply to a request sent after it has the same term."""
         if proof is None or proof.term != term:
             return False
         self.proved = max(self.proved, proof.until)
         return True
 
     def serves(self, ttl: float) -> bool:
-        """Whether claims of this ttl may stay attached to it."""
+        """Whether claims of this ttl may stay attached to this etcd lease."""
         return not self.gone and not self.outlived and self.ttl >= ttl
 
     def is_fresh(self, now: float, lock_delay: float = 0.0) -> bool:
-        """Whether enough of it is left, proved or about to be, to begin a lease.
+        """Whether enough time is left, proved or about to be, to begin a lease.
 
-        Of `lock_delay` nothing may be missing, for no lease is believed in it.
+        All of `lock_delay` must be left, because no holder relies on its lease during that time.
         """
         until = max(self.proved, self.pending.until if self.pending else 0.0)
         enough = lock_delay + _ENOUGH * (self.ttl - lock_delay)
@@ -112,9 +112,9 @@ class Session:
 
 @dataclass(slots=True, eq=False)
 class RenewalGroup:
-    """Claims that are renewed together, again and again: one instant says when all are due.
+    """Claims that are renewed together, again and again: they share the instant when they are due.
 
-    `due`: as ClaimState.due; `whole`: each of them is still what this process remembers of its key.
+    `due`: as ClaimState.due; `whole`: this process still remembers the same state of each claim.
     """
 
     due: float
@@ -125,11 +125,11 @@ class RenewalGroup:
 class ClaimState:
     """One claim of this process.
 
-    `revision` 0: nobody knows whether its take was carried out, or to which session it is attached.
+    `revision` 0: it is unknown whether the take was carried out, or which session the key is on.
 
     `due`: the instant at which it ends unless it is renewed, alone or in a `group`; `history_key`:
-    of its entry in the history, once it has one; `history_lease`: the etcd lease of that entry;
-    `surplus`: keys of the history that are removed when it is given back.
+    the key of its entry in the history, once there is one; `history_lease`: the etcd lease of that
+    entry; `surplus`: keys of the history to remove when the lease is given back.
     """
 
     key: Key
@@ -152,12 +152,12 @@ class ClaimState:
 
     @property
     def ends(self) -> float:
-        """The instant at which it ends unless it is renewed."""
+        """The instant at which the claim ends unless it is renewed."""
         group = self.group
         return self.due if group is None else max(self.due, group.due)
 
     def join(self, group: RenewalGroup | None) -> None:
-        """Be renewed with others from now on, or (None) alone again."""
+        """Renew this claim with a group from now on, or (None) alone again."""
         before = self.group
         if before is not None:
             self.due = self.ends
@@ -165,12 +165,12 @@ class ClaimState:
         self.group = group
 
     def has_token(self, token: int | None, base: int) -> bool:
-        """Whether it is known when it was granted, and with this token if one is given."""
+        """Whether the revision of its grant is known, and matches the token if one is given."""
         return self.revision > 0 and (token is None or token == base + self.revision)
 
 
 def state_of(key: Key, entry: Entry, session: Session, due: float) -> ClaimState:
-    """A lease of ours as its key says it."""
+    """The state of a claim, as its key describes it."""
     fields = entry.fields
     return ClaimState(
         *(key, str(fields.get("claim", "")), session, due),
@@ -181,7 +181,7 @@ def state_of(key: Key, entry: Entry, session: Session, due: float) -> ClaimState
 
 
 def foreign(key: Key, entry: Entry) -> ClaimState:
-    """A lease of ours of which nothing is remembered, on an etcd lease that is not renewed here."""
+    """The state of a claim that is not remembered, on an etcd lease that is not renewed here."""
     return state_of(key, entry, Session(entry.lease, 1, 0.0), 0.0)
 
 
@@ -190,8 +190,8 @@ class Sessions:
 
     `by_ttl`: the session for new claims; `by_id`: all sessions; `seen_at`: see note_seen;
     `history_leases`, `candidacies`: the etcd leases of history entries and of candidates;
-    `lined`: names for which waiters of this process stood in line; `line_lease_until`: the instant
-    until which the etcd lease of all these lives; `term`: the raft term of the last answer.
+    `lined`: names for which this process stood in line; `line_lease_until`: the instant until which
+    the etcd lease of these places lives; `term`: the raft term of the last reply.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -202,7 +202,7 @@ class Sessions:
         self.forget()
 
     def forget(self) -> None:
-        """In a fork's child: nothing of this is ours."""
+        """In a forked child: forget the sessions and claims, which are the parent's."""
         self.by_ttl: dict[int, Session] = {}
         self.by_id: dict[str, Session] = {}
         self.claims: dict[tuple[Key, str], ClaimState] = {}
@@ -226,18 +226,18 @@ class Sessions:
         session.earliest = min(session.earliest, state.due)
 
     def doubt(self, state: ClaimState) -> None:
-        """The state of the claim's key is open: it has to be read before anything else."""
+        """Note that the state of the claim's key is unknown: it has to be read first."""
         self.note(replace(state, revision=0, due=state.ends, group=None))
 
     def drop(self, key: Key, claim: str) -> None:
-        """Nothing of the claim is left."""
+        """Forget a claim of which nothing is left."""
         state = self.claims.pop((key, claim), None)
         if state is not None:
             state.join(None)
             state.session.claims.pop((key, claim), None)
 
     def lose(self, session: Session) -> None:
-        """The etcd lease is gone, and with it all that was attached."""
+        """Forget an etcd lease that is gone, and all claims that were attached to it."""
         session.gone = True
         if self.by_ttl.get(session.ttl) is session:
             del self.by_ttl[session.ttl]
@@ -246,25 +246,25 @@ class Sessions:
             self.drop(key, claim)
 
     def lose_all(self) -> None:
-        """The cluster is another one: keep-alives would only keep leases that nobody holds."""
+        """Forget all: in a new incarnation, keep-alives would only keep leases without a holder."""
         for session in list(self.by_id.values()):
             self.lose(session)
         self.by_ttl, self.history_leases, self.candidacies, self.seen_at = {}, {}, {}, {}
 
     def ours(self, state: ClaimState, lease: str = "") -> list[str]:
-        """Comparisons: the claim has its key; nobody else attaches one to our etcd lease.
+        """Comparisons: the claim has its key (no other process uses our etcd lease).
 
-        `lease`: to which it is attached, where that is not the one of its session yet.
+        `lease`: the etcd lease of the key, if it is not yet that of the claim's session.
         """
         key = kv.names_of(self.prefix, state.key).lease
         return [kv.created(key, state.revision), kv.attached(key, lease or state.session.id)]
 
     def lookup(self, keys: list[Key]) -> Request:
-        """Read leases of which nothing is remembered; `kv.entry_of` finds their claims."""
+        """Read leases that are not remembered; `kv.entry_of` finds their claims in the reply."""
         return kv.transaction([kv.read(kv.names_of(self.prefix, key).lease) for key in keys])
 
     def find(self, key: Key, claim: str, token: int | None, base: int) -> Steps[ClaimState | None]:
-        """The claim with this token, if one is given: as it is remembered, or as its key says."""
+        """The claim, with this token if one is given, as remembered or else as its key says."""
         state = self.claims.get((key, claim))
         if state is None or not state.has_token(token, base):
             reply = yield self.lookup([key])
@@ -273,7 +273,7 @@ class Sessions:
         return state if state is not None and state.has_token(token, base) else None
 
     def note_seen(self, key: Key, seen: str, revision: int) -> None:
-        """A refusal or a record with this `seen` was true at this revision."""
+        """Note that a refusal or a record with this `seen` was true at this revision."""
         if len(self.seen_at) >= _NOTED_MAX:
             self.seen_at.clear()
         self.seen_at[key] = (seen, revision)
@@ -285,37 +285,37 @@ class Sessions:
         self._ring = os.urandom(6).hex()
 
     def history_key(self, key: Key) -> str:
-        """Where the next holding of `key` is noted: each process writes into a ring of its own.
+        """The key in the history for the next holding of `key`, in a ring of this process's own.
 
-        So its entries are written over again and again, and nobody writes over another's.
+        So a process overwrites its own entries again and again, and never those of another one.
         """
         place = f"{self._ring}/{self._written.get(key, 0) % HISTORY_KEPT}"
         return kv.names_of(self.prefix, key).past(place)
 
     def history_written(self, key: Key) -> None:
-        """That key was written, or perhaps."""
+        """Note that the history key of `key` was, or may have been, written."""
         if len(self._written) >= _NOTED_MAX:
             self._new_ring()
         self._written[key] = self._written.get(key, 0) + 1
 
-    # -- keys in lines ------------------------------------------------------------------------
+    # -- keys in lines of waiters -------------------------------------------------------------
 
     def line_key(self, key: Key) -> str:
-        """The key of this process in the line of waiters for `key`: written over and over."""
+        """The key of this process in the line of waiters for `key`; it is written repeatedly."""
         return kv.names_of(self.prefix, key).line + self._line.hex()
 
     @property
     def line_lease(self) -> str:
-        """The etcd lease of all our keys in lines. Only hints rest on it, so it is never proved."""
+        """The etcd lease of all our keys in lines. These are only hints, so it is never proved."""
         return str(int.from_bytes(self._line) | 1)
 
     def keep_line_lease(self) -> Steps[str]:
-        """The same, kept alive."""
+        """Keep that etcd lease alive, and return its id."""
         lease = self.line_lease
         left = self.line_lease_until - _now()
         if left > _LINE_TTL - STAYS:
             return lease
-        # First, so that other waiters do not ask as well.
+        # Set this first, so that other waiters do not send a keep-alive as well.
         self.line_lease_until = _now() + _LINE_TTL
         try:
             reply: Reply = {}
@@ -332,10 +332,10 @@ class Sessions:
     # -- etcd leases --------------------------------------------------------------------------
 
     def grant(self, whole: int, lease: int = 0) -> Steps[Session]:
-        """A new etcd lease of so many seconds, with an id of our choice or (0) of etcd's.
+        """A new etcd lease of `whole` seconds, with the id `lease` or (0) an id of etcd's choice.
 
-        It went through the cluster's log, so it is proved at once. If an answer before it had the
-        same term, no earlier leader can have granted it.
+        A grant goes through the cluster's log, so it is proved at once. If the reply before it had
+        the same term, no earlier leader can have granted it.
         """
         sent, before = _now(), self.term
         named = b',"ID":"%d"' % lease if lease else b""
@@ -345,7 +345,7 @@ class Sessions:
         return Session(str(reply["ID"]), whole, proved, term if term == before else None)
 
     def keep_alive(self, session: Session) -> Steps[None]:
-        """Ask for the whole ttl again; see the module for when that is proved."""
+        """Renew a session for its whole ttl; the module says when that is proved."""
         sent = _now()
         reply = yield kv.lease("keepalive", session.id)
         result = reply.get("result", reply)
@@ -354,19 +354,19 @@ class Sessions:
             self.lose(session)
 
     def has(self, ttl: float) -> bool:
-        """Whether a session is at hand, so that a try that loses leaves no new one behind."""
+        """Whether there is a session already, so that a refused take leaves no new one behind."""
         session = self.by_ttl.get(kv.seconds(ttl))
         return session is not None and not session.outlived and session.proved > _now()
 
     def session(self, ttl: float, lock_delay: float = 0.0) -> Steps[Session]:
-        """The etcd lease of all claims of this ttl, with enough of it left."""
+        """The etcd lease of all claims of this ttl, with enough time left."""
         session = self.by_ttl.get(kv.seconds(ttl))
         if session is not None and (yield from self._usable(session, lock_delay)):
             return session
         return self.add((yield from self.grant(kv.seconds(ttl))))
 
     def _usable(self, session: Session, lock_delay: float = 0.0) -> Steps[bool]:
-        """Whether enough of it is left, perhaps after a keep-alive."""
+        """Whether enough time is left, perhaps after a keep-alive."""
         now = _now()
         if session.is_fresh(now, lock_delay):
             return True
@@ -378,7 +378,7 @@ class Sessions:
         return session.serves(session.ttl)
 
     def add(self, session: Session) -> Session:
-        """One more, and the one for new leases of its ttl from now on."""
+        """Add a session, which new claims of its ttl use from now on."""
         for old in list(self.by_id.values()):
             if old.proved + old.ttl < session.proved - session.ttl:
                 self.lose(old)
@@ -388,7 +388,7 @@ class Sessions:
     def history_lease(self, keep: float) -> Steps[str]:
         """The etcd lease of history and marks, shared by the whole fleet.
 
-        Its id says what it is for: a new one every `keep` seconds, each living for twice as long.
+        Its id follows from its purpose: one for each period of `keep` seconds; it lives for two.
         """
         whole = kv.seconds(keep)
         period = int(clock.wall() // whole)
@@ -403,7 +403,7 @@ class Sessions:
         return str(lease)
 
     def candidacy(self, place: tuple[Key, str], lasts: float) -> Steps[str]:
-        """The etcd lease of a holder's candidacy; its next try uses the same one again."""
+        """The etcd lease of a holder's candidacy; the holder's next take uses it again."""
         session = self.candidacies.get(place)
         known = session is not None and session.ttl == kv.seconds(lasts)
         if session is not None and known and (yield from self._usable(session)):
@@ -414,12 +414,12 @@ class Sessions:
         return session.id
 
     def lives(self, leases: set[str]) -> Steps[dict[str, float]]:
-        """Seconds that are left of etcd leases."""
+        """The seconds left of etcd leases."""
         found = {}
         for lease in leases - {"0"}:
             reply = yield kv.lease("timetolive", lease)
             left, most = int(reply.get("TTL", 0)), int(reply.get("grantedTTL", 0))
-            # Whole seconds, rounded down: one that is not over has up to another second.
+            # etcd rounds down to whole seconds: a lease that is not over has up to one more.
             found[lease] = float(min(left + 1, most)) if left >= 0 else 0.0
         return found
 
@@ -434,7 +434,7 @@ class Sessions:
             batch = yield from self._found(overdue[start : start + _SWEPT])
             if not batch:
                 continue
-            # Unless they were granted anew or moved: then they are looked at again.
+            # Claims that were granted anew or moved meanwhile stay, and are checked again later.
             reply = yield kv.transaction([
                 kv.nested(self.ours(one, at), [kv.delete(kv.names_of(self.prefix, one.key).lease)])
                 for one, at in batch
@@ -444,25 +444,25 @@ class Sessions:
                     self._drop_unless_newer(state)
 
     def overdue(self, session: Session, now: float) -> list[ClaimState]:
-        """Claims whose time ran out; looked for a few times in a ttl."""
+        """The claims whose time ran out; searched for only a few times in a ttl."""
         if now < max(session.swept + session.ttl / 8, session.earliest):
             return []
         session.swept = now
-        # First, so that a claim that another thread notes meanwhile is not forgotten.
+        # Set this first, so that a claim that another thread notes meanwhile is not missed.
         session.earliest = now + session.ttl / 2
         ends = [(state.ends, state) for state in list(session.claims.values())]
         session.earliest = min([session.earliest, *(at for at, _ in ends)])
         return [state for at, state in ends if at <= now]
 
     def _found(self, batch: list[ClaimState]) -> Steps[list[tuple[ClaimState, str]]]:
-        """The claims that have a key on an etcd lease of ours, and that one: it may have moved."""
+        """The claims with a key on an etcd lease of ours, and that lease (it may have moved)."""
         found = []
         reply = yield self.lookup([state.key for state in batch])
         for state, response in zip(batch, reply["responses"], strict=True):
             entry = kv.entry_of(state.claim, response)
             if entry is None or entry.lease not in self.by_id:
                 self._drop_unless_newer(state)
-            # Another take of the same claim, noted since, is not overdue: its grant is newer.
+            # A newer take of the same claim, noted since, is not overdue.
             elif self.claims.get(state.id) is state:
                 state.revision = entry.created
                 found.append((state, entry.lease))

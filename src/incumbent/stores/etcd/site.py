@@ -1,7 +1,7 @@
-"""One configured cluster: its URL, its members, and the meaning of their failures.
+"""One configured cluster: its URL, its members, and the meaning of their errors.
 
-The rule of the refusals: an answer that has one of their phrases was given *instead of* carrying
-the request out (checked against etcd 3.4). Any other error leaves it open.
+The rule for `_REFUSALS`: a reply that contains one of these phrases was given *instead of* carrying
+out the request (checked against etcd 3.4). After any other error, the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NO_COMMON_NAME: Final = (
 
 @dataclass(frozen=True, slots=True)
 class EtcdOptions:
-    """Where the cluster is, and how it is used. `restart_wait` is seconds; None means one ttl."""
+    """The addresses and options of a cluster. `restart_wait`: seconds; None means one ttl."""
 
     endpoints: tuple[Endpoint, ...]
     prefix: str = "/incumbent"
@@ -50,15 +50,15 @@ class EtcdOptions:
 
     @property
     def shown(self) -> str:
-        """The URL for people: no password, no options."""
+        """The URL for messages: without password and options."""
         login = shown_login(self.username, self.password)
         hosts = ",".join(str(endpoint) for endpoint in self.endpoints)
         return f"{'etcds' if self.tls else 'etcd'}://{login}{hosts}{self.prefix}"
 
 
 def parse_etcd_url(url: str) -> EtcdOptions:
-    """Read `url`. Raises ConfigError, whose message never has what could be a password."""
-    # Not by urlsplit: newer ones refuse an IPv6 address that is not the first host.
+    """Parse `url`. Raises ConfigError, whose message never contains a possible password."""
+    # Not by urlsplit: newer versions refuse an IPv6 address that is not the first host.
     scheme, mark, rest = url.partition("://")
     place, _, query = rest.partition("?")
     netloc, _, path = place.partition("/")
@@ -92,7 +92,7 @@ def parse_etcd_url(url: str) -> EtcdOptions:
 def _prefix(path: str) -> str:
     prefix = f"/{path}".rstrip("/") or "/incumbent"
     if not _PREFIX.fullmatch(prefix):
-        # A password that was not encoded may end up in the path.
+        # Do not show the path: a password that was not encoded may end up there.
         raise ConfigError(
             "the prefix of the keys (after the hosts) has other characters than"
             " A-Z a-z 0-9 . _ : @ - and single slashes: write etcd://host:2379/my/prefix",
@@ -109,11 +109,11 @@ class LeaseMissing(Exception):
 
 
 class LeaseExists(Exception):
-    """An etcd lease with that id was made before."""
+    """An etcd lease with that id exists already."""
 
 
 class OtherIncarnation(StoreUnavailable):
-    """The cluster is of another incarnation than the request was made for; it was not sent."""
+    """The cluster is of another incarnation than the request, which was not sent."""
 
     def __init__(self, where: str) -> None:
         super().__init__(
@@ -122,21 +122,21 @@ class OtherIncarnation(StoreUnavailable):
 
 
 class ErrorReply(Exception):
-    """A member answered an error. `elsewhere`: another member may do better."""
+    """A member replied with an error. `try_another`: another member may succeed."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.text = text
         self.stale_token = any(phrase in text for phrase in _STALE_TOKEN)
         self.no_user = "user name is empty" in text
-        """No token came with the request; a restarted member has forgotten all tokens."""
+        """Whether the member saw no valid token: a restarted member has forgotten all tokens."""
         self.lease_missing = "requested lease not found" in text
         self.lease_exists = "lease already exists" in text
         self.refusal = next((_REFUSALS[phrase] for phrase in _REFUSALS if phrase in text), None)
         self.not_done = bool(self.refusal or self.stale_token or self.lease_missing)
-        """It was certainly not carried out."""
+        """Whether the request was certainly not carried out."""
         self.unsupported = any(phrase in text for phrase in _UNSUPPORTED)
-        """Nor will it be: it is not served, or not to us."""
+        """Whether the member does not serve such requests, or not to this user."""
         self.try_another = any(phrase in text for phrase in _TRY_ANOTHER)
 
 
@@ -149,7 +149,7 @@ _TRY_ANOTHER: Final = ("no leader", "leader changed", "timed out", "server stopp
 
 
 class _Refusal(NamedTuple):
-    """`final`: only an operator can end it, if nothing was ever served to us."""
+    """A refusal. `final`: only an operator can end it, if no request ever succeeded."""
 
     why: str
     retry_after: float | None = None
@@ -181,7 +181,7 @@ _REFUSALS: Final = {
 
 
 def error_text(reply: dict[str, Any]) -> str:
-    """The error within an answer, or nothing."""
+    """The error text in a reply; empty if there is none."""
     error = reply.get("error")
     if isinstance(error, dict):
         error = error.get("message")
@@ -189,7 +189,7 @@ def error_text(reply: dict[str, Any]) -> str:
 
 
 def is_refusal_of_certificate(text: str) -> bool:
-    """Whether TLS ended with the server's word on our certificate, before any request was read."""
+    """Whether the server refused our certificate in TLS, before it read any request."""
     upper = text.upper()
     return "ALERT" in upper and ("CERTIFICATE" in upper or "UNKNOWN_CA" in upper)
 
@@ -198,16 +198,16 @@ def is_refusal_of_certificate(text: str) -> bool:
 
 
 def share(now: float, until: float, others: int) -> float:
-    """By when this member must have answered, so that `others` still have a chance."""
+    """The instant by which a member must answer, so that `others` more get an equal share."""
     return now + (until - now) / (others + 1)
 
 
 class Site:
     """One configured cluster.
 
-    `members`: in the order in which they are asked, each change of which is one assignment;
-    `token`: of the present log-in; `proved`: it has served this process before, so that what is
-    wrong now may pass.
+    `members`: in the order in which they are asked; each change is one assignment. `token`: of the
+    present log-in. `proved`: whether the cluster has served this process before, so that a failure
+    may be temporary.
     """
 
     def __init__(self, options: EtcdOptions) -> None:
@@ -223,29 +223,29 @@ class Site:
 
     @property
     def tries(self) -> int:
-        """How often a request is tried: each member once, a lone one twice (a dead connection)."""
+        """The tries of a request: each member once, a lone member twice (dead connection)."""
         return max(2, len(self.members))
 
     def prefer(self, member: Endpoint) -> None:
-        """It answered: ask it first from now on."""
+        """Ask this member, which answered, first from now on."""
         if self.members[0] is not member:
             self.members = (member, *(each for each in self.members if each != member))
 
     def avoid(self, member: Endpoint) -> None:
-        """It gave no answer, or answered that it cannot: ask it last from now on."""
+        """Ask this member, which did not answer or could not do it, last from now on."""
         self.members = (*(each for each in self.members if each != member), member)
 
     def drop_stale_token(self, error: ErrorReply) -> bool:
-        """Whether a new log-in is needed (nothing was carried out); forgets the token then."""
+        """Whether a new log-in is needed (nothing was carried out); if so, forget the token."""
         if error.stale_token or (error.no_user and self.options.username is not None):
             self.token = ""
             return True
         return False
 
-    # -- the contract's three answers ---------------------------------------------------------
+    # -- exceptions of the store contract -----------------------------------------------------
 
     def failed(self, error: Exception, *, doubt: bool) -> StoreError:
-        """The exception for a request that no member answered. `doubt`: one perhaps did it."""
+        """The exception for a request without a usable reply. `doubt`: perhaps carried out."""
         if isinstance(error, ErrorReply):
             found = self._refused(error)
         elif isinstance(error, StoreError):
@@ -277,7 +277,7 @@ class Site:
         return OutcomeUnknown(text)
 
     def unreachable(self, error: Exception) -> StoreUnavailable:
-        """The exception for a request of which nothing depends."""
+        """The exception for a request that failed without any effect."""
         return StoreUnavailable(f"{self.where} cannot be reached: {error}")
 
     def cannot_connect(self, error: BaseException | None, where: str) -> StoreUnavailable:
@@ -297,14 +297,14 @@ class Site:
             text += "; is it served over TLS, and does it want a client certificate (cert=, key=)?"
         elif is_unknown(error):
             self._unknown.add(where)
-            # Of several, one will do.
+            # One member that exists is enough, so this is final only if none does.
             final = len(self._unknown) >= len(set(self.members))
             text = "there is no such host"
         text = f"{where} cannot be reached: {text}"
         return StoreUnavailable(text, permanent=final and not self.proved)
 
     def no_gateway(self, status: int, body: bytes) -> StoreUnavailable:
-        """The exception for a server that answers HTTP, and not as etcd's gateway does."""
+        """The exception for a server that speaks HTTP, but not as etcd's gateway does."""
         if b"CommonName" in body:
             why = f" refused the request{_NO_COMMON_NAME}"
         elif status == 404:

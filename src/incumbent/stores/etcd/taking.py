@@ -42,11 +42,11 @@ class Obstacles(NamedTuple):
 
 
 class Take:
-    """One take, in rounds: each notes here how the next one has to ask.
+    """One take, in rounds: each round notes here how the next round has to ask.
 
     `admitted_by`: the revision of the closing that reserves the name for the asker, 0 for none.
-    None asks for less: nothing must be there, not even a notice for the holder before.
-    `own_slot`: this very claim has taken the slot before; `slot_lease`: the slot's etcd lease.
+    None (at first): no switch at all may be set, not even a notice for the previous holder.
+    `own_slot`: this same claim has taken the slot before; `slot_lease`: the slot's etcd lease.
     """
 
     incarnation: Incarnation
@@ -76,7 +76,7 @@ class Take:
                 continue
             if outcome is not None:
                 if self.slot_lease and isinstance(outcome, Refused):
-                    # The slot was not taken. Left alone, its etcd lease ends by itself.
+                    # The slot was not taken. If this fails, its etcd lease ends by itself.
                     with suppress(StoreError, LeaseMissing):
                         yield kv.lease("revoke", self.slot_lease)
                 return outcome
@@ -84,7 +84,7 @@ class Take:
         raise StoreUnavailable(f"{where}: what stands at {self.key} keeps changing")
 
     def _forget_leases(self) -> None:
-        """One of the etcd leases is gone, and the answer does not say which."""
+        """Forget all etcd leases of this take: one is gone, and the reply does not say which."""
         session = self.sessions.by_ttl.get(kv.seconds(self.ask.ttl))
         if session is not None:
             self.sessions.lose(session)
@@ -93,7 +93,7 @@ class Take:
         self.slot_lease = ""
 
     def _round(self) -> Steps[TakeOutcome | None]:
-        """None: it was not granted, and nothing that stands there says why (any more)."""
+        """The outcome of a round; None if it was not granted, and no obstacle is left to see."""
         ask, sessions = self.ask, self.sessions
         wants_slot = ask.slot is not None and not self.own_slot and not self.slot_lease
         if wants_slot or not sessions.has(ask.ttl):
@@ -125,7 +125,7 @@ class Take:
         request = self.request(state, candidacy)
         before = sessions.claims.get(state.id)
         proof, sent = session.pending, _now()
-        # Noted before it is sent: if nobody ever hears of it, it is removed when its time is over.
+        # Noted before it is sent: if the reply is lost, the claim is removed when its time is over.
         sessions.note(state)
         try:
             reply = yield request
@@ -161,7 +161,7 @@ class Take:
     # -- requests -----------------------------------------------------------------------------
 
     def request(self, state: ClaimState, candidacy: str) -> Request:
-        """Not repeatable: the caller repeats a take in doubt, and remembers that there were two."""
+        """The request of a take. Not repeatable: the caller repeats it in doubt, and notes that."""
         names, ask, admitted_by = self.names, self.ask, self.admitted_by
         self.line_at = 0
         compare = [kv.absent(names.late(self.claim)), kv.free(names.leases)]
@@ -188,7 +188,7 @@ class Take:
             compare.append(kv.free(names.slot(ask.slot.name)))
             kept = kv.packed(holder=state.holder, kept=keep, until=state.since + keep)
             success.append(kv.put(names.slot(ask.slot.name, self.claim), kept, self.slot_lease))
-        # Most takes that lose only need the holder; `_look` reads the rest.
+        # Most refused takes only need the holder; `_look` reads the rest.
         failure = [kv.read_all(names.leases, _FIRST)]
         if ask.candidacy > 0:
             success.append(kv.delete(names.candidate(state.holder)))
@@ -199,11 +199,11 @@ class Take:
         )
 
     def _looks_after_history(self) -> bool:
-        """One take of eight does: claims are random."""
+        """Whether this take checks the history's length: one of eight, as claims are random."""
         return self.claim[-1:] in "07"
 
     def _surplus(self, reply: Reply) -> tuple[str, ...]:
-        """Of a grant: the oldest of the history, where it is longer than it should be."""
+        """The oldest keys of the history beyond its limit, from the reply to a grant."""
         if not self._looks_after_history():
             return ()
         found = reply["responses"][2]
@@ -220,7 +220,7 @@ class Take:
         return Obstacles(kv.revision_of(reply), kv.seen_in(leases), leases[0], candidates=count)
 
     def _look(self) -> Steps[Obstacles]:
-        """All that may stand in the way, without a take."""
+        """Read all possible obstacles, without a take."""
         names, slot = self.names, self.ask.slot
         reads = [
             kv.read_all(names.leases, _FIRST),
@@ -259,7 +259,7 @@ class Take:
         return kv.put(self.names.candidate(self.ask.holder), value, lease)
 
     def _note_candidate(self, outcome: TakeOutcome) -> Steps[None]:
-        """A refusal that came without a take leaves its candidate all the same."""
+        """Note the candidate also after a refusal that came without a take."""
         if isinstance(outcome, Refused) and self.ask.candidacy > 0:
             lease = yield from self._candidacy()
             yield kv.transaction([self._as_candidate(clock.wall(), lease)])
@@ -287,11 +287,11 @@ class Take:
     def _refusal(self, found: Obstacles) -> Steps[Refused | None]:
         if found.lease is not None:
             holding = kv.holding_of(found.lease, self.incarnation.base, {}, clock.wall())
-            # The key of a holder that died goes with its etcd lease, and a watch shows that.
+            # The key of a dead holder disappears with its etcd lease, and a watch shows that.
             return Refused("held", (holding,), holding.ttl, found.seen)
         if found.pause is not None:
             return Refused("paused", seen=found.seen)
-        # The next round asks for the absence of real obstacles only.
+        # The next round requires only the absence of real obstacles.
         self.admitted_by = 0
         if found.closing is not None:
             reserved_for = found.closing.fields.get("reserved_for")
@@ -305,7 +305,7 @@ class Take:
         return None
 
     def _slots_of_others(self, found: Obstacles) -> list[Entry]:
-        """The slot as other claims took it."""
+        """The entries of the slot that are not this claim's own."""
         own = self.names.slot(self.ask.slot.name, self.claim) if self.ask.slot else ""
         return [entry for entry in found.slots if entry.key != own]
 
@@ -314,7 +314,7 @@ class Take:
         lives = yield from self.sessions.lives({closing.lease})
         left = lives.get(closing.lease)
         if left is not None and left <= 0:
-            left = 0.5  # it is over, and its key is about to go
+            left = 0.5  # it is over, and etcd is about to delete its key
         reserved_for = str(fields.get("reserved_for", ""))
         if reserved_for:
             return Refused("reserved", (Holding(reserved_for, 0, left),), left, seen)
@@ -324,7 +324,7 @@ class Take:
     # -- the same claim again -----------------------------------------------------------------
 
     def _same_grant(self, lease: Entry) -> Steps[Granted | None]:
-        """Its token, and the ttl becomes max(remaining, ttl)."""
+        """The same grant again, with its token; the ttl becomes max(remaining, ttl)."""
         ask, sessions = self.ask, self.sessions
         ttl = max(ask.ttl, float(lease.fields.get("ttl", 0.0)))
         session = sessions.by_id.get(lease.lease)
@@ -342,7 +342,7 @@ class Take:
             state.surplus = known.surplus
         proof, sent = session.pending, _now()
         if moves:
-            # If nobody hears of it, the key says with which etcd lease it lives.
+            # If the reply is lost, the key itself names the etcd lease that it is attached to.
             sessions.doubt(state)
         reply = yield self.repeat(state, lease.lease, write=moves)
         session.confirm(proof, kv.term_of(reply))
@@ -353,9 +353,9 @@ class Take:
         return _granted(state, self.incarnation, sent)
 
     def repeat(self, state: ClaimState, attached: str, *, write: bool) -> Request:
-        """Whether the lease is there; if so its holder is no candidate, as its take has noted.
+        """Check that the lease exists; if so, remove its holder from the candidates.
 
-        `attached`: its etcd lease; `write`: once more, with its present value and etcd lease.
+        `attached`: the key's etcd lease; `write`: also write the state's value and etcd lease.
         """
         current = self.cluster.current
         success = [current]
@@ -368,7 +368,7 @@ class Take:
 
 
 def _granted(state: ClaimState, incarnation: Incarnation, sent: float) -> Granted:
-    """The grant, proved from the instant before it was asked for."""
+    """The grant, proved from the instant `sent`, before its request was sent."""
     proved = min(state.session.proved, state.due) - sent
     return Granted(state.claim, incarnation.base + state.revision, proved, incarnation.epoch)
 

@@ -1,8 +1,8 @@
-"""Where this process stands in the line of a name, and when its first waiter looks.
+"""The place of this process in the line of waiters for a name, and when its first waiter looks.
 
-Each process whose waiters wait has one key in the line. The first two in line watch the lease; any
-other watches the second one before it. So a release wakes two processes, of which one asks, and a
-grant moves one more to the front. All this is a hint: a take asks for none of it.
+Each process with waiters has one key in the line. The first two processes watch the lease; any
+other process watches the key two places ahead. So a release wakes two processes, of which one asks,
+and a grant moves one more to the front. The line is only a hint: no take depends on it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from incumbent.stores.notices import RESIGN
 _FRONT: Final = 2
 _FAR: Final = 10
 _SILENT: Final = 0.2
-"""Seconds for which a free lease is left to the first in line; then the second one passes it by."""
+"""Seconds for which a free lease is left to the first in line; then the second overtakes it."""
 _LINED_MAX: Final = 16_384
 _ORDER: Final = ',"sort_order":"ASCEND","sort_target":"MOD","keys_only":true'
 _ANY: Final = ',"limit":"1","keys_only":true'
@@ -33,12 +33,12 @@ _ANY: Final = ',"limit":"1","keys_only":true'
 
 @dataclass(slots=True)
 class Standing:
-    """As of `revision`: so many processes stand before us; `ahead` is the key of one to watch,
-    `before` that of the last one.
+    """The place of this process in line: the number of processes before it, as of `revision`.
+    `ahead`: the key of the process to watch; `before`: the key of the process just before this one.
 
-    `seen`: what our first waiter saw; `free_since`: the instant since which the lease is free;
-    `called`: a successor was named, perhaps one of ours; `moved`: the line has to be read again;
-    `missed`: something was written before our watches began.
+    `seen`: `Refused.seen` of our first waiter; `free_since`: the instant since which the lease is
+    free; `called`: a successor was named, perhaps a waiter of ours; `moved`: the line has to be
+    read again; `missed`: something was written before our watches began.
     """
 
     key: Key
@@ -54,10 +54,10 @@ class Standing:
     missed: bool = False
 
     def watch(self) -> Request:
-        """One stream for all that matters here.
+        """The request for one stream of all relevant changes.
 
-        What a watch has missed etcd tells within a tenth of a second. So near the front it begins
-        with what comes next, and what was missed is read.
+        etcd sends past changes to a new watch with a delay of up to 0.1 s. So near the front a
+        watch begins with the next change, and missed changes are read.
         """
         names = self.names
         ranges = [(names.closing, "")]
@@ -69,7 +69,7 @@ class Standing:
         return kv.watch(ranges, self.revision + 1 if self.place >= _FAR else 0)
 
     def update(self, now: Standing) -> None:
-        """The line as it was read since; `moved`: other keys have to be watched."""
+        """Take over a later reading of the line; set `moved` if other keys have to be watched."""
         in_front = self.place < _FRONT
         self.moved = now.ahead not in ("", self.ahead) or in_front != (now.place < _FRONT)
         self.revision, self.place = now.revision, now.place
@@ -78,7 +78,7 @@ class Standing:
         self.missed = False
 
     def see(self, result: Mapping[str, Any], now: float) -> None:
-        """One message of that stream."""
+        """Handle one message of that stream."""
         if result.get("created"):
             newer = int(result["header"]["revision"]) > self.revision
             self.missed = self.missed or (newer and self.place < _FAR)
@@ -89,7 +89,7 @@ class Standing:
         written, gone = event.get("kv", {}), event.get("type") == "DELETE"
         key = b64decode(written.get("key", "")).decode(errors="replace")
         if key.startswith(self.names.line):
-            # One that is written again stands at the end.
+            # A key that is written again moves to the end of the line.
             if key == self.ahead:
                 self._advance()
             return
@@ -101,22 +101,22 @@ class Standing:
         if self.place < _FRONT:
             self.place, self.ahead = 0, ""
         else:
-            # In front, as far as is known: the line is read again once the watches have begun.
+            # Assume a place in front; the line is read again once the watches have begun.
             self.place, self.ahead = _FRONT - 1, self.before
             self.moved = self.missed = True
 
     @property
     def looks_at(self) -> float:
-        """The instant at which our first waiter looks, unless somebody takes the lease."""
+        """The instant at which our first waiter looks, unless the lease is taken before."""
         if self.called:
             return -inf
         return self.free_since + _SILENT * self.place if self.place < _FRONT else inf
 
 
 def join(cluster: Cluster, key: Key, seen: str) -> Steps[Standing]:
-    """Stand in line, and see where: at its end, if this process has just had its turn.
+    """Join the line, at its end if this process has just had its turn, and read the place.
 
-    `seen`: what the waiter's last refusal saw.
+    `seen`: `Refused.seen` of the waiter's last refusal.
     """
     sessions, now = cluster.sessions, clock.now()
     names, place = kv.names_of(cluster.prefix, key), sessions.line_key(key)
@@ -150,13 +150,13 @@ def join(cluster: Cluster, key: Key, seen: str) -> Steps[Standing]:
 
 
 def pass_by(standing: Standing) -> Steps[None]:
-    """The first in line let its turn go by: it is dead or frozen, or stands at the end again."""
+    """Remove the first in line, which let its turn go by: dead, frozen, or back at the end."""
     free = kv.free(standing.names.leases)
     yield kv.transaction([kv.delete(standing.ahead)], where=[free])
 
 
 def leave(cluster: Cluster, key: Key) -> Steps[None]:
-    """A waiter has left; if it was the last one of this process, its place goes as well."""
+    """After a waiter has left: give up the place in line if it was the last of this process."""
     sessions, turns = cluster.sessions, cluster.turns
     if turns.waits(key) or key not in sessions.lined:
         return

@@ -1,9 +1,9 @@
 """`redis+quorum://` leases on an odd number of independent Redis or Valkey servers, by majority.
 
-`ballots` has the rules, `dialect` the requests to one node and their replies: both pure. `take`,
-`renew`, `changes` and `read` are the operations on all nodes, written once over a panel (`nodes`).
-`engine` and `aio` carry them out, and the scripts of `node.lua` decide on the nodes. The
-connections are those of `stores.redis`.
+`ballots` has the rules, `dialect` packs requests to one node and reads the replies: both are pure.
+`take`, `renew`, `changes` and `read` are the operations on all nodes, written once over a panel
+(`nodes`), which connects an operation to all nodes. `engine` (blocking) and `aio` (asyncio) run the
+operations; the scripts in `node.lua` decide on each node. Connections come from `stores.redis`.
 """
 
 from incumbent.stores.quorum.options import open_quorum

@@ -1,4 +1,4 @@
-"""The asynchronous side: operations awaited, by one connection to each node in each event loop."""
+"""The asyncio side of a quorum: each event loop has one connection to each node."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GRACE: Final = 0.03
 
 
 class AsyncPanel(ConnectedPanel):
-    """See Panel. The connections are shared by all tasks of the loop."""
+    """A Panel whose connections all tasks of the event loop share."""
 
     def __init__(self, wires: _Wires) -> None:
         super().__init__(wires.quorum, wires.nodes)
@@ -51,7 +51,7 @@ class AsyncPanel(ConnectedPanel):
         if future is None:
             owes()
         else:
-            # Perhaps it does confirm it, only later.
+            # The node may still confirm the revocation, only later.
             future.add_done_callback(lambda done: None if _is_confirmed(done) else owes())
 
     def _write(self, node: int, step: Step, until: float) -> Silent | None:
@@ -78,7 +78,7 @@ class AsyncPanel(ConnectedPanel):
         while not (done := [node for node in missing if self._futures[node].done()]):
             if _now() >= by:
                 return False
-            # At `until` the connection itself ends the waiting.
+            # At `until` the connection itself ends the future.
             await self._wakeup.wait(by if by < until else until + _GRACE)
         for node in done:
             replies[node] = self._reply_of(node, steps[node], until)
@@ -112,7 +112,7 @@ class AsyncPanel(ConnectedPanel):
 
 
 class _Wires(Dialer[AsyncWire]):
-    """The connections of one loop: one to each node, for all its tasks."""
+    """The connections of one event loop: one to each node, shared by all tasks."""
 
     shared = True
     side = SUSPENDING
@@ -124,14 +124,14 @@ class _Wires(Dialer[AsyncWire]):
         self._also_let_go = also_let_go
         self.all: list[AsyncWire | None] = [None] * len(nodes)
         self.slow: set[int] = set()
-        """Nodes whose last reply nobody waited for, and that has not come yet."""
+        """Nodes whose last reply has not come yet, and is no longer awaited."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.end = LoopEnd(self.let_go)
 
     async def open(self, until: float) -> None:
-        """See Panel.open."""
+        """Replace stale connections, make missing ones, and send owed revocations."""
         for node, wire in enumerate(self.all):
-            # The server closed it, or was silent for too long.
+            # The server closed the connection, or was silent for too long.
             if wire is not None and wire.is_stale(trust=True):
                 wire.retire()
                 self.all[node] = None
@@ -152,7 +152,7 @@ class _Wires(Dialer[AsyncWire]):
         task.add_done_callback(self._tasks.discard)
 
     def _pay(self, node: int, wire: AsyncWire) -> None:
-        """Tell it which votes were taken back while it could not be told."""
+        """Send the revocations of votes that the node has not confirmed yet."""
         for key, claim, ballot in self.nodes[node].take_owed():
             try:
                 revoke = as_eval(self.quorum.dialect.revoke(key, claim, ballot))
@@ -162,7 +162,7 @@ class _Wires(Dialer[AsyncWire]):
             paid.add_done_callback(_is_lost)
 
     def let_go(self) -> None:
-        """Close all, at once: nothing may outlive the loop."""
+        """Close all connections at once: nothing may outlive the event loop."""
         for task in list(self._tasks):
             task.cancel()
         waiting = list(self._waiting)
@@ -176,7 +176,7 @@ class _Wires(Dialer[AsyncWire]):
 
 
 class AsyncQuorumStore(Operations):
-    """See stores.base.AsyncStore. Belongs to the loop in which it was made."""
+    """A quorum as an AsyncStore (stores.base). Belongs to the event loop in which it was made."""
 
     dialer: _Wires
 
@@ -201,7 +201,7 @@ class AsyncQuorumStore(Operations):
         await self.dialer.end.aclose()
 
     def detach(self) -> None:
-        """In a fork's child: give the descriptors back without touching the parent's loop."""
+        """In a forked child: close the descriptors without touching the parent's event loop."""
         for wire in list(self.dialer.made):
             wire.detach()
 

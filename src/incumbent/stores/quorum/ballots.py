@@ -1,14 +1,14 @@
-"""The rules by which votes become a lease. Pure: all instants are handed in.
+"""The rules by which votes become a lease. Pure: the caller passes all instants.
 
-1. A claimant proposes a ballot above all it has seen. Where it has seen none, the ballot is the
-   time (unix us) by the median of the nodes' clocks, never by its own.
-2. A node votes for a claim only if the lease is free there and the ballot is above the node's
-   floor, which becomes that ballot in the same step, and at most a minute ahead of its clock (see
-   node.lua). So a node that lost its data knows what it may have voted for: nothing above its birth
-   and a minute.
-3. A majority of nodes that store *exactly* one ballot for the claim makes this ballot its token.
-   What other nodes store for it, at another ballot, is no vote for this one.
-4. Two majorities share a node that took both in order, so the later token is larger.
+1. A claimant proposes a ballot above all ballots it has seen. If it has seen none, the ballot is
+   the median time (unix us) of the nodes' clocks, never the time of its own clock.
+2. A node votes for a claim only if the lease is free there, and the ballot is above the node's
+   floor and at most a minute ahead of the node's clock (see node.lua). The vote raises the floor to
+   the ballot in the same step. So a node that lost its data knows that it never voted for a ballot
+   above the time of its (new) birth plus one minute.
+3. If a majority of nodes store *exactly* the same ballot for the claim, this ballot is its token.
+   A node that stores another ballot for the claim does not count.
+4. Two majorities share a node, and it voted for both in order, so the later token is larger.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from incumbent.errors import StoreError
 
 
 class Vote(NamedTuple):
-    """The node stores this ballot for the claim. `left`: seconds; None after a fresh vote."""
+    """The node stores this ballot for the claim. `left`: seconds of ttl; None after a new vote."""
 
     ballot: int
     left: float | None = None
 
 
 class No(NamedTuple):
-    """No vote. `who` tells refusals for the sake of one claim from those for another's.
+    """A refusal to vote. `who` identifies the claim (or the other value) that is the cause.
 
-    `kind`: held, paused, closed or reserved by others; low (not above the floor), high (too far
-    ahead of the node's clock), ahead (its floor is too far ahead of the other clocks), young (the
-    node is too new to vote), members (it belongs to another quorum). `left`: seconds until that may
-    change, -1 unknown.
+    `kind`: held, paused, closed or reserved by others; low (the ballot is not above the floor),
+    high (the ballot is too far ahead of the node's clock), ahead (the node's floor is too far ahead
+    of the other clocks), young (the node is too new to vote), members (the node belongs to another
+    quorum). `left`: seconds until the refusal may end; -1 if unknown.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class No(NamedTuple):
 
 
 class Silent(NamedTuple):
-    """No usable answer. `sent`: the request may have been carried out all the same."""
+    """No usable answer. `sent`: the node may have carried out the request nevertheless."""
 
     why: StoreError
     sent: bool
@@ -57,7 +57,7 @@ Answer: TypeAlias = "Vote | No | Silent"
 
 @dataclass(frozen=True, slots=True)
 class Won:
-    """A majority stores exactly this. `left` None: all of what was asked.
+    """A majority stores exactly this ballot. `left`: seconds of ttl; None for the whole ttl.
 
     `but_paused`: a node that did not vote says that the name is paused.
     """
@@ -69,23 +69,23 @@ class Won:
 
 @dataclass(frozen=True, slots=True)
 class Raise:
-    """A majority would vote for a ballot above this."""
+    """A majority would vote for a ballot larger than `above`."""
 
     above: int
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A majority says no for one and the same reason."""
+    """A majority refuses, for the same cause."""
 
     no: No
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Nobody has a majority. `first`: of all claims that were seen, this one should go on.
+    """No claim has a majority. `first`: whether, of all claims seen, ours should go on.
 
-    `refused`: most nodes refuse, though not for the sake of one claim.
+    `refused`: whether most nodes refuse, though not for the same cause.
     """
 
     no: No
@@ -95,7 +95,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Strangers:
-    """This node's marker is of other members, or of another format."""
+    """This node's marker names other members or another format."""
 
     node: int
     marker: bytes
@@ -103,10 +103,10 @@ class Strangers:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """Too few answers. `perhaps`: with those that were lost, it may have been a majority.
+    """Too few answers. `perhaps`: with the lost answers, there may have been a majority.
 
-    `votes_in`: seconds until enough nodes vote, where it is time alone that is missing.
-    `clocks_in`: the same without those that are too new.
+    `votes_in`: seconds until enough nodes vote; None if time alone does not suffice.
+    `clocks_in`: the same, without counting on nodes that are too new.
     """
 
     perhaps: bool
@@ -117,9 +117,9 @@ class Undecided:
 Verdict: TypeAlias = "Won | Raise | Lost | Split | Strangers | Undecided"
 
 AHEAD_MOST_US: Final = 60_000_000
-"""Microseconds by which a ballot may be ahead of the clock of a node that votes: see node.lua."""
+"""Most microseconds by which a ballot may be ahead of a voting node's clock: see node.lua."""
 _ASTRAY: Final = 2_000_000
-"""Microseconds by which proposals run ahead of the median before they return to it."""
+"""Most microseconds by which proposals run ahead of the median before they return to it."""
 _TOGETHER: Final = 0.1
 _BY_CLOCK: Final = frozenset({"high", "ahead"})
 _IN_TIME: Final = _BY_CLOCK | {"young"}
@@ -127,12 +127,12 @@ _BLOCKS: Final = frozenset({"held", "paused", "closed", "reserved"})
 
 
 def majority_of(nodes: int) -> int:
-    """How many of so many are a majority."""
+    """The number of nodes in a majority of `nodes`."""
     return nodes // 2 + 1
 
 
 def decide(answers: Sequence[Answer]) -> Verdict:
-    """What the nodes' answers to one take come to."""
+    """The verdict on the nodes' answers to one take."""
     need = majority_of(len(answers))
     for node, answer in enumerate(answers):
         if isinstance(answer, No) and answer.kind == "members":
@@ -154,7 +154,7 @@ def decide(answers: Sequence[Answer]) -> Verdict:
 
 
 def is_decided(answers: Sequence[Answer | None]) -> bool:
-    """Whether the answers that are there (None: not yet) leave nothing to change any more."""
+    """Whether the answers so far (None: not yet) suffice for a verdict."""
     present = [answer for answer in answers if answer is not None]
     need = majority_of(len(answers))
     if len(present) < need:
@@ -162,7 +162,7 @@ def is_decided(answers: Sequence[Answer | None]) -> bool:
     if len(present) == len(answers):
         return True
     votes = Counter(vote.ballot for vote in _votes(present))
-    # A silent node may be frozen: a larger ballot, for those that want one, is worth more.
+    # A silent node may be frozen: rather retry with the larger ballot that other nodes want.
     willing = sum(map(_is_willing, present)) if any(map(_is_low, present)) else 0
     return max(willing, len(_strongest(_blocked(present))), *votes.values()) >= need
 
@@ -202,7 +202,7 @@ def _seen(answer: Answer) -> int:
 
 
 def _strongest(blocked: Sequence[No]) -> list[No]:
-    """Of the refusals, those for the sake of whom most nodes refuse; the first node breaks ties."""
+    """The refusals with the most frequent cause; if causes are tied, that of the first node."""
     groups: dict[tuple[bool, bytes], list[No]] = {}
     for no in blocked:
         groups.setdefault((no.kind == "held", no.who), []).append(no)
@@ -210,7 +210,7 @@ def _strongest(blocked: Sequence[No]) -> list[No]:
 
 
 def _when_it_may_change(top: Sequence[No], need: int) -> No:
-    """The refusal whose end is the end of their majority."""
+    """The refusal whose end leaves too few others for a majority."""
     ordered = sorted(top, key=lambda no: -no.left)
     return ordered[min(need, len(ordered)) - 1]
 
@@ -234,17 +234,17 @@ def _enough_vote_in(answers: Sequence[Answer], kinds: frozenset[str], missing: i
     waits = sorted(no.left for no in answers if isinstance(no, No) and no.kind in kinds)
     if not 0 < missing <= len(waits):
         return None
-    # Servers that were started together are waited for together: a lease on all of them lasts
-    # through what befalls one.
+    # Wait for all servers that were started together: a lease on all of them survives the failure
+    # of one.
     together = waits[missing - 1] + _TOGETHER
     return max(left for left in waits if left <= together)
 
 
 class BallotClock:
-    """Proposals by the median of the nodes' clocks, as this process has heard them.
+    """Proposes ballots by the median of the nodes' clocks, as far as this process knows them.
 
     Of an even number of clocks it takes the later of the two in the middle: a token that is too
-    small would be worse than a node that refuses one too large.
+    small would be worse than a node that refuses a ballot as too large.
     """
 
     def __init__(self, nodes: int) -> None:
@@ -252,32 +252,32 @@ class BallotClock:
         self._median: float | None = None
         self._last = 0
         self.highest = 0
-        """The largest ballot that was ever proposed here."""
+        """The largest ballot that this object ever proposed."""
 
     def learn(self, node: int, unix_us: int, at: float) -> None:
-        """The node has this time; its reply came at instant `at`."""
+        """Learn a node's time from its reply, which came at instant `at`."""
         self._offsets[node] = unix_us / 1e6 - at
         known = sorted(offset for offset in self._offsets if offset is not None)
         self._median = known[len(known) // 2]
 
     def knows(self) -> bool:
-        """Whether enough clocks were heard to have a median."""
+        """Whether the clocks of a majority are known."""
         known = len(self._offsets) - self._offsets.count(None)
         return known >= majority_of(len(self._offsets))
 
     def propose(self, now: float, above: int = 0) -> int:
-        """A ballot above `above`, and above all that this process has drawn from the clocks."""
+        """A ballot above `above`, and above all ballots that were drawn from the clocks before."""
         time = self.unix_us(now)
-        # A clock far ahead, heard before the others were, is not followed for ever.
+        # Do not follow for ever a clock far ahead that was learnt before the other clocks.
         self._last = max(self._last + 1, time) if self._last < time + _ASTRAY else time
         ballot = max(self._last, above + 1)
         self.highest = max(self.highest, ballot)
         return ballot
 
     def highest_admitted(self, now: float) -> int:
-        """What is above this, a majority of the nodes would refuse."""
+        """The largest ballot that is not too far ahead for a majority of the nodes."""
         return self.unix_us(now) + AHEAD_MOST_US
 
     def unix_us(self, now: float) -> int:
-        """The median time; 0 if no clock was heard."""
+        """The median time (unix us) at the instant `now`; 0 if no clock is known."""
         return 0 if self._median is None else int((self._median + now) * 1e6)

@@ -1,22 +1,22 @@
-"""Changes of what is kept beside a lease, decided by majorities: fields, and slots that were used.
+"""Changes of the entries beside a lease (fields and used slots), decided by majorities.
 
-All entries of a name are one state, which a majority changes from one to the next (as in CASPaxos):
+All entries of a name are one state. A majority replaces each state by the next (as in CASPaxos):
 
-1. Promise: each node promises to accept nothing below a new ballot, and tells its state, which is
-   named by the ballot of its last change. The newest one that a majority told of is the present
-   one: whatever a majority accepted before is in it.
-2. Accept: the change is made where that promise still holds, to a node that has this state, or that
-   is given all of it. It is done when a majority has accepted it.
+1. Promise: each node promises to accept nothing below a new ballot, and reports its state, which is
+   named by the ballot of its last change. The newest state that a majority reports is the present
+   state: it contains every change that a majority accepted before.
+2. Accept: a node makes the change if its promise still holds, and if it has the present state or is
+   sent all of it. The change is done when a majority has accepted it.
 
 A state is a number:
 
     the ballot of the last change
-    NEVER       0   nothing was ever changed, or the last field and slot are gone for 35 days
+    NEVER       0   nothing was ever changed, or the last field and slot ended over 35 days ago
     FORGOTTEN  -1   the node was blank, and has accepted nothing since ("-" in node.lua)
 
-A node that lost its data has forgotten what it accepted. So of those who tell a majority must have
-forgotten nothing, or all must tell; the next change gives it all entries back. What it promised was
-not above its birth and a minute, where it begins again (see node.lua).
+A node that lost its data has forgotten the changes it accepted. So a majority that has forgotten
+nothing must report, or else all nodes; the next change gives such a node all entries back. Its lost
+promises were not above its (new) birth plus a minute, and its floor begins there (see node.lua).
 """
 
 from __future__ import annotations
@@ -68,21 +68,21 @@ _FOUNDED_WITHIN: Final = 1.0
 NEVER: Final = 0
 FORGOTTEN: Final = -1
 _REMEMBERED: Final = 8
-"""So many ballots a node keeps of the way to its state."""
+"""Number of ballots that a node keeps: those of the last changes that led to its state."""
 
 
 class Edit(NamedTuple):
-    """What an entry becomes; None removes it."""
+    """The new value of an entry; None removes the entry."""
 
     value: bytes | None
 
 
 Decide = Callable[[bytes | None, int], "Edit | None"]
-"""Given the entry and the ballot of a change: what it becomes, or None to leave it as it is."""
+"""Maps an entry and the ballot of a change to the edit, or to None to leave the entry alone."""
 
 
 class Changed(NamedTuple):
-    """`edited`: an edit was made, with this ballot; else the entry was `seen` and left alone."""
+    """`edited`: whether an edit was made, at `ballot`; else the entry `seen` was left alone."""
 
     edited: bool
     ballot: int
@@ -91,9 +91,9 @@ class Changed(NamedTuple):
 
 
 class _Promised(NamedTuple):
-    """One node's state and the entry.
+    """One node's promise, with its state and the entry.
 
-    `states`: the ballots of the changes that led to it, as far as it knows, the newest first.
+    `states`: the ballots of the changes that led to `state`, as far as kept, the newest first.
     """
 
     state: int
@@ -106,15 +106,15 @@ _Promise: TypeAlias = "_Promised | No | Silent"
 
 
 async def found(panel: Panel, until: float) -> None:
-    """Once for each process: if all nodes are blank, mark them as founded together.
+    """If all nodes are blank, mark them as founded together; tried once in each process.
 
-    The nodes of a new quorum need not wait for holders from before.
+    The nodes of a new quorum need not wait for earlier holders.
     """
     quorum = panel.quorum
     if quorum.dialect.founded or not panel.blank:
         return
     quorum.dialect.founded = True
-    # The connections may be old: what counts is that all are blank now.
+    # The connections may be old, but all nodes must be blank now.
     markers = await panel.ask_all(pack("GET", MARKER), until)
     if any(isinstance(reply, Silent) or reply[0] is not None for reply in markers):
         return
@@ -132,10 +132,10 @@ async def change(
     held: ByClaim | None = None,
     settles: bool = False,
 ) -> Changed:
-    """Change one entry of `key` as `decide` says; `held`: only while that claim holds the lease.
+    """Change one entry of `key` as `decide` says. `held`: only while that claim holds the lease.
 
-    `settles`: no change that was begun earlier is made any more, also if nothing is edited. Raises
-    StoreUnavailable if nothing was changed, OutcomeUnknown if nobody knows.
+    `settles`: even if nothing is edited, no change that began earlier takes effect later. Raises
+    StoreUnavailable if nothing was changed, OutcomeUnknown if that is unknown.
     """
     await found(panel, until)
     attempt = _Attempt(panel, key, entry, held, until)
@@ -144,7 +144,7 @@ async def change(
         changed = await attempt.turn(decide, settles=settles)
         if changed is not None:
             return changed
-        # As long as a turn takes: one that comes back sooner meets the same others again.
+        # Pause as long as a turn takes: a sooner retry would meet the same rivals again.
         pause = max(_BACK_OFF, _now() - began) * 2 ** min(count, _DOUBLINGS)
         pause = pause * (0.5 + random()) + attempt.early
         if _now() + pause >= until:
@@ -155,7 +155,7 @@ async def change(
 
 
 class _Attempt:
-    """One change, in as many turns as others make necessary."""
+    """One change, in as many turns as rival changes make necessary."""
 
     def __init__(
         self, panel: Panel, key: Key, entry: str, held: ByClaim | None, until: float
@@ -164,15 +164,15 @@ class _Attempt:
         self.held, self.until = held, until
         self.above = 0
         self.below: int | None = None
-        """What `above` was before a larger ballot was tried for a node that was blank."""
+        """The value of `above` before a larger ballot was tried for the sake of a blank node."""
         self.early = 0.0
-        """Seconds until nodes whose clock is ahead, or that lost their data, can be followed."""
+        """Seconds until the others admit the ballots of nodes with a clock ahead or lost data."""
         self.sent: dict[int, Edit | None] = {}
-        """Ballots of changes that some node may have accepted."""
+        """Edits that some node may have accepted, by ballot."""
         self.promises: list[_Promise] = []
 
     async def turn(self, decide: Decide, *, settles: bool) -> Changed | None:
-        """What came of it, or None where another turn is worth it."""
+        """The outcome of one turn; None if another turn may succeed."""
         ballot = self.quorum.clock.propose(_now(), self.above)
         promised = await self._ask_for_promises(ballot)
         held = None if promised is None else self._is_held(promised)
@@ -191,10 +191,10 @@ class _Attempt:
         return Changed(edit is not None, ballot, newest.entry, held)
 
     def _ours_in(self, newest: _Promised) -> int | None:
-        """The ballot of an earlier turn of ours that led to this state, if one did.
+        """The ballot of our earlier turn that led to this state, if there is one.
 
-        Of any other nothing is left once there is a newer state. Raises OutcomeUnknown where that
-        can't be told any more.
+        No other turn of ours can take effect once there is a newer state. Raises OutcomeUnknown if
+        the state's ballots do not go back far enough to tell.
         """
         for ballot, edit in self.sent.items():
             if edit is not None and ballot in newest.states:
@@ -205,9 +205,9 @@ class _Attempt:
         return None
 
     def _is_held(self, promised: Mapping[int, _Promised]) -> bool | None:
-        """Whether a majority says that the claim holds the lease; None if another turn may tell.
+        """Whether the claim holds the lease at a majority; None if another turn may tell.
 
-        Raises StoreError where nobody knows.
+        Raises StoreError if another turn cannot tell either.
         """
         holding = sum(promise.holds for promise in promised.values())
         if self.held is None or holding >= self.quorum.need:
@@ -223,7 +223,7 @@ class _Attempt:
     # -- promises -----------------------------------------------------------------------------
 
     async def _ask_for_promises(self, ballot: int) -> dict[int, _Promised] | None:
-        """By node; None if a larger ballot is worth a try. Raises StoreError without a majority."""
+        """The promises by node; None to try another ballot. Raises StoreError if too few."""
         quorum = self.quorum
         request = quorum.dialect.promise(self.key, ballot, self.entry, self.held)
 
@@ -231,7 +231,7 @@ class _Attempt:
             found = [self._read(at, reply) for at, reply in enumerate(replies) if reply is not None]
             promised = [promise for promise in found if isinstance(promise, _Promised)]
             if floors := _floors(found):
-                # A silent node may be frozen: a larger ballot is worth more than its reply.
+                # A silent node may be frozen: rather retry with a larger ballot than wait.
                 return len(promised) + len(floors) >= quorum.need
             holding = sum(promise.holds for promise in promised)
             return (self.held is None or holding >= quorum.need) and self._suffice(promised)
@@ -247,7 +247,7 @@ class _Attempt:
             found = enumerate(self.promises)
             return {node: promise for node, promise in found if isinstance(promise, _Promised)}
         if self.below is not None and self.above > self.below:
-            # The others do not admit it yet: without that node, then.
+            # The other nodes do not admit the larger ballot yet: go on without the blank node.
             self.above = self.below
             return None
         floors = _floors(self.promises)
@@ -260,7 +260,7 @@ class _Attempt:
         return None
 
     def _leaves_out_a_blank(self) -> bool:
-        """Whether a larger ballot, which others would admit, gives a node back what it forgot."""
+        """Whether to try a larger ballot, so that a node that lost its data gets the state back."""
         limit = self.quorum.clock.highest_admitted(_now())
         floors = [no.floor for no in self.promises if isinstance(no, No) and no.raw == b"-"]
         above = min(floors, default=0)
@@ -297,7 +297,7 @@ class _Attempt:
     async def _accept(
         self, ballot: int, state: int, edit: Edit | None, promised: Mapping[int, _Promised]
     ) -> bool:
-        """Whether a majority has accepted it."""
+        """Ask the nodes to accept the change; True if a majority did."""
         names, dialect = self.quorum.names, self.quorum.dialect
         behind = [at for at, promise in promised.items() if max(promise.state, NEVER) != state]
         entries = await self._entries(state, promised) if behind else None
@@ -306,18 +306,18 @@ class _Attempt:
         to_change, to_all = accept(state), None if entries is None else accept(entries)
         steps: list[Step | None] = [None] * len(names)
         for node, promise in enumerate(self.promises):
-            # A node that has not replied yet may have promised.
+            # A silent node may have promised.
             request = to_all if node in behind else None if isinstance(promise, No) else to_change
             steps[node] = None if request is None else Step(request, 1)
         self.sent[ballot] = edit
         replies = await self.panel.ask(steps, self.until, _accepted_by_most)
-        # Where none can have accepted it, it is as if it had not been asked.
+        # If no node can have accepted the change, treat it as never sent.
         if all(step is None or _is_refused(replies[at]) for at, step in enumerate(steps)):
             del self.sent[ballot]
         return _accepted_by_most(replies)
 
     async def _entries(self, state: int, promised: Mapping[int, _Promised]) -> list[bytes] | None:
-        """All entries of `state`, as names and values, from a node that has it."""
+        """All entries of `state`, as names and values, from a node in it; None if that fails."""
         steps: list[Step | None] = [None] * len(self.quorum.names)
         node = next(at for at, promise in promised.items() if promise.state == state)
         steps[node] = self.quorum.dialect.entries(self.key)
@@ -325,14 +325,14 @@ class _Attempt:
         if isinstance(reply, Silent) or not isinstance(reply[0], list):
             return None
         found = dict(zip(reply[0][::2], reply[0][1::2], strict=True))
-        # It may have accepted another change since.
+        # The node may have accepted another change since.
         if found.get(FIELDS["states"], b"").split()[:1] != [b"%d" % state]:
             return None
         found.pop(FIELDS["promised"], None)
         return [part for pair in found.items() for part in pair]
 
     def failure(self) -> StoreError:
-        """Why there is no majority for it."""
+        """The exception that says why no majority accepted the change."""
         answers: list[Answer] = [
             No("forgot" if promise.state == FORGOTTEN else "promised")
             if isinstance(promise, _Promised)
@@ -344,7 +344,7 @@ class _Attempt:
 
 
 def _floors(promises: Sequence[_Promise]) -> list[int]:
-    """Of the nodes that have promised a larger ballot, which."""
+    """The floors of the nodes that refused the ballot as too low."""
     return [no.floor for no in promises if isinstance(no, No) and no.kind == "low"]
 
 
@@ -397,7 +397,7 @@ def _holds(guard: Guard, entry: bytes | None) -> bool:
 async def last_entries(
     panel: Panel, key: Key, entries: Sequence[str], until: float
 ) -> list[bytes | None]:
-    """These entries in the newest state; a node that missed it is told, as far as possible."""
+    """These entries in the newest state; brings nodes that missed it up to date if possible."""
     replies = await panel.ask_all(panel.quorum.dialect.state(key, entries), until)
     states = [state_of(reply) for reply in replies]
     newest = max((state for state in states if state is not None), default=0)
@@ -411,19 +411,19 @@ async def last_entries(
 
 
 def unchanged(entry: bytes | None, ballot: int) -> Edit | None:
-    """See Decide: leave it as it is."""
+    """A Decide that leaves the entry alone."""
     return None
 
 
 def state_of(reply: Reply) -> int | None:
-    """The state in a reply to `dialect.state`; None if there is none."""
+    """The state in a reply to `dialect.state`; None without a usable reply."""
     if isinstance(reply, Silent) or not isinstance(reply[0], list):
         return None
     return int((reply[0][0] or b"0").split()[0])
 
 
 async def settle(panel: Panel, key: Key, until: float) -> None:
-    """What was begun is done or never will be, and nodes that missed a change are told."""
+    """Complete or rule out all changes begun earlier, and update nodes that missed a change."""
     await change(panel, key, "f:", unchanged, until, settles=True)
 
 
@@ -435,9 +435,9 @@ async def is_paused(panel: Panel, key: Key, until: float) -> bool:
 
 # -- slots -------------------------------------------------------------------------------------
 #
-# A slot is work that is done once. It is used while the claim holds the lease on a majority: the
-# change is refused wherever it does not, so that a slot is never used by a claim whose lease was
-# given up.
+# A slot is work that is done once. A claim uses a slot while it holds the lease on a majority: each
+# node where it does not hold the lease refuses the change. So a claim that gave up its lease never
+# uses a slot.
 
 
 def _entry_of(slot: str) -> str:
@@ -455,7 +455,7 @@ class _Used:
     raw: bytes
 
     def left(self, unix_us: int) -> float:
-        """Seconds for which it is refused to others."""
+        """Seconds for which the slot is refused to other claims."""
         return self.until / 1000 - unix_us / 1e6
 
 
@@ -467,7 +467,7 @@ def _used_of(raw: bytes | None) -> _Used | None:
 
 
 def slots_of(entries: Mapping[bytes, bytes], unix_us: int) -> dict[str, float]:
-    """Of a node's entries, the slots, with the seconds for which each is kept."""
+    """The slots among a node's entries, with the seconds for which each is kept."""
     found = {
         unquote(name[2:].decode()): used.left(unix_us)
         for name, raw in entries.items()
@@ -479,7 +479,7 @@ def slots_of(entries: Mapping[bytes, bytes], unix_us: int) -> dict[str, float]:
 async def refused_slot(
     panel: Panel, key: Key, claim: str, slot: Slot, until: float
 ) -> Refused | None:
-    """The refusal, if another claim certainly used the slot; a look before the lease is taken."""
+    """The refusal if another claim certainly used the slot: a look before the lease is taken."""
     quorum, entry = panel.quorum, _entry_of(slot.name)
     request = quorum.dialect.state(key, [entry])
     replies = await panel.ask_all(request, until, answered_by_most)
@@ -491,8 +491,8 @@ async def refused_slot(
     ]
     if not any(_is_others(_used_of(raw), claim, now) for raw in entries):
         return None
-    # Perhaps it is of a claim that got no majority, and nodes that missed it are told. Where all
-    # agree nothing is written: a fleet that comes late would knock out each other's changes.
+    # The entry may be of a claim without a majority: settle it if the nodes differ. If all agree,
+    # write nothing: many instances that come late would abort each other's changes.
     differ = len({state_of(reply) for reply in replies} - {None}) > 1
     changed = await change(panel, key, entry, unchanged, until, settles=differ)
     return _refusal(slot, _used_of(changed.seen), claim, now)
@@ -501,7 +501,7 @@ async def refused_slot(
 async def use_slot(
     panel: Panel, key: Key, grant: Granted, ask: Ask, slot: Slot, until: float
 ) -> Refused | bool:
-    """True if the slot is the claim's now; False if the claim does not hold the lease any more."""
+    """Use the slot: True if the claim has it now, False if the claim no longer holds the lease."""
     now = panel.quorum.clock.unix_us(_now())
     till = now // 1000 + int(slot.keep * 1000)
     value = f"{till} {grant.claim} {grant.token} {quoted(ask.holder)}".encode()
@@ -518,7 +518,7 @@ async def use_slot(
 
 
 async def give_slot_back(panel: Panel, key: Key, claim: str, slot: str, until: float) -> None:
-    """The slot is as if the claim had never used it, also if that is still on its way."""
+    """Undo the claim's use of the slot, even if the request to use it is still on its way."""
 
     def decide(entry: bytes | None, ballot: int) -> Edit | None:
         used = _used_of(entry)

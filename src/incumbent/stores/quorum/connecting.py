@@ -1,4 +1,4 @@
-"""Real connections to the nodes: how both sides make them, and ask all nodes by them.
+"""Network connections to the nodes: how both sides make them and ask all nodes over them.
 
 Each connection is made on a thread or in a task of its own, so that no node delays another.
 """
@@ -25,25 +25,25 @@ from incumbent.stores.redis.server import Facts, Site, greeting
 W = TypeVar("W", bound=AnyWire)
 
 _GRACE: Final = 0.03
-"""Seconds for which a majority waits for a node that is being connected."""
+"""Seconds to wait for a node that is being connected once a majority is connected."""
 _FIRST_GRACE: Final = 0.5
-"""The same for a node that this process has not met yet; at most half of the time there is."""
+"""The same for a node never connected in this process. Both: at most half of the time left."""
 LONGEST: Final = 2.0
-"""Seconds that a connection may take, also if its caller has less time."""
+"""Seconds that making a connection may take, even if its caller has less time."""
 _AFRESH: Final = 0.5
-"""Seconds after which another connection is begun beside one that nobody waits for."""
+"""Seconds after which an unfinished connection no longer keeps another from being begun."""
 _GLANCE: Final = 0.01
-"""Seconds for which the other nodes are waited for once the replies suffice."""
+"""Seconds to wait for the remaining replies once the replies so far suffice."""
 
 
 class Dialer(ABC, Generic[W]):
-    """Makes connections for panels, and keeps those that came too late for the panel.
+    """Makes connections for panels, and keeps connections that came too late for their panel.
 
-    No lock: lists and dictionaries change in atomic steps.
+    There is no lock: lists and dictionaries change in atomic steps.
     """
 
     shared: bool
-    """Whether all callers use one connection to each node."""
+    """Whether all callers share one connection to each node."""
     side: ReaderSide
 
     def __init__(self, quorum: Quorum, nodes: Sequence[Node]) -> None:
@@ -54,9 +54,9 @@ class Dialer(ABC, Generic[W]):
     def _begin_anew(self) -> None:
         self.spare: list[list[W]] = [[] for _ in self.nodes]
         self._dialing: list[list[float]] = [[] for _ in self.nodes]
-        """Of each node, when the connections were begun that are being made."""
+        """For each node, the instants at which its unfinished connections were begun."""
         self._waiting: dict[Wakeup, set[int]] = {}
-        """The callers that wait, and for which nodes; woken when a connection is made or failed."""
+        """The nodes that each caller waits for; it is woken when a connection is made or fails."""
 
     @abstractmethod
     async def _dial(self, site: Site, until: float) -> W:
@@ -64,10 +64,10 @@ class Dialer(ABC, Generic[W]):
 
     @abstractmethod
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Carry it out on a thread or in a task of its own."""
+        """Run `work` on a thread or in a task of its own."""
 
     async def fill(self, links: list[W | None], until: float) -> None:
-        """Put connections in the empty places, as far as that goes by `until`."""
+        """Fill the empty places with connections, as far as they can be made by `until`."""
         spare, need = self.spare, self.quorum.need
         _take_spare(links, spare)
         now, wakeup = _now(), self.side.wakeup()
@@ -88,7 +88,7 @@ class Dialer(ABC, Generic[W]):
                 if _now() >= by or waiting is not self._waiting:
                     break
                 await wakeup.wait(by)
-                # A connection is put with the spare ones before it is no more being made.
+                # A new connection is in `spare` before it leaves `dialing`: keep this order.
                 going_on = {node for node in wanted if dialing[node]}
                 _take_spare(links, spare)
                 wanted = {node for node in going_on if links[node] is None}
@@ -97,7 +97,7 @@ class Dialer(ABC, Generic[W]):
         _take_spare(links, spare)
 
     def _is_due(self, node: int, now: float) -> bool:
-        """Whether a caller that has a majority without this node should wait for it a little."""
+        """Whether a caller with a majority should wait a little for this node as well."""
         if self._dialing[node]:
             return self.shared and self.nodes[node].why is None
         return now >= self.nodes[node].retry_at
@@ -107,10 +107,10 @@ class Dialer(ABC, Generic[W]):
         return min(_FIRST_GRACE if strange else _GRACE, left / 2)
 
     def _begin(self, node: int, until: float, spare: list[W]) -> None:
-        """Begin a connection for one more caller, unless one is on its way that nobody awaits.
+        """Begin a connection for one more caller, unless an unfinished one is left over for it.
 
-        Else those who cannot wait for as long as a connection takes would begin ever more of them,
-        which slows down all. But one that hangs must not keep a new one from being tried.
+        Otherwise callers with less time than a connection takes would begin ever more of them,
+        which slows down all. But a connection that hangs must not prevent a new one.
         """
         now, begun, waiting = _now(), self._dialing[node], self._waiting
         recent = sum(now - at < _AFRESH for at in list(begun))
@@ -120,7 +120,7 @@ class Dialer(ABC, Generic[W]):
         begun.append(now)
 
         def arrive(link: W | StoreError) -> None:
-            # If the store was closed meanwhile, nobody has this list any more: that closes it.
+            # If the store was closed meanwhile, the list is garbage, and the link closes with it.
             if not isinstance(link, StoreError):
                 spare.append(link)
             begun.remove(now)
@@ -132,7 +132,7 @@ class Dialer(ABC, Generic[W]):
     def connect_apart(
         self, node: int, until: float, arrive: Callable[[W | StoreError], None]
     ) -> None:
-        """Make a connection on a thread or in a task of its own, and hand it over."""
+        """Connect on a thread or in a task of its own, and pass the link or error to `arrive`."""
         self._start(self._connect_apart(node, until, arrive))
 
     async def _connect_apart(
@@ -143,7 +143,7 @@ class Dialer(ABC, Generic[W]):
             made = await self.connect(node, until)
         except StoreError as error:
             made = error
-        except Exception as error:  # noqa: BLE001 - nobody else would hear of it
+        except Exception as error:  # noqa: BLE001 - otherwise the error would be lost
             made = StoreUnavailable(str(error))
         except BaseException as error:
             arrive(StoreUnavailable(str(error)))
@@ -153,7 +153,7 @@ class Dialer(ABC, Generic[W]):
         arrive(made)
 
     async def connect(self, node: int, until: float) -> W:
-        """A connection on which the node has told its facts. Raises StoreError."""
+        """A connection to a node that was inspected and found fit. Raises StoreError."""
         site = self.nodes[node].site
         link = await self._dial(site, until)
         self.made.add(link)
@@ -184,9 +184,9 @@ def _take_spare(links: list[W | None], spare: list[list[W]]) -> None:
 
 
 def _welcome(site: Site) -> Program[tuple[Facts, int, bytes | None]]:
-    """Look at a node and leave the scripts there. Raises StoreUnavailable for an unfit one.
+    """Inspect a node and load the scripts there. Raises StoreUnavailable if the node is unfit.
 
-    Returns its facts, its time (unix us), and its marker.
+    Returns the node's facts, its time (unix us), and its marker.
     """
     facts = yield from greeting(site.where, allow_eviction=site.allow_eviction, proved=site.proved)
     step = Step(b"".join((*LOADS, pack("TIME"), pack("GET", MARKER))), len(LOADS) + 2)
@@ -198,7 +198,7 @@ def _welcome(site: Site) -> Program[tuple[Facts, int, bytes | None]]:
 
 
 class ConnectedPanel(Panel):
-    """Asking all nodes over real connections: written once for both sides.
+    """A Panel that asks all nodes over network connections, written once for both sides.
 
     A step is written to all nodes first. Then the replies are read as they come.
     """
@@ -218,7 +218,7 @@ class ConnectedPanel(Panel):
 
     @abstractmethod
     def _write(self, node: int, step: Step, until: float) -> Silent | None:
-        """Write a step to a node that is connected; why not, if that failed."""
+        """Write a step to a connected node. Returns the reason if that failed, else None."""
 
     @abstractmethod
     async def _read_some(
@@ -229,15 +229,15 @@ class ConnectedPanel(Panel):
         by: float,
         until: float,
     ) -> bool:
-        """Wait for replies that are missing, and put them in; False if none came by `by`."""
+        """Wait for missing replies, and put them into `replies`; False if none came by `by`."""
 
     @abstractmethod
     def _is_slow(self, node: int) -> bool:
-        """Whether nobody waited for its last reply, which has not come yet."""
+        """Whether the node's last reply has not come yet, and is no longer awaited."""
 
     @abstractmethod
     def _leave(self, node: int, step: Step | None) -> None:
-        """Nobody waits for this reply any more."""
+        """Stop waiting for the node's reply to this step."""
 
     async def ask(
         self, steps: Sequence[Step | None], until: float, enough: Enough | None = None
@@ -261,7 +261,7 @@ class ConnectedPanel(Panel):
         enough: Enough | None,
         late: int = -1,
     ) -> list[Reply]:
-        """`late`: a node that has had its glance already."""
+        """Read the missing replies. `late`: a node that was given its time (_GLANCE) already."""
         by = until
         while None in replies:
             missing = [node for node, reply in enumerate(replies) if reply is None]
@@ -281,12 +281,12 @@ class ConnectedPanel(Panel):
         return self._failed(node, Broken("no answer in time", sent=True))
 
     def _failed(self, node: int, error: Exception) -> Silent:
-        """The connection brought no reply."""
+        """The answer for a connection that brought no reply."""
         sent = not isinstance(error, Broken) or error.sent
         return Silent(exchange_error(error, self.nodes[node].site.where), sent=sent)
 
     def _replied(self, node: int, step: Step, reply: list[Any], until: float) -> Reply | None:
-        """The reply; or None after the step was sent again with scripts that were forgotten."""
+        """The reply; None after sending the step again with scripts that the node had forgotten."""
         if not any(map(is_forgotten, reply)):
             return reply
         return self._write(node, Step(as_eval(step.payload), step.answers), until)

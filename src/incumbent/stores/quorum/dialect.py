@@ -1,10 +1,10 @@
-"""The requests to one node of a quorum, and what its replies mean. Pure.
+"""The requests to one node of a quorum, and the meaning of its replies. Pure.
 
-A lease looks on each node as it does on a single server (`redis.records`), with the ballot as its
-token. Beside it are the floor with the last holding, the holdings before that, a
-line each, and a hash with fields and slots (see node.lua). The node's marker says in which
-format all of it is, which quorum it belongs to, since when, and the longest ttl that anybody asked
-for: `incumbent2 <members> <born, unix us> <ms>`.
+A lease has the same record on each node as on a single server (`redis.records`), with the ballot as
+its token. Beside it are the floor with the last few holdings, the holdings before them (one in each
+line), and a hash with fields and slots (see node.lua). The node's marker names the format of all
+these, the node's quorum, its birth, and the longest ttl that was ever asked for:
+`incumbent2 <members> <born, unix us> <ms>`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FIELDS: Final = {
     "pause": b"f:pause",
     "resign": b"f:resign",
 }
-"""What is kept beside a lease, by its names in the scripts: see node.lua."""
+"""Names within the hash beside a lease, by their names in the scripts: see node.lua."""
 SCRIPTS: Final = {
     name: Script(f"node:{name}", Path(__file__).parent, FIELDS)
     for name in ("take", "give", "revoke", "renew", "plant", "promise", "accept", "found", "look")
@@ -44,24 +44,24 @@ SCRIPTS: Final = {
 LOADS: Final = tuple(pack("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values())
 
 RECORD_FORMAT: Final = 2
-"""Of all that is kept on a node. The marker names it, so that instances of another are refused."""
+"""The format of all keys on a node. The marker names it, so that other versions are refused."""
 MARKER: Final = "incumbent:{quorum}:m"
-"""The node's own key: one for each database of each server."""
+"""The key of the node's marker: one in each database of each server."""
 
 _CACHED: Final = 4096
 _KEEP_LEAST: Final = 180.0
-"""Seconds for which a node remembers its floor at least: until a ballot a minute ahead of
-its clock is more than a minute behind it, which is the floor where none is kept."""
+"""Least seconds for which a node keeps its floor: until a ballot a minute ahead of its clock is
+more than a minute behind it. A node without a floor takes a minute behind its clock for it."""
 _STATE_KEPT: Final = 35 * 86_400.0
-"""Seconds for which a node knows that the last field was removed, and the last slot over. One that
-was away for longer might bring it back."""
+"""Seconds for which a node keeps its state after the last field was removed and the last slot
+ended. A node that was away for longer might bring old entries back."""
 _echoes = count()
 
 
 class Keys:
-    """The keys of one lease, and how the requests begin that have to be fast.
+    """The keys of one lease, and the prepared beginnings of the requests that have to be fast.
 
-    The floor's key is also the channel on which changes are told.
+    The floor's key is also the channel on which changes are published.
     """
 
     __slots__ = ("candidates", "fields", "floor", "give", "main", "of_take", "past", "take")
@@ -76,7 +76,7 @@ class Keys:
 
 
 class QuorumDialect:
-    """Packs and reads for every node of one quorum; `members` is the fingerprint of its list."""
+    """Packs requests and reads replies for all nodes. `members`: the fingerprint of their list."""
 
     def __init__(
         self, naming: Naming, members: str, restart_wait: float | None, where: str
@@ -93,7 +93,7 @@ class QuorumDialect:
         self._tails: dict[int, tuple[Ask, bytes]] = {}
 
     def keys(self, key: Key) -> Keys:
-        """Where everything of `key` is."""
+        """The keys in Redis of the lease `key`."""
         return self._keys.get(key) or self._add_keys(key)
 
     def _add_keys(self, key: Key) -> Keys:
@@ -105,7 +105,7 @@ class QuorumDialect:
     # -- take ---------------------------------------------------------------------------------
 
     def wait_of(self, ttl: float) -> float:
-        """Seconds for which a node that is new does not vote."""
+        """Seconds for which a new node does not vote."""
         return wait_after_restart(self._wait, ttl, self._longest)
 
     def is_ours(self, marker: Any) -> bool:
@@ -113,11 +113,11 @@ class QuorumDialect:
         return type(marker) is bytes and marker.startswith(self._members)
 
     def was_blank(self, marker: Any) -> bool:
-        """Whether a node with this marker may have forgotten what is not there."""
+        """Whether a node with this marker may have forgotten entries: it was blank once."""
         return not self.is_ours(marker) or marker.split(b" ")[2] != b"0"
 
     def learn_marker(self, marker: Any) -> None:
-        """A node has this marker: learn the longest ttl that it names."""
+        """Learn the longest ttl that a node's marker names."""
         if self.is_ours(marker):
             longest = int(marker.rpartition(b" ")[2]) / 1000
             if longest > self._longest:
@@ -125,13 +125,13 @@ class QuorumDialect:
                 self._tails.clear()
 
     def take(self, key: Key, claim: str, ask: Ask, ballot: int, *, raising: bool = False) -> bytes:
-        """The request for one node's vote; `raising`: what the claim has there becomes `ballot`."""
+        """The request for a node's vote. `raising`: raise the claim's earlier vote to `ballot`."""
         if raising or ask.candidacy > 0:
             return self._take_more(key, claim, ask, ballot, raising=raising)
         kept = self._tails.get(id(ask))
         tail = kept[1] if kept is not None else self._tail(ask)
         secret = claim.encode()
-        # A ballot has sixteen digits until the year 2286; `%d` of others would lie.
+        # Compute the length: a ballot has sixteen digits only until the year 2286.
         digits = b"%d" % ballot
         return b"%b$%d\r\nincumbent1 %b \r\n$%d\r\n%b\r\n%b" % (
             self.keys(key).take,
@@ -146,7 +146,7 @@ class QuorumDialect:
         if len(self._tails) >= _CACHED:
             self._tails.clear()
         tail = pack(*self._ask_parts(ask)).partition(b"\r\n")[2]
-        # By identity: see redis.dialect.
+        # Cached by identity: see redis.dialect.
         self._tails[id(ask)] = (ask, tail)
         return tail
 
@@ -190,7 +190,7 @@ class QuorumDialect:
         return Silent(*node_failure(reply, where))
 
     def refusal(self, no: No) -> Refused:
-        """A majority's no, in the words of the store contract."""
+        """The outcome of the store contract for a majority's refusal."""
         mark = mark_of_value(no.raw)
         if no.kind == "paused":
             return Refused("paused", seen=f"pause {mark}")
@@ -203,7 +203,7 @@ class QuorumDialect:
     def give(
         self, key: Key, claim: str, token: int | None, now: int, **parting: Unpack[Parting]
     ) -> bytes:
-        """The request of a give; `now`, for people: unix us by the nodes' clocks."""
+        """The request of a give. `now`: unix us by the nodes' clocks, for the history."""
         closed_for, reserve_for = parting.get("closed_for", 0.0), parting.get("reserve_for")
         held, ended = _head_of(claim, token).encode(), b" %d" % max(now, token or 0)
         keys = self.keys(key)
@@ -214,12 +214,12 @@ class QuorumDialect:
         return b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % (keys.give, len(held), held, len(ended), ended)
 
     def revoke(self, key: Key, claim: str, ballot: int) -> bytes:
-        """The request that takes a vote back, up to this ballot."""
+        """The request that takes the claim's vote back, if its ballot is at most this one."""
         at = self.keys(key)
         return SCRIPTS["revoke"].call(2, at.main, at.floor, _head_of(claim), ballot)
 
     def renew(self, batch: Sequence[Renewal]) -> tuple[bytes, bytes]:
-        """One request for many leases, and what its reply begins with."""
+        """One request for many leases, and the echo with which its reply begins."""
         echo = f"{batch[0].claim}:{next(_echoes)}".encode()
         keys: list[bytes | str] = [MARKER]
         longest = milliseconds(max(self._longest, *(renewal.ttl for renewal in batch)))
@@ -233,7 +233,7 @@ class QuorumDialect:
         return SCRIPTS["renew"].call(len(keys), *keys, *arguments), echo
 
     def plant(self, renewal: Renewal, value: bytes, floor: bytes) -> bytes:
-        """The request that plants a lease where the renewal saw it missing, with this floor."""
+        """The request to plant a lease where the renewal saw it missing, beside this floor."""
         at = self.keys(renewal.key)
         ttl = milliseconds(renewal.ttl)
         keys = (at.main, at.floor, MARKER)
@@ -257,7 +257,7 @@ class QuorumDialect:
         held: ByClaim | None,
         state: int | Sequence[bytes],
     ) -> bytes:
-        """The request to accept a change of this state, or of all these entries: see node.lua."""
+        """The request to accept a change of `state`, a ballot or all entries: see node.lua."""
         at = self.keys(key)
         entry, value = edit or ("", None)
         what = b"-" if value is None else b"=" + value
@@ -268,7 +268,7 @@ class QuorumDialect:
         return SCRIPTS["accept"].call(4, *keys, *head, *changed, *entries)
 
     def stand_by(self, key: Key, ask: Ask, unix_us: int) -> Step:
-        """The asker stands by, though it asked no node for its vote."""
+        """The step that lists the asker as a candidate, although it asks no node for a vote."""
         line, till = self.keys(key).candidates, unix_us // 1000 + milliseconds(ask.candidacy)
         return Step(
             pack("ZADD", line, till, quoted(ask.holder))
@@ -282,15 +282,15 @@ class QuorumDialect:
         return pack("HMGET", self.keys(key).fields, FIELDS["states"], *entries)
 
     def entries(self, key: Key) -> Step:
-        """All entries."""
+        """The step that reads all entries beside the lease."""
         return Step(pack("HGETALL", self.keys(key).fields), 1)
 
     def value(self, key: Key) -> bytes:
-        """The request for what is in the lease's place."""
+        """The request for the value of the lease's own key."""
         return pack("GET", self.keys(key).main)
 
     def look(self, key: Key, seen: str) -> bytes:
-        """The request for what `Refused.seen` speaks of, by one that will wait for its end."""
+        """The request to look at the state that `seen` describes, before a wait for its end."""
         keys, (what, _, _) = self.keys(key), seen.rpartition(" ")
         if what == "pause":
             return pack("HGET", keys.fields, FIELDS["pause"])
@@ -301,11 +301,11 @@ class QuorumDialect:
         return SCRIPTS["look"].call(1, keys.main)
 
     def found(self, until_us: int) -> bytes:
-        """Mark a blank node as one of a new cluster, if it is not later than that by its clock."""
+        """The request to mark a blank node as one of a new quorum, until this time by its clock."""
         return SCRIPTS["found"].call(1, MARKER, self._founded(0.0), until_us)
 
     def record(self, key: Key) -> Step:
-        """All that is known of a key."""
+        """The step that reads all keys of one lease, the node's time and its marker."""
         at = self.keys(key)
         return Step(
             pack("TIME")
@@ -332,7 +332,7 @@ def _ballot_of(reply: Any, claim: str) -> int:
 
 
 def node_failure(reply: Any, where: str) -> tuple[StoreError, bool]:
-    """The exception for an error reply, and whether the node did something all the same."""
+    """The exception for an error reply, and whether the node perhaps carried out the request."""
     if not isinstance(reply, hiredis.ReplyError):
         raise Mismatch(f"an answer of type {type(reply).__name__} was not expected")
     error = answered_error(str(reply), where)
@@ -344,7 +344,7 @@ def _held_by(held: ByClaim | None) -> str:
 
 
 def _refused_for(raw: bytes, kind: str) -> bytes:
-    """For whose sake a node refuses: the claim; of a closing its ballot; a foreign value."""
+    """The cause of a refusal: the holder's claim, a closing and its ballot, or a foreign value."""
     if kind == "paused":
         return b"paused"
     parts = raw.split(b" ", 3)
@@ -354,12 +354,12 @@ def _refused_for(raw: bytes, kind: str) -> bytes:
 
 
 def newest_state(states: bytes | None) -> str:
-    """Which change of the fields was the last one of a node."""
+    """The ballot of the last change in a node's `states`; a dash if there is none."""
     return states.split()[0].decode() if states else "-"
 
 
 def mark_of_value(raw: bytes | None) -> str:
-    """A short mark of a value, the same for all nodes: without what each node has of its own."""
+    """A short hash of a value, without the parts that differ from node to node."""
     if not raw:
         return "-"
     parts = raw.split(b" ", 7)

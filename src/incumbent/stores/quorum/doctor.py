@@ -1,4 +1,4 @@
-"""What `doctor` says of a quorum: of each node, and of their clocks together."""
+"""The findings of `doctor` about a quorum: about each node, and about their clocks together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def diagnose(quorum: Quorum, nodes: Sequence[Node], ttl: float, until: float) ->
     offsets: list[float] = []
     sound = young = blank = silent = 0
     for place, node in enumerate(nodes):
-        # Each has its share of the time that is left, so that one cannot use up all of it.
+        # Each node gets a share of the time left, so that no node can use up all of it.
         by = clock.now() + max(0.0, until - clock.now()) / (len(nodes) - place)
         about, look = _of_node(quorum, node, ttl, by)
         found += about
@@ -57,17 +57,17 @@ def _of_node(
         program = diagnosis(ttl, node.site.restart_wait)
         about = run(carry_out(wire, program, until))
         look = run(carry_out(wire, _look(quorum.dialect.wait_of(ttl)), until))
-    except Exception as error:  # noqa: BLE001 - whatever it is, a diagnosis reports it
+    except Exception as error:  # noqa: BLE001 - a diagnosis reports any error
         return [("error", f"{name} answered nothing usable: {error}", "look at its log")], None
     finally:
         wire.close()
-    # What one node does not grant, others may.
+    # As plain findings: if one node grants nothing, the others still may.
     ours = [(level, f"{name}: {what}", todo) for level, what, todo in about]
     return [*ours, _of_marker(quorum, name, look)], look
 
 
 class _Look(NamedTuple):
-    """What is seen of a node: how far its clock is from ours, and for how long it has no vote."""
+    """A node's marker, the offset of its clock from ours, and the seconds until it votes."""
 
     marker: bytes | None
     offset: float
@@ -116,7 +116,7 @@ def _of_losses(quorum: Quorum, blank: int) -> list[Finding]:
     if not blank:
         return []
     count = len(quorum.names)
-    # See changes: a majority that has forgotten nothing must tell, or all.
+    # See changes: a majority that has forgotten nothing must report, or else all nodes.
     enough = count - blank >= quorum.need
     needed = f"{quorum.need} of the other {count - blank}" if enough else f"all {count}"
     what = (

@@ -1,6 +1,4 @@
-"""The engine of a quorum, and its blocking side: `operations` in one step, and a shorter way for
-what has to be fast.
-"""
+"""The engine of a quorum, its blocking side (`operations`), and a fast path for take and give."""
 
 from __future__ import annotations
 
@@ -38,10 +36,10 @@ _RELEASED: Final = Released()
 
 
 class _Blocking(Operations):
-    """Its coroutines never suspend.
+    """Operations whose coroutines never suspend.
 
     Panels are taken off a list and put back: `list.pop` and `list.append` are atomic, so there is
-    no lock that a signal handler or `__del__` could meet; re-entry takes or makes another panel.
+    no lock that a signal handler or `__del__` could meet. Re-entrant calls use another panel.
     """
 
     dialer: LinkDialer
@@ -70,18 +68,18 @@ class _Blocking(Operations):
     def interrupted(self, panel: SyncPanel, idle: list[SyncPanel], error: BaseException) -> None:
         """After an error: keep the panel if it can serve again."""
         if isinstance(error, StoreError):
-            # The nodes' answers were heard, or are known to be missing.
+            # All replies were read, or are known to be missing.
             panel.rested()
             self.put_back(panel, idle)
             return
-        # Interrupted, perhaps between a request and its answer.
+        # Interrupted, perhaps between a request and its reply.
         panel.close()
         if isinstance(error, Mismatch):
             raise exchange_error(error, self.quorum.where) from error
 
     def put_back(self, panel: SyncPanel, idle: list[SyncPanel]) -> None:
         """Keep the panel for the next operation."""
-        # Another list by now: the store was closed, or this is a fork's child.
+        # If the list is another one now, the store was closed, or this is a forked child.
         if idle is self.idle and len(idle) < _IDLE_MAX:
             idle.append(panel)
         else:
@@ -95,14 +93,14 @@ class _Blocking(Operations):
         self.hub.let_go()
 
     def detach(self) -> None:
-        """In a fork's child: give the descriptors back. What is in use was other threads'."""
+        """In a forked child: close the descriptors. Panels in use are of the parent's threads."""
         self.idle = []
         self.dialer.forget()
         self.hub.abandon()
 
 
 class QuorumStore(BlockingStore[_Blocking]):
-    """See stores.base.Store. Take and give need no coroutine where all nodes just replied."""
+    """A quorum as a Store (stores.base). Take and give are faster if all nodes just replied."""
 
     def __init__(self, quorum: Quorum, nodes: list[Node]) -> None:
         super().__init__(_Blocking(quorum, nodes))
@@ -112,7 +110,7 @@ class QuorumStore(BlockingStore[_Blocking]):
 
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         quorum = self._quorum
-        # A claim whose votes are being taken back needs a ballot above those.
+        # A claim whose votes are being taken back needs a ballot above these votes.
         is_simple = ask.slot is None and not quorum.is_doubtful(key, claim)
         idle = self.operations.idle
         panel = self._whole(quorum.dialect.wait_of(ask.ttl), until) if is_simple else None
@@ -154,7 +152,7 @@ class QuorumStore(BlockingStore[_Blocking]):
         agreed: T,
         settle: Callable[[list[Reply]], Coroutine[Any, Any, U]],
     ) -> T | U:
-        """`agreed` if all nodes reply nothing but `wanted`; else what `settle` makes of it."""
+        """`agreed` if all nodes reply exactly `wanted`; else the outcome of `settle`."""
         try:
             replies = panel.ask_identical(request, wanted, until, enough)
             outcome: T | U = agreed
@@ -168,7 +166,7 @@ class QuorumStore(BlockingStore[_Blocking]):
         return outcome
 
     def _whole(self, wait: float, until: float) -> SyncPanel | None:
-        """A panel that was whole a moment ago, of servers that are old enough."""
+        """An idle panel that was whole a moment ago and whose servers are old enough, or None."""
         idle = self.operations.idle
         try:
             panel = idle.pop()
@@ -183,7 +181,7 @@ class QuorumStore(BlockingStore[_Blocking]):
 
 
 class QuorumEngine(ServerEngine[QuorumStore, "AsyncQuorumStore"]):
-    """`sites`: the nodes; `members`: the fingerprint of their list."""
+    """The engine of a quorum. `sites`: the nodes; `members`: the fingerprint of their list."""
 
     capabilities = Capabilities(
         waits="pubsub",
@@ -211,5 +209,5 @@ class QuorumEngine(ServerEngine[QuorumStore, "AsyncQuorumStore"]):
         super().__init__(where, QuorumStore(quorum, nodes), make)
 
     def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
-        """See Engine.diagnose. Looks at each node, also at one that would be refused."""
+        """See Engine.diagnose. Looks at each node, even at a node that would be refused."""
         return diagnose(self._quorum, self._nodes, ttl, until)

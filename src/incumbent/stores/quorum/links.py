@@ -1,4 +1,4 @@
-"""Blocking connections to the nodes of a quorum, and the panel that asks all nodes by them."""
+"""Blocking connections to the nodes of a quorum, and the panel that asks all nodes over them."""
 
 from __future__ import annotations
 
@@ -29,43 +29,43 @@ _FAILURES: Final = (Broken, hiredis.ProtocolError)
 _AT_ONCE: Final = 0.0
 _TO_THE_SLOW: Final = 0.005
 TRUSTED: Final = 0.1
-"""Seconds for which connections are used again without a look."""
+"""Seconds after their last use for which connections are used again without a check."""
 _POLL_AT_MOST: Final = 0.25
 _LITTLE: Final = 448
-"""Bytes that are received at once where a short reply is expected: a small object of Python's."""
+"""Bytes to receive at once for a short reply: such a buffer is a small object to CPython."""
 
 
 class Link(Wire):
-    """See redis.wire. A node that replies late is not waited for: its replies are skipped later."""
+    """A connection (redis.wire) that does not wait for late replies, but skips them later."""
 
     __slots__ = ("lag", "lag_since", "owed_undo", "parts", "pull", "push", "took")
 
     def __init__(self, sock: Any) -> None:
         super().__init__(sock)
         self.push, self.pull, self.took = self._send, self._recv, self._feed
-        """The socket's own `send` and `recv`, and where to put what was received by it."""
+        """The socket's own `send` and `recv`, and the parser's function for the received bytes."""
         self.lag = 0
-        """Replies that will come first and are for nobody."""
+        """Number of late replies: they will come first, and will be skipped."""
         self.lag_since = 0.0
         self.parts: list[Any] = []
-        """Of the replies that are waited for, those that are there."""
+        """The awaited replies that have come so far."""
         self.owed_undo: list[tuple[Key, str, int]] = []
-        """Votes whose taking back is among the skipped replies; told again if they never come."""
+        """Revoked votes whose replies are late; revoked again if these replies never come."""
 
     def post(self, request: bytes, until: float) -> None:
-        """Send. Raises Broken; after that it can no longer be used."""
+        """Send a request. Raises Broken; after that the link can no longer be used."""
         if self.lag:
             until = min(until, _now() + _TO_THE_SLOW)
         self.send(request, until)
 
     def push_on(self, request: bytes, sent: int, error: OSError | None, until: float) -> None:
-        """Go on after a `push` that took only so much, or raised. Raises Broken."""
+        """Send the rest after a `push` that sent only `sent` bytes, or raised. Raises Broken."""
         if error is not None and not isinstance(error, _NOT_YET):
             raise Broken(str(error), sent=False) from error
         self._send_rest(request, sent, until)
 
     def replies(self, count: int) -> list[Any] | None:
-        """The replies, if they are there within a glance; None: not yet. Raises Broken."""
+        """The replies if they have come already, else None. Raises Broken."""
         try:
             self.skip()
             while len(self.parts) < count:
@@ -78,14 +78,14 @@ class Link(Wire):
         return found
 
     def skip(self) -> None:
-        """Read what is for nobody. Raises Broken; late if it is not there yet."""
+        """Read and skip the late replies. Raises Broken (`late` if a reply has not come yet)."""
         while self.lag:
             self.read(_AT_ONCE)
             self.lag -= 1
         self.owed_undo.clear()
 
     def fall_behind(self, replies: int) -> None:
-        """Nobody waits for these replies any more."""
+        """Stop waiting for so many replies: skip them later."""
         if not self.lag:
             self.lag_since = _now()
         self.lag += replies - len(self.parts)
@@ -93,7 +93,7 @@ class Link(Wire):
 
 
 class LinkDialer(Dialer[Link]):
-    """See Dialer. Each panel has connections of its own, which are made on helper threads."""
+    """A Dialer on helper threads. Each panel has connections of its own."""
 
     shared = False
     side = BLOCKING
@@ -105,17 +105,17 @@ class LinkDialer(Dialer[Link]):
         try:
             threading.Thread(target=run, args=(work,), name="incumbent-dial", daemon=True).start()
         except RuntimeError:
-            # The interpreter is ending and starts no threads any more.
+            # The interpreter is shutting down, and starts no more threads.
             run(work)
 
     def forget(self) -> None:
-        """In a fork's child: give the descriptors back; the threads were the parent's."""
+        """In a forked child: close the descriptors; the helper threads are the parent's."""
         self._begin_anew()
         for link in list(self.made):
             link.close()
 
     def let_go(self) -> None:
-        """Close what is spare."""
+        """Close the spare connections."""
         spare, self.spare = self.spare, [[] for _ in self.nodes]
         for links in spare:
             for link in links:
@@ -123,7 +123,7 @@ class LinkDialer(Dialer[Link]):
 
 
 class SyncPanel(ConnectedPanel):
-    """See Panel. One connection to each node, for one operation at a time."""
+    """A Panel with one connection to each node, for one operation at a time."""
 
     connections: list[Link | None]
 
@@ -133,9 +133,9 @@ class SyncPanel(ConnectedPanel):
         self.connections = [None] * len(dialer.nodes)
         self.used = 0.0
         self.whole = False
-        """All nodes are connected, and none owes a reply."""
+        """Whether all nodes are connected, and none owes a reply."""
         self.oldest = 0.0
-        """The instant since which all their servers run."""
+        """The instant since which all servers have been running."""
 
     async def open(self, until: float) -> None:
         now = _now()
@@ -160,15 +160,15 @@ class SyncPanel(ConnectedPanel):
             link.skip()
         except _FAILURES as error:
             return isinstance(error, Broken) and error.late and now - link.lag_since < _LAG_MOST
-        # The server may have closed it after its last reply.
+        # The server may have closed the connection after its last reply.
         return not link.is_stale(trust=False)
 
     def _pay(self, node: int, link: Link) -> None:
-        """Tell it which votes were taken back while it could not be told."""
+        """Send the revocations of votes that the node has not confirmed yet."""
         owed = self.nodes[node].take_owed()
         if not owed:
             return
-        # With the script, for nobody reads the replies: it may be one that was forgotten.
+        # Send the scripts in full: replies are skipped, so a forgotten script would go unnoticed.
         payload = b"".join(as_eval(self.quorum.dialect.revoke(*vote)) for vote in owed)
         link.owed_undo += owed
         try:
@@ -199,11 +199,11 @@ class SyncPanel(ConnectedPanel):
     def ask_identical(
         self, request: bytes, wanted: bytes, until: float, enough: Enough
     ) -> list[Reply] | None:
-        """One request to all nodes of a whole panel: None if all replied nothing but `wanted`.
+        """Send one request to all nodes of a whole panel: None if all replied exactly `wanted`.
 
-        Otherwise what `ask` would return.
+        Otherwise returns the replies as `ask` does.
         """
-        # Written out, for a lease costs little more than these calls.
+        # Written without helpers: these calls are most of the cost of a lease.
         links: Any = self.connections
         size, at = len(request), 0
         try:
@@ -213,7 +213,7 @@ class SyncPanel(ConnectedPanel):
                 at += 1
         except OSError as error:
             return self._finish_slow(request, until, enough, at, 0, error)
-        # From the last one on: where all share a core, the others have replied by then.
+        # Read from the last node on: if all nodes share a core, the others have replied by then.
         try:
             for link in reversed(links):
                 at -= 1
@@ -232,7 +232,7 @@ class SyncPanel(ConnectedPanel):
         sent: int,
         error: OSError | None,
     ) -> list[Reply]:
-        """Go on with `ask` where one node did not take all of the request at once."""
+        """Go on as `ask` does after one node did not take the whole request at once."""
         self.whole = False
         step = Step(request, 1)
         replies: list[Reply | None] = [None] * len(self.connections)
@@ -254,7 +254,7 @@ class SyncPanel(ConnectedPanel):
         at: int,
         data: bytes | OSError,
     ) -> list[Reply]:
-        """Go on with `ask` after the first node (from the last) that sent something else."""
+        """Go on as `ask` does after the first node (from the last) whose reply is not `wanted`."""
         self.whole = False
         step = Step(request, 1)
         steps: list[Step | None] = [step] * len(self.connections)
@@ -311,13 +311,13 @@ class SyncPanel(ConnectedPanel):
         return None if reply is None else self._replied(node, step, reply, until)
 
     def _ready(self, nodes: Sequence[int], left: float) -> list[int]:
-        """Those of the nodes whose connection can be read."""
+        """The nodes whose connections are ready to be read."""
         by_fd = {
             link.fileno(): node for node in nodes if (link := self.connections[node]) is not None
         }
         found = watch(*by_fd)(max(0.0, min(left, _POLL_AT_MOST)))
         if not found and left > _POLL_AT_MOST:
-            # TLS may have read more than it gave: after a while all are read anyway.
+            # TLS may have buffered bytes that the socket no longer shows: in time, read all links.
             return list(nodes)
         return [by_fd[fd] for fd in found]
 
@@ -330,7 +330,7 @@ class SyncPanel(ConnectedPanel):
         if link is not None and step is not None:
             link.fall_behind(step.answers)
 
-    # -- after it -----------------------------------------------------------------------------
+    # -- after an operation -------------------------------------------------------------------
 
     def _broken(self, node: int, error: Exception) -> Silent:
         self._drop(node)
@@ -344,13 +344,13 @@ class SyncPanel(ConnectedPanel):
                 self.nodes[node].owes(*vote)
 
     def rested(self) -> None:
-        """The operation is over: look whether the next one can take the short way."""
+        """Find out, after an operation, whether the next one can use the fast path."""
         self.whole = not any(link is None or link.lag for link in self.connections)
         if self.whole:
             self.oldest = max(link.born for link in self.connections if link is not None)
 
     def close(self) -> None:
-        """Give the descriptors back; nothing is written."""
+        """Close the descriptors; nothing is written."""
         self.whole = False
         for node in range(len(self.connections)):
             self._drop(node)

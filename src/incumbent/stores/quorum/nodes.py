@@ -1,8 +1,8 @@
-"""The nodes of a quorum: what operations share, how one asks all nodes, and the errors without a
-majority.
+"""The nodes of a quorum, the state that operations share, the panel that asks all nodes, and the
+errors without a majority.
 
-An operation is a coroutine over a `Panel`: it asks all nodes, in rounds. Each side has a panel over
-real connections (`connecting`), the simulator has one over simulated nodes.
+An operation is a coroutine that asks all nodes of a `Panel`, in rounds. Each side has a panel over
+network connections (`connecting`); the simulator has a panel over simulated nodes.
 """
 
 from __future__ import annotations
@@ -27,46 +27,46 @@ from incumbent.stores.redis.resp import Step
 from incumbent.stores.redis.server import Site
 
 Reply: TypeAlias = "list[Any] | Silent"
-"""A node's replies to the requests of a step, or why there are none."""
+"""A node's replies to the requests of a step, or the reason why there are none."""
 Enough: TypeAlias = "Callable[[Sequence[Reply | None]], bool]"
-"""Whether the replies that are there (None: not yet) suffice."""
+"""Whether the replies so far (None: not yet) suffice."""
 
 NOT_ASKED: Final = Silent(StoreUnavailable("it was not asked"), sent=False)
 _OWED_MAX: Final = 4096
 _REMEMBERED: Final = 4096
 _RETRY_MOST: Final = 0.5
-"""Seconds between tries to connect to a node that others can do without."""
+"""Most seconds between tries to connect to a node while the others are a majority."""
 _FORMAT: Final = re.compile(rb"incumbent(\d+) ")
 
 
 @dataclass(slots=True, eq=False)
 class Quorum:
-    """What all operations of one engine share. `where`: its URL for people."""
+    """The state that all operations of one engine share. `where`: its URL for messages."""
 
     dialect: QuorumDialect
     clock: BallotClock
     names: tuple[str, ...]
     where: str
     taken_back: dict[tuple[Key, str], int] = field(default_factory=dict)
-    """Of claims that may be asked again: the largest ballot that was asked to be taken back.
+    """For claims that may be tried again: the largest ballot that nodes were asked to take back.
 
-    That request may still be on its way, so what is stored at such a ballot is no vote.
+    That request may still be on its way, so a value stored with such a ballot is no vote.
     """
     given_up: dict[tuple[Key, str], int] = field(default_factory=dict)
-    """Claims that were given up in doubt, which may not be asked again."""
+    """Claims that were given up with an unknown outcome, and must not be tried again."""
 
     @property
     def need(self) -> int:
-        """How many nodes are a majority."""
+        """The number of nodes in a majority."""
         return ballots.majority_of(len(self.names))
 
     @property
     def epoch(self) -> str:
-        """A lease of this quorum belongs to its list of members, and to no incarnation of one."""
+        """The epoch of all leases: the list of members, not the incarnation of any member."""
         return self.dialect.members.decode()
 
     def is_doubtful(self, key: Key, claim: str) -> bool:
-        """Whether votes of the claim that count for nothing may be there, or on their way."""
+        """Whether votes of the claim that do not count may be stored, or on their way."""
         return (key, claim) in self.taken_back or (key, claim) in self.given_up
 
     @staticmethod
@@ -78,32 +78,32 @@ class Quorum:
 
 
 class Panel(ABC):
-    """One operation's way to all nodes, in their order."""
+    """The access of one operation to all nodes, in their order."""
 
     quorum: Quorum
 
     @property
     @abstractmethod
     def born(self) -> Sequence[float | None]:
-        """Of each node, since when its server certainly runs; None: there is no connection."""
+        """For each node, the instant since which its server surely runs; None: not connected."""
 
     @property
     @abstractmethod
     def blank(self) -> bool:
-        """Whether all nodes are connected, and none had a marker when that was done."""
+        """Whether all nodes are connected, and none had a marker when it was connected."""
 
     @abstractmethod
     async def open(self, until: float) -> None:
-        """Connect as far as it goes. Never raises: a node that cannot be reached is Silent."""
+        """Connect as many nodes as possible. Never raises: an unreachable node is Silent."""
 
     @abstractmethod
     async def ask(
         self, steps: Sequence[Step | None], until: float, enough: Enough | None = None
     ) -> list[Reply]:
-        """Write each node's step (None: nothing for it) to all, then read their replies.
+        """Write each node's step (None: nothing) to it, then read the replies of all nodes.
 
         Ends when `enough` is true, when no reply is missing, or at `until`. A node that has not
-        replied by then is Silent; a late reply is never taken for another one.
+        replied by then is Silent; a late reply is never mistaken for the reply to a later step.
         """
 
     @abstractmethod
@@ -112,18 +112,18 @@ class Panel(ABC):
 
     @abstractmethod
     def owe(self, node: int, key: Key, claim: str, ballot: int) -> None:
-        """This node did not confirm that a vote was taken back: repeat it when it replies again."""
+        """Note that a node did not confirm a revocation: repeat it when the node replies again."""
 
     async def ask_all(
         self, request: bytes, until: float, enough: Enough | None = None
     ) -> list[Reply]:
-        """Ask every node the same: see `ask`."""
+        """Send every node the same request: see `ask`."""
         return await self.ask([Step(request, 1)] * len(self.quorum.names), until, enough)
 
 
 @dataclass(slots=True)
 class Node:
-    """One member, for all operations of a process."""
+    """One member of the quorum, shared by all operations of a process."""
 
     index: int
     site: Site
@@ -132,18 +132,18 @@ class Node:
     why: StoreError | None = None
     met: bool = False
     blank: bool = False
-    """Whether it had no marker when the last connection was made."""
+    """Whether the node had no marker when the last connection was made."""
     owed: dict[tuple[Key, str], int] = field(default_factory=dict)
-    """Votes to take back when it can be reached again."""
+    """Votes to take back when the node can be reached again."""
 
     def failed(self, error: StoreError) -> None:
-        """A connection could not be made: the next try is not before a while."""
+        """Note that a connection failed, and delay the next try."""
         self.why = error
         self.failures += 1
         self.retry_at = _now() + min(_RETRY_MOST, 0.01 * 2.0 ** min(self.failures, 10))
 
     def silent(self) -> Silent:
-        """Why there is no connection."""
+        """The answer of a node without a connection."""
         error = self.why or StoreUnavailable(f"{self.site.where} has not answered yet")
         return Silent(error, sent=False)
 
@@ -154,39 +154,39 @@ class Node:
         self.owed[key, claim] = max(ballot, self.owed.get((key, claim), 0))
 
     def take_owed(self) -> list[tuple[Key, str, int]]:
-        """What it has to be told, as the caller's own task from now on."""
+        """The votes to take back at this node; from now on the caller is responsible for them."""
         owed, self.owed = self.owed, {}
         return [(key, claim, ballot) for (key, claim), ballot in owed.items()]
 
     def welcomed(self, quorum: Quorum, unix_us: int, marker: bytes | None) -> None:
-        """A connection was made: the node told just now its time and its marker."""
+        """Note a new connection, and the time and marker that the node has just reported."""
         self.failures, self.retry_at, self.why, self.met = 0, 0.0, None, True
         self.site.proved, self.blank = True, marker is None
         quorum.clock.learn(self.index, unix_us, _now())
         quorum.dialect.learn_marker(marker)
 
 
-# -- what the replies come to ------------------------------------------------------------------
+# -- evaluating replies ------------------------------------------------------------------------
 
 
 def replied_by_most(replies: Sequence[Reply | None], holds: Callable[[Any], bool]) -> bool:
-    """Whether the replies of a majority are such."""
+    """Whether `holds` is true of the replies of a majority."""
     first = [reply[0] for reply in replies if reply is not None and not isinstance(reply, Silent)]
     return sum(map(holds, first)) >= ballots.majority_of(len(replies))
 
 
 def answered_by_most(replies: Sequence[Reply | None]) -> bool:
-    """Whether a majority has replied, and no errors."""
+    """Whether a majority has replied without an error."""
     return replied_by_most(replies, lambda reply: not isinstance(reply, Exception))
 
 
 def agreed_by_most(replies: Sequence[Reply | None]) -> bool:
-    """Whether a majority has replied 1, or 0."""
+    """Whether a majority has replied 1, or a majority has replied 0."""
     return any(replied_by_most(replies, partial(eq, word)) for word in (1, 0))
 
 
 def silent_of(reply: Reply, where: str) -> Silent:
-    """Why a node gave no usable reply."""
+    """The answer for a node that gave no usable reply."""
     if isinstance(reply, Silent):
         return reply
     try:
@@ -196,7 +196,7 @@ def silent_of(reply: Reply, where: str) -> Silent:
 
 
 def strangers(quorum: Quorum, node: int, marker: object) -> StoreUnavailable:
-    """The exception for a node whose marker is of other members, or of another format."""
+    """The exception for a node whose marker names other members or another format."""
     found = _FORMAT.match(marker) if isinstance(marker, bytes) else None
     if found is None or int(found[1]) != RECORD_FORMAT:
         which = "an unknown format" if found is None else f"format {found[1].decode()}"
@@ -222,7 +222,7 @@ def no_majority(
     perhaps: bool,
     retry_after: float | None = None,
 ) -> StoreError:
-    """The exception for an operation that too few nodes answered (None): names the others."""
+    """The exception for an operation without a majority: lists all answers but None (usable)."""
     reasons = "; ".join(
         _reason(quorum, node, answer) for node, answer in enumerate(answers) if answer is not None
     )

@@ -1,7 +1,7 @@
 """The operations of a store as plans (see stores.plan): each is a coroutine over a panel.
 
-The asynchronous side awaits them. The blocking side runs each in one step (`stores.plan`), with
-panels that block instead of suspending.
+The asyncio side awaits the coroutines. The blocking side runs each in one step (`stores.plan`),
+with panels that block instead of suspending.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def _plan(kind: Kind, operate: Callable[[Panel, float], Coroutine[Any, Any, T]])
 
 @types.coroutine
 def carry_out(program: Program[T]) -> Program[T]:
-    """What awaits a program of `Plans`."""
+    """Await a program of `Plans`."""
     return (yield from program)
 
 
 class Plans:
-    """See stores.plan.Dialect."""
+    """The plans of all operations: see stores.plan.Dialect."""
 
     def take(self, key: Key, claim: str, ask: Ask) -> Plan[Panel, TakeOutcome]:
         return _plan("take", lambda panel, until: take(panel, key, claim, ask, until))
@@ -75,7 +75,7 @@ class Plans:
 
 
 class Operations(Planned[Panel], Host):
-    """See stores.base.AsyncStore; and waiting.Host, for the waiters."""
+    """The operations of a store (stores.base.AsyncStore), and the Host of its waiters."""
 
     dialect = Plans()
     dialer: Dialer[Any]
@@ -88,7 +88,7 @@ class Operations(Planned[Panel], Host):
         try:
             await self.hub.wait(self, key, seen, until)
         except StoreError:
-            # Once the time is over the caller looks for itself, whatever went wrong meanwhile.
+            # After `until` the caller looks for itself in any case, so the error is not needed.
             if _now() < until:
                 raise
 

@@ -23,7 +23,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,63}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class QuorumOptions:
-    """The nodes, in the order of the URL, and the fingerprint of their list in any order."""
+    """The nodes in the order of the URL. `members`: their list's fingerprint, for any order."""
 
     scheme: str
     nodes: tuple[RedisOptions, ...]
@@ -31,7 +31,7 @@ class QuorumOptions:
 
     @property
     def shown(self) -> str:
-        """The URL for people: no password, no options."""
+        """The URL for messages: without password and options."""
         first = self.nodes[0].shown.partition("://")[2]
         login = first.rpartition("@")[0]
         hosts = ",".join(node.shown.rpartition("@")[2].rpartition("://")[2] for node in self.nodes)
@@ -40,7 +40,7 @@ class QuorumOptions:
 
 
 def open_quorum(url: str, password: str | None = None) -> QuorumEngine:
-    """The engine of a URL; `password` replaces the one in it. Connects to nothing.
+    """The engine of a URL; `password` replaces the URL's password. Does not connect.
 
     Raises ConfigError for a malformed URL, an even number of servers, an unknown option, or missing
     drivers.
@@ -55,10 +55,10 @@ def open_quorum(url: str, password: str | None = None) -> QuorumEngine:
 
 
 def parse_quorum_url(url: str, password: str | None = None) -> QuorumOptions:
-    """Read `url`; `password` replaces the one in it.
+    """Parse `url`; `password` replaces the URL's password.
 
-    Raises ConfigError for fewer than three nodes, an even number of them, the same node twice, and
-    for what is wrong with the address of any of them.
+    Raises ConfigError for fewer than three or more than nine nodes, an even number of nodes, the
+    same node twice, an unsuitable option, or an invalid address.
     """
     scheme, _, rest = url.partition("://")
     if scheme not in _SCHEMES or not rest:
@@ -79,7 +79,7 @@ def parse_quorum_url(url: str, password: str | None = None) -> QuorumOptions:
 
 
 def _without_members(query: str) -> tuple[str, str | None]:
-    """The query for each node, and the name of the quorum if there is one."""
+    """The query for each node, and the name of the quorum (`members=`) if there is one."""
     named, others = list[str](), list[str]()
     for part in filter(None, query.split("&")):
         option, _, value = part.partition("=")
@@ -123,7 +123,7 @@ def _address(node: RedisOptions) -> str:
 
 
 def _fingerprint(nodes: tuple[RedisOptions, ...], name: str | None) -> str:
-    """`3:1f0a...`: the same for every order of the same list, or for the same name."""
+    """A text like `3:1f0a...`, the same for every order of the same list, or for the same name."""
     members = ",".join(sorted(map(_address, nodes))) if name is None else f"name {name}"
     mark = blake2s(f"{members}/{nodes[0].target.db}".encode(), digest_size=8).hexdigest()
     return f"{len(nodes)}:{mark}"

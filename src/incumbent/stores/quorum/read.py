@@ -1,7 +1,7 @@
-"""What people read of a name: the nodes' records laid over each other. Pure but for the asking.
+"""The record of a name, merged from the nodes' records. Pure, apart from the requests.
 
-Shown is what a majority of the nodes that answered says; where two say different things, the record
-says nothing, and its `nodes` say what each has.
+The record shows the values on which a majority agrees. If the nodes disagree on the lease, the
+record shows no lease, and its `nodes` lists the lease on each node.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _SCANNED: Final = 500
 _READ_AT_ONCE: Final = 100
 _ANSWERS: Final = 8
 _LAST: Final = 33
-"""Where the last holdings begin in the value of the floor."""
+"""The offset of the last holdings within the value of the floor."""
 _LOOK_AGAIN: Final = 0.01
-"""Seconds before the second look where the nodes are not of one mind, doubled each time."""
+"""Seconds before a second look if the nodes disagree; doubled each time."""
 _LOOK_MOST: Final = 0.1
 
 
 async def read(panel: Panel, key: Key, until: float) -> Record:
-    """See Store.read. Raises StoreUnavailable where somebody may hold it or not, or where nobody
-    knows whether a change of a field was made."""
+    """See Store.read. Raises StoreUnavailable if it is undecided whether the lease is held, or
+    unknown whether a change of a field was made."""
     quorum = panel.quorum
     ((record, agree),) = await _read_all(panel, [key], until)
     pause = _LOOK_AGAIN
@@ -56,7 +56,7 @@ async def read(panel: Panel, key: Key, until: float) -> Record:
         ((record, agree),) = await _read_all(panel, [key], until)
     if agree < len(quorum.names):
         try:
-            # A record is shown when a majority has the newest fields.
+            # Return a record only when a majority has the newest fields.
             await settle(panel, key, until)
             ((record, _),) = await _read_all(panel, [key], until)
         except StoreError as error:
@@ -74,7 +74,7 @@ async def read(panel: Panel, key: Key, until: float) -> Record:
 
 
 async def _may_look_again(panel: Panel, pause: float, until: float) -> bool:
-    """In a moment those that vote just now agree, and more of them are connected."""
+    """Pause before another look: meanwhile votes settle, and more nodes get connected."""
     if pause >= _LOOK_MOST or _now() + pause >= until:
         return False
     await panel.rest(pause)
@@ -83,7 +83,7 @@ async def _may_look_again(panel: Panel, pause: float, until: float) -> bool:
 
 
 async def is_unchanged(panel: Panel, key: Key, seen: str, until: float) -> bool:
-    """Whether what `Refused.seen` speaks of is still so on a majority; then its end is told."""
+    """Whether a majority still has the state that `seen` describes, and will publish its end."""
     need, (what, _, mark) = panel.quorum.need, seen.rpartition(" ")
     mark_of = newest_state if what == "fields" else mark_of_value
     request = panel.quorum.dialect.look(key, seen)
@@ -109,14 +109,14 @@ async def scan(panel: Panel, namespace: str, prefix: str, until: float) -> tuple
     ordered = sorted(keys)
     for start in range(0, len(ordered), _READ_AT_ONCE):
         found += await _read_all(panel, ordered[start : start + _READ_AT_ONCE], until)
-    # A name of which only a floor is left, or a vote that won nothing, is none.
+    # Leave out names with nothing but a floor, or a vote without a majority.
     return tuple(record for record, _ in found if record != Record(record.key))
 
 
 async def _scan_keys(
     panel: Panel, pattern: str, namespace: str, prefix: str, until: float
 ) -> set[Key]:
-    """All nodes are scanned in step, until each has come round."""
+    """The keys on any node. Scans all nodes in step, until each scan is complete."""
     quorum = panel.quorum
     cursors: dict[int, bytes] = dict.fromkeys(range(len(quorum.names)), b"0")
     keys: set[Key] = set()
@@ -149,7 +149,7 @@ def _keys_of(quorum: Quorum, names: Sequence[bytes], namespace: str, prefix: str
 
 
 async def _read_all(panel: Panel, keys: Sequence[Key], until: float) -> list[tuple[Record, int]]:
-    """The records, and how many nodes have the newest fields of each."""
+    """The records, each with the number of nodes that have its newest fields."""
     quorum = panel.quorum
     one = [quorum.dialect.record(key) for key in keys]
     step = Step(b"".join(each.payload for each in one), sum(each.answers for each in one))
@@ -179,7 +179,7 @@ class _View:
         unsaid = FORGOTTEN if quorum.dialect.was_blank(self.marker) else NEVER
         states = entries.get(FIELDS["states"])
         self.state = int(states.split()[0]) if states else unsaid
-        """Of fields and slots: see changes."""
+        """The state of fields and slots: see changes."""
         self.past = pasts_of(floor, past if isinstance(past, bytes) else None)
         slots = slots_of(entries, quorum.clock.unix_us(_now()))
         self.record = record_of(key, raw, left, entries, (), slots, standing, now)
@@ -190,12 +190,12 @@ class _View:
 
 
 def pasts_of(floor: bytes | None, past: bytes | None) -> list[Past]:
-    """One node's holdings, oldest first; the last few are kept with the floor: see node.lua."""
+    """A node's past holdings, oldest first; the last few are in the floor's value: see node.lua."""
     found = {}
     for line in (b"%b\n%b" % (past or b"", (floor or b"")[_LAST:])).split(b"\n"):
         token, _, rest = line.partition(b" ")
         holder, _, ended = rest.partition(b" ")
-        # What is not ours is left out: this is for people, who are better off with the rest.
+        # Skip invalid lines: the history is informative, and the rest of it is still useful.
         if token.isdigit() and (ended.isdigit() or not ended):
             started, end = int(token) / 1e6, int(ended) / 1e6 if ended else None
             name = unquote(holder.decode("utf-8", "replace"))
@@ -226,14 +226,14 @@ def _overlay(quorum: Quorum, key: Key, at: int, replies: Sequence[Reply]) -> tup
 
 
 def _agree(quorum: Quorum, views: Sequence[_View]) -> int:
-    """How many nodes have the newest fields; all of them where there is nothing to settle."""
+    """The number of nodes with the newest fields; all nodes if there is nothing to settle."""
     if all(view.marker is None for view in views):
         # A new quorum.
         return len(quorum.names)
     newest = max(view.state for view in views)
     agree = sum(view.state == newest != FORGOTTEN for view in views)
     if newest <= NEVER and len(views) == len(quorum.names):
-        # Nobody has any. Once that is settled, a majority knows it without those that were blank.
+        # No node has fields. Once that is settled, a majority knows it even without blank nodes.
         return max(agree, quorum.need)
     return len(quorum.names) if agree == len(views) else agree
 
@@ -252,7 +252,7 @@ def _merged(key: Key, views: Sequence[_View], need: int, nodes: tuple[str, ...])
     shown = max(agreed, key=lambda view: _left(view.record)).record if agreed else Record(key)
     newest = max(views, key=lambda view: view.state)
     seen = f"fields {newest.state}" if newest.state > NEVER else ""
-    # The nodes that say nothing may make a majority with those that say the same.
+    # Silent nodes may form a majority with the nodes that agree.
     votes = Counter(view.mark for view in views if view.raw)
     may_be_held = max(votes.values(), default=0) + len(nodes) - len(views) >= need
     return Record(
@@ -271,7 +271,7 @@ def _merged(key: Key, views: Sequence[_View], need: int, nodes: tuple[str, ...])
 
 
 def _agreed(views: Sequence[_View], need: int) -> list[_View]:
-    """The nodes that say the same, if they are a majority."""
+    """The nodes with the same lease, if they are a majority."""
     groups: dict[str, list[_View]] = {}
     for view in views:
         groups.setdefault(view.mark, []).append(view)
@@ -285,7 +285,7 @@ def _left(record: Record) -> float:
 
 
 def _holdings(agreed: Sequence[_View], shown: Record, need: int) -> tuple[Holding, ...]:
-    """Held for as long as a majority says so."""
+    """The holding, which lasts for as long as a majority has it."""
     if not shown.holdings:
         return ()
     ordered = sorted(agreed, key=lambda view: -_left(view.record))
@@ -293,7 +293,7 @@ def _holdings(agreed: Sequence[_View], shown: Record, need: int) -> tuple[Holdin
 
 
 def _present(fields: Mapping[str, Field], shown: Record) -> dict[str, Field]:
-    """Without a request to resign that was meant for an earlier holder."""
+    """The fields, without a request to resign that was meant for an earlier holder."""
     token = max((holding.token for holding in shown.holdings), default=0)
     return {
         name: field for name, field in fields.items() if name != RESIGN or field.version > token
@@ -301,7 +301,7 @@ def _present(fields: Mapping[str, Field], shown: Record) -> dict[str, Field]:
 
 
 def _known_to(most: int, views: Sequence[Sequence[T]], name: Callable[[T], Any]) -> list[list[T]]:
-    """What so many nodes say of one thing, for each thing, in the order of their names."""
+    """Groups of items with the same name, for names on at least `most` nodes, in their order."""
     found: dict[Any, list[T]] = {}
     for view in views:
         for each in view:
@@ -310,7 +310,7 @@ def _known_to(most: int, views: Sequence[Sequence[T]], name: Callable[[T], Any])
 
 
 def _history(views: Sequence[_View], most: int) -> tuple[Past, ...]:
-    """Holdings that a majority has seen: no vote that won nothing."""
+    """Holdings that a majority has seen, so without votes that won nothing."""
     found = [
         max(same, key=lambda past: (past.ended is not None, past.ended or 0.0))
         for same in _known_to(most, [view.past for view in views], attrgetter("token"))
@@ -319,7 +319,7 @@ def _history(views: Sequence[_View], most: int) -> tuple[Past, ...]:
 
 
 def _candidates(views: Sequence[_View], most: int) -> tuple[Candidate, ...]:
-    """Those that a majority knows, for as long as the node says that knows them longest."""
+    """Candidates known to a majority, each with the longest time left on any node."""
     candidates = [view.record.candidates for view in views]
     remaining = attrgetter("remaining")
     known = _known_to(most, candidates, attrgetter("holder"))

@@ -1,8 +1,8 @@
-"""Renewing on a majority, and planting again what a node has lost.
+"""Renewing leases on a majority, and planting a lease again on a node that has lost it.
 
-A renewal counts where the node has the claim with exactly its token. Only in a round in which a
-majority said so may the lease be planted again on a node that is free and votes (else a rolling
-restart of all nodes would end every term); the plant counts from the next round on.
+A node's renewal counts if the node has the claim with exactly its token. Only in a round in which a
+majority renewed may the lease be planted again on a node that is free and votes (otherwise a
+rolling restart of all nodes would end every lease). A planted lease counts from the next round on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UNPROVED: Final = Unproved()
 
 
 async def renew(panel: Panel, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-    """See Store.renew. Raises StoreError if nothing was learnt of any of them."""
+    """See Store.renew. Raises StoreError if no outcome is known of any renewal."""
     outcomes: list[RenewOutcome] = []
     for start in range(0, len(renewals), _BATCH):
         outcomes += await _Round(panel, renewals[start : start + _BATCH], until).run()
@@ -32,9 +32,9 @@ async def renew(panel: Panel, renewals: Sequence[Renewal], until: float) -> list
 
 
 class _Round:
-    """One request for each node, and what its replies come to.
+    """One request to each node, and the outcomes by the nodes' replies.
 
-    `words`: of each node what it says of each lease (see node.lua); None if nothing usable.
+    `words`: for each node, its word on each lease (see node.lua); None without a usable reply.
     """
 
     def __init__(self, panel: Panel, batch: Sequence[Renewal], until: float) -> None:
@@ -72,7 +72,7 @@ class _Round:
         return words if len(words) == len(self.batch) and echo == self.echo else None
 
     def _enough(self, replies: Sequence[Reply | None]) -> bool:
-        """A majority has renewed each of them, or one has to be refused."""
+        """Whether a majority has renewed each lease, or a node is not of this quorum."""
         if any(_is_strange(reply) for reply in replies):
             return True
         present = [
@@ -105,7 +105,7 @@ class _Round:
     # -- planting -----------------------------------------------------------------------------
 
     async def _plant(self, outcomes: Sequence[RenewOutcome]) -> None:
-        """Where one is missing at a node that votes; what fails is tried at the next renewal."""
+        """Plant leases that are missing at voting nodes; the next renewal retries failures."""
         missing = [
             (at, node)
             for node, words in enumerate(self.words)
@@ -125,7 +125,7 @@ class _Round:
             await self.panel.ask(steps, self.until)
 
     async def _values(self, wanted: Sequence[int]) -> dict[int, bytes]:
-        """What is planted: the value at a node that has just confirmed it."""
+        """The values to plant, each from a node that has just confirmed the lease."""
         places: list[list[int]] = [[] for _ in self.words]
         for at in wanted:
             node = next(n for n, words in enumerate(self.words) if words and _confirms(words[at]))
@@ -150,7 +150,7 @@ def _together(requests: Sequence[bytes]) -> Step | None:
 
 
 def _is_strange(reply: Reply | None) -> bool:
-    """Whether the node says that it is not of this quorum."""
+    """Whether the node replied that it belongs to another quorum."""
     return isinstance(reply, list) and isinstance(reply[0], list) and reply[0][:1] == [b"members"]
 
 

@@ -1,7 +1,7 @@
-"""Taking a lease and the slot that it asks for, and giving both back.
+"""Taking a lease and the slot that the caller asks for, and giving both back.
 
-Every take is settled before it returns: it is a majority's grant, or a majority's no, or nothing of
-it is left at any node that answers, or the caller is told that the outcome is unknown.
+Every take is settled before it returns: a majority granted it, or a majority refused it, or no node
+that answers has a vote of it any more, or it raises OutcomeUnknown.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from incumbent.stores.quorum.nodes import (
 from incumbent.stores.redis.resp import Step
 
 _TURNS: Final = 10
-"""Rounds of one take before those who split the vote are called the holders."""
+"""Rounds of one take before a split vote counts as a refusal, if most nodes refuse."""
 _TURNS_MOST: Final = 20
-"""The same where most nodes do not refuse: then there is no answer to give."""
+"""Rounds of one take before it fails without a majority, if most nodes do not refuse."""
 _BACK_OFF: Final = 0.001
 _BACK_OFF_MOST: Final = 0.03
 _TAKE_BACK_WITHIN: Final = 0.05
-"""Seconds for taking back what was asked for when the time of the take itself is over."""
+"""Seconds for taking votes back when the time of the take itself is over."""
 
 
 async def take(
@@ -59,7 +59,7 @@ async def take(
     until: float,
     first: tuple[int, list[Reply]] | None = None,
 ) -> TakeOutcome:
-    """See Store.take. `first`: the ballot and the replies of a round that was made already."""
+    """See Store.take. `first`: the ballot and the replies of a round that is over already."""
     if ask.slot is None:
         return await _Take(panel, key, claim, ask, until).run(first)
     return await _take_with_slot(panel, key, claim, ask, ask.slot, until)
@@ -68,7 +68,7 @@ async def take(
 async def _take_with_slot(
     panel: Panel, key: Key, claim: str, ask: Ask, slot: Slot, until: float
 ) -> TakeOutcome:
-    """The lease, and then the slot under its protection; without the slot it is given back."""
+    """Take the lease, then use the slot under its protection, or else give the lease back."""
     quorum = panel.quorum
     refused = await refused_slot(panel, key, claim, slot, until)
     if refused is not None:
@@ -93,7 +93,7 @@ async def _take_with_slot(
 
 
 async def _hand_back(panel: Panel, key: Key, grant: Granted, until: float) -> bool:
-    """Nothing ran under it. What cannot be told now is owed, or ends with its ttl."""
+    """Give back a lease that nothing ran under. If that fails, it is owed, or ends with its ttl."""
     by = max(until, _now() + _TAKE_BACK_WITHIN)
     try:
         await give(panel, key, grant.claim, grant.token, by)
@@ -109,7 +109,7 @@ def is_decided(
     ballot: int,
     young: Mapping[int, No],
 ) -> bool:
-    """Whether the replies that are there suffice; `young`: the nodes that were not asked."""
+    """Whether the replies so far suffice. `young`: nodes that are too new, and were not asked."""
     return ballots.is_decided(
         [
             young.get(
@@ -127,7 +127,7 @@ def _read_vote(quorum: Quorum, node: int, reply: Reply, claim: str, ballot: int)
     if not isinstance(answer, No) or not answer.now:
         return answer
     quorum.clock.learn(node, answer.now, _now())
-    # When the node would vote, where that is a matter of the clocks.
+    # If only the clocks are in the way: the time until the node would vote.
     if answer.kind == "high":
         return answer._replace(left=(ballot - ballots.AHEAD_MOST_US - answer.now) / 1e6)
     early = answer.floor - quorum.clock.highest_admitted(_now())
@@ -137,7 +137,7 @@ def _read_vote(quorum: Quorum, node: int, reply: Reply, claim: str, ballot: int)
 
 
 class _Take:
-    """A take without regard to a slot: what it wants, and what it has learnt."""
+    """A take of the lease alone, without a slot, and its state between rounds."""
 
     def __init__(self, panel: Panel, key: Key, claim: str, ask: Ask, until: float) -> None:
         self.panel, self.quorum = panel, panel.quorum
@@ -146,13 +146,13 @@ class _Take:
         self.ballot = 0
         self.answers: list[Answer] = []
         self.took = 0.0
-        """Seconds of the last round."""
+        """Seconds that the last round took."""
         self.last = False
-        """No other round follows."""
+        """Whether no other round follows."""
 
     @property
     def gone(self) -> int:
-        """Votes up to this ballot were taken back."""
+        """The ballot up to which the claim's votes were taken back."""
         return self.quorum.taken_back.get((self.key, self.claim), 0)
 
     async def run(self, first: tuple[int, list[Reply]] | None = None) -> TakeOutcome:
@@ -197,7 +197,7 @@ class _Take:
         ]
 
     async def _settle(self, count: int) -> TakeOutcome | None:
-        """The outcome, or None after which another turn is worth it."""
+        """The outcome of a round; None if another round may succeed."""
         verdict = decide(self.answers)
         if isinstance(verdict, ballots.Won) and verdict.token <= self.gone:
             verdict = ballots.Raise(self.gone)
@@ -211,7 +211,7 @@ class _Take:
             case ballots.Lost(no):
                 await self._take_back()
                 if no.kind == "paused" and any(isinstance(answer, Vote) for answer in self.answers):
-                    # One that missed it is told, before those that know it fail.
+                    # Tell nodes that missed the pause, before nodes that know it fail.
                     with suppress(StoreError):
                         await self._is_paused()
                 return self.quorum.dialect.refusal(no)
@@ -237,17 +237,17 @@ class _Take:
         return Granted(self.claim, won.token, left, self.quorum.epoch)
 
     async def _is_paused(self) -> bool:
-        """Whether that is the last word; those that missed it know it from now on."""
+        """Whether the newest state is paused; also updates nodes that missed the pause."""
         return await is_paused(self.panel, self.key, self.until)
 
     def _raise(self, least: int = 0) -> None:
-        """Ask for a ballot above all that was seen; what most would refuse is not followed."""
+        """Go next above all ballots seen, except ballots too far ahead for most nodes."""
         limit = self.quorum.clock.highest_admitted(_now())
         seen = max((ballot for ballot in map(_seen, self.answers) if ballot <= limit), default=0)
         self.above, self.raising = max(seen, least), True
 
     async def _outwait(self, verdict: ballots.Verdict, wait: float) -> None:
-        """What the clocks forbid is allowed soon: nobody has to be told of a moment."""
+        """Wait, without reporting an error, for the moment when the clocks admit the ballot."""
         pause = wait + _BACK_OFF
         fits = _now() + pause + self.took < self.until
         if not fits or not await self._take_back():
@@ -257,30 +257,30 @@ class _Take:
         self._raise()
 
     async def _split(self, count: int, split: ballots.Split) -> TakeOutcome | None:
-        """One of those who split the vote goes on; the others take theirs back and wait."""
+        """One of the claims that split the vote goes on; the others revoke their votes and wait."""
         self._raise()
-        # As long as a round takes: one that comes back sooner meets the same others again.
+        # Pause as long as a round takes: a sooner retry would meet the same rivals again.
         pause = max(min(_BACK_OFF_MOST, _BACK_OFF * 2.0**count), self.took) * (0.5 + random())
-        # A round that nobody could wait for would leave votes behind, and a doubt.
+        # A round with no time for its replies would leave votes and an unknown outcome.
         last = self.last or _now() + pause + self.took >= self.until
         last = last or (split.refused and count >= _TURNS - 1)
         if split.no.kind == "paused" and not last:
-            # If that is the last word, all who missed it say so from now on.
+            # If the pause is in the newest state, this tells all nodes that missed it.
             await self._is_paused()
         if last or not split.first or count >= _TURNS // 2:
             confirmed = await self._take_back()
             if last and not (confirmed and split.refused):
-                # A minority that has it for another is no word of the quorum.
+                # A minority that has the lease for another claim is no refusal by the quorum.
                 raise no_majority(self.quorum, self.answers, perhaps=not confirmed)
             if last:
                 return self.quorum.dialect.refusal(split.no)
         await self.panel.rest(pause)
-        # Perhaps one that was still being connected knows who has it.
+        # A node that was still being connected may know the holder.
         await self.panel.open(self.until)
         return None
 
     async def _give_up(self, verdict: ballots.Verdict) -> None:
-        """Too few nodes say anything."""
+        """Raise the error for a take that too few nodes answered."""
         undecided = verdict if isinstance(verdict, ballots.Undecided) else None
         perhaps = undecided is not None and undecided.perhaps
         if not perhaps:
@@ -289,7 +289,7 @@ class _Take:
         raise no_majority(self.quorum, self.answers, perhaps=perhaps, retry_after=after)
 
     async def _take_back(self) -> bool:
-        """Take back all votes, also those whose reply was lost; True if all of them are gone."""
+        """Take back all votes, even votes whose reply was lost; True if all of them are gone."""
         concerned = [_may_hold(answer) for answer in self.answers]
         if not any(concerned):
             return True
@@ -314,7 +314,7 @@ class _Take:
 
 def _may_hold(answer: Answer) -> bool:
     if isinstance(answer, No):
-        # It did not raise an earlier vote of this claim, and has that still.
+        # The node did not raise an earlier vote of this claim, and still has that vote.
         return answer.kind in ("low", "high", "ahead") and bool(answer.raw)
     return isinstance(answer, Vote) or answer.sent
 
@@ -337,15 +337,15 @@ async def give(
     first: Sequence[Reply] | None = None,
     **parting: Unpack[Parting],
 ) -> GiveOutcome:
-    """See Store.give. Nodes that do not confirm are told when they reply again.
+    """See Store.give. Nodes that do not confirm it are asked again when they next reply.
 
-    `first`: the replies of a round that was made already.
+    `first`: the replies of a round that is over already.
     """
     slot = parting.get("slot")
     if slot is None:
         return await _give_lease(panel, key, claim, token, until, first, **parting)
     doubt: StoreError | None = None
-    # While nobody else can have the lease, which needs its own time to be given back.
+    # First the slot, while no other claim can have the lease; half of the time is for the lease.
     half = (_now() + until) / 2
     try:
         await give_slot_back(panel, key, claim, slot, half)
@@ -385,7 +385,7 @@ async def _give_lease(
     ballot = max(quorum.clock.highest, now) if token is None else token
     if first is None:
         if token is None and closed_for <= 0:
-            # Nobody knows whether it was granted: its votes may still be on their way.
+            # It is unknown whether the claim was granted: its votes may still be on their way.
             quorum.remember(quorum.given_up, key, claim, ballot)
             request = quorum.dialect.revoke(key, claim, ballot)
         else:
@@ -400,7 +400,7 @@ async def _give_lease(
         else:
             silent[node] = silent_of(reply, quorum.names[node])
             panel.owe(node, key, claim, ballot)
-    # A vote that was left with a minority was no lease: a majority may have been another's.
+    # Votes of a minority are no lease: a majority may have voted for another claim.
     any_will_do = token is None and released + missing >= quorum.need
     if released >= (1 if any_will_do else quorum.need):
         return Released()

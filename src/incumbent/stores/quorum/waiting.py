@@ -1,9 +1,9 @@
 """Waiting for a change on a quorum: one subscriber connection to each node.
 
-What counts is a change on a majority: every node tells a release at about the same time, and a
-waiter that asked after the first message alone would find the other nodes still held. A waiter that
-listens to a majority hears of every change, for each has a node in common with it; where fewer
-are left, it looks.
+A change counts once a majority has published it: all nodes publish a release at about the same
+time, and a waiter that asked after the first message would still find the lease held on the other
+nodes. A waiter that subscribes to a majority gets every change, because any two majorities share a
+node. With fewer subscriptions, the waiter looks for itself.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.resp import pack
 
 LINGER: Final = 0.005
-"""Seconds for which the other nodes' messages are waited for after the first."""
+"""Seconds to wait for the other nodes' messages after the first one."""
 _LONGEST: Final = 2.0
-"""Seconds for which a connection to a node is tried."""
+"""Seconds that connecting to a node may take."""
 _CONFIRM_WITHIN: Final = 0.1
-"""Seconds that the others have to confirm a channel once one node has. The first has _LONGEST."""
+"""Seconds for the other nodes to confirm a channel once one node has. The first has _LONGEST."""
 
 _now = clock.now
 
 
 class Host(Protocol):
-    """What a hub needs of the store, for the time of one call."""
+    """The functions of the store that a hub needs during one call."""
 
     def begin(self, subscriber: Subscriber[Any], node: int, until: float) -> None:
-        """Connect to a node. The connection arrives at the subscriber, or the error."""
+        """Begin to connect to a node. The subscriber gets the connection or the error."""
 
     async def is_unchanged(self, key: Key, seen: str, until: float) -> bool:
-        """Whether what was seen is as it was. Raises StoreError."""
+        """Whether the state that `seen` describes is unchanged. Raises StoreError."""
 
 
 class _Waiter(Waiter):
     def __init__(self, wakeup: Wakeup, channel: str) -> None:
         super().__init__(wakeup, [channel])
         self.nodes: set[int] = set()
-        """The nodes that have told of a change."""
+        """The nodes that have published a change."""
 
 
 class MajorityHub(SubscriptionHub[Host, Subscription, _Waiter]):
-    """The waiters of one process or loop."""
+    """The waiters of one process or event loop."""
 
     lost = (
         "%s: subscriptions to a majority were lost (%s); until there are others, a waiter looks"
@@ -64,7 +64,7 @@ class MajorityHub(SubscriptionHub[Host, Subscription, _Waiter]):
         self._quorum = quorum
 
     async def wait(self, host: Host, key: Key, seen: str, until: float) -> None:
-        """See Store.wait_change. Raises StoreUnavailable if no node can be listened to."""
+        """See Store.wait_change. Raises StoreUnavailable if it can subscribe to no node."""
         channel = self._quorum.dialect.keys(key).floor
 
         async def goes_on() -> bool:
@@ -102,7 +102,7 @@ class MajorityHub(SubscriptionHub[Host, Subscription, _Waiter]):
         return _confirmed(role, waiter.channels[0]) >= self._quorum.need
 
     def _may_begin(self, waiter: _Waiter) -> bool:
-        """Also if no other node will confirm the channel soon enough."""
+        """Whether a majority has confirmed the channel, or no other node will do so in time."""
         if self._is_listened_to(self._role, waiter):
             return True
         return not (self._todo or _may_confirm(self._role, waiter.channels[0]))
@@ -126,7 +126,7 @@ class MajorityHub(SubscriptionHub[Host, Subscription, _Waiter]):
         return min(*instants, *(role.retry_at[node] for node in _missing(role)), inf)
 
     def _tell_due(self, waiter: _Waiter) -> None:
-        """Of all waiters: the others need not wake up for a first message."""
+        """Tell all waiters that are due: so the others need not wake up for a first message."""
         now = _now()
         for each in list(self._waiters):
             if each.look_at <= now and not each.over:
@@ -134,15 +134,15 @@ class MajorityHub(SubscriptionHub[Host, Subscription, _Waiter]):
 
 
 def _confirmed(role: Role[Subscription], channel: str) -> int:
-    """How many nodes speak of it."""
+    """The number of nodes that have confirmed the channel."""
     return sum(each is not None and channel in each.confirmed for each in role.subscriptions)
 
 
 def _may_confirm(role: Role[Subscription], channel: str) -> bool:
-    """Whether one more node may confirm it soon enough."""
+    """Whether one more node may confirm the channel soon enough."""
     if role.subscriber is None or role.connecting:
         return True
-    # Nodes may be far away, or busy: without any a waiter would hear of nothing.
+    # The first node gets more time: it may be far away or busy, and a waiter needs one at least.
     now, within = _now(), _CONFIRM_WITHIN if _confirmed(role, channel) else _LONGEST
     return any(
         now < each.asked.get(channel, now) + within and channel not in each.confirmed
