@@ -1,1 +1,1 @@
-"""Jobs that run once in the fleet: schedules, slots, and the ledger of what became of them."""
+"""Jobs that run once in the fleet: schedules, slots, and the ledger of each slot's outcome."""

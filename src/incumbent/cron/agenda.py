@@ -1,18 +1,18 @@
-"""What is due, and what one instance asks the store for, and when. Pure: clocks, chance and answers
-are handed in.
+"""The slots that are due, and one instance's orders for the store. Pure: the caller passes in
+clocks, random numbers and the store's replies.
 
-The agenda, a heap over the next slot of every job, says what this instance should *ask for*; the
-ledger alone says which instance runs it. It never names a slot twice unless the clock was put back
-far enough to be a correction (see `moved`). The dispatcher makes orders of it:
+The agenda is a heap over the next slot of every job. It says which slots this instance should *ask
+for*; only the ledger says which instance runs a slot. The agenda names no slot twice, unless the
+clock was put back far enough to be a correction (see `moved`). The dispatcher makes the orders:
 
-    a slot is due --> Claim --granted--> the run is the business of its process
+    a slot is due --> Claim --granted--> the run's process takes over
                         |
-                     refused --> Look: which run has it, is it on record, was it skipped
+                     refused --> Look: which run has the slot, is it recorded, was it skipped?
                         |            |
-                 no answer: again    +--> again when the lease of the holder runs out
+                 no reply: again     +--> again when the holder's lease ends
 
-`now` counts seconds on a clock that goes on during suspend, `wall` is this instance's wall clock:
-only slots are counted on it. While the store gives no answer one order at a time probes it.
+`now` is in seconds on a clock that goes on during suspend. `wall` is this instance's wall clock,
+used for slots only. While the store does not reply, the dispatcher sends it one order at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from incumbent.durations import backoff_delay
 from incumbent.model import Refused
 
 CORRECTION: Final = 3 * 3600.0
-"""A clock put back by more than this was wrong before, as in Debian's cron(8); seconds."""
+"""Seconds: a clock put back by more than this was wrong before, as in Debian's cron(8)."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class _Entry:
     spec: JobSpec
     order: int
     placed: float = 0.0
-    """Everything up to here is decided."""
+    """Every slot up to this instant is decided."""
     slot: float | None = None
     starts: float = 0.0
 
@@ -52,8 +52,8 @@ class _Entry:
 class Agenda:
     """The next slots of all jobs.
 
-    `known`: by name, the last slot that the ledger has of a job; what came later and is past is
-    handed out at once, by the job's rule for catching up. A job it does not name begins now.
+    `known`: by job name, the job's last slot in the ledger. Later slots that are past come from
+    `due` at once, by the job's catch-up rule. A job that `known` does not name begins now.
     """
 
     def __init__(
@@ -78,25 +78,25 @@ class Agenda:
 
     @property
     def next_at(self) -> float | None:
-        """When `due` has something to say again."""
+        """The wall-clock instant at which the next slot starts; None if there is none."""
         return self._heap[0][0] if self._heap else None
 
     def count_until(self, instant: float, most: int) -> int:
-        """How many jobs have a slot that starts until then; no more than `most` are counted."""
+        """The number of jobs whose next slot starts by `instant`, counted up to `most`."""
         found, places = 0, [0]
         while places and found < most:
             place = places.pop()
             if place < len(self._heap) and self._heap[place][0] <= instant:
                 found += 1
-                # Of a heap, only what is below an early one can be early.
+                # In a heap, an entry that starts in time can only be below another such entry.
                 places += (2 * place + 1, 2 * place + 2)
         return found
 
     def due(self, now: float) -> list[tuple[JobSpec, Slot]]:
-        """The slots that have become due, in their order, then in that of the file.
+        """Return the slots that have become due, by instant, then in the order of the file.
 
-        Late slots (the process or the machine stood still, the clock was set forward) come by the
-        job's rule for catching up. A clock set back a little repeats nothing: see `moved`.
+        Late slots (the process or the machine was suspended, or the clock set forward) follow the
+        job's catch-up rule. A clock set back a little repeats no slot: see `moved`.
         """
         self.moved(now)
         found: list[tuple[float, int, JobSpec, Slot]] = []
@@ -109,10 +109,10 @@ class Agenda:
         return [(spec, slot) for _, _, spec, slot in found]
 
     def moved(self, now: float) -> bool:
-        """Tell that it is `now`; True if the clock was put back by more than CORRECTION.
+        """Note the wall clock `now`; return True if it was put back by more than CORRECTION.
 
-        Then every job begins anew from `now`. After less, jobs wait until the clock is where it
-        was. `due` calls this itself.
+        Then every job begins anew from `now`. After a smaller step, jobs wait until the clock has
+        caught up. `due` calls this method itself.
         """
         if now >= self._now - CORRECTION:
             self._now = max(self._now, now)
@@ -124,7 +124,7 @@ class Agenda:
         return True
 
     def replace(self, specs: Iterable[JobSpec], now: float) -> dict[str, list[str]]:
-        """Reload: a job with the same name and schedule keeps its place, others begin now.
+        """Replace the jobs: one with the same name and schedule keeps its place, others begin now.
 
         Returns the names of the jobs that were `added`, `removed` and `rescheduled`.
         """
@@ -143,12 +143,12 @@ class Agenda:
 
 
 def _decided(entry: _Entry, now: float) -> list[Slot]:
-    """The entry's slots that are ready, and the entry moved on behind them."""
+    """Return the entry's slots that are ready, and move the entry on to its next slot."""
     spec, first = entry.spec, entry.slot
-    assert first is not None  # noqa: S101 - it is in the heap
+    assert first is not None  # noqa: S101 - an entry in the heap has one
     following = spec.schedule.next_after(first)
     if (following is None or following > now) and is_punctual(spec, first, now):
-        # The usual case, at the cost of one look at the schedule.
+        # The usual case: it costs one look at the schedule.
         entry.place(first)
         return [Slot.at(first)]
     to_run, missed = missed_slots(spec, entry.placed, now)
@@ -159,18 +159,18 @@ def _decided(entry: _Entry, now: float) -> list[Slot]:
 # -- orders ----------------------------------------------------------------------------------------
 
 _LOOK_FIRST: Final = SLOT_KEEP / 3
-"""A slot older than this is looked up before it is claimed: the store may have forgotten it."""
+"""Seconds: an older slot is looked up before it is claimed, as the store may have forgotten it."""
 _HELD_SPREAD: Final = 0.5
 _CLOSED_AFTER: Final = 2.0
-"""Seconds: what is closed is most likely done, and one look serves all slots of a while."""
+"""Seconds from the refusal "closed" to a look: the slot most likely ran, one look serves many."""
 _MERGED: Final = 1.0
 _ROOM_EVERY: Final = 0.25
-"""Seconds between looks for room, for all that waits for it together."""
+"""Seconds between checks for free capacity; one check serves all slots that wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Ask for a slot."""
+    """An order to claim a slot."""
 
     spec: JobSpec
     slot: Slot
@@ -178,7 +178,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Read what became of slots, and record those that no instance recorded."""
+    """An order to read the records of slots, and to record slots that no instance recorded."""
 
     spec: JobSpec
     slots: tuple[Slot, ...]
@@ -190,16 +190,16 @@ _Waiting = dict[str, tuple[float, Slot]]
 
 @dataclass(slots=True)
 class _Pending:
-    """Slots of one job that wait for something: when, whether to claim or to look."""
+    """The slots of one job to claim, and those to look at, each with its instant."""
 
     claims: _Waiting = field(default_factory=dict)
     looks: _Waiting = field(default_factory=dict)
     planned: float = inf
-    """The instant of its entry in the heap; older entries are void."""
+    """The instant of the job's valid entry in the heap; entries with another instant are void."""
 
 
 class Dispatcher:
-    """See the module. `jitter` draws from [0, 1)."""
+    """Turns due slots into orders: see the module. `jitter` returns a random number in [0, 1)."""
 
     def __init__(
         self, specs: Iterable[JobSpec], agenda: Agenda, jitter: Callable[[], float]
@@ -212,7 +212,7 @@ class Dispatcher:
         self._failures = 0
         self._silent_until = -inf
 
-    # -- what to do --------------------------------------------------------------------------
+    # -- orders ------------------------------------------------------------------------------
 
     def next_in(self, now: float, wall: float) -> float:
         """Seconds until there may be an order; inf for never."""
@@ -223,7 +223,7 @@ class Dispatcher:
         return max(0.0, min(waits))
 
     def orders(self, now: float, wall: float) -> list[Order]:
-        """What to ask the store now; claims in an order of our own, so that instances mix."""
+        """Return the orders that are ready; claims in random order, so that instances mix."""
         catching_up: set[str] = set()
         for spec, slot in self.agenda.due(wall):
             self._take_up(spec, slot, now, wall, catching_up)
@@ -242,7 +242,7 @@ class Dispatcher:
                 del found[1:]
                 break
         claims = [order for order in found if isinstance(order, Claim)]
-        # Slots of one job oldest first, jobs as chance has it.
+        # The slots of one job oldest first, the jobs in random order.
         place = {claim.spec.name: self._jitter() for claim in claims}
         claims.sort(key=lambda claim: (place[claim.spec.name], claim.slot.due))
         return [*claims, *(order for order in found if isinstance(order, Look))]
@@ -252,8 +252,8 @@ class Dispatcher:
     ) -> None:
         if not slot.missed and self._too_late(spec, slot, wall):
             catching_up.add(spec.name)
-        # A slot in time waits for the slots that are caught up before it: it must not be the one
-        # that is skipped.
+        # A punctual slot waits behind the late slots of its job that are caught up: it must not be
+        # skipped as overlapping.
         if spec.name in catching_up:
             slot = replace(slot, caught=True)
         old = slot.missed or wall - slot.due > _LOOK_FIRST
@@ -281,21 +281,21 @@ class Dispatcher:
 
     @staticmethod
     def _by_the_rule(spec: JobSpec, late: list[Slot], wall: float) -> list[Slot]:
-        """Slots that came too late, for an outage: the job's rule for catching up decides."""
+        """Mark slots that an outage delayed as caught or missed, by the job's catch-up rule."""
         rule = spec.catch_up
         most = {"no": 0, "last": 1, "all": rule.limit}[rule.mode]
         late = sorted(late, key=lambda slot: slot.due)
         wanted = [slot for slot in late if wall - slot.due <= rule.window][-most:] if most else []
         return [replace(slot, caught=slot in wanted, missed=slot not in wanted) for slot in late]
 
-    # -- what came of it -----------------------------------------------------------------------
+    # -- results of orders ---------------------------------------------------------------------
 
     def answered(self) -> None:
-        """The store gave an answer."""
+        """The store replied: end the back-off."""
         self._failures, self._silent_until = 0, -inf
 
     def refused(self, claim: Claim, refused: Refused, now: float) -> None:
-        """Somebody has the job's lease or the slot, or it is paused."""
+        """The store refused a claim: the lease or the slot is taken, or the job is paused."""
         self.answered()
         holder = refused.holders[0] if refused.holders else None
         delay = self._jitter() * _HELD_SPREAD
@@ -306,7 +306,7 @@ class Dispatcher:
         self.look_at(claim.spec.name, claim.slot, now + delay)
 
     def found(self, look: Look, findings: Findings, now: float) -> None:
-        """A look was taken, and what it had to write is written."""
+        """A look is done and its records are written: plan the claims and looks that follow."""
         self.answered()
         name = look.spec.name
         for slot in findings.claims:
@@ -315,38 +315,38 @@ class Dispatcher:
             self.look_at(name, slot, now + delay + self._jitter() * _HELD_SPREAD)
 
     def failed(self, order: Order, now: float, retry_after: float | None = None) -> None:
-        """The store gave no answer: the order stands."""
+        """The store did not reply: keep the order, and wait before the next one."""
         self._failures += 1
         delay = max(backoff_delay(self._failures, self._jitter(), base=0.2), retry_after or 0.0)
         self._silent_until = now + delay
         self._put_back(order, now)
 
     def given_back(self, name: str, slot: Slot, now: float) -> None:
-        """This instance could not run it: ask for it again, as other instances do."""
+        """This instance could not run the slot: claim it again, as other instances do."""
         self.claim_at(name, slot, now + 0.5 + self._jitter())
 
     def no_room(self, claim: Claim, now: float) -> None:
-        """This instance runs as much as it may: others can have the slot, or we do later."""
+        """This instance is at its limit of runs: claim later, unless others take the slot."""
         looks = (now + _ROOM_EVERY * (1 + 3 * self._jitter())) // _ROOM_EVERY
         self.claim_at(claim.spec.name, claim.slot, (looks + 1) * _ROOM_EVERY)
 
     def reload(self, specs: Iterable[JobSpec], wall: float) -> dict[str, list[str]]:
-        """Other jobs from now on; pending slots of jobs that are gone are dropped."""
+        """Replace the jobs and drop pending slots of removed ones; return as Agenda.replace."""
         self.specs = {spec.name: spec for spec in specs}
         for name in self._pending.keys() - self.specs.keys():
             del self._pending[name]
         return self.agenda.replace(self.specs.values(), wall)
 
-    # -- what waits ----------------------------------------------------------------------------
+    # -- pending slots -------------------------------------------------------------------------
 
     def claim_at(self, name: str, slot: Slot, at: float) -> None:
-        """Claim this slot at `at`, also one that no schedule names."""
+        """Claim this slot at the instant `at`; no schedule need name the slot."""
         pending = self._pending.setdefault(name, _Pending())
         pending.claims[slot.name] = (at, slot)
         self._plan(name, pending)
 
     def look_at(self, name: str, slot: Slot, at: float) -> None:
-        """Look at this slot at `at`."""
+        """Look at this slot at the instant `at`, or earlier if that was planned."""
         pending = self._pending.setdefault(name, _Pending())
         known = pending.looks.get(slot.name)
         pending.looks[slot.name] = (at if known is None else min(at, known[0]), slot)
@@ -370,7 +370,7 @@ class Dispatcher:
 
 
 def _take(waiting: _Waiting, now: float, merge: float = 0.0) -> list[Slot]:
-    """What is due, and with it what is due `merge` seconds later, if anything is."""
+    """Remove and return the due slots; if there are any, also those due within `merge` seconds."""
     if not any(when <= now for when, _ in waiting.values()):
         return []
     ready = [name for name, (when, _) in waiting.items() if when <= now + merge]

@@ -1,4 +1,4 @@
-"""A plain crontab: its lines as jobs, or as problems with their places. Pure."""
+"""Parse the lines of a plain crontab into jobs, and problems with their places. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIKE_A_FIELD: Final = re.compile(r"[\d*?][\d*/,?#L-]*|(?:MON|TUE|WED|THU|FRI|SA
 
 
 def parse_crontab(text: str, path: str) -> tuple[tuple[JobSpec, ...], tuple[Problem, ...]]:
-    """All jobs that can be read, and all problems."""
+    """Return all readable jobs, and all problems."""
     reader = _Reader(path)
     for number, line in enumerate(text.split("\n"), 1):
         reader.read(number, line.removesuffix("\r"))
@@ -48,8 +48,8 @@ def split_percent(command: str) -> tuple[str, str | None]:
 def derived_name(command: str) -> str:
     """`program-1a2b3c4d`: the first word without its folder, and a digest of the whole command.
 
-    The command is all that counts, so the job keeps its name, and its history, when it is
-    scheduled otherwise or moves to another line.
+    Only the command counts, so the job keeps its name and its history if its schedule changes or
+    it moves to another line.
     """
     words = [word for word in command.split() if not re.match(r"\w+=", word)]
     program = words[0].rsplit("/", 1)[-1] if words else ""
@@ -59,7 +59,7 @@ def derived_name(command: str) -> str:
 
 @dataclass(slots=True)
 class _Reader:
-    """Goes down the lines: settings count for the jobs below them."""
+    """Reads line by line: a setting applies to the jobs below it."""
 
     path: str
     specs: list[JobSpec] = field(default_factory=list)
@@ -79,7 +79,7 @@ class _Reader:
             self._job(number, start, text.rstrip())
 
     def forget_name(self) -> None:
-        """A name that no job took is a job that went missing."""
+        """Report a `# name:` line that no job used: its job went missing."""
         if self._name:
             line, column, name = self._name
             self._complain(line, column, f"the name {name!r} has no job below it")
@@ -132,7 +132,7 @@ class _Reader:
         name = self._checked_name(number, start, command, named)
         schedule = schedule or cron_schedule("@yearly")
         line, stdin = split_percent(command)
-        # Also with problems, so that a missing command is reported too.
+        # Made despite problems, so that a missing command is reported too.
         spec = JobSpec(
             name=name or f"line {number}",
             schedule=schedule,
@@ -154,7 +154,7 @@ class _Reader:
         except ScheduleError as error:
             self._complain(number, start + error.at + 1, str(error))
         except ConfigError:
-            # The zone: its own line has been complained of.
+            # The time zone is wrong: the problem is reported at the zone's own line.
             pass
         return None
 
@@ -182,7 +182,7 @@ def _value(text: str) -> str | None:
 
 
 def _unquoted(text: str) -> str | None:
-    """Without its quotes; None if they do not match."""
+    """The text without its quotes; None if the quotes do not match."""
     if text[:1] not in ('"', "'"):
         return text
     inner = text[1:-1]

@@ -1,4 +1,4 @@
-"""What happened, for machines: lines of JSON on standard output, and numbers for metrics."""
+"""Events as lines of JSON on standard output, and the numbers of jobs for metrics."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from incumbent.model import Record
 
 _STDOUT = 1
 _LONGEST = 4096
-"""Bytes: as many as a pipe takes in one piece, so that lines of many processes never mix."""
+"""Bytes that a pipe takes in one piece, so that lines of several processes never mix."""
 
 
 class Emit(Protocol):
-    """Receives events."""
+    """A function that receives events."""
 
     def __call__(self, event: str, /, **facts: Any) -> None: ...
 
 
 class Events:
-    """Writes them to `fd`; a reader that has stopped must not make us wait, and loses lines."""
+    """Writes events to `fd`, without ever waiting for the reader: a stopped reader loses lines."""
 
     def __init__(self, fd: int = _STDOUT, **always: Any) -> None:
         self._fd = fd
@@ -38,11 +38,11 @@ class Events:
         self.dropped = 0
 
     def knowing(self, fd: int | None = None, **more: Any) -> Events:
-        """The same, with more facts in every line."""
+        """A copy that adds the facts `more` to every line, and writes to `fd` if that is given."""
         return Events(self._fd if fd is None else fd, **{**self._always, **more})
 
     def __call__(self, event: str, /, **facts: Any) -> None:
-        """Say it; facts that are None are left out."""
+        """Write the event; facts that are None are left out."""
         when = datetime.fromtimestamp(clock.wall(), UTC).isoformat(timespec="milliseconds")
         facts = {"time": when.replace("+00:00", "Z"), "event": event, **self._always, **facts}
         line = _line({key: value for key, value in facts.items() if value is not None})
@@ -60,7 +60,7 @@ def _line(facts: dict[str, Any]) -> bytes:
         line = json.dumps(facts, ensure_ascii=False, default=str).encode("utf-8", "replace") + b"\n"
         if len(line) <= _LONGEST:
             return line
-        # Only texts of a command's making are that long.
+        # Only text that a command made is that long.
         longest = max(facts, key=lambda key: len(str(facts[key])))
         facts[longest] = str(facts[longest])[: len(str(facts[longest])) * 3 // 4]
 
@@ -69,7 +69,7 @@ def _line(facts: dict[str, Any]) -> bytes:
 
 
 class JobNumbers:
-    """Filled by the instance's loop, read from any thread. Instants are of the wall clock."""
+    """The numbers of jobs: the instance's loop writes, any thread reads. Instants: wall clock."""
 
     def __init__(self) -> None:
         self._runs: Counter[tuple[str, str]] = Counter()
@@ -78,7 +78,7 @@ class JobNumbers:
         self._next: dict[str, tuple[JobSpec, float]] = {}
 
     def learn(self, specs: Iterable[JobSpec], records: Mapping[str, Record]) -> None:
-        """When each job was last ok, from the ledger: other instances may have run it."""
+        """Read from the ledger when each job last succeeded: other instances may have run it."""
         for spec in specs:
             if (record := records.get(spec.name)) is not None:
                 runs = (run for run, _ in runs_of(record.fields).values())
@@ -87,11 +87,11 @@ class JobNumbers:
                     self._succeeded[spec.name] = max(ends)
 
     def noted(self, job: str, run: Run) -> None:
-        """This instance put on record what became of slots that it did not run."""
+        """Count a record that this instance wrote for slots that it did not run."""
         self._runs[job, run.state] += run.count
 
     def ended(self, job: str, state: State, seconds: float | None, now: float) -> None:
-        """A run of this instance is over."""
+        """Count a run of this instance that has ended."""
         self._runs[job, state] += 1
         if state is State.OK:
             self._succeeded[job] = now
@@ -100,9 +100,9 @@ class JobNumbers:
             self._seconds[job] = (runs + 1, before + seconds)
 
     def samples(self, specs: Iterable[JobSpec], now: float) -> Iterator[Sample]:
-        """The numbers of these jobs."""
+        """Yield the numbers of these jobs."""
         for spec in specs:
-            # Not `job`: that is what Prometheus calls what it scrapes.
+            # Not `job`: Prometheus uses that label for its scrape target.
             job = (("name", spec.name),)
             for state in RUN_STATES:
                 runs = self._runs[spec.name, state]

@@ -1,6 +1,6 @@
-"""Does what the dispatcher orders: asks the store, launches what was granted, writes the ledger.
+"""Carries out the dispatcher's orders: asks the store, launches granted slots, writes the ledger.
 
-Clocks, claims and launches are handed in, so that the simulator runs this very code.
+The caller passes in clocks, claims and launches, so that the simulator runs this very code.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ _COMMAND_SHOWN: Final = 200
 
 
 class CannotLaunch(Exception):
-    """This instance cannot start anything; the slot is given back."""
+    """This instance cannot start any run; the slot is given back."""
 
 
 class Launcher(Protocol[T]):
-    """Runs what was granted, apart from the caller."""
+    """Runs granted slots, in a thread or process other than the caller's."""
 
     def claim(self, spec: JobSpec, slot: Slot) -> T | Refused:
-        """Ask for the slot, in one request. Raises StoreError."""
+        """Claim the slot, in one request. Raises StoreError."""
         ...
 
     def launch(self, spec: JobSpec, slot: Slot, grant: T) -> None:
-        """Run it. Raises CannotLaunch; then the slot was given back."""
+        """Start the run. Raises CannotLaunch; then the slot was given back."""
         ...
 
     def failed(self, spec: JobSpec, run: Run) -> None:
-        """A run is lost for good: do what the job says about failures."""
+        """A run is lost for good: run the job's on_failure command, if it has one."""
         ...
 
 
 class Executor:
-    """One instance's dealings with the store. `wall`: its wall clock; `port.now` counts waits."""
+    """One instance's requests to the store. `wall`: its wall clock; `port.now` counts waits."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Executor:
         self.numbers = JobNumbers()
         self._peers = Peers()
         self.begun = False
-        """Whether the ledger is known; before that there are no orders."""
+        """Whether the ledger was read; before that there are no orders."""
         self.dispatcher = Dispatcher(specs, Agenda((), self._began), port.jitter)
 
     def ledger(self, name: str) -> Ledger:
@@ -80,7 +80,7 @@ class Executor:
     # -- the start -----------------------------------------------------------------------------
 
     def begin(self, records: Iterable[Record]) -> None:
-        """Start from the ledger, the `records` of the namespace. From now on there are orders."""
+        """Start from the ledger: the `records` of the namespace. From now on there are orders."""
         wall, now = self._wall(), self._port.now()
         specs = self.dispatcher.specs.values()
         known = {record.key.name: record for record in records}
@@ -88,14 +88,14 @@ class Executor:
         for spec in specs:
             record = known.get(spec.name)
             last = None if record is None else known_until(spec, record)
-            # Not before our own start: what the store's silence has cost us since is not lost.
+            # A job new to the ledger counts from our start: slots of an outage since are kept.
             since[spec.name] = min(self._began, wall) if last is None else last
         self.dispatcher = Dispatcher(specs, Agenda(specs, wall, since), self._port.jitter)
         self.begun = True
         self.sweep(known, now)
 
     def sweep(self, records: Mapping[str, Record], now: float) -> None:
-        """Look at every job that something may have happened to."""
+        """Plan looks at all slots whose records may be missing, or may have to change."""
         wall, look_at = self._wall(), self.dispatcher.look_at
         for spec in self.dispatcher.specs.values():
             record = records.get(spec.name)
@@ -116,7 +116,7 @@ class Executor:
     def register(
         self, spec: JobSpec, fields: Mapping[str, Field], pause: bytes | None = None
     ) -> bool:
-        """Have the ledger know the job; `pause`: everything is paused. Raises StoreError."""
+        """Register the job in the ledger; a new job gets the fleet's `pause`. Raises StoreError."""
         before, facts = read_job(fields), facts_of_job(spec)
         same = before.get("schedule") == facts["schedule"]
         facts["since"] = before.get("since") if same and before else self._wall()
@@ -126,13 +126,13 @@ class Executor:
         return drive(self.ledger(spec.name).register(fields, facts))
 
     def reload(self, specs: Iterable[JobSpec]) -> dict[str, list[str]]:
-        """Other jobs from now on; what that changes, once begun."""
+        """Replace the jobs; return the changes, which are meaningful only once begun."""
         return self.dispatcher.reload(specs, self._wall())
 
     # -- orders --------------------------------------------------------------------------------
 
     def next_in(self) -> float:
-        """Seconds until there may be something to do."""
+        """Seconds until an order may be due."""
         return self.dispatcher.next_in(self._port.now(), self._wall())
 
     def step(
@@ -140,9 +140,9 @@ class Executor:
         pace: Callable[[int, int], None] = lambda *_: None,
         room: Callable[[], float] = lambda: inf,
     ) -> int:
-        """Do what is due; the number of claims for which there was no room.
+        """Carry out the due orders; return the number of claims for which there was no room.
 
-        `pace` is called before each claim: how many there are, and how many in a row were refused.
+        `pace` is called before each claim, with the number of claims and of refusals in a row.
         """
         dispatcher = self.dispatcher
         orders = dispatcher.orders(self._port.now(), self._wall())
@@ -195,7 +195,7 @@ class Executor:
         self.dispatcher.found(order, findings, self._port.now())
 
     def _spare_what_is_to_come(self, order: Look, findings: Findings) -> None:
-        """Our clock may be the wrong one: no slot is missed to which others have yet to come."""
+        """Do not record slots as missed that others have yet to reach: our clock may be wrong."""
         missed = [run for run in findings.notes if run.state is State.MISSED]
         if not missed:
             return
@@ -228,7 +228,7 @@ class Executor:
 
 
 def facts_of_job(spec: JobSpec) -> dict[str, Any]:
-    """What the ledger has of a job, so that one can look at it without its file."""
+    """The facts of a job for the ledger, so that operators can look at it without its file."""
     name = getattr(spec.call, "__qualname__", None) or type(spec.call).__name__
     shown = spec.shell_line or (" ".join(spec.command) if spec.command else f"{name}()")
     facts = {
@@ -245,7 +245,7 @@ def facts_of_job(spec: JobSpec) -> dict[str, Any]:
 
 
 def without_secrets(command: str) -> str:
-    """Values of options and variables that sound secret, and passwords in URLs, are left out."""
+    """Mask values of options and variables whose names sound secret, and passwords in URLs."""
     import re
 
     command = re.sub(r"(://[^\s/@:]*:)[^\s/@]+@", r"\1***@", command)

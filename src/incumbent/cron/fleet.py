@@ -1,9 +1,9 @@
-"""What the instances of a fleet tell each other, and what records tell of jobs.
+"""The messages between the instances of a fleet, and the facts about jobs in records.
 
-Triggers, and the switch for everything, are fields of one key, CONTROL, on which every instance
-waits. Signs of life stand under another, PRESENCE, on which nobody waits, so that a sign wakes no
-one. The sign names the set of its jobs; what is in a set stands once in a field of KNOWN, as
-instances with the same file have the same set.
+Triggers, and the pause of all jobs, are fields of one key, CONTROL, on which every instance waits.
+Signs of life are fields of another key, PRESENCE, on which no instance waits, so that a sign wakes
+none. A sign of life names the instance's set of jobs by a digest. The members of a set are stored
+once, in a field of KNOWN, as instances with the same file have the same set.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STALE: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """An operator's wish for one run now."""
+    """An operator's request for one run now."""
 
     id: str
     job: str
@@ -53,22 +53,22 @@ class Trigger:
 
     @property
     def slot(self) -> str:
-        """The slot that it is run as."""
+        """The name of the slot of this run."""
         return f"manual/{self.id}"
 
     @property
     def field(self) -> str:
-        """The field of CONTROL that holds it until an instance takes it."""
+        """The field of CONTROL that holds the trigger until its run has ended."""
         return TRIGGER + self.id
 
 
 def encode(**facts: Any) -> bytes:
-    """A field's value."""
+    """The facts as the value of a field."""
     return json.dumps(facts, separators=(",", ":")).encode()
 
 
 def triggers(record: Record) -> list[Trigger]:
-    """The triggers on record, oldest first."""
+    """The triggers in the record of CONTROL, oldest first."""
     found = []
     for name, field in record.fields.items():
         if name.startswith(TRIGGER):
@@ -81,13 +81,13 @@ def triggers(record: Record) -> list[Trigger]:
 
 
 def pause_of(record: Record) -> bytes | None:
-    """The switch for everything, if it is off."""
+    """The value of the pause of all jobs; None if there is no pause."""
     field = record.fields.get(PAUSE)
     return None if field is None else field.value
 
 
 def is_job_name(name: str) -> bool:
-    """Whether a key may be a job's: ours begin with an @."""
+    """Whether a key may be a job's: incumbent's own keys begin with an @."""
     return not name.startswith("@")
 
 
@@ -96,44 +96,44 @@ def is_job_name(name: str) -> bool:
 PRESENCE: Final = "@cron/up"
 UP: Final = "up/"
 PRESENT_EVERY: Final = 30.0
-"""Seconds between signs of life; three without one, and an instance counts as gone."""
+"""Seconds between signs of life; an instance counts as gone after three periods without one."""
 GONE_AFTER: Final = 3 * PRESENT_EVERY
 KNOWN: Final = "@cron/jobs"
 SET: Final = "set/"
 GONE: Final = "gone"
-"""In what is registered of a job: since when no instance has had it."""
+"""The fact registered of a job with the instant since which no instance has had the job."""
 _FORGET_AFTER: Final = 30 * 86_400.0
 """Seconds after which the records of a job that no instance has are removed."""
 _MARK: Final = 4
 _WRITE_SET_EVERY: Final = 3600.0
-"""Seconds: a sweep may have forgotten the set of an instance that was silent for long."""
+"""Seconds between writes of a set: a sweep may have removed that of a long silent instance."""
 _FORGOTTEN: Final = 86_400.0
-"""Seconds after which an instance that vanished is named no more."""
+"""Seconds after which the sign of life of a vanished instance is removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """An instance, as it said itself. Instants are its own wall clock's."""
+    """An instance, by its own sign of life. Instants are by its own wall clock."""
 
     instance: str
     since: float
     seen: float
     jobs: int = 0
     knows: str = ""
-    """Names the set of its jobs."""
+    """The digest of the set of its jobs."""
 
 
 class Peers:
-    """Which instances live, told without trusting any clock: their sign of life changes."""
+    """Tells which instances live without trusting any clock: a living one changes its sign."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[float, float]] = {}
 
     def any_behind(self, present: Iterable[Present], instant: float, now: float) -> bool:
-        """Whether an instance that lives has not reached `instant` by its clock.
+        """Whether a living instance has not reached `instant` by its own clock.
 
-        `now` counts seconds on the caller's steady clock. A new one counts as living until three
-        signs of life are overdue.
+        `now` counts seconds on the caller's steady clock. An instance that is new to us counts as
+        living until three signs of life are overdue.
         """
         found = False
         for peer in present:
@@ -146,7 +146,7 @@ class Peers:
 
 
 def presences(record: Record) -> list[Present]:
-    """All instances on record as up, whenever they wrote that."""
+    """All instances in the record of PRESENCE, however old their signs of life are."""
     found = []
     for name, field in record.fields.items():
         facts = read_value(field.value) if name.startswith(UP) else {}
@@ -159,38 +159,38 @@ def presences(record: Record) -> list[Present]:
 
 
 def up_now(present: Iterable[Present], now: float) -> list[Present]:
-    """Instances that gave a sign of life lately; their clocks may be 5 minutes off."""
+    """The instances with a recent sign of life; their clocks may be 5 minutes off."""
     return [peer for peer in present if abs(now - peer.seen) < GONE_AFTER + 300]
 
 
-# -- which jobs they have ----------------------------------------------------------------------
+# -- the jobs of the instances -----------------------------------------------------------------
 
 
 def _mark(name: str) -> bytes:
-    """A name in few bytes: two may have the same, so one may seem to be in a set that is not."""
+    """A short digest of a name; two names may share one, so a job may wrongly seem in a set."""
     return blake2s(name.encode(), digest_size=_MARK).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Up:
-    """The instances that are up, and which jobs they have."""
+    """The instances that are up, and the jobs that they have."""
 
     instances: tuple[Present, ...]
     sets: Mapping[str, frozenset[bytes]]
-    """Sets of jobs, by their digests."""
+    """The sets of jobs by digest, each as the marks of its names."""
 
     def lack(self, name: str) -> bool:
-        """Whether instances are up, all of them say what they have, and none has this job."""
+        """Whether instances are up, the jobs of all of them are known, and none has this job."""
         mark, known = _mark(name), [self.sets.get(peer.knows) for peer in self.instances]
         return bool(known) and all(marks is not None and mark not in marks for marks in known)
 
     def is_gone(self, record: Record) -> bool:
-        """Whether they lack this job, and it is one that instances have."""
+        """Whether no instance has this job, although it is scheduled by instances."""
         return is_by_the_clock(read_job(record.fields)) and self.lack(record.key.name)
 
 
 def read_up(present: Record | None, known: Record | None, now: float) -> Up:
-    """What the records of PRESENCE and KNOWN say, if they are there."""
+    """Read the records of PRESENCE and KNOWN; either may be None."""
     sets = {}
     for name, field in ({} if known is None else known.fields).items():
         if name.startswith(SET):
@@ -200,16 +200,16 @@ def read_up(present: Record | None, known: Record | None, now: float) -> Up:
     return Up(tuple(up_now(peers, now)), sets)
 
 
-# -- what is registered of it ------------------------------------------------------------------
+# -- facts registered of a job -----------------------------------------------------------------
 
 
 def is_by_the_clock(facts: Mapping[str, Any]) -> bool:
-    """Whether instances have it, and not an outside scheduler (`run --slot`)."""
+    """Whether instances schedule the job, and not an outside scheduler (`run --slot`)."""
     return "timezone" in facts
 
 
 def gone_since(fields: Mapping[str, Field]) -> float | None:
-    """Since when no instance has had the job, as the sweep found."""
+    """The instant since which no instance has had the job, as the sweep found; else None."""
     since = read_job(fields).get(GONE)
     return float(since) if isinstance(since, int | float) else None
 
@@ -227,13 +227,13 @@ class Presence:
         self._since = clock.wall()
         self._specs: Sequence[JobSpec] | None = None
         self._set = ""
-        """The digest of the set of our jobs."""
+        """The digest of the set of this instance's jobs."""
         self._set_written_at = 0.0
         self._signs: dict[str, float] = {}
-        """Of the sweep before: by instance its sign of life."""
+        """The sign of life of each instance, as of the sweep before."""
 
     def tell(self, specs: Sequence[JobSpec]) -> None:
-        """Say that we live, and which jobs we have."""
+        """Write this instance's sign of life, and the set of its jobs."""
         now = clock.now()
         if specs is not self._specs or now - self._set_written_at >= _WRITE_SET_EVERY:
             marks = b"".join(sorted(_mark(spec.name) for spec in specs))
@@ -244,13 +244,13 @@ class Presence:
         self._put(PRESENCE, UP + self._holder, facts)
 
     def part(self) -> None:
-        """Say goodbye, briefly."""
+        """Remove this instance's sign of life, without waiting long for the store."""
         self._put(PRESENCE, UP + self._holder, None, within=0.5)
 
     # -- the sweep -----------------------------------------------------------------------------
 
     def sweep(self, records: Sequence[Record]) -> None:
-        """Forget instances that are long gone; mark, then forget, the jobs that no instance has."""
+        """Remove instances that are long gone; mark, later remove, jobs that no instance has."""
         by_name = {record.key.name: record for record in records}
         present, known = by_name.get(PRESENCE), by_name.get(KNOWN)
         self._forget_peers([] if present is None else presences(present), known)
@@ -261,7 +261,7 @@ class Presence:
 
     def _forget_peers(self, present: Sequence[Present], known: Record | None) -> None:
         now = clock.wall()
-        # Not by our clock alone: it may be days ahead, and all others would seem to be gone.
+        # Our clock alone does not do: if it is days ahead, all others would seem to be gone.
         before, self._signs = self._signs, {peer.instance: peer.seen for peer in present}
         needed = {self._set}
         for peer in present:
@@ -277,7 +277,7 @@ class Presence:
         name, fields, now = record.key.name, record.fields, clock.wall()
         since, guard, facts = gone_since(fields), ByVersion(fields[JOB].version), read_job(fields)
         if nobody and since is not None and now - since > _FORGET_AFTER and not record.holdings:
-            # Its runs, what the ledger forgot, and last the job.
+            # Remove the runs, the spans of removed records, and last the job.
             for field in [field for field in fields if field.startswith((RUN, PRUNED))]:
                 self._put(name, field, None)
             self._put(name, JOB, None, guard)
@@ -295,7 +295,7 @@ class Presence:
             self._store.put(Key(self._namespace, key), field, value, guard, until)
 
 
-# -- what records tell of jobs ---------------------------------------------------------------------
+# -- jobs in records -------------------------------------------------------------------------------
 
 
 def jobs_of(records: Iterable[Record]) -> list[Record]:
@@ -304,12 +304,12 @@ def jobs_of(records: Iterable[Record]) -> list[Record]:
 
 
 def is_job(record: Record) -> bool:
-    """Whether it is the record of a job."""
+    """Whether the record is that of a job."""
     return is_job_name(record.key.name) and JOB in record.fields
 
 
 def runs_in(record: Record) -> list[Run]:
-    """All runs on record, oldest first; one that seems to run and has no holder is lost."""
+    """All recorded runs, oldest first; an open run without a holder is returned as lost."""
     alive = {run.slot for run in running(record)}
     return [
         run
@@ -320,21 +320,21 @@ def runs_in(record: Record) -> list[Run]:
 
 
 def result_of(run: Run) -> str:
-    """One word, and what is worth a second."""
+    """The run's state, with its exit code and its count if they matter."""
     times = f" x{run.count}" if run.count > 1 else ""
     code = f" ({run.code})" if run.code and run.state is State.FAILED else ""
     return f"{str(run.state).replace('_', ' ')}{code}{times}"
 
 
 def next_slot(record: Record, now: float) -> float | None:
-    """When it is due next, as far as its registered schedule tells."""
+    """The job's next slot by its registered schedule; None if that does not define one."""
     facts = read_job(record.fields)
     schedule = schedule_of(str(facts.get("schedule", "")), str(facts.get("timezone", "UTC")))
     return None if schedule is None else schedule.next_after(now)
 
 
 def schedule_of(text: str, zone: str) -> Schedule | None:
-    """The schedule that an instance registered, as far as it can be told."""
+    """The schedule that an instance registered; None if its text does not define one."""
     expression = text.removesuffix(f" ({zone})")
     try:
         if expression.startswith("every "):

@@ -1,6 +1,6 @@
-"""One instance of a fleet: it wakes when something is due, asks, and sleeps again.
+"""One instance of a fleet: a loop that wakes when an order is due, asks the store, and sleeps.
 
-Its own thread only waits on the fleet's control key; what it reads there is done in the loop.
+The instance's own thread only reads the fleet's control key; the loop acts on the records.
 """
 
 from __future__ import annotations
@@ -44,40 +44,40 @@ from incumbent.supervise.kernel import Waiter
 from incumbent.unpatched import start_thread
 
 AHEAD: Final = 15.0
-"""Seconds for which to look ahead."""
+"""Seconds ahead for which workers are prepared."""
 _MOST: Final = 24
-"""Workers, of about 13 MB each; what is due beyond them is forked then, and takes longer."""
+"""Prepared workers, about 13 MB each; the workers of more runs are forked when due, more slowly."""
 _MORE: Final = 1.25
-"""Times the even share: chance spreads runs over the instances."""
+"""The factor on the even share of runs: chance spreads them unevenly over the instances."""
 _LINGER: Final = 3.0
-"""Seconds for which workers stay that are not needed: no end in the middle of a burst."""
+"""Seconds for which surplus workers are kept, so that none ends in the middle of a burst."""
 _SPREAD, _SPREAD_MOST = 0.004, 0.3
-"""Seconds between two claims of one instant, so that the instances of a fleet mix."""
+"""Seconds between two claims due at one instant, so that the instances of a fleet mix."""
 _FIRST_SPREAD, _A_RUN = 0.02, 0.005
-"""Seconds: chance, and a handicap for each run that is on here."""
+"""Seconds before a single claim: up to the first by chance, and the second for each run here."""
 _COUNT_EVERY: Final = 60.0
 _WITHIN: Final = 1.0
 
 
 class Capacity:
-    """Of one instance."""
+    """How many workers one instance prepares, and how fast it claims."""
 
     def __init__(self, link: Link, namespace: str) -> None:
         self._store = link.store
         self._key = Key(namespace, PRESENCE)
         self.instances = 1
-        """That are up, as far as is known."""
+        """The number of instances that are known to be up."""
         self._count_at = -inf
         self._kept = 0
         self._lower_at = -inf
 
     def runs(self, jobs: int, waiting: int, room: float) -> tuple[int, int]:
-        """How many workers to have ready, and how many idle ones to keep.
+        """How many workers to have ready for slots due soon, and how many idle ones to keep.
 
-        `jobs`: how many have a slot within AHEAD, on any instance. `waiting`: slots for which
-        there was no room here. `room`: for how many runs there is room.
+        `jobs`: the jobs with a slot within AHEAD, for any instance. `waiting`: the slots for which
+        there was no room here. `room`: how many more runs may begin here.
         """
-        # For a single one it would not be worth it: the other instances would prepare in vain.
+        # Not for a single job: all instances but one would prepare in vain.
         share = ceil(_MORE * jobs / self._up()) if jobs > 1 else 0
         wanted, now = int(min(_MOST, max(share, waiting), room)), clock.now()
         if wanted >= self._kept or now >= self._lower_at:
@@ -85,11 +85,11 @@ class Capacity:
         return wanted, self._kept
 
     def pause(self, claims: int, refused: int, load: int, chance: float) -> float:
-        """Seconds before one of `claims`; `refused`: in a row before it; `chance`: from [0, 1)."""
+        """Seconds before one of `claims`; `refused`: refusals in a row; `chance`: from [0, 1)."""
         if claims == 1:
             return chance * _FIRST_SPREAD + min(load, 10) * _A_RUN
-        # An instance that runs more than an even share leaves the next slots to others. One that is
-        # refused again and again comes too late for most.
+        # An instance that runs more than an even share leaves the next slots to others. An instance
+        # that is refused again and again comes too late for most slots.
         slower = 0.5 + min(load * self.instances / claims, 4.0) + min(refused, 8) / 4
         return chance * 2 * slower * min(_SPREAD, _SPREAD_MOST / claims)
 
@@ -97,37 +97,37 @@ class Capacity:
         now = clock.now()
         if now >= self._count_at:
             self._count_at = now + _COUNT_EVERY
-            # Not knowing it wastes workers, and nothing else.
+            # Without this count workers are wasted, and nothing else happens.
             with suppress(StoreError), meters.asking():
                 up = up_now(presences(self._store.read(self._key, now + _WITHIN)), clock.wall())
                 self.instances = max(1, len(up))
         return self.instances
 
 
-# -- its loop --------------------------------------------------------------------------------------
+# -- the instance ----------------------------------------------------------------------------------
 
 _LOOK_AT_CONTROL: Final = 5.0
-"""Seconds after which the control key is read without a hint."""
+"""Seconds after which the control key is read even without a notification."""
 _LONGEST_SLEEP: Final = 5.0
-"""Seconds: a clock that is set is noticed within."""
+"""Seconds within which the loop notices that the wall clock was set."""
 _DRAINING_SLEEP: Final = 0.5
 _TURN_WITHIN: Final = 60.0
-"""Seconds that a turn may take with a slow store, for the health page."""
+"""Seconds that a turn may take with a slow store before the health page reports it."""
 _CLOCK_SET: Final = 1.0
-"""Seconds between two turns that no drift explains."""
+"""Seconds by which the wall clock moves between two turns only if it was set."""
 _SCAN_WITHIN: Final = 30.0
 _REGISTER_AT_ONCE: Final = 20
 _SWEEP_EVERY: Final = 600.0
 _STARTS_MOST: Final = 32
-"""Starts at a time: they cost more than runs do, and one that has ended makes room for the next."""
+"""Starts at a time: a start costs more than a run, and each finished start makes room for one."""
 _FULL_EVERY: Final = 60.0
 _COUNTED: Final = 1000
 
 
 class Instance:
-    """See the module. `runs`: what `launcher` has launched here, of at most `max_runs` at a time.
+    """One instance: see the module. `runs`: the runs of `launcher`, at most `max_runs` at a time.
 
-    `ready`: whether the ledger is known.
+    `ready`: whether the ledger was read.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Instance:
             os.set_blocking(fd, False)
         self._control_records: list[tuple[float, Record]] = []
         self._looked = -inf
-        """When the listening thread looked last, by our wall clock."""
+        """The wall-clock instant at which the listening thread last read the control key."""
         self._taken: set[str] = set()
         self._trigger_since: dict[str, tuple[float, float]] = {}
         self._next_try = -inf
@@ -178,10 +178,10 @@ class Instance:
     # -- the loop ------------------------------------------------------------------------------
 
     def turn(self, listeners: Mapping[int, Callable[[], None]] | None = None) -> None:
-        """Wait until something is due or came, and see to it.
+        """Wait until an order is due or an event comes, and act on it.
 
-        `listeners` are called when their descriptor is readable; they must not block. Raises a
-        StoreError that trying again cannot help, before the store's first answer.
+        `listeners` are called when their descriptor is readable; they must not block. Before the
+        store's first reply it raises a StoreError that trying again cannot help.
         """
         listeners = listeners or {}
         self._tell_health()
@@ -208,7 +208,7 @@ class Instance:
             self._situation.serving(f"{len(self.specs)} jobs, {self._load} running")
 
     def samples(self) -> Iterator[Sample]:
-        """The numbers of its jobs."""
+        """Yield the numbers of the instance's jobs."""
         yield Sample("incumbent_jobs", (), len(self.specs))
         yield Sample("incumbent_job_runs_running", (), self._load)
         yield Sample("incumbent_job_slots_waiting", (), self._waiting)
@@ -224,25 +224,25 @@ class Instance:
         return min(sleep, max(0.0, self._housekeeping_at - now)) if self._unregistered else sleep
 
     def _look_at_clock(self) -> None:
-        """Tell of a wall clock that was set; the agenda sees for itself what is due now."""
+        """Report a wall clock that was set; the agenda finds the slots that are due now."""
         offset = clock.wall() - clock.now()
         moved, self._offset = offset - self._offset, offset
         if abs(moved) > _CLOCK_SET:
             self._emit("clock", moved=round(moved, 3), why="the wall clock of this host was set")
 
     def wake(self) -> None:
-        """From any thread: have the loop turn."""
+        """Wake the loop, from any thread."""
         with suppress(OSError):
             os.write(self._write_fd, b"\0")
 
     def stop(self) -> None:
-        """Claim nothing from now on."""
+        """Claim no slot from now on."""
         self._stopped = True
         self._situation.stopping()
         self.wake()
 
     def close(self) -> None:
-        """Say goodbye, briefly."""
+        """Remove the sign of life, if the store replies soon, and close the descriptors."""
         self._stopped = True
         meters.withdraw(self)
         if self.ready:
@@ -250,12 +250,12 @@ class Instance:
                 self._presence.part()
         self._waiter.close()
         fds = (self._wake_fd, self._write_fd)
-        # First: the listening thread may want to wake us, and numbers are given anew.
+        # Forget them first: the listening thread may still wake us, and their numbers are reused.
         self._write_fd = self._wake_fd = -1
         for fd in fds:
             os.close(fd)
 
-    # -- how much there may be here ------------------------------------------------------------
+    # -- capacity ------------------------------------------------------------------------------
 
     @property
     def _load(self) -> int:
@@ -275,7 +275,7 @@ class Instance:
             self._emit("full", running=self._load, waiting=self._waiting, why=why)
 
     def stand_by(self) -> tuple[int, int]:
-        """How many workers to have ready for what is due soon, and how many idle ones to keep."""
+        """How many workers to have ready for slots due soon, and how many idle ones to keep."""
         if self._stopped or not self.ready:
             return 0, 0
         agenda = self._executor.dispatcher.agenda
@@ -313,7 +313,7 @@ class Instance:
         start_thread(self._listen, "incumbent-cron")
 
     def reload(self, specs: Iterable[JobSpec]) -> None:
-        """Other jobs from now on; what runs goes on as it began."""
+        """Replace the jobs; runs in progress go on as they began."""
         specs, before = tuple(specs), {spec.name: spec for spec in self.specs}
         changes = self._executor.reload(specs)
         self.specs = specs
@@ -328,7 +328,7 @@ class Instance:
     # -- the control key -----------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """The thread: reads the key, tells the loop, waits for a change."""
+        """In the thread: read the control key, pass the record to the loop, wait for a change."""
         key, store = Key(self._namespace, CONTROL), self._link.store
         seen = ""
         while not self._stopped:
@@ -345,13 +345,13 @@ class Instance:
                 again = record.seen == seen
                 seen = record.seen
                 if again:
-                    # Hints may be spurious: many must not become a busy loop.
+                    # Notifications may be spurious: many of them must not become a busy loop.
                     time.sleep(0.05)
                 store.wait_change(key, record.seen, until)
             except StoreError:
                 self._situation.unanswered()
                 time.sleep(1.0 + draw_jitter())
-            except Exception as error:  # noqa: BLE001 - triggers must not end with one defect
+            except Exception as error:  # noqa: BLE001 - one defect must not end the thread
                 if not self._stopped:
                     self._emit("fault", why=f"{type(error).__name__}: {error}")
                     time.sleep(1.0)
@@ -361,12 +361,12 @@ class Instance:
             looked, record = self._control_records.pop(0)
             self._pause = pause_of(record)
             for trigger in triggers(record):
-                # An operator's clock may be behind, but what came since we looked is new.
+                # The operator's clock may be behind; a trigger that came since we looked is new.
                 seen = (clock.now(), max(trigger.when, looked))
                 since, when = self._trigger_since.setdefault(trigger.id, seen)
                 if clock.wall() - when > STALE:
-                    # Not before it has stood as long by our steady clock: the wall clock may be
-                    # wrong, and others take it.
+                    # Remove it only once it has stood as long by our steady clock: our wall clock
+                    # may be wrong, and other instances may still take the trigger.
                     if clock.now() - since > STALE:
                         self._over(trigger.slot)
                 elif trigger.id not in self._taken:
@@ -378,7 +378,7 @@ class Instance:
             self._executor.dispatcher.claim_at(job, slot, clock.now())
 
     def _over(self, slot: str) -> None:
-        """A run has ended. Its trigger stands until then, so that all instances witness it."""
+        """Remove an ended run's trigger. It stood until now so that all instances see the run."""
         if slot.startswith("manual/"):
             field = f"{TRIGGER}{slot.removeprefix('manual/').partition('#')[0]}"
             until = clock.now() + 1.0
@@ -386,7 +386,7 @@ class Instance:
                 self._link.store.put(Key(self._namespace, CONTROL), field, None, None, until)
 
     def _see_to(self, job: str, slot: Slot, code: int) -> None:
-        """A run that was launched here has ended: remove its trigger, or ask or look again."""
+        """A run of this instance has ended: remove its trigger, or claim or look again."""
         dispatcher = self._executor.dispatcher
         began = self._runs.began.pop((job, slot.name), None)
         if (state := STATE_OF.get(code)) is not None:
@@ -399,10 +399,10 @@ class Instance:
         elif code == GAVE_BACK:
             dispatcher.given_back(job, slot, clock.now())
         else:
-            # Its end is not on record. Until its lease runs out it counts as going on.
+            # Its end is not recorded: until its lease ends, the run counts as going on.
             dispatcher.look_at(job, slot, clock.now() + self._runs.ttl)
 
-    # -- between the orders --------------------------------------------------------------------
+    # -- housekeeping --------------------------------------------------------------------------
 
     def _housekeeping(self) -> None:
         if clock.now() < self._housekeeping_at:
@@ -416,7 +416,7 @@ class Instance:
             if now >= self._sweep_at:
                 self._sweep()
         except StoreError as error:
-            # Nothing of it is urgent, and orders tell of outages.
+            # None of this is urgent, and the orders report outages.
             self._housekeeping_at = clock.now() + 1.0 + draw_jitter()
             if error.permanent:
                 self._emit("store", ok=False, why=str(error))
@@ -430,7 +430,7 @@ class Instance:
             self._unregistered.pop()
 
     def _sweep(self) -> None:
-        """One instance of the fleet looks at everything now and then, whatever was overlooked."""
+        """Have one instance of the fleet look at all jobs now and then, for overlooked slots."""
         began = clock.now()
         self._sweep_at = began + _SWEEP_EVERY
         lock = Lock(
@@ -449,5 +449,5 @@ class Instance:
         jobs = {record.key.name: record for record in records if is_job_name(record.key.name)}
         self._executor.sweep(jobs, clock.now())
         self._presence.sweep(records)
-        # What takes long is done less often.
+        # A sweep that takes long is done less often.
         self._sweep_at += 200 * (clock.now() - began)

@@ -1,8 +1,8 @@
-"""A job file (TOML): its tables as jobs, or as problems with their places. Pure.
+"""Parse the tables of a job file (TOML) into jobs, and problems with their places. Pure.
 
 tomllib stops at the first fault of a text, and gives values without their places. So the text is
-cut at its headers, and each piece is read for itself: a fault hides nothing of the other pieces,
-and a key is looked for in its own piece only.
+cut at its headers, and each piece is parsed separately: a fault does not hide the other pieces, and
+a key is searched in its own piece only.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from incumbent.errors import ConfigError
 
 _WHEN: Final = ("schedule", "every", "at")
 _FAULTS_MOST: Final = 20
-"""Faults that are reported of one text: a text with more of them is no job file."""
+"""The most faults reported of one text: a text with more of them is not a job file."""
 _Values = dict[str, Any]
 
 
@@ -44,10 +44,10 @@ _Values = dict[str, Any]
 
 
 def parse_jobfile(text: str, path: str) -> tuple[tuple[JobSpec, ...], tuple[Problem, ...]]:
-    """All jobs whose command can be read, and all problems.
+    """Return all jobs with a readable command, and all problems.
 
-    Tables that are not TOML are left out, and what the others say is read all the same, as far as
-    it can be told where they begin.
+    Tables that are not TOML are left out. The other tables are read all the same, as far as their
+    beginnings can be found.
     """
     reader = _Reader(path)
     reader.read(cut(text.replace("\r\n", "\n")))
@@ -62,7 +62,7 @@ class _Reader:
     problems: list[Problem] = field(default_factory=list)
     _common: _Values = field(default_factory=dict)
     _defaults_known: bool = True
-    """False if [defaults] cannot be read: nothing can be said of what a job has from there."""
+    """False if [defaults] cannot be read: the settings that jobs have from there are unknown."""
     _lines: dict[str, int] = field(default_factory=dict)
     _count: int = 0
 
@@ -98,7 +98,7 @@ class _Reader:
             self._complain(piece.place("defaults"), "defaults: a table, [defaults]")
 
     def _values(self, table: _Values, known: Mapping[str, Any], piece: Piece) -> _Values:
-        """What can be read of a table; the rest is complained of."""
+        """Return the readable settings of a table; report the others as problems."""
         values: _Values = {}
         for key, value in table.items():
             if key not in known:
@@ -123,7 +123,7 @@ class _Reader:
             self._check_together(values, piece)
         self._check_new(values.get("name"), piece)
         if "command" in values:
-            # Also with problems, so that a missing command is reported too.
+            # Made despite problems, so that a missing command is reported too.
             fields = job_fields({"name": f"job {self._count}", **values})
             for key in _WHEN:
                 fields.pop(key, None)
@@ -135,7 +135,7 @@ class _Reader:
             )
             self.specs.append(spec)
 
-    # -- when ------------------------------------------------------------------------------------
+    # -- schedules -------------------------------------------------------------------------------
 
     def _schedule(self, table: _Values, values: _Values, piece: Piece) -> Schedule | None:
         given = [key for key in table if key in _WHEN]
@@ -160,7 +160,7 @@ class _Reader:
             self._complain(piece.place(given[0]), str(error))
         return None
 
-    # -- together --------------------------------------------------------------------------------
+    # -- checks across settings and jobs ---------------------------------------------------------
 
     def _check_together(self, values: _Values, piece: Piece) -> None:
         if text := bounds_conflict(values):
@@ -181,7 +181,7 @@ class _Reader:
             self._lines[name] = piece.line
 
 
-# -- pieces with places --------------------------------------------------------------------------
+# -- pieces of a text, with places ---------------------------------------------------------------
 
 _HEADER: Final = re.compile(
     r"^[ \t]*\[{1,2}[ \t]*(?:job|defaults)[ \t]*\]{1,2}[ \t]*(?:#.*)?$", re.M
@@ -192,9 +192,9 @@ _WHERE: Final = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """From one header to the next; `line`, which counts from 1, is that of its beginning.
+    """The text from one header to the next; `line`, which counts from 1, is its first line.
 
-    `fault`: why it is not TOML, with its place; then there are no values.
+    `fault`: line, column and the reason why it is not TOML; then there are no values.
     """
 
     line: int
@@ -204,23 +204,23 @@ class Piece:
 
     @property
     def hides_defaults(self) -> bool:
-        """Whether `[defaults]` is in what cannot be read."""
+        """Whether this piece cannot be read and has `[defaults]`."""
         return self.fault is not None and bool(
             re.search(r"^[ \t]*\[+[ \t]*defaults\b", self.text, re.M)
         )
 
     def place(self, *names: str) -> tuple[int, int]:
-        """Line and column of a key, else of what it is in; both count from 1."""
+        """Line and column of a key, else of the table around it; both count from 1."""
         return _place(self.text, self._find(*names)[0], self.line)
 
     def place_inside(self, name: str, value: str, at: int) -> tuple[int, int]:
-        """So far into a text, if it is written as it is; else its beginning."""
+        """The place of the character `at` of a text value; its beginning if it has escapes."""
         _, start = self._find(name)
         as_it_is = self.text.startswith(value, start + 1)
         return _place(self.text, start + 1 + at if as_it_is else start, self.line)
 
     def _find(self, *names: str) -> tuple[int, int]:
-        """Offsets of a key and of its value."""
+        """The offsets of a key and of its value."""
         text, key, value = _blank(self.text), len(self.text) - len(self.text.lstrip(" \t")), 0
         for name in names:
             word = rf"""["']?{re.escape(name)}["']?"""
@@ -232,7 +232,7 @@ class Piece:
 
 
 def cut(text: str) -> list[Piece]:
-    """The pieces of a text. If they can be read, but not together, the last one says why."""
+    """The pieces of a text. If each can be read, but not the whole, the last one says why."""
     starts = {0, *(header.start() for header in _HEADER.finditer(_blank(text))), len(text)}
     pieces, line = [], 1
     for start, end in pairwise(sorted(starts)):
@@ -241,7 +241,7 @@ def cut(text: str) -> list[Piece]:
     whole = _read(text, 1)
     if (whole.fault is None) == all(piece.fault is None for piece in pieces):
         return pieces
-    # A header within a text that we did not see as one; or the same table twice.
+    # The cut was at a line of a text value that looks like a header; or a table stands twice.
     return [whole] if whole.fault is None else [*pieces, Piece(1, "", fault=whole.fault)]
 
 
@@ -264,7 +264,7 @@ def _place(text: str, offset: int, line: int) -> tuple[int, int]:
 
 
 def _blank(text: str) -> str:
-    """With nothing in texts of several lines, which may look like keys and headers."""
+    """The text with its multi-line values blanked, which may look like keys and headers."""
     if '"""' not in text and "'''" not in text:
         return text
     return _LONG_TEXT.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)

@@ -1,8 +1,8 @@
-"""`incumbent.Jobs`: functions and coroutines that run once in the fleet, by the clock.
+"""`incumbent.Jobs`: functions and coroutines that run once in the fleet, by a schedule.
 
-Each run has a thread. A coroutine runs on the application's loop, and is cancelled before its proof
-runs out. A function cannot be stopped from outside: it asks its run (`run.check()`), and a function
-that outlived its lease is never recorded as ok.
+Each run has a thread. A coroutine runs on the application's event loop, and is cancelled before its
+lease can end. A function cannot be stopped from outside: it asks its run (`run.check()`), and a
+function that outlived its lease is never recorded as ok.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ _log = logging.getLogger("incumbent.jobs")
 _DRAIN: Final = 25.0
 _WORTH_A_WARNING: Final = frozenset({"failed", "timed_out", "lost", "missed", "store", "fault"})
 _LOOK_EVERY: Final = 0.2
-"""Seconds between looks of a pause at whether its lease still holds."""
+"""Seconds between checks of the lease during a pause between attempts."""
 _BEGIN_WITHIN = 10.0
 
 
 class JobRun:
-    """What a job's function gets if it has a parameter `run`: which slot it is, and its lease."""
+    """The argument for a job function's parameter `run`, if it has one: its slot and its lease."""
 
     __slots__ = ("_lease", "attempt", "due", "name", "slot")
 
@@ -72,7 +72,7 @@ class JobRun:
         self.name = name
         """The job's name."""
         self.slot = slot.name
-        """What is run: the scheduled instant in UTC, or `manual/...`."""
+        """The name of the slot: the scheduled instant in UTC, or `manual/...`."""
         self.due = slot.due
         """The scheduled instant, in seconds since 1970."""
         self.attempt = attempt
@@ -89,14 +89,14 @@ class JobRun:
         return self._lease.remaining
 
     def check(self, need: float = 0.0) -> None:
-        """Return only if the lease is proved for at least `need` seconds more; else LeaseLost."""
+        """Return if the lease is proved for at least `need` more seconds; else raise LeaseLost."""
         self._lease.check(need)
 
 
 class Background:
-    """Runs the jobs until it is stopped: a Launcher whose runs have a thread each.
+    """Runs the jobs until it is stopped; a Launcher whose runs have a thread each.
 
-    `loop`: for coroutines; None makes one if needed.
+    `loop`: the event loop for coroutines; None makes one if needed.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Background:
         self._emit = emit
         self.runs: Runs[_FunctionRun] = Runs()
         self.stopping = threading.Event()
-        """No function is begun again."""
+        """Set once no further attempt may begin."""
         self._instance = Instance(
             specs, link, namespace, holder, self, emit, self.runs, situation=situation
         )
@@ -135,7 +135,7 @@ class Background:
         self._thread = threading.Thread(target=self._run, name="incumbent-jobs", daemon=True)
 
     def start(self) -> None:
-        """Begin. Raises a StoreError that trying again cannot help, if it comes at once."""
+        """Start the thread. Raises a StoreError that trying again cannot help, if it comes soon."""
         self._thread.start()
         self._begun.wait(_BEGIN_WITHIN)
         if self._error is not None:
@@ -167,7 +167,7 @@ class Background:
             pause.wait(0.02)
 
     def _close_loop(self) -> None:
-        """What still runs on a loop of our own was cancelled before."""
+        """Stop a loop of our own; coroutines that still run on it were cancelled before."""
         if (loop := self._own_loop) is not None:
             loop.call_soon_threadsafe(loop.stop)
             self._loop_thread.join(5.0)
@@ -186,7 +186,7 @@ class Background:
             self._begun.set()
             self._instance.close()
 
-    # -- for its instance: a Launcher ------------------------------------------------------------
+    # -- the Launcher of its instance ------------------------------------------------------------
 
     def claim(self, spec: JobSpec, slot: Slot) -> Held | Refused:
         return self._claimer.claim(spec, slot)
@@ -209,7 +209,7 @@ class Background:
         code = NOT_RECORDED
         try:
             code = one.run()
-        except BaseException as error:  # noqa: BLE001 - a defect of ours: its work is over
+        except BaseException as error:  # noqa: BLE001 - a defect of ours: the run's work is over
             self._emit("fault", job=spec.name, slot=slot.name, why=repr(error))
             # Nothing works under the lease any more: it must not be renewed for ever.
             give_back(one.lease)
@@ -219,7 +219,7 @@ class Background:
             self._instance.wake()
 
     def failed(self, spec: JobSpec, run: Run) -> None:
-        """There is no on_failure command here."""
+        """Do nothing: a function has no on_failure command."""
 
 
 class _FunctionRun:
@@ -235,7 +235,7 @@ class _FunctionRun:
         self._scope: LeaseScope | None = None
 
     def run(self) -> int:
-        """To its end; the code says whether the slot was given back."""
+        """Run to the end; the code says how it ended, or that the slot was given back."""
         if (code := self._attempts.begin()) is not None:
             return code
         ended = self._attempts.run_attempts(self._attempt, self._pause)
@@ -244,7 +244,7 @@ class _FunctionRun:
         return code_of(ended)
 
     def stop(self) -> None:
-        """From any thread."""
+        """Cancel the coroutine, if it is one; from any thread."""
         if self._scope is not None:
             self._scope.stop()
 
@@ -258,7 +258,7 @@ class _FunctionRun:
             signal = "signal:stop" if self._jobs.stopping.is_set() else "expired"
             return self._stopped(began) or stopped(signal, clock.now() - began)
         except SystemExit as error:
-            # Scripts that became functions end so; it is the end of this run and of nothing else.
+            # Scripts that became functions call sys.exit(): it ends this run and nothing else.
             return self._stopped(began) or _exited(error)
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises is its failure
             trace = traceback.format_exc()[-min(self._spec.keep_output, OUTPUT_MOST) :]
@@ -269,7 +269,7 @@ class _FunctionRun:
         return self._stopped(began) or End(State.OK)
 
     def _stopped(self, began: float) -> End | None:
-        """Work that outlived its lease has no success to report."""
+        """The end of an attempt that outlived its lease, which cannot be a success; else None."""
         cause = self.lease.belief.proof.verdict(clock.now())
         return stopped(cause, clock.now() - began) if cause else None
 
@@ -295,7 +295,7 @@ class _FunctionRun:
             with self._span():
                 await work
         except SystemExit as error:
-            # Raised here it would end the loop that the application runs on.
+            # If it were raised here, it would end the application's event loop.
             return error
         finally:
             scope.close()
@@ -317,7 +317,7 @@ class _FunctionRun:
 
 
 def _exited(error: SystemExit) -> End:
-    """What sys.exit() says of a run, as a process would say it."""
+    """The end of a run that called sys.exit(), with the exit code of a process."""
     if error.code is None or error.code == 0:
         return End(State.OK, 0)
     code = error.code if isinstance(error.code, int) else 1
@@ -325,14 +325,14 @@ def _exited(error: SystemExit) -> End:
 
 
 def _wants_run(call: Callable[..., Any]) -> bool:
-    """Whether it has a parameter `run`."""
+    """Whether the function has a parameter `run`."""
     try:
         return "run" in inspect.signature(call).parameters
     except (TypeError, ValueError):
         return False
 
 
-# -- what users define -----------------------------------------------------------------------------
+# -- the jobs of an application --------------------------------------------------------------------
 
 
 class JobSettings(TypedDict, total=False):
@@ -341,7 +341,7 @@ class JobSettings(TypedDict, total=False):
     `name` (the function's), `at_most_for`, `at_least_for`, `retries` (0), `retry_backoff` (10 s),
     `catch_up` ("no", "last", "all") with `catch_up_limit` (10) and `catch_up_window` (1 day),
     `overlap` ("skip", "queue"), `jitter`, `keep_runs` (100), `keep_for` (30 days), `keep_output`
-    (bytes of a traceback, 4096). docs/cron.md says what each means.
+    (bytes of a traceback, 4096). docs/cron.md explains each.
     """
 
     name: str
@@ -360,10 +360,10 @@ class JobSettings(TypedDict, total=False):
 
 
 class Jobs:
-    """The jobs of an application; each of its instances has the same, and each slot runs once.
+    """The jobs of an application; all its instances have the same jobs, and each slot runs once.
 
-    `store`: as of a Lock. `settings`: `ttl`, `grace` and others of a Lock. Functions run in threads
-    of their own, coroutines on the running loop of `start`, else on one of their own.
+    `store`: as for a Lock. `settings`: `ttl`, `grace` and others, as for a Lock. Functions run in
+    threads of their own; coroutines on the event loop that calls `start`, else on their own loop.
 
     >>> jobs = Jobs(store="memory:")
     >>> @jobs.cron("30 5 * * *", tz="Europe/Berlin", at_most_for=300)
@@ -386,7 +386,7 @@ class Jobs:
         self._background: Background | None = None
         self._situation: Situation | None = None
 
-    # -- defining them -------------------------------------------------------------------------
+    # -- defining jobs -------------------------------------------------------------------------
 
     def cron(
         self,
@@ -395,9 +395,9 @@ class Jobs:
         tz: str = "UTC",
         **settings: Unpack[JobSettings],
     ) -> Callable[[F], F]:
-        """Run the function by a cron expression in the zone `tz`; six fields: seconds first.
+        """Run the function by a cron expression in the time zone `tz`; six fields: seconds first.
 
-        Raises ConfigError for what cannot work, also for a second job of the same name.
+        Raises ConfigError if any of it cannot work, also for a second job of the same name.
         """
         return self._adding(cron_schedule(expression, tz), tz, settings)
 
@@ -445,9 +445,9 @@ class Jobs:
         grace: Duration | None = None,
         situation: Situation | None = None,
     ) -> None:
-        """Settings from outside that go before those it was made with; None leaves one alone.
+        """Replace settings of the constructor; None leaves a setting as it is.
 
-        `situation` is told how the instance does.
+        `situation` receives the state of the instance.
         """
         self._situation = situation or self._situation
         self._store = self._store if store is None else store
@@ -460,15 +460,15 @@ class Jobs:
             times["grace"] = grace
         self._settings = overruled(self._settings, times)
 
-    # -- running them --------------------------------------------------------------------------
+    # -- running jobs --------------------------------------------------------------------------
 
     def start(self, *, on_event: Emit | None = None) -> Self:
-        """Take part in the fleet from now on, in the background; for a web application's start.
+        """Join the fleet, in the background; for example when a web application starts.
 
-        Waits up to 10 s for the store's first answer, and goes on without it. Inside a running
-        event loop coroutines run on it; see `astart`. Raises ConfigError for what cannot work, and
-        StoreError if the store refuses us for good. `on_event` is called with each event; without
-        it they go to the log "incumbent.jobs".
+        Waits up to 10 s for the store's first reply, and then goes on without it. Coroutines run on
+        the event loop that calls it, if there is one; see `astart`. Raises ConfigError if settings
+        cannot work, and StoreError if the store refuses us for good. `on_event` is called with each
+        event; without it events go to the log "incumbent.jobs".
         """
         background = self._made(on_event)
         background.start()
@@ -476,8 +476,8 @@ class Jobs:
         return self
 
     async def astart(self, *, on_event: Emit | None = None) -> Self:
-        """`start`, for an event loop: it goes on while the store is asked."""
-        # Set first: a caller that is cancelled while it waits can still stop it.
+        """`start` for an event loop, which goes on while the store is asked."""
+        # Set first: a caller that is cancelled while it waits can still stop the jobs.
         self._background = self._made(on_event)
         try:
             await asyncio.to_thread(self._background.start)
@@ -503,20 +503,20 @@ class Jobs:
         )
 
     def stop(self, drain: Duration = _DRAIN) -> bool:
-        """Claim nothing more, and wait for what runs, at most `drain`; True if all has ended.
+        """Claim no more slots, and wait for runs, at most `drain`; True if all runs have ended.
 
-        Then coroutines are cancelled; functions go on, under their leases. Not for the thread of
-        an event loop, whose coroutines it would wait for: see `astop`.
+        After `drain`, coroutines are cancelled; functions go on, under their leases. Do not call it
+        in the thread of an event loop, for whose coroutines it would wait: see `astop`.
         """
         background, self._background = self._background, None
         return True if background is None else background.stop(parse_duration(drain, "drain"))
 
     async def astop(self, drain: Duration = _DRAIN) -> bool:
-        """`stop`, for an event loop."""
+        """`stop` for an event loop."""
         return await asyncio.to_thread(self.stop, drain)
 
     def run(self, *, on_event: Emit | None = None, drain: Duration = _DRAIN) -> int:
-        """Take part in the fleet until TERM or INT, in the main thread; returns the exit code."""
+        """Join the fleet until TERM, INT or QUIT, in the main thread; return the exit code."""
         with Signals() as signals:
             self.start(on_event=on_event)
             try:
@@ -559,7 +559,7 @@ def _source_of(function: Callable[..., Any]) -> str:
 
 
 def _checked(settings: JobSettings) -> dict[str, Any]:
-    """As JobSpec wants them; raises ConfigError."""
+    """The settings as fields of a JobSpec. Raises ConfigError."""
     given: dict[str, Any] = dict(settings)
     given.pop("name", None)
     unknown = sorted(given.keys() - JobSettings.__annotations__.keys())

@@ -1,14 +1,14 @@
-"""The ledger: what became of each slot of a job, and which process may write it.
+"""The ledger: the outcome of each slot of a job, and the rules for writing it.
 
 A slot is a job's scheduled instant. Two things keep it from running twice: the store grants a slot
 once (`Ask.slot`), and its record, a field `run/<slot>` of the job's key, is made once (ABSENT).
 
-1. Only the run's own token moves a record that is running; everybody else may only say `lost`, and
-   only of a run whose token no longer holds the lease.
+1. Only the holder of a run's token may change its record while it runs. Other processes may only
+   set it to `lost`, and only if that token no longer holds the lease.
 2. A record that has ended never changes again.
 
-What a record says is a pure function of it. Writing (`Ledger`) is one small request each, as
-coroutines against a port, as the protocols of a lease are: blocking code drives them in one step.
+Functions that read a record are pure. Each write (`Ledger`) is one small request: a coroutine
+against a port, like the protocols of a lease, which blocking code drives in one step.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from incumbent.protocol.port import Port
 
 RUN: Final = "run/"
 JOB: Final = "job"
-"""The field with what an instance knows of the job: its schedule, its command, since when."""
+"""The field with the facts registered of the job: its schedule, its command, since when."""
 SLOT_KEEP: Final = 900.0
 """Seconds for which the store refuses a claimed slot: clocks may be 5 minutes apart both ways.
 
-After that its record does, for as long as it is kept.
+After that the slot's record keeps it from running again, for as long as the record is kept.
 """
 OUTPUT_MOST: Final = 65_536
 PRUNED: Final = "pruned"
-"""The field with the spans of time whose records were removed: nothing in them runs any more.
+"""The field with the spans of time whose records were removed: no slot in them runs any more.
 
-Spans, and not one instant: a clock that is a year ahead leaves records a year ahead, and those are
-removed too. Instants of triggers have a field of their own: they come from operators' clocks.
+Spans, and not one instant: a clock that is a year ahead leaves records a year ahead, which are
+removed too. Manual slots have a field of their own: their instants come from operators' clocks.
 """
 _SPANS_MOST: Final = 16
 _Spans = tuple[tuple[float, float], ...]
@@ -58,7 +58,7 @@ _FORMAT: Final = 1
 
 
 class State(StrEnum):
-    """What became of a slot."""
+    """The state of a slot."""
 
     RUNNING = "running"
     WAITING = "waiting"
@@ -71,19 +71,19 @@ class State(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing follows."""
+        """Whether the state is final."""
         return self is not _GOING_ON and self is not _BETWEEN
 
 
 _S = State
-# A page asks thousands of times: to look members up at their class takes several times as long.
+# A page asks thousands of times: looking members up at their class takes several times as long.
 _GOING_ON, _BETWEEN = _S.RUNNING, _S.WAITING
 _BY_WORD: Final = {str(state): state for state in State}
 _ENDS = frozenset({_S.OK, _S.FAILED, _S.TIMED_OUT, _S.LOST})
 TRANSITIONS: Final[dict[State | None, frozenset[State]]] = {
-    # Nothing is on record: the slot was not claimed, or its holder vanished before it wrote.
+    # No record: the slot was not claimed, or its holder vanished before it wrote.
     None: frozenset({_S.RUNNING, _S.SKIPPED, _S.MISSED, _S.LOST}),
-    # To itself: the next attempt.
+    # From RUNNING to RUNNING: the next attempt.
     _S.RUNNING: frozenset({_S.RUNNING, _S.WAITING}) | _ENDS,
     # Between two attempts, with the lease held.
     _S.WAITING: frozenset({_S.RUNNING, _S.FAILED, _S.TIMED_OUT, _S.LOST}),
@@ -92,7 +92,7 @@ TRANSITIONS: Final[dict[State | None, frozenset[State]]] = {
 
 
 class IllegalStep(Error, ValueError):
-    """A step that the table does not have."""
+    """A change of state that TRANSITIONS does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Run:
     """One slot's record. Instants are epoch seconds by the writing instance's clock.
 
     `due`: the scheduled instant. `attempt` counts from 1. `code`: the exit code. `why`: in words.
-    `count`: slots that this record stands for, `first` the first of them (missed ones collapse).
+    `count`: the slots that this record stands for, `first`: the first of them (for missed slots).
     """
 
     slot: str
@@ -119,25 +119,25 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """How long it ran."""
+        """The duration of the run; None if it is not known."""
         if self.started is None or self.ended is None:
             return None
         return max(0.0, self.ended - self.started)
 
     @property
     def since(self) -> float:
-        """The first instant that it accounts for."""
+        """The first instant that the record accounts for."""
         return self.due if self.first is None else self.first
 
 
 def step(run: Run, state: State, **changes: Any) -> Run:
-    """`run` in its next state; IllegalStep, and nothing changed, if there is no such step."""
+    """`run` in its next state. Raises IllegalStep if TRANSITIONS does not have that step."""
     if state not in TRANSITIONS[run.state]:
         raise IllegalStep(f"{run.slot}: {run.state} cannot become {state}")
     return replace(run, state=state, **changes)
 
 
-# -- as bytes ------------------------------------------------------------------------------------
+# -- encoding ------------------------------------------------------------------------------------
 
 _DEFAULTS: Final = {field.name: field.default for field in fields(Run)}
 _parse: Final = json.JSONDecoder().decode
@@ -145,15 +145,15 @@ _STORED: Final = _DEFAULTS.keys() - {"slot"}
 
 
 def encode(run: Run) -> bytes:
-    """The field's value; the slot is in the field's name."""
+    """The run as a field's value; the slot is in the field's name."""
     stored = {k: v for k, v in asdict(run).items() if k != "slot" and v != _DEFAULTS[k]}
     return json.dumps({"v": _FORMAT, **stored}, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def decode(slot: str, value: bytes) -> Run | None:
-    """The record, or None for one in another format, such as that of a newer release.
+    """The run; None if the value is in another format, such as that of a newer release.
 
-    The slot is taken all the same.
+    Its slot counts as taken all the same.
     """
     try:
         stored = _parse(value.decode())
@@ -189,7 +189,7 @@ def _is_number(value: object) -> bool:
 
 
 _UNREADABLE: Final = 0.0
-"""When a record is due that cannot be read."""
+"""The `due` of a record that cannot be read."""
 _MANY: Final = b'"count":'
 _RUNNING: Final = b'"state":"running"'
 _WAITING: Final = b'"state":"waiting"'
@@ -200,25 +200,25 @@ def _records(fields: Mapping[str, Field]) -> Iterator[tuple[str, Field]]:
 
 
 def runs_of(fields: Mapping[str, Field]) -> dict[str, tuple[Run, int]]:
-    """What is on record, by slot, each with its field's version; oldest first."""
+    """The recorded runs by slot, each with its field's version; oldest first."""
     found = [(_read(slot, field), field.version) for slot, field in _records(fields)]
     found.sort(key=lambda pair: (pair[0].due, pair[0].slot))
     return {run.slot: (run, version) for run, version in found}
 
 
 def run_at(fields: Mapping[str, Field], slot: str) -> Run | None:
-    """What is on record of one slot."""
+    """The recorded run of one slot; None if there is none."""
     field = fields.get(RUN + slot)
     return None if field is None else _read(slot, field)
 
 
 def _read(slot: str, field: Field) -> Run:
-    # What cannot be read ended somehow, somewhere.
+    # A record that cannot be read counts as ended: its slot must not run again.
     return decode(slot, field.value) or Run(slot, State.OK, _UNREADABLE, why="not readable")
 
 
 def read_job(fields: Mapping[str, Field]) -> dict[str, Any]:
-    """What is registered of the job; empty if nothing readable is."""
+    """The facts registered of the job; empty if there are none, or none readable."""
     field = fields.get(JOB)
     return {} if field is None else read_value(field.value)
 
@@ -232,20 +232,20 @@ def read_value(value: bytes) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-# -- what it has forgotten -------------------------------------------------------------------------
+# -- spans of removed records ----------------------------------------------------------------------
 
 
 def _pruned_field(slot: str) -> str:
-    """Where it stands that the record of this slot was removed."""
+    """The name of the field with the spans of removed records, for slots of this kind."""
     return PRUNED if is_scheduled(slot) else f"{PRUNED}/manual"
 
 
 def pruned_spans(fields: Mapping[str, Field], name: str = PRUNED) -> _Spans:
-    """From when to when the ledger has forgotten, oldest first."""
+    """The spans of time whose records were removed, oldest first."""
     try:
         stored = json.loads(fields[name].value)
         if isinstance(stored, int | float):
-            # Of a release that forgot everything up to an instant.
+            # The format of older releases: all records up to this instant were removed.
             return ((-inf, float(stored)),)
         return tuple((float(first), float(last)) for first, last in stored)
     except (KeyError, ValueError, TypeError):
@@ -253,7 +253,7 @@ def pruned_spans(fields: Mapping[str, Field], name: str = PRUNED) -> _Spans:
 
 
 def joined(spans: Iterable[tuple[float, float]], most: int = _SPANS_MOST) -> _Spans:
-    """What covers all of them, ascending: at most `most` spans, joined where gaps are small."""
+    """At most `most` spans, ascending, that cover all `spans`; the smallest gaps are closed."""
     found: list[tuple[float, float]] = []
     for first, last in sorted(spans):
         if found and first <= found[-1][1]:
@@ -267,21 +267,21 @@ def joined(spans: Iterable[tuple[float, float]], most: int = _SPANS_MOST) -> _Sp
 
 
 def settled_spans(fields: Mapping[str, Field]) -> _Spans:
-    """Spans in which no scheduled slot runs any more: forgotten, or missed as one of many."""
+    """The spans in which no scheduled slot runs any more: removed, or missed in one record."""
     many = (decode(slot, it.value) for slot, it in _records(fields) if _MANY in it.value)
     missed = ((run.since, run.due) for run in many if run is not None and run.count > 1)
     return (*pruned_spans(fields), *missed)
 
 
 def is_settled(fields: Mapping[str, Field], slot: str, due: float) -> bool:
-    """Whether a slot without a record of its own must not run all the same."""
+    """Whether a slot must not run although it has no record of its own."""
     name = _pruned_field(slot)
     whole = name == PRUNED and "#" not in slot
     spans = settled_spans(fields) if whole else pruned_spans(fields, name)
     return any(first <= due <= last for first, last in spans)
 
 
-# -- what a record says of its runs ----------------------------------------------------------------
+# -- runs in a record ------------------------------------------------------------------------------
 
 
 def alive(record: Record, run: Run) -> bool:
@@ -290,12 +290,12 @@ def alive(record: Record, run: Run) -> bool:
 
 
 def holds_slot(record: Record, slot: str) -> bool:
-    """Whether the present holder runs this slot."""
+    """Whether a present holder runs this slot."""
     return any(holding.meta == slot.encode() for holding in record.holdings)
 
 
 def open_runs(fields: Mapping[str, Field]) -> list[tuple[Run, int]]:
-    """Runs on record as going on, each with its field's version. Most records need no parsing."""
+    """The runs recorded as not ended, each with its field's version; parses as few as it can."""
     found = [
         (decode(slot, field.value), field.version)
         for slot, field in _records(fields)
@@ -305,17 +305,17 @@ def open_runs(fields: Mapping[str, Field]) -> list[tuple[Run, int]]:
 
 
 def running(record: Record) -> list[Run]:
-    """Runs that go on, as far as the store knows."""
+    """The runs that go on: not ended, with a token that holds the lease."""
     return [run for run, _ in open_runs(record.fields) if alive(record, run)]
 
 
 def orphans(record: Record) -> list[tuple[Run, int]]:
-    """Runs on record as running whose holder vanished, each with its field's version."""
+    """The runs recorded as not ended whose holder vanished, each with its field's version."""
     return [pair for pair in open_runs(record.fields) if not alive(record, pair[0])]
 
 
 def claimed_slots(record: Record) -> frozenset[str]:
-    """Slots that are taken: on record, claimed, or held now."""
+    """The slots that are taken: recorded, claimed, or held now."""
     on_record = (slot for slot, _ in _records(record.fields))
     held = (holding.meta.decode("utf-8", "replace") for holding in record.holdings)
     return frozenset((*on_record, *record.slots, *held))
@@ -324,10 +324,10 @@ def claimed_slots(record: Record) -> frozenset[str]:
 def surplus(
     runs: Mapping[str, tuple[Run, int]], keep: int, keep_for: float, now: float
 ) -> list[tuple[Run, int]]:
-    """Ended records to remove, each with its version: beyond `keep`, or older than `keep_for`.
+    """The ended runs to remove, each with its version: beyond `keep`, or older than `keep_for`.
 
-    The newest is always kept, for it says up to where the schedule has been accounted for. One that
-    cannot be read is kept too: it is not known when it was, and its slot would run again.
+    The newest is always kept, for it says up to where the schedule is accounted for. A record that
+    cannot be read is kept too: its instant is not known, and its slot would run again.
     """
     ended = [
         (run, version)
@@ -341,7 +341,7 @@ def surplus(
     ]
 
 
-# -- writing it ------------------------------------------------------------------------------------
+# -- writing the ledger ----------------------------------------------------------------------------
 
 T = TypeVar("T")
 _WITHIN: Final = 2.0
@@ -360,25 +360,25 @@ class LedgerPort(Port, Protocol):
 
 
 class Ledger:
-    """The ledger of one job. Every method raises StoreError where the store does not say."""
+    """The ledger of one job. Every method but `insist` raises StoreError if the store does."""
 
     def __init__(self, port: LedgerPort, key: Key) -> None:
         self._port = port
         self._key = key
 
     async def read(self) -> Record:
-        """All that is on record, for looking; nothing is granted on it."""
+        """Read the job's record, for information: no grant may rest on it."""
         with meters.asking():
             return await self._port.read(self._key, self._port.now() + _WITHIN)
 
-    # -- by the holder -----------------------------------------------------------------------
+    # -- writes of the holder ----------------------------------------------------------------
 
     async def begin(self, run: Run, until: float = -inf) -> bool:
-        """Put a new run on record as running; False if the slot must not run any more.
+        """Record a new run as running; return False if the slot must not run any more.
 
-        Then it ran already, or another instance recorded it as skipped, missed or lost. That may be
-        long ago, and forgotten since: a clock may be hours behind. The record is read first: while
-        the lease and its slot are ours, others make no record of it, so none is forgotten either.
+        Then it ran already, or another instance recorded it as skipped, missed or lost. That record
+        may be removed by now, as our clock may be hours behind. So the job's record is read first:
+        while the lease and its slot are ours, others neither record the slot nor remove its record.
         """
         return await self._insist(lambda: self._begin(run), until)
 
@@ -389,7 +389,7 @@ class Ledger:
         return not is_settled(fields, run.slot, run.due) and await self.begin_named(run)
 
     async def begin_named(self, run: Run) -> bool:
-        """`begin` for a slot that no schedule names: `due` is but the instant at which it began."""
+        """`begin` for a slot that no schedule names: `due` is the instant when the run began."""
         try:
             outcome = await self._put(run, ABSENT)
         except OutcomeUnknown:
@@ -397,14 +397,14 @@ class Ledger:
         else:
             if isinstance(outcome, Stored):
                 return True
-        # Our own request may have been applied although its answer was lost.
+        # Our own request may have been applied although its reply was lost.
         found = run_at((await self.read()).fields, run.slot)
         if found is None:
             return isinstance(await self._put(run, ABSENT), Stored)
         return _is_same(found, run)
 
     async def move(self, run: Run, state: State, claim: str, **changes: Any) -> Run | None:
-        """The run in its next state, on record; None if `claim` and its token lost the lease."""
+        """Record the run's next state, and return the run; None if its claim lost the lease."""
         moved = step(run, state, **changes)
         outcome = await self._put(moved, ByClaim(claim, run.token))
         return moved if isinstance(outcome, Stored) else None
@@ -412,7 +412,7 @@ class Ledger:
     async def insist(
         self, run: Run, state: State, claim: str, until: float, **changes: Any
     ) -> Run | None:
-        """`move`, tried on through an outage until an instant of the port's clock; else None."""
+        """`move`, repeated through an outage until `until`, by the port's clock; then None."""
         try:
             return await self._insist(lambda: self.move(run, state, claim, **changes), until)
         except StoreError:
@@ -431,8 +431,8 @@ class Ledger:
                 await self._port.sleep_until(wake)
 
     async def outlived(self, run: Run, why: str, now: float) -> State | None:
-        """Put on record that a run went on beyond its lease, unless its end is there; returns what
-        is on record then, None if that is not ours.
+        """Record that a run went on beyond its lease, unless its end is recorded. Returns the
+        state that is recorded then; None if the record is not this run's.
         """
         found, version = runs_of((await self.read()).fields).get(run.slot, (run, 0))
         if not version or found.token != run.token:
@@ -442,20 +442,20 @@ class Ledger:
         return State.LOST if await self.lose(found, version, why, now) else None
 
     async def undo(self, run: Run) -> None:
-        """Nothing came of it: the slot is as if we had not begun. Another's record stays."""
+        """Remove the run's record, as if it had not begun; the record of another run stays."""
         found, version = runs_of((await self.read()).fields).get(run.slot, (run, 0))
         if version and _is_same(found, run):
             await self._field(RUN + run.slot, None, ByVersion(version))
 
     async def prune(self, keep: int, keep_for: float, now: float) -> int:
-        """Remove what is beyond the bounds; `now` is the wall clock. Returns how many."""
+        """Remove the records beyond the bounds, by the wall clock `now`; return how many."""
         fields = (await self.read()).fields
         beyond = surplus(runs_of(fields), keep, keep_for, now)
-        # First, so that no slot is ever neither remembered nor known to be forgotten.
+        # Write the spans first, so that every slot always has its record or lies in a span.
         for name in sorted({_pruned_field(run.slot) for run, _ in beyond}):
             spans = [(run.since, run.due) for run, _ in beyond if _pruned_field(run.slot) == name]
             value = json.dumps(joined((*pruned_spans(fields, name), *spans))).encode()
-            # Two that prune at a time must not undo each other's word.
+            # Two instances that prune at a time must not overwrite each other's spans.
             guard: Guard = ByVersion(fields[name].version) if name in fields else ABSENT
             if not isinstance(await self._field(name, value, guard), Stored):
                 return 0
@@ -464,23 +464,23 @@ class Ledger:
         return len(beyond)
 
     async def prune_sometimes(self, keep: int, keep_for: float, now: float) -> None:
-        """`prune` after one run in 8, and more often where few records are kept."""
+        """`prune` at random after one run in 8, and more often if few records are kept."""
         if self._port.jitter() * min(_PRUNE_EVERY, max(1, keep // 4)) < 1:
             await self.prune(keep, keep_for, now)
 
-    # -- by any instance --------------------------------------------------------------------------
+    # -- writes of any instance -------------------------------------------------------------------
 
     async def note(self, run: Run) -> bool:
-        """Put a slot on record that did not run; False if something is on record already."""
+        """Record a slot that did not run; return False if the slot has a record already."""
         return isinstance(await self._put(run, ABSENT), Stored)
 
     async def lose(self, run: Run, version: int, why: str, now: float) -> bool:
-        """Record that a run's holder vanished; False if its record has changed meanwhile."""
+        """Record that a run's holder vanished; return False if its record has changed meanwhile."""
         lost = step(run, State.LOST, ended=now, why=why)
         return isinstance(await self._put(lost, ByVersion(version)), Stored)
 
     async def register(self, fields: Mapping[str, Field], facts: Mapping[str, Any]) -> bool:
-        """Register `facts` of the job unless its `fields` have them; whether it wrote."""
+        """Register `facts` of the job unless its `fields` have them; return whether it wrote."""
         if read_job(fields) == dict(facts):
             return False
         await self._field(JOB, json.dumps(dict(facts), separators=(",", ":")).encode(), None)

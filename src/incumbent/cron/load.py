@@ -1,6 +1,6 @@
-"""From a file to jobs. A file with any problem starts nothing; all of its problems are told.
+"""Load jobs from a file. A file with any error starts no job; all of its problems are reported.
 
-Also whether what a job is to run is there, as far as that can be told before it runs.
+A job's program is looked up too, as far as that is possible before the job runs.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _TOML: Final = re.compile(r"^[ \t]*(?:\[\[[ \t]*job[ \t]*\]\]|\[[ \t]*defaults[ 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The jobs, and what is wrong, in the order of the lines.
+    """The jobs of a file, and its problems, in the order of the lines.
 
-    From `load_jobs`: with any error there are no jobs. From `parse_jobs`: all jobs whose command
-    can be read, to look for it.
+    From `load_jobs`: no jobs if there is any error. From `parse_jobs`: all jobs with a readable
+    command, so that it can be looked up.
     """
 
     specs: tuple[JobSpec, ...]
@@ -43,15 +43,15 @@ class Loaded:
 
     @property
     def warnings(self) -> tuple[Problem, ...]:
-        """The others."""
+        """The problems that keep no job from starting."""
         return tuple(problem for problem in self.problems if problem.warning)
 
 
 def load_jobs(path: str, environ: Mapping[str, str], now: float) -> Loaded:
     """Read and check a file; raises ConfigError if it cannot be read at all.
 
-    `environ`: what jobs will find, to look for their commands. `now`: fixed times before it get a
-    warning.
+    `environ`: the environment of the jobs, for the PATH of their commands. `now`: a job whose fixed
+    times are all before it gets a warning.
     """
     _need_cronsim()
     try:
@@ -72,7 +72,7 @@ def load_jobs(path: str, environ: Mapping[str, str], now: float) -> Loaded:
 
 
 def parse_jobs(text: str, path: str) -> Loaded:
-    """What the text says, wherever it is read."""
+    """Parse the text, without looking at this machine."""
     is_toml = path.endswith(".toml") or _TOML.search(text) is not None
     specs, problems = (parse_jobfile if is_toml else parse_crontab)(text, path)
     if not specs and not problems:
@@ -82,7 +82,7 @@ def parse_jobs(text: str, path: str) -> Loaded:
 
 def _need_cronsim() -> None:
     try:
-        import cronsim  # noqa: F401 - only whether it is there
+        import cronsim  # noqa: F401 - only to see whether it is installed
     except ImportError as error:
         text = "schedules need cronsim: pip install 'cronsim>=2.6' (the extra cron)"
         raise ConfigError(text, name="file") from error
@@ -107,7 +107,7 @@ def _of_machine(
     specs: tuple[JobSpec, ...], path: str, environ: Mapping[str, str], now: float
 ) -> list[Problem]:
     problems = []
-    # For one reading, as programs come and go.
+    # Cached for one reading only, as programs come and go.
     missing = cache(_missing)
     for spec in specs:
         if wrong := _what_is_wrong(spec, environ, missing):
@@ -119,7 +119,7 @@ def _of_machine(
     return problems
 
 
-# Words of the shell itself, and characters that only the shell can make sense of.
+# Words of the shell itself, and characters that only the shell can interpret.
 _OF_THE_SHELL: Final = frozenset(
     (
         *(".", ":", "[", "alias", "bg", "break", "case", "cd", "command", "continue", "echo"),
@@ -131,7 +131,7 @@ _OF_THE_SHELL: Final = frozenset(
 )
 _UNSURE: Final = re.compile(r"""[$`~*?\[\](){}<>|&;!\\#\n]""")
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-# As in the files of Debian's packages; a container need not have them in /etc/passwd.
+# Users in the crontabs of Debian's packages; a container may lack them in /etc/passwd.
 _USERS: Final = frozenset(
     ("root", "daemon", "nobody", "www-data", "backup", "postgres", "mysql", "redis", "git")
 )
@@ -140,7 +140,7 @@ _USERS: Final = frozenset(
 def _what_is_wrong(
     spec: JobSpec, environ: Mapping[str, str], missing: Callable[[str, str | None, str], str | None]
 ) -> str | None:
-    """In words; None if nothing is, or if only running the job can tell."""
+    """The reason why a job cannot run; None if there is none, or if only running it can tell."""
     if spec.cwd is not None and not Path(spec.cwd).is_dir():
         return f"there is no folder {spec.cwd!r} to run in"
     path = spec.env.get("PATH") or environ.get("PATH") or os.defpath
@@ -159,7 +159,7 @@ def _what_is_wrong(
 
 
 def _first_word(line: str) -> str | None:
-    """The program, if the line begins with a plain one."""
+    """The program of a shell line, if its first word is a plain name; else None."""
     for raw in line.split():
         if _ASSIGNMENT.match(raw):
             if raw.startswith("PATH=") or _UNSURE.search(raw) or "'" in raw or '"' in raw:

@@ -1,4 +1,4 @@
-"""The ledger's word on what an outside scheduler starts: `run --once-per`, `--slot`, `@once`."""
+"""The ledger for runs that an outside scheduler starts: `run --once-per`, `--slot`, `@once`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from incumbent.protocol.words import UNRECORDED, lease_lost
 _KEEP_RUNS = 100
 _KEEP_FOR = 30 * 86_400.0
 _SHORT = 1.0
-"""Seconds beyond the proof for which an end is still told to a store that does not answer."""
+"""Seconds beyond the lease for which an end is still sent to a store that does not reply."""
 
 
 @dataclass(slots=True)
 class OnceRun:
-    """A run that is on record as running; `wall` instants are the caller's clock."""
+    """A run that is recorded as running; `wall` is an instant of the caller's wall clock."""
 
     port: LedgerPort
     held: Held
@@ -31,9 +31,9 @@ class OnceRun:
     async def end(
         self, state: State, wall: float, *, code: int | None = None, why: str = ""
     ) -> bool:
-        """Put its end on record, before the lease is given back; False if it could not be.
+        """Record the run's end, before the lease is given back; return False if that failed.
 
-        Then it counts as lost, whatever it did: on record at once, or once another run looks.
+        Then the run counts as lost, whatever it did: from now on, or once another run looks.
         """
         until = max(self.held.machine.deadline, self.port.now() + _SHORT)
         ended = await self.ledger.insist(
@@ -43,13 +43,13 @@ class OnceRun:
             return True
         lost = f"{why or state}, but the lease was lost before that was on record"
         try:
-            # It may be there all the same, by a request whose answer was lost.
+            # The end may be recorded all the same, by a request whose reply was lost.
             return await self.ledger.outlived(self.run, lost, wall) is state
         except StoreError:
             return False
 
     async def succeed(self, wall: float) -> None:
-        """Put on record that all is well; raises LeaseLost if that cannot be."""
+        """Record that the run succeeded. Raises LeaseLost if that is not possible."""
         machine = self.held.machine
         state = State.OK if machine.valid(self.port.now()) else State.LOST
         if not await self.end(state, wall):
@@ -57,14 +57,14 @@ class OnceRun:
         await self.prune(wall)
 
     async def undo(self) -> None:
-        """It never started: any instance may take the slot again."""
-        # If the store does not answer, the run is found as lost, which is the safe side.
+        """Remove the record of a run that never started: any instance may take the slot again."""
+        # If the store does not reply, the run will count as lost, which is the safe side.
         with suppress(StoreError):
             await self.ledger.undo(self.run)
 
     async def prune(self, wall: float) -> None:
-        """Keep the ledger within its bounds, now and then."""
-        # If the store does not answer, the next run prunes.
+        """Remove surplus records from the ledger, now and then."""
+        # If the store does not reply, the next run prunes.
         with suppress(StoreError):
             await self.ledger.prune_sometimes(_KEEP_RUNS, _KEEP_FOR, wall)
 
@@ -72,10 +72,10 @@ class OnceRun:
 async def begin_once(
     port: LedgerPort, held: Held, wall: float, stamp: str, what: str
 ) -> OnceRun | None:
-    """Put what was just claimed on record; None if its slot is on record already.
+    """Record a lease just claimed as a running run; None if its slot has a record already.
 
-    `stamp` names this start in UTC, `what` is run, for people. Raises StoreError; then nothing may
-    run, and nothing is on record, as after any other interruption.
+    `stamp`: the name of this start, in UTC. `what`: the command or function, as text. Raises
+    StoreError; then nothing may run, and no record is left, as after any other interruption.
     """
     wanted = held.wanted
     slot = wanted.ask.slot
@@ -88,14 +88,14 @@ async def begin_once(
             return None
         await _register(once, slot, what)
     except BaseException:
-        # By an error or a cancellation: nothing runs, so nothing may say that it did.
+        # After an error or a cancellation nothing runs, so no record may say that it did.
         await once.undo()
         raise
     return once
 
 
 async def _register(once: OnceRun, slot: Slot | None, what: str) -> None:
-    """Have the ledger know what is run."""
+    """Register in the ledger what is run."""
     by = "by slot" if slot is None or slot.name != ONCE else f"once per {say_seconds(slot.keep)}"
     facts = {"schedule": by, "command": what, "since": once.run.due}
     key, until = once.held.wanted.key, once.port.now() + 2.0

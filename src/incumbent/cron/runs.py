@@ -1,6 +1,6 @@
-"""One run of a slot: claimed by one request, handed to its process, and put on record.
+"""One run of a slot: claimed by one request, handed to its process, and recorded.
 
-What an attempt is, a command or a call, is the business of the worker or of the thread.
+The worker or the thread that runs it decides what an attempt is: a command or a call.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _NEVER: Final = FixedTimes(())
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A slot that was granted, for another process to adopt and run. `wanted` names it too.
+    """A granted slot, for another process to adopt and run. `wanted` names the slot too.
 
-    `unsure`: takes of the claim that got no answer; whoever gives it back gives them up too.
+    `unsure`: takes of the claim without a reply; giving the claim back gives them up too.
     """
 
     spec: JobSpec
@@ -44,14 +44,14 @@ class Task:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Its job and slot, by name."""
+        """The names of its job and slot."""
         return self.spec.name, self.slot.name
 
 
 class Claimer:
-    """Asks for slots of jobs in one namespace, for one instance.
+    """Claims slots of jobs in one namespace, for one instance.
 
-    Raises ConfigError for a store on which it could claim and could not record the outcome.
+    Raises ConfigError for a store that cannot both grant slots and record their outcome.
     """
 
     def __init__(self, link: Link, namespace: str, settings: LockSettings) -> None:
@@ -61,19 +61,19 @@ class Claimer:
         self._settings = settings
 
     def wanted(self, spec: JobSpec) -> Wanted:
-        """What a claim of this job asks for, but for the slot; raises ConfigError."""
+        """The request for a lease of this job, still without a slot. Raises ConfigError."""
         settings: Any = {**self._settings, "at_most_for": spec.at_most_for}
         if spec.at_least_for > 0:
             settings["at_least_for"] = spec.at_least_for
         caps = self.link.engine.capabilities
         wanted = wanted_from(self.namespace, spec.name, caps, **settings)
-        # A ledger's record is kept for as long as its fields are.
+        # The lease's record is kept for as long as the fields of the ledger.
         return wanted.asking(keep_record=max(SLOT_KEEP, 30 * DAY))
 
     def claim(self, spec: JobSpec, slot: Slot) -> Held | Refused:
-        """Ask once: what is held now, or the store's no.
+        """Ask for a slot once: the lease that is held now, or the store's refusal.
 
-        Raises StoreError; then nothing is believed, and what may be in the store is given back.
+        Raises StoreError; then no lease is held, and one that may be in the store is given back.
         """
         name = slot.name
         wanted = self.wanted(spec).asking(slot=StoreSlot(name, SLOT_KEEP), meta=name.encode())
@@ -84,49 +84,49 @@ class Claimer:
             return next(reply for reply in reversed(replies) if isinstance(reply, Refused))
 
     def give_back(self, held: Held) -> None:
-        """Nothing was done with it: any instance may take the slot again."""
+        """Give back a slot that did not run: any instance may take it again."""
         drive(release(self.link.port, held, undo_slot=True))
 
     def part_with(self, spec: JobSpec, slot: Slot, held: Held) -> Task:
-        """Another process holds it from now on: here nothing is believed of it any more."""
+        """Pass the lease on to another process: this one no longer counts as its holder."""
         held.machine.left()
         return Task(without_schedule(spec), slot, held.wanted, held.claim, held.unsure)
 
 
 def without_schedule(spec: JobSpec) -> JobSpec:
-    """As it is sent to another process, which has no use for the schedule; some are long."""
+    """The job for another process, which does not need the schedule; some are long."""
     return replace(spec, schedule=_NEVER)
 
 
 def adopt(link: Link, wanted: Wanted, claim: str, unsure: int) -> Lease:
-    """Hold the lease that another process was granted: ask for it again with its claim.
+    """Take over a lease that another process was granted: ask for it again with its claim.
 
-    Its numbers alone would not do: a store may count on the process that it granted it to (etcd
-    ends what that one does not renew), and the deadline counts from a request of our own. Raises
-    NotAcquired if it was too late for that, else StoreError; then the slot is given back.
+    Copying its numbers would not do: a store may count on the process that it granted the lease to
+    (etcd ends a lease that this process does not renew), and the deadline counts from a request of
+    our own. Raises NotAcquired if it is too late, else StoreError; then the slot is given back.
     """
-    # A store that was just started may want a moment more of a new connection than of the old one.
+    # A store that was just started may make a new connection wait longer than the old one.
     held = drive(acquire(link.port, wanted, wanted.policy.ttl / 2, claim=claim))
     held.unsure += unsure
     link.keeper.arm(held)
     return Lease(link, held)
 
 
-# -- from its first record to its last -------------------------------------------------------------
+# -- the attempts of a run -------------------------------------------------------------------------
 
 T = TypeVar("T")
 ENDED_WELL: Final = 0
 GAVE_BACK: Final = 75
 """The run could not begin: any instance may take its slot again."""
 NOT_RECORDED: Final = 76
-"""Its lease was lost before its end was on record: the next instance that looks records it."""
+"""The lease was lost before the end was recorded: the next instance that looks records it."""
 STATE_OF: Final = {
     240: State.OK,
     241: State.FAILED,
     242: State.TIMED_OUT,
     243: State.LOST,
 }
-"""The state of a run whose end is on record, by the code that its worker says."""
+"""The state of a run whose end is recorded, by the code that its worker sends."""
 _CODE_OF: Final = {state: code for code, state in STATE_OF.items()}
 _BEGIN_WITHIN: Final = 5.0
 _LONGEST_PAUSE: Final = 3600.0
@@ -136,9 +136,9 @@ _LONGEST_PAUSE: Final = 3600.0
 class Runs(Generic[T]):
     """The runs of this instance, by job and slot.
 
-    `running`: what goes on. `starting`: of these, the runs whose command has not begun. `began`:
-    when it began. `ended`: job, slot and code, until the instance has dealt with them; filled from
-    any thread. `ttl`: seconds that a lease may outlive a run whose end is not on record.
+    `running`: the runs that go on. `starting`: those of them whose command has not begun. `began`:
+    the start of each. `ended`: job, slot and code, until the instance has dealt with them; filled
+    from any thread. `ttl`: seconds that a lease may outlive a run whose end is not recorded.
     """
 
     ttl: float = 0.0
@@ -150,7 +150,7 @@ class Runs(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How an attempt ended. `final`: another attempt is out of question."""
+    """The end of an attempt. `final`: no other attempt may follow."""
 
     state: State
     code: int | None = None
@@ -160,12 +160,12 @@ class End:
 
 
 def code_of(ended: Run | None) -> int:
-    """What a worker says of a run; None: its end is not on record."""
+    """The code that a worker sends for a run; `ended` is None if its end is not recorded."""
     return NOT_RECORDED if ended is None else _CODE_OF.get(ended.state, ENDED_WELL)
 
 
 class Attempts:
-    """One run of a slot under its lease."""
+    """The attempts of one run of a slot, under its lease."""
 
     def __init__(self, lease: Lease, spec: JobSpec, slot: Slot, emit: Emit) -> None:
         self._lease = lease
@@ -183,14 +183,14 @@ class Attempts:
         )
 
     def begin(self) -> int | None:
-        """Put it on record as running, and say so; else a code: the lease is given back."""
+        """Record the run as running, and report it; else give the lease back and return a code."""
         until = clock.now() + min(_BEGIN_WITHIN, self._lease.remaining)
         try:
             begun = drive(self._ledger.begin(self.run, until))
         except StoreError as error:
             return self.leave(str(error))
         if not begun:
-            # Nothing ran: at_least_for closes nothing.
+            # Nothing ran, so at_least_for must not close the lease.
             give_back(self._lease, undo_slot=True)
             return ENDED_WELL
         late = round(clock.wall() - self.run.due, 3)
@@ -198,7 +198,7 @@ class Attempts:
         return None
 
     def leave(self, why: str) -> int:
-        """Nothing ran, and any instance may run it."""
+        """Give the slot back before anything ran: any instance may run it. Returns GAVE_BACK."""
         give_back(self._lease, undo_slot=True)
         self._emit("given_back", slot=self.run.slot, why=why)
         return GAVE_BACK
@@ -206,9 +206,9 @@ class Attempts:
     def run_attempts(
         self, attempt: Callable[[], End], pause: Callable[[float], bool]
     ) -> Run | None:
-        """Attempt until it is well or the retries are used up; the record, None if it is lost.
+        """Attempt until one succeeds or the retries are used up; the run, None if not recorded.
 
-        `pause(seconds)` waits between attempts; False if there must be no more.
+        `pause(seconds)` waits between attempts; it returns False if there must be no more.
         """
         while True:
             end = attempt()
@@ -232,7 +232,7 @@ class Attempts:
         until = clock.now() + min(1.0, self._lease.remaining)
         claim = self._lease.belief.claim
         moved = drive(self._ledger.insist(self.run, state, claim, until, **changes))
-        # A state in between that could not be written is no reason to stop: the last one counts.
+        # An intermediate state that could not be written is no reason to stop: the last one counts.
         self.run = moved or self.run
 
     def _end(self, end: End) -> Run | None:
@@ -250,7 +250,7 @@ class Attempts:
         return ended
 
     def prune(self) -> None:
-        """Keep the ledger within its bounds, now and then."""
+        """Remove surplus records from the ledger, now and then."""
         keep, keep_for = self._spec.keep_runs, self._spec.keep_for
         try:
             drive(self._ledger.prune_sometimes(keep, keep_for, clock.wall()))
@@ -259,7 +259,7 @@ class Attempts:
 
 
 def stopped(cause: str, seconds: float) -> End:
-    """The end of an attempt that was stopped for a reason of the lease or the instance."""
+    """The end of an attempt that was stopped because of its lease or its instance."""
     after, failed = f"after {say_seconds(seconds)}", State.FAILED
     if cause.startswith("signal:"):
         why = f"its instance was stopped ({cause.partition(':')[2]}) {after}"

@@ -1,7 +1,7 @@
-"""When a job is due, and the time zones it depends on. Instants are seconds since 1970, UTC.
+"""The schedules of jobs, and the time zones they use. Instants are seconds since 1970, UTC.
 
 All instances of a fleet must name the same slots, so a schedule is a function of the instant
-alone: nothing here knows when it was started, what it said before, or the zone of this machine.
+alone: it depends neither on its start, nor on earlier results, nor on the zone of this machine.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from incumbent.errors import ConfigError
 
 
 def near_word(word: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` for a slip of the pen, or nothing."""
+    """`; did you mean X?` for a misspelt word, else an empty text."""
     near = get_close_matches(word, list(known), n=1, cutoff=0.75)
     return f"; did you mean {near[0]}?" if near else ""
 
 
 def find_zone(name: str) -> tzinfo:
-    """The zone; raises ConfigError for a name that this machine does not know."""
+    """The time zone of that name. Raises ConfigError if this machine does not know it."""
     if name in ("UTC", "Etc/UTC", "Z"):
         return UTC
     if name == "localtime":
@@ -43,19 +43,19 @@ def find_zone(name: str) -> tzinfo:
 
 
 def local_time(instant: float, zone: tzinfo) -> datetime:
-    """What a clock in `zone` shows, with its fold, to the second."""
+    """The local time in `zone`, with its fold, to the second."""
     return datetime.fromtimestamp(floor(instant), zone)
 
 
 def seconds_of(naive: datetime, zone: tzinfo, fold: int) -> float | None:
-    """When a clock shows `naive` for the first (0) or last (1) time; None if it never does."""
+    """The instant when clocks show `naive` first (`fold` 0) or last (1); None if never."""
     instant = naive.replace(tzinfo=zone, fold=fold).timestamp()
     shown = datetime.fromtimestamp(instant, zone)
     return instant if shown.replace(tzinfo=None, fold=0) == naive else None
 
 
 def offset_at(instant: float, zone: tzinfo) -> float:
-    """Seconds that the zone is ahead of UTC."""
+    """Seconds by which the zone is ahead of UTC."""
     offset = local_time(instant, zone).utcoffset()
     return 0.0 if offset is None else offset.total_seconds()
 
@@ -87,12 +87,12 @@ MACROS: Final = {
 FIELDS: Final = ("second", "minute", "hour", "day-of-month", "month", "day-of-week")
 _RANGES: Final = ("0-59", "0-59", "0-23", "1-31", "1-12", "0-7")
 _WORD: Final = re.compile(r"\S+")
-# No clock has ever been put back by more than a day.
+# Seconds: no zone has ever put its clock back by more than a day.
 _LONGEST_CHANGE: Final = 90_000.0
 
 
 class ScheduleError(ConfigError):
-    """An expression that cannot work; `at` is where in it, counted from 0."""
+    """An expression that cannot work; `at` is the offset of the fault in it, from 0."""
 
     def __init__(self, message: str = "", *, at: int = 0) -> None:
         super().__init__(message, name="schedule")
@@ -100,24 +100,24 @@ class ScheduleError(ConfigError):
 
 
 class Schedule(Protocol):
-    """What the agenda needs to know of a schedule."""
+    """A schedule, as the agenda uses it."""
 
     def next_after(self, instant: float) -> float | None:
         """The first slot later than `instant`; None if there is none any more."""
 
     def describe(self) -> str:
-        """For people, on one line."""
+        """The schedule in words, on one line."""
 
 
 def slot_id(instant: float) -> str:
-    """`2026-11-21T05:30:00Z`; a fraction is shown only where there is one."""
+    """The name of a slot: `2026-11-21T05:30:00Z`, with milliseconds if there are any."""
     whole, thousandths = divmod(round(instant * 1000), 1000)
     text = datetime.fromtimestamp(whole, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     return f"{text}.{thousandths:03}Z" if thousandths else f"{text}Z"
 
 
 def parse_instant(value: object) -> float:
-    """A date and time with its zone, as ISO 8601 or TOML has it; raises ConfigError."""
+    """The instant of a date and time with a zone, in ISO 8601 or from TOML. Raises ConfigError."""
     try:
         moment = datetime.fromisoformat(value) if isinstance(value, str) else value
     except ValueError:
@@ -136,7 +136,7 @@ def parse_instant(value: object) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Multiples of `interval` seconds since the epoch, the same ones for everybody."""
+    """The multiples of `interval` seconds since the epoch, the same for all instances."""
 
     interval: float
 
@@ -162,7 +162,7 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class FixedTimes:
-    """Listed instants, in order."""
+    """A list of instants, ascending."""
 
     times: tuple[float, ...]
 
@@ -181,7 +181,7 @@ class FixedTimes:
 
 @dataclass(slots=True)
 class _Known:
-    """The last question and its answer, which holds for every instant from there until it comes."""
+    """The last argument and result of `next_after`; it holds for every instant in between."""
 
     answer: tuple[float, float | None] = (inf, None)
 
@@ -190,9 +190,9 @@ class _Known:
 class CronSchedule:
     """A cron expression in a zone; made by `cron_schedule`.
 
-    cronsim evaluates the expression on plain local time. What becomes of that where the clock of
-    the zone is changed follows Debian's cron(8): a job at a fixed time runs once, right after a
-    gap and in the first of two equal hours; one with a `*` in its times keeps its rhythm.
+    cronsim evaluates the expression on plain local time. Where the clock of the zone is changed,
+    the rules are those of Debian's cron(8): a job at a fixed time runs once, right after a gap or
+    in the first of two equal hours; a job with a `*` in its times keeps its rhythm.
     """
 
     expression: str
@@ -236,7 +236,7 @@ class CronSchedule:
         return not any(word.startswith("*") for word in fields[: len(fields) - 3])
 
     def _once_a_day(self, instant: float, naive: datetime) -> float | None:
-        """A time in a gap counts at its end, a time that comes twice only the first time."""
+        """The next slot: a time in a gap counts at the end of the gap, a repeated time once."""
         found = self._after(naive)
         while found is not None:
             when = seconds_of(found, self._zone, 0)
@@ -248,18 +248,18 @@ class CronSchedule:
         return None
 
     def _end_of_gap(self, naive: datetime) -> float:
-        # PEP 495: in a gap, fold 0 is read with the offset before it and fold 1 with the later.
+        # PEP 495: in a gap, fold 0 uses the offset before the gap and fold 1 the offset after it.
         before = naive.replace(tzinfo=self._zone, fold=1).timestamp()
         after = naive.replace(tzinfo=self._zone, fold=0).timestamp()
         return change_between(before, after, self._zone)
 
     def _in_rhythm(self, instant: float, naive: datetime) -> float | None:
-        """Whatever the clock shows counts: nothing in a gap, and a repeated hour twice."""
+        """The next slot by what the clock shows: none in a gap, and a repeated hour twice."""
         found = self._shown_after(instant, naive)
         until = min(inf if found is None else found, instant + _LONGEST_CHANGE)
         if offset_at(until, self._zone) >= offset_at(instant, self._zone):
             return found
-        # The clock is put back before that: what it showed already may match once more.
+        # The clock is put back before that: a time that it showed already may match once more.
         change = change_between(instant, until, self._zone)
         shown = local_time(change, self._zone).replace(tzinfo=None, fold=0)
         again = self._shown_after(change - 1, shown - timedelta(seconds=1))
@@ -276,12 +276,12 @@ class CronSchedule:
         return None
 
 
-# Equal schedules are one object, so that one answer serves all jobs that have it.
+# Equal schedules are one object, so that one result serves all jobs with that schedule.
 @lru_cache(maxsize=16_384)
 def cron_schedule(expression: str, timezone: str = "UTC") -> CronSchedule:
-    """The schedule; raises ScheduleError, or ConfigError for the zone.
+    """The schedule of a cron expression. Raises ScheduleError, or ConfigError for the zone.
 
-    Of six fields the first is the second.
+    The first of six fields is seconds.
     """
     zone = find_zone(timezone)
     text = " ".join(expression.split())
@@ -295,7 +295,7 @@ def cron_schedule(expression: str, timezone: str = "UTC") -> CronSchedule:
 
 
 def _may_never_come(plain: str) -> bool:
-    """Days of the month that must be certain days of the week; cronsim has seen to all else."""
+    """Whether both fields of days are restricted; cronsim has refused all else that never comes."""
     *_, day, _, weekday = plain.split()
     return day != "*" and weekday != "*"
 

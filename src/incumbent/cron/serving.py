@@ -1,6 +1,6 @@
 """`incumbent cron FILE`: one instance, from its start until it is drained.
 
-Each command that was granted to it is run by a worker of its own, which the zygote forks.
+Each granted command is run by a worker process, which the zygote forks.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from incumbent.serve.situation import Situation
 from incumbent.supervise.signals import Signals, has_terminal
 
 _ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
-"""SIGHUP where it says that the terminal was closed; else it means: read the jobs anew."""
+"""SIGHUP only if it says that the terminal was closed; else it means: read the jobs again."""
 _FAULT: Final = 125
 
 
 class CommandLauncher:
-    """A Launcher: `runs` has what it launched."""
+    """A Launcher of commands; `runs` has the runs that it launched."""
 
     def __init__(self, claimer: Claimer, zygote: Zygote, emit: Emit, ttl: float = 0.0) -> None:
         self._claimer = claimer
@@ -66,7 +66,7 @@ class CommandLauncher:
         else:
             self._zygote.send(self._claimer.part_with(spec, slot, grant))
         if self.gone:
-            # No process believes in the lease any more: it runs out, and other instances see that.
+            # No process counts as the lease's holder: the lease ends, and other instances see that.
             raise CannotLaunch("the process that starts commands is gone")
         self.runs.running[spec.name, slot.name] = slot
         self.runs.starting.add((spec.name, slot.name))
@@ -81,16 +81,16 @@ class CommandLauncher:
             self._zygote.send(wish)
 
     def stop_all(self) -> None:
-        """TERM to every run."""
+        """Send TERM to every run."""
         self._zygote.send(Stop())
 
     @property
     def fd(self) -> int:
-        """Readable when there is something to `hear`."""
+        """A descriptor that is readable when `hear` has something to read."""
         return self._zygote.fd
 
     def hear(self) -> None:
-        """Runs have begun or ended."""
+        """Note the runs that have begun or ended."""
         for job, name, code in self._zygote.ended():
             self.runs.starting.discard((job, name))
             if code == STARTED:
@@ -109,14 +109,13 @@ def serve_jobs(
     events: Events,
     health: Callable[[Situation], AbstractContextManager[None]] = lambda _: nullcontext(),
 ) -> int:
-    """Run until TERM; the exit code. Call it in the main thread, before there is any other.
+    """Run until TERM; return the exit code. Call it in the main thread, before there is any other.
 
-    `reread` gives the jobs anew for HUP; it raises ConfigError where they cannot be used. `health`
-    tells others of the situation. Raises StoreError if the store refuses us for good before its
-    first answer.
+    `reread` reads the jobs again after HUP; it raises ConfigError if they cannot be used. `health`
+    publishes the situation. Raises StoreError if the store refuses us for good at the start.
     """
     situation = Situation(fleet.namespace, fleet.holder, ttl=fleet.ttl)
-    # A fork: before any thread, and before a connection that it would keep open.
+    # The zygote is a fork: make it before any thread, and any connection that it would keep open.
     with (
         closing(Zygote(fleet, events)) as zygote,
         Signals() as signals,
@@ -143,7 +142,7 @@ def serve_jobs(
 
 @dataclass(slots=True)
 class _Serving:
-    """The loop, and what signals do."""
+    """The loop, and the effects of signals."""
 
     instance: Instance
     launcher: CommandLauncher
@@ -169,7 +168,7 @@ class _Serving:
         finally:
             instance.close()
         if launcher.gone:
-            # Commands can no longer be started here: another instance does it.
+            # Commands can no longer be started here: other instances start them.
             self.events("fault", why="the process that starts commands is gone")
             self.code = _FAULT
         self.events("stopped")
@@ -202,7 +201,7 @@ class _Serving:
 
 
 def _reap() -> None:
-    """As the init of a container: orphans of killed workers come to us."""
+    """As the init of a container, reap the orphans of killed workers: they come to us."""
     if os.getpid() == 1:
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:

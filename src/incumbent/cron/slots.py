@@ -1,7 +1,7 @@
-"""What a job's record says of a slot, and what follows from it. Pure: instants are handed in.
+"""Judge a slot by its job's record: record, claim or look again. Pure: the caller passes instants.
 
-An instance that was refused a slot becomes its witness: it looks again when the holder's lease runs
-out, so that a run whose holder vanished is `lost` within a ttl, and retried as the job says.
+An instance that was refused a slot becomes its witness: it looks again when the holder's lease
+ends, so that a run whose holder vanished is `lost` within a ttl, and retried if the job says so.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from incumbent.stores.findings import said_by
 from incumbent.stores.notices import PAUSE
 
 CLOCK_SPREAD: Final = 300.0
-"""Seconds by which clocks of one fleet may be apart."""
+"""Seconds by which the clocks of one fleet may be apart."""
 GRACE: Final = CLOCK_SPREAD + 60.0
-"""Seconds after which a slot of which nothing is on record counts as missed."""
+"""Seconds after which a slot without a record counts as missed."""
 LOOK_BACK: Final = 32
-"""Records whose gaps are looked at: an outage may have hidden a slot between two others."""
+"""The records whose gaps are checked: an outage may have hidden a slot between two others."""
 LOOK_BACK_FOR: Final = 1800.0
-"""Seconds whose gaps are looked at, however many records: the fleet sweeps every 10 minutes."""
+"""Seconds whose gaps are checked, however many records: the fleet sweeps every 10 minutes."""
 _REPORTS_WITHIN: Final = 5.0
 """Seconds in which the instance that claimed a slot records its run."""
 _SOON: Final = 1.0
 _COUNTED: Final = 10_000
 _PUNCTUAL_LEAST, _PUNCTUAL_MOST = 2.0, 60.0
 _PUNCTUAL_AT_ONCE: Final = 3
-"""Slots of a second each, which start up to a second later if they have jitter."""
+"""The most punctual slots if one is due each second: with jitter they start up to 1 s later."""
 
 
 @dataclass(slots=True)
 class Findings:
-    """What to write, what to claim, and what to look at again after so many seconds."""
+    """The records to write, the slots to claim, and those to look at again after some seconds."""
 
     lost: list[tuple[Run, int, str]] = field(default_factory=list)
     notes: list[Run] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Findings:
 
 
 def judge(spec: JobSpec, record: Record, slots: Iterable[Slot], now: float) -> Findings:
-    """What follows for these slots, and for every run whose holder vanished; `now`: wall clock."""
+    """The findings on these slots, and on every run whose holder vanished; `now`: wall clock."""
     found = Findings()
     for run, version in orphans(record):
         found.lost.append((run, version, f"{run.instance} vanished"))
@@ -78,7 +78,7 @@ def judge(spec: JobSpec, record: Record, slots: Iterable[Slot], now: float) -> F
 def _judge_slot(spec: JobSpec, record: Record, slot: Slot, now: float, found: Findings) -> None:
     run = run_at(record.fields, slot.name)
     if run is not None:
-        # A worker that was killed just after it put its run on record as lost did not give it back.
+        # A worker that was killed just after it recorded its run as lost still holds the lease.
         if (run.state is State.LOST or not run.state.ended) and alive(record, run):
             found.again.append((_lease_ends(record), slot))
         elif run.state is State.LOST:
@@ -94,7 +94,7 @@ def _judge_slot(spec: JobSpec, record: Record, slot: Slot, now: float, found: Fi
 
 
 def _retry(spec: JobSpec, record: Record, run: Run, now: float, found: Findings) -> None:
-    """Claim a lost run once more, if the job has retries left and no instance did."""
+    """Claim the next attempt of a lost run, if it has one left that no instance claimed."""
     following = Slot(run.slot, run.due, run.attempt).again()
     known = RUN + following.name in record.fields
     if is_retried(spec, run, now) and not known and following not in found.claims:
@@ -107,9 +107,9 @@ def is_retried(spec: JobSpec, run: Run, now: float) -> bool:
 
 
 def fails_for_good(spec: JobSpec, run: Run, now: float) -> bool:
-    """Whether what was just put on record ends a run that began, with no attempt to come."""
+    """Whether a run that was just recorded has begun and ended, with no attempt to come."""
     if run.state is State.SKIPPED:
-        # A retry that could not be: the run before it was the last one.
+        # A retry that was skipped: the attempt before it was the last one.
         return run.attempt > 1
     return run.state is State.LOST and not is_retried(spec, run, now)
 
@@ -121,7 +121,7 @@ def _claimed_unreported(record: Record, slot: Slot, found: Findings) -> None:
         return
     why = "claimed, and its holder vanished before it began"
     found.notes.append(Run(slot.name, State.LOST, slot.due, attempt=slot.attempt, why=why))
-    # Once it is on record, it may be retried.
+    # Once it is recorded as lost, it may be retried.
     found.again.append((_SOON, slot))
 
 
@@ -133,7 +133,7 @@ def _unclaimed(spec: JobSpec, record: Record, slot: Slot, now: float, found: Fin
         _wait_or_miss(slot, now, found)
         return
     elif holder is not None and (spec.overlap == "queue" or slot.caught):
-        # From now on it is not late any more: it was in time, and waits its turn.
+        # The slot was in time, and waits its turn: from now on it must not count as late.
         waiting = replace(slot, caught=True)
         found.again.append((min(_SOON, holder.remaining or _SOON), waiting))
         return
@@ -172,9 +172,9 @@ def _what_it_runs(holding: Holding) -> str:
 
 
 def _collapsed(spec: JobSpec, record: Record, notes: list[Run], now: float) -> list[Run]:
-    """Many missed slots are one record: the last one, with how many and the first.
+    """Replace several missed slots by one record: the last, with their number and the first.
 
-    It reaches back to what is accounted for, since of very many only the last are asked about.
+    It reaches back to the last slot accounted for, as of very many only the last are asked about.
     """
     missed = sorted((run for run in notes if run.state is State.MISSED), key=lambda run: run.due)
     if not missed:
@@ -201,7 +201,7 @@ def _accounted_before(record: Record, due: float) -> float | None:
 
 
 def _between(spec: JobSpec, first: float, end: float) -> int:
-    """Slots from `first` until before `end`, as far as one counts."""
+    """The number of slots from `first` until before `end`, counted up to _COUNTED."""
     count, due = 0, first if first < end else None
     while due is not None and due < end and count < _COUNTED:
         count += 1
@@ -213,7 +213,7 @@ def _between(spec: JobSpec, first: float, end: float) -> int:
 
 
 def start_of(spec: JobSpec, slot: float) -> float:
-    """When a slot starts: jitter later, but before the next slot; the same in all instances."""
+    """The start of a slot: late by jitter, but before the next slot; equal in all instances."""
     if not spec.jitter:
         return slot
     following = spec.schedule.next_after(slot)
@@ -226,12 +226,12 @@ def missed_slots(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """(slots to run, slots to record as missed), both ascending, after `last_known` until `now`.
 
-    A slot is punctual until the next one comes, for at least 2 and at most 60 s: it is run
-    whatever the rule for catching up says. Of very many slots only the last ones are named, as
+    A slot is punctual until the next one is due, for at least 2 and at most 60 s: a punctual slot
+    runs whatever the catch-up rule says. Of very many slots only the last ones are returned, as
     many as the history keeps.
     """
     rule = spec.catch_up
-    # At least one missed slot: its record reaches back to what is accounted for.
+    # Keep at least one missed slot: its record reaches back to the last slot accounted for.
     most = max(rule.limit, spec.keep_runs) + _PUNCTUAL_AT_ONCE + 1
     slots = _latest(spec, last_known, now, most=most)
     punctual = tuple(slot for slot in slots[-70:] if is_punctual(spec, slot, now))
@@ -250,7 +250,7 @@ def is_punctual(spec: JobSpec, slot: float, now: float) -> bool:
 
 
 def _latest(spec: JobSpec, after: float, now: float, *, most: int) -> tuple[float, ...]:
-    """The last `most` ready slots: looks back twice as far each time, until there are enough."""
+    """The last `most` ready slots; looks back twice as far each time, until there are enough."""
     back = _PUNCTUAL_MOST
     while True:
         start = max(after, now - back)
@@ -281,7 +281,7 @@ def known_until(spec: JobSpec, record: Record) -> float | None:
 
 
 def retry_due(spec: JobSpec, record: Record, now: float) -> Slot | None:
-    """The last run on record, if it is lost and still has an attempt to come."""
+    """The slot of the last recorded run, if that is lost and has an attempt to come."""
     if not spec.retries or not (runs := runs_of(record.fields)):
         return None
     *_, (run, _) = runs.values()
@@ -291,7 +291,7 @@ def retry_due(spec: JobSpec, record: Record, now: float) -> Slot | None:
 
 
 def gaps(spec: JobSpec, record: Record) -> list[Slot]:
-    """Slots in the gaps between the slots on record."""
+    """The slots in the gaps between the recorded slots."""
     runs = [run for run, _ in runs_of(record.fields).values() if is_scheduled(run.slot)]
     until = known_until(spec, record)
     if until is None or not runs:

@@ -1,7 +1,7 @@
-"""What a job is, read from a file or given in Python, and a slot of it. Neither ever changes.
+"""The definition of a job, from a file or from Python, and a slot of a job. Both are immutable.
 
-Each setting of a job has one reader, which takes what TOML or Python gave and returns what JobSpec
-wants, or raises ConfigError. Pure.
+Each setting of a job has one reader, which takes a value from TOML or Python and returns the value
+for JobSpec, or raises ConfigError. Pure.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Overlap = Literal["skip", "queue"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with a file, and where; line and column count from 1.
+    """A problem of a file, with its place; line and column count from 1.
 
-    A `warning` keeps nothing from starting.
+    A `warning` keeps no job from starting.
     """
 
     path: str
@@ -38,7 +38,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """What to do about slots at which no instance was up.
+    """The rule for slots at which no instance was up.
 
     "no": record them. "last": run the last one. "all": run the last `limit`, oldest first. Only
     slots of the last `window` seconds are run.
@@ -61,10 +61,10 @@ class JobSpec:
     call: Callable[..., Any] | None = None
     shell: str = "/bin/sh"
     stdin: str | None = None
-    """What a crontab has after the first `%`."""
+    """The text after the first `%` in a crontab."""
     timezone: str = "UTC"
     env: Mapping[str, str] = field(default_factory=dict)
-    """Set on top of the environment of the instance."""
+    """Variables that are set on top of the environment of the instance."""
     cwd: str | None = None
     at_most_for: float | None = None
     at_least_for: float = 0.0
@@ -73,7 +73,7 @@ class JobSpec:
     catch_up: CatchUp = CatchUp()
     overlap: Overlap = "skip"
     jitter: float = 0.0
-    """A slot starts up to this much later, by a share that is the same in all instances."""
+    """The most seconds by which a slot starts later; its share is the same in all instances."""
     success_codes: frozenset[int] = frozenset({0})
     keep_output: int = 4096
     on_failure: tuple[str, ...] | None = None
@@ -82,11 +82,11 @@ class JobSpec:
     source: str = ""
     """`file:line`."""
     command_at: tuple[int, int] = field(default=(1, 1), compare=False, repr=False)
-    """Line and column of the command, to complain of it."""
+    """Line and column of the command, for problems with it."""
 
     @property
     def argv(self) -> tuple[str, ...] | None:
-        """What is executed; None for a callable."""
+        """The program and its arguments; None for a callable."""
         if self.shell_line is not None:
             return (self.shell, "-c", self.shell_line)
         return self.command
@@ -101,7 +101,7 @@ def is_scheduled(slot: str) -> bool:
 class Slot:
     """One piece of work of a job. `missed`: not to be run, only to be accounted for.
 
-    `caught`: late, and to be run all the same by the job's rule for catching up.
+    `caught`: late, and to be run all the same by the job's catch-up rule.
     """
 
     name: str
@@ -112,7 +112,7 @@ class Slot:
 
     @property
     def scheduled(self) -> bool:
-        """Whether a schedule named it, and not an operator."""
+        """Whether the slot comes from a schedule, and not from an operator."""
         return is_scheduled(self.name)
 
     @classmethod
@@ -124,7 +124,7 @@ class Slot:
     def held(cls, name: str, now: float) -> Slot | None:
         """The slot that a holder names, to be accounted for; None if the text names no slot.
 
-        `now`: the instant of a trigger, whose name has none.
+        `now`: the instant for a manual slot, whose name has none.
         """
         instant, _, attempt = name.partition("#")
         try:
@@ -174,7 +174,7 @@ def _word(*words: str) -> Callable[[object, str], str]:
 
 
 def _command(value: object, key: str) -> tuple[str, ...] | str:
-    """A list is executed as it is; a text goes to /bin/sh."""
+    """Read a command: a list is executed as it is, a text by /bin/sh."""
     if isinstance(value, str) and value.strip():
         return _text(value, key)
     if not (isinstance(value, list) and value and all(isinstance(word, str) for word in value)):
@@ -255,7 +255,7 @@ DEFAULTS: Final[dict[str, Callable[[object, str], object]]] = {
     "keep_runs": _whole(1, 10_000),
     "keep_for": _duration(60, 366 * 86_400),
 }
-"""What `[defaults]` may set for every job."""
+"""The readers of the settings that `[defaults]` may set for every job."""
 
 SETTINGS: Final = {
     **DEFAULTS,
@@ -265,14 +265,14 @@ SETTINGS: Final = {
     "every": _duration(1, 366 * 86_400),
     "at": _times,
 }
-"""What a `[[job]]` may set."""
+"""The readers of the settings of a `[[job]]`."""
 
 GONE: Final = {"seconds": ": a schedule with seconds has six fields, and that says it"}
-"""Settings of earlier releases, with what is written now."""
+"""Removed settings, each with a hint at its replacement."""
 
 
 def bounds_conflict(values: Mapping[str, Any]) -> str:
-    """Why two of the settings that were read cannot be had together, or nothing."""
+    """The conflict of at_least_for and at_most_for, in words; empty if there is none."""
     least, most = values.get("at_least_for", 0.0), values.get("at_most_for")
     if most is None or least <= most:
         return ""
@@ -280,7 +280,7 @@ def bounds_conflict(values: Mapping[str, Any]) -> str:
 
 
 def job_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a JobSpec for settings that were read."""
+    """The fields of a JobSpec, from settings as their readers return them."""
     rule = {"catch_up": "mode", "catch_up_limit": "limit", "catch_up_window": "window"}
     made = {key: value for key, value in values.items() if key not in rule}
     made["catch_up"] = CatchUp(**{rule[key]: values[key] for key in rule if key in values})

@@ -1,12 +1,12 @@
-"""A worker: a process that runs one command after the other, for as long as the zygote keeps it.
+"""A worker: a process that runs one command after another, for as long as the zygote keeps it.
 
 zygote --- worker (the supervisor of `supervise`) --- CMD --- its children
              |
            guard
 
-What needs no task is there before it comes: a guard, a connection, and after a moment of rest the
-process that becomes the command, in its namespace. To the zygote it says bytes: that a task has
-begun, how it ended, that it is prepared, that it leaves.
+Before a task comes, the worker prepares what it can: a guard, a connection, and after some idle
+seconds the process that becomes the command, in its namespace. It sends single bytes to the zygote:
+a task has begun, how a task ended, the worker is prepared, the worker leaves.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _LONGEST_LINE = 2048
 
 
 class Output:
-    """Reads the command's standard output and error, served by its supervision.
+    """Reads the command's standard output and error, when its supervision calls `ready`.
 
-    `most`: bytes that are kept. `on_line` hears every line; it must neither block nor raise.
+    `most`: bytes that are kept. `on_line` gets every line; it must neither block nor raise.
     """
 
     def __init__(self, most: int = 0, on_line: Callable[[str], None] = lambda _: None) -> None:
@@ -70,18 +70,18 @@ class Output:
         self._line = b""
 
     def serve(self, most: int, on_line: Callable[[str], None]) -> None:
-        """From now on for this run: see the class."""
+        """Serve this run from now on; for the parameters see the class."""
         self._most, self._on_line = most, on_line
 
     def become_stdout(self) -> None:
-        """From now on what this process and its children write comes here."""
+        """Redirect the output of this process and its children to this pipe."""
         for fd in (1, 2):
             os.dup2(self._writing, fd)
         os.close(self._writing)
         self._writing = -1
 
     def ready(self) -> None:
-        """Read one portion: a command that floods must not keep others waiting."""
+        """Read one portion: a command that writes without end must not keep the loop busy."""
         self._take()
 
     def _take(self) -> bool:
@@ -95,7 +95,7 @@ class Output:
         return True
 
     def drain(self) -> None:
-        """Take all that is there, within reason, once the command has ended."""
+        """Read the rest, up to a limit, once the command has ended."""
         for _ in range(16):
             if not self._take():
                 break
@@ -103,17 +103,17 @@ class Output:
             self._pass_on(b"\n")
 
     def close(self) -> None:
-        """Nobody writes any more; nothing is read."""
+        """Close the pipe; what is left in it is not read."""
         for fd in (self.fd, self._writing):
             if fd >= 0:
                 os.close(fd)
 
     def tail(self) -> str:
-        """The end of what was written; what is no UTF-8 is replaced."""
+        """The end of the output; bytes that are not UTF-8 are replaced."""
         return self._tail.decode("utf-8", "replace").strip("\n\ufffd")
 
     def clear(self) -> None:
-        """Another attempt begins."""
+        """Drop the output kept so far: another attempt begins."""
         self._tail = b""
 
     def _pass_on(self, data: bytes) -> None:
@@ -127,28 +127,28 @@ class Output:
 
 PREPARED: Final = 255
 LEAVES: Final = 254
-"""After a task: it takes no more."""
+"""Sent after a task: the worker takes no more tasks."""
 _REST: Final = 10.0
-"""Seconds after a task until it prepares: a burst comes first, and a worker too many leaves."""
+"""Seconds from a task until a worker prepares: a burst comes first, a surplus worker leaves."""
 _STALE: Final = 60.0
-"""Seconds after which it prepares anew: the mounts that the command will see are of that moment."""
+"""Seconds after which a worker prepares anew: the command will see the mounts of that moment."""
 _TASKS_MOST: Final = 200
-"""Tasks of one process, so that what grows in it does not grow for ever."""
+"""The most tasks of one process, so that its memory does not grow for ever."""
 _WARM_WITHIN: Final = 2.0
 STARTED: Final = 253
-"""Said of a run that is on record as running: what is heavy of its start is over."""
+"""Sent when the command of a recorded run is running: the costly part of its start is over."""
 _STOPPING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _RUN_VARIABLE: Final = "INCUMBENT_RUN_"
 _ON_FAILURE_WITHIN: Final = 60.0
 MAX_RUNS: Final = 100
-"""Runs of commands at a time of one instance: a thousand jobs at midnight must not fell a host."""
+"""The most commands of one instance at a time: 1000 jobs at midnight must not fell a host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What instances of one fleet agree on, and this one's part in it.
+    """The settings on which the instances of a fleet agree, and those of this instance.
 
-    `drain`: seconds. `max_runs`: at a time, here.
+    `drain`: seconds. `max_runs`: the most runs at a time in this instance.
     """
 
     url: str
@@ -162,30 +162,30 @@ class Fleet:
 
     @property
     def ttl(self) -> float:
-        """Seconds from proof to proof."""
+        """The ttl of the leases in seconds."""
         return policy_from(self.lock).ttl
 
 
-# -- between the instance, its zygote and its workers: pickles with their length ------------------
+# -- messages of instance, zygote and workers: pickles with their length --------------------------
 
 _HEAD: Final = Struct("=I")
 
 
 def packed(message: Any) -> bytes:
-    """As bytes of a stream."""
+    """The message as bytes of a stream."""
     body = pickle.dumps(message)
     return _HEAD.pack(len(body)) + body
 
 
 class Inbox:
-    """What the other end of a socket sends."""
+    """The messages that the other end of a socket sends."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._came = b""
 
     def receive(self) -> list[Any]:
-        """The messages that are whole now, maybe none. Raises EOFError if no more will come."""
+        """Read once; return the complete messages, maybe none. Raises EOFError at the end."""
         try:
             came = self._channel.recv(1 << 20)
         except OSError as error:
@@ -197,7 +197,7 @@ class Inbox:
             (length,) = _HEAD.unpack_from(data)
             if len(data) < _HEAD.size + length:
                 break
-            # From a process of ours, over a socket that no other process has.
+            # The sender is a process of ours, over a socket that no other process has.
             found.append(pickle.loads(data[_HEAD.size : _HEAD.size + length]))  # noqa: S301
             data = data[_HEAD.size + length :]
         self._came = data
@@ -208,7 +208,7 @@ class Inbox:
 
 
 def be_worker(fleet: Fleet, channel: socket.socket, first: Task | None, events: Events) -> None:
-    """Do `first`, then the tasks from `channel`, until it is closed or a signal comes."""
+    """Run `first`, then the tasks from `channel`, until that is closed or a signal comes."""
     _give_stdin(None)
     with (
         start_guard(fleet.isolate) as guard,
@@ -223,10 +223,10 @@ def be_worker(fleet: Fleet, channel: socket.socket, first: Task | None, events: 
 
 
 class _Worker:
-    """Does one task after the other; a part of what a task needs is made before it comes.
+    """Runs one task after another; prepares a part of what a task needs before it comes.
 
     `stopped`: a signal to leave came. `worn`: a task left something that the next one must not
-    find. Standard output and error are a task's own pipe from `output` until `clear`.
+    find. From `output` until `clear`, standard output and error are a task's own pipe.
     """
 
     def __init__(
@@ -251,14 +251,14 @@ class _Worker:
         self._ready: Ready | None = None
 
     def say(self, *codes: int) -> None:
-        """To the zygote."""
+        """Send codes to the zygote."""
         with suppress(OSError):
             self._channel.sendall(bytes(codes))
 
     def run(self, first: Task | None) -> None:
-        """Until there is no next task, or none may follow."""
+        """Run tasks until there is no next one, or none may follow."""
         if first is None:
-            # The first request of a process takes twenty times as long as the second.
+            # Make it now: the first request of a process takes twenty times as long as the second.
             with suppress(StoreError):
                 key = Key(self.fleet.namespace, CONTROL)
                 self._link.store.read(key, clock.now() + _WARM_WITHIN)
@@ -275,7 +275,7 @@ class _Worker:
             task = self._next_task(_REST)
 
     def _do(self, task: Task) -> int:
-        """Run it to its end; the code says whether the slot was given back."""
+        """Run the task to its end; the code says how it ended, or that it was given back."""
         events = self._events.knowing(job=task.spec.name)
         try:
             lease = adopt(self._link, task.wanted, task.claim, task.unsure)
@@ -285,7 +285,7 @@ class _Worker:
         return _CommandRun(task, lease, self, events.knowing(term=lease.fencing_token)).run()
 
     def _next_task(self, rest: float) -> Task | None:
-        """None if there will be none; `rest`: seconds after which to prepare."""
+        """Wait for a task; None if there will be none. `rest`: seconds after which to prepare."""
         fds = [self._channel.fileno(), self.signals.fd]
         fds += [self.guard.fd] if self.guard.fd >= 0 else []
         prepare_at = clock.now() + rest
@@ -301,7 +301,7 @@ class _Worker:
                     return task
                 if clock.now() >= prepare_at:
                     self.clear()
-                    # All that needs neither task nor lease.
+                    # Prepare all that needs neither task nor lease.
                     self.output()
                     self._ready = Ready(self.guard, self.fleet.ttl)
                     self.say(PREPARED)
@@ -311,19 +311,19 @@ class _Worker:
     # -- what a task needs -----------------------------------------------------------------------
 
     def output(self) -> Output:
-        """Where the command writes."""
+        """The pipe to which the command writes."""
         if self._output is None:
             self._output = Output()
             self._output.become_stdout()
         return self._output
 
     def take_ready(self) -> Ready | None:
-        """What was prepared, for one attempt, which closes it."""
+        """Hand the prepared process over to one attempt, which closes it; None if there is none."""
         ready, self._ready = self._ready, None
         return ready
 
     def change(self, cwd: str | None, stdin: str | None) -> None:
-        """Be where the task is to run, and have what it reads. Raises OSError."""
+        """Change to the task's folder, and give it its standard input. Raises OSError."""
         if cwd is not None or stdin is not None:
             self.worn = True
             self._drop()
@@ -333,7 +333,7 @@ class _Worker:
             _give_stdin(stdin)
 
     def clear(self) -> None:
-        """The task is over: nothing of it is for the next one."""
+        """Remove what is left of a task, so that the next one does not find it."""
         self._drop()
         if self._output is not None:
             for number, ours in enumerate(self._standard, 1):
@@ -347,7 +347,7 @@ class _Worker:
 
 
 def _give_stdin(text: str | None) -> None:
-    """What this process and its children read: nothing, or this."""
+    """Let this process and its children read `text` as standard input, or nothing (None)."""
     if text is None:
         source = os.open(os.devnull, os.O_RDONLY)
     else:
@@ -377,7 +377,7 @@ class _CommandRun:
 
     def run(self) -> int:
         if not self._worker.guard.alive():
-            # One that stood by may have lost it since: another worker has its own.
+            # A worker that stood by may have lost its guard: another worker has its own.
             return self._attempts.leave("the guard is gone")
         if (code := self._attempts.begin()) is not None:
             if code == ENDED_WELL:
@@ -393,7 +393,7 @@ class _CommandRun:
 
     def _failed_for_good(self, ended: Run) -> bool:
         if ended.state is State.LOST:
-            # Stopped with its instance: whoever finds it on record retries it, as the job says.
+            # Stopped with its instance: an instance that finds the record retries it, if it may.
             return ended.attempt > self._spec.retries
         return ended.state in (State.FAILED, State.TIMED_OUT)
 
@@ -456,7 +456,7 @@ class _CommandRun:
         return End(State.FAILED, ending.status, f"exit {ending.status}", output)
 
     def _pause(self, seconds: float) -> bool:
-        """Between attempts; a signal to stop, or the end of the lease, ends it."""
+        """Wait between attempts; False if a signal to stop or the end of the lease came first."""
         until, worker = clock.now() + seconds, self._worker
         with closing(Waiter()) as waiter:
             while not worker.stopped and self._lease.valid:
@@ -467,7 +467,7 @@ class _CommandRun:
         return False
 
     def _on_failure(self, ended: Run) -> None:
-        """At most once, for the end is on record in our name; under the lease while it lasts."""
+        """Run on_failure, once at most, as we recorded the end; under the lease while it lasts."""
         command = self._spec.on_failure
         if command is None:
             return
@@ -484,7 +484,7 @@ class _CommandRun:
 
 
 def _facts_of(spec: JobSpec, ended: Run) -> dict[str, str]:
-    """What an on_failure command finds in its environment."""
+    """The variables in the environment of an on_failure command."""
     facts = {
         "JOB": spec.name,
         "SLOT": ended.slot,
@@ -496,7 +496,7 @@ def _facts_of(spec: JobSpec, ended: Run) -> dict[str, str]:
 
 
 def run_on_failure(spec: JobSpec, ended: Run, events: Events) -> None:
-    """Where there is no lease any more that it could run under: for a minute at most."""
+    """Run on_failure where there is no lease any more to run it under; for a minute at most."""
     ours = without_service(os.environ)
     environment = {**ours, **spec.env, **_facts_of(spec, ended), "INCUMBENT_STORE": WITHHELD}
     try:
@@ -505,7 +505,7 @@ def run_on_failure(spec: JobSpec, ended: Run, events: Events) -> None:
             env=environment,
             cwd=spec.cwd,
             stdin=subprocess.DEVNULL,
-            # Standard output is for events.
+            # Our own standard output is for events.
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=_ON_FAILURE_WITHIN,

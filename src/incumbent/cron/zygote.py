@@ -1,10 +1,10 @@
 """The process that forks workers: it never has a thread or a connection, so that a fork is safe.
 
-The instance tells it what was granted; it has a worker do each, and says how that ended. When the
-instance is gone, the workers get TERM: what they run ends in order, under their own leases.
+The instance sends it the granted tasks. It has a worker run each, and reports how the task ended.
+When the instance is gone, the workers get TERM: their commands end in order, under their leases.
 
-Workers that stand by for what is due soon are forked one after the other, so that what is to be run
-now never waits for more than one of them.
+Workers that stand by for slots due soon are forked one after the other, so that a task that is due
+now never waits for more than one fork.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from incumbent.supervise.kernel import die_with_parent, libc, name_process
 
 _FAULT: Final = 125
 _LEFT_ALONE: Final = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
-# As Python has it: a reader of our events that goes away must not take a run along.
+# Python ignores these: a run must not end because a reader of our events goes away.
 _IGNORED_BY_PYTHON: Final = {signal.SIGPIPE, signal.SIGXFSZ}
 _TO_END: Final = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 class Stop:
-    """Have all workers stop what they run."""
+    """A message: stop all runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class StandBy:
-    """Have `ready` workers for what is due soon; keep `kept` of the idle ones."""
+    """A message: have `ready` workers for slots due soon, and keep `kept` of the idle ones."""
 
     ready: int
     kept: int
@@ -61,7 +61,7 @@ class StandBy:
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """Run a job's on_failure command for a run that was lost with another instance."""
+    """A message: run a job's on_failure command, for a run that was lost with another instance."""
 
     spec: JobSpec
     run: Run
@@ -71,9 +71,9 @@ Message: TypeAlias = "Task | Notify | StandBy | Stop"
 
 
 class Zygote:
-    """The instance's side. To be made in the main thread before there is any other.
+    """The instance's handle of the zygote; made in the main thread, before there is any other.
 
-    `gone`: nothing can be started any more.
+    `gone`: the zygote ended, so nothing can be started any more.
     """
 
     def __init__(self, fleet: Fleet, events: Events) -> None:
@@ -91,14 +91,14 @@ class Zygote:
         self._inbox = Inbox(ours)
 
     def send(self, message: Message) -> None:
-        """Have it done."""
+        """Send a message; sets `gone` if that fails."""
         try:
             self._socket.sendall(packed(message))
         except OSError:
             self.gone = True
 
     def ended(self) -> list[tuple[str, str, int]]:
-        """Runs that are over, or STARTED, since the last call: job, slot, code."""
+        """The runs that ended, or STARTED, since the last call: job, slot, code."""
         try:
             return self._inbox.receive()
         except EOFError:
@@ -106,7 +106,7 @@ class Zygote:
             return []
 
     def close(self) -> None:
-        """It stops its workers, waits for them, and goes."""
+        """Let the zygote stop its workers, wait for them, and end."""
         self._socket.close()
         with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
@@ -114,13 +114,13 @@ class Zygote:
 
 _LOADED_EARLY: Final = (
     *("incumbent.supervise.guard", "incumbent.supervise.kernel"),
-    # What a first connection loads: the look-up of a name encodes it.
+    # A first connection loads these: the look-up of a host name encodes it.
     *("encodings.idna", "ipaddress", "selectors", "random"),
 )
 
 
 def _warm_up(url: str) -> None:
-    """Load what every worker needs, once: their forks share it."""
+    """Load the modules that every worker needs, once: forks share them."""
     from incumbent.stores.url import open_engine
 
     for module in _LOADED_EARLY:
@@ -135,7 +135,7 @@ def _warm_up(url: str) -> None:
 def _be_zygote(channel: socket.socket, fleet: Fleet, events: Events) -> NoReturn:
     code = _FAULT
     try:
-        # Without a terminal: ^C reaches only the instance, which drains.
+        # Leave the terminal: ^C must reach only the instance, which drains.
         os.setsid()
         name_process("incumbent-zygote")
         for signum in signal.valid_signals() - _LEFT_ALONE:
@@ -165,7 +165,7 @@ class _Forking:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def run(self) -> None:
-        """Until the instance is gone and every worker with it."""
+        """Serve until the instance and every worker are gone."""
         channel, patience = self._channel.fileno(), None
         while self._connected or len(self._pool):
             ready = {fd for fd, _ in self._poll.poll(patience)}
@@ -210,9 +210,9 @@ class _Forking:
         return Worker(pid, ours, task.key if task else None, comes_up=task is None)
 
     def _fork(self, job: str, work: Callable[[], None], *closing: socket.socket) -> int:
-        """Fork a child that does `work` and ends; its pid, or 0 (and an event) if that failed."""
+        """Fork a child that does `work` and ends; its pid, or 0 (and an event) if fork failed."""
         die = die_with_parent(signal.SIGTERM)
-        # A child ignores what we ignore until it says otherwise: what it is sent by then must wait.
+        # A new child ignores the signals that we ignore: signals must wait until it has handlers.
         signal.pthread_sigmask(signal.SIG_BLOCK, _TO_END)
         try:
             pid = os.fork()
@@ -239,13 +239,13 @@ class _Forking:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_END)
             for fd in (self._wake, self._write):
                 os.close(fd)
-            # What others hear of must end with the zygote, not with us.
+            # These channels must end with the zygote, not with this child.
             for channel in (self._channel, *self._pool.channels, *closing):
                 channel.close()
             os.setsid()
             work()
             code = 0
-        except Exception as error:  # noqa: BLE001 - the last place, whatever it was
+        except Exception as error:  # noqa: BLE001 - the last place to report it, whatever it is
             self._events("fault", job=job or None, why=f"{type(error).__name__}: {error}")
         finally:
             sys.stderr.flush()
@@ -258,34 +258,34 @@ class _Forking:
 
 
 _AGAIN_AFTER: Final = 10.0
-"""Seconds after a worker that failed to prepare itself, until the next one is forked."""
+"""Seconds from a worker's failure to prepare itself until the next one is forked."""
 _HANDED_MOST: Final = 65_536
-"""Bytes that a socket takes at once from whoever must not wait; a new worker has them at birth."""
+"""Bytes that a socket takes without blocking; a larger task goes to a new worker by its fork."""
 _SHORT: Final = 5.0
-"""Seconds of a task for which its worker is expected back."""
+"""Seconds from the start of a task in which its worker is expected to be idle again."""
 
 
 @dataclass(slots=True)
 class Worker:
-    """One of them. `task`: job and slot of what it does, None if nothing; `comes_up`: not yet."""
+    """A worker. `task`: job and slot of what it runs, None if idle; `comes_up`: it still starts."""
 
     pid: int
     channel: socket.socket
     task: tuple[str, str] | None
     comes_up: bool
     since: float = field(default_factory=clock.now)
-    """When it began with its task."""
+    """The instant at which it began its task."""
     prepared: bool = False
 
 
 Fork = Callable[[Task | None], Worker | None]
-"""Forks a worker that begins with a task; None (and an event) if the system refuses."""
+"""A function that forks a worker, with a task or idle; None (and an event) if fork failed."""
 Report = Callable[[str, str, int], None]
-"""Receives that a task has begun, and how it ended: job, slot, code."""
+"""A function that receives the start and the end of a task: job, slot, code."""
 
 
 class Pool:
-    """See the module; `poll` watches the workers' channels."""
+    """The workers: see the module. `poll` watches their channels."""
 
     def __init__(self, fork: Fork, report: Report, poll: select.poll) -> None:
         self._fork = fork
@@ -294,7 +294,7 @@ class Pool:
         self._by_fd: dict[int, Worker] = {}
         self._by_pid: dict[int, Worker] = {}
         self.others: set[int] = set()
-        """Processes that are no workers; they are reaped and stopped as workers are."""
+        """Processes that are not workers; they are reaped and stopped like workers."""
         self._ready = self._kept = 0
         self._not_before = 0.0
 
@@ -303,13 +303,13 @@ class Pool:
 
     @property
     def channels(self) -> list[socket.socket]:
-        """For a child, which must not keep them open."""
+        """The channels of the workers, for a child, which must not keep them open."""
         return [worker.channel for worker in self._by_fd.values()]
 
-    # -- what the instance wants -----------------------------------------------------------------
+    # -- requests of the instance ----------------------------------------------------------------
 
     def do(self, task: Task) -> None:
-        """At once: by a worker that is prepared, else by an idle one, else by a new one."""
+        """Have a task run at once: by a prepared worker, else by an idle one, else by a new one."""
         data = packed(task)
         fits = len(data) <= _HANDED_MOST
         for worker in sorted(self._idle() if fits else (), key=lambda worker: not worker.prepared):
@@ -330,7 +330,7 @@ class Pool:
     def prepare(self) -> int | None:
         """Fork the next worker that is to stand by, unless one is about to be ready.
 
-        Returns after how many milliseconds to come again though nothing is heard, if ever.
+        Returns the milliseconds after which to call it again even without a message, or None.
         """
         idle, now = self._idle(), clock.now()
         busy = [worker for worker in self._by_fd.values() if worker.task is not None]
@@ -344,7 +344,7 @@ class Pool:
         return ceil((self._not_before - now) * 1000)
 
     def stop(self) -> None:
-        """TERM to every worker."""
+        """Send TERM to every worker."""
         for pid in (*self._by_pid, *self.others):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
@@ -366,22 +366,22 @@ class Pool:
                 return True
         except OSError:
             pass
-        # It does not read, or has half of a task.
+        # The worker does not read, or got half of a task.
         self._dismiss(worker)
         with suppress(ProcessLookupError):
             os.kill(worker.pid, signal.SIGKILL)
         return False
 
     def _dismiss(self, worker: Worker) -> None:
-        """Close its channel, which tells it to leave; it is known until it was reaped."""
+        """Close a worker's channel, which tells it to leave; it counts until it is reaped."""
         if self._by_fd.pop(worker.channel.fileno(), None) is not None:
             self._poll.unregister(worker.channel)
             worker.channel.close()
 
-    # -- what the workers say ----------------------------------------------------------------------
+    # -- messages of the workers -------------------------------------------------------------------
 
     def receive(self, fd: int) -> None:
-        """A channel is readable."""
+        """Read the codes from a readable channel."""
         worker = self._by_fd.get(fd)
         if worker is None:
             return
@@ -426,7 +426,7 @@ class Pool:
 
     def _ended(self, worker: Worker, code: int) -> None:
         if (fd := worker.channel.fileno()) >= 0:
-            # What it said last.
+            # Read its last codes.
             self.receive(fd)
         if worker.task is not None:
             self._report(*worker.task, code or _FAULT)
@@ -435,6 +435,6 @@ class Pool:
         del self._by_pid[worker.pid]
 
     def _count_failure(self, worker: Worker) -> None:
-        """It is gone before it was prepared, and was not dismissed: the next one may fail too."""
+        """Delay the next fork if a worker ended before it was prepared: the next may fail too."""
         if worker.comes_up and worker.channel.fileno() >= 0:
             self._not_before = clock.now() + _AGAIN_AFTER

@@ -1,7 +1,7 @@
-"""`postgresql://` leases in one database: tables, functions and the server's clock.
+"""Leases in one PostgreSQL database: tables, functions and the server's clock.
 
-`dialect` makes plans (pure), `runner` carries them out for both sides, and the functions of
-schema.sql decide on the server. psycopg is imported when the first engine is made.
+`dialect` makes plans (pure), `runner` carries them out, blocking or asynchronously, and the
+functions of schema.sql decide on the server. Making the first engine imports psycopg.
 """
 
 from incumbent.stores.postgresql.public import (

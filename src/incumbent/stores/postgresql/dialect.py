@@ -1,6 +1,6 @@
-"""The plan of each operation, and what the replies mean. Pure.
+"""The plan of each operation, and the meaning of its replies. Pure.
 
-Every request is one call of one function, with values that the server casts to its arguments.
+Every request is one call of one function; the server casts the values to its argument types.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from incumbent.stores.turns import Turns
 T = TypeVar("T")
 
 _BATCH: Final = 500
-"""Leases renewed by one statement, whose rows are locked meanwhile (some milliseconds)."""
+"""The most leases renewed by one statement, which locks their rows (for some milliseconds)."""
 _READ_AT_ONCE: Final = 200
 
 Reply: TypeAlias = bytes | None
@@ -62,7 +62,7 @@ class Request(NamedTuple):
 
 
 def _call(function: str, *parameters: bytes | None) -> Request:
-    """The call of a function of schema.sql."""
+    """The request that calls a function of schema.sql."""
     return Request(_statement(function, len(parameters)), parameters)
 
 
@@ -73,7 +73,7 @@ def _statement(function: str, count: int) -> bytes:
 
 
 OURS: Final = " next"
-"""After a key in a notification: of the next one, of a release, other processes need not look."""
+"""A suffix of a key in a notification: the release that comes next is left to one process."""
 HELLO: Final = _call("hello")
 LISTEN: Final = Request(b"LISTEN incumbent")
 
@@ -81,10 +81,10 @@ _Program: TypeAlias = Generator[Request, Reply, T]
 
 
 class Dialect:
-    """See stores.plan.DialectOfMany. The facts: by how many seconds the server's clock is ahead.
+    """See stores.plan.DialectOfMany. Its facts are the seconds that the server's clock is ahead.
 
-    `where` is the store's URL in messages. `restart_wait` is seconds, None: the server decides.
-    `turns` are those of all waiters of the store.
+    `where`: the store's URL for messages. `restart_wait`: seconds; None lets the server decide.
+    `turns`: the turns of all waiters of the store.
     """
 
     def __init__(self, where: str, restart_wait: float | None) -> None:
@@ -93,7 +93,7 @@ class Dialect:
         self._wait = None if restart_wait is None else _microseconds(restart_wait)
 
     def take(self, key: Key, claim: str, ask: Ask) -> Plan[float, TakeOutcome]:
-        """Its request ends with the instant after which the server refuses it."""
+        """Plan a take; its last parameter is the instant after which the server refuses it."""
         parameters = self._take_parameters(key, claim, ask)
         function = "take" if ask.permits is None else "share"
 
@@ -105,7 +105,7 @@ class Dialect:
         return Plan("take", start, (key,), repeatable=False, ttl=ask.ttl)
 
     def take_all(self, takes: Sequence[Take]) -> Plan[float, Took]:
-        """One transaction, of exclusive leases alone."""
+        """Plan takes of exclusive leases, in one transaction."""
         asked = [[it and it.decode() for it in self._take_parameters(*take)] for take in takes]
         parameter = json.dumps(asked).encode()
 
@@ -146,14 +146,14 @@ class Dialect:
                 raise Mismatch("the answer is another claim's")
             return Granted(claim, int(token), int(ttl) / 1e6, epoch)
         if words == ["late", claim]:
-            # The connection's knowledge of the server's clock may be old.
+            # The connection's offset to the server's clock may be outdated.
             raise Broken("by the server's clock it came too late", sent=False)
         if words[0] == "wait" and len(words) == 3:
             raise restart_error(self._where, int(words[2]) / 1e6, int(words[1]) / 1e6)
         return _parsed(reply, _refusal)
 
     def renew(self, renewals: Sequence[Renewal]) -> Plan[float, list[RenewOutcome]]:
-        """One request for each epoch and kind of lease, and for each 500 renewals."""
+        """Plan renewals: one request for each epoch and kind of lease, and each 500 renewals."""
 
         def start(_ahead: float, _until: float) -> _Program[list[RenewOutcome]]:
             outcomes: dict[int, RenewOutcome] = {}
@@ -190,7 +190,7 @@ class Dialect:
         return _plan("give", key, request, lambda reply: _give_outcome(_decoded(reply), claim))
 
     def give_all(self, gives: Sequence[Give]) -> Plan[float, Gave]:
-        """One transaction."""
+        """Plan gives, in one transaction."""
         keys, claims, tokens = zip(*gives, strict=True)
         request = _call(
             "give_all",
@@ -226,7 +226,7 @@ class Dialect:
         return _plan("read", key, _call("read", flat(key).encode()), record)
 
     def scan(self, namespace: str, prefix: str) -> Plan[float, tuple[Record, ...]]:
-        """One request for each 200 records, until one finds nothing."""
+        """Plan a scan: one request for each 200 records, until one finds none."""
         start_with = _text(flat(Key(namespace, prefix)))
 
         def start(_ahead: float, _until: float) -> _Program[tuple[Record, ...]]:
@@ -242,7 +242,7 @@ class Dialect:
         return Plan("scan", start)
 
     def unchanged(self, key: Key, seen: str, wait: float) -> Plan[float, bool]:
-        """Whether a record is as it was; a change in the next `wait` seconds will be notified."""
+        """Plan to ask if a record is unchanged; changes in the next `wait` seconds are notified."""
         request = _call("changed", flat(key).encode(), _text(seen), _microseconds(wait))
         return _plan("look", key, request, lambda reply: reply == b"same")
 
@@ -269,7 +269,7 @@ def _give_outcome(answer: str, claim: str) -> GiveOutcome:
 
 
 def _batches(renewals: Sequence[Renewal]) -> list[list[int]]:
-    """The places of the renewals of each request: of one epoch and kind, and not too many."""
+    """The indexes of the renewals of each request: one epoch and kind, at most _BATCH."""
     alike: dict[tuple[str, bool], list[int]] = {}
     for place, renewal in enumerate(renewals):
         alike.setdefault((renewal.epoch, renewal.shared), []).append(place)
@@ -372,18 +372,18 @@ def _record(fields: dict[str, Any]) -> Record:
 
 @lru_cache(maxsize=256)
 def _microseconds(seconds: float) -> bytes:
-    # Up, so that the store never forgets earlier than was asked.
+    # Rounded up, so that the store never forgets earlier than was asked.
     return b"%d" % ceil(seconds * 1_000_000)
 
 
 def _last(instant: float) -> bytes:
-    """Until then the server carries a take out."""
+    """The parameter for the last instant at which the server carries out a take."""
     return b"%d" % (instant * 1_000_000)
 
 
 def _text(value: str) -> bytes:
     if "\0" in value:
-        # libpq would cut it there, and two names could become one.
+        # libpq would cut the text there, and two names could become one.
         raise ConfigError("PostgreSQL keeps no text with a NUL in it", name="store")
     return value.encode()
 

@@ -44,7 +44,7 @@ DIAGNOSE: Final = Request(
 
 
 async def diagnose(site: Site, ttl: float, until: float, wire: Wire) -> list[Finding]:
-    """All findings, by this connection. Raises StoreError, Broken, ErrorReply."""
+    """Return all findings, over this connection. Raises StoreError, Broken, ErrorReply."""
     hello = json.loads(await wire.query(HELLO, until) or b"{}")
     check_schema(hello, site.where, proved=True)
     began = clock.now()
@@ -62,7 +62,7 @@ def findings(
     trip: float,
     wall: float,
 ) -> list[Finding]:
-    """The same of the server's replies; `trip`: seconds of a round trip, `wall`: our clock."""
+    """The findings for the server's replies; `trip`: seconds of a round trip, `wall`: our clock."""
     return [
         found(
             wire.version >= OLDEST,

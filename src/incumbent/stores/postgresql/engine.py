@@ -1,4 +1,4 @@
-"""The engine of one database, and its blocking and its asynchronous side."""
+"""The engine of one database, and its blocking and asynchronous stores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from incumbent.stores.postgresql.wire import Side, Suspending, Wire
 
 
 class PostgresStore(BlockingTogether[Runner]):
-    """The blocking side."""
+    """The blocking store."""
 
     def __init__(self, site: Site, dialect: Dialect) -> None:
         super().__init__(Runner(site, dialect, Side()))
@@ -29,7 +29,7 @@ class PostgresStore(BlockingTogether[Runner]):
 
 
 class AsyncPostgresStore(Runner):
-    """Belongs to the event loop in which it was made."""
+    """The asynchronous store; it belongs to the event loop in which it was made."""
 
     def __init__(self, site: Site, dialect: Dialect) -> None:
         super().__init__(site, dialect, Suspending())
@@ -45,12 +45,12 @@ class AsyncPostgresStore(Runner):
 
 
 def schema() -> str:
-    """The SQL that makes the schema, or brings it up to this release."""
+    """The SQL that creates the schema, or upgrades it to this release."""
     return files("incumbent.stores.postgresql").joinpath("schema.sql").read_text("utf-8")
 
 
 class PostgresEngine(ServerEngine[PostgresStore, AsyncPostgresStore]):
-    """One database."""
+    """The engine of one database."""
 
     capabilities = Capabilities(
         waits="pubsub",
@@ -70,9 +70,9 @@ class PostgresEngine(ServerEngine[PostgresStore, AsyncPostgresStore]):
         super().__init__(site.where, store, partial(AsyncPostgresStore, site, dialect))
 
     def fix(self, until: float) -> list[Finding]:
-        """Make the schema, or bring it up to this release; findings as of `diagnose`.
+        """Create the schema, or upgrade it to this release; return findings like `diagnose`.
 
-        May be repeated, and changes nothing that is there. Needs a role that may create it.
+        It may be repeated, and changes no data. It needs a role that may create the schema.
         """
 
         async def apply(wire: Wire) -> list[Finding]:
@@ -91,7 +91,7 @@ class PostgresEngine(ServerEngine[PostgresStore, AsyncPostgresStore]):
     def _findings(
         self, work: Callable[[Wire], Awaitable[list[Finding]]], until: float
     ) -> list[Finding]:
-        """The findings of `work`, by a connection of its own."""
+        """The findings of `work`, over a connection of its own."""
 
         async def find() -> list[Finding]:
             wire = await self._store.operations.dial(until)

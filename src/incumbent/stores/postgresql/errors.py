@@ -1,8 +1,8 @@
-"""The failures of a server, as the contract's three answers. Pure.
+"""The failures of a server, as exceptions of the store contract. Pure.
 
-The rule of the table: every request is one statement in a transaction of its own, so that an answer
-of severity ERROR says that it was rolled back (https://www.postgresql.org/docs/15/protocol-flow.html).
-A FATAL answer ends the session, perhaps after the commit: it leaves the outcome open.
+The rule of the table: every request is one statement in a transaction of its own, so that an ERROR
+means that it was rolled back (https://www.postgresql.org/docs/15/protocol-flow.html).
+A FATAL error ends the session, perhaps after the commit: the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.stores.findings import restart_words
 
 RECORD_FORMAT: Final = 2
-"""The schema's major version: clients and schemas of another one refuse each other."""
+"""The schema's major version: clients and schemas of different major versions refuse each other."""
 MINOR: Final = 0
 """The oldest minor version that serves exclusive leases."""
 SHARED: Final = 1
-"""The minor version from which on several may hold a lease, and one may take several."""
+"""The first minor version with shared leases, and with takes of several leases at once."""
 OLDEST: Final = 130_000
-"""The oldest server, as libpq says versions."""
+"""The oldest version of a server, as libpq writes versions."""
 
 
 class ErrorReply(Exception):
-    """The server answered with an error, and rolled back."""
+    """The server replied with an error, and rolled back."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -71,7 +71,7 @@ _ANSWERS: Final[dict[str, _Meaning]] = {
     "22P05": _Meaning("its encoding has no such characters: use a database in UTF8", final=True),
 }
 
-# libpq gives no code for a connection that was refused, only the server's words.
+# libpq gives no code for a connection that was refused, only the server's text.
 _REFUSALS: Final[tuple[tuple[str, _Meaning], ...]] = (
     ("password authentication failed", _Meaning("check the user name and the password", True)),
     ("no password supplied", _Meaning("give a password", True)),
@@ -94,9 +94,9 @@ _REFUSALS: Final[tuple[tuple[str, _Meaning], ...]] = (
 
 
 def answered_error(error: ErrorReply, where: str, *, proved: bool = True) -> StoreError:
-    """The exception for an error that the server answered.
+    """The exception for an error that the server replied.
 
-    `proved`: this server has served us before, so that even missing rights may be a passing state.
+    `proved`: this server has served us before, so that even missing rights may be temporary.
     """
     if error.code.startswith("XX"):
         return OutcomeUnknown(f"{where} failed inside: {error} ({error.code})")
@@ -109,7 +109,7 @@ def answered_error(error: ErrorReply, where: str, *, proved: bool = True) -> Sto
 
 
 def connect_error(words: str, where: str, *, final: bool = False, proved: bool) -> StoreUnavailable:
-    """The exception for a connection that could not be made, to any of the hosts."""
+    """The exception for a failure to connect to any of the hosts."""
     meaning = next((each for pattern, each in _REFUSALS if re.search(pattern, words)), None)
     more = f"; {meaning.why}" if meaning else ""
     return StoreUnavailable(
@@ -120,13 +120,13 @@ def connect_error(words: str, where: str, *, final: bool = False, proved: bool) 
 
 
 def restart_error(where: str, age: float, left: float) -> StoreUnavailable:
-    """The exception for a store that may have lost what a holder still believes."""
+    """The exception for a store that may have lost a lease on which its holder still relies."""
     what = "crashed, was promoted, restored or made"
     return StoreUnavailable(restart_words(where, what, age, left), retry_after=left)
 
 
 def check_server(number: int, where: str, *, proved: bool) -> None:
-    """Raises StoreUnavailable for a server that is too old; `number` is libpq's (150004: 15.4)."""
+    """Raise StoreUnavailable for a server that is too old; `number` is libpq's (150004: 15.4)."""
     if number < OLDEST:
         raise StoreUnavailable(
             f"{where} is PostgreSQL {number // 10_000}: version 13 or later is needed",
@@ -135,7 +135,7 @@ def check_server(number: int, where: str, *, proved: bool) -> None:
 
 
 def check_schema(hello: dict[str, Any], where: str, *, proved: bool) -> None:
-    """Raises StoreUnavailable for a schema that this release cannot use."""
+    """Raise StoreUnavailable for a schema that this release cannot use."""
     major, minor = hello.get("major"), hello.get("minor")
     if major is None or minor is None or (major, minor) < (RECORD_FORMAT, MINOR):
         why = (

@@ -1,6 +1,6 @@
-"""What users call: an engine of a URL or a pool, and the check in a transaction of their own.
+"""The public functions: an engine for a URL or a pool, and the check in a user's transaction.
 
-Imports no driver before it is used.
+The driver is imported on first use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SQLALCHEMY: Final = "SELECT incumbent.fence(:key, :token)"
 
 
 def open_postgresql(url: str, password: str | None = None) -> PostgresEngine:
-    """The engine of a URL; `password` replaces the one in it. Connects to nothing.
+    """The engine for a URL; `password` replaces the URL's password. Opens no connection.
 
     Raises ConfigError for a malformed URL, an unknown option, or a missing driver.
     """
@@ -33,10 +33,10 @@ def open_postgresql(url: str, password: str | None = None) -> PostgresEngine:
 def engine_from_object(given: Any, *, restart_wait: Duration | None = None) -> PostgresEngine:
     """The engine for a psycopg_pool pool or a SQLAlchemy engine, blocking or asynchronous.
 
-    Its address and login are taken over for connections of our own, on both sides; the object
-    itself is neither used nor closed, so what it does when it connects (a `configure` function, an
-    event) does not happen here. `restart_wait` is the option of the URL. Raises ConfigError for
-    anything else.
+    The engine opens connections of its own, blocking or asynchronous, with the object's address and
+    login. The object itself is neither used nor closed, so its actions on connecting (a `configure`
+    function, an event) do not happen here. `restart_wait`: as the option of a URL. Raises
+    ConfigError for any other object.
     """
     from incumbent.stores.postgresql.engine import PostgresEngine
     from incumbent.stores.postgresql.site import site_of_object
@@ -51,11 +51,11 @@ def with_token(lease: Any, connection: Any) -> None:
     """Let the transaction that is open on `connection` go on only if `lease` may write.
 
     `connection` is a psycopg Connection, or a Connection or Session of SQLAlchemy, to the database
-    that has the lease's store; its role needs the rights of schema.sql. Call it in the transaction,
-    before or after its other statements. It returns once every transaction of an earlier holder
-    that got so far is over, and from then on those of earlier holders are refused. Raises LeaseLost
-    (also if the lease is not proved any more): roll back then. Raises Misuse outside of a
-    transaction, where it would protect nothing.
+    of the lease's store; its role needs the rights that schema.sql names. Call it in the
+    transaction, before or after the other statements. It waits until every transaction of an
+    earlier holder that passed this check is over; from then on the check refuses earlier holders.
+    Raises LeaseLost (also if the lease is not proved any more): roll back then. Raises Misuse
+    outside of a transaction, where it would protect nothing.
     """
     lease.check()
     if _is_psycopg(connection):
@@ -68,7 +68,7 @@ def with_token(lease: Any, connection: Any) -> None:
 
 
 async def async_with_token(lease: Any, connection: Any) -> None:
-    """See `with_token`; for psycopg's AsyncConnection, SQLAlchemy's AsyncConnection and Session."""
+    """`with_token` for psycopg's AsyncConnection, SQLAlchemy's AsyncConnection and AsyncSession."""
     lease.check()
     if _is_psycopg(connection):
         _check_psycopg(connection)
@@ -103,7 +103,7 @@ def _check_psycopg(connection: Any) -> None:
 
 def _check_sqlalchemy(connection: Any) -> None:
     pooled = connection.connection
-    if callable(pooled):  # a Session's method, where a Connection has its pool's connection
+    if callable(pooled):  # a method of a Session; a Connection has its pool's connection there
         pooled = pooled().connection
     _require_transaction(not getattr(pooled.dbapi_connection, "autocommit", False))
 

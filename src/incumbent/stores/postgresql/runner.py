@@ -1,4 +1,4 @@
-"""Carrying out plans by connections, written once for both sides: see `net.pool`."""
+"""Carries out plans over connections, blocking or asynchronously: see `net.pool`."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ T = TypeVar("T")
 
 _READ_ONLY: Final = "25006"
 _OPEN_MAX: Final = 10
-"""Connections of one store: each is a process of the server, which has a hundred by default."""
+"""The most connections of one store: each is a server process, of a hundred by default."""
 _SPARE: Final = 4
-"""More of them for renewals, which must not stand behind others."""
+"""Additional connections for renewals, which must not wait for other requests."""
 _WAIT_MAX: Final = 60.0
-"""Seconds of one wait: then the waiter looks for itself."""
+"""The longest wait in seconds; then the waiter reads the record itself."""
 _FIRST_PAUSE: Final = 0.05
 _LAST_PAUSE: Final = 1.0
 
@@ -45,7 +45,7 @@ _now = clock.now
 
 
 class Runner(TakesTurns[float], PlannedTogether[float], PlanRunner[Wire, float]):
-    """Carries out plans, by the connections that it keeps."""
+    """Carries out plans over the connections that it keeps."""
 
     dialect: Dialect
 
@@ -73,22 +73,22 @@ class Runner(TakesTurns[float], PlannedTogether[float], PlanRunner[Wire, float])
         try:
             return await super().give_all(gives, until)
         finally:
-            # A waiter of this process looks at once.
+            # A waiter of this process asks at once.
             for give in gives:
                 self.turns.given(give.key, give.claim)
 
     async def wait_turn(self, key: Key, seen: str, until: float) -> None:
         if self.turns.end_turn(key) >= TURN:
-            # Other processes have the same chance as this one.
+            # Give other processes the same chance as this one.
             await self.side.sleep(min(pause(), max(0.0, until - _now())))
         await self.wait_any_change(key, seen, until)
 
     async def wait_any_change(self, key: Key, seen: str, until: float) -> None:
-        """See Store.wait_change. Raises StoreError if nobody can listen."""
+        """See Store.wait_change. Raises StoreError if no connection can listen."""
         try:
             await self._wait_change(key, seen, min(until, _now() + _WAIT_MAX))
         except StoreError:
-            # Once the time is over the caller looks for itself, whatever went wrong meanwhile.
+            # After `until` the caller asks the store itself, so an error no longer matters.
             if _now() < until:
                 raise
 
@@ -135,7 +135,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], PlanRunner[Wire, float])
             self.put_back(wire, idle)
             raise answered_error(error, self.where, proved=self.site.proved) from error
         if isinstance(error, StoreError):
-            self.put_back(wire, idle)  # the answer itself was sound
+            self.put_back(wire, idle)  # the reply itself was sound
         else:
             wire.close()
 
@@ -144,7 +144,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], PlanRunner[Wire, float])
         return await self._in_turn(until, most) or await self.connect(until)
 
     async def _in_turn(self, until: float, most: int) -> Wire | None:
-        """One that was put back, where there are as many as there may be."""
+        """A connection that was put back; None if another may be opened."""
         pause = 0.001
         while sum(not wire.closed for wire in list(self.all)) + len(self._dialing) >= most:
             wire = self.trusted()
@@ -165,7 +165,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], PlanRunner[Wire, float])
         return Wire(await connect(self.site, self.side, until), self.side)
 
     async def connect(self, until: float) -> Wire:
-        """A connection to a database with a schema that we can use."""
+        """A connection to a database whose schema this release can use."""
         site = self.site
         self._dialing.append(None)
         try:

@@ -1,4 +1,4 @@
-"""One configured database: its URL, or a pool of the user's own, as parameters of libpq's."""
+"""One configured database: parameters for libpq, from a URL or from a pool of the user's own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from incumbent.stores.url import parse_restart_wait, shown_login, wrong_option
 try:
     import psycopg
     from psycopg import conninfo as _conninfo
-    from psycopg import pq as pq  # noqa: PLC0414 - given on to `wire`
+    from psycopg import pq as pq  # noqa: PLC0414 - exported to `wire`
 except ImportError as error:
     raise ConfigError(
         "this store needs psycopg: pip install 'psycopg[binary]>=3.2.2' (the extra postgresql)",
@@ -41,7 +41,7 @@ _SECRET: Final = ("password", "sslpassword", "scram_client_key", "oauth_client_s
 
 
 class Target(NamedTuple):
-    """One host of the list. `hostaddr` is set where its name need not be resolved."""
+    """One host of the list. `hostaddr` is set if the name need not be resolved."""
 
     host: str
     port: str
@@ -52,8 +52,8 @@ class Target(NamedTuple):
 class Site:
     """One configured database; of its `targets` the one that served last comes first.
 
-    `proved`: it has served this process before; `direct`: no pooler stands between (None: not known
-    yet).
+    `proved`: the database has served this process before; `direct`: no pooler is in between (None:
+    not known yet).
     """
 
     parameters: Mapping[str, str] = field(repr=False)
@@ -68,7 +68,7 @@ class Site:
         self.targets = (target, *(other for other in self.targets if other is not target))
 
     def conninfo(self, target: Target, address: str) -> bytes:
-        """For libpq: one host at one address, which it need not resolve."""
+        """The connection string for one host at one address, so that libpq resolves no name."""
         where = {"host": target.host, "port": target.port, "hostaddr": address}
         given = {**self.parameters, **{name: value for name, value in where.items() if value}}
         return _conninfo.make_conninfo("", **given).encode()
@@ -83,9 +83,9 @@ class Site:
 
 
 def site_of_url(url: str, password: str | None = None) -> Site:
-    """From a URL; `password` replaces the one in it.
+    """The site of a URL; `password` replaces the URL's password.
 
-    Raises ConfigError, whose message never has any part of the URL that could be a password.
+    Raises ConfigError; its message never has any part of the URL that could be a password.
     """
     conninfo, restart_wait = _read_url(url)
     try:
@@ -103,7 +103,7 @@ def _read_url(url: str) -> tuple[str, float | None]:
     address, _, query = rest.partition("?")
     authority, _, database = address.partition("/")
     login = authority.rpartition("@")[0]
-    # A "/", "@" or "#" too many: the rest of a password that was not encoded.
+    # A "/", "@" or "#" too many comes from a password that was not percent-encoded.
     if scheme not in ("postgresql", "postgres") or "#" in rest:
         raise ConfigError(_MALFORMED, name="store")
     if "/" in database or "@" in database + login:
@@ -133,7 +133,7 @@ def _options_of(query: str) -> dict[str, str]:
 
 
 def _not_understood(message: str) -> str:
-    # libpq quotes what it could not read, which may be a piece of a password.
+    # libpq quotes the text that it could not read, which may be a piece of a password.
     start = "invalid URI query parameter: "
     if not message.startswith(start):
         return _MALFORMED
@@ -144,7 +144,7 @@ def _not_understood(message: str) -> str:
 def _site_of(parameters: Mapping[str, Any], restart_wait: float | None) -> Site:
     given = {name: str(value) for name, value in parameters.items() if value is not None}
     where = _shown(given)
-    given.pop("connect_timeout", None)  # ours is the caller's deadline
+    given.pop("connect_timeout", None)  # the caller's deadline counts instead
     defaults = {option.keyword: option.val or b"" for option in pq.Conninfo.get_defaults()}
     hosts, ports, addresses = (
         given.pop(name, defaults.get(name.encode(), b"").decode()).split(",")
@@ -156,7 +156,7 @@ def _site_of(parameters: Mapping[str, Any], restart_wait: float | None) -> Site:
     count = max(len(hosts), len(addresses))
     if any(len(each) not in (1, count) for each in lists):
         raise ConfigError("the lists of hosts and ports differ in length", name="store")
-    # One value is that of all hosts.
+    # A single value counts for all hosts.
     spread = (each * (count // len(each)) for each in lists)
     return Site({**given, **_ALWAYS}, tuple(map(Target, *spread)), where, restart_wait)
 
@@ -166,7 +166,7 @@ def _is_port(text: str) -> bool:
 
 
 def _shown(given: Mapping[str, str]) -> str:
-    """The URL as people see it."""
+    """The URL for messages, without the password."""
     hosts = [
         f"[{host}]" if ":" in host else quote(host, safe="")
         for host in given.get("host", "").split(",")
@@ -188,7 +188,7 @@ _SQLALCHEMY: Final = {"database": "dbname", "username": "user"}
 
 
 def site_of_object(given: Any, restart_wait: float | None) -> Site:
-    """From a pool of psycopg_pool or an engine of SQLAlchemy. Raises ConfigError."""
+    """The site of a psycopg_pool pool or a SQLAlchemy engine. Raises ConfigError."""
     parameters = _of_pool(given) if hasattr(given, "conninfo") else _of_sqlalchemy(given)
     return _site_of(parameters, restart_wait)
 

@@ -1,7 +1,7 @@
 """One connection that listens, for all waiters of a store.
 
-There is no thread of ours. One of the waiters is the reader: it waits for the socket, and wakes the
-others. When the reader leaves, the next waiter takes over.
+It has no thread of its own. One of the waiters is the reader: it waits for the socket, and wakes
+the others. When the reader leaves, the next waiter takes over.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from incumbent.stores.postgresql.dialect import LISTEN, OURS
 from incumbent.stores.postgresql.wire import Wire
 
 _FOLLOWS: Final = 0.05
-"""Within so many seconds the next waiter of a process that has its turn takes the lease."""
+"""Seconds within which the next waiter of a process that has its turn takes the lease."""
 
 _now = clock.now
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """`notified`: its key was, or the connection was lost."""
+    """A waiter for a key. `notified`: the key was notified, or the connection was lost."""
 
     key: str
     wakeup: Wakeup
@@ -34,12 +34,12 @@ class _Waiter:
 
 
 def pause() -> float:
-    """Seconds after which processes look whether a turn is over, so that not all look at once."""
+    """Random seconds after which a process checks if a turn is over, so that not all do at once."""
     return random.uniform(0.005, 0.015)
 
 
 class Subscriber:
-    """The waiters of one store, and their connection."""
+    """The waiters of one store, and the connection that listens for them."""
 
     def __init__(
         self, connect: Callable[[float], Awaitable[Wire]], wakeup: Callable[[], Wakeup]
@@ -50,14 +50,14 @@ class Subscriber:
         self._reading = threading.Lock()
         self._wire: Wire | None = None
         self._later: dict[str, float] = {}
-        """Keys that are left to the waiters of one process, and until when."""
+        """The keys that are left to the waiters of one process, with the instant when that ends."""
         self._before = ""
 
     async def wait(self, key: str, until: float, is_same: Callable[[], Awaitable[bool]]) -> None:
-        """Return when `key` was notified, at `until`, or when `is_same` says no.
+        """Return when `key` was notified, at `until`, or when `is_same` returns False.
 
-        That is asked only while somebody listens, so that no change falls in between. Raises
-        StoreUnavailable if nobody can listen.
+        `is_same` is called only while the connection listens, so that no change is missed. Raises
+        StoreUnavailable if no connection can listen.
         """
         waiter = _Waiter(key, self._wakeup())
         self._waiters.add(waiter)
@@ -81,7 +81,7 @@ class Subscriber:
             self._leave(waiter)
 
     def close(self) -> None:
-        """Let go of the connection, unless somebody waits on it."""
+        """Close the connection, unless a waiter reads from it."""
         if self._reading.acquire(blocking=False):
             try:
                 self._drop()
@@ -95,17 +95,17 @@ class Subscriber:
             wire = self._wire
             if wire is None or wire.closed:
                 wire = self._wire = await self._begin(until)
-                self._wake_all()  # now they can ask
+                self._wake_all()  # now they can call is_same
             if not await is_same():
                 return
             while not waiter.notified and _now() < until:
                 soon = min([until, *self._later.values()])
                 if all(each.key in self._later for each in list(self._waiters)):
-                    # Also, so that not all of them look at once when it is over.
+                    # Pause before reading, so that not all look at once when the turn is over.
                     await waiter.wakeup.wait(min(soon, _now() + pause()))
                 self._hear(await wire.notified(soon))
         except Broken:
-            # Whoever waits comes back, takes again, and then listens on another connection.
+            # All waiters return; their callers take again, and then wait on another connection.
             self._drop()
             self._notify(None)
         except BaseException:
@@ -142,7 +142,7 @@ class Subscriber:
                 self._notify(key)
 
     def _notify(self, key: str | None) -> None:
-        """Wake the waiters for `key`; None: all of them."""
+        """Wake the waiters for `key`; None: all waiters."""
         for waiter in list(self._waiters):
             if key is None or waiter.key == key:
                 waiter.notified = True

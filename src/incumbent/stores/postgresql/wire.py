@@ -1,7 +1,7 @@
-"""Connections to a database, by libpq (psycopg.pq); a side says how to wait for their sockets.
+"""Connections to a database by libpq (psycopg.pq); a `Side` waits for their sockets.
 
 libpq's own waiting is not used: it resolves names without a timeout and counts whole seconds. Each
-host gets its share of the time that is left, so that a dead one does not use up all of it.
+host gets its share of the time that is left, so that a dead host does not use up all of it.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ _ENDS: Final = (b"FATAL", b"PANIC")
 _SQLSTATE: Final = pq.DiagnosticField.SQLSTATE
 _MESSAGE: Final = pq.DiagnosticField.MESSAGE_PRIMARY
 _STALE_AFTER: Final = 0.05
-"""A connection unused for longer is looked at before it is trusted: one system call."""
+"""Seconds: a connection unused for longer is checked before use, by one system call."""
 
 _IDLED: Final = "57P05"
-"""The server ended a session that idled too long (idle_session_timeout). It says so only between
-requests, before it begins another: one that this answers was not carried out."""
+"""The server ended a session that idled too long (idle_session_timeout). It does so only between
+requests, so that a request with this reply was not carried out."""
 _NOT_PREPARED: Final = ("26000", "42P05")
-"""No such prepared statement; there is one already."""
+"""No such prepared statement; there is one of that name already."""
 
 _now = clock.now
 
 
 class Side:
-    """How to wait, until an instant of clock.now. These block."""
+    """The ways to wait, until an instant of clock.now. These methods block."""
 
     wakeup: Callable[[], Wakeup] = LockWakeup
 
     async def ready(self, fd: int, until: float, *, writing: bool = False) -> bool:
-        """Wait for a descriptor; whether it became ready before `until`."""
+        """Wait for a descriptor; return whether it became ready before `until`."""
         return wait_ready(fd, until, writing=writing)
 
     async def resolve(self, host: str, port: str, until: float) -> Sequence[str]:
@@ -68,7 +68,7 @@ class Side:
 
 
 class Suspending(Side):
-    """The same for a task. asyncio is imported only then: the blocking side has no use for it."""
+    """The ways to wait in an asyncio task. Only these import asyncio: blocking code needs none."""
 
     wakeup = SharedWakeup
 
@@ -95,7 +95,7 @@ class Suspending(Side):
 
 
 class _Failed(Exception):
-    """One host, or one of its addresses, gave no connection. `final`: nor will it ever."""
+    """A host, or one of its addresses, gave no connection. `final`: trying again cannot help."""
 
     def __init__(self, why: str, *, final: bool = False) -> None:
         super().__init__(why)
@@ -103,14 +103,14 @@ class _Failed(Exception):
 
 
 def _shared(among: Sequence[T], until: float) -> Iterator[tuple[T, float]]:
-    """Each with the instant by which it must be done: its share of the time that is left then."""
+    """Yield each item with its deadline: an equal share of the time that is left by then."""
     for step, each in enumerate(among):
         now = _now()
         yield each, now + (until - now) / (len(among) - step)
 
 
 async def connect(site: Site, side: Side, until: float) -> Any:
-    """A connection of libpq that is logged in to a server which can write.
+    """A connection of libpq that is logged in to a writable server.
 
     Raises StoreUnavailable, at `until` (an instant of clock.now) at the latest.
     """
@@ -179,7 +179,7 @@ def _unavailable(site: Site, failures: list[_Failed]) -> StoreUnavailable:
     if len(errors) == 1:
         return errors[0]
     both = connect_error(" | ".join(map(str, failures)), site.where, proved=site.proved)
-    # Of several hosts one may come back: only what all of them say is final.
+    # One of several hosts may come back: the error is final only if it is for all of them.
     both.permanent = bool(errors) and all(error.permanent for error in errors)
     return both
 
@@ -188,9 +188,9 @@ def _unavailable(site: Site, failures: list[_Failed]) -> StoreUnavailable:
 
 
 class Wire:
-    """`used`: when the present (or last) request began; `direct`: no pooler stands between.
+    """One connection. `used`: the start of the last request; `direct`: no pooler is in between.
 
-    `ahead`: by how many seconds at most the server's clock (since 1970) is ahead of ours.
+    `ahead`: the most seconds that the server's clock (since 1970) is ahead of clock.now.
     `backend`: the server process that the login named. `version`: 150004 for 15.4.
     """
 
@@ -209,40 +209,40 @@ class Wire:
         self._known: dict[bytes, bytes] = {}
         self._preparing: tuple[bytes, bytes] | None = None
         self._last_words: list[str] = []
-        # It must not refer to this object: nobody but its holder keeps a connection open.
+        # The handler must not refer to this object, or a dropped connection would stay open.
         connection.notice_handler = partial(_note, self._last_words)
 
     def is_stale(self, *, trust: bool = True) -> bool:
-        """Whether the server closed it. `trust`: do not look at one that was just used."""
+        """Whether the server closed it. `trust`: do not check a connection that was just used."""
         if self.closed or self._last_words:
             return True
         if trust and _now() - self.used < _STALE_AFTER:
             return False
         if self._preparing is not None:
-            # The answer to that may have come: the next request reads it.
+            # The reply to the prepare may have come: the next request reads it.
             return False
-        # Something that nobody asked for: an end, in most cases.
+        # Data without a request: in most cases the end of the session.
         return is_ready(self._fd, writing=False)
 
     def close(self) -> None:
-        """Let go at once."""
+        """Close the connection at once."""
         if not self.closed:
             self.closed = True
             self._connection.finish()
 
     def detach(self) -> None:
-        """In a fork's child: nothing is written, and nothing of ours is at the descriptor."""
+        """In a forked child: write nothing, and let the descriptor lead nowhere."""
         if not self.closed:
             self.closed = True
             leave_to_parent(self._fd)
 
     async def carry_out(self, plan: Plan[float, T], until: float) -> T:
-        """The outcome of a plan. Raises Broken, ErrorReply, and whatever its program raises."""
+        """The outcome of a plan. Raises Broken, ErrorReply, and the errors of its program."""
         program = plan.start(self.ahead, until)
         return await drive(program, lambda request: self.query(request, until))
 
     async def query(self, request: Request, until: float) -> bytes | None:
-        """The one value that the statement answers. Raises Broken, ErrorReply."""
+        """The one value of the statement's reply. Raises Broken, ErrorReply."""
         if until <= _now():
             raise Broken("no time is left", sent=False, late=True)
         self.used = _now()
@@ -250,7 +250,7 @@ class Wire:
             await self._prepared(*self._preparing, until)
         if self._last_words:
             raise Broken(self._last_words[-1], sent=False)
-        # psycopg before 3.3 takes nothing but a list.
+        # psycopg before 3.3 takes only a list.
         connection, parameters = self._connection, [*request.parameters]
         name = self._known.get(request.sql)
         if name is not None:
@@ -259,7 +259,7 @@ class Wire:
             except ErrorReply as error:
                 if error.code not in _NOT_PREPARED:
                     raise
-                # Somebody tidied up our session, or a pooler hides well: nothing was executed.
+                # Another client discarded our statements, or a pooler hides: nothing was executed.
                 self._forget()
         answer = await self._ask(until, connection.send_query_params, request.sql, parameters)
         if self.direct and parameters:
@@ -267,31 +267,31 @@ class Wire:
         return answer
 
     async def script(self, text: str, until: float) -> None:
-        """Several statements, in one transaction. Raises Broken, ErrorReply."""
+        """Execute several statements, in one transaction. Raises Broken, ErrorReply."""
         await self._ask(until, self._connection.send_query, text.encode())
 
     def _prepare(self, sql: bytes) -> None:
-        """Have it prepared for the next time; nobody waits for that."""
-        # Such as "incumbent.give($1) 8c736521". Told apart by content: another release may share
-        # the session through a pooler.
+        """Prepare the statement for its next use; no request waits for the reply."""
+        # Such as "incumbent.give($1) 8c736521". The name depends on the content, as another release
+        # may share the session through a pooler.
         call = sql.removeprefix(b"SELECT ").partition(b",")[0].rstrip(b")")
         name = b"%b) %08x" % (call, crc32(sql))
         try:
             self._connection.send_prepare(name, sql)
             self._connection.flush()
         except DriverError:
-            return  # whoever uses it next will see
+            return  # the next request will see the error
         self._preparing = (sql, name)
 
     async def _prepared(self, sql: bytes, name: bytes, until: float) -> None:
-        """Read the reply to that."""
+        """Read the reply to the prepare."""
         self._preparing = None
         try:
             await self._reply(until)
         except ErrorReply:
             self._forget()
         except Broken as error:
-            # Of the request itself nothing has left.
+            # Nothing of the request itself was sent.
             raise Broken(str(error), sent=False, late=error.late) from error
         else:
             self._known[sql] = name
@@ -310,7 +310,7 @@ class Wire:
         return await self._reply(until)
 
     async def _reply(self, until: float) -> bytes | None:
-        """The value that the last request answered. Raises Broken, ErrorReply."""
+        """The value in the reply to the last request. Raises Broken, ErrorReply."""
         connection = self._connection
         results: list[Any] = []
         try:
@@ -331,21 +331,21 @@ class Wire:
     def _lost(self, error: Exception, results: list[Any]) -> Broken:
         """The exception for a request that failed by `error` after `results`.
 
-        Raises Broken, ErrorReply instead, if the server had words of its own.
+        Raises Broken or ErrorReply instead, if the server sent an error of its own.
         """
         connection = self._connection
-        # A reply that was read before the connection ended may not have been looked at.
-        # Without a connection this does not block.
+        # A reply that was received before the connection ended may not have been parsed.
+        # Without a connection this call does not block.
         if not results and connection.status == _BAD:
             results = [connection.get_result()]
         for result in results:
-            # Libpq's own words have no severity.
+            # Errors of libpq itself have no severity.
             if result is not None and result.error_field(_SEVERITY):
                 _value_of(result)
         return _broken(error)
 
     async def notified(self, until: float) -> list[str]:
-        """The notifications that came; none at `until`. Raises Broken."""
+        """Wait for notifications, and return them; none at `until`. Raises Broken."""
         connection = self._connection
         try:
             while not (found := _drained(connection)):
@@ -365,10 +365,10 @@ def _drained(connection: Any) -> list[str]:
 
 
 def _note(last_words: list[str], result: Any) -> None:
-    """Keep the end of a session, if it is one.
+    """Keep the text of a notice that ends the session.
 
-    libpq takes what comes between requests, as together with the answer before, for a notice; the
-    next request would hear only that nobody is there.
+    libpq takes an error between requests, or one that comes with the reply before, for a notice;
+    the next request would only report that the connection is closed.
     """
     if (result.error_field(_SEVERITY) or b"") in _ENDS:
         text = result.error_field(_MESSAGE) or b""
@@ -376,7 +376,7 @@ def _note(last_words: list[str], result: Any) -> None:
 
 
 def _value_of(result: Any) -> bytes | None:
-    """The one value that was answered. Raises ErrorReply, or Broken for a session's last words."""
+    """The one value of a result. Raises ErrorReply, or Broken if the result ends the session."""
     if result.status == _FATAL_ERROR:
         severity, code, text = (
             (result.error_field(each) or b"").decode("utf-8", "replace")
@@ -392,5 +392,5 @@ def _value_of(result: Any) -> bytes | None:
 
 
 def _broken(error: Exception) -> Broken:
-    """The exception for libpq's error: once something was sent, the outcome is open."""
+    """The exception for an error of libpq; the outcome is unknown, as bytes may have been sent."""
     return Broken(" ".join(str(error).split()) or "the server closed the connection", sent=True)
