@@ -104,7 +104,8 @@ class AnyLease:
         Otherwise raises LeaseLost, which names the lease, or AlreadyReleased after a release; also
         ConfigError.
         """
-        seconds = need if type(need) is float else parse_duration(need, "need")
+        # NaN is refused: it would never be more than what is left.
+        seconds = need if type(need) is float and need >= 0 else parse_duration(need, "need")
         now = clock.now()
         for held in self._helds:
             left = held.machine.remaining(now)
@@ -372,10 +373,11 @@ class AnyLock(Generic[A]):
 
     def _leave(self) -> A:
         """Remove the last lease that the caller entered, or else that of the only other caller."""
-        me = self._me()
-        own = [entry for entry in self._entries if entry[2] and entry[0] == me]
+        # From a copy: while other threads remove entries, an iteration of the list skips some.
+        me, entries = self._me(), self._entries.copy()
+        own = [entry for entry in entries if entry[2] and entry[0] == me]
         if not own:
-            own = [entry for entry in self._entries if entry[2]]
+            own = [entry for entry in entries if entry[2]]
             if not own or any(entry[0] != own[0][0] for entry in own):
                 raise NotHeld(f"the lock on {self._names()} was not entered here")
         self._entries.remove(own[-1])

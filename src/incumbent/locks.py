@@ -259,7 +259,7 @@ class TakingHandle(LockHandle[L], Generic[L]):
     def _mine(self) -> L | None:
         """The caller's last lease that is not released, or else its last one."""
         me = self._me()
-        leases = [lease for caller, lease, _ in self._entries if caller == me]
+        leases = [lease for caller, lease, _ in self._entries.copy() if caller == me]
         alive = (lease for lease in reversed(leases) if not lease._let_go())
         return next(alive, leases[-1] if leases else None)
 
@@ -284,17 +284,24 @@ class TakingHandle(LockHandle[L], Generic[L]):
         self._keep(lease)
         return lease
 
-    def _keep(self, lease: L) -> None:
+    def _keep(self, lease: L, *, entered: bool = False) -> None:
         caller = self._caller()
         if caller is not None:
             # Weak references both ways: a lease in a reference cycle would be released late.
             me = weakref.ref(caller, partial(_forget, weakref.ref(self)))
-            self._entries.append((me, lease, False))
+            self._entries.append((me, lease, entered))
+
+    def _has_entered(self, lease: L) -> None:
+        if self._reentrant:
+            # A caller that ends inside drops its lease, so that the holding ends too.
+            self._keep(lease, entered=True)
+        else:
+            super()._has_entered(lease)
 
     def _refuse_waiting(self) -> None:
         """Raise Misuse if only this lock keeps a lease of the caller: nothing else would end it."""
         me = self._me()
-        own = [entry for entry in self._entries if entry[0] == me and not entry[2]]
+        own = [entry for entry in self._entries.copy() if entry[0] == me and not entry[2]]
         if not own:
             return
         _drop(self._entries, own[0])

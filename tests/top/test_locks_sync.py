@@ -203,6 +203,14 @@ def test_check_says_what_is_no_duration(engine: FaultyEngine) -> None:
             lease.check(need="soon")
 
 
+@pytest.mark.parametrize("need", [float("nan"), -5.0, -5])
+def test_check_wants_a_number_of_seconds_that_can_be_compared(
+    engine: FaultyEngine, need: float
+) -> None:
+    with Lock("a", store=engine) as lease, pytest.raises(incumbent.ConfigError, match="need"):
+        lease.check(need=need)
+
+
 def test_a_lease_is_renewed_for_as_long_as_the_body_runs(engine: FaultyEngine) -> None:
     with Lock("a", store=engine, ttl=1.2) as lease:
         assert not lease.wait_lost(1.5)

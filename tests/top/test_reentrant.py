@@ -432,3 +432,18 @@ def test_many_threads_that_enter_twice_never_overlap(engine: FaultyEngine) -> No
             done.result(30)
     assert overlaps == 0
     assert engine.faulty.calls["give"] == 120
+
+
+def test_the_holding_of_a_thread_that_ended_inside_ends_too(engine: FaultyEngine) -> None:
+    lock = make(engine, ttl=1.0)
+
+    def enter() -> None:
+        lock.__enter__()
+
+    with pytest.warns(ResourceWarning, match="dropped without a release"):
+        thread = threading.Thread(target=enter)
+        thread.start()
+        thread.join()
+        del thread
+        gc.collect()
+    eventually(lambda: not Lock("a", store=engine).locked())

@@ -532,3 +532,26 @@ def test_a_client_makes_them_with_its_settings(engine: FaultyEngine) -> None:
             assert [(one.holder, one.permits) for one in held] == [("it", 2), ("it", None)]
 
     asyncio.run(scenario())
+
+
+def test_a_thread_that_leaves_at_the_same_time_hides_no_other(engine: FaultyEngine) -> None:
+    semaphore = Semaphore("a", permits=3, store=engine)
+    entries: list[Any] = semaphore._entries
+
+    class Leaving:
+        """Another thread, which leaves just as it is compared with the caller."""
+
+        def __eq__(self, other: object) -> bool:
+            if first in entries:
+                entries.remove(first)
+            return False
+
+        def __hash__(self) -> int:
+            return 0
+
+    with semaphore as lease:
+        first, last = (Leaving(), lease, True), (object(), lease, True)
+        entries.insert(0, first)
+        entries.append(last)
+    assert entries == [last]
+    entries.clear()
