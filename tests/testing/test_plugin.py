@@ -260,3 +260,18 @@ def test_all_readers_of_a_name_run_out_at_once(incumbent_world: World) -> None:
     assert [lease.lost for lease in readers] == [True, True]
     with prices.write:
         pass
+
+
+def test_a_coroutine_waits_for_its_timeout_and_not_for_what_the_clock_was_advanced_by(
+    incumbent_world: World,
+) -> None:
+    incumbent_world.advance(HOUR)
+
+    async def wait() -> None:
+        await incumbent.AsyncLock("a", store=incumbent_world.store, timeout=0.2).acquire()
+
+    with incumbent.Lock("a", store=incumbent_world.store):
+        began = time.monotonic()
+        with pytest.raises(incumbent.AcquireTimeout):
+            asyncio.run(wait())
+        assert time.monotonic() - began < 5.0

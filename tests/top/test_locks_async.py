@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -320,3 +323,20 @@ def test_a_client_hands_its_settings_to_its_locks() -> None:
             assert [found.key.name for found in await fleet.scan()] == ["x"]
 
     run(scenario())
+
+
+def test_a_signal_handler_that_releases_wakes_the_loop_that_waits_for_the_lease() -> None:
+    lease = incumbent.Lock("handled", store="memory:", timeout=0, ttl=60).acquire()
+
+    async def wait() -> None:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        async with AsyncLock("handled", store="memory:", timeout=30):
+            pass
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: lease.release())
+    began = time.monotonic()
+    try:
+        asyncio.run(wait())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert time.monotonic() - began < 5

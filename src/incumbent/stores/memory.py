@@ -20,7 +20,6 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
-from incumbent.net.readers import SharedWakeup
 from incumbent.stores.base import Parting
 from incumbent.stores.inline import InlineAsyncStore
 from incumbent.stores.table import MemoryTable
@@ -136,13 +135,24 @@ class AsyncMemoryStore(InlineAsyncStore):
         self._memory = store
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        wakeup = SharedWakeup()
-        if not self._memory.listen(key, seen, wakeup.wake):
+        from asyncio import Event, get_running_loop, timeout
+
+        # Not a SharedWakeup: a signal handler may release a lease in the loop's own thread while
+        # the loop sleeps, and tests move `clock.now`.
+        loop, changed = get_running_loop(), Event()
+
+        def tell() -> None:
+            loop.call_soon_threadsafe(changed.set)
+
+        if not self._memory.listen(key, seen, tell):
             return
         try:
-            await wakeup.wait(until)
+            async with timeout(max(0.0, until - clock.now())):
+                await changed.wait()
+        except TimeoutError:
+            pass
         finally:
-            self._memory.unlisten(wakeup.wake)
+            self._memory.unlisten(tell)
 
 
 class MemoryEngine:
