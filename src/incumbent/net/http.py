@@ -6,13 +6,14 @@ Blocking and asynchronous code share it: `exchange` and `feed` are coroutines; p
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final, Protocol
 
 from incumbent import clock
 from incumbent.net.pool import Connection, Ended
 
 _HEAD_MAX: Final = 65_536
-_HEX: Final = 16
+_HEX_DIGITS: Final = re.compile(rb"[0-9a-fA-F]+(?=[ \t]*(?:;|\Z))")
 
 _now = clock.now
 
@@ -120,11 +121,13 @@ class Reading:
             raise Garbled("it does not speak HTTP")
         self.status, self.head, self._raw = int(head[9:12]), head.lower(), rest
         length, coding = self.header(b"content-length"), self.header(b"transfer-encoding")
-        if length and coding:
+        if (length and coding) or self.head.count(b"\r\ncontent-length:") > 1:
             # RFC 9112, 6.3: another answer may be smuggled behind this one.
             raise Garbled("it says its length in two ways")
+        if length and not length.isdigit():
+            raise Garbled("its length cannot be read")
         self._chunked = b"chunked" in coding
-        self._left = int(length) if length.isdigit() else -1
+        self._left = int(length) if length else -1
         self.last = self.header(b"connection") == b"close" or head.startswith(b"HTTP/1.0")
         return True
 
@@ -138,13 +141,15 @@ class Reading:
             size, found, rest = self._raw.partition(b"\r\n")
             if not found:
                 return
-            try:
-                count = int(size.partition(b";")[0], _HEX)
-            except ValueError:
-                raise Garbled("its chunks cannot be read") from None
+            digits = _HEX_DIGITS.match(size)
+            if digits is None:
+                raise Garbled("its chunks cannot be read")
+            count = int(digits[0], 16)
             if count == 0:
                 self._read_trailers(rest)
                 return
+            if rest[count : count + 2] not in (b"\r\n", b"\r", b""):
+                raise Garbled("a chunk is longer than was announced")
             if len(rest) < count + 2:
                 return
             self.body += rest[:count]
