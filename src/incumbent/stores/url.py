@@ -235,8 +235,8 @@ def with_password(url: str, password: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not separator or scheme == "sqlite":
         raise ConfigError(f"{_PASSWORD_FILE}: a {scheme.partition(':')[0]} store has no password")
-    authority, slash, path = rest.partition("/")
+    authority = re.split("[/?]", rest, maxsplit=1)[0]
     user, _, host = authority.rpartition("@")
     if ":" in user:
         raise ConfigError(f"{_PASSWORD_FILE} is set, and the URL has a password too: leave one out")
-    return f"{scheme}://{user}:{quote(password, safe='')}@{host}{slash}{path}"
+    return f"{scheme}://{user}:{quote(password, safe='')}@{host}{rest[len(authority) :]}"

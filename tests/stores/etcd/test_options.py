@@ -43,6 +43,12 @@ def test_the_password_may_come_from_a_file() -> None:
     assert (options.username, options.password) == ("me", "a/b@c")
 
 
+@pytest.mark.parametrize("host", ["h", "h:6379", "h:6379/0"])
+def test_a_password_stands_before_the_host_whatever_the_options_say(host: str) -> None:
+    url = f"redis://{host}?client_name=a@b"
+    assert with_password(url, "secret") == f"redis://:secret@{host}?client_name=a@b"
+
+
 def test_restart_wait_is_a_duration() -> None:
     assert parse_etcd_url("etcd://e1?restart_wait=2s").restart_wait == 2.0
 

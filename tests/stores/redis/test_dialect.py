@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 import hiredis
 import pytest
@@ -222,6 +223,15 @@ def test_a_key_found_on_the_server_leads_back_to_its_lease(
     of = naming.of(key)
     for found in (of.main, of.companion, of.slot("2026-01-01T00:00")):
         assert naming.key_of(found, namespace) == key
+
+
+@pytest.mark.parametrize("template", [None, "lock:{name}"])
+def test_a_scan_finds_each_key_of_a_lease(template: str | None) -> None:
+    naming = Naming(template)
+    of = naming.of(Key("default", "job"))
+    patterns = [pattern.replace("{", "[{]") for pattern in naming.patterns("default", "j")]
+    keys = (of.main, of.companion, of.candidates, of.line, of.sharers, of.slot("x"))
+    assert [key for key in keys if not any(fnmatchcase(key, each) for each in patterns)] == []
 
 
 def test_with_a_shared_key_the_companions_carry_all_of_it() -> None:

@@ -326,7 +326,7 @@ class Naming:
         start = head.replace("{namespace}", namespace)
         end = tail.replace("{namespace}", namespace)
         main = f"{_escaped(start + prefix)}*{_escaped(end)}"
-        return [main, f"incumbent:{{{main}}}:[bhrs]*"]
+        return [main, f"incumbent:{{{main}}}:[bhrswqp]*"]
 
     def key_of(self, found: str, namespace: str) -> Key | None:
         """The lease that a key on the server belongs to."""
