@@ -52,7 +52,7 @@ class AsyncPanel(ConnectedPanel):
             owes()
         else:
             # The node may still confirm the revocation, only later.
-            future.add_done_callback(lambda done: None if _is_confirmed(done) else owes())
+            _unless_confirmed(future, owes)
 
     def _write(self, node: int, step: Step, until: float) -> Silent | None:
         self._futures.pop(node, None)
@@ -153,13 +153,14 @@ class _Wires(Dialer[AsyncWire]):
 
     def _pay(self, node: int, wire: AsyncWire) -> None:
         """Send the revocations of votes that the node has not confirmed yet."""
-        for key, claim, ballot in self.nodes[node].take_owed():
+        for vote in self.nodes[node].take_owed():
+            owes = partial(self.nodes[node].owes, *vote)
             try:
-                revoke = as_eval(self.quorum.dialect.revoke(key, claim, ballot))
-                paid = wire.ask(revoke, _now() + LONGEST)
+                paid = wire.ask(as_eval(self.quorum.dialect.revoke(*vote)), _now() + LONGEST)
             except Broken:
-                return
-            paid.add_done_callback(_is_lost)
+                owes()
+            else:
+                _unless_confirmed(paid, owes)
 
     def let_go(self) -> None:
         """Close all connections at once: nothing may outlive the event loop."""
@@ -210,5 +211,11 @@ def _is_lost(future: asyncio.Future[Any]) -> bool:
     return future.cancelled() or future.exception() is not None
 
 
-def _is_confirmed(undo: asyncio.Future[Any]) -> bool:
-    return not _is_lost(undo) and type(undo.result()) is int
+def _unless_confirmed(undo: asyncio.Future[Any], owes: Callable[[], None]) -> None:
+    """Owe the revocation, unless the node confirms it."""
+
+    def judge(done: asyncio.Future[Any]) -> None:
+        if _is_lost(done) or type(done.result()) is not int:
+            owes()
+
+    undo.add_done_callback(judge)
