@@ -266,6 +266,14 @@ def test_a_gap_between_two_records_is_found() -> None:
     assert all(slot.missed for slot in found)
 
 
+@pytest.mark.parametrize("since", [b"null", b'"today"'])
+def test_a_record_that_does_not_say_since_when_is_no_reason_to_fail(since: bytes) -> None:
+    facts = b'{"schedule":"every 1m","since":%b}' % since
+    spec = replace(SPEC, schedule=Every(60))
+    runs = (run(State.OK, DUE - 120), run(State.OK, DUE))
+    assert DUE - 60 in [slot.due for slot in gaps(spec, record(runs, job=facts))]
+
+
 def test_a_gap_of_a_job_that_runs_each_second_is_found_half_an_hour_later() -> None:
     spec = replace(SPEC, schedule=Every(1), keep_runs=5000)
     began = DUE - 1000

@@ -193,9 +193,9 @@ def _collapsed(spec: JobSpec, record: Record, notes: list[Run], now: float) -> l
 
 def _accounted_before(record: Record, due: float) -> float | None:
     known = [run.due for run, _ in runs_of(record.fields).values() if run.due < due]
-    since = read_job(record.fields).get("since")
-    if isinstance(since, int | float) and since < due:
-        known.append(float(since))
+    since = _since(record)
+    if since is not None and since < due:
+        known.append(since)
     known += [last for _, last in pruned_spans(record.fields) if last < due]
     return max(known, default=None)
 
@@ -275,9 +275,15 @@ def known_until(spec: JobSpec, record: Record) -> float | None:
     facts = read_job(record.fields)
     if facts.get("schedule") != spec.schedule.describe():
         return None
-    since = facts.get("since")
+    since = _since(record)
     known = [run.due for run, _ in runs_of(record.fields).values() if is_scheduled(run.slot)]
-    return max(*known, float(since) if isinstance(since, int | float) else -inf, -1e12)
+    return max(*known, -inf if since is None else since, -1e12)
+
+
+def _since(record: Record) -> float | None:
+    """The instant since which the job has been on record; None if the record does not say."""
+    since = read_job(record.fields).get("since")
+    return float(since) if isinstance(since, int | float) else None
 
 
 def retry_due(spec: JobSpec, record: Record, now: float) -> Slot | None:
@@ -296,7 +302,7 @@ def gaps(spec: JobSpec, record: Record) -> list[Slot]:
     until = known_until(spec, record)
     if until is None or not runs:
         return []
-    since = float(read_job(record.fields).get("since", 0.0))
+    since = _since(record) or 0.0
     oldest = runs[-LOOK_BACK].due if len(runs) >= LOOK_BACK else since
     oldest = min(oldest, until - LOOK_BACK_FOR)
     taken = claimed_slots(record)
