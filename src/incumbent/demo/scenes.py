@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, Final, NamedTuple, Self, TypeVar
 
-from incumbent.demo.judge import Account, seconds_shared
+from incumbent.demo.judge import Account
 from incumbent.supervise.kernel import below, die_with_parent, pidfds, readable
 
 PATIENCE: Final = 6.0
@@ -391,7 +391,9 @@ def _after(begin: float | None, end: float | None) -> str:
 
 
 def _shared(old: Account, new: Account) -> str:
-    seconds = seconds_shared((old, new))
+    # `new` is as it was at its first write, and has gone on since.
+    ends, begins = old.last_write, new.first_write
+    seconds = 0.0 if ends is None or begins is None else ends - begins
     if seconds <= 0:
         return "no overlap this time"
     return f"{old.who} and {new.who} both wrote for {spell(seconds)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -178,6 +177,8 @@ def _file_system(path: Path) -> Finding:
 
 
 def _space(path: Path) -> list[Finding]:
+    import shutil  # imported only here: it loads compressors, which costs start-up time
+
     try:
         free = shutil.disk_usage(path.parent).free
     except OSError:
