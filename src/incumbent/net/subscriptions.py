@@ -208,6 +208,9 @@ class SubscriptionHub(Generic[H, S, W]):
                 if _now() >= min(until, waiter.look_at):
                     return
                 await self._connect(host, role, subscriber, until)
+                # Connecting may have taken long, and another role may count by now.
+                if role is not self._role:
+                    return
                 self._subscribe(role, subscriber)
                 if self._is_done(waiter):
                     return
@@ -297,6 +300,8 @@ class SubscriptionHub(Generic[H, S, W]):
                     del each.asked[channel]
                     each.confirmed.discard(channel)
                     self._send(role, subscriber, node, self._request("UNSUBSCRIBE", channel))
+                    if role.subscriptions[node] is not each:
+                        break
 
     def _send(self, role: Role[S], subscriber: Subscriber[Any], node: int, request: bytes) -> None:
         try:

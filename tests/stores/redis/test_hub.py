@@ -523,3 +523,65 @@ def test_a_server_that_confirms_no_subscription_is_given_up_in_time() -> None:
     began = clock.now()
     asyncio.run(scenario())
     assert lasted(began, 0.0, 5.0)
+
+
+def test_a_part_of_a_wait_that_ends_before_anybody_listens_is_no_look() -> None:
+    async def play(it: Scene) -> None:
+        it.host.confirms = False
+        reader = it.wait(queued(OTHER).seen)
+        await settled()
+        place = queued(at=SINCE - 1, ask=Ask(10.0, "me", queue=Queue(3.0), candidacy=20.0))
+        await it.wait(place.seen, 0.02)
+        # What is said to it now is lost.
+        for channel in list(it.host.ear.asked):
+            it.host.ear.tell([b"subscribe", channel, 1])
+        it.host.ear.confirms = True
+        await settled()
+        assert await is_over(it.wait(place.seen))
+        reader.cancel()
+
+    scene(play)
+
+
+def test_another_server_that_is_meant_is_listened_to_though_the_one_before_confirms() -> None:
+    async def play(it: Scene) -> None:
+        it.host.confirms = False
+        waiting = it.wait(queued().seen)
+        await settled()
+        it.host.confirms = True
+        it.hub.let_go()
+        await settled()
+        first = it.host.ears[0]
+        first.tell([b"subscribe", first.asked[0], 1])
+        await settled()
+        assert (len(it.host.ears), first.closed) == (2, True)
+        it.word(f"turn {CLAIM[:16]} 0")
+        assert await is_over(waiting)
+
+    scene(play)
+
+
+def test_who_relied_on_another_incarnation_looks_before_it_connects() -> None:
+    async def play(it: Scene) -> None:
+        waiting = it.wait(queued(OTHER).seen)
+        await settled()
+        it.host.away = True
+        newer = it.wait(queued(epoch="run-2").seen)
+        assert await is_over(waiting)
+        assert waiting.exception() is None
+        newer.cancel()
+
+    scene(play)
+
+
+def test_a_connection_that_breaks_as_channels_are_given_up_is_lost_once() -> None:
+    async def play(it: Scene) -> None:
+        it.host.unchanged = False
+        for number in range(99):
+            key = Key("default", f"n{number}")
+            await it.hub.wait(it.host, key, "lease 1", clock.now() + 1)
+        it.host.ear.refuses = b"incumbent:{default/n0}:c"
+        await it.hub.wait(it.host, KEY, "lease 1", clock.now() + 1)
+        assert (len(it.host.ears), it.losses) == (2, 1)
+
+    scene(play)

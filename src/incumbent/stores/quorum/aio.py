@@ -138,6 +138,10 @@ class _Wires(Dialer[AsyncWire]):
                 self.slow.discard(node)
         if None in self.all:
             await self.fill(self.all, until)
+        for node, those in enumerate(self.spare):
+            # A second connection was begun because the first one took long.
+            while those and self.all[node] is not None:
+                those.pop().close()
         for node, wire in enumerate(self.all):
             if wire is not None and self.nodes[node].owed:
                 self._pay(node, wire)

@@ -84,8 +84,11 @@ class Dialer(ABC, Generic[W]):
                 self._begin(node, until, spare[node])
             while wanted:
                 present = len(links) - links.count(None)
+                if present >= need and self.shared:
+                    # A node that failed before is awaited only if it is needed for a majority.
+                    wanted = {node for node in wanted if self.nodes[node].why is None}
                 by = until if present < need else now + self._grace_of(wanted, until - now)
-                if _now() >= by or waiting is not self._waiting:
+                if not wanted or _now() >= by or waiting is not self._waiting:
                     break
                 await wakeup.wait(by)
                 # A new connection is in `spare` before it leaves `dialing`: keep this order.

@@ -40,6 +40,8 @@ class LineWaiter(Waiter):
     def __init__(self, wakeup: Wakeup, place: Place | None, channels: list[str]) -> None:
         super().__init__(wakeup, channels)
         self.place = place
+        self.heard: LineSubscription | None = None
+        """The subscription that has had all its messages since its place was written."""
 
 
 class LineSubscription(Subscription):
@@ -111,7 +113,9 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
 
     @property
     def _subscription(self) -> LineSubscription | None:
-        return self._role.subscriptions[0]
+        """None also while it is being made: messages before that are not received."""
+        subscription = self._role.subscriptions[0]
+        return subscription if subscription is not None and subscription.since else None
 
     async def wait(self, host: Host, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change. Raises StoreError if there can be no subscription."""
@@ -125,6 +129,7 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
             subscription = self._subscription
             if subscription is None or self._may_have_missed(subscription, waiter):
                 return False
+            waiter.heard = subscription
             if not self._has_to_look(subscription, waiter):
                 return True
             mark = seen if place is None else f"lease {place.mark}"
@@ -168,7 +173,10 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
         if known is not None and known.outdated:
             why = "it led to another incarnation of the server"
             self._lose(role, 0, Broken(why, sent=True))
-        while role.subscriptions[0] is None and (now := _now()) < until:
+            # A waiter that relied on the connection looks before anybody connects again.
+            subscriber.wake()
+            return
+        while role is self._role and role.subscriptions[0] is None and (now := _now()) < until:
             if now < role.retry_at[0]:
                 raise StoreUnavailable(f"{self.where}: nobody can listen at present")
             failures = role.failures[0]
@@ -191,13 +199,15 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
         subscriber.arrive(0, wire)
         while self._inbox not in subscription.confirmed:
             message = await subscriber.next(until)
+            if role is not self._role:
+                return
             if message is not None:
                 self._receive(role, *message)
                 self._subscribe(role, subscriber)
             elif _now() >= until:
                 role.subscriptions[0] = None
                 subscriber.drop(0)
-            if role.subscriptions[0] is not subscription:
+            if role is not self._role or role.subscriptions[0] is not subscription:
                 return
         subscription.since = await host.server_time(until)
         self._wake_begun()
@@ -248,8 +258,11 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
                 # A message ended the wait: the waiter will ask the server.
                 self.waits_on.pop(place.id, None)
             subscription = self._subscription
-            if subscription and (place.looks_on or place.at <= subscription.since):
-                # A waiter that leaves will look, and so learn of all messages until now.
+            # A waiter that leaves before its time is over looks. One whose time is over may wait on
+            # without a look (see running).
+            knows = waiter.heard is subscription or _now() < until
+            if subscription and knows and (place.looks_on or place.at <= subscription.since):
+                # It comes back knowing all messages that were received by now.
                 heard = subscription.messages_for(waiter)
                 _keep(self._looked, place.id, (subscription, heard))
         super()._leave(waiter, until)
