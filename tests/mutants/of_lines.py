@@ -85,6 +85,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         _HUB,
     ),
     _d(
+        "redis: a waiter that relied on another incarnation connects before it looks",
+        "stores/redis/subscription.py",
+        "            subscriber.wake()\n            return\n",
+        "",
+        _HUB,
+    ),
+    _d(
+        "a connection that broke is asked to give up more channels",
+        "net/subscriptions.py",
+        "                    if role.subscriptions[node] is not each:\n                        break\n",
+        "",
+        _HUB,
+    ),
+    _d(
         "redis: who was told to look is told to look later",
         "stores/redis/subscription.py",
         "        if at < waiter.look_at:",

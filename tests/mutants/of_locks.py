@@ -117,4 +117,25 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        return bool(holdings)\n",
         *_SHARING,
     ),
+    _p(
+        "check lets NaN pass",
+        "handles.py",
+        "if type(need) is float and need >= 0 else",
+        "if type(need) is float else",
+        "tests/top/test_locks_sync.py::test_check_wants_a_number_of_seconds_that_can_be_compared",
+    ),
+    _p(
+        "a thread that leaves hides another one",
+        "handles.py",
+        "me, entries = self._me(), self._entries.copy()",
+        "me, entries = self._me(), self._entries",
+        "tests/top/test_sharing.py::test_a_thread_that_leaves_at_the_same_time_hides_no_other",
+    ),
+    _p(
+        "a caller that ended inside keeps its reentrant lock",
+        "locks.py",
+        "            self._keep(lease, entered=True)\n        else:\n            super()._has_entered(lease)",
+        "            super()._has_entered(lease)\n        else:\n            super()._has_entered(lease)",
+        "tests/top/test_reentrant.py::test_the_holding_of_a_thread_that_ended_inside_ends_too",
+    ),
 )
