@@ -32,8 +32,8 @@ def main() -> None:
         sys.stdout.flush()
 
 
-def _take(url: str, name: str, ttl: float) -> dict[str, Any]:
-    lease = Client(url).lock(name, ttl=ttl).acquire(timeout=0)
+def _take(url: str, name: str, ttl: float, timeout: float) -> dict[str, Any]:
+    lease = Client(url).lock(name, ttl=ttl).acquire(timeout=timeout)
     _leases[url] = lease
     return {"token": lease.fencing_token}
 
