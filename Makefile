@@ -31,7 +31,7 @@ test-all: test promtool $(VENV)/.browser $(VENV)/.docs $(VENV)/.cookbook browser
 	$(TESTS) rest $(FEWER) $(PYTEST_ARGS)
 
 # These tests compute and do not wait: more workers would only collect more often.
-quick: $(VENV)/.test ## what needs no server, in less than a minute
+quick: $(VENV)/.test ## what needs no server, in a minute or two
 	$(BIN)/python -m pytest -n 3 --dist worksteal $(PYTEST_ARGS) \
 	  -m "not slow and not server and not full and not timing and not crowd" \
 	  tests --ignore=tests/cli --ignore=tests/e2e
