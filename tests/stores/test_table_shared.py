@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -84,16 +86,17 @@ class Sharing(RuleBasedStateMachine):
         assert (outcome.reason == "permits") is not alike
         if outcome.reason == "permits":
             assert outcome.permits == next(iter(self.live().values()))
-            self.forget(claim)
         elif queue is not None:
+            # A waiter that was silent for too long may have lost its place to those behind it.
+            lapsed = claim in self.waits and not self.is_awake(claim)
+            self.heard[claim] = -inf if lapsed else self.now
             self.waits += [] if claim in self.waits else [claim]
-            self.heard[claim] = self.now
-        else:
+        if claim not in self.waits:
             self.asked.pop(claim)
         assert not room or self.waits or outcome.reason == "reserved"
 
     def is_awake(self, claim: str) -> bool:
-        """Whether it asked so lately that its turn cannot have gone by."""
+        """Whether it has asked so often that its turn cannot have gone by."""
         return self.now - self.heard[claim] < HEARTBEAT
 
     def is_granted(

@@ -12,6 +12,7 @@ from incumbent.testing.contract.bench import Bench, needs
 from incumbent.testing.contract.waits import (
     HINTED_WITHIN,
     PATIENCE,
+    ask_in_line,
     held_with_line,
     line_of,
     queued,
@@ -282,6 +283,21 @@ class SharedLineCases:
         (writer,), (later,) = line_of(bench, 1), line_of(bench, 1, permits=UNLIMITED)
         bench.give_up(writer)
         served(bench, later, permits=UNLIMITED)
+
+    def test_a_waiter_with_another_number_of_permits_keeps_its_place_until_it_leaves(
+        self, bench: Bench
+    ) -> None:
+        grant, (first,) = held_with_line(bench, 1, permits=4)
+        (second,) = line_of(bench, 1, permits=2)
+        bench.give(grant)
+        shared = served(bench, first, permits=4)
+        refusal = ask_in_line(bench, second, permits=2)
+        assert isinstance(refusal, Refused)
+        assert refusal.reason == "permits"
+        bench.give(shared)
+        assert bench.refused(permits=4).reason == "reserved"
+        bench.give_up(second)
+        bench.granted(permits=4)
 
     def test_the_next_one_who_may_share_is_told_of_a_grant(self, bench: Bench) -> None:
         grant, (first,) = held_with_line(bench, 1, permits=UNLIMITED)
