@@ -30,9 +30,9 @@ test: $(VENV)/.test servers ## the tests, in some minutes; brings the servers th
 test-all: test promtool $(VENV)/.browser $(VENV)/.docs $(VENV)/.cookbook browser ## and every product of store, fault and driver, and all seeds
 	$(TESTS) rest $(FEWER) $(PYTEST_ARGS)
 
-# These tests compute and do not wait: more workers would only collect more often.
-quick: $(VENV)/.test ## what needs no server, in a minute or two
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(PYTEST_ARGS) \
+# For two cores, too: with fewer workers cores are idle, and more would only collect more often.
+quick: $(VENV)/.test ## what needs no server, in a minute
+	$(BIN)/python -m pytest -n 5 --dist worksteal $(PYTEST_ARGS) \
 	  -m "not slow and not server and not full and not timing and not crowd" \
 	  tests --ignore=tests/cli --ignore=tests/e2e
 

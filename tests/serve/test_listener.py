@@ -22,5 +22,5 @@ def test_connections_that_come_as_it_closes_are_closed_too(monkeypatch: pytest.M
             for _ in range(6):
                 clients.enter_context(socket.create_connection((address[0], int(address[2]))))
             server.close()
-        gc.collect()
+    gc.collect()
     assert left == []
