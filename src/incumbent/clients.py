@@ -132,12 +132,12 @@ class Client(ClientHandle):
         return Shards(name, count, metadata=metadata, **self._of_group(settings))
 
     def read(self, name: str, timeout: Duration = 1.0) -> Record:
-        """Everything that the store knows about `name`: for display, never for decisions."""
+        """All that the store knows about `name`, for display only. Raises StoreError."""
         with brief:
             return self._link.store.read(make_key(self._namespace, name), _until(timeout))
 
     def scan(self, prefix: str = "", timeout: Duration = 5.0) -> tuple[Record, ...]:
-        """The records of all names that begin with `prefix`: for display, never for decisions."""
+        """The records of names that begin with `prefix`, for display only. Raises StoreError."""
         with brief:
             return self._link.store.scan(self._namespace, prefix, _until(timeout))
 

@@ -115,7 +115,8 @@ class Election(ElectionHandle[Term]):
     `priority` (0 or more): a waiting candidate of higher priority takes over from this one once the
     term has lasted `step_down_after` (seconds; at least a ttl, by default two). None: neither takes
     over nor yields. `seats`: the number of leaders at once, each in its own term, the same for all
-    candidates. `store`, `namespace` and the settings are those of `Lock`. Raises ConfigError.
+    candidates. `store`, `namespace` and the settings are those of `Lock`, all but reentrant (and,
+    with `seats`, once_per, slot and at_least_for). Raises ConfigError.
 
     >>> with Election("switch-7", store="memory:", metadata={"at": "10.0.0.7:80"}).lead() as term:
     ...     term.check(need=2)
@@ -194,7 +195,10 @@ class Election(ElectionHandle[Term]):
             run(port.sleep_until(self._next_campaign(term)))
 
     def leader(self) -> Leader | None:
-        """The current leader, by one request; perhaps outdated on arrival. Raises StoreError."""
+        """The current leader, by one request; perhaps outdated on arrival.
+
+        Raises StoreError, and Misuse if there are several `seats`.
+        """
         self._refuse_seats("leader")
         return next(iter(self.leaders()), None)
 
@@ -208,6 +212,7 @@ class Election(ElectionHandle[Term]):
 
         Continues through outages and raises only a permanent StoreError. With `timeout` it ends
         after that many seconds without news. A change that is over before it is seen is skipped.
+        Raises Misuse if there are several `seats`.
         """
         return News(self._link, *self._observation(), timeout)
 
@@ -237,8 +242,9 @@ class Election(ElectionHandle[Term]):
     def transfer(self, to: str, timeout: Duration | None = None) -> bool:
         """`resign`, and reserve the leadership for candidate `to`: min(ttl, 5 s) from the release.
 
-        With `at_least_for` the name stays closed for that time instead. Raises NotHeld,
-        NotCandidate if `to` is no candidate for it, ConfigError, StoreError.
+        With `at_least_for` the name stays closed for that time instead. Raises as `resign`, and
+        NotCandidate if `to` is no candidate, Misuse if there are several `seats`, ConfigError,
+        StoreError.
         """
         term = self._refuse_transfer(to)
         record = self._link.store.read(self._wanted.key, self._read_until())

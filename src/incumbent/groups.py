@@ -181,7 +181,8 @@ async def first_try(port: WritingPort, roster: Roster) -> None:
 class Group(GroupHandle):
     """A group: the processes that joined `name` and still renew their leases.
 
-    `store`, `namespace` and the settings are those of `Lock`. Raises ConfigError.
+    `store` and `namespace` are those of `Lock`, and of its settings `ttl`, `grace`, `policy` and
+    `holder`. Raises ConfigError.
 
     >>> group = Group("workers", store="memory:", holder="a")
     >>> with group.join({"at": "10.0.0.7:80"}):

@@ -364,13 +364,13 @@ def _drop(entries: list[Entry[L]], entry: Entry[L]) -> None:
 class Lock(TakingHandle[Lease]):
     """A lock on a name, for one holder at a time. Settings: see `incumbent.options.LockSettings`.
 
-    `store`: a URL, a Client, a redis-py client or pool, or None for INCUMBENT_STORE or this host's
-    SQLite file. `timeout`: seconds to wait (None: for ever; 0: try once). Many threads may use one
-    Lock. Without `reentrant=True`, waiting for the name in the body of a lease on it raises Misuse.
-    With it, the thread (or task) that acquired the lease gets another Lease on the same holding:
-    same token, deadline and settings, without a request. The release of the last one releases the
-    holding; entering a lost holding again raises LeaseLost. Raises ConfigError for settings that
-    cannot work.
+    `store`: a URL, a Client, a client or pool of redis-py, psycopg or SQLAlchemy, or None for
+    INCUMBENT_STORE or this host's SQLite file. `timeout`: seconds to wait (None: for ever; 0: try
+    once). Many threads may use one Lock. Without `reentrant=True`, waiting for the name in the body
+    of a lease on it raises Misuse. With it, the thread (or task) that acquired the lease gets
+    another Lease on the same holding: same token, deadline and settings, without a request. The
+    release of the last one releases the holding; entering a lost holding again raises LeaseLost.
+    Raises ConfigError for settings that cannot work.
 
     >>> with Lock("invoice-7", store="memory:", timeout=5) as lease:
     ...     lease.check(need=2)
@@ -385,7 +385,8 @@ class Lock(TakingHandle[Lease]):
         """Wait for the lease, for at most `timeout` seconds (default: the lock's `timeout`).
 
         The lock keeps the lease for this thread (see `release`). Raises NotAcquired (after a single
-        try), AcquireTimeout (after a wait), StoreUnavailable, OutcomeUnknown.
+        try), AcquireTimeout (after a wait), StoreUnavailable, OutcomeUnknown, and Misuse for a
+        wait in the body of the same name, or if the client was closed.
         """
         return self._note(self._acquire(timeout))
 
@@ -426,7 +427,7 @@ class Lock(TakingHandle[Lease]):
         return self._is_full(self._holdings())
 
     def held_by(self) -> str | None:
-        """The current holder's name, for display; the answer may be outdated on arrival."""
+        """The current holder's name, for display; perhaps outdated by now. Raises StoreError."""
         holdings = self._holdings()
         return holdings[0].holder if holdings else None
 

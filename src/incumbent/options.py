@@ -42,10 +42,10 @@ class LockSettings(TypedDict, total=False):
     the grant. `once_per`: at most one start in that time, by the store's clock. `slot`: the work
     that `once_per` counts, if not the name's own. `on_lost`: called with the LeaseLost, in a thread
     of its own. `if_lost`: "raise" at the end of the body (default), or "exit": end the process at
-    once with code 123, 0.1 s before the proof runs out (C code that keeps the interpreter for
-    longer delays it: see `incumbent run`); a loss that only the release finds is raised. `fair`:
-    waiters get the lease in the order of arrival; else others may overtake a few times in a row.
-    `reentrant`: the thread or task that holds a Lock may enter it again at once.
+    once with code 123, min(0.1 s, grace / 2) before the proof runs out (C code that keeps the
+    interpreter delays it: see `incumbent run`); a loss that only the release finds is raised.
+    `fair`: waiters get the lease in the order of arrival; else others may overtake a few times in a
+    row. `reentrant`: the thread or task that holds a Lock may enter it again at once.
     """
 
     ttl: Duration

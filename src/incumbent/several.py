@@ -172,7 +172,8 @@ class MultiLock(MultiHandle[MultiLease]):
         """Wait for all names, for at most `timeout` seconds (default: the lock's `timeout`).
 
         Raises NotAcquired (after a single try), AcquireTimeout (after a wait), StoreUnavailable,
-        OutcomeUnknown: then no name is held, and those taken before are released in the store.
+        OutcomeUnknown, and Misuse as `Lock.acquire`: then no name is held, and those taken before
+        are released in the store.
         """
         link, wait = self._link, self._seconds(timeout)
         with brief:

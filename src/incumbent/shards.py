@@ -178,8 +178,8 @@ class Shards(ShardsHandle[Shard]):
 
     Each shard is a lease `<name>/<number>`, held by one member at a time. When members come and go,
     only shards that must move do. All members need the same `count`. `metadata`: texts that
-    `Group(name).members()` shows. `store`, `namespace` and the settings are those of `Lock`. Raises
-    ConfigError for settings that cannot work.
+    `Group(name).members()` shows. The other settings are those of `Group`. Raises ConfigError for
+    settings that cannot work.
     """
 
     __slots__ = ()

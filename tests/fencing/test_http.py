@@ -26,7 +26,11 @@ class Wsgi:
         return [b"done"]
 
     def ask(self, method: str, sent: dict[str, str]) -> tuple[int, str]:
-        environ = {f"HTTP_{key.upper().replace('-', '_')}": value for key, value in sent.items()}
+        environ: dict[str, str] = {}
+        for name, value in sent.items():
+            # As wsgiref's server joins the values of one name.
+            key = f"HTTP_{name.upper().replace('-', '_')}"
+            environ[key] = f"{environ[key]},{value}" if key in environ else value
         statuses: list[str] = []
         body = self._app(
             {"REQUEST_METHOD": method, **environ}, lambda status, _: statuses.append(status)
@@ -105,6 +109,11 @@ def test_a_write_without_a_token_is_refused(server: Any) -> None:
 )
 def test_a_token_that_cannot_be_read_is_refused(server: Any, sent: dict[str, str]) -> None:
     assert server.ask(WRITE, sent)[0] == 400
+
+
+def test_a_request_with_two_tokens_has_none_that_can_be_read(kind: Any, tmp_path: Path) -> None:
+    server = kind(str(tmp_path / "tokens.db"), "orders")
+    assert server.ask(WRITE, {"Fencing-Token": "9", "fencing-token": "7"})[0] == 400
 
 
 def test_a_server_may_say_itself_what_it_guards(kind: Any, tmp_path: Path) -> None:

@@ -130,7 +130,11 @@ class FencedASGI:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        arrived = {key: value.decode("latin-1") for key, value in scope["headers"]}
+        arrived: dict[bytes, str] = {}
+        for key, value in scope["headers"]:
+            # As WSGI servers do: a request with two tokens has none that can be read.
+            before = [arrived[key]] if key in arrived else []
+            arrived[key] = ",".join([*before, value.decode("latin-1")])
         keys = ((name, name.lower().encode()) for name in (_HEADER, _RESOURCE))
         sent = {name: arrived[key] for name, key in keys if key in arrived}
         answer = await asyncio.to_thread(self._guard.answer, scope["method"], sent)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from incumbent.model import (
+    UNLIMITED,
     Ask,
     Gone,
+    Granted,
     Queue,
     Queued,
     Refused,
@@ -70,6 +73,26 @@ def everything(one: Party) -> None:
     assert asyncio.run(one.take_async()).token == granted.token
     given = one.store.give(one.key, one.claim, None, soon(), slot="s", closed_for=0.01)
     assert given == Released()
+    for permits in (2, UNLIMITED):
+        shared_by_several(one, permits)
+
+
+def shared_by_several(one: Party, permits: int) -> None:
+    """The operations on a lease that is shared; one holding of it runs out."""
+    key = one.key._replace(name=f"{one.key.name}-of-{permits}")
+    brief, lasting, alone = new_claim(), new_claim(), new_claim()
+    assert isinstance(one.store.take(key, brief, Ask(0.05, "h", permits), soon()), Granted)
+    granted = one.store.take(key, lasting, Ask(10.0, "h", permits), soon())
+    assert isinstance(granted, Granted)
+    assert isinstance(one.store.take(key, lasting, Ask(10.0, "h", permits), soon()), Granted)
+    assert isinstance(one.store.take(key, alone, Ask(10.0, "h", queue=Queue(5.0)), soon()), Queued)
+    assert one.store.give(key, alone, 0, soon()) == Gone()
+    time.sleep(0.1)  # the first holding ends by the server's clock
+    renewal = Renewal(key, lasting, granted.token, 10.0, granted.epoch, shared=True)
+    assert one.store.renew([renewal], soon()) == [Renewed()]
+    assert isinstance(one.store.take(key, new_claim(), Ask(10.0, "h", permits), soon()), Granted)
+    assert len(one.store.read(key, soon()).holdings) == 2
+    assert one.store.give(key, lasting, granted.token, soon(), shared=True) == Released()
 
 
 def test_a_user_with_the_least_rights_can_do_everything(server: RedisServer) -> None:
@@ -90,6 +113,17 @@ def test_a_user_with_the_least_rights_can_do_everything(server: RedisServer) -> 
         one.claim = new_claim()
         one.key = one.key._replace(name=one.key.name + "4")
         everything(one)
+
+
+def test_the_rule_has_each_command_of_the_scripts() -> None:
+    scripts = (Path(ROOT) / "src/incumbent/stores/redis").glob("*.lua")
+    called = {
+        found.lower()
+        for script in scripts
+        for found in re.findall(r"\b(?:call|try)\('([A-Z]+)'", script.read_text())
+    }
+    assert len(called) > 20
+    assert called <= {word.removeprefix("+") for word in rule("incumbent")}
 
 
 def test_the_rights_end_where_the_rule_does(server: RedisServer) -> None:
