@@ -7,6 +7,7 @@ from tests.mutants.mutation import Mutation, in_area
 _WORDS = "tests/stores/redis/test_words.py"
 _LINES = "tests/stores/redis/test_lines.py"
 _HUB = "tests/stores/redis/test_hub.py"
+_RACES = "tests/stores/redis/test_hub_races.py"
 _TAKE, _GIVE = "stores/redis/take.lua", "stores/redis/give.lua"
 
 _lua = in_area("Lua")
@@ -94,9 +95,37 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "a connection that broke is asked to give up more channels",
         "net/subscriptions.py",
-        "                    if role.subscriptions[node] is not each:\n                        break\n",
+        "            if role.subscriptions[node] is not subscription:\n                break\n",
         "",
         _HUB,
+    ),
+    _d(
+        "a waiter that joins a channel as it is given up relies on it",
+        "net/subscriptions.py",
+        "if not set(unused).isdisjoint(waiter.channels):",
+        "if False:",
+        _RACES,
+    ),
+    _d(
+        "redis: a reader that runs out of its own time bars the others",
+        "stores/redis/subscription.py",
+        "                if _now() >= until:\n                    # Only",
+        "                if False:\n                    # Only",
+        _RACES,
+    ),
+    _d(
+        "quorum: a waiter that was told keeps the loop of the reader busy",
+        "stores/quorum/waiting.py",
+        " if not other.over)]",
+        ")]",
+        "tests/stores/quorum/test_hub.py",
+    ),
+    _d(
+        "a waiter of a closed loop stays first in line",
+        "stores/turns.py",
+        "until + _SILENT, wakeup",
+        "inf, wakeup",
+        "tests/stores/test_turns.py::test_a_waiter_of_a_closed_loop_does_not_hold_up_the_others",
     ),
     _d(
         "redis: who was told to look is told to look later",

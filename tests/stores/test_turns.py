@@ -342,3 +342,62 @@ def test_a_line_that_is_left_takes_no_later_one_with_it() -> None:
         assert not store.turns.waits()
 
     play(body)
+
+
+def test_a_waiter_of_a_closed_loop_does_not_hold_up_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "_SILENT", 0.1)
+
+    async def stands(store: Store, claim: str, seconds: float) -> None:
+        outcome = await asks(store, claim)
+        assert isinstance(outcome, Refused)
+        await store.wait_change(KEY, outcome.seen, clock.now() + seconds)
+
+    loop = asyncio.new_event_loop()
+    store = Store()
+    dead = loop.create_task(stands(store, "dead", 0.2))
+    loop.run_until_complete(asyncio.sleep(0.05))
+    loop.close()
+
+    async def main() -> None:
+        store.changed = asyncio.Event()
+        alive = asyncio.create_task(stands(store, "alive", 5))
+        await asyncio.sleep(0.8)
+        assert store.listened == 2
+        alive.cancel()
+
+    asyncio.run(main())
+    assert not dead.done()
+
+
+def test_a_waiter_of_a_closed_loop_is_woken_without_an_error() -> None:
+    async def made() -> tuple[SharedWakeup, asyncio.Task[None]]:
+        wakeup = SharedWakeup()
+        sleeper = asyncio.ensure_future(wakeup.wait(clock.now() + 5))
+        await asyncio.sleep(0)
+        return wakeup, sleeper
+
+    loop = asyncio.new_event_loop()
+    wakeup, sleeper = loop.run_until_complete(made())
+    loop.close()
+    wakeup.wake()
+    assert not sleeper.done()
+
+
+def test_a_take_that_was_not_sent_leaves_no_doubt() -> None:
+    async def body(store: Store) -> None:
+        store.error = StoreUnavailable("down")
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                await asks(store, "c")
+            assert not store.turns.doubted
+        store.error = OutcomeUnknown("lost")
+        with pytest.raises(OutcomeUnknown):
+            await asks(store, "c")
+        store.error = StoreUnavailable("down")
+        with pytest.raises(StoreUnavailable):
+            await asks(store, "c")
+        assert store.turns.doubted == {"c"}
+
+    play(body)

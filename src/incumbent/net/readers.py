@@ -102,12 +102,12 @@ class SharedWakeup(LoopWakeup):
         self._loop, self._thread = get_running_loop(), threading.get_ident()
 
     def wake(self) -> None:
-        if threading.get_ident() == self._thread:
-            super().wake()
-            return
         # The task's loop may have ended; then no task waits there.
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(super().wake)
+            if threading.get_ident() == self._thread:
+                super().wake()
+            else:
+                self._loop.call_soon_threadsafe(super().wake)
 
 
 # -- reading --------------------------------------------------------------------------------------

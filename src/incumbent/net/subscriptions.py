@@ -40,14 +40,15 @@ def subscription_losses() -> int:
 class Waiter:
     """A waiter. `look_at`: when it must look (ask the store again), whatever messages come.
 
-    `listens`: it has begun to rely on the connections, and must look when they are lost.
+    `listens`: it has begun to rely on the connections, and must look when they are lost. `looks`:
+    it asks the store at present, and cannot read.
     """
 
     def __init__(self, wakeup: Wakeup, channels: list[str]) -> None:
         self.wakeup = wakeup
         self.channels = channels
         self.look_at = inf
-        self.listens = False
+        self.listens = self.looks = False
         self.over = False
 
     def tell(self) -> None:
@@ -156,8 +157,9 @@ class SubscriptionHub(Generic[H, S, W]):
         try:
             self._ask_for(waiter.channels)
             await self._until(host, waiter, until)
-            waiter.listens = True
+            waiter.listens = waiter.looks = True
             if not waiter.over and await goes_on():
+                waiter.looks = False
                 await self._until(host, waiter, until)
         finally:
             self._leave(waiter, until)
@@ -245,8 +247,11 @@ class SubscriptionHub(Generic[H, S, W]):
             if self._role.reader != me:
                 return None
             # This call interrupts the reader itself, as a signal handler does.
-            role = self._role = Role(self._nodes)
-            self._free = []
+            interrupted, self._role = self._role, Role(self._nodes)
+            role, self._free = self._role, []
+            if interrupted.subscriber is not None:
+                # It must not sleep on: it passes on no role that it no longer has.
+                interrupted.subscriber.wake()
             self._end_waits()
         role.reader = me
         return role
@@ -263,8 +268,9 @@ class SubscriptionHub(Generic[H, S, W]):
     def _wake_one(self) -> None:
         if self._free:
             for other in list(self._waiters):
-                other.wakeup.wake()
-                return
+                if not other.looks:
+                    other.wakeup.wake()
+                    return
 
     def _end_waits(self) -> None:
         """Messages may be lost: the waiters that relied on them must look."""
@@ -286,7 +292,7 @@ class SubscriptionHub(Generic[H, S, W]):
             role.subscriber.wake()
 
     def _subscribe(self, role: Role[S], subscriber: Subscriber[Any]) -> None:
-        while self._todo:
+        while self._todo and role is self._role:
             channel = self._todo.popleft()
             for node, each in enumerate(role.subscriptions):
                 if each is not None and channel not in each.asked:
@@ -294,14 +300,24 @@ class SubscriptionHub(Generic[H, S, W]):
                     self._send(role, subscriber, node, self._request("SUBSCRIBE", channel))
         for node, each in enumerate(role.subscriptions):
             if each is not None and len(each.asked) > _CHANNELS:
-                used = self._used()
-                unused = [channel for channel in each.asked if channel not in used]
-                for channel in unused[: _CHANNELS // 2]:
-                    del each.asked[channel]
-                    each.confirmed.discard(channel)
-                    self._send(role, subscriber, node, self._request("UNSUBSCRIBE", channel))
-                    if role.subscriptions[node] is not each:
-                        break
+                self._unsubscribe(role, subscriber, node, each)
+
+    def _unsubscribe(
+        self, role: Role[S], subscriber: Subscriber[Any], node: int, subscription: S
+    ) -> None:
+        used = self._used()
+        unused = [channel for channel in subscription.asked if channel not in used]
+        del unused[_CHANNELS // 2 :]
+        for channel in unused:
+            del subscription.asked[channel]
+            subscription.confirmed.discard(channel)
+            self._send(role, subscriber, node, self._request("UNSUBSCRIBE", channel))
+            if role.subscriptions[node] is not subscription:
+                break
+        # Another thread may have joined a channel before it was given up: that waiter looks.
+        for waiter in list(self._waiters):
+            if not set(unused).isdisjoint(waiter.channels):
+                waiter.tell()
 
     def _send(self, role: Role[S], subscriber: Subscriber[Any], node: int, request: bytes) -> None:
         try:

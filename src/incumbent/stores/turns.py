@@ -20,7 +20,7 @@ from math import inf
 from typing import Final, TypeVar, Unpack
 
 from incumbent import clock
-from incumbent.errors import StoreError
+from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Ask, GiveOutcome, Granted, Holding, Key, Queued, Refused, TakeOutcome
 from incumbent.net.readers import Wakeup
 from incumbent.stores.base import Parting
@@ -229,7 +229,8 @@ class Turns:
         """Return at `until`, when told to look, or (as first in line) when `listen` ends."""
         line = self.line(key)
         waiter = line.waiters.setdefault(claim, _Waiter())
-        waiter.due, waiter.wakeup = inf, wakeup
+        # Not without end: a loop that was closed with its tasks in it never ends this wait.
+        waiter.due, waiter.wakeup = until + _SILENT, wakeup
         listens = False
         try:
             while not waiter.told and _now() < until:
@@ -283,6 +284,7 @@ class TakesTurns(Planned[Facts]):
             if heard is not None:
                 return line.stand(claim, heard)
         refused: Refused | None = None
+        doubted = claim in self.turns.doubted
         try:
             self.turns.doubted.add(claim)
             keeps = line.ours = line.keeps_turn(claim)
@@ -299,6 +301,11 @@ class TakesTurns(Planned[Facts]):
                 return outcome
             refused = outcome
             return line.stand(claim, outcome)
+        except StoreUnavailable:
+            if not doubted:
+                # This take was not sent, so nothing else would remove it.
+                self.turns.doubted.discard(claim)
+            raise
         finally:
             line.ours = line.ours and line.holder == claim
             line.heard(refused)

@@ -120,7 +120,8 @@ class MajorityHub(SubscriptionHub[Host, Subscription, _Waiter]):
                     waiter.look_at = min(waiter.look_at, _now() + LINGER)
 
     def _wake_at(self, role: Role[Subscription], waiter: _Waiter, until: float) -> float:
-        instants = [until, *(other.look_at for other in list(self._waiters))]
+        # A waiter that was told leaves as soon as it runs: its instant must not keep it from that.
+        instants = [until, *(other.look_at for other in list(self._waiters) if not other.over)]
         if not waiter.listens:
             instants.append(_now() + self.glance)
         return min(*instants, *(role.retry_at[node] for node in _missing(role)), inf)

@@ -184,6 +184,11 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
                 await self._open(host, role, subscriber, until)
             except StoreError as error:
                 role.failures[0] = failures
+                if _now() >= until:
+                    # Only this reader has run out of time: others may have more.
+                    role.subscriptions[0] = None
+                    subscriber.drop(0)
+                    raise
                 self._lose(role, 0, error)
             except BaseException:
                 role.drop()
@@ -252,6 +257,7 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
         return messages if looked is subscription else None
 
     def _leave(self, waiter: LineWaiter, until: float) -> None:
+        self._waiters.pop(waiter, None)
         place = waiter.place
         if place is not None:
             if _now() < min(until, waiter.look_at):
@@ -281,8 +287,10 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
     def answer(self, claim: str, ask: Ask) -> Queued | None:
         """The server's last refusal of the claim; None if the server must be asked."""
         now, id_ = _now(), id_of(claim)
-        for other, rest in list(self.waits_on.items())[:1]:
-            if rest.until < now:
+        # Not items(): to copy them runs the garbage collector, and thereby other threads.
+        for other in list(self.waits_on)[:1]:
+            rest = self.waits_on.get(other)
+            if rest is not None and rest.until < now:
                 # Left behind by a waiter that gave up; nothing else would remove it.
                 self.waits_on.pop(other, None)
         rest_of_claim, asked = self.waits_on.get(id_), self.asked.get(id_)
@@ -327,6 +335,9 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
             return
         at = _now() + call.seconds if call.seconds else -inf
         self.waits_on.pop(call.id, None)
+        # Keep it first: the waiter may join, in another thread, while it is searched for.
+        at = min(at, self._missed.get(call.id, inf))
+        _keep(self._missed, call.id, at)
         for waiter in list(self._waiters):
             if waiter.place is not None and waiter.place.id == call.id:
                 # Never later than before: this waiter may be the one that looks for the others.
@@ -334,8 +345,8 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
                     waiter.look_at = at
                     self._note_told(waiter, at)
                     waiter.wakeup.wake()
+                self._missed.pop(call.id, None)
                 return
-        _keep(self._missed, call.id, min(at, self._missed.get(call.id, inf)))
 
     def abandon(self) -> None:
         super().abandon()
