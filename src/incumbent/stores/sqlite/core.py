@@ -62,16 +62,16 @@ from incumbent.stores.sqlite.file import (
     SqliteFile,
 )
 from incumbent.stores.sqlite.rows import (
-    KeptLine,
     Row,
+    StoredLine,
     join_sharers,
     leave_sharers,
-    may_look,
     repeat_sharer,
     seen_of,
     sharers_leave_room,
     sharing_holdings,
     sharing_refusal,
+    should_ask_again,
 )
 from incumbent.stores.table import CANDIDATES_KEPT
 
@@ -228,7 +228,7 @@ def _take(db: Connection, name: str, claim: str, ask: Ask) -> TakeOutcome | None
         return Granted(claim, *kept, db.epoch)
     seen = seen_of(db.epoch, row.changes)
     refused = _refusal(db, name, row, claim, ask, now, seen)
-    line = KeptLine(db, name, row) if row.lined or (refused and ask.queue) else None
+    line = StoredLine(db, name, row) if row.line_exists or (refused and ask.queue) else None
     if refused is None and line is not None and not row.closed(now):
         refused = line.refusal(claim, now, seen)
     if refused is not None:
@@ -240,13 +240,14 @@ def _take(db: Connection, name: str, claim: str, ask: Ask) -> TakeOutcome | None
             return line.stand(claim, ask, ask.queue, now, refused)
         return refused
     token = max(row.token or 0, row.floor) + 1
-    if token > row.reserved:
+    if token > row.highest_reserved_token:
         if not db.durable:
             return None
         db.execute(schema.RESERVE_TOKENS, (token + schema.BLOCK,))
     _grant(db, name, claim, token, ask, row, now)
     if line is not None:
-        line.granted(claim, 0.0 if sharers_leave_room(db, name, ask, now) else ask.ttl, now)
+        ttl = 0.0 if sharers_leave_room(db, name, ask, now) else ask.ttl
+        line.granted(claim, now=now, ttl=ttl)
     return Granted(claim, token, ask.ttl, db.epoch)
 
 
@@ -260,8 +261,8 @@ def _refusal(
         row = row.beside()
     slot = _other_user(db, name, claim, ask, now)
     paused = bool(row.switched) and PAUSE in _fields(db, name)
-    reserved = _reserved_for(db, name, row, now)
-    return row.refusal(ask.holder, slot, reserved, paused, now, seen)
+    reserved_for = _reserved_for(db, name, row, now)
+    return row.refusal(ask.holder, slot, reserved_for, paused, now, seen)
 
 
 def _see(db: Connection, name: str) -> Row:
@@ -359,9 +360,9 @@ def _renew_one(db: Connection, renewal: Renewal, now: float) -> RenewOutcome:
 def _leave(db: Connection, name: str, claim: str) -> None:
     """Remove `claim`, which holds nothing, from the line if it waits there."""
     row, now = _see(db, name), db.host.now()
-    if row.lined:
+    if row.line_exists:
         left = 0.0 if row.shared(now) else max(0.0, row.expires - now)
-        KeptLine(db, name, row).leave(claim, now, left)
+        StoredLine(db, name, row).leave(claim, now, left)
 
 
 def _put(db: Connection, name: str, field: str, value: bytes | None, guard: Guard) -> PutOutcome:
@@ -413,7 +414,9 @@ def _records(db: Connection, first: str, behind: str) -> tuple[Record, ...]:
 def _has_changed(db: Connection, name: str, seen: str) -> bool:
     before, behind, claim = seen.partition("|")
     if behind:
-        return not before.startswith(f"{db.epoch}:") or may_look(db, name, claim, db.host.now())
+        if not before.startswith(f"{db.epoch}:"):
+            return True
+        return should_ask_again(db, name, claim, db.host.now())
     found = db.execute(schema.SEE_CHANGES, (name,)).fetchone()
     return seen_of(db.epoch, found[0] if found else None) != seen
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from incumbent.model import OVERTAKEN_MOST, Ask, Holding, Queue, Queued, Refused
+from incumbent.model import OVERTAKEN_MOST, UNLIMITED, Ask, Holding, Queue, Queued, Refused
 from incumbent.stores.sqlite import schema
 from incumbent.stores.sqlite.connection import Connection
 from incumbent.stores.sqlite.schema import FORMAT, LATCH
@@ -16,11 +16,14 @@ from incumbent.stores.table import Line, Waiter
 
 
 class Row(NamedTuple):
-    """The file's state and a lease's row, whose fields are None for an unknown key."""
+    """The file's state and a lease's row, whose fields are None for an unknown key.
+
+    `first_heartbeat` (the column `lined`): of the first in line, 0.0 if nobody waits.
+    """
 
     boot: str
     floor: int
-    reserved: int
+    highest_reserved_token: int
     format: int | None
     claim: str | None
     holder: str
@@ -36,7 +39,7 @@ class Row(NamedTuple):
     changes: int
     version: int
     switched: int
-    lined: float
+    first_heartbeat: float
     due: float
     overtaken: int
 
@@ -44,6 +47,11 @@ class Row(NamedTuple):
     def newer(self) -> bool:
         """Whether a later release wrote the row: it counts as held, because we cannot read it."""
         return self.format is not None and self.format > FORMAT
+
+    @property
+    def line_exists(self) -> bool:
+        """Whether anybody waits: the first in line has a heartbeat."""
+        return (self.first_heartbeat or 0.0) > 0
 
     def held(self, now: float) -> bool:
         """Whether any claim holds the lease."""
@@ -78,21 +86,27 @@ class Row(NamedTuple):
         return Holding(self.holder, self.token, left, self.ttl, age, self.meta, self.claim or "")
 
     def refusal(
-        self, holder: str, slot: Holding | None, reserved: str, paused: bool, now: float, seen: str
+        self,
+        holder: str,
+        slot: Holding | None,
+        reserved_for: str,
+        paused: bool,
+        now: float,
+        seen: str,
     ) -> Refused | None:
         """The refusal of the lease to `holder`, or None.
 
-        `slot`: the other user of its slot. `reserved`: the holder that a closing lets in, or "".
+        `slot`: the other user of its slot. `reserved_for`: whom a closing lets in, or "".
         """
         if self.held(now):
             holding = self.holding(now)
             return Refused("held", (holding,), holding.remaining, seen)
         if paused:
             return Refused("paused", seen=seen)
-        if self.closed(now) and not (reserved and reserved == holder):
+        if self.closed(now) and not (reserved_for and reserved_for == holder):
             left = self.closed_until - now
-            if reserved:
-                return Refused("reserved", (Holding(reserved, remaining=left),), left, seen)
+            if reserved_for:
+                return Refused("reserved", (Holding(reserved_for, remaining=left),), left, seen)
             return Refused("closed", (Holding(self.holder, self.token, left),), left, seen)
         return Refused("closed", (slot,), slot.remaining, seen) if slot else None
 
@@ -120,7 +134,10 @@ def sharing_refusal(
 ) -> Refused | None:
     """The refusal of `ask` if there is no room beside the present sharers, or None."""
     count, permits = db.execute(schema.COUNT_SHARERS, (name, now)).fetchone()
-    if not count or (ask.permits == permits and not 0 < permits <= count):
+    if not count:  # then `permits` is None
+        return None
+    has_room = permits == UNLIMITED or count < permits
+    if has_room and ask.permits == permits:
         return None
     holders = sharing_holdings(db, name, now)
     if ask.permits is None:
@@ -136,7 +153,7 @@ def sharers_leave_room(db: Connection, name: str, ask: Ask, now: float) -> bool:
     if ask.permits is None:
         return False
     (count, _) = db.execute(schema.COUNT_SHARERS, (name, now)).fetchone()
-    return not ask.permits or count < ask.permits
+    return ask.permits == UNLIMITED or count < ask.permits
 
 
 def repeat_sharer(
@@ -186,19 +203,19 @@ _LEFT_TO_THE_FIRST: Final = 0.05
 """Seconds for which others leave a free lease to the first in line: two of its looks."""
 
 
-class KeptLine:
+class StoredLine:
     """The line of one name, within a transaction; `row` is the lease as read there."""
 
     def __init__(self, db: Connection, name: str, row: Row) -> None:
         self._db = db
         self._name = name
-        found = db.execute(schema.SEE_LINE, (name,)).fetchall() if row.lined else []
+        found = db.execute(schema.SEE_LINE, (name,)).fetchall() if row.line_exists else []
         waiting = {
             claim: Waiter(claim, holder, Queue(heartbeat, bool(fair)))
             for claim, holder, heartbeat, fair in found
         }
         self._stored = set(waiting)
-        self._stored_turn = (row.lined, row.due, row.overtaken)
+        self._stored_turn = (row.first_heartbeat, row.due, row.overtaken)
         self._line = Line(waiting, row.due, row.overtaken)
 
     def refusal(self, claim: str, now: float, seen: str) -> Refused | None:
@@ -221,9 +238,9 @@ class KeptLine:
         seen = f"{refused.seen}|{claim}" if behind else refused.seen
         return Queued(refused.reason, refused.holders, refused.retry_after, seen, place)
 
-    def granted(self, claim: str, ttl: float, now: float) -> None:
+    def granted(self, claim: str, now: float, ttl: float) -> None:
         """Update the line after a grant to `claim`, which need not be in line."""
-        self._line.granted(claim, now, ttl)
+        self._line.granted(claim, now=now, ttl=ttl)
         self._save()
 
     def leave(self, claim: str, now: float, left: float) -> None:
@@ -246,20 +263,22 @@ class KeptLine:
             execute(schema.SET_TURN, (*turn, name))
 
 
-def may_look(db: Connection, name: str, claim: str, now: float) -> bool:
+def should_ask_again(db: Connection, name: str, claim: str, now: float) -> bool:
     """Whether a claim that is not the first in line should ask again."""
     found = db.execute(schema.SEE_TURN, (name, claim)).fetchone()
     if found is None:
         return True
-    held_by, expires, closed_until, due, lined, overtaken, first, fair, waits, is_named = found
-    if first == claim or not waits:
+    holder_claim, expires, closed_until, due, first_heartbeat, overtaken, *waiting = found
+    first, fair, is_waiting, is_reserved_for_it = waiting
+    if first == claim or not is_waiting:
         return True
-    if held_by is not None and expires > now:
+    if holder_claim is not None and expires > now:
         # Beside the sharers there may be room that the first in line has left unused.
-        return bool(held_by == schema.LATCH and due <= now)
+        return bool(holder_claim == schema.LATCH and due <= now)
     if closed_until > now:
-        return bool(is_named)
+        return bool(is_reserved_for_it)
     if fair or overtaken >= OVERTAKEN_MOST:
         return bool(due <= now)
-    free_since = due - lined if held_by is None else expires
+    # A release sets `due` to its own instant plus the heartbeat of the first in line.
+    free_since = due - first_heartbeat if holder_claim is None else expires
     return bool(free_since + _LEFT_TO_THE_FIRST <= now)
