@@ -229,7 +229,7 @@ class _Give:
         known = self.sessions.claims.get(self.id)
         history = yield from self.sessions.history_lease(_KEEP_HISTORY)
         mark = kv.packed(given_up=clock.wall())
-        done = [kv.put(self.names.late(self.claim), mark, history), kv.read(self.names.lease)]
+        done = [kv.put(self.names.given_up(self.claim), mark, history), kv.read(self.names.lease)]
         reply = yield kv.transaction([*done, *self.undo_slot])
         entry = kv.entry_of(self.claim, reply["responses"][1])
         if entry is None:

@@ -84,7 +84,7 @@ def _part(text: str) -> str:
 class Names:
     """The keys of one lease."""
 
-    __slots__ = ("_late", "closing", "lease", "leases", "line", "record", "switches", "waiting")
+    __slots__ = ("_given_up", "closing", "lease", "leases", "line", "record", "switches", "waiting")
 
     def __init__(self, prefix: str, key: Key) -> None:
         base, name = f"{prefix}/{key.namespace}", quote(key.name, safe=":@")
@@ -96,16 +96,16 @@ class Names:
         self.waiting = f"{base}!r/{name}/w"
         """The beginning of all candidates' keys; a new candidate is no change."""
         self.line = f"{base}!q/{name}/"
-        self._late = f"{base}!x/{name}/"
+        self._given_up = f"{base}!x/{name}/"
 
     def field(self, field: str) -> str:
         if field in (PAUSE, RESIGN):
             return self.switches + field
         return f"{self.record}f/{_part(field)}"
 
-    def late(self, claim: str) -> str:
+    def given_up(self, claim: str) -> str:
         """The key that marks a claim as given up."""
-        return self._late + claim
+        return self._given_up + claim
 
     def past(self, place: str) -> str:
         """The key of an entry in the history."""

@@ -190,8 +190,9 @@ class Sessions:
 
     `by_ttl`: the session for new claims; `by_id`: all sessions; `seen_at`: see note_seen;
     `history_leases`, `candidacies`: the etcd leases of history entries and of candidates;
-    `lined`: names for which this process stood in line; `line_lease_until`: the instant until which
-    the etcd lease of these places lives; `term`: the raft term of the last reply.
+    `names_with_our_place`: names for which this process stood in line; `line_lease_until`: the
+    instant until which the etcd lease of these places lives; `term`: the raft term of the last
+    reply.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -207,7 +208,7 @@ class Sessions:
         self.by_id: dict[str, Session] = {}
         self.claims: dict[tuple[Key, str], ClaimState] = {}
         self.candidacies: dict[tuple[Key, str], Session] = {}
-        self.lined: set[Key] = set()
+        self.names_with_our_place: set[Key] = set()
         self.line_lease_until = 0.0
         self._line = os.urandom(7)
         self._new_ring()

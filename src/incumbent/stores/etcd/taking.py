@@ -47,6 +47,8 @@ class Take:
     `admitted_by`: the revision of the closing that reserves the name for the asker, 0 for none.
     None (at first): no switch at all may be set, not even a notice for the previous holder.
     `own_slot`: this same claim has taken the slot before; `slot_lease`: the slot's etcd lease.
+    `history_index`, `line_count_index`: which response to a grant has the history, and which the
+    number of places in line; 0: the take does not ask for it.
     """
 
     incarnation: Incarnation
@@ -61,7 +63,8 @@ class Take:
         self.admitted_by: int | None = None
         self.own_slot = False
         self.slot_lease = ""
-        self.line_at = 0
+        self.history_index = 0
+        self.line_count_index = 0
 
     def run(self) -> Steps[TakeOutcome]:
         for _ in range(_ROUNDS):
@@ -81,7 +84,9 @@ class Take:
                         yield kv.lease("revoke", self.slot_lease)
                 return outcome
         where = self.cluster.site.where
-        raise StoreUnavailable(f"{where}: what stands at {self.key} keeps changing")
+        raise StoreUnavailable(
+            f"{where}: gave up after {_ROUNDS} attempts: {self.key} keeps changing"
+        )
 
     def _forget_leases(self) -> None:
         """Forget all etcd leases of this take: one is gone, and the reply does not say which."""
@@ -97,14 +102,9 @@ class Take:
         ask, sessions = self.ask, self.sessions
         wants_slot = ask.slot is not None and not self.own_slot and not self.slot_lease
         if wants_slot or not sessions.has(ask.ttl):
-            # Most takes are refused, and should leave no etcd lease behind.
-            found = yield from self._look()
-            if found:
-                outcome = yield from self._obstructed(found)
-                if outcome is not None:
-                    yield from self._note_candidate(outcome)
-                    return outcome
-            self.own_slot = bool(found.slots) and not self._slots_of_others(found)
+            outcome = yield from self._look_first()
+            if outcome is not None:
+                return outcome
             if ask.slot is not None and not self.own_slot:
                 self.slot_lease = (yield from sessions.grant(kv.seconds(ask.slot.keep))).id
         session = yield from sessions.session(ask.ttl, ask.lock_delay)
@@ -112,12 +112,34 @@ class Take:
             return None
         history_lease = yield from sessions.history_lease(ask.keep_record)
         state = ClaimState(
-            *(self.key, self.claim, session, _now() + ask.ttl),
-            *(ask.holder, clock.wall(), ask.ttl, ask.meta),
+            key=self.key,
+            claim=self.claim,
+            session=session,
+            due=_now() + ask.ttl,
+            holder=ask.holder,
+            since=clock.wall(),
+            ttl=ask.ttl,
+            meta=ask.meta,
             history_lease=history_lease,
             history_key=sessions.history_key(self.key),
         )
         return (yield from self._send(state))
+
+    def _look_first(self) -> Steps[TakeOutcome | None]:
+        """Read the obstacles before an etcd lease is made: most takes are refused, and leave none.
+
+        Returns the outcome, or None if the take has to be sent.
+        """
+        found = yield from self._look()
+        if found:
+            outcome = yield from self._obstructed(found)
+            if outcome is not None:
+                yield from self._note_candidate(outcome)
+                return outcome
+        # If this same claim has taken the slot before, the take neither writes it nor needs an etcd
+        # lease for it.
+        self.own_slot = bool(found.slots) and not self._slots_of_others(found)
+        return None
 
     def _send(self, state: ClaimState) -> Steps[TakeOutcome | None]:
         cluster, sessions, session = self.cluster, self.sessions, state.session
@@ -141,7 +163,7 @@ class Take:
             state.revision = kv.revision_of(reply)
             state.due = sent + self.ask.ttl
             state.surplus = self._surplus(reply)
-            if self.line_at and not kv.count_of(reply["responses"][self.line_at]):
+            if self._line_is_empty(reply):
                 cluster.turns.make_ours(self.key)
             return _granted(state, self.incarnation, sent)
         self._restore(state, before)
@@ -163,20 +185,21 @@ class Take:
     def request(self, state: ClaimState, candidacy: str) -> Request:
         """The request of a take. Not repeatable: the caller repeats it in doubt, and notes that."""
         names, ask, admitted_by = self.names, self.ask, self.admitted_by
-        self.line_at = 0
-        compare = [kv.absent(names.late(self.claim)), kv.free(names.leases)]
+        self.history_index = self.line_count_index = 0
+        compare = [kv.absent(names.given_up(self.claim)), kv.free(names.leases)]
         past = kv.packed(holder=state.holder, since=state.since)
         success = [
             kv.put(names.lease, value_of(state), state.session.id),
             kv.put(state.history_key, past, state.history_lease),
         ]
-        if self._looks_after_history():
+        if self._checks_history_length():
+            self.history_index = len(success)
             success.append(kv.read_all(f"{names.record}h/", _OLDEST))
-        lined = ask.queue is not None and self.key in self.sessions.lined
-        if lined and not self.cluster.turns.is_ours(self.key):
+        has_place = ask.queue is not None and self.key in self.sessions.names_with_our_place
+        if has_place and not self.cluster.turns.is_ours(self.key):
             # Further waiters of this process go to the end of the line.
             success.append(kv.delete(self.sessions.line_key(self.key)))
-            self.line_at = len(success)
+            self.line_count_index = len(success)
             success.append(kv.read_all(names.line, kv.COUNT))
         if admitted_by is None:
             compare.append(kv.free(names.switches))
@@ -198,17 +221,23 @@ class Take:
             self.incarnation, compare, success, failure, repeatable=False
         )
 
-    def _looks_after_history(self) -> bool:
-        """Whether this take checks the history's length: one of eight, as claims are random."""
+    def _checks_history_length(self) -> bool:
+        """Whether this take checks the history's length: about one of eight does."""
+        # A claim is random hex, and 2 of its 16 possible last digits make the check.
         return self.claim[-1:] in "07"
 
     def _surplus(self, reply: Reply) -> tuple[str, ...]:
         """The oldest keys of the history beyond its limit, from the reply to a grant."""
-        if not self._looks_after_history():
+        if not self.history_index:
             return ()
-        found = reply["responses"][2]
+        found = reply["responses"][self.history_index]
         too_many = kv.count_of(found) - HISTORY_KEPT
         return tuple(entry.key for entry in kv.entries_in(found)[: max(0, too_many)])
+
+    def _line_is_empty(self, reply: Reply) -> bool:
+        """Whether a grant has asked for the number of places in line, and there is none."""
+        index = self.line_count_index
+        return index > 0 and not kv.count_of(reply["responses"][index])
 
     def _holder(self, reply: Reply) -> Obstacles | None:
         """The holder that a refused take found, if there is one."""
@@ -226,7 +255,7 @@ class Take:
             kv.read_all(names.leases, _FIRST),
             kv.read_all(names.switches),
             kv.read(names.record, names.waiting, kv.NEWEST),
-            kv.read(names.late(self.claim), more=kv.COUNT),
+            kv.read(names.given_up(self.claim), more=kv.COUNT),
             kv.read(self.cluster.marker),
         ]
         if slot is not None:
@@ -285,6 +314,7 @@ class Take:
         return (yield from self._refusal(found))
 
     def _refusal(self, found: Obstacles) -> Steps[Refused | None]:
+        """The refusal; or None, after noting here what the next round may overwrite."""
         if found.lease is not None:
             holding = kv.holding_of(found.lease, self.incarnation.base, {}, clock.wall())
             # The key of a dead holder disappears with its etcd lease, and a watch shows that.
@@ -296,11 +326,11 @@ class Take:
         if found.closing is not None:
             reserved_for = found.closing.fields.get("reserved_for")
             if not reserved_for or reserved_for != self.ask.holder:
-                return (yield from self._closed(found.closing, found.seen))
+                return (yield from self._refuse_closed(found.closing, found.seen))
             self.admitted_by = found.closing.modified
         slots = self._slots_of_others(found)
         if slots:
-            return (yield from self._closed(slots[0], found.seen))
+            return (yield from self._refuse_closed(slots[0], found.seen))
         self.own_slot = bool(found.slots)
         return None
 
@@ -309,16 +339,17 @@ class Take:
         own = self.names.slot(self.ask.slot.name, self.claim) if self.ask.slot else ""
         return [entry for entry in found.slots if entry.key != own]
 
-    def _closed(self, closing: Entry, seen: str) -> Steps[Refused]:
-        fields = closing.fields
-        lives = yield from self.sessions.lives({closing.lease})
-        left = lives.get(closing.lease)
+    def _refuse_closed(self, entry: Entry, seen: str) -> Steps[Refused]:
+        """The refusal for the entry of a closing, or of a slot that another claim has taken."""
+        fields = entry.fields
+        lives = yield from self.sessions.lives({entry.lease})
+        left = lives.get(entry.lease)
         if left is not None and left <= 0:
             left = 0.5  # it is over, and etcd is about to delete its key
         reserved_for = str(fields.get("reserved_for", ""))
         if reserved_for:
             return Refused("reserved", (Holding(reserved_for, 0, left),), left, seen)
-        token = int(fields.get("token", self.incarnation.base + closing.created))
+        token = int(fields.get("token", self.incarnation.base + entry.created))
         return Refused("closed", (Holding(str(fields.get("holder", "")), token, left),), left, seen)
 
     # -- the same claim again -----------------------------------------------------------------

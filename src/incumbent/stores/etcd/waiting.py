@@ -26,7 +26,7 @@ _FRONT: Final = 2
 _FAR: Final = 10
 _SILENT: Final = 0.2
 """Seconds for which a free lease is left to the first in line; then the second overtakes it."""
-_LINED_MAX: Final = 16_384
+_NAMES_MAX: Final = 16_384
 _ORDER: Final = ',"sort_order":"ASCEND","sort_target":"MOD","keys_only":true'
 _ANY: Final = ',"limit":"1","keys_only":true'
 
@@ -120,9 +120,9 @@ def join(cluster: Cluster, key: Key, seen: str) -> Steps[Standing]:
     """
     sessions, now = cluster.sessions, clock.now()
     names, place = kv.names_of(cluster.prefix, key), sessions.line_key(key)
-    if len(sessions.lined) >= _LINED_MAX:
-        sessions.lined.clear()
-    sessions.lined.add(key)
+    if len(sessions.names_with_our_place) >= _NAMES_MAX:
+        sessions.names_with_our_place.clear()
+    sessions.names_with_our_place.add(key)
     areas = [kv.read_all(names.line, _ORDER), kv.read_all(names.leases, _ANY)]
     areas.append(kv.read_all(names.switches))
     reply: Reply = {}
@@ -158,7 +158,7 @@ def pass_by(standing: Standing) -> Steps[None]:
 def leave(cluster: Cluster, key: Key) -> Steps[None]:
     """After a waiter has left: give up the place in line if it was the last of this process."""
     sessions, turns = cluster.sessions, cluster.turns
-    if turns.waits(key) or key not in sessions.lined:
+    if turns.waits(key) or key not in sessions.names_with_our_place:
         return
     if turns.waits():
         yield kv.transaction([kv.delete(sessions.line_key(key))])
