@@ -20,7 +20,7 @@ from incumbent.cron.schedule import (
     Schedule,
     ScheduleError,
     cron_schedule,
-    near_word,
+    suggestion_for,
 )
 from incumbent.cron.spec import (
     DEFAULTS,
@@ -89,7 +89,8 @@ class _Reader:
     def _defaults(self, piece: Piece) -> None:
         for key in piece.values:
             if key not in ("defaults", "job"):
-                hint = near_word(key, ("defaults", "job")) or ": only [defaults] and [[job]]"
+                hint = suggestion_for(key, ("defaults", "job"))
+                hint = hint or ": only [defaults] and [[job]]"
                 self._complain(piece.place(key), f"unknown key {key!r}{hint}")
         defaults = piece.values.get("defaults", {})
         if isinstance(defaults, dict):
@@ -102,7 +103,7 @@ class _Reader:
         values: _Values = {}
         for key, value in table.items():
             if key not in known:
-                hint = GONE.get(key) or near_word(key, known)
+                hint = GONE.get(key) or suggestion_for(key, known)
                 hint = " (only a [[job]] has it)" if key in SETTINGS else hint
                 self._complain(piece.place(key), f"unknown key {key!r}{hint}")
                 continue

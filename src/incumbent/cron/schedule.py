@@ -20,7 +20,7 @@ from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError
 
 
-def near_word(word: str, known: Iterable[str]) -> str:
+def suggestion_for(word: str, known: Iterable[str]) -> str:
     """`; did you mean X?` for a misspelt word, else an empty text."""
     near = get_close_matches(word, list(known), n=1, cutoff=0.75)
     return f"; did you mean {near[0]}?" if near else ""
@@ -38,7 +38,7 @@ def find_zone(name: str) -> tzinfo:
         return ZoneInfo(name)
     except (LookupError, ValueError, OSError):
         # KeyError: no such file; ValueError: a path; OSError: a folder such as "Europe".
-        hint = near_word(name, available_timezones())
+        hint = suggestion_for(name, available_timezones())
         raise ConfigError(f"{name[:60]!r} is not a time zone{hint}", name="timezone") from None
 
 
@@ -47,7 +47,7 @@ def local_time(instant: float, zone: tzinfo) -> datetime:
     return datetime.fromtimestamp(floor(instant), zone)
 
 
-def seconds_of(naive: datetime, zone: tzinfo, fold: int) -> float | None:
+def instant_of(naive: datetime, zone: tzinfo, fold: int) -> float | None:
     """The instant when clocks show `naive` first (`fold` 0) or last (1); None if never."""
     instant = naive.replace(tzinfo=zone, fold=fold).timestamp()
     shown = datetime.fromtimestamp(instant, zone)
@@ -180,10 +180,10 @@ class FixedTimes:
 
 
 @dataclass(slots=True)
-class _Known:
+class _LastResult:
     """The last argument and result of `next_after`; it holds for every instant in between."""
 
-    answer: tuple[float, float | None] = (inf, None)
+    span: tuple[float, float | None] = (inf, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,13 +199,13 @@ class CronSchedule:
     timezone: str = "UTC"
     _plain: str = field(default="", repr=False, compare=False)
     _zone: tzinfo = field(default=UTC, repr=False, compare=False)
-    _known: _Known = field(default_factory=_Known, repr=False, compare=False)
+    _last: _LastResult = field(default_factory=_LastResult, repr=False, compare=False)
 
     def describe(self) -> str:
         return f"{self.expression} ({self.timezone})"
 
     def next_after(self, instant: float) -> float | None:
-        since, found = self._known.answer
+        since, found = self._last.span
         if since <= instant and (found is None or instant < found):
             return found
         try:
@@ -213,20 +213,20 @@ class CronSchedule:
         except (OverflowError, ValueError, OSError):
             # Python's calendar ends with the year 9999.
             found = None
-        self._known.answer = (instant, found)
+        self._last.span = (instant, found)
         return found
 
     def _search(self, instant: float) -> float | None:
         here = local_time(instant, self._zone)
         start = here.replace(tzinfo=None, fold=0)
         if self._zone is UTC:
-            found = self._after(start)
+            found = self._next_match(start)
             return None if found is None else found.replace(tzinfo=UTC).timestamp()
         if self._has_fixed_time():
-            return self._once_a_day(instant, start)
-        return self._in_rhythm(instant, start)
+            return self._next_at_fixed_time(instant, start)
+        return self._next_with_wildcard(instant, start)
 
-    def _after(self, naive: datetime) -> datetime | None:
+    def _next_match(self, naive: datetime) -> datetime | None:
         from cronsim import CronSim
 
         return next(CronSim(self._plain, naive), None)
@@ -235,16 +235,16 @@ class CronSchedule:
         fields = self._plain.split()
         return not any(word.startswith("*") for word in fields[: len(fields) - 3])
 
-    def _once_a_day(self, instant: float, naive: datetime) -> float | None:
+    def _next_at_fixed_time(self, instant: float, naive: datetime) -> float | None:
         """The next slot: a time in a gap counts at the end of the gap, a repeated time once."""
-        found = self._after(naive)
+        found = self._next_match(naive)
         while found is not None:
-            when = seconds_of(found, self._zone, 0)
+            when = instant_of(found, self._zone, 0)
             if when is None:
                 when = self._end_of_gap(found)
             if when > instant:
                 return when
-            found = self._after(found)
+            found = self._next_match(found)
         return None
 
     def _end_of_gap(self, naive: datetime) -> float:
@@ -253,26 +253,27 @@ class CronSchedule:
         after = naive.replace(tzinfo=self._zone, fold=0).timestamp()
         return change_between(before, after, self._zone)
 
-    def _in_rhythm(self, instant: float, naive: datetime) -> float | None:
+    def _next_with_wildcard(self, instant: float, naive: datetime) -> float | None:
         """The next slot by what the clock shows: none in a gap, and a repeated hour twice."""
-        found = self._shown_after(instant, naive)
+        found = self._next_shown(instant, naive)
         until = min(inf if found is None else found, instant + _LONGEST_CHANGE)
         if offset_at(until, self._zone) >= offset_at(instant, self._zone):
             return found
         # The clock is put back before that: a time that it showed already may match once more.
         change = change_between(instant, until, self._zone)
         shown = local_time(change, self._zone).replace(tzinfo=None, fold=0)
-        again = self._shown_after(change - 1, shown - timedelta(seconds=1))
+        again = self._next_shown(change - 1, shown - timedelta(seconds=1))
         return min((when for when in (found, again) if when is not None), default=None)
 
-    def _shown_after(self, instant: float, naive: datetime) -> float | None:
-        found = self._after(naive)
+    def _next_shown(self, instant: float, naive: datetime) -> float | None:
+        """The first instant after `instant` at which the zone's clock shows a matching time."""
+        found = self._next_match(naive)
         while found is not None:
             for fold in (0, 1):
-                when = seconds_of(found, self._zone, fold)
+                when = instant_of(found, self._zone, fold)
                 if when is not None and when > instant:
                     return when
-            found = self._after(found)
+            found = self._next_match(found)
         return None
 
 
@@ -290,7 +291,10 @@ def cron_schedule(expression: str, timezone: str = "UTC") -> CronSchedule:
         _check_fields(expression)
     made = CronSchedule(text, timezone, plain, zone)
     if _may_never_come(plain) and made.next_after(0.0) is None:
-        raise ScheduleError(f"{text!r} never comes: no day is all that it asks for")
+        raise ScheduleError(
+            f"{text!r} never comes: no day matches both its day of the month and its day of the"
+            " week"
+        )
     return made
 
 
@@ -306,8 +310,8 @@ def _expanded(macro: str) -> str:
         return known
     if macro.lower() == "@reboot":
         raise ScheduleError(
-            "@reboot has no slot in a fleet: whose start would it be? Run it when the container"
-            " starts, under `incumbent run` if it is to be alone"
+            "@reboot has no slot in a fleet: each instance starts at another time. Run the command"
+            " when the container starts; use `incumbent run` if only one may run it"
         )
     if macro.lower().startswith("@every"):
         raise ScheduleError('@every is not cron: write `every = "15s"` in a job file (TOML)')
@@ -321,14 +325,16 @@ def _check_fields(expression: str) -> None:
         raise ScheduleError(f"{text}, not {len(words)}")
     if (bad := _bad_field(expression)) is None:
         return
-    place = FIELDS.index(bad) if bad in FIELDS else 0
-    word = words[place - (6 - len(words))]
+    index = FIELDS.index(bad) if bad in FIELDS else 0
+    first = 6 - len(words)  # 1 if the seconds are left out
+    word = words[index - first]
+    # cronsim blames the day also if it is only missing in these months. In January it would exist.
     in_january = [word.group() for word in words]
     in_january[-2] = "1"
     if bad == "day-of-month" and _bad_field(" ".join(in_january)) is None:
         text = f"{word.group()!r}: no such day in the months asked for, it would never run"
     else:
-        text = f"{word.group()[:40]!r} is not a {bad}: {_RANGES[place]}, *, a-b, */n, lists"
+        text = f"{word.group()[:40]!r} is not a {bad}: {_RANGES[index]}, *, a-b, */n, lists"
     raise ScheduleError(text, at=word.start())
 
 
