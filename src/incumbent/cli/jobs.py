@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from incumbent import clock
-from incumbent.cli.operator import WITHIN, Operator, open_client, read_until, watch
+from incumbent.cli.operator import REQUEST_TIMEOUT, Operator, open_client, read_until, watch
 from incumbent.cli.parser import Request
 from incumbent.cli.settings import number
 from incumbent.cli.text import draw, iso, print_json, since_of, table, utc
@@ -125,7 +125,7 @@ def _history(request: Request) -> int:
     since = request.text("since")
     start = float("-inf") if since is None else since_of(since, clock.wall())
     with open_client(request) as client:
-        record = client.read(request.name, WITHIN)
+        record = client.read(request.name, REQUEST_TIMEOUT)
     most = number(request, "last", 1, _MOST_SHOWN, _MOST_SHOWN)
     runs = fleet.runs_in(record)
     if runs or fleet.is_job(record) or request.on("failed"):
@@ -219,10 +219,11 @@ def _trigger(request: Request) -> int:
         if JOB not in record.fields:
             line = "no instance of this namespace has ever known a job of this name; see `jobs`"
             return operator.answer("unknown", line, USAGE)
-        control = client.read(fleet.CONTROL, WITHIN)
+        control = client.read(fleet.CONTROL, REQUEST_TIMEOUT)
         if PAUSE in record.fields or fleet.pause_of(control) is not None:
             return operator.answer("paused", "it is paused: unpause it first", BUSY)
-        present, known = client.read(fleet.PRESENCE, WITHIN), client.read(fleet.KNOWN, WITHIN)
+        present = client.read(fleet.PRESENCE, REQUEST_TIMEOUT)
+        known = client.read(fleet.KNOWN, REQUEST_TIMEOUT)
         up = fleet.read_up(present, known, clock.wall())
         if up.lack(record.key.name):
             line = f"it is gone: no instance that is up has this job ({len(up.instances)} up)"
@@ -235,14 +236,14 @@ def _run_once(operator: Operator, patience: float) -> int:
     trigger = fleet.Trigger(number, name, clock.wall(), operator.who, operator.reason)
     control = Key(operator.key.namespace, fleet.CONTROL)
     value = fleet.encode(job=name, when=trigger.when, who=trigger.who, reason=trigger.reason)
-    operator.store.put(control, trigger.field, value, None, clock.now() + WITHIN)
+    operator.store.put(control, trigger.field, value, None, clock.now() + REQUEST_TIMEOUT)
 
     def taken(record: Record) -> bool:
         return trigger.slot in runs_of(record.fields)
 
     record = read_until(operator.client, name, clock.now() + patience, taken, _LOOK_AGAIN)
     if not taken(record):
-        operator.store.put(control, trigger.field, None, None, clock.now() + WITHIN)
+        operator.store.put(control, trigger.field, None, None, clock.now() + REQUEST_TIMEOUT)
         line = "no instance took it: is one up that has this job? See `jobs`"
         return operator.answer("not_taken", line, BUSY, slot=trigger.slot)
     run = runs_of(record.fields)[trigger.slot][0]

@@ -7,7 +7,7 @@ from functools import partial
 
 from incumbent import clock
 from incumbent.cli.operator import (
-    WITHIN,
+    REQUEST_TIMEOUT,
     open_client,
     read_places,
     read_until,
@@ -90,7 +90,7 @@ def _state_of(client: Client, record: Record) -> State:
 def _show(request: Request, client: Client) -> Record | None:
     """Show one name, or all names; returns the record if it is one name."""
     if request.name:
-        record = client.read(request.name, WITHIN)
+        record = client.read(request.name, REQUEST_TIMEOUT)
         state = _state_of(client, record)
         if request.on("json"):
             print_json(request, record_as_json(record, state))
@@ -98,7 +98,7 @@ def _show(request: Request, client: Client) -> Record | None:
             places = [] if record.holdings else read_places(client, record.key.name)
             draw(request, [*_facts(record, state), *(("place", line) for line in places)])
         return record
-    records = client.scan(request.text("prefix") or "", WITHIN)
+    records = client.scan(request.text("prefix") or "", REQUEST_TIMEOUT)
     all_held = records and all(record.holdings for record in records)
     store = GRANTS if all_held else store_state(client)
     chosen = [record for record in records if _is_shown(request, record)]

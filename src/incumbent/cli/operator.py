@@ -25,13 +25,13 @@ from incumbent.stores.notices import RESIGN, encode_notice
 from incumbent.stores.url import store_url
 from incumbent.supervise.codes import BUSY, OK
 
-WITHIN = 2.0
+REQUEST_TIMEOUT = 2.0
 """Seconds for one request to the store."""
 _REASON_MAX = 200
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25
-_READ_WITHIN = 1.0
-_WATCHED_EVERY, _SHOWN_AT_MOST_EVERY = 1.0, 0.1
-_HINT_WITHIN = 5.0
+_READ_TIMEOUT = 1.0
+_REDRAW_EVERY, _REDRAW_GAP = 1.0, 0.1
+_REREAD_AFTER = 5.0
 """Seconds after which a record is read again without a hint, because hints may be lost."""
 
 
@@ -44,7 +44,7 @@ def open_client(request: Request) -> Client:
 
 def store_state(client: Client) -> State:
     """The state of a name that nobody holds, as far as it depends on the store alone."""
-    return examine(link_for(client).engine, clock.now() + WITHIN)
+    return examine(link_for(client).engine, clock.now() + REQUEST_TIMEOUT)
 
 
 def read_places(client: Client, name: str) -> list[str]:
@@ -52,7 +52,7 @@ def read_places(client: Client, name: str) -> list[str]:
     return [
         f"{place.key.name}: "
         + (f"held by {place.holdings[0].holder}" if place.holdings else state_of(place).word)
-        for place in places_of(name, client.scan(f"{name}/", WITHIN))
+        for place in places_of(name, client.scan(f"{name}/", REQUEST_TIMEOUT))
     ]
 
 
@@ -64,21 +64,21 @@ def read_until(
     name: str,
     until: float,
     done: Callable[[Record], bool],
-    hint_within: float = _HINT_WITHIN,
+    reread_after: float = _REREAD_AFTER,
 ) -> Record:
     """The first record for which `done` holds, or the last one before `until`.
 
-    `hint_within`: seconds without a hint after which it reads again. Use a short time to wait for
+    `reread_after`: seconds without a hint after which it reads again. Use a short time to wait for
     a field: the fields of a held name do not change its `Record.seen`, so that a field which is
     written before we listen gives no hint. It waits through an outage, and reports it once. Raises
     StoreError if the error is permanent, or lasts until `until`.
     """
-    pause, warned, seen = _FIRST_PAUSE, False, None
+    delay, warned, waited_on = _FIRST_PAUSE, False, None
     while True:
         record = None
         try:
             within = max(until - clock.now(), _FIRST_PAUSE)
-            record = client.read(name, min(_READ_WITHIN, within))
+            record = client.read(name, min(_READ_TIMEOUT, within))
             if done(record) or clock.now() >= until:
                 return record
         except StoreError as error:
@@ -86,15 +86,15 @@ def read_until(
                 raise
             if not warned:
                 warned = True
-                say(f"{name}: trying on: {error}")
-        if record is not None and record.seen and record.seen != seen:
-            pause, seen = _FIRST_PAUSE, record.seen
-            wait_for_change(client, record, min(until, clock.now() + hint_within))
+                say(f"{name}: cannot read the store, still trying: {error}")
+        if record is not None and record.seen and record.seen != waited_on:
+            delay, waited_on = _FIRST_PAUSE, record.seen
+            wait_for_change(client, record, min(until, clock.now() + reread_after))
         else:
             # There is no `seen` to compare, or no change came with the hint: avoid a busy loop.
-            seen = None
-            time.sleep(max(0.0, min(pause, until - clock.now())))
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            waited_on = None
+            time.sleep(max(0.0, min(delay, until - clock.now())))
+            delay = min(2 * delay, _LONGEST_PAUSE)
 
 
 def wait_for_change(client: Client, record: Record, until: float) -> None:
@@ -103,7 +103,7 @@ def wait_for_change(client: Client, record: Record, until: float) -> None:
     ends = [holding.remaining for holding in record.holdings if holding.remaining is not None]
     if record.closed_for > 0:
         ends.append(record.closed_for)
-    until = min(until, now + _HINT_WITHIN, *(now + end for end in ends))
+    until = min(until, now + _REREAD_AFTER, *(now + end for end in ends))
     try:
         if record.seen:
             link_for(client).store.wait_change(record.key, record.seen, until)
@@ -129,11 +129,11 @@ def watch(
             except StoreError as error:
                 if error.permanent:
                     raise
-                say(f"cannot tell: {error}")
-            until = began + _WATCHED_EVERY
+                say(f"cannot read the store: {error}")
+            until = began + _REDRAW_EVERY
             if wait is not None and record is not None and record.seen:
                 # Changes that come together are shown once.
-                time.sleep(_SHOWN_AT_MOST_EVERY)
+                time.sleep(_REDRAW_GAP)
                 wait(record, until)
             else:
                 time.sleep(max(0.0, until - clock.now()))
@@ -173,7 +173,7 @@ class Operator:
 
     def read(self) -> Record:
         """Read the record."""
-        return self.client.read(self.key.name, WITHIN)
+        return self.client.read(self.key.name, REQUEST_TIMEOUT)
 
     def answer(self, outcome: str, line: str, code: int = OK, **more: object) -> int:
         """Print the answer, in words or in JSON, and return the exit code."""
@@ -189,11 +189,15 @@ class Operator:
 
         If the lease is shared, the notice is also for all earlier holdings.
         """
-        upto = 0 if holding.permits is None else holding.token
         notice = encode_notice(
-            who=self.who, reason=self.reason, to=to, token=holding.token, kind=kind, upto=upto
+            who=self.who,
+            reason=self.reason,
+            to=to,
+            token=holding.token,
+            kind=kind,
+            through_token=0 if holding.permits is None else holding.token,
         )
-        return self.store.put(self.key, RESIGN, notice, None, clock.now() + WITHIN)
+        return self.store.put(self.key, RESIGN, notice, None, clock.now() + REQUEST_TIMEOUT)
 
     def pause_value(self, **more: object) -> bytes:
         """The value of the field "pause"."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from incumbent import clock
-from incumbent.cli.operator import WITHIN, Operator, open_client, read_until
+from incumbent.cli.operator import REQUEST_TIMEOUT, Operator, open_client, read_until
 from incumbent.cli.parser import Request
 from incumbent.cli.text import print_json, say
 from incumbent.clients import Client
@@ -74,7 +74,7 @@ def _check_successor(client: Client, record: Record, to: str) -> None:
 
 
 def _remove(operator: Operator, holding: Holding) -> int:
-    until, shared = clock.now() + WITHIN, holding.permits is not None
+    until, shared = clock.now() + REQUEST_TIMEOUT, holding.permits is not None
     how: Parting = {"shared": True} if shared else {}
     outcome = operator.store.give(operator.key, holding.claim, holding.token, until, **how)
     if not isinstance(outcome, Released):
@@ -121,7 +121,7 @@ def _see_them_end(operator: Operator, record: Record, to: str, *, breaks: bool) 
 
 def _pause(operator: Operator) -> int:
     # The first pause stays on record, with its author and reason.
-    until = clock.now() + WITHIN
+    until = clock.now() + REQUEST_TIMEOUT
     outcome = operator.store.put(operator.key, PAUSE, operator.pause_value(), ABSENT, until)
     record = operator.read()
     before = f"was paused before{said_by(record, PAUSE)}" if isinstance(outcome, Stale) else ""
@@ -144,7 +144,7 @@ def _unpause(operator: Operator) -> int:
     record = operator.read()
     if PAUSE not in record.fields:
         return operator.answer("unpaused", "was not paused")
-    operator.store.put(operator.key, PAUSE, None, None, clock.now() + WITHIN)
+    operator.store.put(operator.key, PAUSE, None, None, clock.now() + REQUEST_TIMEOUT)
     return operator.answer("unpaused", "may be held again")
 
 
@@ -152,7 +152,7 @@ def _every_job(request: Request, operator: Operator) -> int:
     """Pause or unpause every job; the switch of all jobs comes first, so that new jobs find it."""
     value = operator.pause_value(all=True) if request.command == "pause" else None
     guard = None if value is None else ABSENT
-    operator.store.put(operator.key, PAUSE, value, guard, clock.now() + WITHIN)
+    operator.store.put(operator.key, PAUSE, value, guard, clock.now() + REQUEST_TIMEOUT)
     jobs = jobs_of(operator.client.scan("", _SCAN_WITHIN))
     changed = [job.key.name for job in jobs if _switch(operator, job, value)]
     done = f"{request.command}d"
@@ -168,7 +168,7 @@ def _every_job(request: Request, operator: Operator) -> int:
 
 def _switch(operator: Operator, record: Record, value: bytes | None) -> bool:
     """Switch one job; True if it changed. A job that was paused by its name stays paused."""
-    key, until = Key(record.key.namespace, record.key.name), clock.now() + WITHIN
+    key, until = Key(record.key.namespace, record.key.name), clock.now() + REQUEST_TIMEOUT
     if value is not None:
         return not isinstance(operator.store.put(key, PAUSE, value, ABSENT, until), Stale)
     field = record.fields.get(PAUSE)

@@ -10,7 +10,7 @@ from datetime import datetime, tzinfo
 
 from incumbent import clock
 from incumbent.cli.jobs import say_up
-from incumbent.cli.operator import WITHIN, open_client, read_places, store_state
+from incumbent.cli.operator import REQUEST_TIMEOUT, open_client, read_places, store_state
 from incumbent.cli.parser import Request
 from incumbent.cli.text import facts_of, instant_of, iso, print_json, record_as_json
 from incumbent.cron import fleet
@@ -47,9 +47,9 @@ _NEARLY_OUT = 0.4
 def command(request: Request) -> int:
     at = request.text("at")
     with open_client(request) as client:
-        record = client.read(request.name, WITHIN)
-        present = client.read(fleet.PRESENCE, WITHIN) if JOB in record.fields else None
-        known = client.read(fleet.KNOWN, WITHIN) if present is not None else None
+        record = client.read(request.name, REQUEST_TIMEOUT)
+        present = client.read(fleet.PRESENCE, REQUEST_TIMEOUT) if JOB in record.fields else None
+        known = client.read(fleet.KNOWN, REQUEST_TIMEOUT) if present is not None else None
         store = GRANTS if record.holdings else store_state(client)
         places = [] if record.holdings else read_places(client, request.name)
     zone = _zone_of(record)

@@ -136,8 +136,10 @@ class Site:
         elif wish == "resign":
             if holdings := store.read(key, until).holdings:
                 last = max(holdings, key=lambda holding: holding.token)
-                upto = 0 if last.permits is None else last.token
-                notice = encode_notice(who=who, reason=reason, token=last.token, upto=upto)
+                through = 0 if last.permits is None else last.token
+                notice = encode_notice(
+                    who=who, reason=reason, token=last.token, through_token=through
+                )
                 store.put(key, RESIGN, notice, None, until)
         elif wish == "trigger":
             trigger = Trigger(os.urandom(4).hex(), key.name, clock.wall(), who, reason)

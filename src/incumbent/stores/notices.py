@@ -20,11 +20,12 @@ def encode_notice(
     token: int = 0,
     kind: str = "",
     priority: int | None = None,
-    upto: int = 0,
+    through_token: int = 0,
 ) -> bytes:
     """The field's value; `token` addresses one holding, so that the notice never hits the next.
 
-    `upto`: the notice is for all present sharers of a lease, not for later ones with larger tokens.
+    `through_token`: the notice is for every holding whose token is at most this; 0: only for
+    `token`. So it reaches all present sharers of a lease, and none that comes later.
 
     `priority`: the priority of the candidate that asks; an operator has none.
     """
@@ -36,8 +37,8 @@ def encode_notice(
         facts["kind"] = kind
     if priority is not None:
         facts["priority"] = priority
-    if upto:
-        facts["upto"] = upto
+    if through_token:
+        facts["upto"] = through_token
     return json.dumps(facts).encode()
 
 
@@ -62,8 +63,8 @@ def notices_for(token: int, pause: bytes | None, resign: bytes | None) -> tuple[
         found.append(Notice("pause", str(fields.get("who", "")), str(fields.get("reason", ""))))
     if resign is not None:
         fields = read_notice(resign)
-        upto = fields.get("upto")
-        if fields.get("token") == token or (isinstance(upto, int) and token <= upto):
+        through = fields.get("upto")
+        if fields.get("token") == token or (isinstance(through, int) and token <= through):
             to = str(fields.get("to", ""))
             who, reason = str(fields.get("who", "")), str(fields.get("reason", ""))
             asked: Literal["break", "resign"] = BREAK if fields.get("kind") == BREAK else RESIGN

@@ -48,7 +48,9 @@ def engine_from_object(given: Any, *, restart_wait: Duration | None = None) -> P
 
 
 def with_token(lease: Any, connection: Any) -> None:
-    """Let the transaction that is open on `connection` go on only if `lease` may write.
+    """Check, inside the open transaction, that no later holder has the lease.
+
+    An earlier holder's transaction fails instead of writing.
 
     `connection` is a psycopg Connection, or a Connection or Session of SQLAlchemy, to the database
     of the lease's store; its role needs the rights that schema.sql names. Call it in the
@@ -61,10 +63,10 @@ def with_token(lease: Any, connection: Any) -> None:
     if _is_psycopg(connection):
         _check_psycopg(connection)
         row = connection.execute(_PSYCOPG, _arguments(lease)).fetchone()
-        _conclude(lease, row[0])
+        _raise_if_stale(lease, row[0])
         return
     _check_sqlalchemy(connection)
-    _conclude(lease, connection.execute(*_statement(lease)).scalar())
+    _raise_if_stale(lease, connection.execute(*_statement(lease)).scalar())
 
 
 async def async_with_token(lease: Any, connection: Any) -> None:
@@ -73,10 +75,10 @@ async def async_with_token(lease: Any, connection: Any) -> None:
     if _is_psycopg(connection):
         _check_psycopg(connection)
         cursor = await connection.execute(_PSYCOPG, _arguments(lease))
-        _conclude(lease, (await cursor.fetchone())[0])
+        _raise_if_stale(lease, (await cursor.fetchone())[0])
         return
     await connection.run_sync(_check_sqlalchemy)
-    _conclude(lease, (await connection.execute(*_statement(lease))).scalar())
+    _raise_if_stale(lease, (await connection.execute(*_statement(lease))).scalar())
 
 
 def _is_psycopg(connection: Any) -> bool:
@@ -116,8 +118,8 @@ def _require_transaction(is_open: bool) -> None:
         )
 
 
-def _conclude(lease: Any, may: Any) -> None:
-    if may is not True:
+def _raise_if_stale(lease: Any, may_write: Any) -> None:
+    if may_write is not True:
         raise LeaseLost(
             f"the lease on {lease.name!r} is stale: a later holder than token {lease.fencing_token}"
             " was granted it; roll back",

@@ -211,7 +211,8 @@ class SharedCases:
         self, bench: Bench
     ) -> None:
         one, other = (bench.granted(permits=_PERMITS) for _ in range(2))
-        bench.put(RESIGN, encode_notice(who="operator", kind=BREAK, upto=other.token))
+        notice = encode_notice(who="operator", kind=BREAK, through_token=other.token)
+        bench.put(RESIGN, notice)
         later = bench.granted(permits=_PERMITS)
         answers = bench.renew_all([bench.renewal(grant) for grant in (one, other, later)])
         told = [[notice.kind for notice in getattr(it, "notices", ())] for it in answers]
