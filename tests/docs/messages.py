@@ -27,7 +27,7 @@ TABLES = frozenset({"_REFUSED", "REFUSED", "_ADVICE", "_LOST"})
 SPOKEN = frozenset(
     {
         *("_why", "restart_words", "_starved_for", "_mismatch", "_does_not_fit"),
-        *("waits_for_itself", "permits_differ", "_held"),
+        *("_describe_refusal", "waits_for_itself", "permits_differ", "_held"),
     }
 )
 """Functions that return words."""

@@ -94,12 +94,12 @@ def test_the_pause_between_terms_is_waited_for_and_ends_at_a_signal() -> None:
         between = SimpleNamespace(
             situation=SimpleNamespace(backing_off=lambda: None),
             signals=SimpleNamespace(fd=ours.fileno(), take=lambda: signals),
-            _promise=lambda _: None,
-            _obey=lambda signum: 128 + signum,
+            _report_alive=lambda _: None,
+            _handle_signal=lambda signum: 128 + signum,
         )
         began = clock.now()
-        assert Campaign._pause(cast("Any", between), 0.05) is None
+        assert Campaign._back_off(cast("Any", between), 0.05) is None
         assert clock.now() - began >= 0.05
         signals.append(15)
         its.send(b"x")
-        assert Campaign._pause(cast("Any", between), 1e6) == 143
+        assert Campaign._back_off(cast("Any", between), 1e6) == 143

@@ -105,7 +105,7 @@ class Situation:
         self._absence = Absence()
         self._lease: LeaseHandle | None = None
         self._keeper: Keeper | None = None
-        self._promise = clock.now() + _START_UP
+        self._next_turn_by = clock.now() + _START_UP
         self._answered_at = -inf
         self._listeners: tuple[Callable[[], None], ...] = ()
 
@@ -166,7 +166,7 @@ class Situation:
 
         If `until` is inf, /healthz never fails: wait in bounded steps instead.
         """
-        self._promise = until
+        self._next_turn_by = until
 
     def answered(self) -> None:
         """Report that the store answered, with a yes or a no."""
@@ -208,7 +208,7 @@ class Situation:
                 leader=reported.holder if remaining > 0 else reported.leader,
                 leading=remaining > 0,
                 proven_for=remaining,
-                late=max(0.0, now - self._promise),
+                late=max(0.0, now - self._next_turn_by),
                 unanswered_for=max(0.0, now - max(self._answered_at, last_answer)),
                 store_up=store_up,
                 leaderless=self._absence.seconds(now),

@@ -1,4 +1,4 @@
-"""A candidate that campaigns for ever: stand, lead, release, pause, stand again.
+"""A candidate that runs for ever: wait for the lease, lead, release, back off, wait again.
 
 CMD runs during each term. Each change prints a line. The first part, what follows a term, is pure.
 """
@@ -36,18 +36,22 @@ ENDING_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP,
 
 _BASE, _CAP = 0.5, 30.0
 """Seconds of the first and of the longest pause between terms."""
-_RESIGNED: Final = "broken"
+_ASKED_TO_STOP: Final = "broken"
+"""The reason of LeaseLost after `resign`, `transfer` and `break`."""
 _SLACK = 10.0
 """Seconds beyond one ttl for which the loop may be silent: a request and its backoff."""
 _SHOWN_AFTER = 0.1
-"""Seconds that an end may last before the record says "stopping"; the release shows a quick one."""
+"""Seconds that CMD may take to stop before the record says "stopping".
+
+If it stops sooner, the release is news enough.
+"""
 
 
 # -- what follows a term -------------------------------------------------------------------------
 
 
 class Restart(Enum):
-    """The ends of CMD after which the instance stands again."""
+    """When the instance stands by again after CMD has ended."""
 
     ALWAYS = "always"
     ON_FAILURE = "on-failure"
@@ -70,27 +74,37 @@ def code_of_signal(signum: int) -> int:
 
 
 def exit_after(restart: Restart, ending: Ending, *, at_keyboard: bool = False) -> int | None:
-    """The exit code after a term; None: stand again.
+    """The exit code after a term; None: stand by again.
 
     `at_keyboard`: CMD had the terminal, so a ^C reached CMD and not us; we exit all the same.
     """
-    kind, _, name = ending.cause.partition(":")
+    kind, _, cause_signal = ending.cause.partition(":")
+    # Survivors of KILL, or a dead guard, forbid another term. If a signal ended this one, none
+    # follows: the code is the signal's, and the term's line names the survivors.
     if kind != "signal" and (ending.survivors or kind == "guard"):
         return FAULT
     # A signal may also arrive while the term is ending for another reason.
-    if leaving := name or ending.leaving:
-        return code_of_signal(signal.Signals[leaving])
-    by_itself = ending.outlived or not ending.cause
-    if by_itself and at_keyboard and ending.status == 128 + signal.SIGINT:
+    if signal_name := cause_signal or ending.leaving:
+        return code_of_signal(signal.Signals[signal_name])
+    ended_by_itself = ending.outlived or not ending.cause
+    if ended_by_itself and at_keyboard and ending.status == 128 + signal.SIGINT:
         return ending.status
-    if restart is Restart.NEVER:
-        if ending.cause == "at_most_for":
-            return TOO_LONG
+    match restart:
+        case Restart.ALWAYS:
+            return None
+        case Restart.ON_FAILURE:
+            return OK if not ending.cause and ending.status == 0 else None
+        case Restart.NEVER:
+            return _code_of_only_term(ending, ended_by_itself=ended_by_itself)
+
+
+def _code_of_only_term(ending: Ending, *, ended_by_itself: bool) -> int:
+    if ending.cause == "at_most_for":
+        return TOO_LONG
+    if ended_by_itself and ending.status:
         # CMD's own failure is not masked.
-        own = ending.status if by_itself else None
-        return own or (LOST if ending.cause else OK)
-    done = restart is Restart.ON_FAILURE and not ending.cause and ending.status == 0
-    return OK if done else None
+        return ending.status
+    return LOST if ending.cause else OK
 
 
 class Backoff:
@@ -105,9 +119,9 @@ class Backoff:
         if seconds > self._healthy:
             self._tries = 0
         if cause == "paused":
-            # A candidate waits for the end of the operator's pause.
+            # No back-off: while the name is paused, every take is refused anyway.
             return 0.0
-        if cause == _RESIGNED:
+        if cause == _ASKED_TO_STOP:
             # Never 0: the others learn of the release only now, and the lease was meant for them.
             return _BASE + backoff_delay(0, jitter, base=_BASE)
         delay = backoff_delay(self._tries, jitter, base=_BASE, cap=_CAP)
@@ -153,10 +167,10 @@ class Campaign:
         self.signals.follow_the_job()
         while self.guard.alive():
             try:
-                lease = self._stand()
+                lease = self._stand_by()
                 code = self._term(lease)
             except Interrupted as interrupt:
-                code = self._obey(interrupt.signum)
+                code = self._handle_signal(interrupt.signum)
             except CannotStart as error:
                 self.say(str(error))
                 return error.code
@@ -164,7 +178,7 @@ class Campaign:
                 self.say(f"{error}: no command may run any more")
                 return FAULT
             except StoreError as error:
-                code = self._outlast(error)
+                code = self._wait_out(error)
             if code is not None:
                 return code
         self.say("the guard is dead: no command may run any more")
@@ -172,8 +186,8 @@ class Campaign:
 
     # -- standing by -------------------------------------------------------------------------
 
-    def _stand(self) -> Lease:
-        self._promise()
+    def _stand_by(self) -> Lease:
+        self._report_alive()
         for signum in self.signals.take():
             if signum in ENDING_SIGNALS:
                 raise Interrupted(signum)
@@ -182,28 +196,28 @@ class Campaign:
             self._discard()
             self._ready = Ready(self.guard, self._ttl)
         with self.signals.interrupting():
-            return self.lock.stand(self._meta(), self._learn)
+            return self.lock.stand(self._meta(), self._on_refusal)
 
     def _discard(self) -> None:
         if self._ready is not None:
             self._ready.close()
             self._ready = None
 
-    def _learn(self, answer: Refused | StoreError) -> None:
-        """Note an answer of the store while standing by."""
-        self._promise()
+    def _on_refusal(self, answer: Refused | StoreError) -> None:
+        """Note a refusal, or an error of the store, while standing by."""
+        self._report_alive()
         leader = self.situation.heard(answer)
         if isinstance(answer, StoreError):
             # The next answer is worth a line, because the last line reported an outage.
             self._last_line = ""
             return
         self._answered = True
-        line = f"standing by: {_why(answer.reason, leader)}"
+        line = f"standing by: {_describe_refusal(answer.reason, leader)}"
         if line != self._last_line:
             self._last_line = line
             self.say(line)
 
-    def _obey(self, signum: int) -> int | None:
+    def _handle_signal(self, signum: int) -> int | None:
         if signum in ENDING_SIGNALS:
             self.situation.stopping()
             self.say(f"{signal.Signals(signum).name}: ends")
@@ -213,13 +227,13 @@ class Campaign:
             os.kill(os.getpid(), signal.SIGSTOP)
         return None
 
-    def _outlast(self, error: StoreError) -> int | None:
+    def _wait_out(self, error: StoreError) -> int | None:
         """Wait out a permanent error: a store that answered before may be being set up anew."""
         if not self._answered:
             raise error
         self.situation.unanswered()
         self.lock.tell_outage(error)
-        return self._pause(self._backoff.after(0.0, draw_jitter()))
+        return self._back_off(self._backoff.after(0.0, draw_jitter()))
 
     # -- leading -----------------------------------------------------------------------------
 
@@ -238,14 +252,14 @@ class Campaign:
             stop_on=ENDING_SIGNALS,
             report=lambda course: self._report(lease, course),
             # The instance is healthy only while the loop turns.
-            turned=self._promise,
+            turned=self._report_alive,
             ready=ready,
         )
         self.situation.ended(ending.cause)
-        self.say(f"term {lease.fencing_token} ended: {_how(lease, ending)}")
+        self.say(f"term {lease.fencing_token} ended: {_describe_end(lease, ending)}")
         code = exit_after(self.restart, ending, at_keyboard=had_terminal)
         if code is None:
-            code = self._pause(
+            code = self._back_off(
                 self._backoff.after(ending.seconds, draw_jitter(), cause=ending.cause)
             )
             self.situation.restarted()
@@ -260,29 +274,30 @@ class Campaign:
     def _meta(self, **more: str) -> bytes:
         """The metadata with the facts about this process that `status` shows."""
         facts = {"isolation": self.guard.isolation, "host": os.uname().nodename}
-        said = json.dumps({**facts, "pid": os.getpid(), **more}).encode()
-        return self.lock.ranked(said)
+        metadata = json.dumps({**facts, "pid": os.getpid(), **more}).encode()
+        return self.lock.ranked(metadata)
 
     # -- between terms -----------------------------------------------------------------------
 
-    def _pause(self, seconds: float) -> int | None:
+    def _back_off(self, seconds: float) -> int | None:
         """Wait; a signal that ends the campaign ends the wait too, and yields the exit code."""
         until = clock.now() + seconds
         self.situation.backing_off()
-        self._promise(seconds)
+        self._report_alive(seconds)
         with closing(Waiter()) as waiter:
             while clock.now() < until:
                 waiter.wait((self.signals.fd,), until)
                 for signum in self.signals.take():
-                    if (code := self._obey(signum)) is not None:
+                    if (code := self._handle_signal(signum)) is not None:
                         return code
         return None
 
-    def _promise(self, more: float = 0.0) -> None:
+    def _report_alive(self, more: float = 0.0) -> None:
+        """Tell the health page that the loop turns, and by when it will turn again."""
         self.situation.pulse(clock.now() + self._ttl + _SLACK + more)
 
 
-def _why(reason: str, leader: str | None) -> str:
+def _describe_refusal(reason: str, leader: str | None) -> str:
     match reason:
         case "paused":
             return "paused, until it is unpaused"
@@ -294,7 +309,7 @@ def _why(reason: str, leader: str | None) -> str:
             return f"held by {leader or 'another'}"
 
 
-def _how(lease: Lease, ending: Ending) -> str:
+def _describe_end(lease: Lease, ending: Ending) -> str:
     after = f"after {say_seconds(ending.seconds)}"
     kind, _, signal_name = ending.cause.partition(":")
     if ending.survivors:
