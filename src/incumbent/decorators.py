@@ -39,7 +39,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 L = TypeVar("L", bound=LockHandle[Any])
 P = ParamSpec("P")
 R = TypeVar("R")
-Namer = Callable[..., dict[str, str]]
+SettingsFiller = Callable[..., dict[str, str]]
 IfHeld = Literal["wait", "raise", "skip"]
 
 
@@ -108,9 +108,9 @@ def exclusive(
 
     def decorate(function: F) -> F:
         refuse_generator(function)
-        namer = _namer(function, name=name, **_slot_template(settings))
+        fill = _settings_filler(function, name=name, **_slot_template(settings))
         wrap = _wrap_async if is_async(function) else _wrap_sync
-        return cast("F", wrap(function, namer, common, skip=if_held == "skip"))
+        return cast("F", wrap(function, fill, common, skip=if_held == "skip"))
 
     return decorate
 
@@ -132,13 +132,13 @@ def once(
     return exclusive(name, if_held="skip", store=store, namespace=namespace, **settings)
 
 
-def _stamp(wall: float) -> str:
+def _slot_id(wall: float) -> str:
     from datetime import UTC, datetime
 
     return f"once/{datetime.fromtimestamp(wall, UTC).isoformat(timespec='milliseconds')[:23]}Z"
 
 
-def _how(error: BaseException, lease: LeaseHandle) -> tuple[State, str]:
+def _end_to_record(error: BaseException, lease: LeaseHandle) -> tuple[State, str]:
     """The state and the reason to record for a call that raised."""
     if lease.valid:
         return State.FAILED, f"{type(error).__name__}: {error}"
@@ -151,17 +151,17 @@ def _slot_template(settings: LockSettings) -> dict[str, str]:
     return {"slot": slot} if isinstance(slot, str) and "{" in slot else {}
 
 
-def _namer(function: Callable[..., Any], **templates: str) -> Namer:
-    """A function that fills a call's arguments into `templates`, each of them a setting."""
+def _settings_filler(function: Callable[..., Any], **templates: str) -> SettingsFiller:
+    """A function that returns a call's settings: `templates` with its arguments filled in."""
     signature = inspect.signature(function)
-    for what, template in templates.items():
+    for setting, template in templates.items():
         if _is_plain(template):
             check_name(template)
             continue
         try:
-            check_name("".join(_parts(template, signature, function)))
+            check_name("".join(_pieces_with_argument_names(template, signature, function)))
         except ValueError as error:
-            raise _bad_template(what, template, error) from None
+            raise _bad_template(setting, template, error) from None
     if all(map(_is_plain, templates.values())):
         return lambda *args, **kwargs: templates
 
@@ -169,7 +169,8 @@ def _namer(function: Callable[..., Any], **templates: str) -> Namer:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return {
-            what: _filled(what, template, bound.arguments) for what, template in templates.items()
+            setting: _filled(setting, template, bound.arguments)
+            for setting, template in templates.items()
         }
 
     return filled
@@ -179,32 +180,35 @@ def _is_plain(template: str) -> bool:
     return not {"{", "}"} & set(template)
 
 
-def _filled(what: str, template: str, arguments: dict[str, Any]) -> str:
+def _filled(setting: str, template: str, arguments: dict[str, Any]) -> str:
     """The template with the arguments filled in: as they are if that makes a name, else escaped."""
     try:
         name = template.format_map(arguments)
         if is_name(name) and MARK not in name:
             return name
-        made = ""
+        escaped_name = ""
         for literal, field, spec, conversion in Formatter().parse(template):
-            made += literal
+            escaped_name += literal
             if field is not None:
                 convert = f"!{conversion}" if conversion else ""
-                made += escaped(f"{{{field}{convert}:{spec}}}".format_map(arguments))
+                escaped_name += escaped(f"{{{field}{convert}:{spec}}}".format_map(arguments))
     except (LookupError, AttributeError, ValueError, TypeError) as error:
-        raise _bad_template(what, template, error) from None
-    return within_limit(made)
+        raise _bad_template(setting, template, error) from None
+    return within_limit(escaped_name)
 
 
-def _bad_template(what: str, template: str, error: Exception) -> ConfigError:
+def _bad_template(setting: str, template: str, error: Exception) -> ConfigError:
     why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-    return ConfigError(f"the {what} {template!r} cannot be filled in: {why}", name=what)
+    return ConfigError(f"the {setting} {template!r} cannot be filled in: {why}", name=setting)
 
 
-def _parts(
+def _pieces_with_argument_names(
     template: str, signature: inspect.Signature, function: Callable[..., Any]
 ) -> Iterator[str]:
-    """The template with each argument's name in its place. Raises ValueError."""
+    """The template's pieces; each field is replaced by its argument's name.
+
+    Raises ValueError for a field that cannot be filled in.
+    """
     for literal, field, spec, conversion in Formatter().parse(template):
         yield literal
         if field is None:
@@ -219,26 +223,26 @@ def _parts(
             raise ValueError(f"!{conversion} is no conversion")
         yield argument
         # A format may name arguments too; its effect is known only once they have values.
-        for _ in _parts(spec or "", signature, function):
+        for _ in _pieces_with_argument_names(spec or "", signature, function):
             pass
 
 
-def _built(kind: Callable[..., L], names: dict[str, str], common: Any) -> L:
+def _make_lock(kind: Callable[..., L], filled: dict[str, str], common: Any) -> L:
     """The lock of one call. Raises ConfigError if its store lacks a feature that it needs."""
-    lock = kind(**{**common, **names})
+    lock = kind(**{**common, **filled})
     if "once_per" in common:
         require(lock._link.engine.capabilities, "once_per", "slots", "fields")
     return lock
 
 
-def _wrap_sync(function: Any, namer: Namer, common: Any, *, skip: bool) -> Any:
+def _wrap_sync(function: Any, fill: SettingsFiller, common: Any, *, skip: bool) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         return not_deferred(function(*args, **kwargs), function, "decorate an `async def`")
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
-            lease = _built(Lock, namer(*args, **kwargs), common).acquire()
+            lease = _make_lock(Lock, fill(*args, **kwargs), common).acquire()
         except NotAcquired:
             if skip:
                 return None
@@ -252,43 +256,46 @@ def _wrap_sync(function: Any, namer: Namer, common: Any, *, skip: bool) -> Any:
     return wrapper
 
 
-def _recorded(lease: Lease, what: str, call: Callable[[], Any], *, skip: bool) -> Any:
+def _recorded(lease: Lease, function_name: str, call: Callable[[], Any], *, skip: bool) -> Any:
     """Run `call`, and record its beginning and its end in the ledger."""
     wall = clock.wall()
     try:
-        once = begin_on_record(lease, wall, _stamp(wall), what)
+        once = begin_once_blocking(lease, wall, _slot_id(wall), function_name)
     except BaseException:
         # Nothing ran: free the slot for others.
         lease._release(undo_slot=True)
         raise
     if once is None:
-        return _ran_before(lease, skip=skip)
+        return _refuse_second_run(lease, skip=skip)
     try:
         result = call()
     except BaseException as error:
-        state, why = _how(error, lease)
+        state, why = _end_to_record(error, lease)
         drive(once.end(state, clock.wall(), why=why))
         raise
     drive(once.succeed(clock.wall()))
     return result
 
 
-def _ran_before(lease: LeaseHandle, *, skip: bool) -> None:
+def _refuse_second_run(lease: LeaseHandle, *, skip: bool) -> None:
     if not skip:
-        what = f"{lease.name!r} ran before: its slot is on record, as one that is used for good"
-        raise NotAcquired(what, name=lease.name, reason="closed")
+        message = (
+            f"{lease.name!r} ran before: the ledger has a run of this slot, and a slot is used"
+            " only once"
+        )
+        raise NotAcquired(message, name=lease.name, reason="closed")
 
 
-def begin_on_record(lease: Lease, wall: float, stamp: str, what: str) -> OnceRun | None:
+def begin_once_blocking(lease: Lease, wall: float, stamp: str, what: str) -> OnceRun | None:
     """`cron.once.begin_once` for blocking code."""
     return drive(begin_once(lease._link.port, lease._held, wall, stamp, what))
 
 
-def _wrap_async(function: Any, namer: Namer, common: Any, *, skip: bool) -> Any:
+def _wrap_async(function: Any, fill: SettingsFiller, common: Any, *, skip: bool) -> Any:
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
-            lease = await _built(AsyncLock, namer(*args, **kwargs), common).acquire()
+            lease = await _make_lock(AsyncLock, fill(*args, **kwargs), common).acquire()
         except NotAcquired:
             if skip:
                 return None
@@ -304,21 +311,21 @@ def _wrap_async(function: Any, namer: Namer, common: Any, *, skip: bool) -> Any:
 
 
 async def _recorded_async(
-    lease: AsyncLease, what: str, call: Callable[[], Any], *, skip: bool
+    lease: AsyncLease, function_name: str, call: Callable[[], Any], *, skip: bool
 ) -> Any:
     port, wall = lease._link.async_port(), clock.wall()
     try:
-        once = await begin_once(port, lease._held, wall, _stamp(wall), what)
+        once = await begin_once(port, lease._held, wall, _slot_id(wall), function_name)
     except BaseException:
         # Nothing ran, also if it was cancelled: free the slot for others.
         await lease._release(undo_slot=True)
         raise
     if once is None:
-        return _ran_before(lease, skip=skip)
+        return _refuse_second_run(lease, skip=skip)
     try:
         result = await call()
     except BaseException as error:
-        state, why = _how(error, lease)
+        state, why = _end_to_record(error, lease)
         # A body that is cancelled at the renew deadline has its grace left: enough for this.
         await once.end(state, clock.wall(), why=why)
         raise

@@ -27,7 +27,7 @@ def test_a_signal_while_a_process_is_started_ends_the_demo_at_its_next_wait(
     signal.raise_signal(signum)
     process = stage.start("one", ["sleep", "60"])
     with pytest.raises(SystemExit) as ended:
-        stage.hold(60)
+        stage.sleep(60)
     assert ended.value.code == 128 + signum
     stage.__exit__()
     assert process.returncode == -signal.SIGKILL

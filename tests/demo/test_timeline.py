@@ -12,7 +12,7 @@ from incumbent.demo.judge import (
     seconds_shared,
     spans_shared,
 )
-from incumbent.demo.scenes import _shared, spell
+from incumbent.demo.scenes import _describe_overlap, spell
 from incumbent.demo.story import Row, draw
 
 
@@ -121,5 +121,5 @@ def test_no_time_at_all_can_be_drawn() -> None:
 
 def test_both_wrote_from_the_first_write_of_the_next_until_the_last_of_the_old() -> None:
     old, new = account(1, 5, 0.0, 10.5), account(2, 9, 10.0, 10.0)
-    assert "c1 and c2 both wrote for 0.50 s" in _shared(old, new)
-    assert _shared(replace(old, last_write=9.9), new) == "no overlap this time"
+    assert "c1 and c2 both wrote for 0.50 s" in _describe_overlap(old, new)
+    assert _describe_overlap(replace(old, last_write=9.9), new) == "no overlap this time"

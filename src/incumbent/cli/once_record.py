@@ -10,7 +10,7 @@ from incumbent.cron.execute import without_secrets
 from incumbent.cron.ledger import State, runs_of
 from incumbent.cron.once import OnceRun
 from incumbent.cron.schedule import slot_id
-from incumbent.decorators import begin_on_record
+from incumbent.decorators import begin_once_blocking
 from incumbent.errors import StoreError
 from incumbent.locks import Lease, give_back
 from incumbent.protocol.port import run as drive
@@ -29,7 +29,7 @@ def begin(words: Sequence[str], lease: Lease) -> OnceRun | None:
     wall = clock.wall()
     what = without_secrets(" ".join(words))[:_COMMAND_SHOWN]
     try:
-        return begin_on_record(lease, wall, f"once/{slot_id(wall)}", what)
+        return begin_once_blocking(lease, wall, f"once/{slot_id(wall)}", what)
     except StoreError:
         give_back(lease, undo_slot=True)
         raise

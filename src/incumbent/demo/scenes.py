@@ -29,7 +29,7 @@ from incumbent.supervise.kernel import below, die_with_parent, pidfds, readable
 PATIENCE: Final = 6.0
 """Seconds that a scene waits for an expected event."""
 _SOCKET_PATH_MAX: Final = 60
-_LOOK_EVERY: Final = 0.01
+_POLL_INTERVAL: Final = 0.01
 
 T = TypeVar("T")
 
@@ -54,12 +54,12 @@ class Stage:
             if signal.getsignal(signum) != signal.SIG_IGN:
                 signal.signal(signum, self._note)
         # The path of a unix socket may have 107 bytes.
-        within = None if len(tempfile.gettempdir()) <= _SOCKET_PATH_MAX else "/tmp"  # noqa: S108
-        self.folder = Path(tempfile.mkdtemp(prefix="incumbent-demo-", dir=within))
+        parent = None if len(tempfile.gettempdir()) <= _SOCKET_PATH_MAX else "/tmp"  # noqa: S108
+        self.folder = Path(tempfile.mkdtemp(prefix="incumbent-demo-", dir=parent))
         self._judge = self.folder / "judge"
         try:
             self.start("judge", [sys.executable, "-m", "incumbent.demo.judge", str(self._judge)])
-            self.until(self._judge.exists, "the judge did not start")
+            self.wait_for(self._judge.exists, "the judge did not start")
         except BaseException:
             self.__exit__()
             raise
@@ -76,7 +76,7 @@ class Stage:
         # Raise nothing here: a process that is being started would leak.
         self._signal = signum
 
-    def hold(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         """Wait for `seconds`. Raises SystemExit if the demo has to end meanwhile (INT, TERM)."""
         until = time.monotonic() + seconds
         while True:
@@ -85,15 +85,15 @@ class Stage:
             remaining = until - time.monotonic()
             if remaining <= 0:
                 return
-            time.sleep(min(remaining, _LOOK_EVERY))
+            time.sleep(min(remaining, _POLL_INTERVAL))
 
-    def until(self, look: Callable[[], T | None], failure: str) -> T:
-        """Wait for `look` to return something true, and return it. Raises Missed."""
+    def wait_for(self, condition: Callable[[], T | None], failure: str) -> T:
+        """Poll `condition` until it is true and return its value. Raises Missed."""
         until = time.monotonic() + PATIENCE
-        while not (found := look()):
+        while not (found := condition()):
             if time.monotonic() > until:
                 raise Missed(f"{failure} within {PATIENCE:g} s")
-            self.hold(_LOOK_EVERY)
+            self.sleep(_POLL_INTERVAL)
         return found
 
     # -- processes -------------------------------------------------------------------------------
@@ -219,9 +219,13 @@ class Side:
         """Show what was measured, and let the present leader lead for a moment."""
         self._scenes += 1
         self._show(Scene(self._scenes, title, measured))
-        self.stage.hold(_SEEN)
+        self.stage.sleep(_SEEN)
 
     def _mark(self, who: str, sign: str) -> float:
+        """Note an event at this instant: K killed, S frozen or silent, C goes on, T asked to leave.
+
+        The drawing shows the signs (see story._LEGEND).
+        """
         now = time.monotonic()
         self.marks.setdefault(who, []).append((now, sign))
         return now
@@ -231,18 +235,19 @@ class Side:
         self._running[leader.who].send_signal(signum)
         return at
 
-    def _first(self, wanted: Callable[[Account], object], failure: str) -> Account:
-        return self.stage.until(lambda: next(filter(wanted, self.accounts()), None), failure)
+    def _wait_for_account(self, wanted: Callable[[Account], object], failure: str) -> Account:
+        return self.stage.wait_for(lambda: next(filter(wanted, self.accounts()), None), failure)
 
-    def _next(self, before: Account | None = None) -> Account:
+    def _wait_for_leader(self, before: Account | None = None) -> Account:
         """Wait for the first worker that began after `before` and has written."""
         number = -1 if before is None else before.number
-        return self._first(lambda a: a.number > number and a.first_write, "nobody took the lead")
+        failure = "nobody took the lead"
+        return self._wait_for_account(lambda a: a.number > number and a.first_write, failure)
 
-    def _ended(self, account: Account) -> Account:
+    def _wait_for_end(self, account: Account) -> Account:
         """Wait until no process of that worker lives."""
         failure = f"the worker of {account.who} was not stopped"
-        return self._first(lambda a: a.number == account.number and a.ended, failure)
+        return self._wait_for_account(lambda a: a.number == account.number and a.ended, failure)
 
     @contextmanager
     def _silence(self) -> Iterator[float]:
@@ -255,7 +260,7 @@ class Side:
 
 
 class Ours(Side):
-    """`incumbent lead`. `late` is the device's answer to the late write."""
+    """`incumbent lead`. `late`: the device's answer to the late write; the judge is the device."""
 
     name = "ours"
     contenders = ("one", "two", "three")
@@ -267,8 +272,8 @@ class Ours(Side):
         return ["incumbent", "-s", f"sqlite:///{self.store}", *options, "--", *worker]
 
     def play(self) -> None:
-        first = self._next()
-        self.stage.hold(_SEEN)
+        first = self._wait_for_leader()
+        self.stage.sleep(_SEEN)
         second = self._kill(first)
         third = self._freeze(second)
         self._thaw(second)
@@ -278,7 +283,7 @@ class Ours(Side):
     def _kill(self, leader: Account) -> Account:
         at = self._mark(leader.who, "K")
         self.stage.kill(self._running[leader.who])
-        following = self._next(leader)
+        following = self._wait_for_leader(leader)
         self.scene(
             f"{leader.who} is killed, its whole tree",
             f"{following.who} leads {_after(at, following.first_write)} later",
@@ -288,8 +293,8 @@ class Ours(Side):
 
     def _freeze(self, leader: Account) -> Account:
         at = self._signal(leader, "S", signal.SIGSTOP)
-        stopped = self._ended(leader)
-        following = self._next(leader)
+        stopped = self._wait_for_end(leader)
+        following = self._wait_for_leader(leader)
         self.scene(
             f"the supervisor of {leader.who} is frozen",
             f"its worker is stopped {_after(at, stopped.last_write)} later, and"
@@ -308,15 +313,15 @@ class Ours(Side):
 
     def _silence_store(self, leader: Account) -> Account:
         with self._silence() as at:
-            stopped = self._ended(leader)
-            self.stage.hold(at + TTL + 0.6 - time.monotonic())
+            stopped = self._wait_for_end(leader)
+            self.stage.sleep(at + TTL + 0.6 - time.monotonic())
             nobody = self.accounts()[-1].number == leader.number
         self.scene(
             "the store is silent",
             f"{leader.who} is stopped {_after(at, stopped.last_write)} later;"
             f" {'nobody leads' if nobody else 'ANOTHER LED'} until it is back",
         )
-        following = self._next(leader)
+        following = self._wait_for_leader(leader)
         back = self.silences[-1][1]
         self.scene(
             "the store is back",
@@ -326,8 +331,8 @@ class Ours(Side):
 
     def _hand_over(self, leader: Account) -> None:
         at = self._signal(leader, "T", signal.SIGTERM)
-        stopped = self._ended(leader)
-        following = self._next(leader)
+        stopped = self._wait_for_end(leader)
+        following = self._wait_for_leader(leader)
         self.scene(
             f"{leader.who} is asked to leave (TERM)",
             f"{following.who} leads {_after(stopped.last_write, following.first_write)} after its"
@@ -346,35 +351,36 @@ class Plain(Side):
         return ["incumbent.demo.naive", str(self.store), str(TTL), *worker]
 
     def play(self) -> None:
-        first = self._next()
-        self.stage.hold(_SEEN)
+        first = self._wait_for_leader()
+        self.stage.sleep(_SEEN)
         leader = self._freeze(first)
         for _ in range(2):
             leader = self._silence_store(leader)
 
     def _freeze(self, leader: Account) -> Account:
         self._signal(leader, "S", signal.SIGSTOP)
-        following = self._next(leader)
-        self.stage.hold(0.8)
+        following = self._wait_for_leader(leader)
+        self.stage.sleep(0.8)
         self._signal(leader, "C", signal.SIGCONT)
-        stopped = self._ended(leader)
+        stopped = self._wait_for_end(leader)
         self.scene(
-            f"the supervisor of {leader.who} is frozen, then thawed", _shared(stopped, following)
+            f"the supervisor of {leader.who} is frozen, then thawed",
+            _describe_overlap(stopped, following),
         )
         return following
 
     def _silence_store(self, leader: Account) -> Account:
         with self._silence() as at:
             # Drawn at random: the result depends on where in its interval the renewing thread is.
-            self.stage.hold(random.uniform(TTL + 0.3, TTL + 1.0))
+            self.stage.sleep(random.uniform(TTL + 0.3, TTL + 1.0))
         back = self.silences[-1][1]
-        following = self._next(leader)
-        stopped = self._ended(leader)
+        following = self._wait_for_leader(leader)
+        stopped = self._wait_for_end(leader)
         wrote = max(0.0, min(stopped.last_write or at, back) - at)
         self.scene(
             "the store is silent, then back",
             f"{leader.who} wrote for {spell(wrote)} of {spell(back - at)} without an answer;"
-            f" then {_shared(stopped, following)}",
+            f" then {_describe_overlap(stopped, following)}",
         )
         return following
 
@@ -390,7 +396,7 @@ def _after(begin: float | None, end: float | None) -> str:
     return "never" if begin is None or end is None else spell(end - begin)
 
 
-def _shared(old: Account, new: Account) -> str:
+def _describe_overlap(old: Account, new: Account) -> str:
     # `new` is as it was at its first write, and has gone on since.
     ends, begins = old.last_write, new.first_write
     seconds = 0.0 if ends is None or begins is None else ends - begins

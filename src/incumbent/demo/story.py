@@ -99,7 +99,7 @@ def _play(stage: Stage, ours: Ours, plain: Plain) -> None:
         for who in ours.contenders:
             ours.scene(f"{who} said last", stage.last_words(who))
     while beside.is_alive():
-        stage.hold(0.1)
+        stage.sleep(0.1)
 
 
 def _faults(ours: Ours, accounts: Sequence[Account]) -> list[str]:
