@@ -23,7 +23,7 @@ from incumbent.stores.redis.dialect import Server, take_program
 from incumbent.stores.redis.errors import Outdated
 from incumbent.stores.redis.exchange import carry_out
 from incumbent.stores.redis.incarnation import Acquaintance, Mark, Met
-from incumbent.stores.redis.layers import Confirmed
+from incumbent.stores.redis.layers import ReplicaConfirmation
 from incumbent.stores.redis.options import Target
 from incumbent.stores.redis.records import Naming
 from incumbent.stores.redis.resp import SCRIPTS, Program
@@ -74,7 +74,7 @@ def by_asking(wire: Wire, ask: Ask = ASK) -> TakeOutcome:
 
 
 def confirmed(wire: Wire) -> TakeOutcome:
-    layer = Confirmed(cast("Any", Connections(wire)), 1, 0.1)
+    layer = ReplicaConfirmation(cast("Any", Connections(wire)), 1, 0.1)
     return run(layer.take(KEY, CLAIM, ASK, clock.now() + 5))
 
 

@@ -21,12 +21,12 @@ from incumbent.model import Gone, Key, Renewal, Renewed, RenewOutcome
 from incumbent.protocol.port import run
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis import open_store, sentinel
-from incumbent.stores.redis.aio import AsyncSide
+from incumbent.stores.redis.aio import AsyncRuntime
 from incumbent.stores.redis.cluster import SLOTS, Cluster, Topology, markers_of, slot_of
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import Server
 from incumbent.stores.redis.incarnation import Acquaintance, Mark, Met
-from incumbent.stores.redis.layers import BlockingSide, Side, Work
+from incumbent.stores.redis.layers import BlockingRuntime, Call, Runtime
 from incumbent.stores.redis.options import (
     RedisOptions,
     Target,
@@ -174,7 +174,7 @@ def test_a_majority_that_refuses_for_good_is_final() -> None:
         assert caught.value.permanent == permanent
 
 
-class SlowSide:
+class SlowRuntime:
     """Sentinels whose answers come when they are let go."""
 
     def __init__(self) -> None:
@@ -190,11 +190,11 @@ def test_an_answer_that_comes_late_does_not_replace_a_newer_one() -> None:
     async def main() -> None:
         engine = open_store("redis://pattern")
         followed = Followed(engine._site, (engine._site,), "main")
-        slow = SlowSide()
-        side = cast("Side", slow)
-        first = asyncio.create_task(followed.ask(side, 0.0))
+        slow = SlowRuntime()
+        runtime = cast("Runtime", slow)
+        first = asyncio.create_task(followed.ask(runtime, 0.0))
         await asyncio.sleep(0)
-        second = asyncio.create_task(followed.ask(side, 0.0))
+        second = asyncio.create_task(followed.ask(runtime, 0.0))
         await asyncio.sleep(0)
         slow.surveys[1].set_result([Opinion(2, NEW)])
         await second
@@ -216,8 +216,8 @@ def test_an_answer_proves_from_the_question_on_and_for_one_server(
     async def main() -> None:
         nonlocal now
         site = open_store("redis://pattern")._site
-        followed, slow = Followed(site, (site,), "main"), SlowSide()
-        asked = asyncio.create_task(followed.ask(cast("Side", slow), inf))
+        followed, slow = Followed(site, (site,), "main"), SlowRuntime()
+        asked = asyncio.create_task(followed.ask(cast("Runtime", slow), inf))
         await asyncio.sleep(0)
         before = site.target
         now += sentinel.PROVES - 0.5
@@ -342,7 +342,7 @@ class Sent:
 
 
 class SentAbout:
-    """A side for a cluster whose nodes have not agreed yet who has a slot."""
+    """A runtime for a cluster whose nodes have not agreed yet who has a slot."""
 
     def __init__(self, redirections: int) -> None:
         self.redirections = redirections
@@ -351,8 +351,8 @@ class SentAbout:
     def exchange(self, site: Site, _: Commands) -> Sent:
         return Sent(self, NEW if say_address(OLD) in site.where else OLD)
 
-    async def together(self, works: Sequence[Callable[[float], Any]], until: float) -> list[Any]:
-        return [await work(until) for work in works]
+    async def gather(self, calls: Sequence[Callable[[float], Any]], until: float) -> list[Any]:
+        return [await call(until) for call in calls]
 
     async def update(self, *_: object) -> None:
         """They have been asked a moment ago."""
@@ -363,14 +363,14 @@ class SentAbout:
 
 @pytest.mark.parametrize("redirections", [0, 2, 5, 12])
 def test_a_renewal_follows_its_slot_for_as_long_as_there_is_time(redirections: int) -> None:
-    side = SentAbout(redirections)
+    runtime = SentAbout(redirections)
     cluster = Cluster(Site(Target(), "here"), (OLD, NEW))
     cluster.topology, cluster.doubted = topology(), False
-    router = Router(cast("Side", side), cluster, RedisOptions("redis+cluster", Target()))
+    router = Router(cast("Runtime", runtime), cluster, RedisOptions("redis+cluster", Target()))
     renewal = Renewal(Key("default", "job"), "c", 1, 1.0, "epoch")
     assert run(router.renew([renewal], clock.now() + 5)) == [Renewed()]
     # Not in a busy loop.
-    assert (side.paused > 0) == (redirections >= 5)
+    assert (runtime.paused > 0) == (redirections >= 5)
 
 
 class Wire(Acquaintance):
@@ -431,15 +431,15 @@ def test_what_interrupts_the_caller_is_not_kept_until_all_have_answered() -> Non
     began = clock.now()
     try:
         with pytest.raises(KeyboardInterrupt):
-            run(BlockingSide().together([slow, interrupted], began + 5))
+            run(BlockingRuntime().gather([slow, interrupted], began + 5))
         assert lasted(began, 0.0, 2.5)
     finally:
         over.set()
 
 
-@pytest.mark.parametrize("side", [BlockingSide, AsyncSide])
+@pytest.mark.parametrize("runtime", [BlockingRuntime, AsyncRuntime])
 def test_answers_that_are_not_enough_are_waited_with_for_the_others(
-    side: Callable[[], Side],
+    runtime: Callable[[], Runtime],
 ) -> None:
     over = threading.Event()
 
@@ -447,7 +447,7 @@ def test_answers_that_are_not_enough_are_waited_with_for_the_others(
         return opinion
 
     async def silent(until: float) -> Opinion:
-        if side is BlockingSide:
+        if runtime is BlockingRuntime:
             over.wait(30)
         else:
             await asyncio.sleep(30)
@@ -458,12 +458,12 @@ def test_answers_that_are_not_enough_are_waited_with_for_the_others(
 
     async def main() -> list[Opinion | StoreError]:
         opinions = [Opinion(4, OLD), *AGREED]
-        works: list[Work[Opinion]] = [silent, *(partial(said, each) for each in opinions)]
-        return await side().together(works, clock.now() + 30, agreed)
+        calls: list[Call[Opinion]] = [silent, *(partial(said, each) for each in opinions)]
+        return await runtime().gather(calls, clock.now() + 30, agreed)
 
     began = clock.now()
     try:
-        answers = run(main()) if side is BlockingSide else asyncio.run(main())
+        answers = run(main()) if runtime is BlockingRuntime else asyncio.run(main())
     finally:
         over.set()
     assert lasted(began, 0.0, 10)

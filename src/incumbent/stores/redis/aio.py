@@ -23,7 +23,7 @@ from incumbent.stores.redis.dialect import DIALECT, Server, settle_take
 from incumbent.stores.redis.errors import Demoted, Outdated
 from incumbent.stores.redis.exchange import UNUSABLE, AnyWire, Exchange, carry_out
 from incumbent.stores.redis.incarnation import LOOK_EVERY
-from incumbent.stores.redis.layers import Enough, Layer, Side, View, Work
+from incumbent.stores.redis.layers import Call, Discovery, Enough, Layer, Runtime
 from incumbent.stores.redis.resp import as_eval, is_forgotten
 from incumbent.stores.redis.server import Site
 
@@ -194,8 +194,8 @@ class AsyncRedisStore(Exchange[AsyncWire]):
 # -- for layers ------------------------------------------------------------------------------------
 
 
-class AsyncSide(Side):
-    """The asynchronous Side. It belongs to the loop in which it was made."""
+class AsyncRuntime(Runtime):
+    """The Runtime of asyncio callers. It belongs to the loop in which it was made."""
 
     def __init__(self) -> None:
         self.stores: list[AsyncRedisStore] = []
@@ -212,9 +212,9 @@ class AsyncSide(Side):
     async def pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    async def update(self, view: View, until: float) -> None:
-        """See Side.update. One task asks for all tasks."""
-        if not view.stale:
+    async def update(self, discovery: Discovery, until: float) -> None:
+        """See Runtime.update. One task asks for all tasks."""
+        if not discovery.stale:
             return
         try:
             async with asyncio.timeout(max(0.0, until - clock.now())):
@@ -222,15 +222,15 @@ class AsyncSide(Side):
         except TimeoutError as error:
             raise StoreUnavailable("no time was left to ask where the servers are") from error
         try:
-            await super().update(view, until)
+            await super().update(discovery, until)
         finally:
             self._turn.release()
 
-    async def together(
-        self, works: Sequence[Work[T]], until: float, enough: Enough[T] | None = None
+    async def gather(
+        self, calls: Sequence[Call[T]], until: float, enough: Enough[T] | None = None
     ) -> list[T | StoreError]:
-        tasks = [asyncio.create_task(_outcome(work, until)) for work in works]
-        # If all results are wanted, each work keeps to the deadline itself.
+        tasks = [asyncio.create_task(_outcome(call, until)) for call in calls]
+        # If all results are wanted, each call keeps to the deadline itself.
         patience = max(0.0, until - clock.now()) if enough else None
         found: list[T] = []
         try:
@@ -252,23 +252,23 @@ class AsyncSide(Side):
 class AsyncFace(Layer):
     """The operations of a layer as an AsyncStore (see stores.base) of one event loop."""
 
-    def __init__(self, side: AsyncSide, layer: PlannedTogether[Server]) -> None:
+    def __init__(self, runtime: AsyncRuntime, layer: PlannedTogether[Server]) -> None:
         super().__init__(layer)
-        self._side = side
+        self._runtime = runtime
 
     async def aclose(self) -> None:
         self.let_go()
-        for store in self._side.stores:
+        for store in self._runtime.stores:
             await store.aclose()
 
     def detach(self) -> None:
         """In a fork's child: release the descriptors without touching the parent's loop."""
-        for store in self._side.stores:
+        for store in self._runtime.stores:
             store.detach()
 
 
-async def _outcome(work: Work[T], until: float) -> T | StoreError:
+async def _outcome(call: Call[T], until: float) -> T | StoreError:
     try:
-        return await work(until)
+        return await call(until)
     except StoreError as error:
         return error

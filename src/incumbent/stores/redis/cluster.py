@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.stores.redis.errors import answered_error
-from incumbent.stores.redis.layers import Side, at_least
+from incumbent.stores.redis.layers import Runtime, at_least
 from incumbent.stores.redis.options import Address, Reach, say_address, the_same
 from incumbent.stores.redis.resp import Program, Step, each_step, pack
 from incumbent.stores.redis.server import Site
@@ -161,7 +161,7 @@ class Cluster:
         """Whether the nodes must be asked for the topology again."""
         return self.doubted and not 0 <= _now() - self.asked < _AGAIN
 
-    async def ask(self, side: Side, until: float) -> None:
+    async def ask(self, runtime: Runtime, until: float) -> None:
         """Ask for the topology. Raises StoreUnavailable if no node has ever told it."""
         now = _now()
         addresses = list(dict.fromkeys((*self.topology.nodes(), *self.seeds)))
@@ -176,7 +176,7 @@ class Cluster:
         patience, enough = 1.0, at_least(1)
         if self.topology.masters:
             patience, enough = _FOR_ASKING, at_least(len(addresses) // 2 + 1)
-        answers = await side.survey(
+        answers = await runtime.survey(
             list(sites.values()), program, enough, now + max(0.0, until - now) * patience
         )
         self._learn([each for each in answers if isinstance(each, Topology)], answers)
@@ -212,7 +212,7 @@ class Cluster:
         return f"{what}; {missing} slots have none" if missing else what
 
     def masters(self) -> list[tuple[str, Site]]:
-        """See View.masters."""
+        """See Discovery.masters."""
         nodes = self.topology.nodes()
         return [(say_address(address), self.site_of(address)) for address in nodes]
 

@@ -26,7 +26,7 @@ from incumbent.stores.findings import (
 from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.exchange import carry_out
 from incumbent.stores.redis.incarnation import LOOK_EVERY, read_mark
-from incumbent.stores.redis.layers import BlockingSide, View
+from incumbent.stores.redis.layers import BlockingRuntime, Discovery
 from incumbent.stores.redis.resp import Program, Step, pack
 from incumbent.stores.redis.server import Facts, Site, read_facts
 from incumbent.stores.redis.wire import dial
@@ -35,15 +35,15 @@ _RESYNC_LEAST: Final = 2
 """Seconds of repl-diskless-sync-delay that keep a resync from ending between two looks."""
 
 
-def diagnose(site: Site, view: View | None, ttl: float, until: float) -> list[Finding]:
-    """The findings about a store: about its one server, or the masters that `view` knows."""
+def diagnose(site: Site, discovery: Discovery | None, ttl: float, until: float) -> list[Finding]:
+    """The findings about a store: about its one server, or the discovered masters."""
     reported, masters = list[Finding](), [("", site)]
-    if view is not None:
+    if discovery is not None:
         try:
-            run(view.ask(BlockingSide(), until))
+            run(discovery.ask(BlockingRuntime(), until))
         except StoreError as error:
-            return [cannot_tell(str(error), view.advice)]
-        reported, masters = [("ok", view.summary, "")], view.masters()
+            return [cannot_tell(str(error), discovery.advice)]
+        reported, masters = [("ok", discovery.summary, "")], discovery.masters()
     about: list[list[Finding]] = []
     for left, (name, master) in zip(range(len(masters), 0, -1), masters, strict=True):
         # Each master has a share of the remaining time, so that one cannot use up all of it.

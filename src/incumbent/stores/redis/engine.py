@@ -18,7 +18,7 @@ from incumbent.stores.redis.sync import RedisStore
 
 if TYPE_CHECKING:
     from incumbent.stores.redis.aio import AsyncFace, AsyncRedisStore
-    from incumbent.stores.redis.layers import Side, View
+    from incumbent.stores.redis.layers import Discovery, Runtime
 
 
 class RedisEngine(ServerEngine[BlockingTogether[Any], "AsyncRedisStore | AsyncFace"]):
@@ -28,14 +28,14 @@ class RedisEngine(ServerEngine[BlockingTogether[Any], "AsyncRedisStore | AsyncFa
 
     def __init__(self, options: RedisOptions) -> None:
         self._site = site = site_of(options)
-        self._view: View | None = None
+        self._discovery: Discovery | None = None
         if options.layout or options.wait_replicas:
             # Imported only here: most stores need no sentinels, clusters or replicas.
-            from incumbent.stores.redis.layers import BlockingSide
+            from incumbent.stores.redis.layers import BlockingRuntime
 
-            build, self._view = _layers(site, options)
+            build, self._discovery = _layers(site, options)
             super().__init__(
-                site.where, BlockingTogether(build(BlockingSide())), partial(_face, build)
+                site.where, BlockingTogether(build(BlockingRuntime())), partial(_face, build)
             )
         else:
             commands = Commands(Naming(options.key), site.where)
@@ -47,7 +47,7 @@ class RedisEngine(ServerEngine[BlockingTogether[Any], "AsyncRedisStore | AsyncFa
         # Imported only here: without it, a lock starts sooner.
         from incumbent.stores.redis.doctor import diagnose
 
-        return diagnose(self._site, self._view, ttl, until)
+        return diagnose(self._site, self._discovery, ttl, until)
 
 
 def _async_store(site: Site, commands: Commands) -> AsyncRedisStore:
@@ -57,23 +57,23 @@ def _async_store(site: Site, commands: Commands) -> AsyncRedisStore:
     return AsyncRedisStore(site, commands)
 
 
-def _face(build: Callable[[Side], PlannedTogether[Server]]) -> AsyncFace:
-    from incumbent.stores.redis.aio import AsyncFace, AsyncSide
+def _face(build: Callable[[Runtime], PlannedTogether[Server]]) -> AsyncFace:
+    from incumbent.stores.redis.aio import AsyncFace, AsyncRuntime
 
-    side = AsyncSide()
-    return AsyncFace(side, build(side))
+    runtime = AsyncRuntime()
+    return AsyncFace(runtime, build(runtime))
 
 
 def _layers(
     site: Site, options: RedisOptions
-) -> tuple[Callable[[Side], PlannedTogether[Server]], View | None]:
-    """A function that makes the layers of one side, and the View that both sides share."""
+) -> tuple[Callable[[Runtime], PlannedTogether[Server]], Discovery | None]:
+    """A function that makes the layers of one Runtime, and the Discovery that all of them share."""
     if options.layout == "cluster":
         from incumbent.stores.redis.cluster import Cluster
         from incumbent.stores.redis.router import Router
 
         cluster = Cluster(site, options.hosts, options.reach)
-        return lambda side: Router(side, cluster, options), cluster
+        return lambda runtime: Router(runtime, cluster, options), cluster
     from incumbent.stores.redis.layers import connections
 
     build = partial(connections, options, site, Commands(Naming(options.key), site.where))
@@ -82,4 +82,4 @@ def _layers(
     from incumbent.stores.redis.sentinel import Follow, followed_of
 
     followed = followed_of(site, options)
-    return lambda side: Follow(build(side), side, followed), followed
+    return lambda runtime: Follow(build(runtime), runtime, followed), followed

@@ -31,8 +31,8 @@ from incumbent.stores.redis.wire import dial
 
 T = TypeVar("T")
 
-Work: TypeAlias = Callable[[float], Coroutine[Any, Any, T]]
-"""Work with a deadline, an instant. Raises StoreError."""
+Call: TypeAlias = Callable[[float], Coroutine[Any, Any, T]]
+"""A call with a deadline, an instant. Raises StoreError."""
 Enough: TypeAlias = Callable[[Sequence[T]], bool]
 """Whether these results are enough."""
 
@@ -60,8 +60,8 @@ class Layer(PlannedTogether[Server]):
         self.inner.let_go()
 
 
-class View(Protocol):
-    """The known addresses of the servers, with `advice` if they cannot be found."""
+class Discovery(Protocol):
+    """The servers' addresses, as last discovered; `advice`: what to check if discovery fails."""
 
     advice: str
 
@@ -76,12 +76,12 @@ class View(Protocol):
     def stale(self) -> bool:
         """Whether the servers must be asked again for the addresses."""
 
-    async def ask(self, side: Side, until: float) -> object:
+    async def ask(self, runtime: Runtime, until: float) -> object:
         """Ask the servers for the addresses. Raises StoreUnavailable."""
 
 
-class Side(ABC):
-    """The connections, waits and parallel works of one side, blocking or asynchronous."""
+class Runtime(ABC):
+    """How one kind of caller (blocking or asyncio) connects, waits and runs calls in parallel."""
 
     @abstractmethod
     def exchange(self, site: Site, commands: Commands) -> Exchange[Any]:
@@ -92,23 +92,22 @@ class Side(ABC):
         """A connection that is logged in. Raises StoreUnavailable."""
 
     @abstractmethod
-    async def together(
-        self, works: Sequence[Work[T]], until: float, enough: Enough[T] | None = None
+    async def gather(
+        self, calls: Sequence[Call[T]], until: float, enough: Enough[T] | None = None
     ) -> list[T | StoreError]:
-        """Do all works at the same time; return the outcome of each.
+        """Run all calls in parallel; return each call's result or StoreError.
 
-        Ends as soon as the results are `enough`. A slow work takes no time from the others.
-        Raises any exception of a work that is no StoreError.
+        Stop as soon as `enough` results are there. Re-raise any other exception.
         """
 
     @abstractmethod
     async def pause(self, seconds: float) -> None:
         """Wait, and let other threads or tasks work meanwhile."""
 
-    async def update(self, view: View, until: float) -> None:
-        """Ask again where the servers are, if the view is stale. Each thread asks for itself."""
-        if view.stale:
-            await view.ask(self, until)
+    async def update(self, discovery: Discovery, until: float) -> None:
+        """Discover the servers again, if the addresses are stale. Each thread asks for itself."""
+        if discovery.stale:
+            await discovery.ask(self, until)
 
     async def survey(
         self,
@@ -119,10 +118,11 @@ class Side(ABC):
     ) -> list[T | StoreError]:
         """Run a program at all sites, each on its own connection, until answers are `enough`.
 
-        Raises nothing: each program may run in a thread or task of its own.
+        Never raises: the error of a failed site is its outcome. Programs may run in parallel
+        threads, so they must share no state.
         """
-        works = [partial(self._ask, site, program) for site in sites]
-        return await self.together(works, until, enough)
+        calls = [partial(self._ask, site, program) for site in sites]
+        return await self.gather(calls, until, enough)
 
     async def _ask(self, site: Site, program: Callable[[Site], Program[T]], until: float) -> T:
         try:
@@ -139,8 +139,8 @@ class Side(ABC):
             raise OutcomeUnknown(f"{site.where} could not be asked: {error!r}") from error
 
 
-class BlockingSide(Side):
-    """The blocking Side."""
+class BlockingRuntime(Runtime):
+    """The Runtime of blocking callers."""
 
     def exchange(self, site: Site, commands: Commands) -> Exchange[Any]:
         return BlockingExchange(site, commands)
@@ -151,37 +151,40 @@ class BlockingSide(Side):
     async def pause(self, seconds: float) -> None:
         threading.Event().wait(seconds)
 
-    async def together(
-        self, works: Sequence[Work[T]], until: float, enough: Enough[T] | None = None
+    async def gather(
+        self, calls: Sequence[Call[T]], until: float, enough: Enough[T] | None = None
     ) -> list[T | StoreError]:
-        """See Side.together. Each has its own thread; if all are wanted, the last needs none."""
+        """See Runtime.gather. Each has its own thread; if all are wanted, the last needs none."""
+        if not calls:
+            return []
         outcomes: dict[int, T | Exception] = {}
         ended: list[int] = []
-        over, wanted = threading.Event(), enough or at_least(len(works))
+        over, wanted = threading.Event(), enough or at_least(len(calls))
 
-        def do(at: int) -> None:
+        def run_call(index: int) -> None:
             try:
-                outcomes[at] = run(works[at](until))
+                outcomes[index] = run(calls[index](until))
             except Exception as error:  # noqa: BLE001 - what is no StoreError is raised at the end
-                outcomes[at] = error
+                outcomes[index] = error
             finally:
-                ended.append(at)
+                ended.append(index)
                 known = list(outcomes.values())
                 found = [each for each in known if not isinstance(each, Exception)]
-                if len(ended) == len(works) or wanted(found):
+                if len(ended) == len(calls) or wanted(found):
                     over.set()
 
-        threads = len(works) if enough else len(works) - 1
-        for at in range(threads):
-            _start(partial(do, at))
-        for at in range(threads, len(works)):
-            do(at)
+        last = len(calls) - 1
+        run_last_here = enough is None
+        for index in range(last if run_last_here else len(calls)):
+            _start(partial(run_call, index))
+        if run_last_here:
+            run_call(last)
         # In slices: after a suspend of the machine, `clock.now` must be read again.
         while not over.wait(min(1.0, max(0.0, until - clock.now()))):
             if clock.now() >= until:
                 break
         late = OutcomeUnknown("no answer in time")
-        return [_settled(outcomes.get(at, late)) for at in range(len(works))]
+        return [_settled(outcomes.get(index, late)) for index in range(len(calls))]
 
 
 def _settled(outcome: T | Exception) -> T | StoreError:
@@ -190,12 +193,12 @@ def _settled(outcome: T | Exception) -> T | StoreError:
     return outcome
 
 
-def _start(work: Callable[[], None]) -> None:
+def _start(target: Callable[[], None]) -> None:
     try:
-        threading.Thread(target=work, name="incumbent-survey", daemon=True).start()
+        threading.Thread(target=target, name="incumbent-survey", daemon=True).start()
     except RuntimeError:
         # The interpreter is ending and starts no threads any more.
-        work()
+        target()
 
 
 _now = clock.now
@@ -210,16 +213,16 @@ _SHARE: Final = 0.5
 
 
 def connections(
-    options: RedisOptions, site: Site, commands: Commands, side: Side
+    options: RedisOptions, site: Site, commands: Commands, runtime: Runtime
 ) -> PlannedTogether[Server]:
     """The connections to one server, with the confirmation by replicas if the options want it."""
-    exchange = side.exchange(site, commands)
+    exchange = runtime.exchange(site, commands)
     if options.wait_replicas:
-        return Confirmed(exchange, options.wait_replicas, options.wait_timeout)
+        return ReplicaConfirmation(exchange, options.wait_replicas, options.wait_timeout)
     return exchange
 
 
-class Confirmed(Layer):
+class ReplicaConfirmation(Layer):
     """Waits for `replicas` replicas to confirm, for at most `patience` seconds."""
 
     def __init__(self, exchange: PlannedTogether[Server], replicas: int, patience: float) -> None:
@@ -232,12 +235,12 @@ class Confirmed(Layer):
 
         Raises OutcomeUnknown if a renewal is not confirmed.
         """
-        confirmed: Any = plan
+        confirming_plan: Any = plan
         if plan.kind == "take":
-            confirmed = replace(plan, start=partial(self._take, plan))
+            confirming_plan = replace(plan, start=partial(self._take, plan))
         elif plan.kind == "renew":
-            confirmed = replace(plan, start=partial(self._renew, plan))
-        outcome: T = await self.inner.run(confirmed, until)
+            confirming_plan = replace(plan, start=partial(self._renew, plan))
+        outcome: T = await self.inner.run(confirming_plan, until)
         return outcome
 
     def _take(self, plan: Plan[Server, T], server: Server, until: float) -> Program[T]:
@@ -248,37 +251,37 @@ class Confirmed(Layer):
         granted = [(take, grant) for take, grant in takes if isinstance(grant, Granted)]
         if not granted:
             return outcome
-        (confirmed,) = yield self._step(b"", 0, until)
-        if self._are_enough(confirmed):
+        (count_or_error,) = yield self._with_wait(b"", 0, until)
+        if self._has_enough(count_or_error):
             return outcome
         for take, grant in granted:
             yield from give_back(server.commands, take.keys[0], grant, take.ask)
-        few = self._too_few(confirmed, server.site.where)
+        few = self._describe_shortfall(count_or_error, server.site.where)
         raise StoreUnavailable(f"{few}: the grant was given back", retry_after=0.1)
 
     def _renew(self, plan: Plan[Server, T], server: Server, until: float) -> Program[T]:
         """The program of `plan`, where each step counts only once enough replicas have it."""
 
         def ask(step: Step) -> Program[list[Any]]:
-            *answers, confirmed = yield self._step(step.payload, step.answers, until)
-            if not self._are_enough(confirmed):
-                few = self._too_few(confirmed, server.site.where)
+            *answers, count_or_error = yield self._with_wait(step.payload, step.answers, until)
+            if not self._has_enough(count_or_error):
+                few = self._describe_shortfall(count_or_error, server.site.where)
                 raise OutcomeUnknown(f"{few}: this proves nothing")
             return answers
 
         return each_step(plan.start(server, until), ask)
 
-    def _step(self, payload: bytes, answers: int, until: float) -> Step:
+    def _with_wait(self, payload: bytes, answers: int, until: float) -> Step:
         patience = min(self._patience, max(0.0, until - _now()) * _SHARE)
         return Step(payload + pack("WAIT", self._replicas, milliseconds(patience)), answers + 1)
 
-    def _are_enough(self, confirmed: Any) -> bool:
-        return isinstance(confirmed, int) and confirmed >= self._replicas
+    def _has_enough(self, count_or_error: Any) -> bool:
+        return isinstance(count_or_error, int) and count_or_error >= self._replicas
 
-    def _too_few(self, confirmed: Any, where: str) -> str:
-        if not isinstance(confirmed, int):
-            return f"{where} could not say how many replicas have it ({confirmed})"
+    def _describe_shortfall(self, count_or_error: Any, where: str) -> str:
+        if not isinstance(count_or_error, int):
+            return f"{where} could not say how many replicas have it ({count_or_error})"
         return (
-            f"{where}: {confirmed} of {self._replicas} replicas had it within"
+            f"{where}: {count_or_error} of {self._replicas} replicas had it within"
             f" {say_seconds(self._patience)} (wait_replicas)"
         )

@@ -36,7 +36,7 @@ from incumbent.stores.redis.dialect import DIALECT, JoinedPlan, Server, joined
 from incumbent.stores.redis.errors import Moved, answered_error
 from incumbent.stores.redis.exchange import Exchange, unless_over
 from incumbent.stores.redis.incarnation import TOKEN_JUMP, Acquaintance
-from incumbent.stores.redis.layers import Side, connections
+from incumbent.stores.redis.layers import Runtime, connections
 from incumbent.stores.redis.options import Address, RedisOptions, parse_address, say_address
 from incumbent.stores.redis.records import Naming
 from incumbent.stores.redis.resp import Program, Step
@@ -68,8 +68,8 @@ class Router(PlannedTogether[Server]):
 
     dialect = DIALECT
 
-    def __init__(self, side: Side, cluster: Cluster, options: RedisOptions) -> None:
-        self._side = side
+    def __init__(self, runtime: Runtime, cluster: Cluster, options: RedisOptions) -> None:
+        self._runtime = runtime
         self._cluster = cluster
         self._options = options
         self._naming = Naming(options.key)
@@ -106,16 +106,16 @@ class Router(PlannedTogether[Server]):
 
     async def _run_joined(self, plan: JoinedPlan[T], until: float) -> list[T | StoreError]:
         """Send one request to each node. Plans whose key has moved are run again, one by one."""
-        await self._side.update(self._cluster, until)
+        await self._runtime.update(self._cluster, until)
         nodes: dict[Address | None, list[int]] = {}
         for at, key in enumerate(plan.keys):
             nodes.setdefault(self._cluster.topology.master_of(self._slot(key)), []).append(at)
-        works = [
+        calls = [
             partial(self._run_part, address, joined([plan.parts[at] for at in places]))
             for address, places in nodes.items()
         ]
         outcomes: dict[int, T | StoreError] = {}
-        answers = await self._side.together(works, until)
+        answers = await self._runtime.gather(calls, until)
         for places, answer in zip(nodes.values(), answers, strict=True):
             each: Sequence[T | StoreError] = (
                 [answer] * len(places) if isinstance(answer, StoreError) else answer
@@ -147,11 +147,11 @@ class Router(PlannedTogether[Server]):
     async def _scan(
         self, plan: Plan[Server, tuple[Record, ...]], until: float
     ) -> tuple[Record, ...]:
-        await self._side.update(self._cluster, until)
+        await self._runtime.update(self._cluster, until)
         nodes = [self._node(address) for address in self._cluster.topology.nodes()]
-        works = [partial(node.planned.run, plan) for node in nodes]
+        calls = [partial(node.planned.run, plan) for node in nodes]
         found: dict[Key, Record] = {}
-        for records in await self._side.together(works, until):
+        for records in await self._runtime.gather(calls, until):
             if isinstance(records, StoreError):
                 self._cluster.doubt()
                 raise records
@@ -163,13 +163,14 @@ class Router(PlannedTogether[Server]):
 
     async def _renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
         """Send one request to each node. One that fails does not affect the others."""
-        await self._side.update(self._cluster, until)
+        await self._runtime.update(self._cluster, until)
         outcomes: list[RenewOutcome | StoreError] = [_UNASKED] * len(renewals)
         asks: dict[int, Address] = {}
         parts = self._parts(renewals)
         for hop in count(1):
-            works = [partial(self._renew_part, renewals, part, outcomes) for part in parts]
-            for part, failure in zip(parts, await self._side.together(works, until), strict=True):
+            calls = [partial(self._renew_part, renewals, part, outcomes) for part in parts]
+            failures = await self._runtime.gather(calls, until)
+            for part, failure in zip(parts, failures, strict=True):
                 if failure is not None:
                     for at in part.places:
                         outcomes[at] = failure
@@ -246,7 +247,7 @@ class Router(PlannedTogether[Server]):
         if node is None:
             site = self._cluster.site_of(address)
             commands = Commands(self._naming, site.where)
-            planned = connections(self._options, site, commands, self._side)
+            planned = connections(self._options, site, commands, self._runtime)
             node = self._nodes[address] = _Node(address, planned)
         return node
 
@@ -270,7 +271,7 @@ class Router(PlannedTogether[Server]):
 
         `changes`: also at a node to which the key is being moved.
         """
-        await self._side.update(self._cluster, until)
+        await self._runtime.update(self._cluster, until)
         slot = self._slot(key)
         asks: dict[int, Address] = {}
         for hop in count(1):
@@ -291,7 +292,7 @@ class Router(PlannedTogether[Server]):
     async def _may_follow(self, hop: int, until: float) -> bool:
         """Whether there is time to follow one more redirection. Pauses before a later one."""
         if hop >= _HOPS:
-            await self._side.pause(min(_APART, max(0.0, until - clock.now())))
+            await self._runtime.pause(min(_APART, max(0.0, until - clock.now())))
         return clock.now() < until
 
 

@@ -20,7 +20,7 @@ from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.redis.dialect import Server
 from incumbent.stores.redis.errors import Demoted, answered_error
 from incumbent.stores.redis.exchange import unless_over
-from incumbent.stores.redis.layers import Layer, Side
+from incumbent.stores.redis.layers import Layer, Runtime
 from incumbent.stores.redis.options import Address, Reach, RedisOptions, say_address, the_same
 from incumbent.stores.redis.resp import Program, Step, pack
 from incumbent.stores.redis.server import Site
@@ -137,7 +137,7 @@ class Followed:
         """Whether the sentinels must be asked again."""
         return not 0 <= _now() - self.checked <= FRESH
 
-    async def ask(self, side: Side, until: float) -> None:
+    async def ask(self, runtime: Runtime, until: float) -> None:
         """Ask where the master is. Raises StoreUnavailable, at `until` at the latest."""
         asked_at, site = _now(), self.site
 
@@ -149,7 +149,7 @@ class Followed:
 
         # After a later answer no request could be sent: see PROVES.
         until = min(until, asked_at + PROVES)
-        answers = await side.survey(self.sentinels, program, enough, until)
+        answers = await runtime.survey(self.sentinels, program, enough, until)
         opinion = verdict(answers, len(self.sentinels), site.where)
         for sentinel, answer in zip(self.sentinels, answers, strict=True):
             # Once a sentinel has answered, later errors of it may be temporary.
@@ -170,7 +170,7 @@ class Followed:
         return f"the sentinels say that the master is {master}"
 
     def masters(self) -> list[tuple[str, Site]]:
-        """See View.masters."""
+        """See Discovery.masters."""
         return [("", self.site)]
 
     def doubt(self) -> None:
@@ -191,9 +191,11 @@ def followed_of(site: Site, options: RedisOptions) -> Followed:
 class Follow(Layer):
     """Asks the sentinels before the master, and drops the connections to an old one."""
 
-    def __init__(self, inner: PlannedTogether[Server], side: Side, followed: Followed) -> None:
+    def __init__(
+        self, inner: PlannedTogether[Server], runtime: Runtime, followed: Followed
+    ) -> None:
         super().__init__(inner)
-        self._side = side
+        self._runtime = runtime
         self._followed = followed
         self._opinion: Opinion | None = None
 
@@ -206,7 +208,7 @@ class Follow(Layer):
 
     async def _at_the_master(self, until: float, operate: Callable[[], Awaitable[T]]) -> T:
         followed = self._followed
-        await self._side.update(followed, until)
+        await self._runtime.update(followed, until)
         if self._opinion != followed.opinion:
             self.inner.let_go()
             self._opinion = followed.opinion
