@@ -20,7 +20,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         _TAKE,
         "turn.overtaken >= 4",
         "turn.overtaken >= 5",
-        "tests/contract/test_redis.py::TestRedis::test_one_that_did_not_is_overtaken_a_few_times_at_most",
+        "tests/contract/test_redis.py::TestRedis::test_an_unfair_waiter_is_overtaken_a_few_times_at_most",
     ),
     _lua(
         "redis: a silent process loses one place in line",

@@ -63,7 +63,7 @@ CAUGHT_BY = {
     ),
     "who_leaves_the_line_is_not_waited_for": Bug("LEAVE_LINE", "AND claim = ?", "AND ? = 0"),
     "the_first_has_its_turn_also_when_the_holder_died": Bug("SET_TURN", "due = ?", "due = 0 * ?"),
-    "one_that_did_not_is_overtaken_a_few_times_at_most": Bug(
+    "an_unfair_waiter_is_overtaken_a_few_times_at_most": Bug(
         "SET_TURN", "overtaken = ?", "overtaken = 0 * ?"
     ),
     "nobody_comes_before_one_that_asked_for_fairness": Bug(

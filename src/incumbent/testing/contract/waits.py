@@ -46,13 +46,13 @@ class WaitCases:
 
     def test_a_waiter_is_told_of_a_release(self, bench: Bench) -> None:
         grant = bench.granted()
-        with _told(bench, bench.refused().seen):
+        with _change_ends_wait(bench, bench.refused().seen):
             bench.give(grant)
 
     def test_all_waiters_are_told_of_a_release(self, bench: Bench) -> None:
         grant = bench.granted()
         seen = bench.refused().seen
-        with _told(bench, seen), _told(bench, seen):
+        with _change_ends_wait(bench, seen), _change_ends_wait(bench, seen):
             bench.give(grant)
 
     def test_a_release_before_the_wait_is_not_missed(self, bench: Bench) -> None:
@@ -61,19 +61,19 @@ class WaitCases:
         bench.give(grant)
         assert bench.waited(seen, PATIENCE) < HINTED_WITHIN
 
-    def test_a_record_is_seen_as_a_refusal_is(self, bench: Bench) -> None:
+    def test_a_record_and_a_refusal_have_the_same_seen(self, bench: Bench) -> None:
         assert bench.read().seen == ""
         bench.granted()
         assert bench.read().seen == bench.refused().seen != ""
 
     def test_a_reader_is_told_of_a_release(self, bench: Bench) -> None:
         grant = bench.granted()
-        with _told(bench, bench.read().seen):
+        with _change_ends_wait(bench, bench.read().seen):
             bench.give(grant)
 
     def test_a_waiter_is_told_of_another_meta(self, bench: Bench) -> None:
         grant = bench.granted(meta=b"old")
-        with _told(bench, bench.read().seen):
+        with _change_ends_wait(bench, bench.read().seen):
             bench.renew(grant, meta=b"new")
 
     def test_another_meta_before_the_wait_is_not_missed(self, bench: Bench) -> None:
@@ -102,12 +102,12 @@ class WaitCases:
         assert bench.refused().seen == seen == bench.read().seen
 
     @needs("candidates")
-    def test_who_waits_is_told_of_a_candidates_grant(self, bench: Bench) -> None:
+    def test_a_waiter_is_told_of_a_candidates_grant(self, bench: Bench) -> None:
         bench.give(bench.granted())
-        with _told(bench, bench.read().seen):
+        with _change_ends_wait(bench, bench.read().seen):
             bench.granted(candidacy=bench.long)
 
-    def test_a_waiter_that_is_told_of_nothing_knows_when_to_try_again(self, bench: Bench) -> None:
+    def test_a_refusal_says_when_to_try_again(self, bench: Bench) -> None:
         bench.granted(ttl=bench.ttl)
         refusal = bench.take()
         if isinstance(refusal, Refused):
@@ -119,7 +119,7 @@ class WaitCases:
     def test_a_wait_on_a_name_that_nobody_knows_ends_at_until(self, bench: Bench) -> None:
         assert bench.waited("", 0.1, "unknown") < HINTED_WITHIN
 
-    def test_a_wait_with_a_strange_memory_is_harmless(self, bench: Bench) -> None:
+    def test_a_wait_with_an_unknown_seen_is_harmless(self, bench: Bench) -> None:
         assert bench.waited("what another version has seen", 0.1) < HINTED_WITHIN
 
     def test_a_request_whose_time_is_over_answers_quickly(self, bench: Bench) -> None:
@@ -140,7 +140,7 @@ def _took(ask: Callable[[], object]) -> float:
 
 
 @contextmanager
-def _told(bench: Bench, seen: str) -> Iterator[None]:
+def _change_ends_wait(bench: Bench, seen: str) -> Iterator[None]:
     """Wait in another thread while the block runs; fail unless the block's change ends the wait."""
 
     def wait() -> float:
@@ -191,7 +191,7 @@ class LineCases:
             assert queued(bench, bench.draw(), fair=False).reason == "reserved"
         served(bench, first)
 
-    def test_one_that_did_not_is_overtaken_a_few_times_at_most(self, bench: Bench) -> None:
+    def test_an_unfair_waiter_is_overtaken_a_few_times_at_most(self, bench: Bench) -> None:
         grant, (first,) = held_with_line(bench, 1, fair=False)
         for _ in range(OVERTAKEN_MOST):
             bench.give(grant)
@@ -398,7 +398,7 @@ def _standing(bench: Bench, name: str = "job") -> list[str]:
 
 @needs("candidates")
 class CandidateCases:
-    """A refused take that gives a candidacy stands by, for as long as the candidacy."""
+    """A refused take with `candidacy=` is listed as a candidate for that many seconds."""
 
     def test_who_is_refused_stands_by(self, bench: Bench) -> None:
         bench.granted(holder="alice")
@@ -408,7 +408,7 @@ class CandidateCases:
         assert (first.holder, second.holder) == ("bob", "carol")
         assert bench.long / 2 < first.remaining <= bench.long + 0.1
 
-    def test_who_does_not_say_so_is_no_candidate(self, bench: Bench) -> None:
+    def test_a_take_without_candidacy_lists_no_candidate(self, bench: Bench) -> None:
         bench.granted()
         bench.refused(holder="bob")
         assert _standing(bench) == []
@@ -545,7 +545,7 @@ class ReservationCases:
         assert bench.refused(holder="").reason == "closed"
 
     @needs("notices")
-    def test_a_pause_stops_also_whom_it_is_reserved_for(self, bench: Bench) -> None:
+    def test_a_pause_refuses_the_reserved_holder_too(self, bench: Bench) -> None:
         self._reserve(bench, "bob")
         bench.pause()
         assert bench.refused(holder="bob").reason == "paused"
@@ -567,7 +567,7 @@ class ReservationCases:
         bench.granted(holder="bob", candidacy=bench.long)
         assert _standing(bench) == ["carol"]
 
-    def test_only_one_of_that_name_is_admitted(self, bench: Bench) -> None:
+    def test_a_reservation_admits_one_of_several_takers(self, bench: Bench) -> None:
         self._reserve(bench, "bob")
         outcomes = bench.in_threads(4, lambda mine, _: mine.take(holder="bob"))
         assert sum(isinstance(outcome, Granted) for outcome in outcomes) == 1
