@@ -34,8 +34,16 @@ Rules that every engine keeps:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeAlias, TypedDict, Unpack, runtime_checkable
+from collections.abc import Coroutine, Sequence
+from typing import (
+    Any,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    runtime_checkable,
+)
 
 from incumbent.errors import StoreError
 from incumbent.model import (
@@ -62,6 +70,10 @@ __all__ = [
     "Take",
     "Together",
 ]
+
+T = TypeVar("T")
+Coro: TypeAlias = Coroutine[Any, Any, T]
+"""What an `async def` returns. For one in a protocol pyright wants its exact class."""
 
 
 class Parting(TypedDict, total=False):
@@ -189,29 +201,38 @@ class AsyncTogether(Protocol):
 class AsyncLeases(Protocol):
     """The part of an AsyncStore that a lease needs; each operation is that of `Store`."""
 
-    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome: ...
+    def take(self, key: Key, claim: str, ask: Ask, until: float) -> Coro[TakeOutcome]: ...
 
-    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]: ...
+    def renew(self, renewals: Sequence[Renewal], until: float) -> Coro[list[RenewOutcome]]: ...
 
-    async def give(
-        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
-    ) -> GiveOutcome: ...
+    def give(
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        until: float,
+        *,
+        closed_for: float = 0.0,
+        reserve_for: str | None = None,
+        slot: str | None = None,
+        shared: bool = False,
+    ) -> Coro[GiveOutcome]: ...
 
-    async def wait_change(self, key: Key, seen: str, until: float) -> None: ...
+    def wait_change(self, key: Key, seen: str, until: float) -> Coro[None]: ...
 
 
 class AsyncStore(AsyncLeases, Protocol):
     """A store for coroutines of one event loop; each operation is that of `Store`."""
 
-    async def put(
+    def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
-    ) -> PutOutcome: ...
+    ) -> Coro[PutOutcome]: ...
 
-    async def read(self, key: Key, until: float) -> Record: ...
+    def read(self, key: Key, until: float) -> Coro[Record]: ...
 
-    async def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]: ...
+    def scan(self, namespace: str, prefix: str, until: float) -> Coro[tuple[Record, ...]]: ...
 
-    async def aclose(self) -> None:
+    def aclose(self) -> Coro[None]:
         """Close this loop's connections; leases are not given back."""
         ...
 
