@@ -62,7 +62,7 @@ async def stand_by_async(_: AsyncTerm) -> None:
 @SHARING
 def test_as_many_lead_as_there_are_seats_each_with_its_term_and_metadata(every_store: str) -> None:
     candidates = [
-        candidate(every_store, f"c{n}", metadata={"at": f"10.0.0.{n}"}, timeout=0.1)
+        candidate(every_store, f"c{n}", metadata={"at": f"10.0.0.{n}"}, timeout=20)
         for n in range(4)
     ]
     assert candidates[3].leaders() == ()
@@ -70,7 +70,7 @@ def test_as_many_lead_as_there_are_seats_each_with_its_term_and_metadata(every_s
     numbers = [term.number for term in terms]
     assert numbers == sorted(set(numbers))
     with pytest.raises(NotAcquired, match=r"no permit left of 3: held by"):
-        candidates[3].campaign()
+        candidates[3].campaign(0)
 
     candidates[1].proclaim({"at": "elsewhere"})
     assert [(one.holder, one.term, one.metadata["at"]) for one in candidates[3].leaders()] == [
