@@ -162,10 +162,11 @@ class SubscriptionHub(Generic[H, S, W]):
                 waiter.looks = False
                 await self._until(host, waiter, until)
         finally:
+            self._waiters.pop(waiter, None)
             self._leave(waiter, until)
 
     def _leave(self, waiter: W, until: float) -> None:
-        self._waiters.pop(waiter, None)
+        """Wake another waiter, which may read; `waiter` is none of them any more."""
         self._wake_one()
 
     async def _until(self, host: H, waiter: W, until: float) -> None:

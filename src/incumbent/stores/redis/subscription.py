@@ -257,7 +257,6 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
         return messages if looked is subscription else None
 
     def _leave(self, waiter: LineWaiter, until: float) -> None:
-        self._waiters.pop(waiter, None)
         place = waiter.place
         if place is not None:
             if _now() < min(until, waiter.look_at):
