@@ -224,10 +224,10 @@ def _bare(url: str, many: int) -> _Fleet:
         places = range(start, min(many, start + size))
         names = [f"incumbent:{{default/lease-{at}}}" for at in places]
         for name in names:
-            server.set(name, f"incumbent2 {claim} 1 0 0 {_TTL * 1000} bench ", px=_TTL * 1000)
+            server.set(name, f"incumbent1 {claim} 1 0 0 {_TTL * 1000} bench ", px=_TTL * 1000)
             server.hset(f"{name}:r", mapping={"t": 1, "n": 0})
         keys: list[str] = [part for name in names for part in (name, f"{name}:r")]
-        said: list[str | int] = ["echo", _TTL * 1000, *[f"incumbent2 {claim} 1 "] * len(names)]
+        said: list[str | int] = ["echo", _TTL * 1000, *[f"incumbent1 {claim} 1 "] * len(names)]
         calls.append(SCRIPTS["renew"].call(len(keys), *keys, *said))
     server.script_load(SCRIPTS["renew"].text)
     connection = server.connection_pool.get_connection()

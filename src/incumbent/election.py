@@ -16,7 +16,7 @@ from incumbent.errors import ConfigError
 from incumbent.model import META_MAX, Holding, Record, Refused
 
 PRIORITY: Final = "incumbent.priority"
-"""The key of a leader's rank, stored among its metadata, where older versions ignore it."""
+"""The key of a leader's rank, stored among its metadata."""
 _PAUSE_BASE: Final = 0.1
 _PAUSE_CAP: Final = 5.0
 """Seconds: bounds of the pause between two terms of one candidate."""

@@ -126,16 +126,6 @@ def test_what_is_named_by_its_caller_goes_by_its_name_alone(link: Link) -> None:
     assert drive(ledger.begin_named(replace(run(token), slot="2026-11-21")))
 
 
-def test_what_an_older_release_has_forgotten_stays_forgotten(link: Link) -> None:
-    ledger, token = Ledger(link.port, KEY), claimed(link)
-    link.store.put(KEY, "pruned", repr(NOW).encode(), None, clock.now() + 1)
-    assert not drive(ledger.begin(run(token, NOW - 30 * DAY)))
-    for age in (2, 1, 0):
-        drive(ledger.note(Run(slot_id(NOW + 60 - age), State.OK, NOW + 60 - age)))
-    drive(ledger.prune(1, DAY, NOW))
-    assert not drive(ledger.begin(run(token, NOW - 30 * DAY)))
-
-
 def test_of_two_that_prune_at_a_time_none_undoes_the_others_word(
     link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:

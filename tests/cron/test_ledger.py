@@ -252,7 +252,7 @@ def test_a_record_of_missed_slots_reaches_back_to_the_last_run() -> None:
 
 
 def test_what_the_ledger_has_forgotten_does_not_run_again() -> None:
-    forgotten = record(pruned=repr(DUE).encode())
+    forgotten = record(pruned=f"[[{DUE},{DUE}]]".encode())
     assert judge(SPEC, forgotten, [SLOT], NOW).claims == []
     assert judge(SPEC, record(), [SLOT], NOW).claims == [SLOT]
 

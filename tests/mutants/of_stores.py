@@ -126,11 +126,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         *_GIVEN_BACK,
     ),
     _d(
-        "redis: records of the release before are read as if they were ours",
+        "redis: records of another format are read as if they were ours",
         "stores/redis/incarnation.py",
-        "RECORD_FORMAT: Final = 2",
-        "RECORD_FORMAT: Final = 1",
-        "tests/formats/test_side_by_side.py::test_this_release_refuses_the_records_of_the_one_before_and_says_what_to_do[redis]",
+        "if found is not None and int(found[1]) != RECORD_FORMAT:",
+        "if False:",
+        "tests/stores/redis/test_records.py::test_a_record_of_another_format_is_read_by_nobody_and_left_alone",
     ),
     _lua(
         "redis: a look beside a take says that the server is a master as before",
@@ -140,11 +140,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/stores/redis/test_incarnation.py::test_an_idle_connection_notices_a_switchover_that_left_the_marker_as_it_was",
     ),
     _d(
-        "redis: a record of another version is read as a foreign client's",
+        "redis: a record of another format is read as a foreign client's",
         "stores/redis/dialect.py",
         'check_format(raw or b"", commands.where, names.main)',
         "pass",
-        "tests/stores/redis/test_records.py::test_a_record_of_another_version_is_read_by_nobody_and_left_alone",
+        "tests/stores/redis/test_records.py::test_a_record_of_another_format_is_read_by_nobody_and_left_alone",
     ),
     _d(
         "sentinel: no time in which the old master may go on unseen",

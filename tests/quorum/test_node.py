@@ -96,7 +96,7 @@ class RealNode:
         return (kind, int(now), floor)
 
     def _renew(self, ask: Renew) -> Any:
-        head, members = f"incumbent1 {ask.claim} {ask.ballot} ", f"incumbent2 {ask.members} "
+        head, members = f"incumbent1 {ask.claim} {ask.ballot} ", f"incumbent1 {ask.members} "
         keys, longest = (MARKER, LEASE, FLOOR, SWITCHES), ask.longest // 1000
         about = ("echo", members, _quarantine(ask), longest)
         said = self._run("renew", keys, *about, head, ask.ttl // 1000, "-")
@@ -109,7 +109,7 @@ class RealNode:
         return ("free", int(answer[1:]) if answer[1:] else None)
 
     def _promise(self, ask: Promise) -> Any:
-        members, longest = f"incumbent2 {ask.members} ", ask.longest // 1000
+        members, longest = f"incumbent1 {ask.members} ", ask.longest // 1000
         about = (ask.ballot, members, longest, ask.entry, _held(ask.held))
         said = self._run("promise", (SWITCHES, MARKER, LEASE), *about)
         if said[0] == "members":
@@ -124,7 +124,7 @@ class RealNode:
     def _accept(self, ask: Accept) -> Any:
         state = "=" if ask.state is None else ask.state
         value = "-" if ask.value is None else f"={ask.value}"
-        about = (ask.ballot, f"incumbent2 {ask.members} ", state, _held(ask.held), ask.entry, value)
+        about = (ask.ballot, f"incumbent1 {ask.members} ", state, _held(ask.held), ask.entry, value)
         entries = [part for pair in ask.entries for part in pair]
         entries += ["s", " ".join(map(str, ask.states))] if ask.states else []
         keys = (SWITCHES, MARKER, LEASE, FLOOR)
@@ -135,7 +135,7 @@ class RealNode:
         return self._run(
             "plant",
             (LEASE, FLOOR, MARKER),
-            *(value, ask.ttl // 1000, ask.keep // 1000, f"incumbent2 {ask.members} "),
+            *(value, ask.ttl // 1000, ask.keep // 1000, f"incumbent1 {ask.members} "),
             *(_quarantine(ask), "" if ask.floor is None else ask.floor),
         )
 
@@ -148,7 +148,7 @@ class RealNode:
 
 
 def _founded(ask: Take | Found) -> str:
-    return f"incumbent2 {ask.members} 0 {ask.longest // 1000}"
+    return f"incumbent1 {ask.members} 0 {ask.longest // 1000}"
 
 
 def _quarantine(ask: Take | Renew | Plant) -> int | str:

@@ -207,7 +207,7 @@ def marker_of(node: Node) -> bytes | None:
 
 def _marker(marker: Marker | None) -> bytes:
     assert marker is not None
-    return f"incumbent2 {marker[0]} {marker[1]} {marker[2] // 1000}".encode()
+    return f"incumbent1 {marker[0]} {marker[1]} {marker[2] // 1000}".encode()
 
 
 def _value(value: tuple[str, int]) -> bytes:

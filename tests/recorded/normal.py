@@ -38,8 +38,8 @@ _RULES = [
         (r"('<ns>/job', 'state', x'3)\d'", r"\1<n>'"),
         (r"(f:state =?<number>) \d\b", r"\1 <n>"),
         # The longest ttl that a quorum knows of.
-        (r"(incumbent2 3:<id> 0) \d+ 0\b", r"\1 <longest> 0"),
-        (r"(incumbent2 3:<id>  ?)\d{5,} (?=[a-z]:)", r"\1<longest> "),
+        (r"(incumbent1 3:<id> 0) \d+ 0\b", r"\1 <longest> 0"),
+        (r"(incumbent1 3:<id>  ?)\d{5,} (?=[a-z]:)", r"\1<longest> "),
         # What is left of a time.
         (r"(changed\(\$1, \$2, \$3\) \(.*), '\d+'", r"\1, '<left>'"),
     )

@@ -19,7 +19,7 @@ _TEXT = re.compile(r"<text \w+>")
 _NAMES = re.compile(r"<ns>[^}\s'\",]*|\b(?:somebody|alice|bob|carol|h\d+|of [^\s']+|of%20\S+)")
 """Of keys and holders: the same request."""
 _FIRST = re.compile(
-    r'incumbent:{incumbent}:server incumbent2 |"request_put": {"key": "/incumbent!born'
+    r'incumbent:{incumbent}:server incumbent1 |"request_put": {"key": "/incumbent!born'
     r'|"request_delete_range": {"key": "/incumbent!nothing'
 )
 """Sent by whichever case is the first on a server: the marker of its incarnation."""

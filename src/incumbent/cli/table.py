@@ -148,7 +148,7 @@ _STATUS = (
     Option("--all", "free names, jobs and internal names too"),
 )
 _TIMEOUT = Option("--timeout", "give up with exit 75 after this time", "DUR")
-_FIX = Option("--fix", "first make the schema of this release in the store")
+_FIX = Option("--fix", "first make the schema in the store")
 _AT = Option("--at", "about the slot of this instant: 05:30, 2026-11-21T05:30Z", "WHEN")
 _FORCE = Option("--force", "remove the record at once: the holder may go on for its ttl")
 

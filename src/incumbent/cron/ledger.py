@@ -151,7 +151,7 @@ def encode(run: Run) -> bytes:
 
 
 def decode(slot: str, value: bytes) -> Run | None:
-    """The run; None if the value is in another format, such as that of a newer release.
+    """The run; None if the value is in another format.
 
     Its slot counts as taken all the same.
     """
@@ -244,9 +244,6 @@ def pruned_spans(fields: Mapping[str, Field], name: str = PRUNED) -> _Spans:
     """The spans of time whose records were removed, oldest first."""
     try:
         stored = json.loads(fields[name].value)
-        if isinstance(stored, int | float):
-            # The format of older releases: all records up to this instant were removed.
-            return ((-inf, float(stored)),)
         return tuple((float(first), float(last)) for first, last in stored)
     except (KeyError, ValueError, TypeError):
         return ()

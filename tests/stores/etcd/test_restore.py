@@ -428,13 +428,13 @@ def test_a_new_cluster_grants_nothing_for_the_default_ttl_at_least(
     assert "restart_wait=0" in str(caught.value)
 
 
-# -- another version
+# -- another format
 
 
-def test_the_marker_of_another_version_is_refused_for_good_and_left_alone(
+def test_the_marker_of_another_format_is_refused_for_good_and_left_alone(
     server: EtcdServer, another: Callable[..., Party]
 ) -> None:
-    marker = json.dumps({"epoch": "e", "base": 5, "cluster": "1", "at": 1.5})
+    marker = json.dumps({"format": 2, "epoch": "e", "base": 5, "cluster": "1", "at": 1.5})
     server.etcdctl("put", MARKER, marker)
     one = another()
     asked: list[Callable[[], object]] = [
@@ -443,23 +443,24 @@ def test_the_marker_of_another_version_is_refused_for_good_and_left_alone(
         lambda: one.store.renew([Renewal(one.key, one.claim, 7, 10.0, "e")], soon()),
     ]
     for ask in asked:
-        with pytest.raises(StoreUnavailable, match="format 1, and this version speaks 2") as caught:
+        with pytest.raises(StoreUnavailable, match="format 2, and this version speaks 1") as caught:
             ask()
         assert caught.value.permanent
         assert f"etcdctl del '{MARKER}'" in str(caught.value)
     assert server.etcdctl("get", "--print-value-only", MARKER).strip() == marker
 
 
-def test_a_lease_of_another_version_is_refused_for_good_and_left_alone(
+def test_a_lease_of_another_format_is_refused_for_good_and_left_alone(
     server: EtcdServer, another: Callable[..., Party]
 ) -> None:
     one = another()
     work(one, 1, Key("faults", "warm"))
     key = "/incumbent/faults/job/held"
-    value = json.dumps({"claim": "a" * 32, "holder": "old", "ttl": 9.0, "since": 1.0, "meta": ""})
+    fields = {"claim": "a" * 32, "holder": "old", "ttl": 9.0, "since": 1.0, "meta": ""}
+    value = json.dumps({"format": 2, **fields})
     server.etcdctl("put", key, value)
     for ask in (one.take, lambda: one.store.read(one.key, soon())):
-        with pytest.raises(StoreUnavailable, match="has format 1") as caught:
+        with pytest.raises(StoreUnavailable, match="has format 2") as caught:
             ask()
         assert caught.value.permanent
     assert server.etcdctl("get", "--print-value-only", key).strip() == value

@@ -129,19 +129,6 @@ def test_many_at_once_may_mend(postgres_server: PostgresServer) -> None:
     assert {it.returncode for it in done} == {0}, [it.stderr + it.stdout for it in done]
 
 
-def test_a_schema_of_a_newer_major_version_is_refused(postgres_server: PostgresServer) -> None:
-    database = new_database(postgres_server)
-    postgres_server.psql("update incumbent.version set major = 3", database)
-    refused_for_good(postgres_server.url_of(database), "newer")
-
-
-def test_a_schema_of_a_newer_minor_version_is_used(postgres_server: PostgresServer) -> None:
-    database = new_database(postgres_server)
-    postgres_server.psql("update incumbent.version set minor = 999", database)
-    with party(postgres_server.url_of(database)) as one:
-        one.take()
-
-
 def test_a_host_that_is_not_there_is_an_outage(tmp_path: Path) -> None:
     url = f"postgresql://app:sesame@127.0.0.1:{free_port()}/app"
     with party(url) as one:

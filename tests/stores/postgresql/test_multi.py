@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from incumbent import AsyncClient, Client, StoreError, StoreUnavailable
+from incumbent import AsyncClient, Client, StoreError
 from incumbent.model import Granted, Key, Refused, Released
 from incumbent.stores.base import Give, Take
 from tests.stores.postgresql.world import ASK, Party, new_claim, party, soon
@@ -30,10 +30,6 @@ SLOW = """
         'begin perform pg_sleep(0.6); return new; end';
     create trigger slow before insert on incumbent.history
         for each row execute function public.slow();
-"""
-BACK_TO_2_0 = """
-    drop function incumbent.take_all, incumbent.give_all;
-    update incumbent.version set minor = 0;
 """
 
 
@@ -160,17 +156,6 @@ def test_what_was_granted_before_the_time_was_over_goes_with_what_came_too_late(
         take_all(one, takes("a", "b"), within=0.3)
     eventually(lambda: postgres_server.psql(BUSY.format(database=database)) == [(0,)])
     assert held(one) == []
-
-
-def test_a_schema_of_the_release_before_says_what_it_lacks(
-    one: Party, postgres_server: PostgresServer, database: str
-) -> None:
-    postgres_server.psql(BACK_TO_2_0, database)
-    with Client(one.engine) as client:
-        with pytest.raises(StoreUnavailable, match=r"missing or too old.*doctor --fix"):
-            client.multi_lock(["a", "b"]).acquire(0)
-        with client.lock("a", timeout=5) as lease:
-            lease.check()
 
 
 def test_the_waiters_of_the_same_process_are_told_of_each_name(

@@ -9,22 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from incumbent import clock
-from incumbent.errors import ConfigError, LeaseLost, StoreUnavailable
+from incumbent.errors import ConfigError, LeaseLost
 from incumbent.model import UNLIMITED, Ask, Gone, Granted, Refused, Released
 from incumbent.several import ReadWriteLock, Semaphore
 from incumbent.stores.postgresql import with_token
-from incumbent.stores.postgresql.engine import PostgresEngine
 from tests.stores.postgresql.world import Party, new_claim, party, soon
 from tests.support.postgresql import PostgresServer
 from tests.support.waiting import eventually
 
 WAITS = """
     select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = '{database}'
-"""
-BACK_TO_2_0 = """
-    drop function incumbent.share, incumbent.share_renew, incumbent.share_give;
-    update incumbent.version set minor = 0;
 """
 
 
@@ -107,7 +101,7 @@ def test_a_shared_take_that_waited_for_the_row_until_its_time_was_over_is_not_ca
     assert len(one.store.read(one.key, soon()).holdings) == 1
 
 
-# -- what a crash and another release make of it -------------------------------------------------
+# -- what a crash makes of it --------------------------------------------------------------------
 
 
 def test_the_longest_ttl_of_those_who_share_is_known_after_a_crash(
@@ -118,21 +112,6 @@ def test_the_longest_ttl_of_those_who_share_is_known_after_a_crash(
     postgres_server.psql("truncate incumbent.epoch", database)
     postgres_server.psql("select incumbent.hello()", database)
     assert postgres_server.psql("select longest from incumbent.epoch", database) == [(100_000_000,)]
-
-
-def test_a_schema_of_the_release_before_serves_exclusive_leases_and_says_what_it_lacks(
-    one: Party, postgres_server: PostgresServer, database: str
-) -> None:
-    postgres_server.psql(BACK_TO_2_0, database)
-    granted = one.take()
-    assert one.store.give(one.key, granted.claim, granted.token, soon()) == Released()
-    with pytest.raises(StoreUnavailable, match=r"missing or too old.*doctor --fix"):
-        one.take(new_claim(), ask=two())
-    said = " ".join(what for _, what, _ in one.engine.diagnose(15.0, soon()))
-    assert "has version 2.0, which has no semaphores" in said
-    assert isinstance(one.engine, PostgresEngine)
-    one.engine.fix(clock.now() + 20)
-    one.take(new_claim(), ask=two())
 
 
 # -- beside the rest -----------------------------------------------------------------------------

@@ -99,18 +99,6 @@ def test_the_schema_may_be_applied_again_at_any_time(store: PostgresStore, run: 
     assert store.renew([renewal], soon()) == [Renewed()]
 
 
-def test_a_newer_schema_that_only_added_is_used(store: PostgresStore, run: Run) -> None:
-    run("update incumbent.version set minor = minor + 7")
-    granted(store)
-
-
-def test_an_older_release_leaves_a_newer_schema_alone(store: PostgresStore, run: Run) -> None:
-    run("update incumbent.version set minor = minor + 7")
-    with pytest.raises(psycopg.Error, match="newer than this file"):
-        run(schema())
-    granted(store)
-
-
 def test_whoever_is_no_superuser_can_make_and_use_the_schema(
     postgres_server: PostgresServer,
 ) -> None:
@@ -129,9 +117,7 @@ def test_whoever_is_no_superuser_can_make_and_use_the_schema(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("update incumbent.version set major = 3", "newer than this release"),
-        ("update incumbent.version set major = 1", "stop the instances of the older release"),
-        ("update incumbent.version set minor = -1", "doctor --fix"),
+        ("update incumbent.version set format = 2", "stop the instances of the other version"),
         ("delete from incumbent.version", "doctor --fix"),
         ("drop schema incumbent cascade", "doctor --fix"),
     ],

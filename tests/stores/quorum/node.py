@@ -33,7 +33,7 @@ class Node:
         self.main, self.beside = f"k:{{{name}}}", f"k:{{{name}}}:b"
         self.past, self.switches = f"k:{{{name}}}:h", f"k:{{{name}}}:r"
         # Of a node that was never blank: its floor is that of the names.
-        client.set(MARKER, "incumbent2 m 0 1000")
+        client.set(MARKER, "incumbent1 m 0 1000")
 
     @property
     def now(self) -> int:
@@ -56,7 +56,7 @@ class Node:
     ) -> object:
         keys = (self.main, self.beside, MARKER, self.past, self.switches)
         ask = (f"incumbent1 {claim} ", ballot, f" 5000 {who} ", 5000, 60_000)
-        fit = (f"incumbent2 {members} 0 {longest}", wait, f" {who}")
+        fit = (f"incumbent1 {members} 0 {longest}", wait, f" {who}")
         return self._run("take", 5, *keys, *ask, *fit, "+" if up else "-")
 
     def kind(self, answer: object) -> str:
@@ -75,7 +75,7 @@ class Node:
         keys = (MARKER, self.main, self.beside, self.switches)
         held = f"incumbent1 {claim} {token} "
         answers = self._run(
-            "renew", 4, *keys, "echo", "incumbent2 m ", wait, longest, held, ttl, "-"
+            "renew", 4, *keys, "echo", "incumbent1 m ", wait, longest, held, ttl, "-"
         )
         assert isinstance(answers, list)
         assert answers[0] == "echo"
@@ -84,11 +84,11 @@ class Node:
     def plant(self, claim: str, token: int, floor: str, wait: int = 0) -> object:
         value = f"incumbent1 {claim} {token} 0 1 5000 me "
         keys = (self.main, self.beside, MARKER)
-        return self._run("plant", 3, *keys, value, 5000, 60_000, "incumbent2 m ", wait, floor)
+        return self._run("plant", 3, *keys, value, 5000, 60_000, "incumbent1 m ", wait, floor)
 
     def promise(self, ballot: int, entry: str = "f:pause", held: str = "") -> list[str | int]:
         keys = (self.switches, MARKER, self.main)
-        told: Any = self._run("promise", 3, *keys, ballot, "incumbent2 m ", 1000, entry, held)
+        told: Any = self._run("promise", 3, *keys, ballot, "incumbent1 m ", 1000, entry, held)
         return list(told)
 
     def accept(
@@ -101,7 +101,7 @@ class Node:
         held: str = "",
     ) -> object:
         keys = (self.switches, MARKER, self.main, self.beside)
-        about = (ballot, "incumbent2 m ", state, held, entry, what, 60_000)
+        about = (ballot, "incumbent1 m ", state, held, entry, what, 60_000)
         return self._run("accept", 4, *keys, *about, *entries)
 
     def change(self, entry: str, what: str, ballot: int = 0) -> int:

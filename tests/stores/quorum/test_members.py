@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import secrets
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from incumbent import Client
 from incumbent.errors import ConfigError, StoreError, StoreUnavailable
-from incumbent.model import Ask, Granted, Released
+from incumbent.model import Ask, Granted, Key, Released
 from incumbent.stores.url import open_engine
-from tests.stores.quorum.world import Members, party
+from tests.stores.quorum.world import Members, party, soon
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.server
@@ -86,3 +90,44 @@ def test_a_wrong_password_at_a_majority_is_final_and_does_not_show() -> None:
     finally:
         for server in servers:
             server.stop()
+
+
+def test_a_member_of_a_quorum_is_refused_by_redis_alone_in_one_sentence(four: Members) -> None:
+    with party(four.url(TRUSTED, (0, 1, 2))) as one:
+        one.take(ASK)
+    alone = open_engine(f"redis://{four.all[0].address}?restart_wait=0")
+    for take in takes_of_both_sides(alone):
+        with pytest.raises(StoreUnavailable, match="is used as a member of a quorum already") as e:
+            take()
+        assert e.value.permanent
+    assert any(
+        "a member of a quorum already" in what for _, what, _ in alone.diagnose(15.0, soon())
+    )
+
+
+def test_a_server_of_its_own_is_refused_as_a_member_in_one_sentence(four: Members) -> None:
+    with Client(f"redis://{four.all[0].address}?restart_wait=0") as client:
+        client.lock("job", ttl=5).acquire().release()
+    with party(four.url(TRUSTED, (0, 1, 2))) as one:
+        # The others are a majority.
+        one.take(ASK)
+        said = [what for level, what, _ in one.engine.diagnose(15.0, soon()) if level == "error"]
+        assert any("is used as a server of its own already" in what for what in said)
+        four.all[1].server.stop()
+        for take in takes_of_both_sides(one.engine):
+            with pytest.raises(StoreError, match="is used as a server of its own already"):
+                take()
+
+
+def takes_of_both_sides(engine: Any) -> list[Callable[[], object]]:
+    """A blocking take, and one on asyncio."""
+    wanted = (Key("default", "other"), secrets.token_hex(16), ASK)
+
+    async def take() -> None:
+        store = engine.async_store()
+        try:
+            await store.take(*wanted, soon())
+        finally:
+            await store.aclose()
+
+    return [lambda: engine.store().take(*wanted, soon()), lambda: asyncio.run(take())]

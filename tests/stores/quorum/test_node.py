@@ -65,28 +65,28 @@ def ahead_of_the_clock_it_does_not_rise_above_what_was_no_vote(node: Node) -> No
 
 
 def the_floor_of_a_node_that_was_blank_is_a_minute_after_its_birth(node: Node) -> None:
-    node.client.set(MARKER, f"incumbent2 m {node.now - 20 * SECOND} 1000")
+    node.client.set(MARKER, f"incumbent1 m {node.now - 20 * SECOND} 1000")
     assert node.kind(node.take("a", node.now + 30 * SECOND)) == "low"
     assert node.kind(node.take("a", node.now + 50 * SECOND)) == "vote"
 
 
 def the_longest_ttl_that_was_asked_for_is_waited_for(node: Node) -> None:
-    node.client.set(MARKER, f"incumbent2 m {node.now - 2 * SECOND} 1000")
+    node.client.set(MARKER, f"incumbent1 m {node.now - 2 * SECOND} 1000")
     assert node.kind(node.take("a", node.now, wait="-", longest=5000)) == "young"
     assert node.kind(node.take("a", node.now, wait="-")) == "young"
     assert node.kind(node.take("a", node.now, wait=0)) == "low"
 
 
 def a_renewal_tells_the_longest_ttl(node: Node) -> None:
-    node.client.set(MARKER, f"incumbent2 m {node.now - 2 * SECOND} 1000")
+    node.client.set(MARKER, f"incumbent1 m {node.now - 2 * SECOND} 1000")
     assert node.renew("a", 7, wait="-", longest=5000) == 0
     assert str(node.client.get(MARKER)).endswith(" 5000")
 
 
 def a_node_of_another_format_does_not_vote(node: Node) -> None:
-    node.client.set(MARKER, "incumbent1 m 0")
+    node.client.set(MARKER, "incumbent2 m 0")
     assert node.kind(node.take("a", node.now)) == "members"
-    assert node.client.get(MARKER) == "incumbent1 m 0"
+    assert node.client.get(MARKER) == "incumbent2 m 0"
 
 
 def what_the_claim_has_is_told_and_not_voted_for_again(node: Node) -> None:
@@ -239,12 +239,12 @@ def a_promise_far_ahead_of_the_clock_is_not_made(node: Node) -> None:
 
 
 def who_was_blank_promises_nothing_that_it_may_have_promised_before(node: Node) -> None:
-    node.client.set(MARKER, f"incumbent2 m {node.now} 1000")
+    node.client.set(MARKER, f"incumbent1 m {node.now} 1000")
     assert node.promise(node.now + 50 * SECOND)[0] == "low"
 
 
 def who_was_blank_says_that_it_may_have_forgotten(node: Node) -> None:
-    node.client.set(MARKER, f"incumbent2 m {node.now - 2 * MINUTE} 1000")
+    node.client.set(MARKER, f"incumbent1 m {node.now - 2 * MINUTE} 1000")
     ballot = node.now
     assert node.promise(ballot)[0] == "-"
     assert node.accept(ballot, "=", "", "-", "f:a", "1 x", "s", "7") == 1
@@ -372,7 +372,7 @@ def test_a_new_cluster_is_founded_once_and_in_time(client: redis.Redis) -> None:
     client.delete(MARKER)
 
     def found(last: int) -> object:
-        return node._run("found", 1, MARKER, "incumbent2 m 0 1000", last)
+        return node._run("found", 1, MARKER, "incumbent1 m 0 1000", last)
 
     assert [found(node.now - SECOND), found(node.now + SECOND), found(node.now + SECOND)] == [
         0,

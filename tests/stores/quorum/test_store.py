@@ -216,9 +216,8 @@ def test_another_list_of_members_is_refused(
         assert fourth.cli("GET", f"incumbent:{{{key}}}") == "-1"
 
 
-@pytest.mark.parametrize("found", ["incumbent1 m 0", "incumbent3 m 0 15000 more", "what"])
+@pytest.mark.parametrize("found", ["incumbent2 m 0", "incumbent3 m 0 15000 more", "what"])
 def test_a_server_with_records_of_another_format_is_refused(found: str) -> None:
-    """The version before wrote the first of these; it takes ours for another quorum's."""
     with ExitStack() as stack:
         three = [stack.enter_context(RedisServer()) for _ in range(3)]
         store = open_quorum(url_of(three)).store()

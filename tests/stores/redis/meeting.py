@@ -9,7 +9,7 @@ import hiredis
 from incumbent.stores.redis.incarnation import Met, meet
 from incumbent.stores.redis.options import Target
 from incumbent.stores.redis.resp import SCRIPTS
-from incumbent.stores.redis.server import MARKER_KEY, Marker, Site
+from incumbent.stores.redis.server import MARKER_KEY, QUORUM_KEY, Marker, Site
 
 NOW = 1_700_000_000
 PLAIN = {"run_id": "run1", "master_replid": "hist1", "master_replid2": "0000", "role": "master"}
@@ -46,7 +46,7 @@ class Server:
             longest=longest,
         )
         next(program)
-        reads = [self.data.get(key) for key in marker.keys]
+        reads = [self.data.get(key) for key in (QUORUM_KEY, *marker.keys)]
         time = [b"%d" % part for part in divmod(round(self.clock * 1e6), 1_000_000)]
         answers: list[Any] = [self.text, time, *reads, *[b"sha"] * len(SCRIPTS)]
         self.trips = 1

@@ -48,7 +48,7 @@ def test_a_take_names_its_keys_and_its_claim() -> None:
     assert parts[:3] == [b"EVALSHA", SCRIPTS["take"].sha, b"2"]
     assert parts[3:5] == [b"incumbent:{default/job}", b"incumbent:{default/job}:r"]
     assert parts[5:] == [
-        b"incumbent2 c1aim ",
+        b"incumbent1 c1aim ",
         b" 1500 host%201 ",
         b"1500",
         b"86400000 abcdef12 0",
@@ -83,7 +83,7 @@ def test_an_instant_long_ago_has_as_many_digits_as_one_of_today() -> None:
 
 def test_a_give_names_the_token_it_gives_back() -> None:
     parts = parts_of(dialect().give(KEY, "c1aim", 77, 0.0, None))
-    assert parts[6:] == [b"incumbent2 c1aim 77 ", b"incumbent:{default/job}:c"]
+    assert parts[6:] == [b"incumbent1 c1aim 77 ", b"incumbent:{default/job}:c"]
 
 
 def test_a_script_can_be_sent_whole() -> None:
@@ -121,14 +121,14 @@ def test_leases_of_another_incarnation_are_gone_without_asking() -> None:
 
 
 def test_a_grant_is_read() -> None:
-    granted = dialect().taken(b"incumbent2 c 42", KEY, "c", ASK, "epoch")
+    granted = dialect().taken(b"incumbent1 c 42", KEY, "c", ASK, "epoch")
     assert granted == Granted("c", 42, 1.5, "epoch")
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        *(b"incumbent2 d 42", b"OK", b"", b"incumbent2 c d 42", [b"incumbent2 d 42", 5]),
+        *(b"incumbent1 d 42", b"OK", b"", b"incumbent1 c d 42", [b"incumbent1 d 42", 5]),
         *(None, [b"held"], [b"held", None, 1, b"1"], True),
     ],
 )
@@ -138,12 +138,12 @@ def test_an_answer_to_another_request_is_never_a_grant(answer: object) -> None:
 
 
 def test_a_repeated_take_counts_what_the_record_has_left() -> None:
-    granted = dialect().taken([b"incumbent2 c 42", 1700], KEY, "c", ASK, "epoch")
+    granted = dialect().taken([b"incumbent1 c 42", 1700], KEY, "c", ASK, "epoch")
     assert granted == Granted("c", 42, 1.7, "epoch")
 
 
 def test_a_grant_that_has_to_be_looked_at_is_read() -> None:
-    granted = dialect().taken([b"incumbent2 c 42"], KEY, "c", ASK, "epoch")
+    granted = dialect().taken([b"incumbent1 c 42"], KEY, "c", ASK, "epoch")
     assert granted == Granted("c", 42, 1.5, "epoch")
 
 
@@ -154,8 +154,8 @@ def test_a_take_that_came_too_late_was_certainly_not_applied() -> None:
 
 
 def test_a_record_of_another_format_is_refused_with_what_to_do() -> None:
-    raw = b"incumbent1 c1aim 5 0 1 1 h meta"
-    with pytest.raises(StoreUnavailable, match=r"format 1 .* format 2: stop") as caught:
+    raw = b"incumbent2 c1aim 5 0 1 1 h meta"
+    with pytest.raises(StoreUnavailable, match=r"format 2 .* format 1: stop") as caught:
         dialect().taken([b"held", raw, 1000, b"1700000000000000"], KEY, "c", ASK, "epoch")
     assert caught.value.permanent
     assert "c1aim" not in str(caught.value)
@@ -241,19 +241,19 @@ def test_with_a_shared_key_the_companions_carry_all_of_it() -> None:
 
 @given(st.text(max_size=20))
 def test_a_holder_survives_its_way_through_a_value(holder: str) -> None:
-    raw = f"incumbent2 c 5 0 1700000000000000 1500 {quoted(holder)} ".encode() + b"a b\n\0"
+    raw = f"incumbent1 c 5 0 1700000000000000 1500 {quoted(holder)} ".encode() + b"a b\n\0"
     value = read_value(raw)
     assert value is not None
     assert (value.holder, value.meta, value.ttl) == (holder, b"a b\n\0", 1.5)
 
 
-@pytest.mark.parametrize("raw", [b"", b"x", b"incumbent3 c 5 0 1 1 h ", b"incumbent2 c 5"])
+@pytest.mark.parametrize("raw", [b"", b"x", b"incumbent3 c 5 0 1 1 h ", b"incumbent1 c 5"])
 def test_any_other_value_is_a_foreign_clients(raw: bytes) -> None:
     assert read_value(raw) is None
 
 
 def test_a_mark_does_not_give_the_claim_away_and_tells_another_meta() -> None:
-    before = b"incumbent2 c1aim 5 0 1 1 h meta"
+    before = b"incumbent1 c1aim 5 0 1 1 h meta"
     assert mark_of(before) == mark_of(bytes(before))
     assert mark_of(before) != mark_of(before + b" more")
     assert "c1aim" not in mark_of(before)

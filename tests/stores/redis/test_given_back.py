@@ -32,7 +32,7 @@ from incumbent.stores.redis.server import Site
 KEY, CLAIM, ASK = Key("n", "k"), "c1", Ask(10.0, "host-1")
 SITE, COMMANDS = Site(Target(), "here"), Commands(Naming(None), "here")
 MARK = Mark("aaaa", 1, 1, "run1", "hist1")
-GRANT = b"incumbent2 c1 1700000000000000"
+GRANT = b"incumbent1 c1 1700000000000000"
 SAME = [MARK.text.encode(), b"role:master\r\nmaster_replid:hist1\r\n", [b"1700000000", b"0"]]
 DEMOTED = [MARK.text.encode(), b"role:slave\r\n", [b"1700000000", b"0"]]
 
@@ -168,7 +168,7 @@ def test_a_lone_request_by_asking_sends_a_script_that_the_node_forgot() -> None:
 LONG = Ask(40.0, "host-1")
 TOLD = MARK._replace(longest=40_000).text.encode()
 INFO = b"role:master\r\nrun_id:run1\r\nmaster_replid:hist1\r\nuptime_in_seconds:99\r\n"
-MEETING = [INFO, [b"1700000000", b"0"], MARK.text.encode(), *[b"sha"] * len(SCRIPTS)]
+MEETING = [INFO, [b"1700000000", b"0"], None, MARK.text.encode(), *[b"sha"] * len(SCRIPTS)]
 OOM = hiredis.ReplyError("OOM command not allowed")
 
 

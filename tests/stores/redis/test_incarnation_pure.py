@@ -238,11 +238,11 @@ def test_a_longer_ttl_that_cannot_be_written_is_a_problem() -> None:
     assert "OOM" in str(server.met_by("bbbb", longest=40_000).problem)
 
 
-@pytest.mark.parametrize("there", [b"incumbent1 x", b"incumbent3 aaaa 1 2 3"])
+@pytest.mark.parametrize("there", [b"incumbent2 x", b"incumbent3 aaaa 1 2 3"])
 def test_a_marker_of_another_format_is_refused_for_good(there: bytes) -> None:
     server = Server()
     server.data[MARKER_KEY] = there
-    with pytest.raises(StoreUnavailable, match="speaks format 2: stop the instances") as caught:
+    with pytest.raises(StoreUnavailable, match="speaks format 1: stop the instances") as caught:
         server.met_by("aaaa")
     assert caught.value.permanent
     assert server.data[MARKER_KEY] == there

@@ -438,7 +438,7 @@ def test_while_a_lease_is_held_only_the_first_in_line_looks_and_all_stay_candida
                     if "ECHO" in command["command"]:
                         break
                     if name in command["command"] and command["client_type"] != "lua":
-                        takes.extend(re.findall(r"incumbent2 ([0-9a-f]{32})  ", command["command"]))
+                        takes.extend(re.findall(r"incumbent1 ([0-9a-f]{32})  ", command["command"]))
             await all_stand(client, name, ["c1", "c2", "c3"])
             for campaign in campaigns[1:]:
                 campaign.cancel()

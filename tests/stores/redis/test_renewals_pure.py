@@ -87,7 +87,7 @@ def test_only_what_differs_is_said_of_each() -> None:
     (call,) = calls_of(next(program(batch)))
     keys = int(call[2])
     assert keys == 8
-    heads = [b"incumbent2 c%d %d " % (at, at) for at in range(4)]
+    heads = [b"incumbent1 c%d %d " % (at, at) for at in range(4)]
     special = [b"2", b"2500", b"-", b"3", b"1000", b"=new"]
     assert call[4 + keys :] == [b"1000", *heads, *special]
 

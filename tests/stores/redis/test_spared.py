@@ -45,7 +45,7 @@ class Fleet(NamedTuple):
 
     def age(self, one: Party) -> None:
         """Have the lease look two seconds older: after a fresh one the others look themselves."""
-        master = next(it for it in self.masters if "incumbent2" in it.cli("GET", one.main))
+        master = next(it for it in self.masters if "incumbent1" in it.cli("GET", one.main))
         with redis.Redis(port=master.port) as raw:
             value: Any = raw.get(one.main)
             words = value.split(b" ")

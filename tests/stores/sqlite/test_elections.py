@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from incumbent.model import Ask, Refused, Released
-from incumbent.stores.sqlite.schema import MINOR
 from tests.stores.sqlite.test_store import ASK, KEY, Machine, soon
 
 DAY = 86_400.0
@@ -78,31 +77,10 @@ def test_what_is_over_leaves_no_rows(machine: Machine) -> None:
         assert machine.sql(f"SELECT count(*) FROM {table}") == [(0,)]
 
 
-# -- release 1.0, which knows neither table ----------------------------------------------------
-
-
-def test_a_file_of_an_earlier_release_is_completed(machine: Machine) -> None:
-    granted = machine.grant()
-    machine.store.close()
-    for statement in (
-        "DROP TABLE reservation",
-        "DROP TABLE candidate",
-        "UPDATE state SET minor = -1",
-    ):
-        machine.sql(statement)
-    stand(machine, "bob", 5.0)
-    assert standing(machine) == ["bob"]
-    assert machine.store.read(KEY, soon()).holdings[0].token == granted.token
-    assert machine.sql("SELECT minor FROM state") == [(MINOR,)]
-
-
-def test_a_reservation_that_an_earlier_release_left_standing_admits_nobody(
-    machine: Machine,
-) -> None:
+def test_the_reservation_of_an_earlier_closing_admits_nobody(machine: Machine) -> None:
     reserve(machine, "bob", 5.0)
     left = machine.sql("SELECT holder, token FROM reservation")
     machine.sleep(6.0)
-    # It grants and closes without a look at the table.
     machine.give(machine.grant(ask=ASK), closed_for=60.0)
     assert machine.sql("SELECT holder, token FROM reservation") == left
     assert reason(machine, "bob") == "closed"

@@ -98,7 +98,6 @@ CAUGHT_BY_OWN = {
         "SWEEP_LEASES", "AND NOT EXISTS (SELECT 1 FROM field WHERE field.key = lease.key)", ""
     ),
     "a_renewal_that_comes_late_revives_nothing": Bug("RENEW", "expires > ?6", "expires >= ?6"),
-    "an_unreadable_newer_row_counts_as_held": Bug("SEE", "l.format", "min(l.format, 1)"),
     "a_slot_is_open_to_the_claim_that_took_it": Bug("SEE_SLOT", "SELECT claim", "SELECT ''"),
 }
 

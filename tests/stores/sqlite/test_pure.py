@@ -251,7 +251,7 @@ def test_a_new_file_starts_its_tokens_at_the_wall_clock() -> None:
 
 
 def test_another_boot_starts_above_everything_that_was_reserved() -> None:
-    old = State(1, 0, "born", "boot", MICROS, MICROS + BLOCK)
+    old = State("born", "boot", MICROS, MICROS + BLOCK)
     new = settled(old, "next boot", WALL, "")
     assert new.floor == old.reserved
     assert new.reserved > new.floor
@@ -259,26 +259,19 @@ def test_another_boot_starts_above_everything_that_was_reserved() -> None:
 
 
 def test_the_same_boot_reserves_nothing_while_half_of_the_block_is_left() -> None:
-    old = State(1, 0, "born", "boot", MICROS, MICROS + BLOCK)
+    old = State("born", "boot", MICROS, MICROS + BLOCK)
     assert settled(old, "boot", WALL + 1, "").reserved == old.reserved
     assert settled(old, "boot", WALL + 1, "").floor == MICROS + 1_000_000
     assert settled(old, "boot", WALL + 11 * 60, "").reserved > old.reserved
 
 
 def test_the_floor_never_falls_when_the_wall_clock_does() -> None:
-    old = State(1, 0, "born", "boot", MICROS, MICROS + BLOCK)
+    old = State("born", "boot", MICROS, MICROS + BLOCK)
     for boot_id in ("boot", "next boot"):
         assert settled(old, boot_id, WALL - 1e6, "").floor >= old.floor
 
 
-def test_a_newer_minor_version_is_left_as_it_is() -> None:
-    old = State(1, 7, "born", "boot", MICROS, MICROS + BLOCK)
-    assert settled(old, "boot", WALL, "").minor == 7
-
-
 def test_the_numbers_written_out_in_the_statements_are_the_constants() -> None:
-    assert schema.FORMAT == 1
-    assert "format <= 1" in schema.RENEW
     assert f"grants % {HISTORY_KEPT - 1}," in schema.ARCHIVE
 
 

@@ -172,23 +172,9 @@ def test_ten_thousand_permits_are_counted(machine: Machine) -> None:
     assert len(refused.holders) == 10_000
 
 
-# -- the release before, which knows no sharers --------------------------------------------------
-
-
-def test_a_file_of_the_release_before_is_completed(machine: Machine) -> None:
-    granted = machine.grant()
-    machine.store.close()
-    machine.sql("DROP TABLE sharer")
-    machine.sql("UPDATE state SET minor = 0")
-    assert isinstance(machine.take(ask=Ask(10.0, "me", 2)), Refused)
-    machine.give(granted)
-    share(machine, 2)
-
-
-def test_the_release_before_finds_a_shared_lease_held(machine: Machine) -> None:
+def test_the_row_of_a_shared_lease_ends_with_the_last_sharer(machine: Machine) -> None:
     short, long = share(machine, UNLIMITED, 5.0), share(machine, UNLIMITED, 10.0)
     ((claim, token, left),) = machine.sql("SELECT claim, token, expires FROM lease")
-    # It compares these, and nothing else.
     assert claim is not None
     assert token == long.token
     leave(machine, short)
@@ -198,9 +184,8 @@ def test_the_release_before_finds_a_shared_lease_held(machine: Machine) -> None:
     assert machine.grant(ask=ASK).token > long.token
 
 
-def test_what_the_release_before_left_of_sharers_counts_for_nobody(machine: Machine) -> None:
+def test_sharers_without_a_latch_count_for_nobody(machine: Machine) -> None:
     old = share(machine, 1, 1e6)
-    # It reboots without a look at that table.
     machine.sql("UPDATE lease SET claim = NULL, expires = 0")
     assert machine.store.read(KEY, soon()).holdings == ()
     new = share(machine, 1)

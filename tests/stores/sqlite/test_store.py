@@ -278,66 +278,22 @@ def test_a_renewal_that_comes_late_revives_nothing(machine: Machine) -> None:
     assert machine.store.read(KEY, soon()).holdings == ()
 
 
-def test_an_unreadable_newer_row_counts_as_held(machine: Machine) -> None:
-    machine.give(machine.grant())
-    machine.sql("UPDATE lease SET format = 2, claim = NULL")
-    refused = machine.take()
-    assert isinstance(refused, Refused)
-    assert refused.reason == "held"
-    assert refused.holders[0].foreign
-    assert machine.store.read(KEY, soon()).holdings[0].foreign
-
-
-def test_a_file_of_a_newer_minor_version_is_used(machine: Machine) -> None:
+def test_a_file_of_another_format_is_refused_unread_and_left_as_it_is(machine: Machine) -> None:
     machine.give(machine.grant())
     machine.store.close()
-    machine.sql("UPDATE state SET minor = 5")
-    machine.sql("ALTER TABLE lease ADD COLUMN mode TEXT NOT NULL DEFAULT 'x'")
-    machine.sql("CREATE TABLE waiting_rooms (key TEXT)")
-    machine.give(machine.grant())
-
-
-def test_a_file_of_another_major_version_is_refused(machine: Machine) -> None:
-    machine.give(machine.grant())
-    machine.store.close()
-    before = machine.path.read_bytes()
-    for major in (1, 3):
-        machine.sql(f"UPDATE state SET major = {major}")
-        changed = machine.path.read_bytes()
-        with pytest.raises(StoreUnavailable, match=rf"format {major}\..*move it away") as caught:
+    machine.sql("ALTER TABLE state DROP COLUMN floor")
+    for number in (0, 2):
+        machine.sql(f"PRAGMA user_version = {number}")
+        before = machine.path.read_bytes()
+        with pytest.raises(StoreUnavailable, match=f"has format {number}, .* format 1:") as caught:
             machine.take()
         assert caught.value.permanent
+        assert "move it away" in str(caught.value)
         assert str(machine.path) in str(caught.value)
-        assert machine.path.read_bytes() == changed != before
+        assert machine.path.read_bytes() == before
+        level, what, _ = SqliteEngine(machine.path).diagnose(15.0, soon())[0]
+        assert (level, "move it away" in what) == ("error", True)
         machine.store.close()
-
-
-def test_a_file_whose_rows_have_columns_that_are_not_known_here_is_refused_unread(
-    machine: Machine,
-) -> None:
-    machine.give(machine.grant())
-    machine.store.close()
-    machine.sql("UPDATE state SET major = 3")
-    machine.sql("ALTER TABLE state DROP COLUMN floor")
-    with pytest.raises(StoreUnavailable, match=r"format 3\."):
-        machine.take()
-
-
-def test_the_first_format_is_refused_and_left_as_it_is(machine: Machine) -> None:
-    # Its state, as far as both formats read it, and its lease without the line.
-    machine.sql(f"PRAGMA application_id = {schema.APPLICATION_ID}")
-    machine.sql(
-        "CREATE TABLE state (id INTEGER PRIMARY KEY, major, minor, born, boot, floor, reserved)"
-    )
-    machine.sql("INSERT INTO state VALUES (1, 1, 1, 'b', 'boot 1', 5, 9)")
-    machine.sql("CREATE TABLE lease (key TEXT PRIMARY KEY, claim, token) WITHOUT ROWID")
-    machine.sql("INSERT INTO lease VALUES ('default/report', 'old', 7)")
-    with pytest.raises(StoreUnavailable, match=r"has format 1\.1") as caught:
-        machine.take()
-    assert caught.value.permanent
-    assert machine.sql("SELECT claim, token FROM lease") == [("old", 7)]
-    level, what, _ = SqliteEngine(machine.path).diagnose(15.0, soon())[0]
-    assert (level, "move it away" in what) == ("error", True)
 
 
 def test_a_file_that_is_no_database_is_refused(machine: Machine) -> None:

@@ -42,8 +42,8 @@ _quoted: Final = json.encoder.encode_basestring_ascii
 Reply: TypeAlias = dict[str, Any]
 AsOf: TypeAlias = tuple[str, str, int, int]
 
-RECORD_FORMAT: Final = 2
-"""The format of the marker and of a lease's value; a value without a number has format 1."""
+RECORD_FORMAT: Final = 1
+"""The format of the marker and of a lease's value."""
 _SHOWN: Final = 200
 BATCH: Final = 116
 """Leases compared in one transaction; etcd takes 128 comparisons (--max-txn-ops)."""
@@ -344,13 +344,13 @@ def number_in(value: object, default: float = 0.0) -> float:
 
 
 def check_format(entry: Entry, cure: str = "") -> dict[str, Any]:
-    """The fields. Raises StoreUnavailable (permanent) if another version wrote them."""
+    """The fields. Raises StoreUnavailable (permanent) if they have another format."""
     fields = entry.fields
     if fields.get("format") != RECORD_FORMAT:
         raise StoreUnavailable(
-            f"{entry.key!r} has format {fields.get('format') or 1}, and this version speaks"
+            f"{entry.key!r} has format {fields.get('format')}, and this version speaks"
             f" {RECORD_FORMAT}: instances of another version use it. Stop those first{cure}, or"
-            " give the new version a prefix of its own in the store's URL",
+            " give this version a prefix of its own in the store's URL",
             permanent=True,
         )
     return fields
@@ -437,7 +437,7 @@ def record_of(key: Key, kinds: Kinds, base: int, lives: Mapping[str, float], wal
 
 
 def holding_of(entry: Entry, base: int, lives: Mapping[str, float], wall: float) -> Holding:
-    """The holding that this key describes. Raises StoreUnavailable if another version wrote it."""
+    """The holding that this key describes. Raises StoreUnavailable for another format."""
     token, left = base + entry.created, lives.get(entry.lease)
     if "claim" not in entry.fields:
         # Of etcdctl or a Go program: the value may be anything, and is often empty.

@@ -18,7 +18,7 @@ from incumbent.stores.findings import (
     wait_after_restart,
 )
 from incumbent.stores.postgresql.dialect import HELLO, Request
-from incumbent.stores.postgresql.errors import OLDEST, SHARED, check_schema
+from incumbent.stores.postgresql.errors import OLDEST, check_schema
 from incumbent.stores.postgresql.site import Site
 from incumbent.stores.postgresql.wire import Wire
 
@@ -70,12 +70,7 @@ def findings(
             advice="version 13 or later is needed",
             level="error",
         ),
-        found(
-            hello["minor"] >= SHARED,
-            version := f"the schema incumbent has version {hello['major']}.{hello['minor']}",
-            f"{version}, which has no semaphores and no locks on several names",
-            "run `incumbent doctor --fix` as the schema's owner",
-        ),
+        ("ok", f"the schema incumbent has format {hello['format']}", ""),
         _about_writes(server),
         found(
             server["pid"] == wire.backend,

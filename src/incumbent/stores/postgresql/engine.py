@@ -45,7 +45,7 @@ class AsyncPostgresStore(Runner):
 
 
 def schema() -> str:
-    """The SQL that creates the schema, or upgrades it to this release."""
+    """The SQL that creates the schema."""
     return files("incumbent.stores.postgresql").joinpath("schema.sql").read_text("utf-8")
 
 
@@ -70,7 +70,7 @@ class PostgresEngine(ServerEngine[PostgresStore, AsyncPostgresStore]):
         super().__init__(site.where, store, partial(AsyncPostgresStore, site, dialect))
 
     def fix(self, until: float) -> list[Finding]:
-        """Create the schema, or upgrade it to this release; return findings like `diagnose`.
+        """Create the schema; return findings like `diagnose`.
 
         It may be repeated, and changes no data. It needs a role that may create the schema.
         """
@@ -81,7 +81,7 @@ class PostgresEngine(ServerEngine[PostgresStore, AsyncPostgresStore]):
             except ErrorReply as error:
                 advice = "run it as a role that may CREATE in this database, or who owns the schema"
                 return [("error", f"{self.url}: {error} ({error.code})", advice)]
-            return [("ok", "the schema incumbent is made and up to date", "")]
+            return [("ok", "the schema incumbent is made", "")]
 
         return self._findings(apply, until)
 

@@ -13,12 +13,8 @@ from typing import Any, Final, NamedTuple
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.stores.findings import restart_words
 
-RECORD_FORMAT: Final = 2
-"""The schema's major version: clients and schemas of different major versions refuse each other."""
-MINOR: Final = 0
-"""The oldest minor version that serves exclusive leases."""
-SHARED: Final = 1
-"""The first minor version with shared leases, and with takes of several leases at once."""
+RECORD_FORMAT: Final = 1
+"""The schema's format: a client refuses a schema of another one."""
 OLDEST: Final = 130_000
 """The oldest version of a server, as libpq writes versions."""
 
@@ -38,7 +34,7 @@ class _Meaning(NamedTuple):
 
 
 _FIX: Final = "run `incumbent doctor --fix` as a role that may create it, or apply schema.sql"
-_MISSING: Final = _Meaning(f"its schema incumbent is missing or too old: {_FIX}", final=True)
+_MISSING: Final = _Meaning(f"its schema incumbent is missing or incomplete: {_FIX}", final=True)
 _READ_ONLY: Final = _Meaning(
     "it is read-only (a standby, or default_transaction_read_only): use the address of the"
     " primary, or name all hosts",
@@ -135,20 +131,11 @@ def check_server(number: int, where: str, *, proved: bool) -> None:
 
 
 def check_schema(hello: dict[str, Any], where: str, *, proved: bool) -> None:
-    """Raise StoreUnavailable for a schema that this release cannot use."""
-    major, minor = hello.get("major"), hello.get("minor")
-    if major is None or minor is None or (major, minor) < (RECORD_FORMAT, MINOR):
-        why = (
-            f"older than this release, which needs {RECORD_FORMAT}.{MINOR}: stop the instances of"
-            " the older release, then run `incumbent doctor --fix`; or use another database"
+    """Raise StoreUnavailable for a schema of another format."""
+    if (found := hello.get("format")) != RECORD_FORMAT:
+        raise StoreUnavailable(
+            f"{where}: the schema incumbent has format {found}, and this version of incumbent"
+            f" speaks {RECORD_FORMAT}: stop the instances of the other version first, then drop the"
+            " schema and run `incumbent doctor --fix`; or use another database",
+            permanent=not proved,
         )
-    elif major > RECORD_FORMAT:
-        why = (
-            f"newer than this release, which knows {RECORD_FORMAT}.x: upgrade incumbent here, or"
-            " use another database"
-        )
-    else:
-        return
-    raise StoreUnavailable(
-        f"{where}: the schema incumbent has format {major}.{minor}, {why}", permanent=not proved
-    )

@@ -165,7 +165,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], PlanRunner[Wire, float])
         return Wire(await connect(self.site, self.side, until), self.side)
 
     async def connect(self, until: float) -> Wire:
-        """A connection to a database whose schema this release can use."""
+        """A connection to a database with a schema of our format."""
         site = self.site
         self._dialing.append(None)
         try:

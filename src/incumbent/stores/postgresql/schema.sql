@@ -1,8 +1,7 @@
 -- The schema of incumbent's leases. Apply it with `incumbent doctor --fix`, or:
 --     psql --set ON_ERROR_STOP=1 --file schema.sql "postgresql://..."
--- It may be applied again at any time, and brings an older schema up to its own. Whoever applies it
--- owns it. Clients of another format (the major version) are refused: by hello(), or if they are
--- connected already, by the first function that their format called otherwise.
+-- It may be applied again at any time. Whoever applies it owns it. A schema of another format is left
+-- alone, and its clients refuse it by what hello() says.
 -- Every other role needs no more than:
 --     GRANT USAGE ON SCHEMA incumbent TO app;
 --     GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA incumbent TO app;
@@ -25,12 +24,11 @@ CREATE SCHEMA IF NOT EXISTS incumbent;
 
 CREATE TABLE IF NOT EXISTS incumbent.version (
     one boolean PRIMARY KEY DEFAULT true CHECK (one),
-    major integer NOT NULL,
-    minor integer NOT NULL
+    format integer NOT NULL
 );
 DO $$ BEGIN
-    IF EXISTS (SELECT FROM incumbent.version WHERE (major, minor) > (2, 1)) THEN
-        RAISE EXCEPTION 'the schema incumbent is newer than this file: nothing was changed';
+    IF EXISTS (SELECT FROM incumbent.version WHERE format <> 1) THEN
+        RAISE EXCEPTION 'the schema incumbent has another format than this file: nothing was changed';
     END IF;
 END $$;
 
@@ -40,15 +38,16 @@ CREATE UNLOGGED TABLE IF NOT EXISTS incumbent.epoch (
     one boolean PRIMARY KEY DEFAULT true CHECK (one),
     id text NOT NULL,
     born timestamptz NOT NULL,
-    place text NOT NULL
+    place text NOT NULL,
+    -- The longest ttl, in microseconds, of those who may have held something when it began; not below
+    -- the default one.
+    longest bigint NOT NULL DEFAULT 15000000,
+    -- Above every token of the epochs before.
+    floor bigint NOT NULL DEFAULT 0
 );
--- The longest ttl, in microseconds, of those who may have held something when it began; not below
--- the default one.
-ALTER TABLE incumbent.epoch ADD COLUMN IF NOT EXISTS longest bigint NOT NULL DEFAULT 15000000;
--- Above every token of the epochs before.
-ALTER TABLE incumbent.epoch ADD COLUMN IF NOT EXISTS floor bigint NOT NULL DEFAULT 0;
 
--- claim = '': nobody holds it; until `expires` it is closed, but for `reserved_for`.
+-- claim = '': nobody holds it; until `expires` it is closed, but for `reserved_for`. Until `doubted`
+-- some claim of the key may be in `given_up`: hardly any take has to look there.
 CREATE TABLE IF NOT EXISTS incumbent.record (
     key text COLLATE "C" PRIMARY KEY,
     token bigint NOT NULL DEFAULT 0,
@@ -65,18 +64,16 @@ CREATE TABLE IF NOT EXISTS incumbent.record (
     switched boolean NOT NULL DEFAULT false,
     field_version bigint NOT NULL DEFAULT 0,
     waited timestamptz NOT NULL DEFAULT '-infinity',
+    doubted timestamptz NOT NULL DEFAULT '-infinity',
     forget_on date NOT NULL DEFAULT current_date + 2
 ) WITH (fillfactor = 40, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
--- Until then some claim of this key may be in `given_up`: hardly any take has to look there.
-ALTER TABLE incumbent.record
-    ADD COLUMN IF NOT EXISTS doubted timestamptz NOT NULL DEFAULT '-infinity';
 -- By the day, so that an operation hardly ever changes what is indexed (a HOT update).
 CREATE INDEX IF NOT EXISTS record_forget_on ON incumbent.record (forget_on);
 
 -- Those who hold a lease together. Its record is then a latch: its claim is '*', it ends with the last
 -- of them, its ttl is the longest of theirs, and it names the one that was granted last. So whoever
--- asks for it exclusively, a client of 2.0 too, finds it held. Without a latch these rows mean nothing,
--- and the next latch begins without them. They change only while the record is locked.
+-- asks for it exclusively finds it held. Without a latch these rows mean nothing, and the next latch
+-- begins without them. They change only while the record is locked.
 CREATE TABLE IF NOT EXISTS incumbent.sharer (
     key text COLLATE "C",
     claim text COLLATE "C",
@@ -214,7 +211,7 @@ BEGIN
     IF NOT FOUND OR e.place <> incumbent.here() THEN
         e := incumbent.begin_epoch();
     END IF;
-    RETURN json_build_object('major', v.major, 'minor', v.minor, 'pid', pg_backend_pid(),
+    RETURN json_build_object('format', v.format, 'pid', pg_backend_pid(),
         'up', date_part('epoch', clock_timestamp() - e.born), 'longest', e.longest,
         'now', date_part('epoch', now));
 END $$;
@@ -455,17 +452,6 @@ BEGIN
         EXIT WHEN answer NOT LIKE 'granted %';
     END LOOP;
     RETURN array_to_json(answers);
-END $$;
-
--- What clients of format 1 call.
-CREATE OR REPLACE FUNCTION incumbent.take(
-    p_key text, p_claim text, p_ttl bigint, p_holder text, p_meta bytea, p_keep bigint,
-    p_wait bigint, p_slot text, p_slot_keep bigint, p_candidacy bigint
-) RETURNS text
-LANGUAGE plpgsql AS $$
-BEGIN
-    RAISE EXCEPTION 'the schema incumbent has format 2 and this client speaks format 1: upgrade'
-        ' incumbent here' USING ERRCODE = 'feature_not_supported';
 END $$;
 
 -- Begin a record. Only after a statement that found none: a record that is forgotten meanwhile would
@@ -944,6 +930,5 @@ END $$;
 REVOKE ALL ON ALL TABLES IN SCHEMA incumbent FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA incumbent FROM PUBLIC;
 SELECT incumbent.begin_epoch();
-INSERT INTO incumbent.version (major, minor) VALUES (2, 1)
-    ON CONFLICT (one) DO UPDATE SET major = excluded.major, minor = excluded.minor;
+INSERT INTO incumbent.version (format) VALUES (1) ON CONFLICT DO NOTHING;
 COMMIT;

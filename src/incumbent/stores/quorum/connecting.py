@@ -20,7 +20,7 @@ from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Node, Panel, Quorum
 from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.exchange import UNUSABLE, AnyWire, carry_out
 from incumbent.stores.redis.resp import Program, Step, as_eval, is_forgotten, pack
-from incumbent.stores.redis.server import Facts, Site, greeting
+from incumbent.stores.redis.server import MARKER_KEY, Facts, Site, belongs_elsewhere, greeting
 
 W = TypeVar("W", bound=AnyWire)
 
@@ -192,8 +192,9 @@ def _welcome(site: Site) -> Program[tuple[Facts, int, bytes | None]]:
     Returns the node's facts, its time (unix us), and its marker.
     """
     facts = yield from greeting(site.where, allow_eviction=site.allow_eviction, proved=site.proved)
-    step = Step(b"".join((*LOADS, pack("TIME"), pack("GET", MARKER))), len(LOADS) + 2)
-    *_, time, marker = yield step
+    asked = (*LOADS, pack("TIME"), pack("GET", MARKER), pack("GET", MARKER_KEY))
+    *_, time, marker, alone = yield Step(b"".join(asked), len(asked))
+    belongs_elsewhere(alone, MARKER_KEY, site.where)
     for reply in (time, marker):
         if isinstance(reply, Exception):
             raise answered_error(str(reply), site.where, proved=site.proved)

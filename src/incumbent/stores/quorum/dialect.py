@@ -4,7 +4,7 @@ A lease has the same record on each node as on a single server (`redis.records`)
 its token. Beside it are the floor with the last few holdings, the holdings before them (one in each
 line), and a hash with fields and slots (see node.lua). The node's marker names the format of all
 these, the node's quorum, its birth, and the longest ttl that was ever asked for:
-`incumbent2 <members> <born, unix us> <ms>`.
+`incumbent1 <members> <born, unix us> <ms>`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from incumbent.stores.quorum.ballots import Answer, No, Silent, Vote
 from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.records import Names, Naming, quoted, refused
 from incumbent.stores.redis.resp import Script, Step, milliseconds, pack
+from incumbent.stores.redis.server import QUORUM_KEY
 
 FIELDS: Final = {
     "promised": b"p",
@@ -43,9 +44,9 @@ SCRIPTS: Final = {
 }
 LOADS: Final = tuple(pack("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values())
 
-RECORD_FORMAT: Final = 2
-"""The format of all keys on a node. The marker names it, so that other versions are refused."""
-MARKER: Final = "incumbent:{quorum}:m"
+RECORD_FORMAT: Final = 1
+"""The format of all keys on a node. The marker names it, so that other formats are refused."""
+MARKER: Final = QUORUM_KEY
 """The key of the node's marker: one in each database of each server."""
 
 _CACHED: Final = 4096

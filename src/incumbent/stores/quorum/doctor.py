@@ -15,7 +15,7 @@ from incumbent.stores.quorum.nodes import Node, Quorum, strangers
 from incumbent.stores.redis.doctor import diagnosis
 from incumbent.stores.redis.exchange import carry_out
 from incumbent.stores.redis.resp import Program, Step, pack
-from incumbent.stores.redis.server import read_facts
+from incumbent.stores.redis.server import MARKER_KEY, belongs_elsewhere, read_facts
 from incumbent.stores.redis.wire import dial
 
 _APART: Final = 1.0
@@ -67,25 +67,34 @@ def _of_node(
 
 
 class _Look(NamedTuple):
-    """A node's marker, the offset of its clock from ours, and the seconds until it votes."""
+    """A node's marker, that of a server of its own, the offset of its clock, and its youth.
+
+    `young`: seconds until it votes.
+    """
 
     marker: bytes | None
+    alone: object
     offset: float
     young: float
 
 
 def _look(wait: float) -> Program[_Look]:
-    time, info, raw = yield Step(pack("TIME") + pack("INFO", "server") + pack("GET", MARKER), 3)
+    asked = (pack("TIME"), pack("INFO", "server"), pack("GET", MARKER), pack("GET", MARKER_KEY))
+    time, info, raw, alone = yield Step(b"".join(asked), len(asked))
     now = int(time[0]) + int(time[1]) / 1e6
     marker = raw if isinstance(raw, bytes) else None
     born = [read_facts(info).born(now)] if isinstance(info, bytes) else []
     if marker and marker.count(b" ") == 3:
         born.append(int(marker.split(b" ")[2]) / 1e6)
-    return _Look(marker, now - clock.now(), max(born, default=0.0) + wait - now)
+    return _Look(marker, alone, now - clock.now(), max(born, default=0.0) + wait - now)
 
 
 def _of_marker(quorum: Quorum, name: str, look: _Look) -> Finding:
     marker = look.marker
+    try:
+        belongs_elsewhere(look.alone, MARKER_KEY, name)
+    except StoreError as error:
+        return ("error", str(error), "stop the other instances first")
     if marker is None:
         return ("ok", f"{name}: blank, not a member of any quorum yet", "")
     if not quorum.dialect.is_ours(marker):

@@ -2,7 +2,7 @@
 
 -- PART node
 -- What the scripts have in common. The node's marker says which quorum it belongs to:
--- "incumbent2 <members> <born, unix us> <the longest ttl that was asked for here, ms>".
+-- "incumbent1 <members> <born, unix us> <the longest ttl that was asked for here, ms>".
 local call, try = redis.call, redis.pcall
 local MINUTE, DAY_MS = 60000000, 86400000
 local function starts_with(text, start) return string.sub(text, 1, #start) == start end
@@ -52,7 +52,7 @@ return call('SET', KEYS[1], founded, 'NX') and 1 or 0
 -- KEYS: the lease, its floor, the node's marker, its past, the hash of its fields (see promise),
 --       and the list of candidates if one is kept
 -- ARGV: 1 "incumbent1 <claim> "    2 ballot    3 " <ttl ms> <holder> <meta>"    4 ttl in ms
---       5 ms to keep the floor    6 the marker of a founded node: "incumbent2 <members> 0 <longest>"
+--       5 ms to keep the floor    6 the marker of a founded node: "incumbent1 <members> 0 <longest>"
 --       7 ms for which a new node does not vote, or "-" for the longest ttl known    8 " <holder>"
 --       If more is wanted: 9 "+" to raise what the claim has here, else "-"    10 ms of a candidacy
 -- Returns "incumbent1 <claim> <ballot>" for a fresh vote; {that, ms left} for a claim that was here;
@@ -198,7 +198,7 @@ return no(kind, value or '', value and call('PTTL', lease) or -1, floor)
 -- PART renew
 -- Renew what the claim has here with exactly its token, for many leases in one call.
 -- KEYS: the node's marker; then of each lease, itself, its floor and the hash of its fields
--- ARGV: 1 what the answer echoes    2 "incumbent2 <members> "    3 ms for which a new node does not
+-- ARGV: 1 what the answer echoes    2 "incumbent1 <members> "    3 ms for which a new node does not
 --       vote, or "-" for the longest ttl known    4 the longest ttl in ms; then of each lease:
 --       "incumbent1 <claim> <token> ", ttl in ms, "-" or "=" and the new meta
 -- Returns the echo, then of each lease: 1 renewed; {pause, resign} renewed, with these fields;
@@ -339,7 +339,7 @@ return freed
 -- happened here since: the floor is still the one that the renewal saw. The floor stays, unless the
 -- token is above it.
 -- KEYS: the lease, its floor, the node's marker
--- ARGV: 1 the value    2 ttl in ms    3 ms to keep the floor    4 "incumbent2 <members> "
+-- ARGV: 1 the value    2 ttl in ms    3 ms to keep the floor    4 "incumbent1 <members> "
 --       5 ms for which a new node does not vote, or "-" for the longest ttl known
 --       6 the floor that the renewal saw, "" for none
 -- Returns 1 if it was planted, else 0.
@@ -389,7 +389,7 @@ return value
 -- changes of the state that was accepted, the newest first; `field` and its name, "<version> <value>";
 -- `slot` and its name, "<until, unix ms> <claim> <token> <holder>".
 -- KEYS: the hash, the node's marker, the lease
--- ARGV: 1 ballot    2 "incumbent2 <members> "    3 the longest ttl in ms    4 the entry asked for
+-- ARGV: 1 ballot    2 "incumbent1 <members> "    3 the longest ttl in ms    4 the entry asked for
 --       5 "incumbent1 <claim> <token> " that has to hold the lease, or ""
 -- Returns {states, entry or "", 1 if it holds the lease}, where the states are "0" if nothing was ever
 -- changed, and "-" if the node may have forgotten: it was blank, and has accepted nothing since;
@@ -428,7 +428,7 @@ return { known, value or '', holds and 1 or 0 }
 -- PART accept
 -- Accept a change of what is kept beside a lease: see promise.
 -- KEYS: the hash, the node's marker, the lease, its floor
--- ARGV: 1 ballot    2 "incumbent2 <members> "    3 the state that is changed, or "=" if all its
+-- ARGV: 1 ballot    2 "incumbent1 <members> "    3 the state that is changed, or "=" if all its
 --       entries follow, with the states    4 "incumbent1 <claim> <token> " that has to hold the
 --       lease, or ""    5 the entry that changes, or ""    6 "=" and what it becomes, or "-" to remove
 --       it    7 ms to keep the state after its last slot is over    8... all entries and their values

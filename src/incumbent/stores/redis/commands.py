@@ -75,7 +75,7 @@ class Commands:
         if kept is None or kept.sign is not sign or marker:
             kept = self._prepare_take(key, ask, sign, marker)
         secret = claim.encode()
-        return b"%b$%d\r\nincumbent2 %b \r\n%b$16\r\n%016d\r\n" % (
+        return b"%b$%d\r\nincumbent1 %b \r\n%b$16\r\n%016d\r\n" % (
             kept.keys,
             12 + len(secret),
             secret,
@@ -122,7 +122,7 @@ class Commands:
         """
         if type(reply) is bytes:
             head, _, token = reply.rpartition(b" ")
-            if head != b"incumbent2 " + claim.encode():
+            if head != b"incumbent1 " + claim.encode():
                 raise Mismatch("the answer is another claim's")
             return Granted(claim, int(token), ask.ttl, epoch)
         if type(reply) is int:
@@ -163,11 +163,11 @@ class Commands:
             return self._give(key, claim, token, slot, closed, *more, shared=shared)
         kept = self._gives.get((key, shared)) or self._prepare_give(key, shared)
         secret = claim.encode()
-        held = b"incumbent2 %b %d " % (secret, token)
+        held = b"incumbent1 %b %d " % (secret, token)
         request = b"%b$%d\r\n%b\r\n%b" % (kept[0], len(held), held, kept[1])
         if not shared:
             return request
-        return b"%b$%d\r\nincumbent2 %b \r\n%b" % (request, 12 + len(secret), secret, _SHARED)
+        return b"%b$%d\r\nincumbent1 %b \r\n%b" % (request, 12 + len(secret), secret, _SHARED)
 
     def _prepare_give(self, key: Key, shared: bool) -> tuple[bytes, bytes]:
         """The bytes before the arguments with the claim, and those after the first of these."""
@@ -249,7 +249,7 @@ class _Take(NamedTuple):
 
 def held_by(claim: str, token: int | None) -> str:
     """The beginning of a lease's value; with None as `token`, of a value with any token."""
-    return f"incumbent2 {claim} " if token is None else f"incumbent2 {claim} {token} "
+    return f"incumbent1 {claim} " if token is None else f"incumbent1 {claim} {token} "
 
 
 # -- renewals --------------------------------------------------------------------------------------

@@ -28,7 +28,13 @@ from incumbent.stores.redis.exchange import carry_out
 from incumbent.stores.redis.incarnation import LOOK_EVERY, read_mark
 from incumbent.stores.redis.layers import BlockingRuntime, Discovery
 from incumbent.stores.redis.resp import Program, Step, pack
-from incumbent.stores.redis.server import Facts, Site, read_facts
+from incumbent.stores.redis.server import (
+    QUORUM_KEY,
+    Facts,
+    Site,
+    belongs_elsewhere,
+    read_facts,
+)
 from incumbent.stores.redis.wire import dial
 
 _RESYNC_LEAST: Final = 2
@@ -193,15 +199,16 @@ def _about_writes(facts: Facts, settings: dict[str, str]) -> list[Finding]:
 def look_at_marker(site: Site, ttl: float) -> Program[list[Finding]]:
     """Whether the server grants by now, and how long it would wait after a restart."""
     keys = site.marker.keys
-    reads = [pack("GET", key) for key in keys]
-    info, time, *markers = yield Step(pack("INFO") + pack("TIME") + b"".join(reads), 2 + len(keys))
+    asked = [pack("INFO"), pack("TIME"), *(pack("GET", key) for key in (QUORUM_KEY, *keys))]
+    info, time, member, *markers = yield Step(b"".join(asked), len(asked))
     if not isinstance(info, bytes) or not isinstance(time, list):
         raise answered_error(str(info), site.where)
     facts, now = read_facts(info), int(time[0]) + int(time[1]) / 1e6
     try:
+        belongs_elsewhere(member, QUORUM_KEY, site.where)
         marks = [read_mark(raw, site.where, key) for key, raw in zip(keys, markers, strict=False)]
     except StoreUnavailable as error:
-        return [("error", str(error), "stop the instances of the other version first")]
+        return [("error", str(error), "stop the other instances first")]
     start, term = int((now - facts.uptime) * 1e6), site.target.term
     found = (mark for mark in marks if mark is not None and mark.is_of(facts, term, start))
     mark = next(found, None)

@@ -2,8 +2,8 @@
 -- so that a server out of memory still lets go.
 -- KEYS: the lease, its record, the line of those who wait, and the tombstone of the slot if that is
 --       given back too, or those who share the lease
--- ARGV: 1 "incumbent2 <claim> <token> ", or without the token if any will do    2 channel
---       3 ms to stay closed, or 0    4 "incumbent2 <claim> "    5 whom it is reserved for, or ""
+-- ARGV: 1 "incumbent1 <claim> <token> ", or without the token if any will do    2 channel
+--       3 ms to stay closed, or 0    4 "incumbent1 <claim> "    5 whom it is reserved for, or ""
 --       6 anything, if the grant was not believed: the data may be of another incarnation
 --       7 anything, if it is shared
 -- Returns 1, or 0 if the claim does not hold it.
@@ -22,7 +22,7 @@ if type(quiet_until) == 'string' and quiet_until ~= '0' and value and not ARGV[3
 end
 
 if type(quiet_until) == 'string' and quiet_until ~= '0' and value and ARGV[7] and ARGV[6] == ''
-    and string.sub(value, 1, 18) == 'incumbent2 shared ' and #head > 45 then
+    and string.sub(value, 1, 18) == 'incumbent1 shared ' and #head > 45 then
   -- The same, of one that shares it alone, and was the last that came.
   local token, place = string.match(value, '^%S+ %S+ (%d+) (%d+)')
   if token == string.sub(head, 45, -2) and call('ZCARD', KEYS[4]) == 1
@@ -42,7 +42,7 @@ local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local now = time[1] .. string.sub('00000' .. time[2], -6)
 local turn = try('HGET', KEYS[2], FIELD.turn)
 if type(turn) == 'string' then
-  turn = read_turn(turn) or { due = 0, overtaken = 0, watcher = '-', looks = 0, first = '' }
+  turn = read_turn(turn)
 else
   turn = nil
 end
@@ -136,7 +136,7 @@ end
 
 local function leave_the_others(claim)
   -- Returns the claim's part in the lease, if it had one that was not over.
-  if not value or not starts_with(value, 'incumbent2 shared ') then return end
+  if not value or not starts_with(value, 'incumbent1 shared ') then return end
   local part = try('HGET', KEYS[2], FIELD.sharer .. claim)
   local token = string.match(head, '^%S+ %S+ (%d+)') or part and string.match(part, '^%d+')
   local ends = token and call('ZSCORE', sharers, claim .. ' ' .. token)
@@ -152,7 +152,7 @@ local function leave_the_others(claim)
   else
     call('DEL', KEYS[1])
   end
-  return tonumber(ends) > now_ms and (part or 'incumbent2 0')
+  return tonumber(ends) > now_ms and (part or 'incumbent1 0')
 end
 
 local is_freed = false
@@ -185,7 +185,7 @@ if closed_ms ~= '0' then
     -- The name stands where the meta was.
     state, rest = 'reserved ', string.match(rest, '^%S+ %S+ %S+ %S+ %S* ') .. successor
   end
-  call('SET', KEYS[1], 'incumbent2 ' .. state .. rest, 'PX', closed_ms)
+  call('SET', KEYS[1], 'incumbent1 ' .. state .. rest, 'PX', closed_ms)
 else
   call('DEL', KEYS[1])
 end

@@ -1,6 +1,6 @@
 """The incarnation of the server that a connection leads to, by a marker among its data. Pure.
 
-    incumbent2 <id> <since> <seen> <run> <replication> <longest> <floor>
+    incumbent1 <id> <since> <seen> <run> <replication> <longest> <floor>
 
 The first client that sees a server, or sees it restarted or promoted, writes a new marker. A wipe
 removes it; replicas have it. A take too soon after `since` is refused: see restart_wait.
@@ -18,9 +18,17 @@ from typing import Any, Final, NamedTuple
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.stores.redis.errors import Moved, Outdated, answered_error
 from incumbent.stores.redis.resp import SCRIPTS, Program, Script, Step, pack
-from incumbent.stores.redis.server import MARKER_KEY, Facts, Site, admit, read_facts
+from incumbent.stores.redis.server import (
+    MARKER_KEY,
+    QUORUM_KEY,
+    Facts,
+    Site,
+    admit,
+    belongs_elsewhere,
+    read_facts,
+)
 
-RECORD_FORMAT: Final = 2
+RECORD_FORMAT: Final = 1
 """The number that records and markers begin with."""
 LOOK_EVERY: Final = 0.5
 """Seconds for which a connection trusts its last look at the marker and at the server's role.
@@ -40,6 +48,7 @@ _RESTART_APART: Final = 2 * _MICRO
 """The uncertainty of the start of a server that has no run id (microseconds)."""
 _INFO: Final = pack("INFO")
 _TIME: Final = pack("TIME")
+_MEMBER: Final = pack("GET", QUORUM_KEY)
 _LOADS: Final = tuple(pack("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values())
 _write_over: Final = Script("put:marker")
 
@@ -95,7 +104,7 @@ _FORMAT: Final = re.compile(rb"incumbent(\d+) ")
 
 
 def check_format(raw: bytes, where: str, at: str) -> None:
-    """Raises StoreUnavailable for a record of incumbent's in a format of another version."""
+    """Raises StoreUnavailable for a record of incumbent's in another format."""
     found = _FORMAT.match(raw)
     if found is not None and int(found[1]) != RECORD_FORMAT:
         raise StoreUnavailable(
@@ -149,15 +158,16 @@ def meet(
     """
     keys = site.marker.keys
     reads = [pack("GET", key) for key in keys]
-    answers = yield Step(b"".join((_INFO, _TIME, *reads, *_LOADS)), 2 + len(reads) + len(_LOADS))
-    info, time = answers[:2]
+    asked = (_INFO, _TIME, _MEMBER, *reads, *_LOADS)
+    info, time, member, *answers = yield Step(b"".join(asked), len(asked))
     for answer in (info, time):
         if isinstance(answer, Exception):
             raise answered_error(str(answer), site.where, proved=site.proved)
     facts = read_facts(info)
     admit(facts, site.where, allow_eviction=site.allow_eviction)
+    belongs_elsewhere(member, QUORUM_KEY, site.where)
     # SCRIPT LOAD may fail (an administrator may have run it): a missing script shows when called.
-    now, replies = _micros(time), dict(zip(keys, answers[2:], strict=False))
+    now, replies = _micros(time), dict(zip(keys, answers, strict=False))
     # In a cluster a slot may have moved to another node, with its copy.
     there = {key: raw for key, raw in replies.items() if raw is None or isinstance(raw, bytes)}
     new = _NewMark(facts, now, int(wall * _MICRO), fresh, term, longest)

@@ -1,6 +1,6 @@
 -- Put: writes or removes a field, if its guard holds.
 -- KEYS: the lease, its record
--- ARGV: 1 "f:<field>"  2 guard: none, absent, version, claim  3 the version, or "incumbent2 <claim>
+-- ARGV: 1 "f:<field>"  2 guard: none, absent, version, claim  3 the version, or "incumbent1 <claim>
 --       <token> "      4 "=" and the value, or "-" to remove  5 channel
 -- Returns the field's version, 0 if it was removed, -1 if the guard did not hold.
 local call = redis.call

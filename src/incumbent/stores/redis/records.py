@@ -1,12 +1,12 @@
 """The records of leases on the server, and how they are read.
 
-    incumbent2 <claim> <token> <place in the history> <since, unix us> <ttl, ms> <holder> <meta>
+    incumbent1 <claim> <token> <place in the history> <since, unix us> <ttl, ms> <holder> <meta>
 
 `closed` in place of the claim: nobody holds the lease, and nobody may until the key expires.
 `reserved` in place of the claim: the same, except for the holder named in place of the meta.
 `shared` in place of the claim: several hold the lease, and the other words are those of the latest
 holder. The number of permits (0: any) replaces the meta; the key expires with the last lease.
-A value that begins with the number of another version is refused, and not read (see
+A value that begins with the number of another format is refused, and not read (see
 incarnation.check_format). Any other value is a lease of a foreign client.
 """
 
@@ -55,8 +55,7 @@ FIELDS: Final = {
 CLOSED: Final = b"closed"
 RESERVED: Final = b"reserved"
 SHARED: Final = b"shared"
-_OURS: Final = frozenset({b"incumbent1", b"incumbent2"})
-"""The format of quorum nodes, and this one."""
+_OURS: Final = b"incumbent1"
 _FOREIGN: Final = "<foreign>"
 
 
@@ -94,7 +93,7 @@ class Value(NamedTuple):
 def read_value(raw: bytes) -> Value | None:
     """The value's parts, or None if a foreign client wrote it."""
     parts = raw.split(b" ", 7)
-    if len(parts) != 8 or parts[0] not in _OURS:
+    if len(parts) != 8 or parts[0] != _OURS:
         return None
     _, claim, token, _, since, ttl, holder, meta = parts
     try:
@@ -220,7 +219,7 @@ def record_of(
 
 def is_shared(raw: bytes | None) -> bool:
     """Whether the value is that of a shared lease."""
-    return raw is not None and raw.startswith(b"incumbent2 shared ")
+    return raw is not None and raw.startswith(b"incumbent1 shared ")
 
 
 def sharing_of(

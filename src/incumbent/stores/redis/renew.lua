@@ -1,6 +1,6 @@
 -- Renew, for many leases of one server (or of one slot of a cluster) in one call.
 -- KEYS: of each lease, itself and its record
--- ARGV: 1 what the answer echoes, 2 ttl in ms; then of each lease "incumbent2 <claim> <token> ";
+-- ARGV: 1 what the answer echoes, 2 ttl in ms; then of each lease "incumbent1 <claim> <token> ";
 --       then of those that want more: their place (from 1), their ttl, "-" or "=" and the new meta
 -- Returns the echo, then of each lease: 0 gone, 1 renewed, or {pause, resign} for the notices.
 local call, try, count = redis.call, redis.pcall, #KEYS / 2
@@ -73,7 +73,7 @@ end
 
 local function renew(key, record, sharers, member, ttl, meta)
   local value, ends = try('GET', key), try('ZSCORE', sharers, member)
-  if type(value) ~= 'string' or string.sub(value, 1, 18) ~= 'incumbent2 shared '
+  if type(value) ~= 'string' or string.sub(value, 1, 18) ~= 'incumbent1 shared '
       or type(ends) ~= 'string' or tonumber(ends) <= now_ms then
     return 0
   end

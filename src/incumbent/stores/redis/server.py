@@ -17,6 +17,8 @@ from incumbent.stores.redis.options import RedisOptions, Target
 from incumbent.stores.redis.resp import Program, Script, Step, pack
 
 MARKER_KEY: Final = "incumbent:{incumbent}:server"
+QUORUM_KEY: Final = "incumbent:{quorum}:m"
+"""The key of the marker of a member of a quorum; it and MARKER_KEY refuse each other."""
 
 
 class Marker(NamedTuple):
@@ -221,6 +223,20 @@ def greeting(where: str, *, allow_eviction: bool, proved: bool) -> Program[Facts
             raise answered_error(str(since), where, proved=proved)
         return facts._replace(master_for=max(0.0, since / 1000))
     return facts
+
+
+def belongs_elsewhere(found: object, key: str, where: str) -> None:
+    """Raises StoreUnavailable if `found`, the value of `key`, is a marker.
+
+    A server that is a member of a quorum and serves alone too would grant a lease twice.
+    """
+    if isinstance(found, bytes) and found:
+        by = "a member of a quorum" if key == QUORUM_KEY else "a server of its own"
+        raise StoreUnavailable(
+            f"{where} is used as {by} already (its key {key} says so): stop the clients that use it"
+            " so, wait for the longest ttl and delete that key; or use another server or database",
+            permanent=True,
+        )
 
 
 def admit(facts: Facts, where: str, *, allow_eviction: bool) -> None:

@@ -2,7 +2,7 @@
 -- redis.call, and each text that is made, costs a hundredth of the whole exchange.
 -- KEYS: the lease, its record, and if asked for, in this order: the line of those who wait, the
 --       tombstone of the slot or those who share the lease, the list of candidates
--- ARGV: 1 "incumbent2 <claim> "    2 " <ttl, ms> <holder> <meta>"    3 ttl, ms
+-- ARGV: 1 "incumbent1 <claim> "    2 " <ttl, ms> <holder> <meta>"    3 ttl, ms
 --       4 "<ms to keep the record> <incarnation that the asker knows> <least token of that>"
 --       5 " <slot or -> <holder>"
 --       If more is asked for, each "-" if not it: 6 "<inbox> <f: fair, b: not> <heartbeat, ms>
@@ -10,7 +10,7 @@
 --       8 ms for which the asker is a candidate    9 the channel of the lease    10 with how many
 --       it may be shared, 0 for any number
 --       The last: until when anybody waits for the answer, unix us by this server's clock
--- Returns "incumbent2 <claim> <token>", in a list of its own if the record is not known to be of
+-- Returns "incumbent1 <claim> <token>", in a list of its own if the record is not known to be of
 -- that incarnation; {the same, ms left} if the claim holds the lease already; 0 if it came too
 -- late; or {reason, the value that is in the way, its ms left or -1, now, place in line}.
 local call, try, head, count = redis.call, redis.pcall, ARGV[1], #ARGV
@@ -37,7 +37,7 @@ if is_quiet and (not ARGV[7] or permits and ARGV[8] == '-') then
   local value, part = granted .. ' ' .. next .. since .. ARGV[2]
   if permits then
     part = now .. ' ' .. next .. since
-    value = 'incumbent2 shared ' .. part .. ' ' .. ARGV[3] .. string.sub(ARGV[5], 3) .. ' ' .. permits
+    value = 'incumbent1 shared ' .. part .. ' ' .. ARGV[3] .. string.sub(ARGV[5], 3) .. ' ' .. permits
   end
   if call('SET', KEYS[1], value, 'NX', 'PX', ARGV[3]) then
     if permits then
@@ -90,8 +90,6 @@ if turn or waits then
   local me = waits and claim .. ' ' .. waits
   if turn then
     turn = read_turn(turn)
-    -- Of a version before this one, whose processes wait there.
-    if not turn then return { 'held', 'incumbent1 ', -1, now } end
     -- The first has to be let go before, if it is fair, or was overtaken often enough.
     ahead = not starts_with(turn.first, claim .. ' ') and turn.due > now_ms
       and (turn.overtaken >= 4 or string.match(turn.first, '^%S+ %S+ f'))
@@ -217,7 +215,7 @@ end
 local function share(next, mine, is_first)
   -- Others see one lease, which lasts as long as the longest of those who share it. It is written
   -- first: a server out of memory refuses that, and then nothing has happened.
-  local value, left = string.format('incumbent2 shared %s %s %s %s %s %s', token, next, now, ttl,
+  local value, left = string.format('incumbent1 shared %s %s %s %s %s %s', token, next, now, ttl,
     holder, permits), math.max(tonumber(ttl), is_first and 0 or call('PTTL', KEYS[1]))
   call('SET', KEYS[1], value, 'PX', left)
   -- What is left of those who hold nothing any more, for somebody deleted their lease.
@@ -290,7 +288,7 @@ end
 local value, full, is_first = false, false, true
 if permits then
   value = call('GET', KEYS[1])
-  if value and string.sub(value, 1, 18) == 'incumbent2 shared ' then
+  if value and string.sub(value, 1, 18) == 'incumbent1 shared ' then
     forget_those_who_are_over()
     local mine = call('HGET', KEYS[2], FIELD.sharer .. claim)
     local again = mine and share_again(mine)
@@ -320,7 +318,7 @@ if value and is_of_claim(value) then
   end
   return { string.match(value, '^%S+ %S+ %d+'), left }
 end
-local state = value and string.match(value, '^incumbent2 (%S+) ')
+local state = value and string.match(value, '^incumbent1 (%S+) ')
 if state == 'reserved' and string.match(value, ' (%S*)$') == holder then
   -- Reserved for the asker: as good as free.
   if not paused and not used then return grant('XX', true) end
@@ -384,10 +382,9 @@ local function tell(waiter, word, ms)
 end
 
 local function read_turn(text)
-  -- Nothing for a text of another version.
   local due, overtaken, watcher, looks, first =
     string.match(text, '^(%d+) (%d+) (%S+) (%d+) (.*)$')
-  return due and { due = tonumber(due), overtaken = tonumber(overtaken), watcher = watcher,
+  return { due = tonumber(due), overtaken = tonumber(overtaken), watcher = watcher,
     looks = tonumber(looks), first = first }
 end
 

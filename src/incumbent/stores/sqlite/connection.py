@@ -130,7 +130,7 @@ class Connection:
         # Avoid the write lock if possible: a signal handler may run this in the middle of a
         # transaction of its own thread.
         state = None if alone else _read_state(self.execute)
-        if state is None or state.boot != self.host.boot_id or state.minor < schema.MINOR:
+        if state is None or state.boot != self.host.boot_id:
             state = self._settle(known)
         self._log_identity = self._look_at_log()
         self.epoch = self._epoch_in(state)
@@ -245,12 +245,12 @@ def _read_state(execute: Execute) -> State | None:
     """The state that the file records, or None if the file is new."""
     if not execute("SELECT 1 FROM sqlite_master WHERE name = 'state'").fetchone():
         return None
-    major, minor = execute(schema.SEE_VERSION).fetchone()
-    if major != schema.RECORD_FORMAT:
+    (found,) = execute("PRAGMA user_version").fetchone()
+    if found != schema.RECORD_FORMAT:
         (_, _, path) = execute("PRAGMA database_list").fetchone()
         raise StoreUnavailable(
-            f"{path} has format {major}.{minor}, and this release of incumbent knows"
-            f" {schema.RECORD_FORMAT}.x: use the release that wrote it, or name another file. Or"
+            f"{path} has format {found}, and this version of incumbent speaks format"
+            f" {schema.RECORD_FORMAT}: use the version that wrote it, or name another file. Or"
             " stop every process that uses it and move it away: a new one is made, without the"
             " pauses, used slots and runs that it remembers",
             permanent=True,
@@ -261,10 +261,10 @@ def _read_state(execute: Execute) -> State | None:
 def _change(execute: Execute, old: State | None, new: State, now: float, wall: float) -> None:
     if old is None:
         execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
-    if old is None or old.minor < new.minor:
+        execute(f"PRAGMA user_version = {schema.RECORD_FORMAT}")
         for table in schema.TABLES:
             execute(table)
-    if old is not None and old.boot != new.boot:
+    elif old.boot != new.boot:
         for statement in schema.REBOOT:
             execute(statement, {"now": now, "wall": wall})
     execute(schema.WRITE_STATE, new)

@@ -390,7 +390,7 @@ def _record(db: Connection, key: Key) -> Record:
     if row.grants:  # the last holding is in the row itself
         history.append(Past(row.holder, row.token, row.started, row.ended))
     standing = db.execute(schema.SEE_CANDIDATES, (name, db.host.boot_id, now)).fetchall()
-    if row.format is None:
+    if not row.changes:  # there is no such row
         return Record(key)
     alone = (row.holding(now),) if row.held(now) else ()
     return Record(

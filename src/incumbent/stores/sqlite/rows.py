@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from incumbent.model import OVERTAKEN_MOST, UNLIMITED, Ask, Holding, Queue, Queued, Refused
 from incumbent.stores.sqlite import schema
 from incumbent.stores.sqlite.connection import Connection
-from incumbent.stores.sqlite.schema import FORMAT, LATCH
+from incumbent.stores.sqlite.schema import LATCH
 from incumbent.stores.table import Line, Waiter
 
 
@@ -24,7 +24,6 @@ class Row(NamedTuple):
     boot: str
     floor: int
     highest_reserved_token: int
-    format: int | None
     claim: str | None
     holder: str
     token: int
@@ -44,22 +43,17 @@ class Row(NamedTuple):
     overtaken: int
 
     @property
-    def newer(self) -> bool:
-        """Whether a later release wrote the row: it counts as held, because we cannot read it."""
-        return self.format is not None and self.format > FORMAT
-
-    @property
     def line_exists(self) -> bool:
         """Whether anybody waits: the first in line has a heartbeat."""
         return (self.first_heartbeat or 0.0) > 0
 
     def held(self, now: float) -> bool:
         """Whether any claim holds the lease."""
-        return self.newer or (self.claim is not None and self.expires > now)
+        return self.claim is not None and self.expires > now
 
     def held_by(self, claim: str, now: float) -> bool:
         """Whether this claim holds the lease."""
-        return self.claim == claim and self.expires > now and not self.newer
+        return self.claim == claim and self.expires > now
 
     def shared(self, now: float) -> bool:
         """Whether the lease is a latch, shared by several holders."""
@@ -79,9 +73,7 @@ class Row(NamedTuple):
         return (self.closed_until or 0) > now
 
     def holding(self, now: float) -> Holding:
-        """The present holding, as far as it can be read."""
-        if self.newer:
-            return Holding("(written by a newer release)", foreign=True)
+        """The present holding."""
         left, age = self.expires - now, now - self.since
         return Holding(self.holder, self.token, left, self.ttl, age, self.meta, self.claim or "")
 

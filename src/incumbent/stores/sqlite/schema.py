@@ -1,9 +1,6 @@
 """The file's format: its tables, its statements, and the state that each opening sets. Pure.
 
-A file of another format (the major version) is refused and not changed. Minor versions only add
-columns (with defaults) and tables, and every statement names its columns, so that processes of
-neighbouring releases can share one file. A row with a newer `format` than ours counts as held,
-because we cannot know its meaning ("format <= 1" in a statement is FORMAT).
+A file of another format is refused and not changed.
 
 Instants: `since`, `expires` and `closed_until` are on the host's boot-time clock; the columns named
 wall, `started`, `ended` and `forget_at` are on the wall clock.
@@ -13,13 +10,12 @@ granted, and `reserved` is on the disk before or with the first grant of a token
 commits of single leases are not synced, so a power loss may undo the last of them; the next boot
 starts above `reserved`, hence above every token that was ever granted.
 
-A row of `reservation` belongs to the closing left by the lease with the same token. A neighbouring
-release that knows none keeps it when it grants or closes, and refuses all during the closing.
+A row of `reservation` belongs to the closing left by the lease with the same token.
 
 A row of `sharer` is one claim on a shared lease. The lease's own row is then a latch: its claim is
 LATCH ('*' in a statement), it ends with the last sharer, and it names the claim that was granted
-last. So an exclusive take, also by a neighbouring release, finds the lease held. Rows of `sharer`
-without a latch mean nothing, and the next latch removes them.
+last. So an exclusive take finds the lease held. Rows of `sharer` without a latch mean nothing, and
+the next latch removes them.
 
 A row of `waiting` is one claim in line. The lease's row has `lined`, the heartbeat of the first in
 line (0.0: nobody waits), `due` and `overtaken`: if nobody waits, no other row has to be read.
@@ -32,11 +28,8 @@ from typing import Final, NamedTuple
 APPLICATION_ID: Final = 0x1EA5E001
 """The mark in the file's header, so that another program's database is never written to."""
 
-RECORD_FORMAT: Final = 2
-"""The major version of the file. Format 1 kept no line, and did not sync its slots."""
-
-MINOR: Final = 1
-FORMAT: Final = 1
+RECORD_FORMAT: Final = 1
+"""The number of the file's format, which its header has as `user_version`."""
 
 LATCH: Final = "*"
 """The claim in the row of a shared lease; no drawn claim equals it."""
@@ -55,8 +48,6 @@ TABLES: Final = (
     """
     CREATE TABLE IF NOT EXISTS state (
         id INTEGER PRIMARY KEY CHECK (id = 1),
-        major INTEGER NOT NULL,
-        minor INTEGER NOT NULL,
         born TEXT NOT NULL,
         boot TEXT NOT NULL,
         floor INTEGER NOT NULL,
@@ -66,7 +57,6 @@ TABLES: Final = (
     """
     CREATE TABLE IF NOT EXISTS lease (
         key TEXT PRIMARY KEY,
-        format INTEGER NOT NULL DEFAULT 1,
         claim TEXT,
         holder TEXT NOT NULL DEFAULT '',
         token INTEGER NOT NULL DEFAULT 0,
@@ -160,8 +150,8 @@ TABLES: Final = (
 )
 
 SEE: Final = """
-    SELECT s.boot, s.floor, s.reserved, l.format, l.claim, l.holder, l.token, l.ttl, l.meta,
-        l.since, l.expires, l.started, l.ended, l.closed_until, l.grants, l.changes, l.version,
+    SELECT s.boot, s.floor, s.reserved, l.claim, l.holder, l.token, l.ttl, l.meta, l.since,
+        l.expires, l.started, l.ended, l.closed_until, l.grants, l.changes, l.version,
         l.switched, l.lined, l.due, l.overtaken
     FROM state AS s LEFT JOIN lease AS l ON l.key = ? WHERE s.id = 1"""
 SEE_BOOT: Final = "SELECT boot FROM state WHERE id = 1"
@@ -184,7 +174,7 @@ GRANT: Final = """
     INSERT INTO lease (key, claim, holder, token, ttl, meta, since, expires, started, forget_at,
         grants, changes)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, 1)
-    ON CONFLICT (key) DO UPDATE SET format = 1, claim = excluded.claim, holder = excluded.holder,
+    ON CONFLICT (key) DO UPDATE SET claim = excluded.claim, holder = excluded.holder,
         token = excluded.token, ttl = excluded.ttl, meta = excluded.meta, since = excluded.since,
         expires = excluded.expires, started = excluded.started, ended = NULL, closed_until = 0,
         closed_for = 0, forget_at = excluded.forget_at, switched = 0, grants = grants + 1,
@@ -197,14 +187,13 @@ GRANT_SLOT: Final = """
 RENEW: Final = """
     UPDATE lease SET expires = max(expires, ?1), meta = coalesce(?2, meta),
         changes = changes + (?2 IS NOT NULL AND ?2 IS NOT meta)
-    WHERE key = ?3 AND claim = ?4 AND token = ?5 AND expires > ?6 AND format <= 1
+    WHERE key = ?3 AND claim = ?4 AND token = ?5 AND expires > ?6
     RETURNING switched"""
 
 GIVE: Final = """
     UPDATE lease SET claim = NULL, expires = 0, ended = ?, closed_until = ?, closed_wall = ?,
         closed_for = ?, due = ? + lined, changes = changes + 1
-    WHERE key = ? AND claim = ? AND token = coalesce(?, token) AND expires > ?
-        AND format <= 1"""
+    WHERE key = ? AND claim = ? AND token = coalesce(?, token) AND expires > ?"""
 GIVE_SLOT: Final = "DELETE FROM slot WHERE key = ? AND name = ? AND claim = ?"
 
 COUNT_SHARERS: Final = "SELECT count(*), max(permits) FROM sharer WHERE key = ? AND expires > ?"
@@ -223,7 +212,7 @@ RENEW_LATCH: Final = """
     UPDATE lease SET expires = max(lease.expires, ?1),
         changes = changes + (?2 IS NOT NULL AND ?2 IS NOT s.meta)
     FROM sharer AS s
-    WHERE lease.key = ?3 AND lease.claim = '*' AND lease.format <= 1
+    WHERE lease.key = ?3 AND lease.claim = '*'
         AND s.key = ?3 AND s.claim = ?4 AND s.token = ?5 AND s.expires > ?6
     RETURNING switched"""
 RENEW_SHARER: Final = """
@@ -232,7 +221,7 @@ RENEW_SHARER: Final = """
 GIVE_SHARER: Final = """
     DELETE FROM sharer
     WHERE key = ?1 AND claim = ?2 AND token = coalesce(?3, token) AND expires > ?4
-        AND EXISTS (SELECT 1 FROM lease WHERE key = ?1 AND claim = '*' AND format <= 1)
+        AND EXISTS (SELECT 1 FROM lease WHERE key = ?1 AND claim = '*')
     RETURNING token"""
 GIVE_LATCH: Final = """
     UPDATE lease SET claim = CASE WHEN s.last IS NULL THEN NULL ELSE claim END,
@@ -293,7 +282,7 @@ SWEEP_END: Final = "\U0010ffff"
 SWEEP_SLOTS: Final = "DELETE FROM slot WHERE key > :after AND key <= :upto AND expires <= :now"
 SWEEP_LEASES: Final = """
     DELETE FROM lease WHERE key > :after AND key <= :upto AND forget_at <= :wall
-        AND (claim IS NULL OR expires <= :now) AND closed_until <= :now AND format <= 1
+        AND (claim IS NULL OR expires <= :now) AND closed_until <= :now
         AND NOT EXISTS (SELECT 1 FROM field WHERE field.key = lease.key)
         AND NOT EXISTS (SELECT 1 FROM slot WHERE slot.key = lease.key)
     RETURNING token"""
@@ -313,12 +302,11 @@ SWEEP_BESIDE: Final = (
 # A deleted key starts again from the floor, which therefore rises above its last token.
 SWEPT: Final = "UPDATE state SET swept = ?, floor = max(floor, ?) WHERE id = 1"
 
-SEE_VERSION: Final = "SELECT major, minor FROM state WHERE id = 1"
-SEE_STATE: Final = "SELECT major, minor, born, boot, floor, reserved FROM state WHERE id = 1"
+SEE_STATE: Final = "SELECT born, boot, floor, reserved FROM state WHERE id = 1"
 WRITE_STATE: Final = """
-    INSERT INTO state (id, major, minor, born, boot, floor, reserved) VALUES (1, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (id) DO UPDATE SET minor = excluded.minor, boot = excluded.boot,
-        floor = excluded.floor, reserved = excluded.reserved"""
+    INSERT INTO state (id, born, boot, floor, reserved) VALUES (1, ?, ?, ?, ?)
+    ON CONFLICT (id) DO UPDATE SET boot = excluded.boot, floor = excluded.floor,
+        reserved = excluded.reserved"""
 RESERVE_TOKENS: Final = "UPDATE state SET reserved = ? WHERE id = 1"
 
 # Over a reboot the rest of a closing or slot is counted by the wall clock, because boot time starts
@@ -337,8 +325,6 @@ REBOOT: Final = (
 class State(NamedTuple):
     """The one row about the file: `born` identifies it, `boot` is the boot that wrote last."""
 
-    major: int
-    minor: int
     born: str
     boot: str
     floor: int
@@ -352,10 +338,10 @@ def settled(state: State | None, boot_id: str, wall: float, fresh: str) -> State
     """
     micros = int(wall * 1_000_000)
     if state is None:
-        return State(RECORD_FORMAT, MINOR, fresh, boot_id, micros, micros + BLOCK)
+        return State(fresh, boot_id, micros, micros + BLOCK)
     rebooted = state.boot != boot_id
     floor = max(state.reserved if rebooted else state.floor, micros)
     # A block is kept until half of it is used up, so that most openings need no sync.
     enough = not rebooted and floor + BLOCK // 2 < state.reserved
     reserved = state.reserved if enough else floor + BLOCK
-    return State(RECORD_FORMAT, max(state.minor, MINOR), state.born, boot_id, floor, reserved)
+    return State(state.born, boot_id, floor, reserved)

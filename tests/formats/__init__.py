@@ -1,1 +1,0 @@
-"""The release before beside this one: records of two formats in one store."""
