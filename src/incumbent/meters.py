@@ -32,6 +32,8 @@ class Metric(NamedTuple):
     values: tuple[str, ...] = ()
     """Label values with a series from the start, because rate() misses a series' first value."""
     bounds: tuple[float, ...] = ()
+    unit: str = ""
+    """For OpenTelemetry, unless it is in the name: what is counted, in braces, or 1 for a ratio."""
 
 
 LOSSES: Final = (
@@ -54,13 +56,14 @@ RENEWAL_FAILURES: Final = "incumbent_renewal_failures_total"
 MARGIN: Final = "incumbent_renewal_margin_ratio"
 WAITERS: Final = "incumbent_waiters"
 STORE_ERRORS: Final = "incumbent_store_errors_total"
+JOB_RUN: Final = "incumbent_job_run_seconds"
 
 METRICS: Final[dict[str, Metric]] = {
-    "incumbent_leases_held": Metric("gauge", "Leases that this process holds"),
+    "incumbent_leases_held": Metric("gauge", "Leases that this process holds", unit="{lease}"),
     "incumbent_leases_remaining_min_seconds": Metric(
         "gauge", "How long the lease that ends first is proved; of held leases only"
     ),
-    WAITERS: Metric("gauge", "Calls of this process that wait for a lease"),
+    WAITERS: Metric("gauge", "Calls of this process that wait for a lease", unit="{call}"),
     ACQUIRE: Metric(
         "histogram", "Duration of acquires, waiting included", "outcome", _OUTCOMES, _SECONDS
     ),
@@ -69,35 +72,54 @@ METRICS: Final[dict[str, Metric]] = {
         "Leases that were granted, and that ended, by reason",
         "reason",
         ("granted", "released", "unconfirmed", *LOSSES),
+        unit="{lease}",
     ),
-    RENEWALS: Metric("counter", "Renewals of leases that were proved"),
-    RENEWAL_FAILURES: Metric("counter", "Renewals of leases without an answer"),
+    RENEWALS: Metric("counter", "Renewals of leases that were proved", unit="{lease}"),
+    RENEWAL_FAILURES: Metric("counter", "Renewals of leases without an answer", unit="{lease}"),
     RENEWAL: Metric("histogram", "Duration of requests for renewals", bounds=_SECONDS),
     MARGIN: Metric(
-        "histogram", "Part of the ttl that was left when a renewal was proved", bounds=_RATIOS
+        "histogram",
+        "Part of the ttl that was left when a renewal was proved",
+        bounds=_RATIOS,
+        unit="1",
     ),
     STORE_ERRORS: Metric(
         "counter",
         "Requests without a usable answer",
         "kind",
         ("unavailable", "unknown", "permanent"),
+        unit="{request}",
     ),
-    "incumbent_subscription_losses_total": Metric("counter", "Lost subscriptions"),
-    "incumbent_is_leader": Metric("gauge", "1 while this instance leads with a proof"),
+    "incumbent_subscription_losses_total": Metric(
+        "counter", "Lost subscriptions", unit="{subscription}"
+    ),
+    "incumbent_is_leader": Metric(
+        "gauge", "1 while this instance leads with a proof", unit="{leader}"
+    ),
     "incumbent_term": Metric("gauge", "Present or last term of this instance, 0 before the first"),
-    "incumbent_terms_total": Metric("counter", "Terms that began here"),
-    "incumbent_terms_lost_total": Metric("counter", "Terms that were lost, by reason"),
+    "incumbent_terms_total": Metric("counter", "Terms that began here", unit="{term}"),
+    "incumbent_terms_lost_total": Metric(
+        "counter", "Terms that were lost, by reason", unit="{term}"
+    ),
     "incumbent_lease_remaining_seconds": Metric("gauge", "How long the term is proved"),
     "incumbent_leaderless_seconds_total": Metric(
         "counter", "Time in which this candidate knew of no leader"
     ),
-    "incumbent_restarts_total": Metric("counter", "Commands that were started again"),
-    "incumbent_store_up": Metric("gauge", "1 if the store answered the last request"),
-    "incumbent_jobs": Metric("gauge", "Jobs that this instance knows"),
-    "incumbent_job_runs_running": Metric("gauge", "Runs that go on in this instance"),
-    "incumbent_job_slots_waiting": Metric("gauge", "Slots that wait for room in this instance"),
-    "incumbent_job_runs_total": Metric("counter", "Runs that this instance put on record as over"),
-    "incumbent_job_run_seconds": Metric("summary", "Duration of the runs of this instance"),
+    "incumbent_restarts_total": Metric(
+        "counter", "Commands that were started again", unit="{command}"
+    ),
+    "incumbent_store_up": Metric(
+        "gauge", "1 if the store answered the last request", unit="{store}"
+    ),
+    "incumbent_jobs": Metric("gauge", "Jobs that this instance knows", unit="{job}"),
+    "incumbent_job_runs_running": Metric("gauge", "Runs that go on in this instance", unit="{run}"),
+    "incumbent_job_slots_waiting": Metric(
+        "gauge", "Slots that wait for room in this instance", unit="{slot}"
+    ),
+    "incumbent_job_runs_total": Metric(
+        "counter", "Runs that this instance put on record as over", unit="{run}"
+    ),
+    JOB_RUN: Metric("summary", "Duration of the runs of this instance", "name"),
     "incumbent_job_last_success_timestamp_seconds": Metric(
         "gauge", "End of the last run that was ok, as this instance knows"
     ),
@@ -128,7 +150,7 @@ class Listener(Protocol):
     """A receiver of events, called in the thread of each event. Its exceptions are logged."""
 
     def observed(self, metric: str, label: str, value: float) -> None:
-        """A value was added to a histogram."""
+        """A value was added to a histogram or a summary."""
         ...
 
     def acquired(self, name: str, seconds: float, outcome: str) -> None:
@@ -187,6 +209,11 @@ def observe(metric: str, value: float, label: str = "") -> None:
     series = _series(metric, label)
     series[0] += value
     series[bisect_left(METRICS[metric].bounds, value) + 1] += 1.0
+    pass_on(metric, value, label)
+
+
+def pass_on(metric: str, value: float, label: str = "") -> None:
+    """Tell the listeners of a value that this module does not count."""
     _tell(lambda listener: listener.observed(metric, label, value))
 
 

@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from incumbent import clock, meters
-from incumbent.meters import METRICS, Metric
+from incumbent.meters import METRICS
 from incumbent.metrics import families, package_version
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation
+    from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation
     from opentelemetry.trace import Tracer, TracerProvider
 
 __all__ = ["instrument"]
@@ -40,27 +40,19 @@ def instrument(
     seen = _Snapshot()
     histograms = {}
     for name, metric in METRICS.items():
-        if metric.kind == "histogram":
+        if metric.kind in ("histogram", "summary"):
+            # OpenTelemetry has no summaries; a histogram without bounds has the same series.
             histograms[name] = meter.create_histogram(
                 _title(name),
                 _unit(name),
                 metric.help,
                 explicit_bucket_boundaries_advisory=metric.bounds,
             )
-        for suffix in ("_sum", "_count") if metric.kind == "summary" else ("",):
-            _observe(meter, name, suffix, metric, seen)
+            continue
+        counter = metric.kind == "counter"
+        create = meter.create_observable_counter if counter else meter.create_observable_gauge
+        create(_title(name), [seen.reader(name)], _unit(name), metric.help)
     meters.listeners.append(_Reporter(histograms, tracer))
-
-
-def _observe(meter: Meter, name: str, suffix: str, metric: Metric, seen: _Snapshot) -> None:
-    create: Any = {
-        "counter": meter.create_observable_counter,
-        "summary": meter.create_observable_counter,
-        "gauge": meter.create_observable_gauge,
-    }.get(metric.kind)
-    if create is not None:
-        title = _title(name) + suffix
-        create(title, [seen.reader(name, suffix)], _unit(name), metric.help)
 
 
 def _title(name: str) -> str:
@@ -68,7 +60,7 @@ def _title(name: str) -> str:
 
 
 def _unit(name: str) -> str:
-    return "s" if "_seconds" in name else "1"
+    return "s" if "_seconds" in name else METRICS[name].unit
 
 
 class _Snapshot:
@@ -78,7 +70,7 @@ class _Snapshot:
         self._at = -1.0
         self._families: Mapping[str, Any] = {}
 
-    def reader(self, name: str, suffix: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    def reader(self, name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
         """Return a callback that reads one metric."""
         from opentelemetry.metrics import Observation
 
@@ -86,11 +78,7 @@ class _Snapshot:
             if clock.now() - self._at > _FRESH:
                 self._families, self._at = families(), clock.now()
             series = self._families.get(name, {})
-            return [
-                Observation(value, dict(labels))
-                for (of, labels), value in series.items()
-                if of == suffix
-            ]
+            return [Observation(value, dict(labels)) for (_, labels), value in series.items()]
 
         return read
 

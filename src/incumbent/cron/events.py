@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from incumbent import clock
 from incumbent.cron.ledger import Run, State, runs_of
 from incumbent.cron.spec import JobSpec
-from incumbent.meters import RUN_STATES, Sample
+from incumbent.meters import JOB_RUN, RUN_STATES, Sample, pass_on
 from incumbent.model import Record
 
 _STDOUT = 1
@@ -98,6 +98,7 @@ class JobNumbers:
         if seconds is not None:
             runs, before = self._seconds.get(job, (0, 0.0))
             self._seconds[job] = (runs + 1, before + seconds)
+            pass_on(JOB_RUN, seconds, job)
 
     def samples(self, specs: Iterable[JobSpec], now: float) -> Iterator[Sample]:
         """Yield the numbers of these jobs."""
@@ -108,8 +109,8 @@ class JobNumbers:
                 runs = self._runs[spec.name, state]
                 yield Sample("incumbent_job_runs_total", (*job, ("state", state)), runs)
             runs, seconds = self._seconds.get(spec.name, (0, 0.0))
-            yield Sample("incumbent_job_run_seconds", job, seconds, "_sum")
-            yield Sample("incumbent_job_run_seconds", job, runs, "_count")
+            yield Sample(JOB_RUN, job, seconds, "_sum")
+            yield Sample(JOB_RUN, job, runs, "_count")
             if (success := self._succeeded.get(spec.name)) is not None:
                 yield Sample("incumbent_job_last_success_timestamp_seconds", job, success)
             if (slot := self._next_slot(spec, now)) < inf:
