@@ -268,7 +268,8 @@ class BlockingSubscriber(Subscriber[_BlockingWire]):
         _close_all(self._ends)
 
     def __del__(self) -> None:
-        _close_all(self._ends)
+        if hasattr(self, "_ends"):  # making it may have failed
+            _close_all(self._ends)
 
 
 def _close_all(ends: tuple[socket.socket, ...]) -> None:

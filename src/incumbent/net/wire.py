@@ -50,7 +50,8 @@ class BlockingWire:
         self.used = _now()
 
     def __del__(self) -> None:
-        self._sock.close()
+        if hasattr(self, "_sock"):  # making it may have failed
+            self._sock.close()
 
     def close(self) -> None:
         """Release the descriptor. Writes nothing, so that a fork's child may do it too."""

@@ -186,7 +186,8 @@ class Held:
             asker()
 
     def __del__(self) -> None:
-        if self.machine.state is State.HELD:
+        # Making it may have failed: then there is no machine.
+        if hasattr(self, "machine") and self.machine.state is State.HELD:
             self.machine.left()
             self.port.hand_over(self.debt(self.port.now(), undo_slot=False))
             warnings.warn(

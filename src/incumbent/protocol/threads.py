@@ -121,7 +121,7 @@ class _BoottimeAlarm:
 
     def __del__(self) -> None:
         # In a fork's child the numbers may be reused too: a daemon closes all open descriptors.
-        if self._process == os.getpid():
+        if hasattr(self, "_ours") and self._process == os.getpid():  # making it may have failed
             for fd in self._ours:
                 with suppress(OSError):
                     os.close(fd)

@@ -193,7 +193,7 @@ class Connection:
 
     def __del__(self) -> None:
         # Python would close it too, from 3.13 on with a warning. Not in a child: see keep_for_ever.
-        if os.getpid() == self._process:
+        if hasattr(self, "_process") and os.getpid() == self._process:  # making it may have failed
             with suppress(sqlite3.ProgrammingError):  # it is closed
                 self.close()
 
