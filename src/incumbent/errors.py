@@ -7,6 +7,8 @@ survives pickling; no message ever shows a password. `Error` is the base class o
 
 from __future__ import annotations
 
+from incumbent.printable import printable
+
 __all__ = [
     "AcquireTimeout",
     "AlreadyReleased",
@@ -39,7 +41,8 @@ class LockError(Error):
 
     def __init__(self, message: str = "", *, name: str = "") -> None:
         # Only the message is positional, so that pickle's (class, args, __dict__) rebuilds it.
-        super().__init__(message)
+        # It may name a holder, or what an operator said: texts that anybody may have written.
+        super().__init__(printable(message))
         self.name = name
 
 

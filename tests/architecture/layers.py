@@ -28,7 +28,7 @@ class Layer:
 
 
 LAYERS = (
-    Layer("values", ("errors", "durations", "model", "meters"), WORLD),
+    Layer("values", ("printable", "errors", "durations", "model", "meters"), WORLD),
     Layer(
         "decisions",
         (

@@ -12,6 +12,7 @@ from incumbent.cli.text import print_json, say
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError, StoreError
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
+from incumbent.printable import printable
 from incumbent.protocol.link import link_for
 from incumbent.stores.base import Engine
 from incumbent.stores.names import make_key
@@ -91,4 +92,6 @@ def _show(request: Request, findings: list[_Finding]) -> None:
         print_json(request, [dict(zip(keys, finding, strict=True)) for finding in findings])
         return
     for level, what, advice in findings:
-        print(f"{level:8}{what}" + (f"\n{'':8}-> {advice}" if advice else ""))
+        print(f"{level:8}{printable(what)}")
+        if advice:
+            print(f"{'':8}-> {printable(advice)}")

@@ -22,6 +22,7 @@ from incumbent.durations import parse_duration, say_seconds
 from incumbent.model import Key, Past, Record
 from incumbent.options import require
 from incumbent.page.snapshot import Job, Snapshot, fleet_of
+from incumbent.printable import printable, printable_lines
 from incumbent.protocol.link import link_for
 from incumbent.stores.notices import PAUSE
 from incumbent.supervise.codes import BUSY, OK, USAGE
@@ -150,7 +151,7 @@ def _show_runs(request: Request, runs: list[Run]) -> None:
     if request.on("verbose"):
         for run in runs:
             if run.output:
-                print(f"\n{_slot_of(run)}:\n{run.output}")
+                print(f"\n{printable(_slot_of(run))}:\n{printable_lines(run.output)}")
 
 
 def _run_row(run: Run) -> tuple[str, ...]:

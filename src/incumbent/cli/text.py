@@ -15,6 +15,7 @@ from incumbent.cli.parser import Request
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import AcquireTimeout, ConfigError, NotAcquired
 from incumbent.model import Holding, Record
+from incumbent.printable import printable, printable_json, printable_lines
 from incumbent.stores.findings import State
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
 
@@ -169,7 +170,7 @@ def draw(request: Request, rows: Sequence[Sequence[str]], below: Sequence[str] =
     """
     on_terminal = sys.stdout.isatty()
     width = get_terminal_size(sys.stdout.fileno()).columns if on_terminal else 0
-    lines = [*_aligned(rows, width), *below]
+    lines = [*_aligned(rows, width), *map(printable, below)]
     if on_terminal and not environ.get("NO_COLOR"):
         lines = [_COLOURED.sub(_in_colour, line) for line in lines]
     if on_terminal and request.on("watch"):
@@ -194,6 +195,7 @@ def _in_colour(match: re.Match[str]) -> str:
 
 def _aligned(rows: Sequence[Sequence[str]], most: int) -> list[str]:
     """The lines of a table; the widest columns are cut to fit `most` characters (0: no limit)."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     while most and sum(widths) + 2 * (len(widths) - 1) > most and max(widths) > _NARROWEST:
         widths[widths.index(max(widths))] -= 1
@@ -232,7 +234,7 @@ def begin_log(log_format: str | None, *, quiet: bool, verbose: bool) -> None:
     global _as_json  # noqa: PLW0603 - one process, one standard error
     _as_json = log_format == "json"
     handler = logging.StreamHandler()
-    handler.setFormatter(_Json() if _as_json else logging.Formatter("incumbent: %(message)s"))
+    handler.setFormatter(_Json() if _as_json else _Text())
     log = logging.getLogger("incumbent")
     log.addHandler(handler)
     level = logging.INFO if verbose else logging.WARNING
@@ -254,12 +256,23 @@ def log_line(label: str, line: str) -> None:
 
 
 def _write(line: str) -> None:
+    line = line if _as_json else printable(line)
     try:
         # Write the line at once, so that processes that share a stderr cannot split it.
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
     except (OSError, ValueError):
         pass
+
+
+class _Text(logging.Formatter):
+    """Formats a record as one line, with its traceback below it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = f"incumbent: {printable(record.getMessage())}"
+        if record.exc_info:
+            line += f"\n{printable_lines(self.formatException(record.exc_info))}"
+        return line
 
 
 class _Json(logging.Formatter):
@@ -279,7 +292,7 @@ def _json(
     from json import dumps
 
     fixed = {"time": _stamp(when), "level": level, "logger": logger, "message": message}
-    return dumps({**fixed, **(facts or {})}, default=str, ensure_ascii=False)
+    return printable_json(dumps({**fixed, **(facts or {})}, default=str, ensure_ascii=False))
 
 
 def _stamp(when: float) -> str:

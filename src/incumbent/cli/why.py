@@ -21,6 +21,7 @@ from incumbent.durations import say_seconds
 from incumbent.election import rank_of
 from incumbent.errors import ConfigError
 from incumbent.model import Holding, Record
+from incumbent.printable import printable
 from incumbent.stores.findings import (
     FREE,
     GRANTS,
@@ -65,7 +66,7 @@ def command(request: Request) -> int:
     if request.on("json"):
         print_json(request, {**record_as_json(record, state_of(record, store)), "why": lines})
     else:
-        print("\n".join(f"{request.name}: {line}" for line in lines))
+        print("\n".join(f"{request.name}: {printable(line)}" for line in lines))
     return OK
 
 

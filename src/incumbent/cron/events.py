@@ -17,6 +17,7 @@ from incumbent.cron.ledger import Run, State, runs_of
 from incumbent.cron.spec import JobSpec
 from incumbent.meters import JOB_RUN, RUN_STATES, Sample, pass_on
 from incumbent.model import Record
+from incumbent.printable import printable_json
 
 _STDOUT = 1
 _LONGEST = 4096
@@ -57,7 +58,8 @@ class Events:
 
 def _line(facts: dict[str, Any]) -> bytes:
     while True:
-        line = json.dumps(facts, ensure_ascii=False, default=str).encode("utf-8", "replace") + b"\n"
+        text = printable_json(json.dumps(facts, ensure_ascii=False, default=str))
+        line = text.encode() + b"\n"
         if len(line) <= _LONGEST:
             return line
         # Only text that a command made is that long.

@@ -41,6 +41,7 @@ from incumbent.errors import ConfigError, LeaseLost, Misuse, StoreError
 from incumbent.locks import Lease, enclose, give_back
 from incumbent.model import Refused
 from incumbent.options import LockSettings, default_holder, overruled
+from incumbent.printable import printable
 from incumbent.protocol.aio import LeaseScope
 from incumbent.protocol.held import Held
 from incumbent.protocol.link import link_for
@@ -548,7 +549,8 @@ def _await_end(signals: Signals) -> int:
 
 
 def _log_event(event: str, /, **facts: Any) -> None:
-    text = " ".join(f"{key}={value}" for key, value in facts.items() if value is not None)
+    given = {key: value for key, value in facts.items() if value is not None}
+    text = " ".join(f"{key}={printable(str(value))}" for key, value in given.items())
     level = logging.WARNING if event in _WORTH_A_WARNING else logging.INFO
     _log.log(level, "%s %s", event, text)
 

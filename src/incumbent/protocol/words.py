@@ -9,6 +9,7 @@ from math import inf
 from incumbent.durations import say_seconds
 from incumbent.errors import AcquireTimeout, LeaseLost, NotAcquired, OutcomeUnknown, StoreError
 from incumbent.model import Holding, Notice, Refused
+from incumbent.printable import printable
 from incumbent.protocol.held import Wanted
 
 _NAMED = 3
@@ -102,7 +103,7 @@ def waits_for_itself(inside: Wanted, wanted: Wanted) -> str:
 def permits_differ(wanted: Wanted, refused: Refused) -> str:
     """The message for a number of permits that differs from the holders'; it names both numbers."""
     ours, theirs = (_counted(number) for number in (wanted.ask.permits, refused.permits))
-    by = refused.holders[0].holder if refused.holders else "another"
+    by = printable(refused.holders[0].holder) if refused.holders else "another"
     return (
         f"{wanted.key.name!r} is held by {by} with {theirs}, and we ask with {ours}: use one number"
         " everywhere, or another name"

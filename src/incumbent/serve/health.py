@@ -16,6 +16,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from incumbent.errors import ConfigError
+from incumbent.printable import printable
 from incumbent.serve.situation import Situation, View
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ class Notifier:
         if not self._stopping and view.role == "stopping":
             self._stopping = self._send("STOPPING=1")
         line = summary(view)
-        if line != self._status and self._send(f"STATUS={line}"):
+        # A line break in the leader's name would begin another variable, such as MAINPID.
+        if line != self._status and self._send(f"STATUS={printable(line)}"):
             self._status = line
         if self._watchdog_every < inf and view.healthy:
             self._send("WATCHDOG=1")
