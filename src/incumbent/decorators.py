@@ -30,7 +30,15 @@ from incumbent.locks import AsyncLease, AsyncLock, Lease, Lock
 from incumbent.options import LockSettings, require
 from incumbent.protocol.port import run as drive
 from incumbent.running import is_async, name_of, not_deferred, refuse_generator
-from incumbent.stores.names import MARK, check_name, escaped, is_name, within_limit
+from incumbent.stores.names import (
+    MARK,
+    check_name,
+    check_slot,
+    escaped,
+    is_name,
+    is_slot,
+    within_limit,
+)
 
 if TYPE_CHECKING:
     from incumbent.protocol.link import StoreLike
@@ -158,8 +166,9 @@ def _settings_filler(function: Callable[..., Any], **templates: str) -> Settings
         if _is_plain(template):
             check_name(template)
             continue
+        check = check_slot if setting == "slot" else check_name
         try:
-            check_name("".join(_pieces_with_argument_names(template, signature, function)))
+            check("".join(_pieces_with_argument_names(template, signature, function)))
         except ValueError as error:
             raise _bad_template(setting, template, error) from None
     if all(map(_is_plain, templates.values())):
@@ -184,7 +193,8 @@ def _filled(setting: str, template: str, arguments: dict[str, Any]) -> str:
     """The template with the arguments filled in: as they are if that makes a name, else escaped."""
     try:
         name = template.format_map(arguments)
-        if is_name(name) and MARK not in name:
+        is_valid = is_slot if setting == "slot" else is_name
+        if is_valid(name) and MARK not in name:
             return name
         escaped_name = ""
         for literal, field, spec, conversion in Formatter().parse(template):

@@ -14,7 +14,7 @@ from incumbent.errors import ConfigError, LeaseLost
 from incumbent.model import ONCE, UNLIMITED, Ask, Capabilities, Queue, Slot
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
 from incumbent.protocol.held import Wanted
-from incumbent.stores.names import check_name, make_key
+from incumbent.stores.names import check_slot, make_key
 
 if TYPE_CHECKING:
     from incumbent.election import Rank
@@ -36,13 +36,13 @@ class LockSettings(TypedDict, total=False):
     `ttl` (15 s): the time to detect a crash, not the length of the work. `grace`: the time for the
     clean-up at the end. `lock_delay` (0): how much longer than the ttl the name stays closed after
     a holder that did not release it. `policy`: an `incumbent.Policy`, which sets these three and
-    all other times.
-    `holder`: the name of this instance in `status` and logs. `at_most_for`: the longest time that a
-    hung holder keeps the lease. `at_least_for`: the shortest time that the name stays closed, from
-    the grant. `once_per`: at most one start in that time, by the store's clock. `slot`: the work
-    that `once_per` counts, if not the name's own. `on_lost`: called with the LeaseLost, in a thread
-    of its own. `if_lost`: "raise" at the end of the body (default), or "exit": end the process at
-    once with code 123, min(0.1 s, grace / 2) before the proof runs out (C code that keeps the
+    all other times. `holder`: the name of this instance in `status` and logs. `at_most_for`: the
+    longest time that a hung holder keeps the lease. `at_least_for`: the shortest time that the name
+    stays closed, from the grant. `once_per`: at most one start in that time, by the store's clock.
+    `slot`: the work that `once_per` counts, if not the name's own: any printable ID of at most 200
+    characters, such as another scheduler's. `on_lost`: called with the LeaseLost, in a thread of
+    its own. `if_lost`: "raise" at the end of the body (default), or "exit": end the process at once
+    with code 123, min(0.1 s, grace / 2) before the proof runs out (C code that keeps the
     interpreter delays it: see `incumbent run`); a loss that only the release finds is raised.
     `fair`: waiters get the lease in the order of arrival; else others may overtake a few times in a
     row. `reentrant`: the thread or task that holds a Lock may enter it again at once.
@@ -273,7 +273,7 @@ def _slot(settings: LockSettings, can: Capabilities) -> Slot | None:
             raise ConfigError("slot: say with once_per for how long it is used", name="slot")
         return None
     require(can, "once_per", "slots")
-    slot = check_name(settings.get("slot", ONCE))
+    slot = check_slot(settings["slot"]) if "slot" in settings else ONCE
     return Slot(slot, parse_duration(once_per, "once_per", least=0.001))
 
 

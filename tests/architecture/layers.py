@@ -39,6 +39,7 @@ LAYERS = (
             "quorum",
             "supervise.plan",
             "cron.zones",
+            "cron.fields",
             "cron.schedule",
             "cron.spec",
             "cron.agenda",

@@ -107,5 +107,12 @@ def test_the_next_runs_of_a_module_are_told_too(tmp_path: Path) -> None:
     done = incumbent("cron", "app:jobs", "--check", env={"PYTHONPATH": str(tmp_path)})
     assert (done.returncode, done.stdout.count("nightly")) == (0, 3)
     assert "30 5 * * * (Europe/Berlin)" in done.stdout
+    assert done.stderr == ""
+    (tmp_path / "often.py").write_text(
+        "import incumbent\njobs = incumbent.Jobs()\n@jobs.cron('*/90 * * * *')\ndef tick(): pass\n"
+    )
+    done = incumbent("cron", "often:jobs", "--check", env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0
+    assert "often.py:3:1: warning: job tick: '*/90': a step of 90 is larger" in done.stderr
     bad = incumbent("cron", "app:nothing", "--check", env={"PYTHONPATH": str(tmp_path)})
     assert (bad.returncode, "nothing" in bad.stderr) == (64, True)

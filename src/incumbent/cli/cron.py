@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
@@ -16,10 +16,11 @@ from incumbent.cli.parser import Request
 from incumbent.cli.settings import health, lock_times, number
 from incumbent.cli.text import print_json, say, table
 from incumbent.cron.events import Events
+from incumbent.cron.fields import steps_without_effect
 from incumbent.cron.load import Loaded, load_jobs
-from incumbent.cron.schedule import find_zone, slot_id
+from incumbent.cron.schedule import CronSchedule, find_zone, slot_id
 from incumbent.cron.serving import serve_jobs
-from incumbent.cron.spec import JobSpec
+from incumbent.cron.spec import JobSpec, Problem
 from incumbent.cron.worker import MAX_RUNS, Fleet
 from incumbent.durations import parse_duration
 from incumbent.errors import ConfigError, StoreError
@@ -146,7 +147,8 @@ def _check(request: Request) -> int:
     now = clock.wall()
     if _is_module(request.name):
         # The settings of these jobs were checked when the module was imported.
-        loaded = Loaded(_find_jobs(request.name).specs, ())
+        specs = _find_jobs(request.name).specs
+        loaded = Loaded(specs, tuple(_warnings_of(specs)))
     else:
         loaded = load_jobs(request.name, os.environ, now)
     if request.on("json"):
@@ -163,6 +165,14 @@ def _check(request: Request) -> int:
     runs.sort(key=lambda run: run[0])
     table([_HEAD, *(_row(slot, spec) for slot, spec in runs)])
     return OK
+
+
+def _warnings_of(specs: Iterable[JobSpec]) -> Iterator[Problem]:
+    for spec in specs:
+        if isinstance(spec.schedule, CronSchedule):
+            path, _, line = spec.source.rpartition(":")
+            for _, text in steps_without_effect(spec.schedule.expression):
+                yield Problem(path, int(line or 1), 1, f"job {spec.name}: {text}", warning=True)
 
 
 def _say_problems(request: Request, loaded: Loaded) -> None:

@@ -167,10 +167,10 @@ def _took(run: Run, now: float) -> str:
 
 
 def _slot_of(run: Run) -> str:
-    """The slot of a run in local time; with its name if it is not a schedule's."""
-    name = run.slot if not run.slot[:1].isdigit() else ""
-    again = f" #{run.attempt}" if "#" in run.slot else ""
-    return iso(run.due) + (f" {name}" if name else again)
+    """The slot of a run in local time; with what its name says beyond that."""
+    plain = slot_id(run.due)
+    more = run.slot.removeprefix(plain)
+    return f"{iso(run.due)} {more}" if more else iso(run.due)
 
 
 def _run_as_json(run: Run) -> dict[str, Any]:

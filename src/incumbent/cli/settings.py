@@ -15,7 +15,7 @@ from incumbent.options import LockSettings
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
 from incumbent.serve.health import start_health
 from incumbent.serve.situation import Situation
-from incumbent.stores.names import check_name
+from incumbent.stores.names import check_slot
 from incumbent.stores.url import store_url
 from incumbent.supervise.run import Command
 
@@ -41,7 +41,7 @@ def lock_settings(request: Request) -> LockSettings:
     if (delay := request.text("lock_delay")) is not None:
         settings["lock_delay"] = delay
     if (slot := request.text("slot")) is not None:
-        settings["slot"] = check_name(slot)
+        settings["slot"] = check_slot(slot)
         # A caller that names a slot wants it to run once, for as long as stores keep slots.
         settings["once_per"] = settings["once_per"] or _SLOT_KEPT
     return settings

@@ -7,12 +7,28 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
 
+from incumbent.cron.fields import steps_without_effect
 from incumbent.cron.schedule import CronSchedule, ScheduleError, cron_schedule, find_zone
 from incumbent.cron.spec import JobSpec, Problem, check_job_name
 from incumbent.errors import ConfigError
 
 _SETTING: Final = re.compile(r"""("[^"]*"|'[^']*'|[A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*(.*)""")
 _NAME_LINE: Final = re.compile(r"#[ \t]*name:[ \t]*(.*)")
+_NOT_MAILED: Final = "what a job says is kept in its history"
+_UNUSED: Final = {
+    **dict.fromkeys(
+        ("MAILTO", "MAILFROM", "CONTENT_TYPE", "CONTENT_TRANSFER_ENCODING"), _NOT_MAILED
+    ),
+    **dict.fromkeys(("NO_MAIL_OUTPUT", "CRON_MAIL_SUCCESS", "CRON_MAIL_FORMAT"), _NOT_MAILED),
+    **dict.fromkeys(("RANDOM_DELAY", "DELAY"), "`jitter` in a job file delays starts"),
+    "START_HOURS_RANGE": "write the hours into the schedule, such as `0 3-22 * * *`",
+    "PERSISTENT": '`catch_up = "last"` in a job file runs what was missed',
+    "BATCH": "write `nice` before the command",
+    "CRON_INHERIT_VARIABLES": "jobs have the environment of the instance",
+    "LOGNAME": "jobs run as the user of the instance",
+}
+"""Settings of other crons (vixie, cronie, anacron, systemd-cron) that do nothing here, and why."""
+_A_DATE: Final = re.compile(r"\bdate\b[^|;&]*\+\S*$")
 _EXPRESSION: Final = re.compile(r"(@\S+|\S+(?:[ \t]+\S+){0,4})(?:[ \t]+|$)(.*)", re.DOTALL)
 _LIKE_A_FIELD: Final = re.compile(r"[\d*?][\d*/,?#L-]*|(?:MON|TUE|WED|THU|FRI|SAT|SUN)\b.*", re.I)
 
@@ -105,12 +121,12 @@ class _Reader:
             try:
                 find_zone(value)
             except ConfigError as error:
-                self._complain(number, column, str(error))
-        if name in ("MAILTO", "MAILFROM") and value:
-            text = f"{name} is not used: what a job says is kept in its history"
-            self._complain(number, start + 1, text, warning=True)
-        if name == "PATH" and "$" in value:
-            text = "cron puts no variables into PATH: `$` stays as it is"
+                alone = "; it stands on a line of its own" if " " in value else ""
+                self._complain(number, column, f"{error}{alone}")
+        if name in _UNUSED and value not in ("", "0"):
+            self._complain(number, start + 1, f"{name} is not used: {_UNUSED[name]}", warning=True)
+        elif re.search(r"\$[A-Za-z_{(]", value):
+            text = f"cron puts no variables into {name}: `$` stays as it is"
             self._complain(number, start + 1, text, warning=True)
         self._env[name] = value
 
@@ -132,6 +148,9 @@ class _Reader:
         name = self._checked_name(number, start, command, named)
         schedule = schedule or cron_schedule("@yearly")
         line, stdin = split_percent(command)
+        if stdin is not None and _A_DATE.search(line):
+            text = "a bare % ends the command, as in cron: write \\% for date"
+            self._complain(number, column, text, warning=True)
         # Made despite problems, so that a missing command is reported too.
         spec = JobSpec(
             name=name or f"line {number}",
@@ -150,7 +169,10 @@ class _Reader:
     def _schedule(self, number: int, start: int, expression: str) -> CronSchedule | None:
         zone = self._env.get("CRON_TZ") or self._env.get("TZ") or "UTC"
         try:
-            return cron_schedule(expression, zone)
+            schedule = cron_schedule(expression, zone)
+            for at, text in steps_without_effect(expression):
+                self._complain(number, start + at + 1, text, warning=True)
+            return schedule
         except ScheduleError as error:
             self._complain(number, start + error.at + 1, str(error))
         except ConfigError:

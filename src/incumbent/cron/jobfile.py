@@ -14,6 +14,7 @@ from itertools import pairwise
 from tomllib import TOMLDecodeError, loads
 from typing import Any, Final
 
+from incumbent.cron.fields import steps_without_effect
 from incumbent.cron.schedule import (
     Every,
     FixedTimes,
@@ -83,8 +84,8 @@ class _Reader:
                 self._count += 1
                 self._job(job, piece)
 
-    def _complain(self, place: tuple[int, int], text: str) -> None:
-        self.problems.append(Problem(self.path, *place, text))
+    def _complain(self, place: tuple[int, int], text: str, *, warning: bool = False) -> None:
+        self.problems.append(Problem(self.path, *place, text, warning))
 
     def _defaults(self, piece: Piece) -> None:
         for key in piece.values:
@@ -122,6 +123,7 @@ class _Reader:
         schedule = self._schedule(table, values, piece)
         if self._defaults_known:
             self._check_together(values, piece)
+            self._check_used(table, values, piece)
         self._check_new(values.get("name"), piece)
         if "command" in values:
             # Made despite problems, so that a missing command is reported too.
@@ -153,13 +155,20 @@ class _Reader:
                     return Every(values["every"])
                 case "at":
                     return FixedTimes(values["at"])
-            return cron_schedule(values["schedule"], values.get("timezone", "UTC"))
+            return self._cron_schedule(values, piece)
         except ScheduleError as error:
             place = piece.place_inside("schedule", values["schedule"], error.at)
             self._complain(place, str(error))
         except ConfigError as error:
             self._complain(piece.place(given[0]), str(error))
         return None
+
+    def _cron_schedule(self, values: _Values, piece: Piece) -> Schedule:
+        text = values["schedule"]
+        schedule = cron_schedule(text, values.get("timezone", "UTC"))
+        for at, warning in steps_without_effect(text):
+            self._complain(piece.place_inside("schedule", text, at), warning, warning=True)
+        return schedule
 
     # -- checks across settings and jobs ---------------------------------------------------------
 
@@ -173,6 +182,12 @@ class _Reader:
         for key in ("catch_up_limit", "catch_up_window"):
             if key in values and values.get("catch_up", "no") == "no":
                 self._complain(piece.place(key), f"{key} says nothing without catch_up")
+
+    def _check_used(self, table: _Values, values: _Values, piece: Piece) -> None:
+        """Warn of the job's own settings that do nothing; a default may be for other jobs."""
+        if "retry_backoff" in table and not values.get("retries"):
+            text = "retry_backoff is not used without retries"
+            self._complain(piece.place("retry_backoff"), text, warning=True)
 
     def _check_new(self, name: str | None, piece: Piece) -> None:
         if name in self._lines:

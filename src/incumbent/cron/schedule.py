@@ -16,6 +16,7 @@ from functools import lru_cache
 from math import floor, inf
 from typing import Final, Protocol
 
+from incumbent.cron.fields import FIELDS, RANGES, advice_for, words_of
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError
 
@@ -84,9 +85,6 @@ MACROS: Final = {
     "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
-FIELDS: Final = ("second", "minute", "hour", "day-of-month", "month", "day-of-week")
-_RANGES: Final = ("0-59", "0-59", "0-23", "1-31", "1-12", "0-7")
-_WORD: Final = re.compile(r"\S+")
 # Seconds: no zone has ever put its clock back by more than a day.
 _LONGEST_CHANGE: Final = 90_000.0
 
@@ -284,12 +282,11 @@ def cron_schedule(expression: str, timezone: str = "UTC") -> CronSchedule:
 
     The first of six fields is seconds.
     """
-    zone = find_zone(timezone)
     text = " ".join(expression.split())
     plain = _expanded(text) if text.startswith("@") else text
     if not text.startswith("@"):
         _check_fields(expression)
-    made = CronSchedule(text, timezone, plain, zone)
+    made = CronSchedule(text, timezone, plain, find_zone(timezone))
     if _may_never_come(plain) and made.next_after(0.0) is None:
         raise ScheduleError(
             f"{text!r} never comes: no day matches both its day of the month and its day of the"
@@ -319,22 +316,27 @@ def _expanded(macro: str) -> str:
 
 
 def _check_fields(expression: str) -> None:
-    words = list(_WORD.finditer(expression))
+    if re.match(r"(CRON_)?TZ=", expression):
+        raise ScheduleError("a zone is no field: write `timezone` in a job file, `tz` in Python")
+    words = dict(words_of(expression))
     if len(words) not in (5, 6):
         text = "a schedule has 5 fields, or 6 with seconds as the first of them"
-        raise ScheduleError(f"{text}, not {len(words)}")
+        years = " (there are no years: use `at`)" if len(words) == 7 else ""
+        raise ScheduleError(f"{text}, not {len(words)}{years}")
     if (bad := _bad_field(expression)) is None:
         return
-    index = FIELDS.index(bad) if bad in FIELDS else 0
-    first = 6 - len(words)  # 1 if the seconds are left out
-    word = words[index - first]
+    index = max(FIELDS.index(bad) if bad in FIELDS else 0, *list(words)[:1])
+    word = words[index]
     # cronsim blames the day also if it is only missing in these months. In January it would exist.
-    in_january = [word.group() for word in words]
+    in_january = [word.group() for word in words.values()]
     in_january[-2] = "1"
     if bad == "day-of-month" and _bad_field(" ".join(in_january)) is None:
         text = f"{word.group()!r}: no such day in the months asked for, it would never run"
     else:
-        text = f"{word.group()[:40]!r} is not a {bad}: {_RANGES[index]}, *, a-b, */n, lists"
+        low, high = RANGES[index]
+        advice = advice_for(word.group(), index)
+        text = f"{word.group()[:40]!r} is not a {bad}: {low}-{high}, *, a-b, */n, lists"
+        text += f"; {advice}" if advice else ""
     raise ScheduleError(text, at=word.start())
 
 

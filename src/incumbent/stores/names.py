@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from incumbent.errors import ConfigError
-from incumbent.model import Key
+from incumbent.model import ONCE, Key
 
 NAME_MAX = 200
 _NAME = re.compile(r"[A-Za-z0-9._:/@-]{1,200}", re.ASCII)
@@ -27,6 +27,23 @@ def check_name(name: object) -> str:
 def is_name(text: str) -> bool:
     """Whether `text` is a valid name."""
     return _NAME.fullmatch(text) is not None and ".." not in text
+
+
+def check_slot(slot: object) -> str:
+    """Return `slot`, the ID of a piece of work, or raise ConfigError saying what is allowed."""
+    if not isinstance(slot, str) or not is_slot(slot):
+        raise ConfigError(
+            f"slot={_shown(slot)}: 1 to {NAME_MAX} printable characters, with no blank at the ends;"
+            f" {ONCE!r} and '{ONCE}/...' are incumbent's; of a longer ID take its sha256sum",
+            name="slot",
+        )
+    return slot
+
+
+def is_slot(text: str) -> bool:
+    """Whether a caller may name a slot so; other schedulers' IDs are taken as they are."""
+    ours = text == ONCE or text.startswith(f"{ONCE}/")
+    return 1 <= len(text) <= NAME_MAX and text.isprintable() and text == text.strip() and not ours
 
 
 def make_key(namespace: object, name: object) -> Key:

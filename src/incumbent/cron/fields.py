@@ -1,0 +1,129 @@
+"""The fields of a cron expression: what to write instead of what other programs know, and steps
+that do nothing. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+FIELDS: Final = ("second", "minute", "hour", "day-of-month", "month", "day-of-week")
+RANGES: Final = ((0, 59), (0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
+_MONTH, _WEEKDAY = 4, 5
+_WORD: Final = re.compile(r"\S+")
+_MONTHS: Final = (
+    *("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"),
+)
+_WEEKDAYS: Final = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
+_NAMES: Final = {
+    _MONTH: {name: number for number, name in enumerate(_MONTHS, 1)},
+    _WEEKDAY: {name: number for number, name in enumerate(_WEEKDAYS)},
+}
+
+
+def words_of(expression: str) -> Iterator[tuple[int, re.Match[str]]]:
+    """Each field's word, with its index in FIELDS."""
+    words = list(_WORD.finditer(expression))
+    return enumerate(words, len(FIELDS) - len(words))
+
+
+# -- what to write instead -------------------------------------------------------------------------
+
+
+_SPREAD: Final = "write a number; `jitter` in a job file spreads starts"
+_ADVICE: Final = (
+    (r".*\?.*", "write * instead of ?"),
+    (r"H(\(.*\))?(/\d+)?", f"there is no H: {_SPREAD}"),
+    (r".*~.*", f"there are no random times, on which instances could not agree: {_SPREAD}"),
+    (r"\d*W", "there is no nearest weekday, but LW, the last one of the month: write a day"),
+    (r".*#.*", "MON#2, the second Monday of the month, is a day of the week; #1 to #5"),
+    (r"L(-\d+)?|\d*L|LW", "L and LW are days of the month; 5L, its last Friday, a day of the week"),
+    (r".*/0*", "a step is at least 1"),
+    (r"-.*", "leave out the - at the beginning, which keeps cronie from writing to syslog"),
+)
+"""What other programs know (Quartz, AWS, Jenkins, cronie), and what to write instead."""
+
+
+def advice_for(word: str, index: int) -> str:
+    """What to write instead of a word that is no field of this kind; empty if nobody knows."""
+    for part in word.upper().split(","):
+        for pattern, advice in _ADVICE:
+            if re.fullmatch(pattern, part):
+                return advice
+        if advice := _range_that_wraps(part, index) or _name_in_full(part, index):
+            return advice
+    return ""
+
+
+def _value(text: str, index: int) -> int | None:
+    number = _NAMES.get(index, {}).get(text)
+    return int(text) if number is None and text.isdecimal() else number
+
+
+def _range_that_wraps(part: str, index: int) -> str:
+    """`22-4` in two parts; with a step, its values."""
+    found = re.fullmatch(r"(\w+)-(\w+)(?:/(\d+))?", part)
+    if found is None:
+        return ""
+    first, last, step = _value(found[1], index), _value(found[2], index), int(found[3] or 1)
+    low, high = RANGES[index]
+    high -= index == _WEEKDAY
+    if first is None or last is None or not low <= last < first <= high or not step:
+        return ""
+    if step > 1:
+        values = [*range(first, high + 1), *range(low, last + 1)][::step]
+        return f"it does not wrap: write {','.join(map(str, values))}"
+    ends = (first, high), (low, last)
+    return f"it does not wrap: write {','.join(_span(*both) for both in ends)}"
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _name_in_full(part: str, index: int) -> str:
+    for word in re.findall(r"[A-Z]{4,}", part):
+        if word[:3] in _NAMES.get(index, ()):
+            return f"names have three letters: {word[:3]}"
+    return ""
+
+
+# -- steps without effect --------------------------------------------------------------------------
+
+_EVERY: Final = {0: ("seconds", "s"), 1: ("minutes", "m"), 2: ("hours", "h"), 3: ("days", "d")}
+
+
+def steps_without_effect(expression: str) -> list[tuple[int, str]]:
+    """What to say of each step that is larger than what it steps through, with its offset.
+
+    Schedules such as `*/90 * * * *` are valid, hourly, and seldom meant so.
+    """
+    if expression.lstrip().startswith("@"):
+        return []
+    return [
+        (word.start(), text)
+        for index, word in words_of(expression)
+        for part in word[0].upper().split(",")
+        if (text := _of_step(part, index))
+    ]
+
+
+def _of_step(part: str, index: int) -> str:
+    match = re.fullmatch(r"(\*|L|LW|(\w+)(?:-(\w+))?)/(\d+)", part)
+    if match is None:
+        return ""
+    base, step = match[1], int(match[4])
+    if base in ("L", "LW"):
+        return f"{part!r}: the step does nothing, as {base} is one day"
+    low, high = RANGES[index]
+    high -= index == _WEEKDAY
+    first = low if base == "*" else _value(match[2], index)
+    last = high if match[3] is None else _value(match[3], index)
+    if first is None or last is None or step <= last - (low if match[3] is None else first) + 1:
+        return ""
+    what = f"{part!r}: a step of {step} is larger than {first}-{last}, so this is {first} alone"
+    if match[3] is not None or index not in _EVERY:
+        return what
+    unit, short = _EVERY[index]
+    return f'{what}; for every {step} {unit} a job file has every = "{step}{short}"'
