@@ -127,6 +127,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/serve/test_health.py::test_without_a_token_other_hosts_get_the_probes_alone",
     ),
     _m(
+        "peers that send half a head keep probes out",
+        "serve/http.py",
+        "            oldest.transport.abort()\n",
+        "            writer.transport.abort()\n",
+        "tests/serve/test_listener.py::test_the_oldest_unfinished_head_goes_first",
+    ),
+    _m(
+        "a probe waits behind answers that nobody takes",
+        "serve/http.py",
+        "page.status == HTTPStatus.OK and not _is_probe(request)",
+        "page.status == HTTPStatus.OK",
+        "tests/serve/test_listener.py",
+    ),
+    _m(
         "a form of another site acts for who is logged in",
         "serve/http.py",
         'return bool(origin) and origin == request.headers.get("host")',

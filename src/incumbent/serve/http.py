@@ -1,7 +1,15 @@
 """An HTTP/1.1 server for a table of handlers: one daemon thread, one request a connection.
 
-A slow or hostile peer occupies one of `_AT_ONCE` places for at most `_TIMEOUT`. A peer that waits
-for a store, or follows a stream, occupies a viewer's place instead, so that probes find theirs.
+Whatever peers do, a probe is answered:
+
+    accepted --> its request arrives --> a probe: answered, and needs no further place
+                 (_READING)          --> another page: it takes the answer (_ANSWERS)
+                                     --> it waits for a store, or follows a stream (_VIEWERS)
+
+Each kind has places of its own. One connection too many ends the oldest whose request has not
+arrived: a peer that sends half a head, or no body. A request that came with its connection, as that
+of a probe does, is read before it counts. One answer or viewer too many is refused. Peers that do
+not send or read are dropped after `_TIMEOUT`, viewers after `_PATIENCE`.
 """
 
 from __future__ import annotations
@@ -16,7 +24,8 @@ import secrets
 import socket
 import stat
 import threading
-from contextlib import aclosing
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
 from email.parser import HeaderParser
 from email.utils import formatdate
 from http import HTTPStatus
@@ -32,10 +41,14 @@ _log = logging.getLogger("incumbent")
 
 _TURNS: Final = 4
 """Turns of the loop from accepting a connection to its handler: task, transport, handler."""
+_TO_READ: Final = 3
+"""Turns of the loop after which what came with the connection is read."""
 _TIMEOUT: Final = 2.0
 """Seconds for the head of a request to arrive and for the response to be taken."""
 _LONGEST_HEAD: Final = 8192
-_AT_ONCE: Final = 16
+_READING: Final = 512
+_ANSWERS: Final = 16
+"""Answers in memory: each may be large, and stays until the peer has taken it."""
 _VIEWERS: Final = 1000
 _PATIENCE: Final = 10.0
 """Seconds for a handler that waits, and for a viewer to read the data that it gets."""
@@ -60,9 +73,14 @@ class PageServer:
         self._secret = None if token_file is None else read_secret(token_file)
         self._probes_only = token_file is None and not address.is_loopback
         self._routes = routes
-        self._open = self._viewers = 0
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._most_viewers = min(_VIEWERS, files // 2) if files > 0 else _VIEWERS
+        files = files if files > 0 else 4 * _VIEWERS
+        self._reading: dict[asyncio.StreamWriter, None] = {}
+        self._most_reading, self._most_viewers = (
+            min(_READING, files // 4),
+            min(_VIEWERS, files // 2),
+        )
+        self._answers = self._viewers = 0
         self._listener = _listen(address)
         host, port = self._listener.getsockname()[:2]
         self.url = Address(address.family, host, port).url
@@ -95,33 +113,46 @@ class PageServer:
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            pending = await self._answer(reader, writer) if self._open < _AT_ONCE else None
-            if pending is not None:
-                await self._show(writer, *pending)
+            for _ in range(_TO_READ):
+                await asyncio.sleep(0)
+            with self._place_to_read(writer):
+                async with asyncio.timeout(_TIMEOUT):
+                    request = await _read(reader)
+            await self._answer(writer, request)
         except (OSError, EOFError, asyncio.LimitOverrunError):
-            pass  # The peer is gone, is too slow, or never ends its head.
+            pass  # The peer is gone, is too slow, never ends its head, or made room for another.
         finally:
             writer.transport.abort()
 
-    async def _answer(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> tuple[Pending, bool] | None:
-        """Answer at once, or return the pending page, and whether only its head was requested."""
-        self._open += 1
+    @contextmanager
+    def _place_to_read(self, writer: asyncio.StreamWriter) -> Iterator[None]:
+        if len(self._reading) >= self._most_reading:
+            oldest = next(iter(self._reading))
+            del self._reading[oldest]
+            oldest.transport.abort()
+        self._reading[writer] = None
+        try:
+            yield
+        finally:
+            self._reading.pop(writer, None)
+
+    async def _answer(self, writer: asyncio.StreamWriter, request: HttpRequest | Page) -> None:
+        page = request if isinstance(request, Page) else self._page(request)
+        head_only = isinstance(request, HttpRequest) and request.method == "HEAD"
+        if not isinstance(page, Page):
+            if self._viewers < self._most_viewers:
+                await self._show(writer, page, head_only)
+                return
+            page.close()
+            page = Page(503, TEXT, "too many look at it already\n")
+        if self._answers >= _ANSWERS and page.status == HTTPStatus.OK and not _is_probe(request):
+            page = Page(503, TEXT, "too many have not taken their answer yet\n")
+        self._answers += 1
         try:
             async with asyncio.timeout(_TIMEOUT):
-                request = await _read(reader)
-                page = request if isinstance(request, Page) else self._page(request)
-                head_only = isinstance(request, HttpRequest) and request.method == "HEAD"
-                if not isinstance(page, Page):
-                    if self._viewers < self._most_viewers:
-                        return page, head_only
-                    page.close()
-                    page = Page(503, TEXT, "too many look at it already\n")
                 await _send(writer, page._replace(stream=None), head_only=head_only)
         finally:
-            self._open -= 1
-        return None
+            self._answers -= 1
 
     async def _show(self, writer: asyncio.StreamWriter, pending: Pending, head_only: bool) -> None:
         self._viewers += 1
@@ -196,6 +227,10 @@ def _is_from_here(request: HttpRequest) -> bool:
     """Whether a form of our own sent the request: browsers name the origin of a POST."""
     origin = urlsplit(request.headers.get("origin", "")).netloc
     return bool(origin) and origin == request.headers.get("host")
+
+
+def _is_probe(request: HttpRequest | Page) -> bool:
+    return isinstance(request, HttpRequest) and request.path in OPEN_PATHS
 
 
 async def _read(reader: asyncio.StreamReader) -> HttpRequest | Page:
