@@ -16,12 +16,11 @@ from incumbent.protocol.deadlines import Deadlines
 from incumbent.protocol.keeper import Keeper
 from incumbent.protocol.link import link_for
 from tests.support.faulty import FaultyEngine
-from tests.support.pace import in_time
+from tests.support.pace import BUSY, in_time
 from tests.support.waiting import eventually
 
 TTL = 1.5
 """Long enough for the first renewal to begin on a busy machine too."""
-LATE_AT_MOST = 0.25
 _HANGS = 5.0
 """Seconds for which a renewal gets no answer: far longer than any lease here."""
 
@@ -53,7 +52,7 @@ def hanging(engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[t
 
 def lost_in_time(lock: Lock, hanging: threading.Event, told: threading.Event) -> None:
     lease = lock.acquire()
-    with in_time(lease.remaining, late_at_most=LATE_AT_MOST):
+    with in_time(lease.remaining, late_at_most=BUSY):
         assert hanging.wait(20)
         assert told.wait(20)
     assert lease.lost
@@ -76,7 +75,7 @@ def test_who_waits_for_the_loss_does_not_wait_for_the_renewal_that_hangs(
     engine: FaultyEngine, hanging: threading.Event
 ) -> None:
     lease = Lock("a", store=engine, ttl=TTL).acquire()
-    with in_time(lease.remaining, late_at_most=LATE_AT_MOST):
+    with in_time(lease.remaining, late_at_most=BUSY):
         assert lease.wait_lost(20)
     assert hanging.is_set()
 
@@ -87,7 +86,7 @@ def test_on_revoked_does_not_wait_for_the_renewal_that_hangs(
     told = threading.Event()
     election = Election("a", store=engine, ttl=TTL, on_revoked=lambda _: told.set())
     term = election.campaign()
-    with in_time(term.remaining, late_at_most=LATE_AT_MOST):
+    with in_time(term.remaining, late_at_most=BUSY):
         assert hanging.wait(20)
         assert told.wait(20)
 
@@ -115,7 +114,7 @@ def test_at_most_for_ends_a_lease_whose_store_hangs(
     told = threading.Event()
     lock = Lock("a", store=engine, ttl=2, at_most_for=0.3, on_lost=lambda _: told.set())
     lease = lock.acquire()
-    with in_time(lease.remaining, late_at_most=LATE_AT_MOST):
+    with in_time(lease.remaining, late_at_most=BUSY):
         assert told.wait(3)
 
 
@@ -153,7 +152,7 @@ def test_a_lease_that_ends_before_the_others_wakes_the_thread(engine: FaultyEngi
     eventually(lambda: deadlines._places)
     told = threading.Event()
     near = Lock("near", store=engine, ttl=TTL, on_lost=lambda _: told.set()).acquire()
-    with in_time(near.remaining, late_at_most=LATE_AT_MOST):
+    with in_time(near.remaining, late_at_most=BUSY):
         engine.faulty.down = True
         assert told.wait(20)
     assert far.valid
@@ -167,7 +166,7 @@ def test_a_closed_client_still_tells_of_the_end_of_what_it_renews_no_longer(
     told = threading.Event()
     with Client(engine) as client:
         lease = client.lock("a", ttl=TTL, on_lost=lambda _: told.set()).acquire()
-    with in_time(lease.remaining, late_at_most=LATE_AT_MOST):
+    with in_time(lease.remaining, late_at_most=BUSY):
         assert told.wait(20)
     assert lease.wait_lost(0)
 
@@ -177,7 +176,7 @@ def test_a_wait_for_the_loss_begun_after_the_client_was_closed_ends_in_time(
 ) -> None:
     with Client(engine) as client:
         lease = client.lock("a", ttl=TTL).acquire()
-    with in_time(lease.remaining, late_at_most=LATE_AT_MOST):
+    with in_time(lease.remaining, late_at_most=BUSY):
         assert lease.wait_lost(20)
 
 

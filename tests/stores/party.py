@@ -10,9 +10,11 @@ from incumbent.model import Ask, Granted, Key, Refused, Renewal
 from incumbent.stores.base import Engine, Store
 
 ASK = Ask(10.0, "host-1")
+WITHIN = 10.0
+"""Seconds for an answer: a busy machine takes some of them."""
 
 
-def soon(seconds: float = 5.0) -> float:
+def soon(seconds: float = WITHIN) -> float:
     return clock.now() + seconds
 
 
@@ -30,7 +32,7 @@ class Party:
     def store(self) -> Store:
         return self.engine.store()
 
-    def take(self, claim: str = "", within: float = 5.0, ask: Ask = ASK) -> Granted:
+    def take(self, claim: str = "", within: float = WITHIN, ask: Ask = ASK) -> Granted:
         outcome = self.store.take(self.key, claim or self.claim, ask, soon(within))
         assert isinstance(outcome, Granted), outcome
         return outcome
@@ -40,7 +42,7 @@ class Party:
         assert isinstance(outcome, Refused), outcome
         return outcome
 
-    async def take_async(self, claim: str = "", within: float = 5.0, ask: Ask = ASK) -> Granted:
+    async def take_async(self, claim: str = "", within: float = WITHIN, ask: Ask = ASK) -> Granted:
         store = self.engine.async_store()
         outcome = await store.take(self.key, claim or self.claim, ask, soon(within))
         assert isinstance(outcome, Granted), outcome

@@ -10,6 +10,7 @@ from enum import Enum, auto
 from itertools import count
 from typing import TypeVar, Unpack
 
+from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import (
     Ask,
@@ -140,3 +141,7 @@ class FaultyEngine(MemoryEngine):
 
     def async_store(self) -> AsyncFaultyStore:
         return self._async_faulty
+
+    def stand(self, key: Key, *names: str) -> bool:
+        """Whether all of these are candidates, as the store knows it."""
+        return {it.holder for it in self.faulty.read(key, clock.now() + 1).candidates} >= {*names}

@@ -15,8 +15,9 @@ from tests.support.servers import RedisServer, TlsFiles, free_port
 from tests.support.waiting import eventually
 
 SLOTS = 16_384
-NODE_TIMEOUT = 1000
-"""Milliseconds after which a silent node is taken for dead."""
+NODE_TIMEOUT, LONG = 1000, 60_000
+"""Milliseconds after which a silent node is taken for dead. Only a replica can take its place:
+where there is none, a node that is busy or frozen for seconds shall not close the cluster."""
 
 
 class ClusterNode(RedisServer):
@@ -92,6 +93,8 @@ class RedisCluster:
         for at, replica in enumerate(self.replicas):
             replica.cli("CLUSTER", "REPLICATE", self.nodes[at % 3].id)
         self.wait_until_well()
+        for node in [] if self.replicas else self.nodes:
+            node.cli("CONFIG", "SET", "cluster-node-timeout", str(LONG))
         for replica in self.replicas:
             eventually(lambda one=replica: "master_link_status:up" in one.cli("INFO"))  # type: ignore[misc]
 

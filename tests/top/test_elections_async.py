@@ -381,7 +381,7 @@ def test_transfer_goes_to_the_named_one_of_three_candidates(engine: FaultyEngine
         async with leading(candidate):
             names = ("c0", "c1", "c2")
             tasks = {name: asyncio.create_task(stand(engine, name)) for name in names}
-            await until(lambda: engine.faulty.calls["take"] >= 4)
+            await until(lambda: engine.stand(KEY, *names))
             with pytest.raises(incumbent.NotCandidate, match="c0, c1, c2"):
                 await candidate.transfer(to="nobody")
             assert candidate.term is not None
@@ -394,11 +394,12 @@ def test_transfer_goes_to_the_named_one_of_three_candidates(engine: FaultyEngine
 
 def test_an_operators_transfer_keeps_the_name_for_the_successor(engine: FaultyEngine) -> None:
     async def scenario() -> None:
-        candidate = election(engine, ttl=1)
+        # The name is kept for five seconds, or the ttl if that is less.
+        candidate = election(engine, ttl=6)
         async with leading(candidate):
             names = ("c0", "c1", "c2")
             tasks = {name: asyncio.create_task(stand(engine, name)) for name in names}
-            await until(lambda: engine.faulty.calls["take"] >= 4)
+            await until(lambda: engine.stand(KEY, *names))
             assert candidate.term is not None
             said = encode_notice(who="ann", to="c2", token=candidate.term.number)
             engine.faulty.put(KEY, RESIGN, said, None, clock.now() + 1)

@@ -34,6 +34,7 @@ from tests.support.faulty import FaultyEngine
 from tests.support.pace import lasted, now
 from tests.support.postgresql import PostgresServer
 from tests.support.servers import RedisServer
+from tests.support.waiting import eventually
 
 NOWHERE = "no-such-host.example"
 HOPELESS = [
@@ -203,15 +204,17 @@ def test_a_resolver_that_comes_back_is_waited_for(
 def test_a_server_that_started_just_now_costs_the_timeout_and_no_loop(
     wait: Wait, own_redis: RedisServer
 ) -> None:
-    error = refused(wait, own_redis.url, 0.5, least=0.5)
+    timeout = 3.0
+    error = refused(wait, own_redis.url, timeout, least=timeout)
     assert isinstance(error, StoreUnavailable)
     assert "may still be working" in str(error)
     assert "the timeout is over" in str(error)
     assert error.retry_after is not None
-    assert 10 < error.retry_after < 14.6
-    # Who does not wait is answered at once, with what there is to wait for.
-    error = refused(wait, own_redis.url, 0)
-    assert error.retry_after is not None
+    # 15 s after its start it grants.
+    assert 1 < error.retry_after < 15.1 - timeout
+    # Who does not wait is answered at once, with what there is to wait for; unless a busy machine
+    # leaves the only try no time.
+    eventually(lambda: refused(wait, own_redis.url, 0).retry_after is not None)
 
 
 @SIDES

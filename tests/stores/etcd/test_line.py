@@ -17,11 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
 from incumbent import AcquireTimeout, AsyncClient, Client, StoreError, clock
-from incumbent.model import Queue, Queued, Refused
+from incumbent.model import Key, Queue, Queued, Refused
 from incumbent.stores import turns
 from tests.stores.etcd.world import ASK, new_claim, party, soon
 from tests.support.etcd import EtcdServer
@@ -32,6 +33,8 @@ pytestmark = pytest.mark.server
 
 _TTL = 60
 """Seconds: a wake-up that is lost costs as much, and a test that loses one is late."""
+MOMENT = 8.0
+"""Seconds: a place in line ends after more than twice as many."""
 _LINE_TTL = replace(ASK, ttl=float(_TTL), queue=Queue(5.0))
 
 _CHILD = """
@@ -158,13 +161,13 @@ def test_a_waiter_that_dies_or_freezes_holds_up_the_others_for_a_moment(
             lease.release()
             assert second.stdout is not None
             assert second.stdout.readline() == "got it\n"
-            assert took(began) < 2.0
+            assert took(began) < MOMENT
             # And it is waited for no more.
             began = clock.now()
             second.communicate()
             assert third.stdout is not None
             assert third.stdout.readline() == "got it\n"
-            assert took(began) < 2.0
+            assert took(began) < MOMENT
 
 
 def test_if_the_first_two_in_line_die_the_others_wait_until_their_places_end(
@@ -187,10 +190,10 @@ def test_who_gives_up_leaves_the_line(own_etcd: EtcdServer) -> None:
     with Client(url) as client, Client(url) as other:
         lease = client.lock("one", ttl=_TTL).acquire()
         with pytest.raises(AcquireTimeout):
-            other.lock("one", ttl=_TTL, timeout=0.5).acquire()
-        eventually(lambda: _line(own_etcd) == [], within=10)
+            other.lock("one", ttl=_TTL, timeout=2).acquire()
+        eventually(lambda: _line(own_etcd) == [])
         lease.release()
-        other.lock("one", ttl=_TTL).acquire(timeout=5).release()
+        other.lock("one", ttl=_TTL).acquire(timeout=20).release()
 
 
 def test_of_a_process_that_waits_twice_the_other_process_comes_between(
@@ -215,13 +218,18 @@ def test_brief_leases_of_one_process_follow_each_other_until_its_turn_is_over(
     assert asked < 7 * 3
 
 
+def all_wait(client: Client, count: int) -> bool:
+    store: Any = client._link.store
+    return len(store.operations.turns.line(Key("default", "one")).waiters) == count
+
+
 def _in_turn(own_etcd: EtcdServer, ours: int, hold: float) -> tuple[int, list[str]]:
     """Requests, and the order, of so many waiters of one process before one of another process."""
     url = own_etcd.store_url()
     order: list[str] = []
 
     def wait(client: Client, who: str) -> None:
-        with client.lock("one", ttl=_TTL, timeout=30):
+        with client.lock("one", ttl=_TTL, timeout=50):
             order.append(who)
             time.sleep(hold)
 
@@ -230,12 +238,14 @@ def _in_turn(own_etcd: EtcdServer, ours: int, hold: float) -> tuple[int, list[st
         with ThreadPoolExecutor(ours + 1) as pool:
             waiting = [pool.submit(wait, one, "ours") for _ in range(ours)]
             eventually(lambda: len(_line(own_etcd)) == 1)
+            # One place is for all of them: the server does not know how many have come.
+            eventually(lambda: all_wait(one, ours))
             waiting.append(pool.submit(wait, other, "theirs"))
             eventually(lambda: len(_line(own_etcd)) == 2)
             before = own_etcd.requests()["Txn"]
             lease.release()
             for each in waiting:
-                each.result(30)
+                each.result(50)
             asked = own_etcd.requests()["Txn"] - before
     assert _line(own_etcd) == []
     return asked, order
@@ -266,8 +276,8 @@ def test_a_named_successor_hears_of_it_wherever_it_stands(own_etcd: EtcdServer) 
             began = clock.now()
             gives = partial(holder.store.give, closed_for=10.0, reserve_for="named")
             gives(holder.key, holder.claim, granted.token, soon())
-            assert got.wait(5)
-            assert took(began) < 5
+            assert got.wait(15)
+            assert took(began) < 15
             ended.set()
 
 

@@ -19,7 +19,7 @@ from incumbent.stores.url import open_engine
 from tests.stores.etcd.world import ASK, Party, new_claim, party, soon
 from tests.support.etcd import EtcdServer
 from tests.support.forks import in_a_child
-from tests.support.pace import took
+from tests.support.pace import BUSY, took
 from tests.support.proxy import FaultProxy
 from tests.support.waiting import eventually
 
@@ -99,17 +99,19 @@ def test_a_program_that_never_closes_ends_without_a_word(etcd_server: EtcdServer
         "from incumbent.stores.url import open_engine\n"
         f"engine = open_engine({etcd_server.store_url()!r})\n"
         "ask, key = Ask(5.0, 'h'), Key('faults', 'never-closed')\n"
-        "engine.store().take(key, 'c', ask, clock.now() + 2)\n"
+        "engine.store().take(key, 'c', ask, clock.now() + 20)\n"
         "async def main():\n"
-        "    await engine.async_store().take(key, 'c', ask, clock.now() + 2)\n"
+        # On a busy machine even this little takes long enough for asyncio to remark on it.
+        "    asyncio.get_running_loop().slow_callback_duration = 60\n"
+        "    await engine.async_store().take(key, 'c', ask, clock.now() + 20)\n"
         "asyncio.run(main())\n"
-        "engine.store().give(key, 'c', None, clock.now() + 2)\n"
+        "engine.store().give(key, 'c', None, clock.now() + 20)\n"
     )
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error", "-c", code],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -148,7 +150,7 @@ def test_a_lost_answer_to_a_take_is_unknown_and_the_repeat_is_the_same_grant(
     # Every member that is asked loses its answer; the lone one is asked again.
     proxy.close_after_request(b"/v3/kv/txn", times=10)
     with pytest.raises(OutcomeUnknown):
-        here.take(within=1)
+        here.take(within=3)
     proxy.heal()
     holding = here.store.read(here.key, soon()).holdings[0]
     assert holding.claim == here.claim
@@ -226,7 +228,7 @@ def test_every_call_ends_at_its_deadline(here: Party, proxy: FaultProxy, fault: 
         began = clock.now()
         with pytest.raises(StoreError):
             call(began + 0.4)
-        assert took(began) < 0.55
+        assert took(began) < 0.4 + BUSY
     proxy.heal()
 
 

@@ -15,7 +15,7 @@ from incumbent.net.http import Stream
 from incumbent.stores.etcd import client
 from tests.stores.etcd.world import Party, new_claim, party, soon, watchers
 from tests.support.etcd import EtcdServer
-from tests.support.pace import took
+from tests.support.pace import BUSY, LONG, WOKEN, took
 from tests.support.proxy import FaultProxy
 from tests.support.waiting import eventually
 
@@ -52,7 +52,7 @@ def test_a_waiter_is_woken(here: Party, own_etcd: EtcdServer, what: str, on_asyn
     granted = here.take()
     seen = here.refused().seen
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(seconds_waited, here, seen, 5.0, on_asyncio=on_asyncio)
+        waiting = pool.submit(seconds_waited, here, seen, LONG, on_asyncio=on_asyncio)
         eventually(lambda: watchers(own_etcd) >= 1)
         if what == "pause":
             here.store.put(here.key, "pause", b"{}", None, soon())
@@ -61,7 +61,7 @@ def test_a_waiter_is_woken(here: Party, own_etcd: EtcdServer, what: str, on_asyn
         else:
             closed_for = 1.0 if what == "close" else 0.0
             here.store.give(here.key, here.claim, granted.token, soon(), closed_for=closed_for)
-        assert waiting.result() < 4
+        assert waiting.result() < WOKEN
 
 
 @BOTH
@@ -70,7 +70,7 @@ def test_a_waiter_that_nothing_happens_to_returns_in_time(here: Party, on_asynci
     seen, began = here.refused().seen, clock.now()
     waited = seconds_waited(here, seen, 0.3, on_asyncio=on_asyncio)
     assert waited > 0.29
-    assert took(began) < 0.45
+    assert took(began) < 0.3 + BUSY
 
 
 @BOTH
@@ -78,7 +78,7 @@ def test_what_changed_before_the_watch_began_is_seen(here: Party, on_asyncio: bo
     granted = here.take()
     seen = here.refused().seen
     here.store.give(here.key, here.claim, granted.token, soon())
-    assert seconds_waited(here, seen, 5.0, on_asyncio=on_asyncio) < 4.0
+    assert seconds_waited(here, seen, LONG, on_asyncio=on_asyncio) < WOKEN
 
 
 @BOTH
@@ -90,7 +90,7 @@ def test_a_revision_that_was_compacted_before_the_watch_began_is_no_error(
     here.store.give(here.key, here.claim, granted.token, soon())
     compact(own_etcd)
     # What happened in between is lost: the waiter is told to look again.
-    assert seconds_waited(here, seen, 5.0, on_asyncio=on_asyncio) < 4.0
+    assert seconds_waited(here, seen, LONG, on_asyncio=on_asyncio) < WOKEN
 
 
 @BOTH
@@ -100,14 +100,14 @@ def test_a_compaction_during_a_wait_neither_ends_nor_deafens_it(
     granted = here.take()
     seen = here.refused().seen
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(seconds_waited, here, seen, 8.0, on_asyncio=on_asyncio)
+        waiting = pool.submit(seconds_waited, here, seen, LONG, on_asyncio=on_asyncio)
         eventually(lambda: watchers(own_etcd) >= 1)
         compact(own_etcd)
         time.sleep(0.3)
         began = clock.now()
         here.store.give(here.key, here.claim, granted.token, soon())
-        waiting.result(5)
-        assert took(began) < 1.0
+        waiting.result()
+        assert took(began) < BUSY
 
 
 def compact(server: EtcdServer) -> None:
@@ -120,16 +120,16 @@ def compact(server: EtcdServer) -> None:
 
 def test_a_watch_whose_server_restarts_is_taken_up_again(own_etcd: EtcdServer) -> None:
     with Client(own_etcd.store_url()) as holder, Client(own_etcd.store_url()) as other:
-        lease = holder.lock("job", ttl=3).acquire()
+        lease = holder.lock("job", ttl=60).acquire()
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(other.lock("job", ttl=3, timeout=20).acquire)
+            waiting = pool.submit(other.lock("job", ttl=6, timeout=40).acquire)
             eventually(lambda: watchers(own_etcd) >= 1)
             own_etcd.restart()
             eventually(lambda: watchers(own_etcd) >= 1)
             began = clock.now()
             lease.release()
-            waiting.result(10).release()
-            assert took(began) < 1.5
+            waiting.result(20).release()
+            assert took(began) < BUSY
 
 
 def test_a_watch_in_a_black_hole_ends_in_time(own_etcd: EtcdServer) -> None:
@@ -142,7 +142,7 @@ def test_a_watch_in_a_black_hole_ends_in_time(own_etcd: EtcdServer) -> None:
         proxy.blackhole()
         began = clock.now()
         seconds_waited(one, seen, 1.0, on_asyncio=False)
-        assert took(began) < 1.2
+        assert took(began) < 1.0 + BUSY
 
 
 def test_a_signal_interrupts_a_wait(here: Party, own_etcd: EtcdServer) -> None:
@@ -160,8 +160,8 @@ def test_a_signal_interrupts_a_wait(here: Party, own_etcd: EtcdServer) -> None:
     try:
         began = clock.now()
         with pytest.raises(Interrupted):
-            here.store.wait_change(here.key, seen, soon(5))
-        assert took(began) < 1
+            here.store.wait_change(here.key, seen, soon(LONG))
+        assert took(began) < WOKEN
     finally:
         signal.signal(signal.SIGALRM, before)
     # And the next request is not answered with what was meant for the watch.
@@ -206,8 +206,8 @@ def test_a_watch_that_the_gateway_loses_on_a_busy_machine_is_made_anew(
     here.store.put(here.key, "field", b"", None, soon())
     seen = here.store.read(here.key, soon()).seen
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(seconds_waited, here, seen, 20.0, on_asyncio=on_asyncio)
+        waiting = pool.submit(seconds_waited, here, seen, LONG, on_asyncio=on_asyncio)
         eventually(lambda: lost)
         time.sleep(0.2)
         here.store.put(here.key, "field", None, None, soon())
-        assert waiting.result() < 5
+        assert waiting.result() < WOKEN

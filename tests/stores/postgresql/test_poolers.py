@@ -22,7 +22,7 @@ from tests.stores.postgresql.world import (
     patiently,
     soon,
 )
-from tests.support.pace import took
+from tests.support.pace import BUSY, took
 from tests.support.postgresql import PgBouncer, PostgresServer
 
 LISTENING = "select 1 from pg_stat_activity where query ilike 'listen%'"
@@ -101,7 +101,7 @@ def test_a_waiter_behind_a_pooler_learns_of_a_release(
     def waited() -> float:
         began = clock.now()
         if how == "sync":
-            Lock("job", store=url, timeout=8).acquire().release()
+            Lock("job", store=url, timeout=30).acquire().release()
         else:
             asyncio.run(wait())
         return clock.now() - began
@@ -113,7 +113,7 @@ def test_a_waiter_behind_a_pooler_learns_of_a_release(
             Lock("job", store=url, timeout=0).acquire()
         given = clock.now()
     assert waiting.result() >= 0.4
-    assert took(given) < 2.5
+    assert took(given) < 1.0 + BUSY
 
 
 def test_waiters_behind_a_pooler_leave_its_sessions_to_others(
@@ -179,7 +179,7 @@ def test_a_pooler_without_its_server_is_unavailable_and_recovers(
             with answers_within(0.5), pytest.raises(StoreError):
                 one.store.renew([one.renewal(granted)], soon(0.5))
         own_postgres.start()
-        renewed = patiently(lambda: one.store.renew([one.renewal(granted)], soon(0.5)))
+        renewed = patiently(lambda: one.store.renew([one.renewal(granted)], soon(2)))
         assert renewed == [Renewed()]
 
 

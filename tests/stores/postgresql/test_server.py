@@ -221,7 +221,7 @@ def test_a_request_that_nobody_waits_for_any_more_does_not_stay_on_the_server(
         with pytest.raises(StoreError):
             here.store.renew([here.renewal(granted)], soon(0.2))
         # Its lock_timeout is a second.
-        eventually(lambda: not postgres_server.psql(busy), within=3)
+        eventually(lambda: not postgres_server.psql(busy))
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
@@ -353,7 +353,7 @@ def test_a_server_that_is_not_there_is_unavailable(
         own.take(within=0.5)
     assert not caught.value.permanent
     own_postgres.start()
-    assert own.store.renew([own.renewal(granted)], soon(5)) == [Renewed()]
+    assert own.store.renew([own.renewal(granted)], soon()) == [Renewed()]
 
 
 def connected(url: str) -> psycopg.Connection:

@@ -62,7 +62,7 @@ def test_who_is_renewed_while_another_waits_for_the_row_still_counts(
     operator.execute("select from incumbent.record for update")
     with ThreadPoolExecutor(1) as pool:
         eventually(lambda: one.store.read(one.key, soon()).holdings[1:] == ())
-        taking = pool.submit(one.store.take, one.key, new_claim(), two(), soon(0.9))
+        taking = pool.submit(one.store.take, one.key, new_claim(), two(), soon())
         eventually(lambda: waits(postgres_server, database))
         operator.execute(
             "update incumbent.sharer set expires = expires + interval '1 minute' where claim = %s",

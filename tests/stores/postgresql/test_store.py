@@ -27,7 +27,7 @@ from incumbent.model import (
 from incumbent.stores.postgresql import open_postgresql
 from incumbent.stores.postgresql.engine import PostgresEngine, PostgresStore, schema
 from tests.stores.postgresql.world import MovedWorld
-from tests.support.pace import took
+from tests.support.pace import WOKEN, took
 from tests.support.postgresql import PostgresServer
 from tests.support.waiting import eventually
 
@@ -280,7 +280,8 @@ def test_who_is_refused_writes_nothing_and_waits_for_nobody(
     with _locked(postgres_server, database):
         started = clock.now()
         assert isinstance(store.take(_KEY, _TWO, _ASK, soon()), Refused)
-        assert took(started) < 0.9
+        # Who waits for the row does so for its lock_timeout, and gets an error.
+        assert took(started) < 5
 
 
 def test_batches_in_any_order_do_not_stop_each_other(store: PostgresStore) -> None:
@@ -362,8 +363,8 @@ def test_who_waits_is_told_and_one_connection_serves_all(store: PostgresStore, r
             started = clock.now()
             store.give(key, _ONE, grants[key].token, soon())
             for waiter in waiters:
-                waiter.result(5)
-            assert took(started) < 2
+                waiter.result()
+            assert took(started) < WOKEN
 
 
 def test_who_waits_outlives_the_loss_of_the_connection_that_listens(

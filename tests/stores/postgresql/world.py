@@ -20,13 +20,12 @@ from incumbent.stores.url import open_engine
 from incumbent.testing.contract import World
 from tests.stores import party as parties
 from tests.stores.party import ASK, new_claim, soon
-from tests.support.pace import in_time
+from tests.support.pace import BUSY, in_time
 from tests.support.postgresql import PostgresServer
 
 __all__ = [
     "AGED",
     "ASK",
-    "LATE_AT_MOST",
     "TEMPLATE",
     "MovedWorld",
     "Party",
@@ -42,7 +41,6 @@ __all__ = [
     "soon",
 ]
 
-LATE_AT_MOST = 0.15
 TEMPLATE = "with_schema"
 AGED = """
     select incumbent.begin_epoch();
@@ -124,7 +122,7 @@ def patiently(ask: Callable[[], _T], within: float = 8.0) -> _T:
             time.sleep(min(error.retry_after or 0.02, 1.5))
 
 
-answers_within = partial(in_time, late_at_most=LATE_AT_MOST)
+answers_within = partial(in_time, late_at_most=BUSY)
 
 
 # -- a clock that a test moves, and bugs that a test plants into the schema

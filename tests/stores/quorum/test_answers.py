@@ -13,7 +13,7 @@ from itertools import combinations_with_replacement
 
 import pytest
 
-from incumbent import AcquireTimeout, AsyncLock, Lock, NotAcquired
+from incumbent import AcquireTimeout, AsyncLock, Lock, NotAcquired, Policy
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Record, Refused, Released, Slot, TakeOutcome
 from incumbent.stores.quorum import ballots
@@ -65,6 +65,8 @@ def put_into(members: Members, states: tuple[str, ...], key: Key) -> None:
             with party(members.url(TRUSTED)) as other:
                 other.key = key
                 other.take(Ask(10.0, holder))
+            # It is granted before the last one has voted.
+            eventually(lambda: all(it.server.cli("EXISTS", main) == "1" for it in members.all))
             values = [one.server.cli("GETDEL", main) for one in members.all]
             kept |= {at: it for at, it in enumerate(values) if states[at] == state}
     for at, (state, one) in enumerate(zip(states, members.all, strict=True)):
@@ -296,13 +298,14 @@ def none_free(members: Members, name: str) -> None:
 def test_waiting_for_what_no_majority_gives_ends_with_why(three: Members) -> None:
     name = secrets.token_hex(6)
     none_free(three, name)
+    # A busy machine may take long to ask those that live, and the only try needs their answers.
+    patient = Policy(60, request_timeout=10)
     waits: list[Callable[[float | None], object]] = [
-        lambda timeout: Lock(name, store=three.url(TRUSTED)).acquire(timeout=timeout),
-        lambda timeout: asyncio.run(acquire(three, name, timeout)),
+        lambda timeout: Lock(name, store=three.url(TRUSTED), policy=patient).acquire(timeout),
+        lambda timeout: asyncio.run(acquire(three, name, timeout, policy=patient)),
     ]
     for wait in waits:
-        # A busy machine may leave the only try no time to ask those that live.
-        with pytest.raises(StoreUnavailable, match=r"would grant it|was not asked"):
+        with pytest.raises(StoreUnavailable, match="would grant it"):
             wait(0)
         # The last try may have too little time for an answer: then nobody knows what it did.
         with pytest.raises(StoreError, match=r"would grant it|no answer in time"):
@@ -312,16 +315,16 @@ def test_waiting_for_what_no_majority_gives_ends_with_why(three: Members) -> Non
 def test_waiting_for_what_a_majority_holds_ends_with_who(three: Members) -> None:
     name = secrets.token_hex(6)
     put_into(three, ("held", "held", "dead"), Key("default", name))
-    lock = Lock(name, store=three.url(TRUSTED))
+    lock = Lock(name, store=three.url(TRUSTED), policy=Policy(60, request_timeout=10))
     with pytest.raises(NotAcquired) as caught:
         lock.acquire(timeout=0)
     assert caught.value.held_by == "them"
     with pytest.raises(AcquireTimeout):
-        lock.acquire(timeout=0.3)
+        lock.acquire(timeout=1.5)
 
 
-async def acquire(members: Members, name: str, timeout: float | None) -> None:
-    await AsyncLock(name, store=members.url(TRUSTED)).acquire(timeout=timeout)
+async def acquire(members: Members, name: str, timeout: float | None, *, policy: Policy) -> None:
+    await AsyncLock(name, store=members.url(TRUSTED), policy=policy).acquire(timeout=timeout)
 
 
 def test_the_commands_tell_a_lost_majority_from_one_that_has_it(three: Members) -> None:

@@ -14,7 +14,7 @@ from incumbent.model import Ask, Granted
 from incumbent.stores.quorum.connecting import Dialer
 from incumbent.stores.quorum.links import Link
 from tests.stores.quorum.world import Members, Party, party
-from tests.support.pace import took
+from tests.support.pace import BUSY, took
 
 pytestmark = pytest.mark.server
 
@@ -67,9 +67,9 @@ def test_who_cannot_wait_for_a_connection_begins_no_heap_of_them(
             tries, granted = try_for(one, 0.8, within=0.04)
             assert granted is None
             # One each half second, until one of them is there.
-            assert tries > 10
+            assert tries > 4
             assert max(begun.values()) <= 2, begun
-            assert try_for(one, 5.0, within=0.5)[1] is not None
+            assert try_for(one, 20.0, within=1.0)[1] is not None
     finally:
         for member in three.all:
             member.proxy.heal()
@@ -91,5 +91,5 @@ def test_a_connection_that_hangs_does_not_keep_new_ones_from_being_tried(
         assert try_for(one, 0.2, within=0.05)[1] is None
         healed.set()
         began = clock.now()
-        assert try_for(one, 5.0, within=0.05)[1] is not None
-        assert took(began) < 1.0
+        assert try_for(one, 20.0, within=0.3)[1] is not None
+        assert took(began) < BUSY

@@ -23,7 +23,7 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.server
 
-TTL = 0.7
+TTL = 1.2
 ASK = Ask(TTL, "host-1")
 AN_HOUR = 3600.0
 

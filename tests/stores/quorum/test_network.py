@@ -14,13 +14,13 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError
 from incumbent.model import Ask, Gone, Granted, Refused, Released, Renewed
 from tests.stores.quorum.world import SLOW, Members, Party, party, soon, where_kept
-from tests.support.pace import took
+from tests.support.pace import BUSY, took
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.server
 
 ASK = Ask(10.0, "host-1")
-SHORT = Ask(0.6, "host-1")
+SHORT = Ask(1.5, "host-1")
 TRUSTED = "restart_wait=0"
 
 
@@ -101,7 +101,7 @@ def test_without_a_majority_nothing_is_granted(three: Members, here: Party, kind
     began = clock.now()
     with pytest.raises(StoreError):
         here.try_take(SHORT, within=0.5)
-    assert took(began) < 1.0
+    assert took(began) < 0.5 + BUSY
 
 
 def test_a_minority_grant_is_given_back_at_once(three: Members, here: Party) -> None:
@@ -109,7 +109,8 @@ def test_a_minority_grant_is_given_back_at_once(three: Members, here: Party) -> 
         three.all[at].begin("refusing")
     with pytest.raises(StoreError):
         here.try_take(ASK, within=0.6)
-    eventually(lambda: not where_kept(three, here.claim), within=1.0)
+    # It would run out after ten seconds.
+    eventually(lambda: not where_kept(three, here.claim), within=5.0)
 
 
 @pytest.mark.parametrize("blind", [(0, 1), (0, 1, 2)])
@@ -120,13 +121,13 @@ def test_no_master_keeps_a_claim_whose_answers_were_lost(
     for at in blind:
         three.all[at].begin("answers lost")
     with pytest.raises(StoreError):
-        here.try_take(SHORT, within=0.4)
+        here.try_take(SHORT, within=0.8)
     for at in blind:
         three.all[at].end()
-    eventually(lambda: not where_kept(three, here.claim), within=SHORT.ttl + 0.3)
+    eventually(lambda: not where_kept(three, here.claim), within=SHORT.ttl + BUSY)
     with party(three.url(TRUSTED)) as other:
         other.key = here.key
-        assert isinstance(other.take(SHORT, within=1.0), Granted)
+        assert isinstance(other.take(SHORT), Granted)
 
 
 def test_a_slow_master_holds_up_nobody(three: Members, here: Party) -> None:
@@ -158,12 +159,15 @@ def test_a_refusal_names_the_holder_and_changes_nothing(three: Members, here: Pa
         refused = other.try_take(Ask(10.0, "host-2"))
         assert isinstance(refused, Refused)
         assert refused.holders[0].holder == "host-1"
-        assert not where_kept(three, other.claim)
+        eventually(lambda: not where_kept(three, other.claim))
     assert isinstance(here.renew(granted, 10.0), Renewed)
 
 
-def test_the_same_claim_again_is_the_same_grant(here: Party) -> None:
-    assert here.take(ASK).token == here.take(ASK).token
+def test_the_same_claim_again_is_the_same_grant(three: Members, here: Party) -> None:
+    granted = here.take(ASK)
+    # One that did not vote for it in time would be asked for a higher ballot.
+    eventually(lambda: where_kept(three, here.claim) == [0, 1, 2])
+    assert here.take(ASK).token == granted.token
 
 
 def test_split_votes_resolve(five: Members) -> None:
@@ -207,7 +211,7 @@ def test_a_take_that_the_network_held_back_until_its_claim_was_given_up_is_refus
             member.proxy.blackhole()
         late = secrets.token_hex(16)
         with pytest.raises(OutcomeUnknown):
-            one.try_take(ASK, within=0.3, claim=late)
+            one.try_take(ASK, within=1.0, claim=late)
         if gives_up:
             assert near.store.give(one.key, late, None, soon()) == Gone()
         for member in held.all:

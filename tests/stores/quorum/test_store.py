@@ -19,7 +19,7 @@ from incumbent.stores.quorum.dialect import MARKER
 from incumbent.stores.quorum.engine import QuorumEngine, QuorumStore
 from tests.support.forks import in_a_child
 from tests.support.needs import needs
-from tests.support.pace import lasted, took
+from tests.support.pace import BUSY, lasted, took
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
@@ -70,6 +70,25 @@ def stored(server: RedisServer, key: Key) -> str:
     return server.cli("GET", f"incumbent:{{{key}}}")
 
 
+def connect_all(servers: list[RedisServer], store: QuorumStore) -> None:
+    """A take is content with two of three, and a busy machine connects the last one later."""
+
+    def all_vote() -> bool:
+        warm, claim = Key("unit", f"{secrets.token_hex(6)}-warm"), secrets.token_hex(16)
+        take(store, warm, claim)
+        return all(claim in stored(it, warm) for it in servers)
+
+    eventually(all_vote)
+
+
+def holds(server: RedisServer, key: Key, grant: Granted) -> bool:
+    return f" {grant.claim} {grant.token} " in stored(server, key)
+
+
+def all_let_go(servers: list[RedisServer], key: Key) -> bool:
+    return [stored(it, key) for it in servers] == ["-1"] * 3
+
+
 def test_a_minority_vote_is_given_back_at_once(
     servers: list[RedisServer], store: QuorumStore, key: Key
 ) -> None:
@@ -78,7 +97,7 @@ def test_a_minority_vote_is_given_back_at_once(
     outcome = store.take(key, secrets.token_hex(16), ASK, soon())
     assert isinstance(outcome, Refused)
     assert outcome.holders[0].foreign
-    assert stored(servers[2], key) == "-1"
+    eventually(lambda: stored(servers[2], key) == "-1")
 
 
 def test_a_lock_on_a_minority_stops_nobody(
@@ -91,14 +110,15 @@ def test_a_lock_on_a_minority_stops_nobody(
 def test_a_frozen_server_is_not_waited_for_and_forgets_what_was_given_back(
     servers: list[RedisServer], store: QuorumStore, key: Key
 ) -> None:
-    take(store, Key("unit", "warm"), "0" * 32)
+    connect_all(servers, store)
     servers[1].freeze()
     try:
         began = clock.now()
         for _ in range(5):
             grant = take(store, key)
             assert store.give(key, grant.claim, grant.token, soon()) == Released()
-        assert took(began) < 3
+        # Each frozen answer would cost the whole five seconds.
+        assert took(began) < 5
     finally:
         servers[1].thaw()
 
@@ -113,26 +133,25 @@ def test_a_frozen_server_is_not_waited_for_and_forgets_what_was_given_back(
 def test_a_server_that_forgot_the_scripts_votes_and_lets_go_at_once(
     servers: list[RedisServer], store: QuorumStore, key: Key, node: int
 ) -> None:
-    take(store, Key("unit", f"{key.name}-warm"))
+    connect_all(servers, store)
     servers[node].cli("SCRIPT", "FLUSH")
     grant = take(store, key)
-    assert stored(servers[node], key).startswith(f"incumbent1 {grant.claim} {grant.token} ")
+    eventually(lambda: holds(servers[node], key, grant))
     servers[node].cli("SCRIPT", "FLUSH")
     assert store.give(key, grant.claim, grant.token, soon()) == Released()
-    assert [stored(it, key) for it in servers] == ["-1"] * 3
+    eventually(lambda: all_let_go(servers, key))
 
 
 @pytest.mark.parametrize("node", range(3))
 def test_a_connection_that_breaks_between_two_operations_costs_one_vote_at_most(
     servers: list[RedisServer], store: QuorumStore, key: Key, node: int
 ) -> None:
-    take(store, Key("unit", f"{key.name}-warm"))
+    connect_all(servers, store)
     servers[node].cli("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     grant = take(store, key)
-    held = [stored(it, key).startswith(f"incumbent1 {grant.claim} ") for it in servers]
-    assert held.count(True) >= 2
+    assert [holds(it, key, grant) for it in servers].count(True) >= 2
     assert store.give(key, grant.claim, grant.token, soon()) == Released()
-    assert [stored(it, key) for it in servers] == ["-1"] * 3
+    eventually(lambda: all_let_go(servers, key))
 
 
 def test_the_end_of_a_lease_wakes_who_waits(
@@ -146,7 +165,7 @@ def test_the_end_of_a_lease_wakes_who_waits(
     release.start()
     store.wait_change(key, refusal.seen, soon())
     release.join()
-    assert lasted(began, 0.05, 2)
+    assert lasted(began, 0.05, BUSY)
 
 
 def test_a_server_that_lost_a_lease_gets_it_back_with_a_renewal(
@@ -156,7 +175,7 @@ def test_a_server_that_lost_a_lease_gets_it_back_with_a_renewal(
     servers[2].cli("DEL", f"incumbent:{{{key}}}")
     renewal = Renewal(key, grant.claim, grant.token, 30.0, grant.epoch)
     assert store.renew([renewal], soon()) == [Renewed()]
-    assert stored(servers[2], key).startswith(f"incumbent1 {grant.claim} {grant.token} ")
+    eventually(lambda: holds(servers[2], key, grant))
 
 
 def test_a_server_that_missed_a_pause_is_told(

@@ -21,13 +21,13 @@ from incumbent.stores.quorum import waiting
 from incumbent.stores.redis.records import Naming
 from tests.stores.quorum.world import Members, Party, channel_of, party, soon
 from tests.support.forks import exit_code, fork
-from tests.support.pace import lasted, took
+from tests.support.pace import BUSY, LONG, WOKEN, lasted, took
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.server
 
-ASK = Ask(10.0, "host-1")
+ASK = Ask(60.0, "host-1")
 TRUSTED = "restart_wait=0"
 SIDES = ("sync", "async")
 CROWD = 50
@@ -72,19 +72,19 @@ class Held:
     def give(self) -> None:
         assert self.one.give(self.granted) == Released()
 
-    def wait(self, seconds: float = 10.0) -> float:
+    def wait(self, seconds: float = LONG) -> float:
         began = clock.now()
         self.other.store.wait_change(self.other.key, self.seen, soon(seconds))
         return clock.now() - began
 
-    async def wait_async(self, seconds: float = 10.0) -> float:
+    async def wait_async(self, seconds: float = LONG) -> float:
         began = clock.now()
         store = self.other.engine.async_store()
         await store.wait_change(self.other.key, self.seen, soon(seconds))
         return clock.now() - began
 
     @contextmanager
-    def waiting(self, side: str, count: int = 1, seconds: float = 10.0) -> Iterator[Waits]:
+    def waiting(self, side: str, count: int = 1, seconds: float = LONG) -> Iterator[Waits]:
         """So many wait in threads, or in tasks of one loop."""
         with ThreadPoolExecutor(count) as pool:
             if side == "sync":
@@ -103,7 +103,7 @@ class Waits:
         self._futures = futures
 
     def longest(self) -> float:
-        return max(it.result(20) for it in self._futures)
+        return max(it.result(LONG + BUSY) for it in self._futures)
 
     @property
     def over(self) -> bool:
@@ -129,7 +129,7 @@ def looked_at(server: RedisServer, key: Key) -> bool:
 
 def all_looked_at(held: Held) -> bool:
     # A majority is enough for a look; one more that waits comes to those that answered too late.
-    held.wait(0.1)
+    held.wait(0.5)
     return all(looked_at(it.server, held.one.key) for it in held.members.all)
 
 
@@ -155,7 +155,7 @@ def test_a_crowd_that_waits_has_one_connection_to_each_server(
         held.give()
         began = clock.now()
         waits.longest()
-        assert took(began) < 1.0
+        assert took(began) < BUSY
 
 
 def test_a_crowd_makes_no_threads_that_stay(three: Members, held: Held) -> None:
@@ -180,7 +180,7 @@ def test_a_frozen_server_holds_up_no_wait(three: Members, held: Held, side: str,
         held.give()
         began = clock.now()
         waits.longest()
-        assert took(began) < 0.3
+        assert took(began) < BUSY
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -195,7 +195,7 @@ def test_the_words_of_a_majority_count_at_once(
         held.give()
         began = clock.now()
         waits.longest()
-        assert took(began) < 1.0
+        assert took(began) < BUSY
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -208,7 +208,7 @@ def test_the_word_of_one_server_counts_a_moment_later(
         began = clock.now()
         told_on(three.all[1].server, held.one.key)
         waits.longest()
-        assert lasted(began, waiting.LINGER * 0.8, 0.3)
+        assert lasted(began, waiting.LINGER * 0.8, waiting.LINGER + BUSY)
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -227,7 +227,7 @@ def test_a_lost_majority_of_subscriptions_is_hint_enough_and_counted(
         for at in (0, 1):
             three.all[at].proxy.refuse()
         waits.longest()
-        assert took(began) < 1.0
+        assert took(began) < BUSY
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -240,7 +240,7 @@ def test_servers_that_all_restarted_are_listened_to_again(side: str) -> None:
             with held.waiting(side) as waits:
                 listened_to(three, one.key)
                 held.give()
-                assert waits.longest() < 5.0
+                assert waits.longest() < WOKEN
 
         hand_over()
         for member in three.all:
@@ -254,12 +254,12 @@ def test_the_seat_is_passed_on_by_those_who_leave(three: Members, held: Held) ->
         # Long enough for the first of them to have subscribed on a busy machine too.
         short = [pool.submit(held.wait, 1.5 + at / 20) for at in range(3)]
         listened_to(three, held.one.key)
-        long = [pool.submit(held.wait, 15.0) for _ in range(3)]
+        long = [pool.submit(held.wait, LONG) for _ in range(3)]
         for at, it in enumerate(short):
-            assert it.result(8) < 3.5 + at / 20
+            assert it.result(LONG) < 1.5 + at / 20 + BUSY
         assert not any(it.done() for it in long)
         held.give()
-        assert all(it.result(5) < 3 for it in long)
+        assert all(it.result(LONG) < WOKEN for it in long)
 
 
 def test_two_names_are_waited_for_by_the_same_connections(three: Members, held: Held) -> None:
@@ -269,10 +269,10 @@ def test_two_names_are_waited_for_by_the_same_connections(three: Members, held: 
         listened_to(three, held.one.key)
         listened_to(three, second.one.key)
         second.give()
-        assert then.longest() < 5
+        assert then.longest() < WOKEN
         assert not first.over
         held.give()
-        assert first.longest() < 5
+        assert first.longest() < WOKEN
 
 
 def test_what_was_said_while_nobody_waited_is_no_news(three: Members, held: Held) -> None:
@@ -287,7 +287,7 @@ def test_what_was_said_while_nobody_waited_is_no_news(three: Members, held: Held
 def test_what_changed_before_listening_began_is_seen(held: Held, side: str) -> None:
     held.give()
     with held.waiting(side) as waits:
-        assert waits.longest() < 2.0
+        assert waits.longest() < WOKEN
 
 
 def test_a_cancelled_wait_leaves_the_others_alone(three: Members, held: Held) -> None:
@@ -299,7 +299,7 @@ def test_a_cancelled_wait_leaves_the_others_alone(three: Members, held: Held) ->
         with pytest.raises(asyncio.CancelledError):
             await tasks[0]
         await asyncio.to_thread(held.give)
-        assert max(await asyncio.gather(*tasks[1:])) < 5
+        assert max(await asyncio.gather(*tasks[1:])) < WOKEN
         await held.other.engine.async_store().aclose()
 
     asyncio.run(main())
@@ -324,13 +324,13 @@ def test_a_signal_ends_a_wait_at_once_and_the_next_one_hears(three: Members, hel
         began = clock.now()
         with pytest.raises(Interrupted):
             held.wait()
-        assert took(began) < 1.0
+        assert took(began) < BUSY
     finally:
         undo()
     with held.waiting("sync") as waits:
         listened_to(three, held.one.key)
         held.give()
-        assert waits.longest() < 5
+        assert waits.longest() < WOKEN
 
 
 def test_a_handler_may_wait_in_the_thread_that_reads_for_all(held: Held) -> None:
@@ -341,19 +341,19 @@ def test_a_handler_may_wait_in_the_thread_that_reads_for_all(held: Held) -> None
         held.wait(0.5)
     finally:
         undo()
-    assert 0.09 < inner[1] < 0.4
+    assert 0.09 < inner[1] < 0.1 + BUSY
 
 
 def test_a_fork_takes_no_word_from_its_parent(three: Members, held: Held) -> None:
     """The child waits by connections of its own, and both are told."""
     with held.waiting("sync") as waits:
         listened_to(three, held.one.key)
-        child = fork(lambda: 0 if held.wait(10) < 8 else 2)
+        child = fork(lambda: 0 if held.wait() < WOKEN else 2)
         servers = [member.server for member in three.all]
-        eventually(lambda: all(subscribers(it, held.one.key) == 2 for it in servers), within=8)
+        eventually(lambda: all(subscribers(it, held.one.key) == 2 for it in servers))
         assert not waits.over
         held.give()
-        assert waits.longest() < 8
+        assert waits.longest() < WOKEN
         assert exit_code(child) == 0
 
 
@@ -365,7 +365,7 @@ def test_without_any_subscription_the_holders_ttl_is_waited_for() -> None:
             member.server.cli("ACL", "SETUSER", "deaf", *rights)
         url = three.url(TRUSTED)
         with party(url.replace("://", "://deaf:secret@")) as deaf, party(url) as one:
-            granted = one.take(Ask(0.8, "them"))
+            granted = one.take(ASK)
             assert isinstance(granted, Granted)
             deaf.key = one.key
             refused = deaf.try_take(ASK)
@@ -374,8 +374,8 @@ def test_without_any_subscription_the_holders_ttl_is_waited_for() -> None:
                 deaf.store.wait_change(one.key, refused.seen, soon(5))
         with party(url) as one:
             one.key = Key("default", "deaf")
-            one.take(Ask(0.8, "them"))
+            one.take(Ask(2.0, "them"))
             began = clock.now()
-            lock = Lock("deaf", store=url.replace("://", "://deaf:secret@"), ttl=5)
-            with lock.acquire(timeout=5):
-                assert lasted(began, 0.6, 1.3)
+            lock = Lock("deaf", store=url.replace("://", "://deaf:secret@"), ttl=30)
+            with lock.acquire(timeout=20):
+                assert lasted(began, 1.6, 2.0 + BUSY)

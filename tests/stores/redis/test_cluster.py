@@ -48,7 +48,7 @@ from tests.stores.redis.world import (
     third,
 )
 from tests.support.forks import in_a_child
-from tests.support.pace import took
+from tests.support.pace import BUSY, took
 from tests.support.proxy import FaultProxy
 from tests.support.redis_cluster import ClusterNode, RedisCluster
 from tests.support.servers import RedisServer, find_server
@@ -258,8 +258,8 @@ def test_a_frozen_node_costs_the_leases_of_the_others_nothing(
         lost.freeze()
         try:
             began = clock.now()
-            outcomes = ask(0.45)
-            assert took(began) < 1.0
+            outcomes = ask()
+            assert took(began) < 2.0 + BUSY
         finally:
             lost.thaw()
         unproved = [isinstance(each, Unproved) for each in outcomes]
@@ -295,12 +295,12 @@ def test_a_frozen_node_delays_no_renewal_at_the_others(cluster: RedisCluster, he
     try:
         with ThreadPoolExecutor(1) as pool:
             began = clock.now()
-            renewing = pool.submit(here.store.renew, held, began + 1.2)
+            renewing = pool.submit(here.store.renew, held, began + 6.0)
             for client, main in others:
-                eventually(partial(_is_longer, client, main), within=0.3)
+                eventually(partial(_is_longer, client, main))
             # One after the other, each would wait for its share of the time behind the frozen one.
-            assert took(began) < 0.35
-            outcomes = renewing.result(5)
+            assert took(began) < 2.0
+            outcomes = renewing.result(20)
     finally:
         frozen.thaw()
     assert [type(it) for it in outcomes] == [Unproved, Renewed, Renewed]
@@ -326,7 +326,7 @@ def test_a_node_that_dies_is_replaced_and_believed_after_one_ttl() -> None:
         # The other nodes do not hear in the same instant that the slots are served again.
         while outcomes != [Gone("store_restarted"), Renewed()] and time.monotonic() < until:
             try:
-                outcomes = here.store.renew(held, soon(0.3))
+                outcomes = here.store.renew(held, soon(1.0))
             except StoreError as error:
                 said.add("CLUSTERDOWN" if "CLUSTERDOWN" in str(error) else "away")
                 continue
@@ -445,9 +445,9 @@ def test_a_seed_that_swallows_everything_costs_no_time(cluster: RedisCluster) ->
         url = f"redis+cluster://127.0.0.1:{hole.port},{cluster.nodes[0].address}"
         with party(url) as one, party(url) as other:
             began = clock.now()
-            one.take()
-            asyncio.run(other.take_async())
-            assert took(began) < 1.5
+            one.take(within=30.0)
+            asyncio.run(other.take_async(within=30.0))
+            assert took(began) < 5.0
 
 
 def test_a_seed_that_is_down_is_no_matter(cluster: RedisCluster) -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from math import inf
 from typing import Any
@@ -71,6 +71,10 @@ with Lock(name, store=url, ttl=float(ttl), fair=fair == "True") as lease:
     time.sleep(0.5)
 """
 
+TTL, HEARTBEAT = 6.0, 2.0
+LATE = 1.5
+"""A busy machine may be so late, and a second heartbeat would be later."""
+
 BEFORE = "return redis.call('ZADD', KEYS[1], 1, redis.call('ZRANGE', KEYS[1], 0, 0)[1])"
 """The first in line has been there for ever."""
 
@@ -113,16 +117,22 @@ def line(raw: redis.Redis, name: str) -> int:
     return length
 
 
-def inboxes(raw: redis.Redis) -> int:
-    return len(raw.pubsub_channels("incumbent:to:*"))
+def inboxes(raw: redis.Redis, name: str) -> set[str]:
+    """Those of all in line."""
+    waiters: Any = raw.zrange(f"incumbent:{{default/{name}}}:q", 0, -1)
+    return {it.decode().split()[1] for it in waiters}
 
 
 def hears(raw: redis.Redis, name: str) -> bool:
-    """Whether all in line are subscribed."""
-    waiters: Any = raw.zrange(f"incumbent:{{default/{name}}}:q", 0, -1)
+    """Whether all in line are subscribed: asked of the server, for it may not know it yet."""
     channels: Any = raw.pubsub_channels("incumbent:to:*")
-    heard = {it.decode().rpartition(":")[2] for it in channels}
-    return all(it.decode().split()[1] in heard for it in waiters)
+    return inboxes(raw, name) <= {it.decode().rpartition(":")[2] for it in channels}
+
+
+def listeners(raw: redis.Redis, name: str) -> int:
+    """The number of connections that listen to the inboxes of all in line."""
+    found: Any = raw.pubsub_numsub(*(f"incumbent:to:{it}" for it in inboxes(raw, name)))
+    return sum(count for _, count in found)
 
 
 def sleeps(lock: Lock) -> bool:
@@ -131,7 +141,8 @@ def sleeps(lock: Lock) -> bool:
     assert isinstance(store, RedisStore)
     hub = store.operations.hub
     subscription = hub._role.subscriptions[0]
-    since = subscription.since if subscription else inf
+    # 0 until the server has confirmed it.
+    since = (subscription and subscription.since) or inf
     return any(it.listens and it.place and it.place.at > since for it in list(hub._waiters))
 
 
@@ -153,17 +164,17 @@ def test_a_fair_line_of_threads_is_served_in_order_by_one_connection(
             order.append(index)
 
     with Client(url) as client, ThreadPoolExecutor(6) as pool:
-        before = inboxes(raw)
         lease = client.lock(name).acquire()
         waiting = []
         for index in range(6):
             waiting.append(pool.submit(wait, index))
             eventually(lambda at=index + 1: line(raw, name) == at)  # type: ignore[misc]
-        eventually(lambda: inboxes(raw) > before)
-        assert inboxes(raw) == before + 1
+        eventually(lambda: hears(raw, name))
+        assert len(inboxes(raw, name)) == 1
+        assert listeners(raw, name) == 1
         lease.release()
         for each in waiting:
-            each.result(5)
+            each.result(20)
     assert order == list(range(6))
     assert line(raw, name) == 0
 
@@ -175,7 +186,6 @@ def test_a_fair_line_of_tasks_is_served_in_order_by_one_connection(
 
     async def main() -> None:
         async with AsyncClient(url) as client:
-            before = inboxes(raw)
             lease = await client.lock(name).acquire()
 
             async def wait(index: int) -> None:
@@ -185,9 +195,10 @@ def test_a_fair_line_of_tasks_is_served_in_order_by_one_connection(
             async with asyncio.TaskGroup() as group:
                 for index in range(20):
                     group.create_task(wait(index))
-                while line(raw, name) < 20 or inboxes(raw) == before:
+                while line(raw, name) < 20 or not hears(raw, name):
                     await asyncio.sleep(0.01)
-                assert inboxes(raw) == before + 1
+                assert len(inboxes(raw, name)) == 1
+                assert listeners(raw, name) == 1
                 await lease.release()
 
     asyncio.run(main())
@@ -246,10 +257,8 @@ def test_one_that_was_killed_while_it_was_first_is_not_waited_for(
         lease = client.lock(name).acquire()
         with another_process(url, name) as first:
             eventually(lambda: line(raw, name) == 1)
-            before = inboxes(raw)
             waiting = pool.submit(client.lock(name, timeout=10, fair=True).acquire)
-            eventually(lambda: line(raw, name) == 2)
-            eventually(lambda: inboxes(raw) > before)
+            eventually(lambda: line(raw, name) == 2 and hears(raw, name))
             first.kill()
             first.wait()
             began = clock.now()
@@ -257,7 +266,8 @@ def test_one_that_was_killed_while_it_was_first_is_not_waited_for(
             raw.eval(BEFORE, 1, f"incumbent:{{default/{name}}}:q")
             lease.release()
             waiting.result(10).release()
-        assert took(began) < 1.0
+        # A heartbeat of this ttl is five seconds.
+        assert took(began) < 3.0
 
 
 @pytest.mark.parametrize("fair", [True, False], ids=["fair", "default"])
@@ -265,11 +275,10 @@ def test_one_that_was_killed_while_it_was_first_is_not_waited_for(
 def test_one_that_is_frozen_when_its_turn_comes_costs_its_heartbeat_and_believes_nothing(
     url: str, name: str, raw: redis.Redis, program: str, fair: bool
 ) -> None:
-    ttl, heartbeat = 3.0, 1.0
     with Client(url) as client, ThreadPoolExecutor(1) as pool:
-        lock = client.lock(name, ttl=ttl, timeout=10, fair=fair)
+        lock = client.lock(name, ttl=TTL, timeout=10, fair=fair)
         lease = lock.acquire()
-        with another_process(url, name, ttl, program=program, fair=fair) as first:
+        with another_process(url, name, TTL, program=program, fair=fair) as first:
             eventually(lambda: line(raw, name) == 1)
             eventually(lambda: hears(raw, name))
             os.kill(first.pid, signal.SIGSTOP)
@@ -278,7 +287,7 @@ def test_one_that_is_frozen_when_its_turn_comes_costs_its_heartbeat_and_believes
             began = clock.now()
             lease.release()
             with waiting.result(10) as second:
-                assert lasted(began, heartbeat * 0.9, heartbeat + 1.2)
+                assert lasted(began, HEARTBEAT * 0.9, HEARTBEAT + LATE)
                 os.kill(first.pid, signal.SIGCONT)
                 eventually(lambda: line(raw, name) == 1)
                 ended = clock.now()
@@ -292,13 +301,12 @@ def test_one_that_is_frozen_when_its_turn_comes_costs_its_heartbeat_and_believes
 def test_frozen_processes_ahead_cost_one_heartbeat_together_however_many_places_they_have(
     url: str, name: str, raw: redis.Redis, processes: int, places: int, fair: bool
 ) -> None:
-    ttl, heartbeat = 3.0, 1.0
     with Client(url) as client, ThreadPoolExecutor(1) as pool, ExitStack() as frozen:
-        lock = client.lock(name, ttl=ttl, timeout=20, fair=fair)
+        lock = client.lock(name, ttl=TTL, timeout=20, fair=fair)
         lease = lock.acquire()
         for count in range(1, processes + 1):
             crowd = CROWD.format(places=places)
-            each = frozen.enter_context(another_process(url, name, ttl, program=crowd, fair=fair))
+            each = frozen.enter_context(another_process(url, name, TTL, program=crowd, fair=fair))
             eventually(lambda at=count: line(raw, name) == places * at)  # type: ignore[misc]
             eventually(lambda: hears(raw, name))
             os.kill(each.pid, signal.SIGSTOP)
@@ -307,21 +315,20 @@ def test_frozen_processes_ahead_cost_one_heartbeat_together_however_many_places_
         began = clock.now()
         lease.release()
         with waiting.result(20):
-            assert lasted(began, heartbeat * 0.9, heartbeat + 1.2)
+            assert lasted(began, HEARTBEAT * 0.9, HEARTBEAT + LATE)
 
 
 def test_a_frozen_process_costs_one_heartbeat_also_where_the_last_in_line_is_frozen(
     url: str, name: str, raw: redis.Redis
 ) -> None:
-    ttl, heartbeat = 3.0, 1.0
     with Client(url) as client, ThreadPoolExecutor(1) as pool, ExitStack() as frozen:
 
         def freeze_one(place: int) -> None:
-            process = frozen.enter_context(another_process(url, name, ttl, fair=True))
+            process = frozen.enter_context(another_process(url, name, TTL, fair=True))
             eventually(lambda: line(raw, name) == place + 1 and hears(raw, name))
             os.kill(process.pid, signal.SIGSTOP)
 
-        lock = client.lock(name, ttl=ttl, timeout=20, fair=True)
+        lock = client.lock(name, ttl=TTL, timeout=20, fair=True)
         lease = lock.acquire()
         freeze_one(0)
         waiting = pool.submit(lock.acquire)
@@ -330,19 +337,18 @@ def test_a_frozen_process_costs_one_heartbeat_also_where_the_last_in_line_is_fro
         began = clock.now()
         lease.release()
         with waiting.result(20):
-            assert lasted(began, heartbeat * 0.9, heartbeat + 1.2)
+            assert lasted(began, HEARTBEAT * 0.9, HEARTBEAT + LATE)
 
 
 def test_one_that_looked_too_early_looks_again_when_the_turn_of_a_frozen_one_is_over(
     url: str, name: str, raw: redis.Redis
 ) -> None:
-    ttl, heartbeat = 3.0, 1.0
     with ExitStack() as others, Client(url) as client, ThreadPoolExecutor(1) as pool:
-        lock = client.lock(name, ttl=ttl, timeout=20, fair=True)
+        lock = client.lock(name, ttl=TTL, timeout=20, fair=True)
         lease = lock.acquire()
         waiters = []
         for program in (BRIEFLY, WAITS):
-            process = another_process(url, name, ttl, program=program, fair=True)
+            process = another_process(url, name, TTL, program=program, fair=True)
             waiters.append(others.enter_context(process))
             eventually(lambda: line(raw, name) == len(waiters) and hears(raw, name))
         os.kill(waiters[1].pid, signal.SIGSTOP)
@@ -352,18 +358,17 @@ def test_one_that_looked_too_early_looks_again_when_the_turn_of_a_frozen_one_is_
         # It holds the lease for half a second, and until then we were told to look.
         _, at = got(waiters[0])
         with waiting.result(20):
-            assert lasted(at + 0.5, heartbeat * 0.9, heartbeat * 1.85)
+            assert lasted(at + 0.5, HEARTBEAT * 0.9, HEARTBEAT + LATE)
 
 
 def test_when_a_holder_dies_after_some_hand_overs_the_next_one_comes_as_soon_as_the_ttl_ran_out(
     url: str, name: str, raw: redis.Redis
 ) -> None:
-    ttl = 3.0
     with ExitStack() as others, Client(url) as client:
-        lease = client.lock(name, ttl=ttl).acquire()
+        lease = client.lock(name, ttl=TTL).acquire()
         waiters = []
         for program in (BRIEFLY, WAITS, WAITS, WAITS):
-            process = another_process(url, name, ttl, program=program, fair=True)
+            process = another_process(url, name, TTL, program=program, fair=True)
             waiters.append(others.enter_context(process))
             eventually(lambda: line(raw, name) == len(waiters) and hears(raw, name))
         lease.release()
@@ -371,39 +376,34 @@ def test_when_a_holder_dies_after_some_hand_overs_the_next_one_comes_as_soon_as_
         _, at = got(waiters[1])
         waiters[1].kill()
         got(waiters[2])
-        assert lasted(at, ttl - 0.1, ttl + 0.8)
+        assert lasted(at, TTL - 0.1, TTL + LATE), took(at)
 
 
 def test_when_the_holder_dies_the_first_in_line_comes_as_soon_as_the_ttl_ran_out(
     url: str, name: str, raw: redis.Redis
 ) -> None:
-    with Client(url) as client, another_process(url, name, ttl=1) as holder:
+    ttl = 4.0
+    with Client(url) as client, another_process(url, name, ttl) as holder:
         got(holder)
         with ThreadPoolExecutor(2) as pool:
-            acquire = client.lock(name, ttl=1, timeout=10).acquire
+            acquire = client.lock(name, ttl=ttl, timeout=20).acquire
             waiting = [pool.submit(acquire) for _ in range(2)]
             eventually(lambda: line(raw, name) == 2)
             holder.kill()
             left = raw.pttl(f"incumbent:{{default/{name}}}")
             assert isinstance(left, int)
             over = clock.now() + left / 1000
-            while not any(it.done() for it in waiting):
-                time.sleep(0.001)
+            came = as_completed(waiting, 20)
+            next(came).result().release()
             # The delay itself is a figure of the benchmarks; one that looked at its own pace came
             # up to a ttl later.
-            assert took(over) < 0.5
-            for each in waiting:
-                if each.done():
-                    each.result().release()
-            for each in waiting:
-                lease = each.result(5)
-                if lease.valid:
-                    lease.release()
+            assert took(over) < LATE
+            next(came).result().release()
 
 
 async def all_stand(client: AsyncClient, name: str, holders: list[str]) -> None:
     """These are listed; who stood still for longer than it is listed, is again once it looks."""
-    until = clock.now() + 5
+    until = clock.now() + 20
     while (standing := [it.holder for it in (await client.read(name)).candidates]) != holders:
         assert clock.now() < until, standing
         await asyncio.sleep(0.05)
@@ -412,7 +412,7 @@ async def all_stand(client: AsyncClient, name: str, holders: list[str]) -> None:
 def test_while_a_lease_is_held_only_the_first_in_line_looks_and_all_stay_candidates(
     url: str, name: str, raw: redis.Redis
 ) -> None:
-    ttl, watched = 0.6, 3.2
+    ttl, watched = 1.2, 5.6
     # Longer than one that no longer looks is listed.
     assert watched > 2 * 2 * ttl + ttl / 6
     takes: list[str] = []
@@ -491,22 +491,23 @@ def test_when_the_first_in_line_dies_with_the_holder_the_next_one_looks(
         got(holder)
         with another_process(url, name, ttl) as first, ThreadPoolExecutor(1) as pool:
             eventually(lambda: line(raw, name) == 1)
-            waiting = pool.submit(client.lock(name, ttl=ttl, timeout=10).acquire)
+            waiting = pool.submit(client.lock(name, ttl=ttl, timeout=20).acquire)
             eventually(lambda: line(raw, name) == 2)
             # Long enough for it to rely on the first.
             time.sleep(1.5 * ttl)
             holder.kill()
             first.kill()
             began = clock.now()
-            waiting.result(10).release()
-            assert took(began) < ttl + 2 * heartbeat + 0.8
+            waiting.result(20).release()
+            # By itself it looks every twenty of its ttls.
+            assert took(began) < ttl + 2 * heartbeat + 4.0
 
 
 def test_who_gives_up_leaves_the_line(url: str, name: str, raw: redis.Redis) -> None:
     with Client(url) as client:
         lease = client.lock(name).acquire()
         with pytest.raises(AcquireTimeout):
-            client.lock(name, timeout=0.2, fair=True).acquire()
+            client.lock(name, timeout=1, fair=True).acquire()
         eventually(lambda: line(raw, name) == 0)
         # It was refused, which is no doubt: nothing is noted for later takes to read.
         assert raw.hget(f"incumbent:{{default/{name}}}:r", "d") is None
@@ -523,7 +524,7 @@ def test_who_gives_up_further_back_leaves_the_line_too(
         waiting = pool.submit(client.lock(name, timeout=10).acquire)
         eventually(lambda: line(raw, name) == 1)
         with pytest.raises(AcquireTimeout):
-            client.lock(name, timeout=0.2, fair=True).acquire()
+            client.lock(name, timeout=1, fair=True).acquire()
         eventually(lambda: line(raw, name) == 1)
         lease.release()
         waiting.result(5).release()
@@ -595,12 +596,12 @@ def test_a_paused_name_is_given_to_nobody_in_line(url: str, name: str, raw: redi
         waiting = pool.submit(client.lock(name, timeout=10).acquire)
         eventually(lambda: line(raw, name) == 1)
         store, key = lock._link.store, lock._wanted.key
-        store.put(key, "pause", b"{}", None, clock.now() + 1)
+        store.put(key, "pause", b"{}", None, clock.now() + 10)
         lease.release()
         time.sleep(0.1)
         assert not waiting.done()
-        store.put(key, "pause", None, None, clock.now() + 1)
-        assert waiting.result(2).release()
+        store.put(key, "pause", None, None, clock.now() + 10)
+        assert waiting.result(20).release()
 
 
 def test_the_token_grows_over_hand_overs(url: str, name: str) -> None:
@@ -623,21 +624,15 @@ def test_a_lost_subscription_is_counted_said_and_replaced(
     url: str, name: str, raw: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Client(url) as client, ThreadPoolExecutor(1) as pool:
-        lock = client.lock(name)
-        lease = lock.acquire()
-        waiting = pool.submit(client.lock(name, timeout=10).acquire)
-        eventually(lambda: line(raw, name) == 1)
-        store = lock._link.store
-        assert isinstance(store, RedisStore)
-        hub = store.operations.hub
-        eventually(lambda: hub._role.subscriptions[0] is not None)
+        lease = client.lock(name, ttl=60).acquire()
+        waiting = pool.submit(client.lock(name, timeout=20).acquire)
+        # What the server does not know as a subscriber yet, it does not end.
+        eventually(lambda: line(raw, name) == 1 and hears(raw, name))
         before = subscription_losses()
         raw.client_kill_filter(_type="pubsub")
         eventually(lambda: subscription_losses() == before + 1)
         eventually(lambda: "the subscription was lost" in caplog.text)
-        eventually(lambda: hub._role.subscriptions[0] is not None)
-        time.sleep(0.05)
-        began = clock.now()
+        eventually(lambda: hears(raw, name))
         lease.release()
-        waiting.result(5).release()
-        assert took(began) < 1.0
+        # Who does not listen looks when the lease would run out.
+        waiting.result(10).release()

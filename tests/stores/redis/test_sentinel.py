@@ -20,7 +20,7 @@ from incumbent.stores.redis.server import MARKER_KEY
 from tests.contract.chosen import ALL
 from tests.stores.redis.world import Party, new_claim, party, soon
 from tests.support.forks import in_a_child
-from tests.support.pace import took
+from tests.support.pace import BUSY, took
 from tests.support.redis_sentinels import Node, Sentinels
 
 pytestmark = pytest.mark.server
@@ -82,7 +82,7 @@ def test_after_a_failover_only_the_new_master_is_believed(trouble: str) -> None:
             hasty.take(new_claim(), within=0.3)
         with pytest.raises(StoreError):
             runner.run(hasty.take_async(new_claim(), within=0.3))
-        assert took(began) < 1.5
+        assert took(began) < 0.6 + BUSY
         after = sentinels.wait_for_failover(before)
         end(before)
         # It is back, thinks that it is the master, and old connections to it work again.
@@ -213,9 +213,9 @@ def age(one: Party) -> None:
 def test_one_sentinel_of_three_may_be_silent(running: Sentinels) -> None:
     with party(running.url) as one, without(running, 1):
         began = clock.now()
-        one.take()
-        asyncio.run(one.take_async())
-        assert took(began) < 1.5
+        one.take(within=30.0)
+        asyncio.run(one.take_async(within=30.0))
+        assert took(began) < 5.0
 
 
 def test_without_a_majority_of_sentinels_nothing_is_proved(running: Sentinels) -> None:
@@ -227,15 +227,15 @@ def test_without_a_majority_of_sentinels_nothing_is_proved(running: Sentinels) -
             assert renewed(one, granted) == Renewed()
             age(one)
             asks: list[Callable[[], object]] = [
-                lambda: one.take(within=0.6),
-                lambda: one.store.renew([renewal(one, granted)], soon(0.6)),
-                lambda: runner.run(one.take_async(within=0.6)),
+                lambda: one.take(within=1.5),
+                lambda: one.store.renew([renewal(one, granted)], soon(1.5)),
+                lambda: runner.run(one.take_async(within=1.5)),
             ]
             for ask in asks:
                 began = clock.now()
                 with pytest.raises(StoreUnavailable, match="1 of 3 sentinels"):
                     ask()
-                assert took(began) < 1.2
+                assert took(began) < 1.5 + BUSY
         assert renewed(one, granted) == Renewed()
 
 

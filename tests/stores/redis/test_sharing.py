@@ -174,19 +174,19 @@ def test_a_program_that_never_closes_ends_without_a_word(redis_server: RedisServ
         "from incumbent.stores.redis import open_store\n"
         f"engine = open_store({redis_server.url!r} + '?restart_wait=0')\n"
         "ask, key = Ask(5.0, 'h'), Key('faults', 'never-closed')\n"
-        "engine.store().take(key, 'c', ask, clock.now() + 2)\n"
+        "engine.store().take(key, 'c', ask, clock.now() + 20)\n"
         "async def main():\n"
         # On a busy machine even this little takes long enough for asyncio to remark on it.
         "    asyncio.get_running_loop().slow_callback_duration = 60\n"
-        "    await engine.async_store().take(key, 'c', ask, clock.now() + 2)\n"
+        "    await engine.async_store().take(key, 'c', ask, clock.now() + 20)\n"
         "asyncio.run(main())\n"
-        "engine.store().give(key, 'c', None, clock.now() + 2)\n"
+        "engine.store().give(key, 'c', None, clock.now() + 20)\n"
     )
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error", "-c", code],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
