@@ -283,6 +283,11 @@ class Belief:
         return self._held.wanted.policy
 
     @property
+    def bound(self) -> float:
+        """The instant at which at_most_for ends the holding; inf without it."""
+        return self._held.machine.bound
+
+    @property
     def notice(self) -> Notice | None:
         """The notice in the store that ended the lease; None if none did."""
         return self._held.notice

@@ -7,6 +7,9 @@ such characters as escapes (`\\x1b`, `\\n`, `\\u202e`); attributes and JSON keep
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
 
 def printable(text: str) -> str:
     """`text` with an escape for each character that is not printable, as Python writes it."""
@@ -20,10 +23,15 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-def printable_json(line: str) -> str:
-    """A line of JSON with the same value, in which every character is printable."""
-    if line.isprintable():
-        return line
-    from json import dumps
+def json_line(value: object) -> str:
+    """`value` as JSON on one line, in which every character is printable."""
+    as_it_is, in_ascii = _encoders()
+    line = as_it_is(value)
+    return line if line.isprintable() else in_ascii(value).replace("\x7f", "\\u007f")
 
-    return "".join(it if it.isprintable() else dumps(it)[1:-1] for it in line)
+
+@cache
+def _encoders() -> tuple[Callable[[object], str], Callable[[object], str]]:
+    from json import JSONEncoder
+
+    return JSONEncoder(ensure_ascii=False, default=str).encode, JSONEncoder(default=str).encode

@@ -18,7 +18,7 @@ from incumbent.cron.ledger import JOB, RUN, Run, State
 from incumbent.cron.ledger import encode as encode_run
 from incumbent.errors import Error, LockError
 from incumbent.model import Ask, Key, Refused
-from incumbent.printable import printable, printable_json, printable_lines
+from incumbent.printable import json_line, printable, printable_lines
 from incumbent.protocol.link import link_for
 from incumbent.serve.health import Notifier
 from incumbent.serve.situation import Situation
@@ -162,6 +162,5 @@ def test_what_is_printable_stays_and_the_rest_is_an_escape(text: str) -> None:
     assert printable(printable(text)) == printable(text)
     assert (printable(text) == text) == text.isprintable()
     assert printable_lines(f"{text}\n{text}").count("\n") == 1 + 2 * text.count("\n")
-    line = json.dumps({"x": text}, ensure_ascii=False)
-    assert printable_json(line).isprintable()
-    assert json.loads(printable_json(line)) == {"x": text}
+    assert json_line({"x": text}).isprintable()
+    assert json.loads(json_line({"x": text})) == {"x": text}

@@ -18,7 +18,6 @@ from incumbent.cron.ledger import RUN, SLOT_KEEP, Run, State
 from incumbent.cron.ledger import encode as encode_run
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec, Slot
-from incumbent.cron.worker import Output
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Key, Refused
 from incumbent.model import Slot as StoreSlot
@@ -187,18 +186,6 @@ def test_a_reader_that_is_too_slow_loses_lines_and_delays_nobody() -> None:
     os.close(reading)
     events("output", line="nobody reads")
     os.close(writing)
-
-
-def test_the_end_of_an_output_is_kept_and_every_line_is_told() -> None:
-    told: list[str] = []
-    output = Output()
-    output.serve(6, told.append)
-    os.write(output._writing, b"one\ntwo\n\xffthree")
-    output.drain()
-    assert (told[:2], told[2][1:]) == (["one", "two"], "three")
-    assert output.tail() == "three"
-    os.close(output.fd)
-    os.close(output._writing)
 
 
 def test_a_job_that_is_met_while_all_is_paused_has_a_second_to_be_paused_too() -> None:

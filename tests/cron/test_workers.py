@@ -10,9 +10,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -22,11 +21,10 @@ from incumbent.cron.ledger import Run, State, runs_of
 from incumbent.cron.runs import GAVE_BACK, STATE_OF, Claimer
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec, Slot
-from incumbent.cron.worker import STARTED, Fleet, run_on_failure
+from incumbent.cron.worker import STARTED, Fleet
 from incumbent.cron.zygote import Notify, StandBy, Zygote
 from incumbent.model import Key, Refused
 from incumbent.protocol.link import new_link
-from incumbent.supervise.launch import WITHHELD
 from tests.cron.fleet import CronFleet, children, descendants, identity
 from tests.support.waiting import eventually
 
@@ -235,30 +233,6 @@ def test_the_zygote_never_goes_on_as_its_instance(tmp_path: Path) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True
     )
     assert ran.stdout == "here\n"
-
-
-def test_what_is_run_on_a_failure_without_a_lease_is_told_how_the_run_ended(
-    tmp_path: Path,
-) -> None:
-    told = "echo $INCUMBENT_RUN_JOB $INCUMBENT_RUN_STATE $PWD $INCUMBENT_STORE; exit 3"
-    spec = JobSpec(
-        name="job",
-        schedule=Every(60),
-        command=("true",),
-        on_failure=("sh", "-c", told),
-        cwd=str(tmp_path),
-    )
-    run = Run("2026-01-01T00:00:00Z", State.LOST, 0.0)
-    heard: list[tuple[str, dict[str, Any]]] = []
-    events = cast("Any", lambda event, **facts: heard.append((event, facts)))
-    run_on_failure(spec, run, events)
-    run_on_failure(replace(spec, on_failure=("/nowhere",)), run, events)
-    assert heard[:2] == [
-        ("output", {"line": f"job lost {tmp_path} {WITHHELD}"}),
-        ("on_failure", {"code": 3}),
-    ]
-    (missing,) = heard[2:]
-    assert "No such file" in missing[1]["why"]
 
 
 # -- many at once ----------------------------------------------------------------------------------

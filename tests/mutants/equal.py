@@ -74,7 +74,7 @@ _SINCE: dict[tuple[str, str], str] = {
     (
         "cron/worker.py",
         "spec.on_failure or () -> (spec.on_failure and ())",
-    ): "test_what_is_run_on_a_failure_without_a_lease_is_told_how_the_run_ended",
+    ): "test_it_is_told_how_the_run_ended_and_what_it_says_comes_before_its_end",
     (
         "elections.py",
         "refuse_generator(work) -> pass",

@@ -15,6 +15,27 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/cron/test_book.py::test_a_slot_that_was_forgotten_is_not_begun_again",
     ),
     _m(
+        "an attempt begins for which at_most_for leaves no time",
+        "cron/runs.py",
+        "            if clock.now() + delay + _SHORTEST_RETRY > self._lease.belief.bound:",
+        "            if False:",
+        "tests/cron/test_on_failure.py::test_no_attempt_begins_for_which_at_most_for_leaves_no_time",
+    ),
+    _m(
+        "what a command writes waits without bound for a reader",
+        "cron/output.py",
+        "            if self._size >= _WAITING:\n                self._make_room()",
+        "            if False:\n                self._make_room()",
+        "tests/cron/test_output.py",
+    ),
+    _m(
+        "the rest of a lost line is passed on as a line",
+        "cron/output.py",
+        "0 if data.endswith(b\"\\n\") else _LONGEST_LINE",
+        "0",
+        "tests/cron/test_output.py::test_a_line_is_whole_or_counted_as_lost",
+    ),
+    _m(
         "two that prune at a time undo each other's word",
         "cron/ledger.py",
         "guard: Guard = ByVersion(fields[name].version) if name in fields else ABSENT",

@@ -8,14 +8,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from os import environ, get_terminal_size
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from incumbent import clock
 from incumbent.cli.parser import Request
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import AcquireTimeout, ConfigError, NotAcquired
 from incumbent.model import Holding, Record
-from incumbent.printable import printable, printable_json, printable_lines
+from incumbent.printable import json_line, printable, printable_lines
 from incumbent.stores.findings import State
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
 
@@ -233,7 +233,7 @@ def begin_log(log_format: str | None, *, quiet: bool, verbose: bool) -> None:
     """Write the library's log to stderr; `log_format`: "json", else lines of text."""
     global _as_json  # noqa: PLW0603 - one process, one standard error
     _as_json = log_format == "json"
-    handler = logging.StreamHandler()
+    handler = _Handler()
     handler.setFormatter(_Json() if _as_json else _Text())
     log = logging.getLogger("incumbent")
     log.addHandler(handler)
@@ -243,7 +243,8 @@ def begin_log(log_format: str | None, *, quiet: bool, verbose: bool) -> None:
 
 def say(line: str) -> None:
     """Write one line to stderr; a closed stderr is no error."""
-    _write(_json("info", _OWN, line, clock.wall()) if _as_json else f"incumbent: {line}")
+    as_text = f"incumbent: {printable(line)}"
+    _write(_json("info", _OWN, line, clock.wall()) if _as_json else as_text)
 
 
 def log_line(label: str, line: str) -> None:
@@ -252,17 +253,40 @@ def log_line(label: str, line: str) -> None:
     if _as_json:
         _write(_json("info", _OWN, line, now, {"name": label}))
     else:
-        _write(f"incumbent: {_stamp(now)} {label}: {line}")
+        _write(f"incumbent: {_stamp(now)} {label}: {printable(line)}")
+
+
+_PATIENCE: Final = 0.5
+"""Seconds: a reader of stderr that stands still loses lines. It must not keep an instance from
+standing, leading or ending, nor the keeper from renewing.
+"""
 
 
 def _write(line: str) -> None:
-    line = line if _as_json else printable(line)
     try:
-        # Write the line at once, so that processes that share a stderr cannot split it.
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
+        if _is_writable(sys.stderr):
+            # Write the line at once, so that processes that share a stderr cannot split it.
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
     except (OSError, ValueError):
         pass
+
+
+def _is_writable(stream: TextIO) -> bool:
+    from select import POLLOUT, poll
+
+    try:
+        number = stream.fileno()
+    except (OSError, ValueError):
+        return True  # It is no file, but a buffer in memory.
+    waiting = poll()
+    waiting.register(number, POLLOUT)
+    return bool(waiting.poll(_PATIENCE * 1000))
+
+
+class _Handler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        _write(self.format(record))
 
 
 class _Text(logging.Formatter):
@@ -289,10 +313,8 @@ class _Json(logging.Formatter):
 def _json(
     level: str, logger: str, message: str, when: float, facts: Mapping[str, object] | None = None
 ) -> str:
-    from json import dumps
-
     fixed = {"time": _stamp(when), "level": level, "logger": logger, "message": message}
-    return printable_json(dumps({**fixed, **(facts or {})}, default=str, ensure_ascii=False))
+    return json_line({**fixed, **(facts or {})})
 
 
 def _stamp(when: float) -> str:

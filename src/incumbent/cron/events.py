@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from math import inf
@@ -17,10 +16,10 @@ from incumbent.cron.ledger import Run, State, runs_of
 from incumbent.cron.spec import JobSpec
 from incumbent.meters import JOB_RUN, RUN_STATES, Sample, pass_on
 from incumbent.model import Record
-from incumbent.printable import printable_json
+from incumbent.printable import json_line
 
 _STDOUT = 1
-_LONGEST = 4096
+LONGEST_EVENT = 4096
 """Bytes that a pipe takes in one piece, so that lines of several processes never mix."""
 
 
@@ -30,41 +29,86 @@ class Emit(Protocol):
     def __call__(self, event: str, /, **facts: Any) -> None: ...
 
 
+class _Dropped:
+    """How many lines were dropped since one could be written."""
+
+    count = 0
+
+
 class Events:
-    """Writes events to `fd`, without ever waiting for the reader: a stopped reader loses lines."""
+    """Writes events to `fd`, without ever waiting for the reader: a stopped reader loses lines.
+
+    The next event says how many were `dropped`.
+    """
 
     def __init__(self, fd: int = _STDOUT, **always: Any) -> None:
         self._fd = fd
         self._always = always
-        self.dropped = 0
+        self._put: Callable[[bytes], bool] = self._write
+        self._dropped = _Dropped()
 
     def knowing(self, fd: int | None = None, **more: Any) -> Events:
         """A copy that adds the facts `more` to every line, and writes to `fd` if that is given."""
-        return Events(self._fd if fd is None else fd, **{**self._always, **more})
+        made = Events(self._fd if fd is None else fd, **{**self._always, **more})
+        made._dropped = self._dropped
+        return made
+
+    def through(self, put: Callable[[bytes], bool]) -> Events:
+        """A copy that passes its lines to `put`, which says whether it takes them."""
+        made = self.knowing()
+        made._put = put
+        return made
+
+    @property
+    def dropped(self) -> int:
+        """How many lines were dropped since one could be written."""
+        return self._dropped.count
+
+    def lose(self, lines: int) -> None:
+        """Count lines that others had to drop."""
+        self._dropped.count += lines
 
     def __call__(self, event: str, /, **facts: Any) -> None:
         """Write the event; facts that are None are left out."""
+        dropped, self._dropped.count = self._dropped.count, 0
+        if not self._put(self.line(event, **facts, dropped=dropped or None)):
+            self.lose(dropped + 1)
+
+    def line(self, event: str, /, **facts: Any) -> bytes:
+        """The line of an event."""
+        facts = self._facts(event, facts)
+        while True:
+            line = json_line(facts).encode()
+            if len(line) < LONGEST_EVENT:
+                return line + b"\n"
+            # Only text that a command made is that long.
+            longest = max(facts, key=lambda key: len(str(facts[key])))
+            facts[longest] = str(facts[longest])[: len(str(facts[longest])) * 3 // 4]
+
+    def lines(self, event: str, key: str, texts: Iterable[str], /, **facts: Any) -> Iterator[bytes]:
+        """The lines of many events that differ in one text; a text that is too long is halved."""
+        head = f"{json_line(self._facts(event, facts))[:-1]}, {json_line(key)}: "
+        for text in texts:
+            line = f"{head}{json_line(text)}}}\n".encode()
+            if len(line) <= LONGEST_EVENT or len(text) < 2:
+                yield line
+                continue
+            middle = len(text) // 2
+            yield from self.lines(event, key, (text[:middle], text[middle:]), **facts)
+
+    def _facts(self, event: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         when = datetime.fromtimestamp(clock.wall(), UTC).isoformat(timespec="milliseconds")
-        facts = {"time": when.replace("+00:00", "Z"), "event": event, **self._always, **facts}
-        line = _line({key: value for key, value in facts.items() if value is not None})
+        known = {"time": when.replace("+00:00", "Z"), "event": event, **self._always, **facts}
+        return {name: value for name, value in known.items() if value is not None}
+
+    def _write(self, line: bytes) -> bool:
         poll = select.poll()
         with suppress(OSError, ValueError):
             poll.register(self._fd, select.POLLOUT)
             if poll.poll(0):
                 os.write(self._fd, line)
-                return
-        self.dropped += 1
-
-
-def _line(facts: dict[str, Any]) -> bytes:
-    while True:
-        text = printable_json(json.dumps(facts, ensure_ascii=False, default=str))
-        line = text.encode() + b"\n"
-        if len(line) <= _LONGEST:
-            return line
-        # Only text that a command made is that long.
-        longest = max(facts, key=lambda key: len(str(facts[key])))
-        facts[longest] = str(facts[longest])[: len(str(facts[longest])) * 3 // 4]
+                return True
+        return False
 
 
 # -- numbers ---------------------------------------------------------------------------------------

@@ -130,6 +130,8 @@ STATE_OF: Final = {
 _CODE_OF: Final = {state: code for code, state in STATE_OF.items()}
 _BEGIN_WITHIN: Final = 5.0
 _LONGEST_PAUSE: Final = 3600.0
+_SHORTEST_RETRY: Final = 1.0
+"""Seconds that at_most_for has to leave for another attempt."""
 
 
 @dataclass(slots=True)
@@ -215,18 +217,26 @@ class Attempts:
             left = self._spec.retries - (self.run.attempt - 1)
             if end.state is State.OK or end.final or left <= 0 or not self._lease.valid:
                 return self._end(end)
-            if not self._wait(end, pause):
-                return self._end(End(State.LOST, why="its instance was stopped between attempts"))
+            attempts = self.run.attempt
+            delay = min(self._spec.retry_backoff * 2.0 ** (attempts - 1), _LONGEST_PAUSE)
+            if clock.now() + delay + _SHORTEST_RETRY > self._lease.belief.bound:
+                # It would be stopped at once: the run fails now, while there is time to say so.
+                why = f"{end.why}; at_most_for leaves no time for another attempt"
+                return self._end(replace(end, why=why))
+            if interrupted := self._wait(end, delay, pause):
+                return self._end(interrupted)
+            self._move(State.RUNNING, attempt=attempts + 1)
 
-    def _wait(self, end: End, pause: Callable[[float], bool]) -> bool:
-        slot, attempt = self.run.slot, self.run.attempt
-        delay = min(self._spec.retry_backoff * 2.0 ** (attempt - 1), _LONGEST_PAUSE)
+    def _wait(self, end: End, delay: float, pause: Callable[[float], bool]) -> End | None:
+        """Wait before the next attempt; the end of the run, if there must be none."""
+        slot, attempt, began = self.run.slot, self.run.attempt, clock.now()
         self._emit("retry", slot=slot, attempt=attempt, why=end.why, seconds=delay)
         self._move(State.WAITING, code=end.code, why=end.why, output=end.output)
-        if not pause(delay) or not self._lease.valid:
-            return False
-        self._move(State.RUNNING, attempt=attempt + 1)
-        return True
+        if pause(delay) and self._lease.valid:
+            return None
+        if cause := self._lease.belief.proof.verdict(clock.now()):
+            return stopped(cause, clock.now() - began)
+        return End(State.LOST, why="its instance was stopped between attempts")
 
     def _move(self, state: State, **changes: object) -> None:
         until = clock.now() + min(1.0, self._lease.remaining)

@@ -17,7 +17,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from struct import Struct
@@ -27,6 +26,7 @@ from incumbent import clock
 from incumbent.cron.events import Events
 from incumbent.cron.fleet import CONTROL
 from incumbent.cron.ledger import OUTPUT_MOST, Run, State
+from incumbent.cron.output import Output
 from incumbent.cron.runs import (
     ENDED_WELL,
     GAVE_BACK,
@@ -38,6 +38,7 @@ from incumbent.cron.runs import (
     stopped,
 )
 from incumbent.cron.spec import JobSpec
+from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError, NotAcquired, StoreError
 from incumbent.locks import Lease, give_back
 from incumbent.model import Key
@@ -46,84 +47,10 @@ from incumbent.protocol.link import Link, new_link
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.guarding import Guard, GuardFault, start_guard
 from incumbent.supervise.kernel import Waiter
-from incumbent.supervise.launch import WITHHELD, Ready, without_service
+from incumbent.supervise.launch import Ready, child_environment
 from incumbent.supervise.plan import Course, Phase
 from incumbent.supervise.run import Command, Ending, supervise
 from incumbent.supervise.signals import Signals
-
-_AT_ONCE = 65_536
-_LONGEST_LINE = 2048
-
-
-class Output:
-    """Reads the command's standard output and error, when its supervision calls `ready`.
-
-    `most`: bytes that are kept. `on_line` gets every line; it must neither block nor raise.
-    """
-
-    def __init__(self, most: int = 0, on_line: Callable[[str], None] = lambda _: None) -> None:
-        self.fd, self._writing = os.pipe()
-        os.set_blocking(self.fd, False)
-        self._most = most
-        self._on_line = on_line
-        self._tail = b""
-        self._line = b""
-
-    def serve(self, most: int, on_line: Callable[[str], None]) -> None:
-        """Serve this run from now on; for the parameters see the class."""
-        self._most, self._on_line = most, on_line
-
-    def become_stdout(self) -> None:
-        """Redirect the output of this process and its children to this pipe."""
-        for fd in (1, 2):
-            os.dup2(self._writing, fd)
-        os.close(self._writing)
-        self._writing = -1
-
-    def ready(self) -> None:
-        """Read one portion: a command that writes without end must not keep the loop busy."""
-        self._take()
-
-    def _take(self) -> bool:
-        try:
-            data = os.read(self.fd, _AT_ONCE)
-        except BlockingIOError:
-            return False
-        if self._most:
-            self._tail = (self._tail + data)[-self._most :]
-        self._pass_on(data)
-        return True
-
-    def drain(self) -> None:
-        """Read the rest, up to a limit, once the command has ended."""
-        for _ in range(16):
-            if not self._take():
-                break
-        if self._line:
-            self._pass_on(b"\n")
-
-    def close(self) -> None:
-        """Close the pipe; what is left in it is not read."""
-        for fd in (self.fd, self._writing):
-            if fd >= 0:
-                os.close(fd)
-
-    def tail(self) -> str:
-        """The end of the output; bytes that are not UTF-8 are replaced."""
-        return self._tail.decode("utf-8", "replace").strip("\n\ufffd")
-
-    def clear(self) -> None:
-        """Drop the output kept so far: another attempt begins."""
-        self._tail = b""
-
-    def _pass_on(self, data: bytes) -> None:
-        *lines, self._line = (self._line + data).split(b"\n")
-        while len(self._line) > _LONGEST_LINE:
-            lines.append(self._line[:_LONGEST_LINE])
-            self._line = self._line[_LONGEST_LINE:]
-        for line in lines:
-            self._on_line(line[:_LONGEST_LINE].decode("utf-8", "replace"))
-
 
 PREPARED: Final = 255
 LEAVES: Final = 254
@@ -164,6 +91,11 @@ class Fleet:
     def ttl(self) -> float:
         """The ttl of the leases in seconds."""
         return policy_from(self.lock).ttl
+
+    @property
+    def shared_store(self) -> str | None:
+        """The URL of the store, if commands may use it."""
+        return self.url if self.share_store else None
 
 
 # -- messages of instance, zygote and workers: pickles with their length --------------------------
@@ -313,7 +245,7 @@ class _Worker:
     def output(self) -> Output:
         """The pipe to which the command writes."""
         if self._output is None:
-            self._output = Output()
+            self._output = Output(self._standard[0])
             self._output.become_stdout()
         return self._output
 
@@ -338,7 +270,7 @@ class _Worker:
         if self._output is not None:
             for number, ours in enumerate(self._standard, 1):
                 os.dup2(ours, number)
-            self._output.close()
+            self.worn |= not self._output.close()
             self._output = None
 
     def _drop(self) -> None:
@@ -369,11 +301,11 @@ class _CommandRun:
         self._slot = task.slot.name
         self._lease = lease
         self._worker = worker
-        self._events = events
         self._output = worker.output()
-        self._output.serve(min(task.spec.keep_output, OUTPUT_MOST), self._pass_on)
+        self._output.follow(min(task.spec.keep_output, OUTPUT_MOST), events, self._slot)
+        self._events = events.through(self._output.put)
         self._survived = False
-        self._attempts = Attempts(lease, task.spec, task.slot, events)
+        self._attempts = Attempts(lease, task.spec, task.slot, self._events)
 
     def run(self) -> int:
         if not self._worker.guard.alive():
@@ -397,9 +329,6 @@ class _CommandRun:
             return ended.attempt > self._spec.retries
         return ended.state in (State.FAILED, State.TIMED_OUT)
 
-    def _pass_on(self, line: str) -> None:
-        self._events("output", slot=self._slot, line=line)
-
     def _report(self, course: Course) -> None:
         if course.phase is Phase.RUNNING:
             self._worker.say(STARTED)
@@ -411,7 +340,7 @@ class _CommandRun:
         output.clear()
         try:
             self._worker.change(spec.cwd, spec.stdin)
-            ending = self._supervise(spec.argv or (), {})
+            ending = self._supervise()
         except OSError as error:
             where = f"cwd={spec.cwd}" if spec.cwd else "it could not begin"
             why = f"{where}: {(error.strerror or str(error)).lower()}"
@@ -420,20 +349,18 @@ class _CommandRun:
             return End(State.FAILED, error.code, str(error))
         except (GuardFault, ConfigError) as error:
             return End(State.FAILED, None, str(error), final=True)
-        output.drain()
+        output.settle()
         return self._verdict(ending)
 
-    def _supervise(self, words: Sequence[str], more: Mapping[str, str]) -> Ending:
-        fleet = self._worker.fleet
-        environ = {**os.environ, **self._spec.env, **more}
-        share_store = fleet.url if fleet.share_store else None
+    def _supervise(self) -> Ending:
+        fleet, spec = self._worker.fleet, self._spec
+        environ = {**os.environ, **spec.env}
         ending = supervise(
             self._lease,
-            Command(words, share_store, environ, self._slot),
+            Command(spec.argv or (), fleet.shared_store, environ, self._slot),
             self._worker.signals,
             self._worker.guard,
             stop_on=_STOPPING,
-            listeners={self._output.fd: self._output.ready},
             keep=True,
             ready=self._worker.take_ready(),
             report=self._report,
@@ -467,20 +394,57 @@ class _CommandRun:
         return False
 
     def _on_failure(self, ended: Run) -> None:
-        """Run on_failure, once at most, as we recorded the end; under the lease while it lasts."""
-        command = self._spec.on_failure
-        if command is None:
-            return
-        if not self._lease.valid:
-            run_on_failure(self._spec, ended, self._events)
-            return
-        try:
-            status = self._supervise(command, _facts_of(self._spec, ended)).status
-        except (CannotStart, GuardFault, ConfigError) as error:
-            self._events("on_failure", slot=ended.slot, why=str(error))
-        else:
-            self._output.drain()
-            self._events("on_failure", slot=ended.slot, code=status)
+        """Run on_failure, as we recorded the end. Meanwhile the lease is kept, if it lasts."""
+        if self._spec.on_failure is not None:
+            # Processes that it leaves must not seem to be those of the next command.
+            self._worker.worn = True
+            store = self._worker.fleet.shared_store
+            run_on_failure(self._spec, ended, store, self._output, self._events)
+
+
+# -- on_failure ------------------------------------------------------------------------------------
+
+
+def run_on_failure(
+    spec: JobSpec, ended: Run, share_store: str | None, output: Output, events: Events
+) -> None:
+    """Run on_failure to its end, for a minute at most: no lease stops it, as none may be left.
+
+    Our standard output is `output`.
+    """
+    environ = {**os.environ, **spec.env, **_facts_of(spec, ended)}
+    try:
+        child = subprocess.Popen(
+            spec.on_failure or (),
+            env=child_environment(environ, share_store, {}),
+            cwd=spec.cwd,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        events("on_failure", slot=ended.slot, why=str(error))
+        return
+    why = None
+    try:
+        child.wait(_ON_FAILURE_WITHIN)
+    except subprocess.TimeoutExpired:
+        why = f"stopped after {say_seconds(_ON_FAILURE_WITHIN)}"
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    output.settle()
+    events("on_failure", slot=ended.slot, code=child.returncode, why=why)
+
+
+def notify(fleet: Fleet, spec: JobSpec, ended: Run, events: Events) -> None:
+    """Be the process that runs on_failure for a run that was lost with another instance."""
+    # It ends in its time: TERM is for runs under a lease. A handler is not inherited by a command.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    standard = os.dup(1)
+    with closing(Output(standard)) as output:
+        output.become_stdout()
+        events = events.knowing(standard, job=spec.name)
+        output.follow(0, events, ended.slot)
+        run_on_failure(spec, ended, fleet.shared_store, output, events.through(output.put))
 
 
 def _facts_of(spec: JobSpec, ended: Run) -> dict[str, str]:
@@ -493,27 +457,3 @@ def _facts_of(spec: JobSpec, ended: Run) -> dict[str, str]:
         "WHY": ended.why,
     }
     return {_RUN_VARIABLE + key: value for key, value in facts.items()}
-
-
-def run_on_failure(spec: JobSpec, ended: Run, events: Events) -> None:
-    """Run on_failure where there is no lease any more to run it under; for a minute at most."""
-    ours = without_service(os.environ)
-    environment = {**ours, **spec.env, **_facts_of(spec, ended), "INCUMBENT_STORE": WITHHELD}
-    try:
-        done = subprocess.run(
-            spec.on_failure or (),
-            env=environment,
-            cwd=spec.cwd,
-            stdin=subprocess.DEVNULL,
-            # Our own standard output is for events.
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=_ON_FAILURE_WITHIN,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        events("on_failure", why=str(error))
-    else:
-        for line in done.stdout[-OUTPUT_MOST:].decode("utf-8", "replace").splitlines():
-            events("output", line=line)
-        events("on_failure", code=done.returncode)

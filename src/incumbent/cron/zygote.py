@@ -35,8 +35,8 @@ from incumbent.cron.worker import (
     Fleet,
     Inbox,
     be_worker,
+    notify,
     packed,
-    run_on_failure,
 )
 from incumbent.supervise.kernel import die_with_parent, libc, name_process
 
@@ -192,8 +192,7 @@ class _Forking:
             case StandBy():
                 self._pool.stand_by(message.ready, message.kept)
             case Notify():
-                events = self._events.knowing(job=message.spec.name, slot=message.run.slot)
-                work = partial(run_on_failure, message.spec, message.run, events)
+                work = partial(notify, self._fleet, message.spec, message.run, self._events)
                 if pid := self._fork(message.spec.name, work):
                     self._pool.others.add(pid)
             case _:

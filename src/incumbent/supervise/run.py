@@ -24,7 +24,7 @@ from incumbent.locks import Lease, give_back
 from incumbent.supervise.child import Child
 from incumbent.supervise.guarding import Guard
 from incumbent.supervise.kernel import Waiter, pidfds
-from incumbent.supervise.launch import Ready, child_environment
+from incumbent.supervise.launch import LeaseSocket, Ready, child_environment
 from incumbent.supervise.plan import Action, Course, Phase, asked_to_leave, decide, kill_at
 from incumbent.supervise.signals import Signals, find_terminal
 
@@ -82,7 +82,6 @@ def supervise(
     stop_on: Collection[int] = frozenset(),
     report: Callable[[Course], object] = lambda _: None,
     turned: Callable[[], object] = lambda: None,
-    listeners: Mapping[int, Callable[[], object]] | None = None,
     ready: Ready | None = None,
     keep: bool = False,
 ) -> Ending:
@@ -90,11 +89,10 @@ def supervise(
 
     `stop_on`: signals that end the term in order: CMD gets them, and KILL after the grace. `report`
     is called with the course in each phase, also the first, and after a signal to leave; `turned`
-    at every turn of the loop, at least once a ttl. `listeners`: a function for each descriptor,
-    called when that is readable; it must neither block nor raise. `ready`: the prepared term, made
-    now if missing; closed at the end. `keep`: the caller gives the lease back, and may use it until
-    then; only survivors of KILL still end its renewal. Raises CannotStart, GuardFault, or (without
-    a socket) ConfigError; then nothing ran, and without `keep` lease and slot were given back.
+    at every turn of the loop, at least once a ttl. `ready`: the prepared term, made now if missing;
+    closed at the end. `keep`: the caller gives the lease back, and may use it until then; only
+    survivors of KILL still end its renewal. Raises CannotStart, GuardFault, or (without a socket)
+    ConfigError; then nothing ran, and without `keep` lease and slot were given back.
     """
     began = clock.now()
     with ExitStack() as term:
@@ -116,8 +114,7 @@ def supervise(
             if not keep:
                 give_back(lease, undo_slot=True)
             raise
-        served = {**(listeners or {}), prepared.socket.fd: prepared.socket.ready}
-        watch = _Watch(lease, child, signals, guard, stop_on, report, turned, served)
+        watch = _Watch(lease, child, signals, guard, stop_on, report, turned, prepared.socket)
         ending = watch.end(began)
         return ending if keep or ending.survivors else release_after(lease, ending)
 
@@ -168,7 +165,7 @@ class _Watch:
     stop_on: Collection[int]
     report: Callable[[Course], object]
     turned: Callable[[], object]
-    listeners: Mapping[int, Callable[[], object]]
+    socket: LeaseSocket
     course: Course = field(default_factory=Course)
     stop_signal: int = signal.SIGTERM
     waiter: Waiter = field(default_factory=Waiter)
@@ -236,12 +233,12 @@ class _Watch:
                 until = min(until, clock.now() + _LOOK_EVERY)
         guard = (self.guard.fd,) if self.guard.fd >= 0 and self.guard.alive() else ()
         try:
-            ready = self.waiter.wait((self.signals.fd, *guard, *self.listeners, *watched), until)
+            ready = self.waiter.wait((self.signals.fd, *guard, self.socket.fd, *watched), until)
         finally:
             for fd in watched:
                 os.close(fd)
-        for fd in ready & self.listeners.keys():
-            self.listeners[fd]()
+        if self.socket.fd in ready:
+            self.socket.ready()
 
     def _heed(self, signums: list[int]) -> None:
         for signum in signums:

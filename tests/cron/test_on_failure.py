@@ -1,0 +1,241 @@
+"""Whatever ends a run for good, its on_failure runs once, and to its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from incumbent import Lock, clock
+from incumbent.cron import runs, worker
+from incumbent.cron.ledger import Run, State
+from incumbent.cron.runs import Attempts, End
+from incumbent.cron.schedule import Every
+from incumbent.cron.spec import JobSpec, Slot
+from incumbent.cron.worker import run_on_failure
+from incumbent.supervise.launch import WITHHELD
+from tests.cli.tool import incumbent
+from tests.cron.fleet import NEVER_DUE, CronFleet, children
+from tests.support.faulty import FaultyEngine
+from tests.support.waiting import eventually, written
+
+real = [
+    pytest.mark.slow,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(sys.platform != "linux", reason="/proc"),
+]
+
+
+def decorated(test: Any) -> Any:
+    for mark in real:
+        test = mark(test)
+    return test
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[CronFleet]:
+    running = CronFleet(f"sqlite:///{tmp_path}/leases.db", tmp_path, "")
+    yield running
+    running.stop()
+
+
+def begin(fleet: CronFleet, job: str) -> None:
+    fleet.file.write_text(f'[[job]]\nname = "job"\n{NEVER_DUE}\n{job}\n')
+    fleet.start()
+    eventually(lambda: fleet.events("ready"))
+
+
+TELL = 'on_failure = "echo $INCUMBENT_RUN_SLOT $INCUMBENT_RUN_STATE >> $FOLDER/told"'
+
+
+def told(fleet: CronFleet) -> list[str]:
+    path = fleet.folder / "told"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@decorated
+def test_each_run_that_is_over_its_time_and_ignores_term_is_told_once(fleet: CronFleet) -> None:
+    begin(fleet, f"command = \"trap '' TERM; sleep 60\"\nat_most_for = 0.6\n{TELL}")
+    for number in range(1, 6):
+        fleet.trigger("job")
+        eventually(lambda: len(fleet.events("on_failure")) == number, within=30)  # noqa: B023
+    slots = [event["slot"] for event in fleet.events("timed_out")]
+    assert told(fleet) == [f"{slot} timed_out" for slot in slots]
+    assert [event["code"] for event in fleet.events("on_failure")] == [0] * 5
+
+
+@decorated
+def test_what_is_told_has_its_time_when_that_of_the_run_is_nearly_over(fleet: CronFleet) -> None:
+    """It sleeps far beyond at_most_for, and beyond the lease."""
+    slow = TELL.replace('= "', '= "sleep 4; ')
+    begin(fleet, f'command = "sleep 1.5; exit 3"\nat_most_for = 2\n{slow}')
+    fleet.trigger("job")
+    eventually(lambda: fleet.events("on_failure"), within=30)
+    assert [line.split()[1] for line in told(fleet)] == ["failed"]
+    assert fleet.events("on_failure")[0]["code"] == 0
+
+
+@decorated
+def test_a_lease_that_is_lost_meanwhile_does_not_end_what_is_told(fleet: CronFleet) -> None:
+    slow = TELL.replace('= "', '= "touch $FOLDER/begun; sleep 4; ')
+    begin(fleet, f'command = "exit 3"\n{slow}')
+    fleet.trigger("job")
+    eventually((fleet.folder / "begun").exists)
+    assert incumbent("-s", fleet.store, "break", "job", "--force").returncode == 0
+    eventually(lambda: fleet.events("on_failure"), within=30)
+    assert len(told(fleet)) == 1
+
+
+@decorated
+def test_the_next_run_waits_for_what_is_told_while_the_lease_lasts(fleet: CronFleet) -> None:
+    slow = TELL.replace('= "', '= "touch $FOLDER/begun; sleep 3; ')
+    begin(fleet, f'command = "exit 3"\n{slow}')
+    fleet.trigger("job")
+    eventually((fleet.folder / "begun").exists)
+    done = incumbent("-s", fleet.store, "trigger", "job", "--timeout", "0.5s")
+    assert done.returncode == 75, done.stderr
+
+
+@decorated
+def test_the_end_of_the_instance_lets_what_is_told_end(fleet: CronFleet) -> None:
+    """Also what is told for a run that another instance lost, which has no worker."""
+    slow = TELL.replace('= "', '= "touch $FOLDER/begun; sleep 2; ')
+    begin(fleet, f'command = "sleep 60"\n{slow}')
+    fleet.trigger("job")
+    eventually(lambda: fleet.events("started"))
+    (zygote,) = children(fleet.processes[0].pid)
+    (its_worker,) = children(zygote)
+    os.kill(its_worker, signal.SIGKILL)
+    eventually((fleet.folder / "begun").exists, within=30)
+    fleet.processes[0].send_signal(signal.SIGTERM)
+    assert fleet.processes[0].wait(30) == 0
+    assert len(told(fleet)) == 1
+
+
+# -- the command itself ----------------------------------------------------------------------------
+
+
+def spec_of(script: str, **more: Any) -> JobSpec:
+    on_failure = ("sh", "-c", script)
+    settings = {"name": "job", "schedule": Every(60), "command": ("true",), **more}
+    return JobSpec(on_failure=on_failure, **settings)
+
+
+def run_it(spec: JobSpec, store: str | None = None) -> list[tuple[str, dict[str, Any]]]:
+    heard: list[tuple[str, dict[str, Any]]] = []
+    events = cast("Any", lambda event, **facts: heard.append((event, facts)))
+    output = cast("Any", SimpleNamespace(settle=lambda: heard.append(("settled", {}))))
+    ended = Run("2026-01-01T00:00:00Z", State.LOST, 0.0, why="vanished")
+    run_on_failure(spec, ended, store, output, events)
+    return heard
+
+
+def test_it_is_told_how_the_run_ended_and_what_it_says_comes_before_its_end(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INCUMBENT_LEASE_TERM", "5")
+    say = "echo $INCUMBENT_RUN_JOB $INCUMBENT_RUN_STATE $INCUMBENT_RUN_WHY $PWD $INCUMBENT_STORE"
+    heard = run_it(spec_of(f"{say} [$INCUMBENT_LEASE_TERM]; exit 3", cwd=str(tmp_path)))
+    slot = "2026-01-01T00:00:00Z"
+    assert heard == [("settled", {}), ("on_failure", {"slot": slot, "code": 3, "why": None})]
+    assert capfd.readouterr().out == f"job lost vanished {tmp_path} {WITHHELD} []\n"
+    run_it(spec_of("echo $INCUMBENT_STORE"), "redis://shared")
+    assert capfd.readouterr().out == "redis://shared\n"
+
+
+def test_one_that_cannot_start_says_so(tmp_path: Path) -> None:
+    spec = spec_of("true", cwd=str(tmp_path / "nowhere"))
+    ((kind, facts),) = run_it(spec)
+    assert (kind, "No such file" in facts["why"]) == ("on_failure", True)
+
+
+def test_one_that_never_ends_is_stopped_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_ON_FAILURE_WITHIN", 0.5)
+    pid = tmp_path / "pid"
+    heard = run_it(spec_of(f"trap '' TERM; sleep 60 & echo $! > {pid}; wait"))
+    assert heard[-1][1]["why"] == "stopped after 500ms"
+    eventually(lambda: not is_alive(int(written(pid) or 0)))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+# -- retries under what is left of at_most_for -----------------------------------------------------
+
+
+class Attempted:
+    """One run, whose attempts fail."""
+
+    def __init__(self, at_most_for: float, retry_backoff: float) -> None:
+        engine = FaultyEngine()
+        self.heard: list[str] = []
+        spec = spec_of("true", retries=5, retry_backoff=retry_backoff, at_most_for=at_most_for)
+        self.lease = Lock("job", store=engine, at_most_for=at_most_for).acquire()
+        emit = cast("Any", lambda event, **facts: self.heard.append(event))
+        self.attempts = Attempts(self.lease, spec, Slot("2026-01-01T00:00:00Z", 0.0), emit)
+        assert self.attempts.begin() is None
+
+    def run(self, pause: Any) -> Run:
+        ended = self.attempts.run_attempts(lambda: End(State.FAILED, 3, "exit 3"), pause)
+        assert ended is not None
+        return ended
+
+
+def test_no_attempt_begins_for_which_at_most_for_leaves_no_time() -> None:
+    """It would be stopped at once, and hide why the run failed."""
+    one = Attempted(at_most_for=30, retry_backoff=20)
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> bool:
+        pauses.append(seconds)
+        return True
+
+    ended = one.run(pause)
+    # The second pause, of 40 s, would last beyond at_most_for.
+    assert pauses == [20]
+    assert (ended.state, ended.attempt) == (State.FAILED, 2)
+    assert ended.why == "exit 3; at_most_for leaves no time for another attempt"
+    assert one.lease.valid
+    one.lease.release()
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [("paused", State.FAILED), ("broken", State.FAILED), ("taken", State.LOST)],
+)
+def test_an_end_between_attempts_says_what_ended_the_run(
+    monkeypatch: pytest.MonkeyPatch, reason: str, state: State
+) -> None:
+    one, said = Attempted(at_most_for=300, retry_backoff=1), list[End]()
+
+    def pause(_: float) -> bool:
+        one.lease._held.machine.broken(reason)
+        return False
+
+    monkeypatch.setattr(Attempts, "_end", lambda _, end: said.append(end))
+    one.attempts.run_attempts(lambda: End(State.FAILED, 3, "exit 3"), pause)
+    (end,) = said
+    assert (end.state, end.final) == (state, True)
+    assert end.why.startswith("stopped after")
+
+
+def test_an_instance_that_is_stopped_between_attempts_loses_the_run() -> None:
+    one = Attempted(at_most_for=300, retry_backoff=1)
+    ended = one.run(lambda _: False)
+    assert (ended.state, ended.why) == (State.LOST, "its instance was stopped between attempts")
+    assert runs.code_of(ended)
+    assert clock.now() < one.lease.belief.bound
+    one.lease.release()
