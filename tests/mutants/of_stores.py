@@ -26,6 +26,9 @@ _GIVEN_BACK = ("tests/stores/redis/test_given_back.py",)
 _LET_GO = ("tests/stores/redis/test_let_go.py",)
 _BALLOTS = ("tests/stores/quorum/test_ballots.py",)
 _NODE = ("tests/quorum/test_node.py",)
+_UNFIT = (
+    "tests/stores/test_unfit.py::test_clients_that_are_connected_notice_that_a_store_became_unfit"
+)
 
 _d = in_area("dialects")
 _lua = in_area("Lua")
@@ -145,6 +148,55 @@ MUTATIONS: tuple[Mutation, ...] = (
         'check_format(raw or b"", commands.where, names.main)',
         "pass",
         "tests/stores/redis/test_records.py::test_a_record_of_another_format_is_read_by_nobody_and_left_alone",
+    ),
+    _d(
+        "redis: a look does not ask whether the server may evict by now",
+        "stores/redis/incarnation.py",
+        "if not allow_eviction and read_facts(memory).evicts:",
+        "if False:",
+        "tests/stores/redis/test_incarnation_pure.py::test_a_look_notices_that_the_server_may_evict",
+    ),
+    _lua(
+        "redis: a look beside a take says that nothing is evicted",
+        "stores/redis/take.lua",
+        "try('INFO', 'memory')",
+        "'maxmemory:0'",
+        f"{_UNFIT}[redis_that_evicts]",
+    ),
+    _d(
+        "quorum: a member's settings are asked for when it is connected, and never again",
+        "stores/quorum/connecting.py",
+        "        admit(facts, site.where, allow_eviction=site.allow_eviction, proved=True)\n",
+        "        pass\n",
+        f"{_UNFIT}[quorum_that_evicts]",
+    ),
+    _d(
+        "quorum: a member that was a replica in between votes on",
+        "stores/quorum/connecting.py",
+        "if facts.promoted.encode() != link.replication:",
+        "if False:",
+        "tests/stores/test_unfit.py::test_a_member_of_a_quorum_that_was_a_replica_in_between_has_no_vote",
+    ),
+    _d(
+        "quorum: the vote of a member that is unfit stays where it is",
+        "stores/quorum/take.py",
+        '("low", "high", "ahead", UNFIT)',
+        '("low", "high", "ahead")',
+        "tests/stores/test_unfit.py::test_the_vote_of_a_member_that_is_unfit_is_taken_back",
+    ),
+    _d(
+        "postgresql: a grant by the functions of another format is believed",
+        "stores/postgresql/dialect.py",
+        "if not epoch.startswith(_OUR_FORMAT):",
+        "if False:",
+        f"{_UNFIT}[postgresql_of_another_format]",
+    ),
+    _d(
+        "sqlite: the format is looked at when the file is opened, and never again",
+        "stores/sqlite/connection.py",
+        "return _format_in(self.execute) == schema.RECORD_FORMAT",
+        "return True",
+        f"{_UNFIT}[sqlite_of_another_format]",
     ),
     _d(
         "sentinel: no time in which the old master may go on unseen",

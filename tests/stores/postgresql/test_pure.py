@@ -85,8 +85,8 @@ def test_a_restart_wait_of_nothing_is_said_and_none_is_left_to_the_server() -> N
 
 
 def test_a_grant_must_echo_its_claim() -> None:
-    said = f"granted {CLAIM} 7 1500000 epoch".encode()
-    assert taken(said) == Granted(CLAIM, 7, 1.5, "epoch")
+    said = f"granted {CLAIM} 7 1500000 1.epoch".encode()
+    assert taken(said) == Granted(CLAIM, 7, 1.5, "1.epoch")
     with pytest.raises(Mismatch):
         taken(said, "d" * 32)
     for strange in (None, b"", b"granted", b"[]", b'{"reason": "new"}', b"7"):

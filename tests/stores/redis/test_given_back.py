@@ -33,8 +33,9 @@ KEY, CLAIM, ASK = Key("n", "k"), "c1", Ask(10.0, "host-1")
 SITE, COMMANDS = Site(Target(), "here"), Commands(Naming(None), "here")
 MARK = Mark("aaaa", 1, 1, "run1", "hist1")
 GRANT = b"incumbent1 c1 1700000000000000"
-SAME = [MARK.text.encode(), b"role:master\r\nmaster_replid:hist1\r\n", [b"1700000000", b"0"]]
-DEMOTED = [MARK.text.encode(), b"role:slave\r\n", [b"1700000000", b"0"]]
+TIME, MEMORY = [b"1700000000", b"0"], b"maxmemory:0\r\n"
+SAME = [MARK.text.encode(), b"role:master\r\nmaster_replid:hist1\r\n", TIME, MEMORY]
+DEMOTED = [MARK.text.encode(), b"role:slave\r\n", TIME, MEMORY]
 
 
 class Wire(Acquaintance):

@@ -263,13 +263,18 @@ def known(server: Server) -> Acquaintance:
 
 
 def look(server: Server) -> list[Any]:
-    return [server.data.get(MARKER_KEY), server.text, [b"%d" % server.clock, b"500000"]]
+    time = [b"%d" % server.clock, b"500000"]
+    return [server.data.get(MARKER_KEY), server.text, time, server.text]
+
+
+def compare(wire: Acquaintance, looked: list[Any], *, allow_eviction: bool = False) -> None:
+    wire.compare(looked, 59.0, 60.0, allow_eviction=allow_eviction)
 
 
 def test_a_look_learns_the_servers_clock() -> None:
     server = Server()
     wire = known(server)
-    wire.compare(look(server), 59.0, 60.0)
+    compare(wire, look(server))
     assert wire.looked == 59.0
     # At least: whoever asks until 61 is answered by then.
     assert wire.ahead == NOW + 0.5 - 60.0
@@ -287,7 +292,7 @@ def test_a_look_notices_another_role(change: dict[str, str]) -> None:
     wire = known(server)
     server.info |= change
     with pytest.raises(Outdated):
-        wire.compare(look(server), 59.0, 60.0)
+        compare(wire, look(server))
     assert wire.looked == 0.0
 
 
@@ -296,22 +301,34 @@ def test_a_look_notices_other_data() -> None:
     wire = known(server)
     server.data.clear()
     with pytest.raises(Outdated):
-        wire.compare(look(server), 59.0, 60.0)
+        compare(wire, look(server))
     server.met_by("bbbb")
     with pytest.raises(Outdated):
-        wire.compare(look(server), 59.0, 60.0)
+        compare(wire, look(server))
 
 
 def test_a_look_that_is_refused_proves_nothing() -> None:
     server = Server()
     wire = known(server)
     with pytest.raises(Outdated):
-        wire.compare([Exception("NOPERM"), *look(server)[1:]], 59.0, 60.0)
+        compare(wire, [Exception("NOPERM"), *look(server)[1:]])
+
+
+def test_a_look_notices_that_the_server_may_evict() -> None:
+    server = Server(maxmemory="0", maxmemory_policy="allkeys-lru")
+    wire = known(server)
+    compare(wire, look(server))
+    server.info["maxmemory"] = "1000"
+    with pytest.raises(Outdated, match="evict"):
+        compare(wire, look(server))
+    compare(wire, look(server), allow_eviction=True)
+    server.info["maxmemory_policy"] = "noeviction"
+    compare(wire, look(server))
 
 
 def test_the_first_replica_of_a_master_changes_nothing() -> None:
     server = Server()
     wire = known(server)
     server.info["master_replid"] = "hist9"
-    wire.compare(look(server), 59.0, 60.0)
+    compare(wire, look(server))
     assert wire.replication == b"hist9"

@@ -177,4 +177,4 @@ def test_where_one_address_is_a_whole_cluster_the_look_goes_beside_the_take() ->
             one.store.read(one.key, soon())
             sent = clients_commands(raw, one.take)
     # The server does not run, or show, what keys of two slots would be.
-    assert sent == ["EVALSHA", "GET", "INFO", "TIME"]
+    assert sent == ["EVALSHA", "GET", "INFO", "TIME", "INFO"]

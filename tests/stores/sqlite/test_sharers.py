@@ -1,4 +1,4 @@
-"""`sqlite:` what several hold at once: among processes, in the file, beside an older release."""
+"""`sqlite:` what several hold at once: among processes, and in the file."""
 
 from __future__ import annotations
 

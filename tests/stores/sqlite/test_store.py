@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -294,6 +295,16 @@ def test_a_file_of_another_format_is_refused_unread_and_left_as_it_is(machine: M
         level, what, _ = SqliteEngine(machine.path).diagnose(15.0, soon())[0]
         assert (level, "move it away" in what) == ("error", True)
         machine.store.close()
+
+
+def test_nobody_changes_the_journal_mode_of_a_file_in_use(machine: Machine) -> None:
+    granted = machine.grant()
+    with closing(sqlite3.connect(machine.path)) as other:
+        other.execute("PRAGMA busy_timeout = 0")
+        with suppress(sqlite3.OperationalError):  # it is locked
+            assert other.execute("PRAGMA journal_mode = DELETE").fetchone() == ("wal",)
+        assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert machine.store.renew([renewal(granted)], soon()) == [Renewed()]
 
 
 def test_a_file_that_is_no_database_is_refused(machine: Machine) -> None:

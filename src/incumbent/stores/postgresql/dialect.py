@@ -42,7 +42,7 @@ from incumbent.stores.base import Gave, Give, Take, Took
 from incumbent.stores.names import flat, unflat
 from incumbent.stores.notices import notices_for
 from incumbent.stores.plan import Kind, Plan
-from incumbent.stores.postgresql.errors import restart_error
+from incumbent.stores.postgresql.errors import RECORD_FORMAT, restart_error
 from incumbent.stores.turns import Turns
 
 T = TypeVar("T")
@@ -50,6 +50,7 @@ T = TypeVar("T")
 _BATCH: Final = 500
 """The most leases renewed by one statement, which locks their rows (for some milliseconds)."""
 _READ_AT_ONCE: Final = 200
+_OUR_FORMAT: Final = f"{RECORD_FORMAT}."
 
 Reply: TypeAlias = bytes | None
 
@@ -144,6 +145,8 @@ class Dialect:
             _, echo, token, ttl, epoch = words
             if echo != claim:
                 raise Mismatch("the answer is another claim's")
+            if not epoch.startswith(_OUR_FORMAT):
+                raise Mismatch("its schema was replaced by one of another format")
             return Granted(claim, int(token), int(ttl) / 1e6, epoch)
         if words == ["late", claim]:
             # The connection's offset to the server's clock may be outdated.

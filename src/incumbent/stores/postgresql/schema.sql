@@ -33,7 +33,8 @@ DO $$ BEGIN
 END $$;
 
 -- The incarnation of this store. Crash recovery, a promotion and a restored backup leave no row, or
--- one of another table: either means that the newest commits may be missing.
+-- one of another table: either means that the newest commits may be missing. Its id begins with the
+-- format, so that a client that is connected already sees with each grant whose functions it called.
 CREATE UNLOGGED TABLE IF NOT EXISTS incumbent.epoch (
     one boolean PRIMARY KEY DEFAULT true CHECK (one),
     id text NOT NULL,
@@ -174,7 +175,7 @@ BEGIN
     DELETE FROM incumbent.epoch WHERE place <> found_here;
     -- A copy that lags behind by up to one ttl still shows a holder.
     INSERT INTO incumbent.epoch (id, born, place, longest)
-        SELECT replace(gen_random_uuid()::text, '-', ''), clock_timestamp(), found_here,
+        SELECT '1.' || replace(gen_random_uuid()::text, '-', ''), clock_timestamp(), found_here,
             greatest(15000000, max(ttl))
         FROM incumbent.record
         WHERE claim <> '' AND expires > clock_timestamp() - ttl * interval '1 microsecond'

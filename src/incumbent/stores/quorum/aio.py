@@ -131,8 +131,8 @@ class _Wires(Dialer[AsyncWire]):
     async def open(self, until: float) -> None:
         """Replace stale connections, make missing ones, and send owed revocations."""
         for node, wire in enumerate(self.all):
-            # The server closed the connection, or was silent for too long.
-            if wire is not None and wire.is_stale(trust=True):
+            # The server closed the connection, was silent for too long, or is unfit by now.
+            if wire is not None and (wire.problem or wire.is_stale(trust=True)):
                 wire.retire()
                 self.all[node] = None
                 self.slow.discard(node)

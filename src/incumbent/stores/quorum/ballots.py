@@ -34,7 +34,8 @@ class No(NamedTuple):
     `kind`: held, paused, closed or reserved by others; low (the ballot is not above the floor),
     high (the ballot is too far ahead of the node's clock), ahead (the node's floor is too far ahead
     of the other clocks), young (the node is too new to vote), members (the node belongs to another
-    quorum). `left`: seconds until the refusal may end; -1 if unknown.
+    quorum), unfit (its settings or its role changed: `raw` says how). `left`: seconds until the
+    refusal may end; -1 if unknown.
     """
 
     kind: str
@@ -53,6 +54,9 @@ class Silent(NamedTuple):
 
 
 Answer: TypeAlias = "Vote | No | Silent"
+
+
+UNFIT: Final = "unfit"
 
 
 @dataclass(frozen=True, slots=True)

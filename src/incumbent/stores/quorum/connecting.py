@@ -14,15 +14,30 @@ from incumbent.clock import now as _now
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.net.pool import Broken, exchange_error
 from incumbent.net.readers import ReaderSide, Wakeup
-from incumbent.stores.quorum.ballots import Silent
+from incumbent.stores.quorum.ballots import UNFIT, Silent
 from incumbent.stores.quorum.dialect import LOADS, MARKER
 from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Node, Panel, Quorum, Reply
 from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.exchange import UNUSABLE, AnyWire, carry_out
+from incumbent.stores.redis.incarnation import LOOK_EVERY
 from incumbent.stores.redis.resp import Program, Step, as_eval, is_forgotten, pack
-from incumbent.stores.redis.server import MARKER_KEY, Facts, Site, belongs_elsewhere, greeting
+from incumbent.stores.redis.server import (
+    INFO_LOOK,
+    MARKER_KEY,
+    Facts,
+    Site,
+    admit,
+    belongs_elsewhere,
+    greeting,
+    read_facts,
+)
 
 W = TypeVar("W", bound=AnyWire)
+
+
+class VoteAndLook(Step):
+    """A step that asks for a vote, and for what may have made the server unfit meanwhile."""
+
 
 _GRACE: Final = 0.03
 """Seconds to wait for a node that is being connected once a majority is connected."""
@@ -160,6 +175,7 @@ class Dialer(ABC, Generic[W]):
         site = self.nodes[node].site
         link = await self._dial(site, until)
         self.made.add(link)
+        asked = _now()
         try:
             facts, unix_us, marker = await carry_out(link, _welcome(site), until)
         except UNUSABLE as error:
@@ -168,7 +184,8 @@ class Dialer(ABC, Generic[W]):
         except BaseException:
             link.close()
             raise
-        link.born = facts.born(_now())
+        link.born, link.asked, link.looked = facts.born(_now()), asked, asked
+        link.replication = facts.promoted.encode()
         self.nodes[node].welcomed(self.quorum, unix_us, marker)
         return link
 
@@ -208,6 +225,8 @@ class ConnectedPanel(Panel):
     """
 
     connections: Sequence[Any | None]
+    used: float
+    """When the last request was sent."""
 
     def __init__(self, quorum: Quorum, nodes: Sequence[Node]) -> None:
         self.quorum, self.nodes = quorum, nodes
@@ -243,9 +262,20 @@ class ConnectedPanel(Panel):
     def _leave(self, node: int, step: Step | None) -> None:
         """Stop waiting for the node's reply to this step."""
 
+    def vote_step(self, node: int, request: bytes) -> Step:
+        link, now = self.connections[node], _now()
+        if link is None or (
+            # Of many tasks that share a connection one looks.
+            now - link.asked <= LOOK_EVERY and now - link.looked <= 2 * LOOK_EVERY
+        ):
+            return Step(request, 1)
+        link.asked = now
+        return VoteAndLook(request + b"".join(INFO_LOOK), 1 + len(INFO_LOOK))
+
     async def ask(
         self, steps: Sequence[Step | None], until: float, enough: Enough | None = None
     ) -> list[Reply]:
+        self.used = _now()
         return await self._read_all(self._write_all(steps, until), steps, until, enough)
 
     def _write_all(self, steps: Sequence[Step | None], until: float) -> list[Reply | None]:
@@ -292,5 +322,24 @@ class ConnectedPanel(Panel):
     def _replied(self, node: int, step: Step, reply: list[Any], until: float) -> Reply | None:
         """The reply; None after sending the step again with scripts that the node had forgotten."""
         if not any(map(is_forgotten, reply)):
-            return reply
-        return self._write(node, Step(as_eval(step.payload), step.answers), until)
+            return self._looked(node, reply) if isinstance(step, VoteAndLook) else reply
+        return self._write(node, step._replace(payload=as_eval(step.payload)), until)
+
+    def _looked(self, node: int, reply: list[Any]) -> list[Any]:
+        """The node's vote, or instead of it why it does not count. See VoteAndLook."""
+        (vote, *look), link, site = reply, self.connections[node], self.nodes[node].site
+        if link is None:
+            return [vote]
+        try:
+            if any(type(each) is not bytes for each in look):
+                raise StoreUnavailable(f"{site.where} does not show its settings (INFO)")
+            facts = read_facts(b"".join(look))
+            admit(facts, site.where, allow_eviction=site.allow_eviction, proved=True)
+            if facts.promoted.encode() != link.replication:
+                raise StoreUnavailable(f"{site.where} was a replica in between")
+        except StoreUnavailable as error:
+            # The next operation connects anew, and looks at all of it.
+            link.problem = error
+            return [[UNFIT.encode(), str(error).encode(), -1, 0, b""]]
+        link.looked = self.used
+        return [vote]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from incumbent.clock import now as _now
@@ -21,6 +22,7 @@ from incumbent.stores.quorum.links import TRUSTED, LinkDialer, SyncPanel
 from incumbent.stores.quorum.nodes import Enough, Node, Panel, Quorum, Reply, agreed_by_most
 from incumbent.stores.quorum.operations import Operations, carry_out
 from incumbent.stores.quorum.take import give, is_decided, take
+from incumbent.stores.redis.incarnation import LOOK_EVERY
 from incumbent.stores.redis.records import Naming
 from incumbent.stores.redis.server import Site
 
@@ -113,7 +115,8 @@ class QuorumStore(BlockingStore[_Blocking]):
         # A claim whose votes are being taken back needs a ballot above these votes.
         is_simple = ask.slot is None and not quorum.is_doubtful(key, claim)
         idle = self.operations.idle
-        panel = self._whole(quorum.dialect.wait_of(ask.ttl), until) if is_simple else None
+        wait = quorum.dialect.wait_of(ask.ttl)
+        panel = self._whole(wait, until, LOOK_EVERY) if is_simple else None
         if panel is None:
             return super().take(key, claim, ask, until)
         ballot = quorum.clock.propose(panel.used)
@@ -165,15 +168,23 @@ class QuorumStore(BlockingStore[_Blocking]):
         self.operations.put_back(panel, idle)
         return outcome
 
-    def _whole(self, wait: float, until: float) -> SyncPanel | None:
-        """An idle panel that was whole a moment ago and whose servers are old enough, or None."""
+    def _whole(self, wait: float, until: float, trust: float = inf) -> SyncPanel | None:
+        """An idle panel that was whole a moment ago and whose servers are old enough, or None.
+
+        `trust`: seconds for which the last look at the servers' settings and roles counts.
+        """
         idle = self.operations.idle
         try:
             panel = idle.pop()
         except IndexError:
             return None
         now = _now()
-        if panel.whole and now - panel.used < TRUSTED and panel.oldest + wait <= now < until:
+        if (
+            panel.whole
+            and now - panel.used < TRUSTED
+            and panel.oldest + wait <= now < until
+            and now - panel.looked < trust
+        ):
             panel.used = now
             return panel
         idle.append(panel)

@@ -136,6 +136,8 @@ class SyncPanel(ConnectedPanel):
         """Whether all nodes are connected, and none owes a reply."""
         self.oldest = 0.0
         """The instant since which all servers have been running."""
+        self.looked = 0.0
+        """The instant at which all servers were fit."""
 
     async def open(self, until: float) -> None:
         now = _now()
@@ -152,6 +154,8 @@ class SyncPanel(ConnectedPanel):
                 self._pay(node, link)
 
     def _is_usable(self, link: Link, now: float) -> bool:
+        if link.problem:
+            return False
         if not link.lag:
             return now - self.used < TRUSTED or not link.is_stale(trust=False)
         if not link.is_stale(trust=False):
@@ -187,12 +191,6 @@ class SyncPanel(ConnectedPanel):
             link.owed_undo.append((key, claim, ballot))
         else:
             self.nodes[node].owes(key, claim, ballot)
-
-    async def ask(
-        self, steps: Sequence[Step | None], until: float, enough: Enough | None = None
-    ) -> list[Reply]:
-        self.used = _now()
-        return await super().ask(steps, until, enough)
 
     # -- one round ----------------------------------------------------------------------------
 
@@ -345,9 +343,11 @@ class SyncPanel(ConnectedPanel):
 
     def rested(self) -> None:
         """Find out, after an operation, whether the next one can use the fast path."""
-        self.whole = not any(link is None or link.lag for link in self.connections)
+        links = [link for link in self.connections if link and not link.lag and not link.problem]
+        self.whole = len(links) == len(self.connections)
         if self.whole:
-            self.oldest = max(link.born for link in self.connections if link is not None)
+            self.oldest = max(link.born for link in links)
+            self.looked = min(link.looked for link in links)
 
     def close(self) -> None:
         """Close the descriptors; nothing is written."""

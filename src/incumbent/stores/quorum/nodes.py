@@ -21,7 +21,7 @@ from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Key
 from incumbent.net.pool import Mismatch
 from incumbent.stores.quorum import ballots
-from incumbent.stores.quorum.ballots import Answer, BallotClock, No, Silent, Vote
+from incumbent.stores.quorum.ballots import UNFIT, Answer, BallotClock, No, Silent, Vote
 from incumbent.stores.quorum.dialect import MARKER, RECORD_FORMAT, QuorumDialect, node_failure
 from incumbent.stores.redis.resp import Step
 from incumbent.stores.redis.server import Site
@@ -113,6 +113,10 @@ class Panel(ABC):
     @abstractmethod
     def owe(self, node: int, key: Key, claim: str, ballot: int) -> None:
         """Note that a node did not confirm a revocation: repeat it when the node replies again."""
+
+    def vote_step(self, node: int, request: bytes) -> Step:
+        """The step that asks a node for its vote."""
+        return Step(request, 1)
 
     async def ask_all(
         self, request: bytes, until: float, enough: Enough | None = None
@@ -246,6 +250,8 @@ def _reason(quorum: Quorum, node: int, answer: Answer) -> str:
         return str(answer.why)
     if isinstance(answer, Vote):
         return f"{quorum.names[node]}: would grant it"
+    if answer.kind == UNFIT:
+        return answer.raw.decode()
     left = f" for another {say_seconds(answer.left)}" if answer.left >= 0 else ""
     return f"{quorum.names[node]}: {_KINDS[answer.kind]}{left}"
 

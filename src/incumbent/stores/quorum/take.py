@@ -27,7 +27,7 @@ from incumbent.model import (
 )
 from incumbent.stores.base import Parting
 from incumbent.stores.quorum import ballots
-from incumbent.stores.quorum.ballots import Answer, No, Silent, Vote, decide
+from incumbent.stores.quorum.ballots import UNFIT, Answer, No, Silent, Vote, decide
 from incumbent.stores.quorum.changes import found, give_slot_back, is_paused, refused_slot, use_slot
 from incumbent.stores.quorum.nodes import (
     Panel,
@@ -182,15 +182,18 @@ class _Take:
         quorum, ask, now = self.quorum, self.ask, _now()
         self.ballot = quorum.clock.propose(now, self.above)
         request = quorum.dialect.take(self.key, self.claim, ask, self.ballot, raising=self.raising)
-        wait, step = quorum.dialect.wait_of(ask.ttl), Step(request, 1)
+        wait, panel = quorum.dialect.wait_of(ask.ttl), self.panel
         young = {
             node: No("young", left=born + wait - now)
-            for node, born in enumerate(self.panel.born)
+            for node, born in enumerate(panel.born)
             if born is not None and born + wait > now
         }
-        steps = [None if node in young else step for node in range(len(quorum.names))]
+        steps = [
+            None if node in young else panel.vote_step(node, request)
+            for node in range(len(quorum.names))
+        ]
         enough = partial(is_decided, quorum, claim=self.claim, ballot=self.ballot, young=young)
-        replies = await self.panel.ask(steps, self.until, enough)
+        replies = await panel.ask(steps, self.until, enough)
         self.took = _now() - now
         self.answers = [
             young.get(node) or self._read(node, reply) for node, reply in enumerate(replies)
@@ -314,8 +317,9 @@ class _Take:
 
 def _may_hold(answer: Answer) -> bool:
     if isinstance(answer, No):
-        # The node did not raise an earlier vote of this claim, and still has that vote.
-        return answer.kind in ("low", "high", "ahead") and bool(answer.raw)
+        # The node did not raise an earlier vote of this claim, and still has that vote; or its vote
+        # does not count.
+        return answer.kind in ("low", "high", "ahead", UNFIT) and bool(answer.raw)
     return isinstance(answer, Vote) or answer.sent
 
 

@@ -308,7 +308,7 @@ def _take_looking(
     reply, look = yield from _take_and_look(commands, known, key, claim, ask, until + known.ahead)
     outcome = commands.taken(reply, key, claim, ask, known.epoch)
     try:
-        known.compare(look, sent, _now())
+        known.compare(look, sent, _now(), allow_eviction=site.allow_eviction)
     except Outdated:
         known.looked = 0.0
         if isinstance(outcome, Granted):
@@ -329,7 +329,7 @@ def _take_and_look(
             return (reply[0], reply[1:]) if type(reply) is list else (reply, ())
     # In a cluster the marker has another slot than the lease, and no script may use both.
     request = commands.take(key, claim, ask, known.sign, till)
-    reply, *look = yield Step(request + known.look, 4)
+    reply, *look = yield Step(request + known.look, 5)
     return reply, look
 
 

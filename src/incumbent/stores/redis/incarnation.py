@@ -19,6 +19,7 @@ from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.stores.redis.errors import Moved, Outdated, answered_error
 from incumbent.stores.redis.resp import SCRIPTS, Program, Script, Step, pack
 from incumbent.stores.redis.server import (
+    INFO_LOOK,
     MARKER_KEY,
     QUORUM_KEY,
     Facts,
@@ -31,7 +32,7 @@ from incumbent.stores.redis.server import (
 RECORD_FORMAT: Final = 1
 """The number that records and markers begin with."""
 LOOK_EVERY: Final = 0.5
-"""Seconds for which a connection trusts its last look at the marker and at the server's role.
+"""Seconds for which a connection trusts its last look at the marker, the role and the eviction.
 
 A role that changes and changes back in between is not noticed. The interim master grants nothing
 for the `restart_wait`, but a lease that was not replicated to it may be lost with the resync."""
@@ -164,7 +165,7 @@ def meet(
         if isinstance(answer, Exception):
             raise answered_error(str(answer), site.where, proved=site.proved)
     facts = read_facts(info)
-    admit(facts, site.where, allow_eviction=site.allow_eviction)
+    admit(facts, site.where, allow_eviction=site.allow_eviction, proved=site.proved)
     belongs_elsewhere(member, QUORUM_KEY, site.where)
     # SCRIPT LOAD may fail (an administrator may have run it): a missing script shows when called.
     now, replies = _micros(time), dict(zip(keys, answers, strict=False))
@@ -298,7 +299,7 @@ class Acquaintance:
         self.asked = self.looked = self.serves = 0.0
         self.replication = met.replication.encode()
         self.reread = pack("GET", met.key)
-        self.look = self.reread + pack("INFO", "replication") + _TIME
+        self.look = b"".join((self.reread, INFO_LOOK[0], _TIME, INFO_LOOK[1]))
         self.sign = f"{mark.id} {mark.floor}".encode()
         self.begins = f"incumbent{RECORD_FORMAT} {mark.id} ".encode()
 
@@ -311,11 +312,15 @@ class Acquaintance:
         """The largest ttl that is known to have been asked for, in seconds."""
         return self.mark.longest / 1000
 
-    def compare(self, replies: Sequence[Any], sent: float, received: float) -> None:
+    def compare(
+        self, replies: Sequence[Any], sent: float, received: float, *, allow_eviction: bool
+    ) -> None:
         """Note the answers to `look`. Raises Outdated if the server has changed."""
-        raw, info, time = replies
-        if not isinstance(raw, bytes) or not isinstance(info, bytes) or not isinstance(time, list):
-            raise Outdated("its marker cannot be read")
+        raw, info, time, memory = replies
+        if [type(each) for each in replies] != [bytes, bytes, list, bytes]:
+            raise Outdated("its marker or its INFO cannot be read")
+        if not allow_eviction and read_facts(memory).evicts:
+            raise Outdated("it may evict leases by now")
         if not self.is_marked(raw) or b"role:master" not in info:
             raise Outdated("its data are others, or it changed its role")
         if b"master_replid:%b\r" % self.replication not in info and b"master_replid:" in info:

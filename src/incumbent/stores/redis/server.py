@@ -1,6 +1,7 @@
 """One configured server: its address, the errors of connecting to it, and the facts in its INFO.
 
-INFO is read when a connection is made; `admit` refuses a server that must not grant leases.
+INFO is read when a connection is made, and looked at again with a take now and then: settings may
+change while clients are connected. `admit` refuses a server that must not grant leases.
 """
 
 from __future__ import annotations
@@ -107,6 +108,8 @@ def _is_bad_certificate(error: BaseException | None) -> bool:
 
 
 _INFO: Final = pack("INFO")
+INFO_LOOK: Final = (pack("INFO", "replication"), pack("INFO", "memory"))
+"""The part of INFO whose facts can change while a connection lives: role and eviction."""
 _PROMOTED: Final = Script("put:promoted")
 _PROMOTED_KEY: Final = "incumbent:{incumbent}:promoted"
 """The key where clients note when they first saw a promoted replica as the master."""
@@ -215,7 +218,7 @@ def greeting(where: str, *, allow_eviction: bool, proved: bool) -> Program[Facts
     if not isinstance(info, bytes):
         raise answered_error(str(info), where, proved=proved)
     facts = read_facts(info)
-    admit(facts, where, allow_eviction=allow_eviction)
+    admit(facts, where, allow_eviction=allow_eviction, proved=proved)
     if facts.promoted:
         request = pack("EVAL", _PROMOTED.text, 1, _PROMOTED_KEY, facts.promoted)
         (since,) = yield Step(request, 1)
@@ -239,8 +242,11 @@ def belongs_elsewhere(found: object, key: str, where: str) -> None:
         )
 
 
-def admit(facts: Facts, where: str, *, allow_eviction: bool) -> None:
-    """Raises StoreUnavailable for a server that must not grant leases."""
+def admit(facts: Facts, where: str, *, allow_eviction: bool, proved: bool) -> None:
+    """Raises StoreUnavailable for a server that must not grant leases.
+
+    `proved`: it has served this process before, so that it may serve again.
+    """
     if facts.role != "master":
         raise Demoted(
             f"{where} is a replica, which cannot grant leases: use the address of the master",
@@ -250,5 +256,5 @@ def admit(facts: Facts, where: str, *, allow_eviction: bool) -> None:
         raise StoreUnavailable(
             f"{where} may evict leases (maxmemory-policy {facts.policy}): set maxmemory-policy to"
             " noeviction, or accept two holders with ?allow_eviction=yes",
-            permanent=True,
+            permanent=not proved,
         )

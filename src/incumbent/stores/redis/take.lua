@@ -356,13 +356,13 @@ return { reason, value, left, now, in_line }
 -- PART looking
 -- A take, and a look at the server in the same step.
 -- KEYS: as take's, and the marker    ARGV: as take's
--- Returns what take returns, the marker, INFO replication, TIME.
+-- Returns what take returns, the marker, INFO replication, TIME, INFO memory.
 local marker = table.remove(KEYS)
 local function take()
 -- INCLUDE take
 end
 local outcome, try = take(), redis.pcall
-return {outcome, try('GET', marker), try('INFO', 'replication'), try('TIME')}
+return {outcome, try('GET', marker), try('INFO', 'replication'), try('TIME'), try('INFO', 'memory')}
 
 -- PART line
 -- Those who wait for the lease: KEYS[3] is a sorted set of waiters by their time of arrival, each

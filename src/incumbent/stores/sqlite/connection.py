@@ -18,7 +18,7 @@ from incumbent.stores.sqlite.schema import State
 
 Execute: TypeAlias = "Callable[..., sqlite3.Cursor]"
 
-_CHECK_LOG_EVERY: Final = 0.1
+_LOOK_EVERY: Final = 0.1
 _SWEPT_AT_OPENING: Final = 32
 _PAGE: Final = 1024  # a commit checks and writes whole pages: small pages halve its time
 _LOG_KEPT: Final = 2 << 20
@@ -169,11 +169,22 @@ class Connection:
         except OSError:
             return True
 
-    def torn(self, now: float) -> bool:
-        """Whether the log or its index was removed; checked at most ten times a second."""
-        if now < self._checked + _CHECK_LOG_EVERY:
+    def is_due(self, now: float) -> bool:
+        """Whether to look, ten times a second, at what can change while the file stays the same."""
+        if now < self._checked + _LOOK_EVERY:
             return False
         self._checked = now
+        return True
+
+    def has_our_format(self) -> bool:
+        """Whether no other version has brought the file to another format."""
+        try:
+            return _format_in(self.execute) == schema.RECORD_FORMAT
+        except sqlite3.Error:
+            return False  # a new connection says why
+
+    def torn(self) -> bool:
+        """Whether the log or its index was removed."""
         try:
             return self._look_at_log() != self._log_identity
         except OSError:
@@ -241,11 +252,16 @@ def _is_new(execute: Execute, path: str) -> bool:
     return True
 
 
+def _format_in(execute: Execute) -> int:
+    (found,) = execute("PRAGMA user_version").fetchone()
+    return int(found)
+
+
 def _read_state(execute: Execute) -> State | None:
     """The state that the file records, or None if the file is new."""
     if not execute("SELECT 1 FROM sqlite_master WHERE name = 'state'").fetchone():
         return None
-    (found,) = execute("PRAGMA user_version").fetchone()
+    found = _format_in(execute)
     if found != schema.RECORD_FORMAT:
         (_, _, path) = execute("PRAGMA database_list").fetchone()
         raise StoreUnavailable(

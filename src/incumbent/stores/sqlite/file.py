@@ -208,18 +208,26 @@ class SqliteFile:
             return db
 
     def _is_current(self, db: Connection) -> bool:
-        moved = db.moved()
-        if not moved and not db.torn(db.host.now()):
+        if db.moved():
+            self._abandon(db)
+            return False
+        if not db.is_due(db.host.now()):
             return True
-        self._open.discard(db)
-        db.keep_for_ever()
-        if not moved:
+        if db.torn():
+            self._abandon(db)
             _spoiled[db.identity] = (
                 "its -wal or -shm file was removed while it was in use. Leave these files alone,"
                 " keep the file out of folders that are cleaned by age, and restart this process"
             )
             self._require_unspoiled(db)
+        if db.has_our_format():
+            return True
+        self.discard(db)
         return False
+
+    def _abandon(self, db: Connection) -> None:
+        self._open.discard(db)
+        db.keep_for_ever()
 
     def _require_unspoiled(self, db: Connection) -> None:
         if db.identity in _spoiled:
