@@ -10,7 +10,8 @@ from tests.e2e.test_demo import ESCAPE, processes_in, start_demo
 from tests.support.pace import took
 from tests.support.waiting import eventually
 
-AT_MOST = 20.0
+AT_MOST = 40.0
+"""Seconds: some fifteen where nothing else runs."""
 
 
 def test_it_shows_every_scene_in_time_and_leaves_nothing() -> None:
@@ -19,7 +20,7 @@ def test_it_shows_every_scene_in_time_and_leaves_nothing() -> None:
         folder = Path(made)
         began = clock.now()
         demo = start_demo(folder)
-        said, _ = demo.communicate(timeout=50)
+        said, _ = demo.communicate(timeout=90)
         seconds = took(began)
         assert demo.returncode == 0, said
         for words in (
@@ -37,5 +38,5 @@ def test_it_shows_every_scene_in_time_and_leaves_nothing() -> None:
         assert ESCAPE not in said
         assert seconds < AT_MOST
         # What waited to become a command ends with its supervisor, a moment after it.
-        eventually(lambda: processes_in(folder) == [], within=5)
+        eventually(lambda: processes_in(folder) == [])
         assert list(folder.iterdir()) == []

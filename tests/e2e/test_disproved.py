@@ -12,13 +12,13 @@ from incumbent.policy import make_policy
 from incumbent.stores.redis.records import Naming
 from tests.cli.tool import incumbent, start
 from tests.e2e.fleet import WORKER, Fleet
-from tests.support.pace import took
+from tests.support.pace import BUSY, took
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
-TIMES = ("--ttl", "9s", "--grace", "3s")
-POLICY = make_policy("9s", grace="3s")
-AT_MOST = POLICY.renew_every + POLICY.request_timeout
+TIMES = ("--ttl", "18s", "--grace", "8s")
+POLICY = make_policy("18s", grace="8s")
+AT_MOST = POLICY.renew_every + POLICY.request_timeout + BUSY
 
 
 @pytest.mark.parametrize("command", ["run", "lead"])

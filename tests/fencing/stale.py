@@ -14,20 +14,22 @@ from contextlib import closing
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from incumbent import Lease, LeaseLost, Lock
+from incumbent import Client, Lease, LeaseLost
 from incumbent.fencing import headers, replace_file, with_token, write_redis
 
 
 class Stopping:
     """A lease that is proved, and then nothing runs for as long as somebody likes."""
 
-    def __init__(self, lease: Lease) -> None:
+    def __init__(self, lease: Lease, client: Client) -> None:
         self.name = lease.name
         self.fencing_token = lease.fencing_token
-        self._lease = lease
+        self._lease, self._client = lease, client
 
     def check(self) -> None:
         self._lease.check()
+        # A renewal that is frozen while it writes keeps the store's file locked.
+        self._client.close()
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -85,9 +87,10 @@ WRITERS: dict[str, Callable[[Stopping, str], None]] = {
 
 
 def main(kind: str, target: str, store: str) -> None:
-    lease = Lock("job", store=store, ttl=1.0).acquire()
+    client = Client(store)
+    lease = client.lock("job", ttl=3.0).acquire()
     try:
-        WRITERS[kind](Stopping(lease), target)
+        WRITERS[kind](Stopping(lease, client), target)
         outcome = "written"
     except LeaseLost as error:
         outcome = f"refused {error.reason}"

@@ -19,6 +19,12 @@ from incumbent import ConfigError, LeaseLost, Lock, Misuse
 from incumbent.fencing import Token, create_table, with_token
 from tests.stores.postgresql.world import new_database
 from tests.support.postgresql import PostgresServer
+from tests.support.waiting import eventually
+
+WAITS = """
+    select from pg_stat_activity
+    where wait_event_type = 'Lock' and datname = current_database()
+"""
 
 
 @pytest.fixture
@@ -160,6 +166,12 @@ def in_a_thread(work: Callable[[], None]) -> Thread:
     return thread
 
 
+def somebody_waits(url: str) -> bool:
+    """Whether the server keeps a statement waiting for another one's lock."""
+    with psycopg.connect(url) as operator:
+        return bool(operator.execute(WAITS).fetchall())
+
+
 def test_a_later_holder_waits_for_a_transaction_that_passed_before_it(url: str) -> None:
     order: list[str] = []
     with psycopg.connect(url) as first:
@@ -172,7 +184,7 @@ def test_a_later_holder_waits_for_a_transaction_that_passed_before_it(url: str) 
             order.append("late")
 
         thread = in_a_thread(write_late)
-        thread.join(0.2)
+        eventually(lambda: somebody_waits(url))
         order.append("early")
         early.commit()
         thread.join(20)
@@ -192,7 +204,7 @@ def test_of_two_first_writers_the_earlier_holder_never_writes_last(url: str) -> 
                 caught.append(type(error))
 
         thread = in_a_thread(write_early)
-        thread.join(0.2)
+        eventually(lambda: somebody_waits(url))
         late.commit()
         thread.join(20)
         early.rollback()

@@ -31,7 +31,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "the rest of a lost line is passed on as a line",
         "cron/output.py",
-        "0 if data.endswith(b\"\\n\") else _LONGEST_LINE",
+        '0 if data.endswith(b"\\n") else _LONGEST_LINE',
         "0",
         "tests/cron/test_output.py::test_a_line_is_whole_or_counted_as_lost",
     ),

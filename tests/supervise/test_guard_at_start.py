@@ -180,7 +180,7 @@ def test_a_supervisor_that_is_killed_leaves_no_folder(
 
 def contained(fleet: Fleet, *options: str) -> tuple[subprocess.Popen[str], int]:
     """As a container runs it, and the number of its PID 1 as we see it."""
-    line = ("-s", fleet.store, "run", "job", *TIMES, "--isolate", "container", "--")
+    line = ("-s", fleet.store, "run", "job", "--wait=20", *TIMES, "--isolate", "container", "--")
     jail = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     process = subprocess.Popen(
         [*jail, *command_line(*line, *worker(fleet, *options))],

@@ -16,7 +16,7 @@ from incumbent import Client
 from incumbent.tooz_driver import Driver
 
 ROOT = Path(__file__).parent.parent.parent
-TTL = 1.0
+TTL = 3.0
 """Seconds: `lock_timeout` of all members, so that a crash is soon over."""
 
 

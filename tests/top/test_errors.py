@@ -97,7 +97,7 @@ def test_a_note_travels_with_its_error() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_message_is_kept_as_it_is(kind: type[Exception]) -> None:
-    message = "100 % {of} it\nand more"
+    message = "100 % {of} it: \u00e4, \\n"
     assert str(kind(message)) == message
     assert kind(message).args == (message,)
 

@@ -56,7 +56,7 @@ def test_a_lease_with_a_long_delay_begins_in_a_session_that_has_been_there_for_a
 ) -> None:
     settings: dict[str, Any] = {"store": f"etcd://{etcd_server.endpoint}/delays?restart_wait=0"}
     for _ in range(2):
-        with Lock("a", ttl=1, lock_delay=600, **settings).acquire(5) as lease:
+        with Lock("a", ttl=1, lock_delay=600, **settings).acquire(20) as lease:
             lease.check()
         # Longer than the lease's renew_deadline: so much would be missing of the session.
         time.sleep(0.8)

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Self, TypeVar
 from incumbent.demo.judge import Account
 from incumbent.supervise.kernel import below, die_with_parent, pidfds, readable
 
-PATIENCE: Final = 6.0
+PATIENCE: Final = 15.0
 """Seconds that a scene waits for an expected event."""
 _SOCKET_PATH_MAX: Final = 60
 _POLL_INTERVAL: Final = 0.01

@@ -288,7 +288,7 @@ def test_what_a_frozen_leader_ends_as_soon_as_it_runs_again_has_no_lease_of_ours
 
 def test_a_member_that_comes_back_empty_handed_is_no_reason_to_stop(cluster: EtcdCluster) -> None:
     with Client(cluster.store_url()) as client:
-        lease = client.lock("held", ttl=5).acquire()
+        lease = client.lock("held", ttl=30).acquire()
         for member in cluster.members:
             member.restart()
             cluster.wait_until_healthy()

@@ -39,15 +39,15 @@ def test_a_take_that_arrives_after_ttl_and_timeout_leaves_no_lease_though_others
 ) -> None:
     """It attached to the etcd lease of its process, whose other leases kept it alive for ever."""
     with Client(url_of(proxy), namespace=other.key.namespace) as client:
-        kept = client.lock("kept", ttl="1s", timeout=2).acquire()
+        kept = client.lock("kept", ttl="3s", timeout=20).acquire()
         proxy.hold(TAKE)
         since = clock.now()
-        policy = Policy("1s", request_timeout="0.3s")
+        policy = Policy("3s", request_timeout="0.9s")
         with pytest.raises(OutcomeUnknown):
             client.lock(other.key.name, timeout=0, policy=policy).acquire()
         assert proxy.holds
         # For as long as the claim was owed before: one ttl and one request_timeout.
-        time.sleep(max(0.0, since + 1.0 + 0.3 + 0.3 - clock.now()))
+        time.sleep(max(0.0, since + 3.0 + 0.9 + 0.3 - clock.now()))
         before = other.store.read(other.key, soon()).seen
         proxy.heal()
         time.sleep(0.3)
@@ -66,7 +66,7 @@ def test_a_late_take_uses_no_slot(proxy: FaultProxy, other: Party) -> None:
         late = Party(mine.engine, other.key, claim)
         proxy.hold(b'"request_put"')
         with pytest.raises(OutcomeUnknown):
-            late.store.take(late.key, claim, Ask(10.0, "h", slot=slot), soon(0.5))
+            late.store.take(late.key, claim, Ask(10.0, "h", slot=slot), soon(1.5))
         assert late.store.give(late.key, claim, None, soon(), slot=slot.name) == Gone()
         proxy.heal()
         time.sleep(0.2)

@@ -56,7 +56,7 @@ def test_a_take_that_the_network_held_back_until_its_time_was_over_is_refused(
 ) -> None:
     settle(far)
     network.blackhole()
-    take_in_vain(far, 0.3)
+    take_in_vain(far, 1.0)
     time.sleep(0.3)
     network.heal()
     eventually(lambda: network.live == 0)  # it arrived, and what it was answered too
@@ -97,7 +97,7 @@ def freeze_during_a_take(far: Party, server: PostgresServer) -> None:
     settle(far)
     server.freeze()
     try:
-        take_in_vain(far, 0.3)
+        take_in_vain(far, 1.0)
         time.sleep(0.3)
     finally:
         server.thaw()
@@ -109,7 +109,7 @@ def freeze_during_a_take_on_asyncio(far: Party, server: PostgresServer) -> None:
         server.freeze()
         try:
             with pytest.raises(OutcomeUnknown):
-                await store.take(far.key, far.claim, ONCE, soon(0.3))
+                await store.take(far.key, far.claim, ONCE, soon(1.0))
             await asyncio.sleep(0.3)
         finally:
             server.thaw()
@@ -158,7 +158,7 @@ def test_a_take_whose_process_is_gone_before_it_arrives_uses_no_slot(
     time.sleep(0.3)
     network.heal()
     eventually(lambda: network.live == 0)
-    with Client(near.engine) as other, other.lock("nightly", once_per=43_200.0, timeout=5):
+    with Client(near.engine) as other, other.lock("nightly", once_per=43_200.0, timeout=20):
         pass
 
 
@@ -169,7 +169,7 @@ def test_a_take_that_waited_for_a_locked_row_until_its_time_was_over_is_not_carr
     far.store.give(far.key, far.claim, granted.token, soon())
     with psycopg.connect(postgres_server.url_of(database)) as operator:
         operator.execute("select from incumbent.record for update")
-        take_in_vain(far, 0.3)
+        take_in_vain(far, 1.0)
         time.sleep(0.2)
         operator.rollback()
     eventually(lambda: postgres_server.psql(BUSY, database) == [(0,)])

@@ -21,7 +21,7 @@ from incumbent.stores.quorum.ballots import Answer, Split, Verdict
 from incumbent.stores.quorum.dialect import MARKER
 from incumbent.stores.redis.records import Naming
 from tests.cli.tool import incumbent
-from tests.stores.quorum.world import Member, Members, Party, party, soon
+from tests.stores.quorum.world import Member, Members, Party, party, soon, take_everywhere
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.server
@@ -64,9 +64,7 @@ def put_into(members: Members, states: tuple[str, ...], key: Key) -> None:
         if state in states:
             with party(members.url(TRUSTED)) as other:
                 other.key = key
-                other.take(Ask(10.0, holder))
-            # It is granted before the last one has voted.
-            eventually(lambda: all(it.server.cli("EXISTS", main) == "1" for it in members.all))
+                take_everywhere(members.all, other, Ask(60.0, holder))
             values = [one.server.cli("GETDEL", main) for one in members.all]
             kept |= {at: it for at, it in enumerate(values) if states[at] == state}
     for at, (state, one) in enumerate(zip(states, members.all, strict=True)):
@@ -272,7 +270,7 @@ def test_a_lease_is_given_back_though_the_time_does_not_suffice_for_its_slot(
         three.all[2].server.freeze()
         for at in (0, 1):
             three.all[at].begin("slow")
-        parting = (one.key, one.claim, granted.token, soon(2.0))
+        parting = (one.key, one.claim, granted.token, soon(4.0))
 
         async def give() -> None:
             store = one.engine.async_store()

@@ -17,7 +17,7 @@ from incumbent.model import Ask, Gone, Granted, Key, Refused, Released, Renewed,
 from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.redis.records import Naming
 from tests.quorum.walls import ShiftedServer
-from tests.stores.quorum.world import Member, Members, Party, party, soon
+from tests.stores.quorum.world import Member, Members, Party, party, soon, take_everywhere
 from tests.support.needs import needs
 from tests.support.waiting import eventually
 
@@ -91,7 +91,7 @@ def test_a_release_that_finds_a_majority_without_the_lease_says_so(
     ask = Ask(5.0, "host-1")
     for lost in combinations(three.all, 3 - kept):
         with party(three.url()) as holder:
-            granted = everywhere(three, holder, ask)
+            granted = take_everywhere(three.all, holder, ask)
             place = Naming(None).of(holder.key).main
             for member in lost:
                 assert member.server.cli("DEL", place) == "1"
@@ -99,24 +99,11 @@ def test_a_release_that_finds_a_majority_without_the_lease_says_so(
             assert isinstance(said, Released if kept > 1 else Gone)
 
 
-def everywhere(members: Members, one: Party, ask: Ask) -> Granted:
-    """A lease that each master has, also one that answered late."""
-    granted, place = one.take(ask), Naming(None).of(one.key).main
-
-    def is_there(member: Member) -> bool:
-        assert isinstance(one.renew(granted, ask.ttl), Renewed)
-        return f" {granted.token} " in member.server.cli("GET", place)
-
-    for member in members.all:
-        eventually(partial(is_there, member))
-    return granted
-
-
 def test_a_release_that_only_a_silent_master_could_tell_of_is_not_known(three: Members) -> None:
     """One had it, one had lost it: whether it was held to the end, the third knows."""
     votes_again(three)
     with party(three.url()) as holder:
-        granted = everywhere(three, holder, Ask(5.0, "host-1"))
+        granted = take_everywhere(three.all, holder, Ask(5.0, "host-1"))
         three.all[1].server.cli("DEL", Naming(None).of(holder.key).main)
         three.all[2].begin("refusing")
         with pytest.raises(OutcomeUnknown):

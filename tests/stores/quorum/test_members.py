@@ -13,9 +13,8 @@ from incumbent import Client
 from incumbent.errors import ConfigError, StoreError, StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Released
 from incumbent.stores.url import open_engine
-from tests.stores.quorum.world import Members, party, soon, where_kept
+from tests.stores.quorum.world import Members, party, soon, take_everywhere
 from tests.support.servers import RedisServer
-from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.server
 
@@ -40,9 +39,7 @@ def test_a_list_that_is_no_quorum_is_refused(hosts: str) -> None:
 
 def test_a_list_that_differs_is_refused_and_the_order_does_not_count(four: Members) -> None:
     with party(four.url(TRUSTED, (0, 1, 2))) as first:
-        granted = first.take(ASK)
-        # Granted by two: the third may be late to vote, or voted later for another party.
-        eventually(lambda: where_kept(four, first.claim) == [0, 1, 2])
+        granted = take_everywhere(four.all[:3], first, ASK)
         with party(four.url(TRUSTED, (2, 0, 1))) as same:
             same.key = first.key
             same.claim = first.claim
@@ -59,7 +56,7 @@ def test_a_list_that_differs_is_refused_and_the_order_does_not_count(four: Membe
 def test_two_lists_that_share_a_minority_never_both_lead(four: Members) -> None:
     """Of five and of three, with one member in common: who came first to it keeps the other out."""
     with Members(4) as more, party(four.url(TRUSTED, (0, 1, 2))) as small:
-        small.take(ASK)
+        take_everywhere(four.all[:3], small, ASK)
         hosts = [four.all[0].address, *(one.address for one in more.all)]
         with party(f"redis+quorum://{','.join(hosts)}?{TRUSTED}") as large:
             large.key = small.key

@@ -19,7 +19,7 @@ from incumbent.model import Ask, Granted, Key, Refused, Released
 from incumbent.net.subscriptions import subscription_losses
 from incumbent.stores.quorum import waiting
 from incumbent.stores.redis.records import Naming
-from tests.stores.quorum.world import Members, Party, channel_of, party, soon
+from tests.stores.quorum.world import Members, Party, channel_of, party, soon, take_everywhere
 from tests.support.forks import exit_code, fork
 from tests.support.pace import BUSY, LONG, WOKEN, lasted, took
 from tests.support.servers import RedisServer
@@ -60,11 +60,7 @@ class Held:
 
     def __init__(self, one: Party, other: Party, members: Members) -> None:
         self.one, self.other, self.members = one, other, members
-        self.granted = one.take(ASK)
-        # One that was frozen a moment ago may be late to vote.
-        while not all(value_at(it.server, one.key) for it in members.all):
-            one.give(self.granted)
-            self.granted = one.take(ASK)
+        self.granted = take_everywhere(members.all, one, ASK)
         refused = other.try_take(ASK)
         assert isinstance(refused, Refused)
         self.seen = refused.seen

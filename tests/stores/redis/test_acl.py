@@ -143,7 +143,7 @@ def test_the_rules_for_sentinels_and_nodes_are_enough() -> None:
             assert node.server.cli("ACL", "SETUSER", "incumbent", "+wait") == "OK"
         url = sentinels.url.replace("://", "://incumbent:secret@")
         login = "sentinel_username=asker&sentinel_password=secret"
-        with party(url, f"restart_wait=0&wait_replicas=1&{login}") as party_of_it:
+        with party(url, f"restart_wait=0&wait_replicas=1:5s&{login}") as party_of_it:
             everything(party_of_it)
     with RedisCluster() as cluster:
         more = ("+cluster|slots", "+cluster|info", "+asking")

@@ -25,7 +25,7 @@ def test_a_signal_handler_that_takes_another_lease_meets_no_foreign_answer(
     def take_within_the_handler(*_: object) -> None:
         seen.append(here.store.take(here.key, new_claim(), ASK, soon()))
 
-    proxy.delay(0.0, reply=0.2)
+    proxy.delay(0.0, reply=0.8)
     before = signal.signal(signal.SIGALRM, take_within_the_handler)
     signal.setitimer(signal.ITIMER_REAL, 0.1)
     try:
@@ -47,7 +47,7 @@ def test_an_interrupted_exchange_closes_its_connection(here: Party, proxy: Fault
     def interrupt(*_: object) -> None:
         raise Interrupted
 
-    proxy.delay(0.0, reply=0.2)
+    proxy.delay(0.0, reply=0.8)
     before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, 0.1)
     try:
@@ -64,7 +64,7 @@ def test_an_interrupted_exchange_closes_its_connection(here: Party, proxy: Fault
 def test_a_cancelled_exchange_costs_nobody_else_an_answer(here: Party, proxy: FaultProxy) -> None:
     async def main() -> None:
         await asyncio.gather(here.take_async(), here.take_async())
-        proxy.delay(0.0, reply=0.2)
+        proxy.delay(0.0, reply=0.8)
         store = here.engine.async_store()
         cancelled = asyncio.create_task(here.take_async())
         kept = asyncio.create_task(store.read(here.key, soon()))
@@ -83,7 +83,7 @@ def test_a_cancelled_exchange_costs_nobody_else_an_answer(here: Party, proxy: Fa
 
 def test_cancelling_while_connecting_leaves_no_connection(here: Party, proxy: FaultProxy) -> None:
     async def main() -> None:
-        proxy.delay(0.2)
+        proxy.delay(0.8)
         connecting = asyncio.create_task(here.take_async())
         await asyncio.sleep(0.1)
         connecting.cancel()

@@ -22,7 +22,7 @@ def take_in_vain(one: Party, server: RedisServer, ask: Ask) -> None:
     server.freeze()
     try:
         with pytest.raises(OutcomeUnknown):
-            one.store.take(one.key, one.claim, ask, soon(0.3))
+            one.store.take(one.key, one.claim, ask, soon(1.0))
         time.sleep(0.1)
     finally:
         server.thaw()

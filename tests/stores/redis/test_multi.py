@@ -147,7 +147,7 @@ def test_behind_sentinels_all_are_asked_for_at_once_and_no_replica_means_none_of
     with Sentinels(replicas=1) as running:
         url = f"{running.url}?restart_wait=0"
         assert counts(url, ["a", "b", "c"]) == [1, 1, 1, 1]
-        url += "&wait_replicas=1:100ms"
+        url += "&wait_replicas=1:1s"
         # The replicas are asked once for all of them.
         assert counts(url, ["a", "b", "c"]) == [2, 1, 2, 1]
         replica = next(node for node in running.nodes if node is not running.master)

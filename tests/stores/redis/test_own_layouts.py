@@ -244,7 +244,7 @@ def test_layers_are_options_of_a_client_as_of_a_url(sentinels: Sentinels) -> Non
     one = own_party(client, restart_wait=0, wait_replicas="1:1s")
     one.take()
     one.store.close()
-    one = own_party(client, restart_wait=0, wait_replicas="2:50ms")
+    one = own_party(client, restart_wait=0, wait_replicas="2:1s")
     with pytest.raises(StoreUnavailable, match="1 of 2 replicas"):
         one.take()
     one.store.close()

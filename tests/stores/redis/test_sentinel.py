@@ -301,7 +301,7 @@ def test_the_master_and_the_sentinels_have_passwords_of_their_own() -> None:
 
 def test_a_grant_that_no_replica_has_is_given_back(running: Sentinels) -> None:
     replicas = [node for node in running.nodes if node is not running.master]
-    options = "restart_wait=0&wait_replicas=1:100ms"
+    options = "restart_wait=0&wait_replicas=1:1s"
     with party(running.url, options) as one, asyncio.Runner() as runner:
         granted = one.take()
         assert renewed(one, granted) == Renewed()
@@ -326,7 +326,7 @@ def test_a_grant_that_no_replica_has_is_given_back(running: Sentinels) -> None:
 
 
 def test_more_replicas_than_there_are_confirm_nothing(running: Sentinels) -> None:
-    options = "restart_wait=0&wait_replicas=3:50ms"
+    options = "restart_wait=0&wait_replicas=3:1s"
     with (
         party(running.url, options) as one,
         pytest.raises(StoreUnavailable, match="2 of 3 replicas"),

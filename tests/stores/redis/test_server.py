@@ -209,11 +209,11 @@ def test_a_server_that_is_busy_with_a_script_is_unavailable(own_redis: RedisServ
         spin = ("EVAL", "while true do end", "0")
         spinning = threading.Thread(target=own_redis.cli, args=spin, daemon=True)
         spinning.start()
-        time.sleep(0.2)
+        eventually(lambda: own_redis.cli("PING").startswith("BUSY"))
         with pytest.raises(StoreUnavailable, match="BUSY"):
             one.take()
         own_redis.cli("SCRIPT", "KILL")
-        spinning.join(5)
+        spinning.join(20)
         assert isinstance(one.take(), Granted)
 
 
