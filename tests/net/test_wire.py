@@ -11,6 +11,7 @@ import pytest
 from incumbent import clock
 from incumbent.net import wire
 from incumbent.net.aiowire import AsyncStream
+from incumbent.net.dial import _SLICE, wait_ready
 from incumbent.net.pool import Broken, Pool
 
 
@@ -75,3 +76,16 @@ def test_a_thread_that_hangs_up_leaves_the_number_to_the_thread_that_reads() -> 
         assert one.fileno() >= 0
         with pytest.raises(Broken, match="closed the connection"):
             one.receive(clock.now() + 10)
+
+
+def test_a_wait_ends_at_its_deadline_and_not_with_the_slice_that_it_waits_in() -> None:
+    ours, theirs = socket.socketpair()
+    waited = []
+    with ours, theirs:
+        for _ in range(5):
+            began = clock.now()
+            assert not wait_ready(ours, began + 0.1, writing=False)
+            waited.append(clock.now() - began)
+    assert min(waited) >= 0.1
+    # A busy machine is late now and then; the fastest tells of the rule.
+    assert min(waited) < _SLICE / 2
