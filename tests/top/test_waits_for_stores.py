@@ -31,7 +31,7 @@ from incumbent.stores.etcd.site import parse_etcd_url
 from incumbent.stores.redis.options import Target
 from incumbent.stores.redis.server import Site, connect_error
 from tests.support.faulty import FaultyEngine
-from tests.support.pace import lasted, now
+from tests.support.pace import BUSY, lasted, now
 from tests.support.postgresql import PostgresServer
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
@@ -210,8 +210,8 @@ def test_a_server_that_started_just_now_costs_the_timeout_and_no_loop(
     assert "may still be working" in str(error)
     assert "the timeout is over" in str(error)
     assert error.retry_after is not None
-    # 15 s after its start it grants.
-    assert 1 < error.retry_after < 15.1 - timeout
+    # Fifteen seconds after it was first looked at it grants, and some of them are over.
+    assert 1 < error.retry_after < 15 - timeout + BUSY
     # Who does not wait is answered at once, with what there is to wait for; unless a busy machine
     # leaves the only try no time.
     eventually(lambda: refused(wait, own_redis.url, 0).retry_after is not None)

@@ -16,7 +16,7 @@ from incumbent import AsyncClient, Client, Lease, LockError, clock
 from incumbent.errors import StoreError
 from incumbent.model import Ask, Granted, Key
 from tests.cli.tool import start
-from tests.e2e.fleet import TIMES, WORKER, Fleet, died_within
+from tests.e2e.fleet import TIMES, TTL, WORKER, Fleet, died_within
 from tests.stores.etcd.world import Party, new_claim, party, soon, watchers
 from tests.support.etcd import EtcdServer
 from tests.support.etcd_cluster import EtcdCluster, url_of
@@ -193,7 +193,7 @@ def test_without_a_quorum_a_holder_stops_believing_inside_its_lease(
 def test_without_a_quorum_a_supervised_command_is_dead_inside_the_lease(
     cluster: EtcdCluster, tmp_path: Path
 ) -> None:
-    # Of these members a lease of 1.2 s lives 2 s: the command must be dead by its own clock.
+    # For these members a lease lives whole seconds: the command must be dead by its own clock.
     fleet = Fleet(cluster.store_url(), tmp_path)
     pair = (cluster.leader, cluster.followers[0])
     only = fleet.begin("--wait=5", worker=("--stubborn",))
@@ -202,7 +202,7 @@ def test_without_a_quorum_a_supervised_command_is_dead_inside_the_lease(
             member.kill()
         # Until now a renewal may have been proved.
         since = clock.now()
-        died_within(fleet, since, 1.2)
+        died_within(fleet, since, TTL)
         assert only.wait(20) == 123
     finally:
         fleet.close()
@@ -225,7 +225,7 @@ def test_a_leader_that_lead_supervises_stops_and_one_leads_again(
             member.freeze()
         # Until now a renewal may have been proved.
         since = clock.now()
-        died_within(fleet, since, 1.2)
+        died_within(fleet, since, TTL)
         for member in pair:
             member.thaw()
         eventually(lambda: len(fleet.begun) >= 2, within=30)

@@ -126,13 +126,21 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
     return TlsFiles(tmp_path_factory.mktemp("strangers"))
 
 
-@pytest.fixture(scope="module")
-def strict(files: TlsFiles) -> Iterator[list[RedisServer]]:
-    """Servers that want to see a certificate of their clients."""
+@pytest.fixture(scope="module", name="_strict")
+def all_strict(files: TlsFiles) -> Iterator[list[RedisServer]]:
     with running(lambda: RedisServer(tls=files)) as servers:
         for one in servers:
             wants_certificates(one)
         yield servers
+
+
+@pytest.fixture
+def strict(_strict: list[RedisServer], files: TlsFiles) -> list[RedisServer]:
+    """Servers that want to see a certificate of their clients, and are of no quorum yet."""
+    for server in _strict:
+        with admin(server, files) as raw:
+            raw.flushall()
+    return _strict
 
 
 def wants_certificates(server: RedisServer) -> None:
@@ -187,9 +195,6 @@ def test_one_server_of_another_authority_is_survived(
     with RedisServer(tls=strangers) as odd:
         members = [*strict[:2], odd]
         options = shown(files, files) + "&members=with-a-stranger"
-        for server in strict:
-            with admin(server, files) as raw:
-                raw.flushall()
         with party(url_of(members, options=options)) as one:
             everything(one, by_tls(strict[:2], files))
 
@@ -235,11 +240,19 @@ def with_users(folder: Path, secret: str = "secret") -> RedisServer:
     return RedisServer(["--appendonly", "yes", "--appendfsync", "always", "--aclfile", str(users)])
 
 
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RedisServer]]:
+@pytest.fixture(scope="module", name="_guarded")
+def all_guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RedisServer]]:
     folder = tmp_path_factory.mktemp("acl")
     with running(lambda: with_users(folder)) as servers:
         yield servers
+
+
+@pytest.fixture
+def guarded(_guarded: list[RedisServer]) -> list[RedisServer]:
+    """Servers with users, and of no quorum yet."""
+    for server in _guarded:
+        server.cli("FLUSHALL")
+    return _guarded
 
 
 LOGIN = "incumbent:secret@"
@@ -247,9 +260,9 @@ LOGIN = "incumbent:secret@"
 
 def more(one: Party) -> None:
     """What else there is: switches, candidates, records, metadata, a closing."""
-    granted = one.take(Ask(10.0, "h", candidacy=2.0))
+    granted = one.take(Ask(10.0, "h", candidacy=20.0))
     other = Party(one.engine, one.key)
-    assert isinstance(other.try_take(Ask(10.0, "other", candidacy=2.0)), Refused)
+    assert isinstance(other.try_take(Ask(10.0, "other", candidacy=20.0)), Refused)
     meta = Renewal(one.key, one.claim, granted.token, 10.0, granted.epoch, b"meta")
     assert one.store.renew([meta], soon()) == [Renewed()]
     assert isinstance(one.store.put(one.key, "pause", b"{}", None, soon()), Stored)
@@ -301,7 +314,7 @@ def test_many_leases_are_planted_again_where_scripts_cannot_be_loaded(
             names = [Naming(None).of(each.key).main for each in holders]
             return guarded[0].cli("EXISTS", *names) == "3"
 
-        eventually(planted, within=3.0)
+        eventually(planted)
 
 
 def test_a_script_that_was_forgotten_is_sent_again_while_one_server_is_frozen(
@@ -319,7 +332,7 @@ def test_a_script_that_was_forgotten_is_sent_again_while_one_server_is_frozen(
         for server in guarded:
             server.cli("SCRIPT", "FLUSH")
         guarded[2].freeze()
-        assert await store.give(one.key, one.claim, granted.token, soon(1)) == Released()
+        assert await store.give(one.key, one.claim, granted.token, soon()) == Released()
         await store.aclose()
 
     with party(url_of(guarded, LOGIN)) as one:
@@ -331,7 +344,7 @@ def test_a_script_that_was_forgotten_is_sent_again_while_one_server_is_frozen(
                 server.cli("SCRIPT", "FLUSH")
             guarded[2].freeze()
             assert isinstance(granted, Granted)
-            assert isinstance(anew(one).try_take(ASK, within=1.0), Granted)
+            assert isinstance(anew(one).try_take(ASK), Granted)
         finally:
             guarded[2].thaw()
 

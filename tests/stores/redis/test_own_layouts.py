@@ -268,6 +268,12 @@ def test_a_lock_takes_such_a_client_in_place_of_a_url(
     asyncio.run(main())
 
 
+def all_know_all(cluster: RedisCluster) -> bool:
+    """Whether each node knows where each other one is: they tell each other in a while."""
+    known = [node.cli("CLUSTER", "NODES") for node in cluster.nodes]
+    return all(f":{node.port}@" in each for node in cluster.nodes for each in known)
+
+
 def test_nodes_and_masters_are_reached_where_the_client_reaches_them(
     sentinels: Sentinels, cluster: RedisCluster
 ) -> None:
@@ -290,6 +296,7 @@ def test_nodes_and_masters_are_reached_where_the_client_reaches_them(
     finally:
         for node in cluster.nodes:
             node.cli("CONFIG", "SET", "cluster-announce-port", "0")
+        eventually(lambda: all_know_all(cluster))
     forced = sentinel(ASYNC, sentinels, force_master_ip="127.0.0.2").master_for(SERVICE)
     one = own_party(forced, restart_wait=0)
     with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.2"):
