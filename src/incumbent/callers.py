@@ -2,15 +2,19 @@
 
 The keys are threads and tasks themselves, not a context variable: a child task inherits its
 parent's context, but may rightly wait for a lease that the parent holds.
+
+The child of a fork is another caller: it inherits the objects, but holds none of the leases.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from incumbent import clock
 from incumbent.errors import Misuse
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
     from incumbent.model import Key
     from incumbent.protocol.held import Held, Wanted
     from incumbent.protocol.link import Link
+
+T = TypeVar("T")
 
 
 def present_caller() -> Any:
@@ -40,6 +46,66 @@ def current_task() -> Any:
         return None if asyncio is None else asyncio.current_task()
     except RuntimeError:
         return None
+
+
+class ByCaller(Generic[T]):
+    """The leases of one shared object, in the order of their grants: each caller has its own.
+
+    A caller that outlived its lease must not release that of the caller after it. A caller that
+    acquired none was handed one: the oldest.
+    """
+
+    _MOST: Final = 100
+    """More are kept only by callers that never release what they lost."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[weakref.ref[Any], T]] = []
+        """Its changes are atomic steps: other threads may be in here."""
+
+    def own(self) -> T | None:
+        """That of the present caller."""
+        me, kept = weakref.ref(present_caller()), self._kept.copy()
+        return next((it for caller, it in kept if caller == me), kept[0][1] if kept else None)
+
+    def keep(self, it: T) -> None:
+        """Keep it in place of the last one of the present caller."""
+        me = weakref.ref(present_caller())
+        self._remove(lambda caller, _: caller == me)
+        del self._kept[: max(0, len(self._kept) + 1 - self._MOST)]
+        self._kept.append((me, it))
+
+    def drop(self, it: T) -> None:
+        """Keep it no longer."""
+        self._remove(lambda _, other: other is it)
+
+    def _remove(self, which: Callable[[weakref.ref[Any], T], bool]) -> None:
+        for entry in self._kept.copy():
+            if which(*entry):
+                with suppress(ValueError):  # another thread was faster
+                    self._kept.remove(entry)
+
+
+class Exclusion:
+    """A body that one caller of a process may be in at a time.
+
+    Counted by process: a fork's child inherits the entry of a thread that it does not have.
+    """
+
+    __slots__ = ("_inside",)
+
+    def __init__(self) -> None:
+        self._inside: dict[int, object] = {}
+
+    @contextmanager
+    def enter(self) -> Iterator[bool]:
+        """Enter; the value is whether this caller is the only one inside."""
+        process, me = os.getpid(), object()
+        alone = self._inside.setdefault(process, me) is me
+        try:
+            yield alone
+        finally:
+            if alone:
+                del self._inside[process]
 
 
 # -- bodies: a caller inside one would wait for its name for ever ----------------------------------
@@ -127,3 +193,16 @@ def enter_again(key: Key, store: Hashable) -> tuple[Link, Held, bool] | None:
         if held.machine.state is not State.LOST:
             return None
     return _links[held], held, proved
+
+
+# -- forks -----------------------------------------------------------------------------------------
+
+
+def _forget_parent() -> None:
+    """In the child of a fork: its thread is the same object as in the parent."""
+    _bodies.clear()
+    _own.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parent)

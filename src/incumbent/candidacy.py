@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, Unpack
 
 from incumbent import clock, meters
+from incumbent.callers import Exclusion
 from incumbent.durations import Duration
 from incumbent.election import (
     Absence,
@@ -190,12 +190,12 @@ class ElectionHandle(LockHandle[T], Generic[T]):
     def _one_campaign(self) -> Iterator[None]:
         if self.term is not None:
             raise Misuse(f"this candidate leads {self.name!r} already")
-        if not self._campaigning.acquire(blocking=False):
-            raise Misuse(f"this candidate campaigns for {self.name!r} already: make another one")
-        try:
+        with self._campaigning.enter() as alone:
+            if not alone:
+                raise Misuse(
+                    f"this candidate campaigns for {self.name!r} already: make another one"
+                )
             yield
-        finally:
-            self._campaigning.release()
 
     def _refused(self, answer: Refused | StoreError) -> None:
         """Note the leader that a refusal names; a store's error says nothing about leaders."""

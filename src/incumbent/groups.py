@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, Self, TypedDict, Unpack
 
 from incumbent import clock
+from incumbent.callers import Exclusion
 from incumbent.candidacy import Metadata
 from incumbent.durations import Duration
 from incumbent.election import encode_metadata, read_metadata
@@ -88,7 +89,7 @@ class GroupHandle:
         can = self._link.engine.capabilities
         require(can, type(self).__name__.removeprefix("Async"), "fields")
         self._wanted = wanted_from(namespace, name, can, **settings)
-        self._joined = False
+        self._joined = Exclusion()
 
     @property
     def name(self) -> str:
@@ -110,16 +111,13 @@ class GroupHandle:
     def _one_membership(self) -> Iterator[None]:
         if self._link.closed:
             raise Misuse(f"{self.name!r}: the client that this came from was closed")
-        if self._joined or self._is_in_already():
-            raise Misuse(
-                f"{self.holder!r} is a member of {self.name!r} already, in this process: join once,"
-                " or give each member a holder= of its own"
-            )
-        self._joined = True
-        try:
+        with self._joined.enter() as alone:
+            if not alone or self._is_in_already():
+                raise Misuse(
+                    f"{self.holder!r} is a member of {self.name!r} already, in this process: join"
+                    " once, or give each member a holder= of its own"
+                )
             yield
-        finally:
-            self._joined = False
 
     def _is_in_already(self) -> bool:
         now, key = clock.now(), self._membership(b"").key

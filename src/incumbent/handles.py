@@ -9,11 +9,17 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, TypeVar, Unpack
 
 from incumbent import clock
-from incumbent.callers import bodies_of_thread, enter, refuse_waiting_for_oneself, remember
-from incumbent.durations import Duration, parse_duration, say_seconds
+from incumbent.callers import (
+    bodies_of_thread,
+    enter,
+    present_caller,
+    refuse_waiting_for_oneself,
+    remember,
+)
+from incumbent.durations import DAY, Duration, parse_duration, say_seconds
 from incumbent.errors import (
     AlreadyReleased,
     ConfigError,
@@ -40,8 +46,6 @@ if TYPE_CHECKING:
 
 A = TypeVar("A", bound="AnyLease")
 L = TypeVar("L", bound="LeaseHandle")
-Entry: TypeAlias = tuple[weakref.ref[Any] | None, A, bool]
-"""A caller, its lease on a lock, and whether a `with` of the lock will release it."""
 
 _log = logging.getLogger("incumbent")
 
@@ -105,7 +109,7 @@ class AnyLease:
         ConfigError.
         """
         # NaN is refused: it would never be more than what is left.
-        seconds = need if type(need) is float and need >= 0 else parse_duration(need, "need")
+        seconds = need if type(need) is float and 0 <= need <= DAY else parse_duration(need, "need")
         now = clock.now()
         for held in self._helds:
             left = held.machine.remaining(now)
@@ -327,6 +331,19 @@ def nothing() -> None:
     """Do nothing: the callback of a renewal that nobody waits for."""
 
 
+class Entry(NamedTuple, Generic[A]):
+    """A lease on a lock: whose it is, and whether a `with` of the lock will release it.
+
+    `home`: the thread or task that keeps the entry alive (its end removes it), None: the `with`. A
+    thread may be the home of its tasks' leases.
+    """
+
+    caller: weakref.ref[Any] | None
+    lease: A
+    entered: bool
+    home: weakref.ref[Any] | None = None
+
+
 class AnyLock(Generic[A]):
     """A lock on one name, or on several: its store, its timeout, and the callers inside it."""
 
@@ -344,8 +361,11 @@ class AnyLock(Generic[A]):
     _bodies = staticmethod(bodies_of_thread)
 
     def _caller(self) -> Any:
-        """The thread or task object, because numbers of threads are used again."""
-        raise NotImplementedError
+        """The thread or task object, because numbers of threads are used again.
+
+        On the blocking side too: several tasks of one thread may share a lock.
+        """
+        return present_caller()
 
     def _all_wanted(self) -> Sequence[Wanted]:
         raise NotImplementedError
@@ -374,19 +394,18 @@ class AnyLock(Generic[A]):
         return None if caller is None else weakref.ref(caller)
 
     def _has_entered(self, lease: A) -> None:
-        self._entries.append((self._me(), lease, True))
+        self._entries.append(Entry(self._me(), lease, entered=True))
 
     def _leave(self) -> A:
         """Remove the last lease that the caller entered, or else that of the only other caller."""
         # From a copy: while other threads remove entries, an iteration of the list skips some.
         me, entries = self._me(), self._entries.copy()
-        own = [entry for entry in entries if entry[2] and entry[0] == me]
-        if not own:
-            own = [entry for entry in entries if entry[2]]
-            if not own or any(entry[0] != own[0][0] for entry in own):
-                raise NotHeld(f"the lock on {self._names()} was not entered here")
+        inside = [entry for entry in entries if entry.entered]
+        own = [entry for entry in inside if entry.caller == me] or inside
+        if not own or any(entry.caller != own[0].caller for entry in own):
+            raise NotHeld(f"the lock on {self._names()} was not entered here")
         self._entries.remove(own[-1])
-        return own[-1][1]
+        return own[-1].lease
 
 
 class LockHandle(AnyLock[L], Generic[L]):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from functools import partial
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Generic, Self
@@ -258,10 +259,14 @@ class TakingHandle(LockHandle[L], Generic[L]):
 
     def _mine(self) -> L | None:
         """The caller's last lease that is not released, or else its last one."""
-        me = self._me()
-        leases = [lease for caller, lease, _ in self._entries.copy() if caller == me]
-        alive = (lease for lease in reversed(leases) if not lease._let_go())
-        return next(alive, leases[-1] if leases else None)
+        me, entries = self._me(), self._entries.copy()
+        own = [entry.lease for entry in entries if entry.caller == me] or self._handed_over(entries)
+        alive = (lease for lease in reversed(own) if not lease._let_go())
+        return next(alive, own[-1] if own else None)
+
+    def _handed_over(self, entries: Sequence[Entry[L]]) -> list[L]:
+        """The lease for a caller that acquired none: others may have left theirs to it."""
+        return []
 
     def _of_caller(self) -> L:
         lease = self._mine()
@@ -277,19 +282,27 @@ class TakingHandle(LockHandle[L], Generic[L]):
         if entries:
             me = self._me()
             for entry in entries.copy():
-                caller, earlier, entered = entry
-                replaced = caller == me and not self._reentrant
-                if not entered and (replaced or earlier._let_go()):
+                # A live task keeps what it lost, or its release would be that of the task after it.
+                replaced = entry.caller == me or not (entry.caller and entry.caller())
+                if not entry.entered and (
+                    entry.lease._let_go() or (replaced and not self._reentrant)
+                ):
                     _drop(entries, entry)
         self._keep(lease)
         return lease
 
-    def _keep(self, lease: L, *, entered: bool = False) -> None:
-        caller = self._caller()
-        if caller is not None:
+    def _keep(
+        self, lease: L, *, entered: bool = False, caller: weakref.ref[Any] | None = None
+    ) -> None:
+        home = self._home()
+        if home is not None:
             # Weak references both ways: a lease in a reference cycle would be released late.
-            me = weakref.ref(caller, partial(_forget, weakref.ref(self)))
-            self._entries.append((me, lease, entered))
+            kept_by = weakref.ref(home, partial(_forget, weakref.ref(self)))
+            self._entries.append(Entry(caller or self._me(), lease, entered, kept_by))
+
+    def _home(self) -> Any:
+        """The thread or task that keeps the caller's leases alive."""
+        return self._caller()
 
     def _has_entered(self, lease: L) -> None:
         if self._reentrant:
@@ -300,31 +313,35 @@ class TakingHandle(LockHandle[L], Generic[L]):
 
     def _refuse_waiting(self) -> None:
         """Raise Misuse if only this lock keeps a lease of the caller: nothing else would end it."""
-        me = self._me()
-        own = [entry for entry in self._entries.copy() if entry[0] == me and not entry[2]]
+        home = self._home()
+        own = [
+            entry
+            for entry in self._entries.copy()
+            if not entry.entered and entry.home and entry.home() is home and entry.lease.valid
+        ]
         if not own:
             return
-        _drop(self._entries, own[0])
-        lease = own.pop()[1]
-        if not lease.valid:
-            return
-        seen = weakref.ref(lease)
-        del lease
+        entry = own.pop()
+        own.clear()
+        _drop(self._entries, entry)
+        seen, caller = weakref.ref(entry.lease), entry.caller
+        del entry
         kept = seen()
         if kept is None:
             raise Misuse(
                 f"{self.name!r} was acquired by this thread or task before, and neither released"
                 " nor kept: it would wait for itself. That lease is given back now"
             )
-        self._keep(kept)
+        self._keep(kept, caller=caller)
 
     def _refuse_reentry(self) -> None:
         """Raise Misuse if the caller would wait for itself."""
         if self._entries and not self._reentrant:
             me = self._me()
-            for caller, inside, entered in self._entries.copy():
-                if entered and caller == me:
-                    raise Misuse(waits_for_itself(inside._held.wanted, self._wanted))
+            for entry in self._entries.copy():
+                # A lost one is in nobody's way; in the child of a fork it is the parent's.
+                if entry.entered and entry.caller == me and entry.lease.valid:
+                    raise Misuse(waits_for_itself(entry.lease._held.wanted, self._wanted))
 
     def _enter_again(self, timeout: Duration | EllipsisType | None) -> tuple[Link, Held] | None:
         """The caller's holding, entered again, or None. Raises LeaseLost if it was lost."""
@@ -346,11 +363,11 @@ class TakingHandle(LockHandle[L], Generic[L]):
         return wait
 
 
-def _forget(lock: weakref.ref[TakingHandle[Any]], caller: weakref.ref[Any]) -> None:
+def _forget(lock: weakref.ref[TakingHandle[Any]], home: weakref.ref[Any]) -> None:
     alive = lock()
     if alive is not None:
         for entry in alive._entries.copy():
-            if entry[0] is caller:
+            if entry.home is home:
                 _drop(alive._entries, entry)
 
 
@@ -378,8 +395,15 @@ class Lock(TakingHandle[Lease]):
 
     __slots__ = ()
 
-    def _caller(self) -> Any:
+    def _home(self) -> Any:
+        # A task of this thread may end before another one releases what it acquired.
         return present_caller() if self._reentrant else threading.current_thread()
+
+    def _handed_over(self, entries: Sequence[Entry[Lease]]) -> list[Lease]:
+        """The oldest lease that other tasks of this thread left: whoever lost one comes first."""
+        here = None if self._reentrant else threading.current_thread()
+        left = [entry.lease for entry in entries if entry.home and entry.home() is here]
+        return [lease for lease in left if not lease._let_go()][:1] or left[-1:]
 
     def acquire(self, timeout: Duration | EllipsisType | None = ...) -> Lease:
         """Wait for the lease, for at most `timeout` seconds (default: the lock's `timeout`).

@@ -8,7 +8,6 @@ the holders (`Ask.permits`).
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Mapping
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack
@@ -164,9 +163,6 @@ class MultiLock(MultiHandle[MultiLease]):
     """
 
     __slots__ = ()
-
-    def _caller(self) -> Any:
-        return threading.current_thread()
 
     def acquire(self, timeout: Duration | EllipsisType | None = ...) -> MultiLease:
         """Wait for all names, for at most `timeout` seconds (default: the lock's `timeout`).

@@ -20,6 +20,7 @@ from tooz import coordination, locking
 from tooz.coordination import Characteristics
 
 from incumbent import clock
+from incumbent.callers import ByCaller
 from incumbent.clients import Client
 from incumbent.durations import parse_duration
 from incumbent.elections import Election, Term
@@ -40,14 +41,22 @@ _WITHIN, _LOOK_EVERY = 1.0, 0.1
 
 
 class Lock(locking.Lock):
-    """tooz's lock, made by `Driver.get_lock`; any thread may release a lock of another thread."""
+    """tooz's lock, made by `Driver.get_lock`.
+
+    Threads that share it each have a lock of their own; a thread without one, to which another left
+    its lock, may release that.
+    """
 
     def __init__(self, driver: Driver, name: bytes | str) -> None:
         super().__init__(name)  # type: ignore[arg-type]  # its other drivers take texts too
         self._driver = driver
         self._leased = safe_name(_text(name))
-        self.lease: Lease | None = None
+        self._leases = ByCaller[Lease]()
+
+    @property
+    def lease(self) -> Lease | None:
         """The lease of this lock (`check()`, `fencing_token`); None while it is not acquired."""
+        return self._leases.own()
 
     @property
     def acquired(self) -> bool:
@@ -73,16 +82,18 @@ class Lock(locking.Lock):
             raise tooz.NotImplemented("this driver has no shared locks: acquire it without shared")
         wait = timeout if blocking is True else float(blocking)
         with _as_tooz_says(), suppress(NotAcquired):
-            self.lease = lease = self._driver.client.lock(self._leased).acquire(wait)
+            lease = self._driver.client.lock(self._leased).acquire(wait)
+            self._leases.keep(lease)
             self._driver.leases.add(lease)
             return True
         return False
 
     def release(self) -> bool:
         """Release the lock; False if it was lost before, or if the store did not confirm it."""
-        lease, self.lease = self.lease, None
+        lease = self.lease
         if lease is None:
             return False
+        self._leases.drop(lease)
         self._driver.leases.discard(lease)
         return give_back(lease)
 

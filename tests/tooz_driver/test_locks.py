@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import pytest
@@ -252,3 +253,28 @@ def test_what_is_not_started_is_refused(world: World) -> None:
         made.get_lock(b"job").acquire()
     with pytest.raises(ValueError, match="name"):
         made.get_lock(b"")
+
+
+def test_a_thread_that_outlived_its_lock_does_not_release_that_of_the_next(world: World) -> None:
+    lock, taken, lost = world.start().get_lock(b"job"), threading.Event(), threading.Event()
+
+    def late() -> None:
+        assert lock.acquire()
+        lease = lock.lease
+        assert lease is not None
+        belief = lease.belief
+        belief.link.store.give(belief.key, belief.claim, None, clock.now() + 5)
+        eventually(lambda: lease.lost)
+        lost.set()
+        assert taken.wait(30)
+        assert not lock.acquired
+        assert not lock.release()
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(late)
+        assert lost.wait(30)
+        assert lock.acquire()
+        taken.set()
+        first.result()
+    assert lock.acquired
+    assert lock.release()

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,6 +21,7 @@ from incumbent import (
     Semaphore,
     clock,
 )
+from incumbent.handles import Entry
 from incumbent.model import Capabilities
 from tests.support.faulty import FaultyEngine
 from tests.support.waiting import eventually
@@ -550,7 +551,8 @@ def test_a_thread_that_leaves_at_the_same_time_hides_no_other(engine: FaultyEngi
             return 0
 
     with semaphore as lease:
-        first, last = (Leaving(), lease, True), (object(), lease, True)
+        first: Any = Entry(cast("Any", Leaving()), lease, entered=True)
+        last: Any = Entry(cast("Any", object()), lease, entered=True)
         entries.insert(0, first)
         entries.append(last)
     assert entries == [last]
