@@ -8,15 +8,23 @@ same key in Redis, so old and new instances exclude each other while a fleet mig
   renewed with a ttl of 2 to 15 s, so a crashed holder loses it after the ttl. Without `timeout` a
   lock does not last for ever: it ends with its process.
 - It fails closed. A lock that cannot be proved is not owned, whatever the key says. If the store
-  does not answer, calls raise `StoreUnavailable` or `OutcomeUnknown`; a server that started less
-  than a ttl ago grants nothing yet.
+  does not answer, calls raise `RedisUnavailable` or `RedisOutcomeUnknown`; a wait, however long,
+  raises them after 5 s of an outage.
+- A server that started, or lost its data, less than a ttl ago grants nothing yet: waits go on, and
+  tries raise `RedisUnavailable`. Tests that flush the server set `incumbent.compat.restart_wait` to
+  0 before they make a lock; then a flush while a lock is held lets two hold it.
 - The key holds more than a token: others see `token=` as the holder. Setting `local.token` does not
   hand the lock over. A lock object that is dropped releases its lease.
-- The store wakes waiters: `sleep` is ignored. `acquire` waits for all of its `blocking_timeout`.
-- Names must be valid for `incumbent.Lock`; others raise `ConfigError`. (`incumbent.safe_name` makes
-  a valid name, but that is another key than theirs.)
+- Tasks that share an object each have a lock of their own, as threads have. A caller without one,
+  to which another handed its lock, releases and extends the oldest: with `thread_local` the oldest
+  of its thread.
+- Waiters are woken where incumbent holds the lock; beside other clients they look each `sleep`
+  seconds, as theirs do. `acquire` waits for all of its `blocking_timeout`.
+- Names must be valid for `incumbent.Lock`, and times must be finite and leave the lock some time to
+  live; others raise `BadSetting`. (`incumbent.safe_name` makes a valid name, but that is another
+  key than theirs.)
 
-`LockError` and `LockNotOwnedError` are both `incumbent.Error` and redis-py's own errors.
+All errors of calls are `incumbent.Error`, and errors of redis-py that its callers catch.
 """
 
 from __future__ import annotations
@@ -32,7 +40,16 @@ from weakref import WeakKeyDictionary
 from redis import exceptions
 
 from incumbent import clock, locks
-from incumbent.errors import Error, LeaseLost, NotAcquired
+from incumbent.callers import ByCaller
+from incumbent.durations import parse_duration
+from incumbent.errors import (
+    ConfigError,
+    Error,
+    LeaseLost,
+    NotAcquired,
+    OutcomeUnknown,
+    StoreUnavailable,
+)
 from incumbent.handles import L, LeaseHandle
 from incumbent.model import Holding
 from incumbent.options import LockSettings
@@ -40,17 +57,37 @@ from incumbent.stores.base import Engine
 from incumbent.stores.redis import engine_from_client
 
 if TYPE_CHECKING:
+    from incumbent.protocol.held import Wanted
     from incumbent.protocol.link import RedisClient, RedisClusterClient, RedisPool
 
     Client: TypeAlias = RedisClient | RedisPool | RedisClusterClient
 
-__all__ = ["AsyncLock", "Lock", "LockError", "LockNotOwnedError", "LockTimeoutError", "RedisLock"]
+__all__ = [
+    "AsyncLock",
+    "BadSetting",
+    "Lock",
+    "LockError",
+    "LockNotOwnedError",
+    "LockTimeoutError",
+    "RedisLock",
+    "RedisOutcomeUnknown",
+    "RedisUnavailable",
+]
 
 _log = logging.getLogger("incumbent")
 
+restart_wait: float | None = None
+"""Seconds for which a server that is new or lost its data grants nothing to locks made from now on.
+
+None: as in docs/redis.md. 0: none, for tests that flush the server.
+"""
+
 _TTL: Final = (2.0, 15.0)
 """Seconds: the shortest and the longest ttl, whatever `timeout` is."""
-_engines: Final[WeakKeyDictionary[object, Engine]] = WeakKeyDictionary()
+_OUTAGE: Final = 5.0
+"""Seconds of an outage after which a wait fails: redis-py would raise, after its retries."""
+_SLEEP_LEAST: Final = 0.01
+_engines: Final[WeakKeyDictionary[object, dict[float | None, Engine]]] = WeakKeyDictionary()
 
 
 class LockError(Error, exceptions.LockError):
@@ -65,14 +102,51 @@ class LockTimeoutError(Error, TimeoutError):
     """`RedisLock` could not be acquired within its `wait_timeout`."""
 
 
-class _OfThread(threading.local):
-    token: bytes | None = None
-    lease: Any = None
+class BadSetting(ConfigError, exceptions.LockError):
+    """A name, a time or another argument cannot work; nothing was changed."""
 
 
-class _OfAll:
-    token: bytes | None = None
-    lease: Any = None
+class RedisUnavailable(StoreUnavailable, exceptions.ConnectionError, exceptions.TimeoutError):
+    """The request was certainly not applied."""
+
+
+class RedisOutcomeUnknown(OutcomeUnknown, exceptions.ConnectionError, exceptions.TimeoutError):
+    """The request was perhaps applied."""
+
+
+_IN_BOTH: Final[dict[type[Error], type[Error]]] = {
+    ConfigError: BadSetting,
+    StoreUnavailable: RedisUnavailable,
+    OutcomeUnknown: RedisOutcomeUnknown,
+}
+
+
+class _BothFamilies:
+    """A context that makes our errors also those that callers of redis-py catch."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        for ours, both in _IN_BOTH.items():
+            if isinstance(error, ours):
+                raised = both(str(error))
+                raised.__dict__.update(error.__dict__)
+                raise raised from error.__cause__
+
+
+_both_families: Final = _BothFamilies()
+
+
+class _Kept:
+    """A lease, and the token that it shows."""
+
+    def __init__(self, lease: Any = None, token: bytes | None = None) -> None:
+        self.lease = lease
+        self.token = token
+
+
+class _OfThread(ByCaller[_Kept], threading.local):
+    pass
 
 
 class _Handle(Generic[L]):
@@ -97,31 +171,42 @@ class _Handle(Generic[L]):
         self.blocking_timeout = blocking_timeout
         self.thread_local = bool(thread_local)
         self.raise_on_release_error = raise_on_release_error
-        self.local = _OfThread() if self.thread_local else _OfAll()
-        self._store = _engines.get(redis)
-        if self._store is None:
-            self._store = _engines[redis] = engine_from_client(redis, key="{name}")
+        self._kept = _OfThread() if self.thread_local else ByCaller[_Kept]()
+        self._store = _engine_of(redis)
+
+    @property
+    def local(self) -> _Kept:
+        """The caller's `token`, as in redis-py, and its `lease`."""
+        return self._kept.own() or _Kept()
 
     def _settings(self, token: str | bytes | None) -> LockSettings:
         settings = LockSettings()
-        if self.timeout is not None:
+        # 0 is none, as there.
+        if self.timeout:
             least, most = _TTL
-            ttl = min(max(float(self.timeout), least), most)
-            settings = LockSettings(ttl=ttl, grace=0.0, at_most_for=float(self.timeout))
+            seconds = parse_duration(self.timeout, "timeout", least=0.001)
+            ttl = min(max(seconds, least), most)
+            settings = LockSettings(ttl=ttl, grace=0.0, at_most_for=seconds)
         if token is not None:
             settings["holder"] = token.decode() if isinstance(token, bytes) else token
         return settings
+
+    def _as_patient(self, wanted: Wanted, sleep: float | None) -> Wanted:
+        every = parse_duration(self.sleep if sleep is None else sleep, "sleep")
+        return wanted._replace(looks_every=max(_SLEEP_LEAST, every), outage_most=_OUTAGE)
 
     def _wait(self, blocking: bool | None, timeout: float | None) -> float | None:
         if not (self.blocking if blocking is None else blocking):
             return 0.0
         seconds = self.blocking_timeout if timeout is None else timeout
-        return None if seconds is None else max(0.0, seconds)
+        if seconds is None or seconds == inf:
+            return None
+        # A negative one is a single try, as there; NaN is refused later.
+        return 0.0 if seconds < 0 else seconds
 
     def _keep(self, lease: L, token: str | bytes | None) -> bool:
         given = lease.belief.claim if token is None else token
-        self.local.token = given.encode() if isinstance(given, str) else given
-        self.local.lease = lease
+        self._kept.keep(_Kept(lease, given.encode() if isinstance(given, str) else given))
         return True
 
     def _mine(self) -> L | None:
@@ -129,10 +214,11 @@ class _Handle(Generic[L]):
         return lease if lease is not None and lease.valid else None
 
     def _leave(self) -> L:
-        lease: L | None = self.local.lease
-        if lease is None:
+        kept = self.local
+        if kept.lease is None:
             raise self._error("Cannot release a lock that's not owned or is already unlocked.")
-        self.local.token = self.local.lease = None
+        self._kept.drop(kept)
+        lease: L = kept.lease
         return lease
 
     @contextmanager
@@ -141,20 +227,23 @@ class _Handle(Generic[L]):
         lease: L | None = self.local.lease
         if lease is None:
             raise self._error(f"Cannot {what} an unlocked lock")
-        if self.timeout is None:
+        if not self.timeout:
             raise self._error(f"Cannot {what} a lock with no timeout")
-        machine, now = lease._held.machine, clock.now()
-        before = bound = machine.bound
-        try:
-            lease.check()
-            # A lease that its bound ends next is not renewed, but here the store must confirm it.
-            machine.rebound(inf)
-            yield lease
-            bound = (before if more else now) + seconds
-        except LeaseLost as lost:
-            raise self._not_owned(what, lost) from None
-        finally:
-            machine.rebound(bound)
+        with _both_families:
+            # What leaves no time would end the lock, and say that it was prolonged.
+            seconds = parse_duration(seconds, f"{what}: time", least=0.0 if more else 0.001)
+            machine, now = lease._held.machine, clock.now()
+            before = bound = machine.bound
+            try:
+                lease.check()
+                # A lease that its bound ends next is not renewed, but the store must confirm it.
+                machine.rebound(inf)
+                yield lease
+                bound = (before if more else now) + seconds
+            except LeaseLost as lost:
+                raise self._not_owned(what, lost) from None
+            finally:
+                machine.rebound(bound)
 
     def _error(self, message: str) -> LockError:
         return LockError(message, lock_name=self.name)
@@ -173,11 +262,20 @@ class _Handle(Generic[L]):
         _log.warning("%s: unlocked or no longer owned at the end of its body: %s", self.name, error)
 
 
+def _engine_of(client: Client) -> Engine:
+    engines = _engines.setdefault(client, {})
+    if restart_wait not in engines:
+        engines[restart_wait] = engine_from_client(client, key="{name}", restart_wait=restart_wait)
+    return engines[restart_wait]
+
+
 class Lock(_Handle[locks.Lease]):
     """In place of redis-py's `redis.lock.Lock`, also as `client.lock(name, lock_class=Lock)`."""
 
-    def _lock(self, token: str | bytes | None = None) -> locks.Lock:
-        return locks.Lock(self.name, store=self._store, **self._settings(token))
+    def _lock(self, token: str | bytes | None = None, sleep: float | None = None) -> locks.Lock:
+        lock = locks.Lock(self.name, store=self._store, **self._settings(token))
+        lock._wanted = self._as_patient(lock._wanted, sleep)
+        return lock
 
     def acquire(
         self,
@@ -186,11 +284,16 @@ class Lock(_Handle[locks.Lease]):
         blocking_timeout: float | None = None,
         token: str | bytes | None = None,
     ) -> bool:
-        """Wait for the lock, or try once; False if another holder had it. Raises StoreError."""
-        try:
-            lease = self._lock(token).acquire(self._wait(blocking, blocking_timeout))
-        except NotAcquired:
-            return False
+        """Wait for the lock, or try once; False if another holder had it.
+
+        Raises RedisUnavailable, RedisOutcomeUnknown, BadSetting.
+        """
+        with _both_families:
+            wait = self._wait(blocking, blocking_timeout)
+            try:
+                lease = self._lock(token, sleep).acquire(wait)
+            except NotAcquired:
+                return False
         return self._keep(lease, token)
 
     def release(self) -> None:
@@ -201,18 +304,21 @@ class Lock(_Handle[locks.Lease]):
             raise self._not_owned("release", lost) from None
 
     def locked(self) -> bool:
-        """Whether any holder has the lock, as the store says. Raises StoreError."""
-        return self._lock().locked()
+        """Whether any holder has the lock, as the store says. Raises as `acquire`."""
+        with _both_families:
+            return self._lock().locked()
 
     def owned(self) -> bool:
-        """Whether this lock is proved, and the store confirms it. Raises StoreError."""
+        """Whether this lock is proved, and the store confirms it. Raises as `acquire`."""
         lease = self._mine()
-        return lease is not None and _is_among(self._lock()._holdings(), lease)
+        with _both_families:
+            return lease is not None and _is_among(self._lock()._holdings(), lease)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
         """Prolong the lock by that much, or (`replace_ttl`) to that from now; the store confirms.
 
-        Raises LockError, LockNotOwnedError, StoreUnavailable (the lock then lasts as before).
+        Raises LockError, LockNotOwnedError, and, where the lock lasts as before, RedisUnavailable
+        and BadSetting (for a time that is not finite, or would leave none).
         """
         with self._lasting("extend", additional_time, more=not replace_ttl) as lease:
             lease.renew()
@@ -239,8 +345,12 @@ class Lock(_Handle[locks.Lease]):
 class AsyncLock(_Handle[locks.AsyncLease]):
     """In place of redis-py's `redis.asyncio.lock.Lock`; see `Lock`. A loss cancels no body."""
 
-    def _lock(self, token: str | bytes | None = None) -> locks.AsyncLock:
-        return locks.AsyncLock(self.name, store=self._store, **self._settings(token))
+    def _lock(
+        self, token: str | bytes | None = None, sleep: float | None = None
+    ) -> locks.AsyncLock:
+        lock = locks.AsyncLock(self.name, store=self._store, **self._settings(token))
+        lock._wanted = self._as_patient(lock._wanted, sleep)
+        return lock
 
     async def acquire(
         self,
@@ -250,10 +360,12 @@ class AsyncLock(_Handle[locks.AsyncLease]):
         token: str | bytes | None = None,
     ) -> bool:
         """Wait for the lock, or try once; see Lock.acquire."""
-        try:
-            lease = await self._lock(token).acquire(self._wait(blocking, blocking_timeout))
-        except NotAcquired:
-            return False
+        with _both_families:
+            wait = self._wait(blocking, blocking_timeout)
+            try:
+                lease = await self._lock(token, sleep).acquire(wait)
+            except NotAcquired:
+                return False
         return self._keep(lease, token)
 
     async def release(self) -> None:
@@ -265,12 +377,14 @@ class AsyncLock(_Handle[locks.AsyncLease]):
 
     async def locked(self) -> bool:
         """Whether any holder has the lock; see Lock.locked."""
-        return await self._lock().locked()
+        with _both_families:
+            return await self._lock().locked()
 
     async def owned(self) -> bool:
         """Whether this lock is proved, and the store confirms it; see Lock.owned."""
         lease = self._mine()
-        return lease is not None and _is_among(await self._lock()._holdings(), lease)
+        with _both_families:
+            return lease is not None and _is_among(await self._lock()._holdings(), lease)
 
     async def extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
         """Make the lock last longer; see Lock.extend."""

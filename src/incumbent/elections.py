@@ -85,6 +85,7 @@ class Term(TermHandle, Lease):
         self._woken.set()
 
     def _step_down(self, timeout: Duration | None) -> bool:
+        parse_timeout(timeout)
         self._ask_to_stop()
         if self._body is None:
             return self.release()
@@ -283,6 +284,7 @@ class AsyncTerm(TermHandle, AsyncLease):
         return self._stopped() if self._inside else None
 
     async def _step_down(self, timeout: Duration | None) -> bool:
+        parse_timeout(timeout)
         self._asked = True
         if not self._inside:
             return await self.release()

@@ -18,6 +18,7 @@ from incumbent.stores.names import check_slot, make_key
 
 if TYPE_CHECKING:
     from incumbent.election import Rank
+    from incumbent.model import Key
 
 OnLost = Callable[[LeaseLost], None]
 IfLost = Literal["raise", "exit"]
@@ -25,6 +26,7 @@ IfLost = Literal["raise", "exit"]
 _JOB_RECORD = 30 * DAY
 _LOCK_RECORD = DAY
 _HEARTBEAT_MOST = 5.0
+_LOOKS_EVERY = 0.1
 PRIORITY_MOST = 1_000_000
 PERMITS_MOST = 10_000
 """The most permits: more would make each take slow."""
@@ -169,7 +171,7 @@ def wanted_from(
     except TypeError:
         # A setting that cannot be hashed has a wrong type: the checks say which one.
         key = make_key(namespace, name)
-        return Wanted(key, *_terms.__wrapped__(can, holder, permits, **settings))
+        return _as_wanted(key, can, *_terms.__wrapped__(can, holder, permits, **settings))
 
 
 # Cached by settings, because many programs make a new Lock for each acquire.
@@ -177,7 +179,15 @@ def wanted_from(
 def _wanted(
     namespace: str, name: str, can: Capabilities, holder: str, permits: int | None, /, **given: Any
 ) -> Wanted:
-    return Wanted(make_key(namespace, name), *_terms(can, holder, permits, **given))
+    return _as_wanted(make_key(namespace, name), can, *_terms(can, holder, permits, **given))
+
+
+def _as_wanted(
+    key: Key, can: Capabilities, ask: Ask, waiting: Ask, policy: Policy, most: float, least: float
+) -> Wanted:
+    # Foreign clients publish no release; a watch sees it all the same.
+    every = _LOOKS_EVERY if can.waits == "pubsub" else inf
+    return Wanted(key, ask, waiting, policy, most, least, looks_every=every)
 
 
 # Cached without the name too, because others make locks on ten thousand names.

@@ -102,7 +102,7 @@ def _fit(
     ttl: float, grace: float, renew_every: float, request: float, margin: float, rho: float
 ) -> tuple[float, float]:
     """`span` and `renew_deadline`. Raises ConfigError."""
-    if not 0 <= rho < 0.25:
+    if type(rho) not in (int, float) or not 0 <= rho < 0.25:
         raise ConfigError(f"rho={rho!r} is not a bound of clock drift: 0 <= rho < 0.25", name="rho")
     for what, seconds in (("renew_every", renew_every), ("request_timeout", request)):
         if seconds <= 0:

@@ -38,7 +38,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "file: what was seen is remembered after the write",
         "fencing/guards.py",
-        "        if lease.fencing_token > seen:",
+        "        if token > seen:",
         "        if False:",
         "tests/fencing/test_files.py",
     ),
@@ -48,5 +48,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         '            return _Refusal("409 Conflict", str(stale))',
         "            return token",
         "tests/fencing/test_http.py",
+    ),
+    _m(
+        "what is no number passes as a token",
+        "fencing/guards.py",
+        "    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < 2**63:\n",
+        "    if isinstance(token, bool):\n",
+        "tests/top/test_numbers.py",
     ),
 )

@@ -509,8 +509,9 @@ class Jobs:
         After `drain`, coroutines are cancelled; functions go on, under their leases. Do not call it
         in the thread of an event loop, for whose coroutines it would wait: see `astop`.
         """
+        seconds = parse_duration(drain, "drain")
         background, self._background = self._background, None
-        return True if background is None else background.stop(parse_duration(drain, "drain"))
+        return True if background is None else background.stop(seconds)
 
     async def astop(self, drain: Duration = _DRAIN) -> bool:
         """`stop` for an event loop."""
@@ -518,6 +519,7 @@ class Jobs:
 
     def run(self, *, on_event: Emit | None = None, drain: Duration = _DRAIN) -> int:
         """Join the fleet until TERM, INT or QUIT, in the main thread; return the exit code."""
+        parse_duration(drain, "drain")
         with Signals() as signals:
             self.start(on_event=on_event)
             try:

@@ -51,6 +51,17 @@ def resource_of(lease: Fenced, resource: str | None) -> str:
     return name
 
 
+def token_of(lease: Fenced) -> int:
+    """The token. Raises ConfigError for what does not compare as one: NaN is no less than any."""
+    token: object = lease.fencing_token
+    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < 2**63:
+        raise ConfigError(
+            f"a fencing token is a whole number below 2**63, not {token!r:.40}",
+            name="fencing_token",
+        )
+    return token
+
+
 def refused(resource: str, token: int, seen: int | None = None) -> LeaseLost:
     """The error of a guard that has seen a larger token than `token`."""
     later = "a larger one" if seen is None else f"token {seen}"
@@ -75,17 +86,18 @@ def replace_file(lease: Fenced, path: str | os.PathLike[str], data: bytes) -> No
     make the guard refuse more.
 
     Raises LeaseLost, also if the lease is not proved any more, StoreError if `PATH.token` contains
-    no token, and OSError; the file is then intact, and the old one unless its last sync failed.
+    no token, ConfigError, and OSError; the file is then intact, and the old one unless its last
+    sync failed.
     """
     lease.check()
-    target = Path(path)
+    target, token = Path(path), token_of(lease)
     with _locked(Path(f"{target}.token")) as guard:
         seen = _seen(guard, target)
-        if lease.fencing_token < seen:
-            raise refused(str(target), lease.fencing_token, seen)
-        if lease.fencing_token > seen:
+        if token < seen:
+            raise refused(str(target), token, seen)
+        if token > seen:
             # Written in place with a fixed length, so that the file always contains a token.
-            os.pwrite(guard, b"%020d" % lease.fencing_token, 0)
+            os.pwrite(guard, b"%020d" % token, 0)
             os.fsync(guard)
         _replace(target, data)
 
@@ -195,7 +207,7 @@ def _asked(
         )
     name = resource_of(lease, resource)
     words = [word for command in commands for word in (len(command), *command)]
-    return name, [_KEY + name, str(lease.fencing_token), *words]
+    return name, [_KEY + name, str(token_of(lease)), *words]
 
 
 def _concluded(lease: Fenced, name: str, reply: list[Any]) -> list[Any]:

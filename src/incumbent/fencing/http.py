@@ -9,7 +9,7 @@ from contextlib import closing
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from incumbent.errors import ConfigError, LeaseLost
-from incumbent.fencing.guards import Fenced, Token, resource_of
+from incumbent.fencing.guards import Fenced, Token, resource_of, token_of
 from incumbent.fencing.sql import create_table, with_token
 
 _HEADER: Final = "Fencing-Token"
@@ -31,7 +31,7 @@ def headers(lease: Fenced, *, resource: str | None = None) -> dict[str, str]:
     from urllib.parse import quote
 
     lease.check()
-    return {_HEADER: str(lease.fencing_token), _RESOURCE: quote(resource_of(lease, resource))}
+    return {_HEADER: str(token_of(lease)), _RESOURCE: quote(resource_of(lease, resource))}
 
 
 class _Refusal(NamedTuple):
@@ -85,6 +85,7 @@ def _token_of(sent: Mapping[str, str], resource: str | None) -> Token:
         raise ConfigError(f"{text!r} is no token", name=_HEADER)
     token = Token(name, int(text))
     resource_of(token, None)
+    token_of(token)
     return token
 
 

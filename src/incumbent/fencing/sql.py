@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any, Final
 
 from incumbent.errors import Misuse
-from incumbent.fencing.guards import Fenced, refused, resource_of
+from incumbent.fencing.guards import Fenced, refused, resource_of, token_of
 
 _CREATE: Final = (
     "CREATE TABLE incumbent_fencing"
@@ -57,7 +57,7 @@ def with_token(lease: Fenced, connection: Any, *, resource: str | None = None) -
     own errors: if two first writers come at once, one gets IntegrityError and has to try again.
     """
     lease.check()
-    name, token = resource_of(lease, resource), lease.fencing_token
+    name, token = resource_of(lease, resource), token_of(lease)
     run = _runner(connection)
     if not (_pass(run, name, token) or _enter(run, name, token)):
         row = run(_SELECT, name).fetchone()

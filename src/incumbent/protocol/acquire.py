@@ -42,6 +42,7 @@ _log = logging.getLogger("incumbent")
 
 _HELD = State.HELD
 _ON_ITS_WAY = (State.ASKING, State.ASKING_AGAIN)
+_SOON = 1.0
 _HERD = 0.002
 """Seconds over which waiters spread when the holder's ttl runs out."""
 
@@ -152,6 +153,7 @@ class _Attempt:
     started: float
     until: float
     on_refusal: OnRefusal = None
+    outage_began: float = inf
 
     async def go_on(self, outcome: Refused | StoreError, timeout: float | None) -> None:
         if self.on_refusal is not None:
@@ -216,12 +218,18 @@ class _Attempt:
     async def _outlast(self, error: StoreError, failures: int) -> None:
         """Back off before the next try. Raises a permanent `error` at once, others at the timeout.
 
-        Others are not raised earlier, or a caller that retries in a loop would spin.
+        Others are not raised earlier (but see Wanted.outage_most), or a caller that retries in a
+        loop would spin.
         """
-        if error.permanent:
-            raise error
         port, until = self.port, self.until
         now = port.now()
+        if failures == 1:
+            self.outage_began = now
+        if error.permanent or now - self.outage_began > self.held.wanted.outage_most:
+            raise error
+        if (error.retry_after or 0.0) > _SOON:
+            # It says when it will grant again, as after a restart.
+            self.outage_began += error.retry_after or 0.0
         wake = min(until, now + retry_delay(port, error, failures))
         if now < until:
             waited, timeout = now - self.started, until - self.started
@@ -236,6 +244,9 @@ class _Attempt:
         ttl = wanted.policy.ttl
         left = ttl if refused.retry_after is None else min(ttl, refused.retry_after)
         place = refused.place if isinstance(refused, Queued) else None
+        if not place and any(holder.foreign for holder in refused.holders):
+            # For the waiters further back, the first in line looks.
+            left = min(left, wanted.looks_every * (1.0 - port.jitter() / 2))
         # Only one claim is first in line, so it needs no jitter.
         wake = min(until, port.now() + left + (0.0 if place == 0 else _HERD * port.jitter()))
         await pace(port, again, wake)

@@ -26,7 +26,9 @@ RESERVED = 5.0
 class Wanted(NamedTuple):
     """A lock's request; `at_most_for` and `at_least_for` are seconds from the grant.
 
-    `ask` is sent by a lock that tries once, `waiting` by a lock that waits in line.
+    `ask` is sent by a lock that tries once, `waiting` by a lock that waits in line. `looks_every`:
+    seconds between two looks while a foreign client holds the lease. `outage_most`: seconds of an
+    outage after which a wait fails. `outwaits_slots`: it waits for a used slot without end.
     """
 
     key: Key
@@ -36,6 +38,9 @@ class Wanted(NamedTuple):
     at_most_for: float = inf
     at_least_for: float = 0.0
     rank: Rank | None = None
+    looks_every: float = inf
+    outage_most: float = inf
+    outwaits_slots: bool = False
 
     def asking(self, **changed: Any) -> Wanted:
         """A copy whose `ask` and `waiting` have the `changed` fields."""

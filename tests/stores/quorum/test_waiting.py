@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import redis
 
-from incumbent import Lock, clock
+from incumbent import AsyncLock, Lock, clock
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Refused, Released
 from incumbent.net.subscriptions import subscription_losses
@@ -375,3 +376,30 @@ def test_without_any_subscription_the_holders_ttl_is_waited_for() -> None:
             lock = Lock("deaf", store=url.replace("://", "://deaf:secret@"), ttl=30)
             with lock.acquire(timeout=20):
                 assert lasted(began, 1.6, 2.0 + BUSY)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_waiter_beside_a_redlock_looks_again_and_again(three: Members, side: str) -> None:
+    with party(three.url(TRUSTED)) as one, ThreadPoolExecutor(1) as pool:
+        main = Naming(None).of(one.key).main
+        settings: dict[str, Any] = {"ttl": 60.0, "timeout": 30.0, "store": one.engine}
+        nodes = [redis.Redis(port=member.server.port) for member in three.all]
+        for node in nodes:
+            node.set(main, "redlock", px=60_000)
+
+        async def wait_async() -> bool:
+            made = AsyncLock(one.key.name, namespace=one.key.namespace, **settings)
+            return await (await made.acquire()).release()
+
+        def wait() -> bool:
+            if side == "async":
+                return asyncio.run(wait_async())
+            made = Lock(one.key.name, namespace=one.key.namespace, **settings)
+            return made.acquire().release()
+
+        waiting = pool.submit(wait)
+        time.sleep(0.3)
+        for node in nodes:
+            node.delete(main)
+            node.close()
+        assert waiting.result()

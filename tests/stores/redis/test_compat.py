@@ -343,13 +343,11 @@ def test_another_thread_sees_nothing_of_a_lock_that_is_threads_own(
 
 
 def test_an_extension_that_the_store_does_not_confirm_is_none(
-    proxy: FaultProxy, loop: asyncio.Runner
+    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(compat, "restart_wait", 0)
     client = redis.Redis(port=proxy.port)
     lock = compat.Lock(client, "a", timeout=10)
-    store = engine_from_client(client, key="{name}", restart_wait=0)
-    compat._engines[client] = store
-    lock._store = store
     assert lock.acquire()
     before = ends_in(lock)
     proxy.blackhole()

@@ -10,6 +10,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.server
 
 SHORT = 1.0
 """Seconds of a lock of theirs that nobody gives back."""
+LONG = 60.0
 
 
 class Theirs:
@@ -229,3 +231,52 @@ def test_a_waiter_gets_it_when_their_ttl_ends(both: Both, redis_server: RedisSer
             assert lease.valid
             assert not both.make(SHORT).take()
         assert 0.5 * SHORT < waited < SHORT + 0.5
+
+
+@pytest.mark.parametrize("side", ["blocking", "asyncio"])
+def test_a_waiter_gets_it_soon_after_they_gave_it_back(
+    both: Both, redis_server: RedisServer, side: str
+) -> None:
+    theirs = both.make(LONG)
+    url = f"{redis_server.url}?restart_wait=0&key={theirs.template}"
+    settings: dict[str, Any] = {"ttl": LONG, "timeout": LONG / 2}
+
+    async def wait_async() -> bool:
+        async with incumbent.AsyncLock(both.ours.key.name, store=url, **settings) as lease:
+            return lease.valid
+
+    def wait() -> bool:
+        if side == "asyncio":
+            return asyncio.run(wait_async())
+        with incumbent.Lock(both.ours.key.name, store=url, **settings) as lease:
+            return lease.valid
+
+    assert theirs.take()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wait)
+        time.sleep(0.3)
+        theirs.give()
+        assert waiting.result()
+
+
+@pytest.mark.parametrize("kind", [incumbent.MultiLock, incumbent.Election, incumbent.Semaphore])
+def test_whatever_waits_gets_it_soon_after_redis_py_gave_it_back(
+    redis_server: RedisServer, kind: Any
+) -> None:
+    name, url = f"beside-{secrets.token_hex(6)}", f"{redis_server.url}?restart_wait=0&key={{name}}"
+    settings: dict[str, Any] = {"store": url, "ttl": LONG, "timeout": LONG / 2}
+    with redis.Redis(port=redis_server.port) as raw, ThreadPoolExecutor(1) as pool:
+        theirs: Any = raw.lock(name, timeout=LONG, thread_local=False)
+        assert theirs.acquire()
+
+        def wait() -> bool:
+            if kind is incumbent.MultiLock:
+                return incumbent.MultiLock([name], **settings).acquire().release()
+            if kind is incumbent.Semaphore:
+                return incumbent.Semaphore(name, 1, **settings).acquire().release()
+            return incumbent.Election(name, **settings).campaign().release()
+
+        waiting = pool.submit(wait)
+        time.sleep(0.3)
+        theirs.release()
+        assert waiting.result()
