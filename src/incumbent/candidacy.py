@@ -145,11 +145,13 @@ class ElectionHandle(LockHandle[T], Generic[T]):
             waits = 2 * policy.ttl if lined else policy.ttl
             candidacy = 2 * waits + policy.request_timeout
         meta = with_rank(encoded, rank)
-        self._wanted = wanted.asking(meta=meta, candidacy=candidacy)._replace(rank=rank)
+        self._wanted = wanted.asking(meta=meta, candidacy=candidacy)._replace(
+            rank=rank, outwaits_slots=True
+        )
         self._on_elected = on_elected
         self._on_revoked = on_revoked
         self._on_leader_change = on_leader_change
-        self._campaigning = threading.Lock()
+        self._campaigning = Exclusion()
         self._standing = Standing(policy.ttl, head_start=policy.renew_every)
         self._leader: Leader | None = None
         self._absence = Absence()

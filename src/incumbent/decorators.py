@@ -293,7 +293,7 @@ def _refuse_second_run(lease: LeaseHandle, *, skip: bool) -> None:
             f"{lease.name!r} ran before: the ledger has a run of this slot, and a slot is used"
             " only once"
         )
-        raise NotAcquired(message, name=lease.name, reason="closed")
+        raise NotAcquired(message, name=lease.name, reason="used")
 
 
 def begin_once_blocking(lease: Lease, wall: float, stamp: str, what: str) -> OnceRun | None:

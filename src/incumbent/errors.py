@@ -49,8 +49,8 @@ class LockError(Error):
 class NotAcquired(LockError):
     """The lease was refused: the store answered no.
 
-    Attributes: `held_by` (holder or None), `reason` ("held", "paused", "closed", "reserved"),
-    `retry_after` (seconds until another try may succeed, or None), `waited` (seconds).
+    Attributes: `held_by` (holder or None), `reason` ("held", "used" (the slot), "paused", "closed",
+    "reserved"), `retry_after` (seconds until another try may succeed, or None), `waited` (seconds).
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class NotAcquired(LockError):
 
 
 class AcquireTimeout(NotAcquired, TimeoutError):
-    """The lease was still refused at the end of the `timeout`."""
+    """The lease was refused until the end of the `timeout`, or its slot is used for longer."""
 
 
 class NotCandidate(LockError):

@@ -146,11 +146,12 @@ class Granted(NamedTuple):
 class Refused:
     """Not granted. `seen`: the state that the caller has seen, as `wait_change` needs it.
 
+    `reason` "used": the lease is free, but the slot was claimed before, by `holders`.
     `permits`: the number with which the present holders asked, if it differs from the caller's.
     `retry_after`: seconds until the first of the `holders` in the way may be gone.
     """
 
-    reason: Literal["held", "paused", "closed", "reserved", "permits"]
+    reason: Literal["held", "used", "paused", "closed", "reserved", "permits"]
     holders: tuple[Holding, ...] = ()
     retry_after: float | None = None
     seen: str = ""

@@ -75,4 +75,4 @@ def test_a_claim_takes_the_slot_along_with_the_lease() -> None:
     run(release(claimer.link.port, held))
     refused = claimer.claim(SPEC, SLOT)
     assert isinstance(refused, Refused)
-    assert refused.reason == "closed"
+    assert refused.reason == "used"

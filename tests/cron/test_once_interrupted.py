@@ -158,7 +158,7 @@ def test_a_slot_that_is_used_for_good_is_skipped_only_where_skipping_was_asked_f
         free_again(engine)
         with pytest.raises(NotAcquired, match="ran before") as refused:
             call()
-        assert refused.value.reason == "closed"
+        assert refused.value.reason == "used"
 
 
 def test_an_end_whose_answer_was_lost_is_on_record_all_the_same(

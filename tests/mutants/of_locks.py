@@ -9,6 +9,10 @@ _MULTI = ("tests/top/test_multi.py",)
 _SHARING = ("tests/top/test_sharing.py",)
 _TABLE = ("tests/top/test_sharing.py", "tests/stores/test_table_shared.py")
 
+_FORKS = ("tests/top/test_forks.py",)
+_CALLERS = ("tests/stores/redis/test_compat_callers.py",)
+_WAITS = ("tests/protocol/test_waits.py",)
+
 _p = in_area("protocol")
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -120,7 +124,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "check lets NaN pass",
         "handles.py",
-        "if type(need) is float and need >= 0 else",
+        "if type(need) is float and 0 <= need <= DAY else",
         "if type(need) is float else",
         "tests/top/test_locks_sync.py::test_check_wants_a_number_of_seconds_that_can_be_compared",
     ),
@@ -137,5 +141,117 @@ MUTATIONS: tuple[Mutation, ...] = (
         "            self._keep(lease, entered=True)\n        else:\n            super()._has_entered(lease)",
         "            super()._has_entered(lease)\n        else:\n            super()._has_entered(lease)",
         "tests/top/test_reentrant.py::test_the_holding_of_a_thread_that_ended_inside_ends_too",
+    ),
+    _p(
+        "a forked child enters what its parent holds",
+        "callers.py",
+        "    _bodies.clear()\n    _own.clear()\n",
+        "    _bodies.clear()\n",
+        *_FORKS,
+    ),
+    _p(
+        "a forked child inherits a campaign and a membership",
+        "callers.py",
+        "        process, me = os.getpid(), object()\n",
+        "        process, me = 0, object()\n",
+        *_FORKS,
+    ),
+    _p(
+        "a forked child is in the body of its parent",
+        "locks.py",
+        "if entry.entered and entry.caller == me and entry.lease.valid:\n",
+        "if entry.entered and entry.caller == me:\n",
+        *_FORKS,
+    ),
+    _p(
+        "a task releases what the task after it acquired",
+        "locks.py",
+        "[entry.lease for entry in entries if entry.caller == me] or self._handed_over(entries)",
+        "self._handed_over(entries[-1:])",
+        "tests/top/test_shared_by_tasks.py",
+    ),
+    _p(
+        "a task leaves the body of the task after it",
+        "handles.py",
+        "        own = [entry for entry in inside if entry.caller == me] or inside\n",
+        "        own = inside[-1:]\n",
+        "tests/top/test_shared_by_tasks.py",
+    ),
+    _p(
+        "a drop-in's caller gets the lock of the caller after it",
+        "callers.py",
+        "next((it for caller, it in kept if caller == me), kept[0][1] if kept else None)",
+        "next((it for caller, it in reversed(kept)), None)",
+        *_CALLERS,
+    ),
+    _p(
+        "who was handed a lock gets the newest one",
+        "callers.py",
+        "kept[0][1] if kept else None)",
+        "kept[-1][1] if kept else None)",
+        *_CALLERS,
+    ),
+    _p(
+        "an extension that leaves no time is one",
+        "compat.py",
+        "least=0.0 if more else 0.001)",
+        "least=-1e9)",
+        "tests/stores/redis/test_compat_errors.py",
+    ),
+    _p(
+        "a drop-in waits through an outage for ever",
+        "protocol/acquire.py",
+        "if error.permanent or now - self.outage_began > self.held.wanted.outage_most:\n",
+        "if error.permanent:\n",
+        "tests/stores/redis/test_compat_errors.py",
+    ),
+    _p(
+        "a server that says when it grants again counts as an outage",
+        "protocol/acquire.py",
+        "            self.outage_began += error.retry_after or 0.0\n",
+        "            pass\n",
+        "tests/stores/redis/test_compat_errors.py",
+    ),
+    _p(
+        "a waiter sleeps beside a key that a foreign client gave back",
+        "protocol/acquire.py",
+        "if not place and any(holder.foreign for holder in refused.holders):\n",
+        "if not place and not refused.holders:\n",
+        *_WAITS,
+    ),
+    _p(
+        "all waiters in line look at a foreign holder",
+        "protocol/acquire.py",
+        "if not place and any(holder.foreign",
+        "if any(holder.foreign",
+        *_WAITS,
+    ),
+    _p(
+        "a used slot is waited for without end",
+        "protocol/acquire.py",
+        "        return self.until == inf or now + (refused.retry_after or 0.0) > self.until\n",
+        "        return now + (refused.retry_after or 0.0) > self.until\n",
+        *_WAITS,
+    ),
+    _p(
+        "a used slot is waited for to the end of the timeout",
+        "protocol/acquire.py",
+        "        return self.until == inf or now + (refused.retry_after or 0.0) > self.until\n",
+        "        return self.until == inf\n",
+        *_WAITS,
+    ),
+    _p(
+        "what may end sooner is not waited for",
+        "protocol/acquire.py",
+        'if refused.reason != "used" or self',
+        "if self",
+        *_WAITS,
+    ),
+    _p(
+        "a used slot is told as a closing",
+        "stores/table.py",
+        "    if used is not None and used.expires > now:\n",
+        "    if used is not None and used.expires > now and entry.closed(now) is None:\n",
+        "tests/contract/test_memory.py",
     ),
 )

@@ -13,7 +13,7 @@ from incumbent import clock
 from incumbent.cli.operator import REQUEST_TIMEOUT, Operator, open_client, read_until, watch
 from incumbent.cli.parser import Request
 from incumbent.cli.settings import number
-from incumbent.cli.text import draw, iso, print_json, since_of, table, utc
+from incumbent.cli.text import draw, iso, print_json, since_of, table, utc, waiting
 from incumbent.clients import Client
 from incumbent.cron import fleet
 from incumbent.cron.ledger import JOB, Run, State, runs_of
@@ -242,7 +242,9 @@ def _run_once(operator: Operator, patience: float) -> int:
     def taken(record: Record) -> bool:
         return trigger.slot in runs_of(record.fields)
 
-    record = read_until(operator.client, name, clock.now() + patience, taken, _LOOK_AGAIN)
+    until = clock.now() + patience
+    with waiting(operator.request, until, lambda: "no instance has taken it yet"):
+        record = read_until(operator.client, name, until, taken, _LOOK_AGAIN)
     if not taken(record):
         operator.store.put(control, trigger.field, None, None, clock.now() + REQUEST_TIMEOUT)
         line = "no instance took it: is one up that has this job? See `jobs`"

@@ -16,11 +16,11 @@ from incumbent.cli.operator import (
     watch,
 )
 from incumbent.cli.parser import Request
-from incumbent.cli.text import draw, facts_of, print_json, record_as_json, say
+from incumbent.cli.text import draw, facts_of, held, print_json, record_as_json, say, waiting
 from incumbent.clients import Client
 from incumbent.cron.fleet import is_job, jobs_of
 from incumbent.durations import parse_duration, say_seconds
-from incumbent.model import Holding, Record
+from incumbent.model import Holding, Key, Record
 from incumbent.protocol.words import names_of
 from incumbent.stores.findings import (
     FREE,
@@ -59,22 +59,25 @@ def _wait(request: Request) -> int:
     text = request.text("timeout")
     timeout = float("inf") if text is None else parse_duration(text, "timeout")
     with open_client(request) as client:
-        state = State(UNKNOWN)
+        state, record = State(UNKNOWN), Record(Key("", request.name))
 
-        def is_free(record: Record) -> bool:
-            nonlocal state
-            state = _state_of(client, record)
+        def is_free(seen: Record) -> bool:
+            nonlocal state, record
+            record, state = seen, _state_of(client, seen)
             return state.word == FREE
+
+        def what() -> str:
+            return held(record.holdings) if record.holdings else said_of(state)
 
         until = clock.now() + timeout
         # Read again without a hint: a record does not change when its store grants again.
-        record = read_until(client, request.name, until, is_free, _LOOK_AGAIN)
+        with waiting(request, until, what):
+            record = read_until(client, request.name, until, is_free, _LOOK_AGAIN)
     if request.on("json"):
         print_json(request, record_as_json(record, state))
     if state.word == FREE:
         return OK
-    what = f"held by {names_of(record.holdings)}" if record.holdings else said_of(state)
-    say(f"{request.name}: gave up after {say_seconds(timeout)}: {what}")
+    say(f"{request.name}: gave up after {say_seconds(timeout)}: {what()}")
     return UNPROVED if state.word == UNKNOWN else BUSY
 
 

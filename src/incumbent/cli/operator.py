@@ -10,7 +10,7 @@ from typing import Literal
 
 from incumbent import clock
 from incumbent.cli.parser import Request
-from incumbent.cli.text import print_json, say
+from incumbent.cli.text import held, print_json, say, waiting
 from incumbent.clients import Client
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError, StoreError
@@ -160,7 +160,7 @@ class Operator:
         name: str = "",
     ) -> None:
         require(link_for(client).engine.capabilities, request.command, *parts)
-        self._request = request
+        self.request = request
         self.client = client
         self.key: Key = make_key(request.namespace, name or request.name)
         self.reason = _reason(request)
@@ -177,9 +177,9 @@ class Operator:
 
     def answer(self, outcome: str, line: str, code: int = OK, **more: object) -> int:
         """Print the answer, in words or in JSON, and return the exit code."""
-        if self._request.on("json"):
+        if self.request.on("json"):
             facts = {"name": self.key.name, "outcome": outcome, "exit_code": code, "said": line}
-            print_json(self._request, {**facts, **more})
+            print_json(self.request, {**facts, **more})
         else:
             say(f"{self.key.name}: {line}")
         return code
@@ -211,7 +211,9 @@ class Operator:
             return all(now.token != holding.token for now in record.holdings)
 
         until = clock.now() + _patience(holding)
-        record = read_until(self.client, self.key.name, until, gone)
+        # With its next renewal the holder hears of it; then its work has to end.
+        with waiting(self.request, until, lambda: held([holding])):
+            record = read_until(self.client, self.key.name, until, gone)
         if not gone(record):
             return record, None
         released = any(past.token == holding.token and past.ended for past in record.history)

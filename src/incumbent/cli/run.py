@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
 from signal import Signals as SignalName
 from typing import TYPE_CHECKING
 
 from incumbent import clock
 from incumbent.cli.parser import Request
 from incumbent.cli.settings import cmd_of, health, lock_settings, number
-from incumbent.cli.text import as_json, busy, fault_line, say, utc
+from incumbent.cli.text import as_json, busy, fault_line, in_the_way, say, utc, waiting
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
 from incumbent.locks import Candidate, Lease
@@ -136,13 +137,21 @@ class _Run:
         def promise() -> None:
             self.situation.pulse(clock.now() + lock.policy.ttl + _SLACK)
 
+        last: Refused | StoreError | None = None
+
         def learn(answer: Refused | StoreError) -> None:
+            nonlocal last
             promise()
             self.situation.heard(answer)
+            last = answer
 
+        def what() -> str:
+            return in_the_way(last) if isinstance(last, Refused) else ""
+
+        until = inf if timeout is None else clock.now() + timeout
         try:
             promise()
-            with self.signals.interrupting():
+            with self.signals.interrupting(), waiting(request, until, what):
                 lease = lock.take(timeout, learn)
         except NotAcquired as error:
             line = f"skipped: {busy(error, _permits_of(request))}"
@@ -172,7 +181,7 @@ def _hold(run: _Run, lease: Lease, turned: Callable[[], None]) -> _Verdict:
 
         once = begin(request.words, lease)
         if once is None:
-            return _Verdict("skipped", busy_code, leave_to_the_record(lease), "closed")
+            return _Verdict("skipped", busy_code, leave_to_the_record(lease), "used")
     try:
         keep = once is not None
         ending = supervise(lease, run.cmd, run.signals, run.guard, keep=keep, turned=turned)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import inf
 from os import environ, get_terminal_size
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -14,13 +17,17 @@ from incumbent import clock
 from incumbent.cli.parser import Request
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import AcquireTimeout, ConfigError, NotAcquired
-from incumbent.model import Holding, Record
+from incumbent.model import Holding, Record, Refused
 from incumbent.printable import json_line, printable, printable_lines
+from incumbent.protocol.words import names_of
 from incumbent.stores.findings import State
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
 
 if TYPE_CHECKING:
     from datetime import tzinfo
+
+
+_WAITING_SAID_AFTER: Final = 1.0
 
 
 def busy(error: NotAcquired, permits: int | None = None) -> str:
@@ -30,6 +37,10 @@ def busy(error: NotAcquired, permits: int | None = None) -> str:
     waited = isinstance(error, AcquireTimeout)
     gave_up = f"gave up after {say_seconds(error.waited)}: " if waited else ""
     match error.reason:
+        case "used":
+            return f"{gave_up}already ran by {by}" + (
+                f"; its slot stays used for another {left}" if left else ""
+            )
         case "closed":
             return f"{gave_up}already ran by {by}" + (
                 f"; closed for another {left}" if left else ""
@@ -42,6 +53,51 @@ def busy(error: NotAcquired, permits: int | None = None) -> str:
             return f"{gave_up}no permit left of {permits}, one is held by {by}"
         case _:
             return f"{gave_up}held by {by}" + (f", ttl {left} left" if left else "")
+
+
+def in_the_way(refused: Refused) -> str:
+    """What a wait is for: the reason of a refusal, the holders, and since when they hold."""
+    by = names_of(refused.holders) or "another"
+    left = "" if refused.retry_after is None else f" for another {say_seconds(refused.retry_after)}"
+    match refused.reason:
+        case "used":
+            return f"its slot is used, by {by},{left}" if left else f"its slot is used, by {by}"
+        case "paused":
+            return "paused: nobody may take it until it is unpaused"
+        case "closed":
+            return f"closed{left}, after {by}"
+        case "reserved":
+            return f"reserved for {by}"
+        case _:
+            return held(refused.holders)
+
+
+def held(holders: Sequence[Holding]) -> str:
+    """The holders, and since when the first of them holds."""
+    since = holders[0].held_for if holders else None
+    when = "" if since is None else f" since {iso(clock.wall() - since)}"
+    return f"held by {names_of(holders) or 'another'}{when}"
+
+
+@contextmanager
+def waiting(request: Request, until: float, what: Callable[[], str]) -> Iterator[None]:
+    """On a terminal, say what the body waits for (`what`, "" for nothing yet) after a second."""
+    if request.on("quiet") or not sys.stderr.isatty():
+        yield
+        return
+
+    def tell() -> None:
+        limit = f"at most {say_seconds(until - clock.now())} more" if until < inf else "no limit"
+        if found := what():
+            say(f"{request.name}: waiting, {limit}: {found}")
+
+    timer = threading.Timer(_WAITING_SAID_AFTER, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def facts_of(holding: Holding) -> dict[str, str]:

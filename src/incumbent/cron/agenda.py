@@ -162,7 +162,7 @@ _LOOK_FIRST: Final = SLOT_KEEP / 3
 """Seconds: an older slot is looked up before it is claimed, as the store may have forgotten it."""
 _HELD_SPREAD: Final = 0.5
 _CLOSED_AFTER: Final = 2.0
-"""Seconds from the refusal "closed" to a look: the slot most likely ran, one look serves many."""
+"""Seconds from such a refusal to a look: the slot most likely ran, one look serves many."""
 _MERGED: Final = 1.0
 _ROOM_EVERY: Final = 0.25
 """Seconds between checks for free capacity; one check serves all slots that wait for it."""
@@ -299,7 +299,7 @@ class Dispatcher:
         self.answered()
         holder = refused.holders[0] if refused.holders else None
         delay = self._jitter() * _HELD_SPREAD
-        if refused.reason == "closed":
+        if refused.reason in ("used", "closed"):
             delay += _CLOSED_AFTER
         elif holder is not None and holder.meta == claim.slot.name.encode():
             delay += refused.retry_after or 0.0

@@ -193,6 +193,9 @@ class _Attempt:
                 await self._outlast(outcome, failures)
             elif (now := port.now()) >= until:
                 raise not_acquired(wanted, outcome, now - self.started, timed_out=True)
+            elif self._is_in_vain(outcome, now):
+                timed_out = until < inf
+                raise not_acquired(wanted, outcome, now - self.started, timed_out=timed_out)
             else:
                 failures, again = 0, again + 1 if _sight(outcome) == seen else 0
                 seen, look = _sight(outcome), inf
@@ -208,6 +211,15 @@ class _Attempt:
             if not (isinstance(answer, StoreUnavailable) and port.now() >= until):
                 # StoreUnavailable for lack of time says nothing: the outcome before it stays.
                 outcome = answer
+
+    def _is_in_vain(self, refused: Refused, now: float) -> bool:
+        """Whether its slot is used for longer than this waits; without an end, nobody means that.
+
+        Everything else may end sooner than the refusal says: a holder releases, a pause is lifted.
+        """
+        if refused.reason != "used" or self.held.wanted.outwaits_slots:
+            return False
+        return self.until == inf or now + (refused.retry_after or 0.0) > self.until
 
     async def _ask(self, ask: Ask) -> Granted | Refused | StoreError:
         outcome = await _take(self.port, self.held, ask, self.until, self.port.now())

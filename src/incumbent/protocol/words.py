@@ -49,7 +49,7 @@ def names_of(holdings: Sequence[Holding]) -> str:
     more = len(holdings) - len(some)
     if more:
         return f"{', '.join(some)} and {more} more"
-    return " and ".join(filter(None, (", ".join(some[:-1]), some[-1])))
+    return " and ".join(filter(None, (", ".join(some[:-1]), *some[-1:])))
 
 
 def _why(wanted: Wanted, refused: Refused, held_by: str | None) -> str:
@@ -58,6 +58,9 @@ def _why(wanted: Wanted, refused: Refused, held_by: str | None) -> str:
     match refused.reason:
         case "held":
             return _held(wanted, refused, by, left)
+        case "used":
+            more = f", and is not free for another {left}" if left else ""
+            return f"ran already: its slot was used by {by}{more}"
         case "closed":
             return f"was held by {by} and stays closed" + (f" for another {left}" if left else "")
         case "paused":

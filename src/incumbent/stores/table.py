@@ -420,22 +420,25 @@ def _refusal(entry: _Entry, claim: str, ask: Ask, now: float, seen: str) -> Refu
     occupied = _in_the_way(entry, ask, now, seen)
     if occupied is not None:
         return occupied
+    used = _used(entry, claim, ask.slot)
+    if used is not None and used.expires > now:
+        return Refused("used", (_holding_of(used, now),), used.expires - now, seen)
     if PAUSE in entry.fields:
         return Refused("paused", seen=seen)
     closing = entry.closed(now)
-    if closing is not None and closing.reserved_for:
-        if closing.reserved_for != ask.holder:
-            left = closing.expires - now
-            return Refused("reserved", (Holding(closing.reserved_for, 0, left),), left, seen)
-        closing = None
-    by = closing or _used(entry, claim, ask.slot)
-    if by is not None and by.expires > now:
-        return Refused("closed", (_holding_of(by, now),), by.expires - now, seen)
+    if closing is not None and not (closing.reserved_for and closing.reserved_for == ask.holder):
+        return _shut(closing, closing.expires - now, seen)
     first = entry.line.before(claim, now)
-    if first is None or (closing is None and entry.closed(now) is not None):
+    if first is None or closing is not None:
         return None
     left = entry.line.due - now
     return Refused("reserved", (Holding(first.holder, 0, left),), left, seen)
+
+
+def _shut(closing: _Closing, left: float, seen: str) -> Refused:
+    if closing.reserved_for:
+        return Refused("reserved", (Holding(closing.reserved_for, 0, left),), left, seen)
+    return Refused("closed", (Holding(closing.holder, closing.token, left),), left, seen)
 
 
 def _in_line(line: Line, claim: str, ask: Ask, now: float, refusal: Refused) -> Refused:
@@ -464,12 +467,10 @@ def _candidates(entry: _Entry, now: float) -> tuple[Candidate, ...]:
     return tuple(Candidate(name, expires - now) for name, expires in standing if expires > now)
 
 
-def _holding_of(held: _Held | _Closing, now: float) -> Holding:
-    left = held.expires - now
-    if isinstance(held, _Closing):
-        return Holding(held.holder, held.token, left)
+def _holding_of(held: _Held, now: float) -> Holding:
+    left, held_for = held.expires - now, now - held.since
     return Holding(
-        *(held.holder, held.token, left, held.ttl, now - held.since, held.meta, held.claim),
+        *(held.holder, held.token, left, held.ttl, held_for, held.meta, held.claim),
         permits=held.permits,
     )
 

@@ -209,4 +209,4 @@ def test_a_master_whose_clock_steps_ahead_lets_no_slot_be_used_twice() -> None:
         assert "day" in one.store.read(one.key, soon()).slots
         again = Party(one.engine, one.key).try_take(ask)
         assert isinstance(again, Refused)
-        assert again.reason == "closed"
+        assert again.reason == "used"

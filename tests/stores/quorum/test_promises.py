@@ -55,7 +55,7 @@ def test_a_used_slot_refuses_for_certain_only_if_the_lease_was_given_back(
     answers: dict[str, object] = {
         "refused_slot": None,
         "run": Granted("me", 7, 10.0, ""),
-        "use_slot": Refused("closed"),
+        "use_slot": Refused("used"),
         "give": Released() if given_back else StoreUnavailable("it is down"),
     }
 
@@ -74,4 +74,4 @@ def test_a_used_slot_refuses_for_certain_only_if_the_lease_was_given_back(
     ask = Ask(10.0, "me", slot=Slot("2026", 60.0))
     taken = taking.take(panel, Key("n", "job"), "me", ask, 1e12)
     with nullcontext() if given_back else pytest.raises(OutcomeUnknown):
-        assert run(taken) == Refused("closed")
+        assert run(taken) == Refused("used")

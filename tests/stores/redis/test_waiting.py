@@ -115,7 +115,7 @@ def test_a_waiter_for_a_used_slot_is_woken_when_it_is_given_back(
     granted = here.take(ask=ask)
     here.store.give(here.key, here.claim, granted.token, soon())
     refused = here.refused(ask=ask)
-    assert refused.reason == "closed"
+    assert refused.reason == "used"
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(seconds_waited, here, refused.seen, LONG, on_asyncio=False)
         listening(here, redis_server)

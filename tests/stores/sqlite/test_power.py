@@ -76,7 +76,7 @@ def soon() -> float:
 
 def slot_is_used(store: SqliteStore) -> bool:
     outcome = store.take(KEY, "after", Ask(10.0, "other", slot=SLOT), soon())
-    return isinstance(outcome, Refused) and outcome.reason == "closed"
+    return isinstance(outcome, Refused) and outcome.reason == "used"
 
 
 def slot_is_free(store: SqliteStore) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
@@ -319,6 +319,9 @@ class Take:
             holding = kv.holding_of(found.lease, self.incarnation.base, {}, clock.wall())
             # The key of a dead holder disappears with its etcd lease, and a watch shows that.
             return Refused("held", (holding,), holding.ttl, found.seen)
+        slots = self._slots_of_others(found)
+        if slots:
+            return (yield from self._refuse_closed("used", slots[0], found.seen))
         if found.pause is not None:
             return Refused("paused", seen=found.seen)
         # The next round requires only the absence of real obstacles.
@@ -326,11 +329,8 @@ class Take:
         if found.closing is not None:
             reserved_for = found.closing.fields.get("reserved_for")
             if not reserved_for or reserved_for != self.ask.holder:
-                return (yield from self._refuse_closed(found.closing, found.seen))
+                return (yield from self._refuse_closed("closed", found.closing, found.seen))
             self.admitted_by = found.closing.modified
-        slots = self._slots_of_others(found)
-        if slots:
-            return (yield from self._refuse_closed(slots[0], found.seen))
         self.own_slot = bool(found.slots)
         return None
 
@@ -339,7 +339,9 @@ class Take:
         own = self.names.slot(self.ask.slot.name, self.claim) if self.ask.slot else ""
         return [entry for entry in found.slots if entry.key != own]
 
-    def _refuse_closed(self, entry: Entry, seen: str) -> Steps[Refused]:
+    def _refuse_closed(
+        self, reason: Literal["used", "closed"], entry: Entry, seen: str
+    ) -> Steps[Refused]:
         """The refusal for the entry of a closing, or of a slot that another claim has taken."""
         fields = entry.fields
         lives = yield from self.sessions.lives({entry.lease})
@@ -350,7 +352,7 @@ class Take:
         if reserved_for:
             return Refused("reserved", (Holding(reserved_for, 0, left),), left, seen)
         token = int(fields.get("token", self.incarnation.base + entry.created))
-        return Refused("closed", (Holding(str(fields.get("holder", "")), token, left),), left, seen)
+        return Refused(reason, (Holding(str(fields.get("holder", "")), token, left),), left, seen)
 
     # -- the same claim again -----------------------------------------------------------------
 

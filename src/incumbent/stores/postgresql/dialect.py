@@ -331,9 +331,9 @@ def _refusal(fields: dict[str, Any]) -> Refused:
         return Refused("reserved", (Holding(fields["reserved_for"], remaining=left),), left, seen)
     if reason == "closed":
         holding = Holding(holding.holder, holding.token, left)
-    elif reason != "slot":
+    elif reason != "used":
         raise ValueError(f"the reason {reason} is not known")
-    return Refused("closed", (holding,), left, seen)
+    return Refused(reason, (holding,), left, seen)
 
 
 def _holding(fields: dict[str, Any]) -> Holding:

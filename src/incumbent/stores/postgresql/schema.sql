@@ -477,8 +477,16 @@ DECLARE
     seen CONSTANT text := r.token || '.' || r.changes;
     reason text;
 BEGIN
+    IF p_slot IS NOT NULL THEN
+        SELECT * INTO s FROM incumbent.slot
+            WHERE key = r.key AND name = p_slot AND expires > p_now AND claim <> p_claim;
+    END IF;
     IF r.expires > p_now AND r.claim <> '' THEN
         reason := 'held';
+    ELSIF s.key IS NOT NULL THEN
+        reason := 'used';
+        r.claim := s.claim; r.token := s.token; r.holder := s.holder; r.ttl := s.ttl;
+        r.since := s.since; r.expires := s.expires; r.meta := '';
     ELSIF r.switched AND EXISTS (
         SELECT FROM incumbent.field WHERE key = r.key AND name = 'pause'
     ) THEN
@@ -487,14 +495,6 @@ BEGIN
         reason := 'closed';
     ELSIF r.expires > p_now AND r.reserved_for <> p_holder THEN
         reason := 'reserved';
-    ELSIF p_slot IS NOT NULL THEN
-        SELECT * INTO s FROM incumbent.slot
-            WHERE key = r.key AND name = p_slot AND expires > p_now AND claim <> p_claim;
-        IF FOUND THEN
-            reason := 'slot';
-            r.claim := s.claim; r.token := s.token; r.holder := s.holder; r.ttl := s.ttl;
-            r.since := s.since; r.expires := s.expires; r.meta := '';
-        END IF;
     END IF;
     IF reason IS NULL THEN
         RETURN NULL;

@@ -479,17 +479,21 @@ def slots_of(entries: Mapping[bytes, bytes], unix_us: int) -> dict[str, float]:
 async def refused_slot(
     panel: Panel, key: Key, claim: str, slot: Slot, until: float
 ) -> Refused | None:
-    """The refusal if another claim certainly used the slot: a look before the lease is taken."""
+    """The refusal if another claim certainly used the slot: a look before the lease is taken.
+
+    None also while that claim holds the lease: it may still give the slot back.
+    """
     quorum, entry = panel.quorum, _entry_of(slot.name)
-    request = quorum.dialect.state(key, [entry])
-    replies = await panel.ask_all(request, until, answered_by_most)
+    step = Step(quorum.dialect.state(key, [entry]) + quorum.dialect.value(key), 2)
+    replies = await panel.ask([step] * len(quorum.names), until, answered_by_most)
     now = quorum.clock.unix_us(_now())
-    entries = [
-        reply[0][1]
+    found = [
+        (_used_of(reply[0][1]), reply[1])
         for reply in replies
         if not isinstance(reply, Silent) and isinstance(reply[0], list)
     ]
-    if not any(_is_others(_used_of(raw), claim, now) for raw in entries):
+    others = [(used, value) for used, value in found if used and _is_others(used, claim, now)]
+    if not others or any(_is_of(value, used.claim) for used, value in others):
         return None
     # The entry may be of a claim without a majority: settle it if the nodes differ. If all agree,
     # write nothing: many instances that come late would abort each other's changes.
@@ -527,6 +531,10 @@ async def give_slot_back(panel: Panel, key: Key, claim: str, slot: str, until: f
     await change(panel, key, _entry_of(slot), decide, until, settles=True)
 
 
+def _is_of(value: object, claim: str) -> bool:
+    return isinstance(value, bytes) and value.split(b" ", 2)[1:2] == [claim.encode()]
+
+
 def _is_others(used: _Used | None, claim: str, unix_us: int) -> bool:
     return used is not None and used.claim != claim and used.left(unix_us) > 0
 
@@ -536,4 +544,4 @@ def _refusal(slot: Slot, used: _Used | None, claim: str, unix_us: int) -> Refuse
         return None
     left = used.left(unix_us)
     seen = f"slot:{quoted(slot.name)} {mark_of_value(used.raw)}"
-    return Refused("closed", (Holding(used.holder, used.token, left),), left, seen)
+    return Refused("used", (Holding(used.holder, used.token, left),), left, seen)

@@ -112,9 +112,10 @@ def _holding(raw: bytes, left_ms: int, now: float | None) -> Holding:
     return value.holding(remaining, now)
 
 
-_Reason: TypeAlias = Literal["held", "reserved", "closed", "permits"]
+_Reason: TypeAlias = Literal["held", "used", "reserved", "closed", "permits"]
 _REASONS: Final[dict[bytes, _Reason]] = {
     b"held": "held",
+    b"slot": "used",
     b"reserved": "reserved",
     b"permits": "permits",
 }

@@ -179,7 +179,8 @@ if turn or waits then
       turn.due = now_ms + looks_in + heartbeat_of(me)
       write_turn(turn)
       -- Not when another one has just come before it: then the others need not look for long.
-      local since = value and string.match(value, '^%S+ %S+ %S+ %S+ (%d+)') or 0
+      -- Nor beside another client's, where the first looks all the time, and the others do not.
+      local since = value and string.match(value, '^%S+ %S+ %S+ %S+ (%d+)') or now
       if added == 0 and reason == 'held' and left > 0 and now - since > 1000000 then
         let_others_rest(left)
       end
@@ -340,14 +341,14 @@ local is_closed = state == 'closed' or state == 'reserved'
 local reason, left = is_closed and state or 'held', -1
 if full then
   left = call('ZRANGE', sharers, 0, 0, 'WITHSCORES')[2] - now_ms
-elseif value and not (is_closed and paused) then
+elseif value and not (is_closed and (used or paused)) then
   left = call('PTTL', KEYS[1])
+elseif used then
+  reason, value, left = 'slot', used, call('PTTL', slot)
 elseif paused then
   reason, value = 'paused', paused
-elseif ahead then
-  reason, value, left = 'line', turn.first, turn.due - now_ms
 else
-  reason, value, left = 'slot', used, call('PTTL', slot)
+  reason, value, left = 'line', turn.first, turn.due - now_ms
 end
 -- Without a token the record expired during a long holding: the next renewal brings it back.
 local in_line = waits and last_token and stand_in_line(reason, value, left) or nil

@@ -93,6 +93,8 @@ class Row(NamedTuple):
         if self.held(now):
             holding = self.holding(now)
             return Refused("held", (holding,), holding.remaining, seen)
+        if slot:
+            return Refused("used", (slot,), slot.remaining, seen)
         if paused:
             return Refused("paused", seen=seen)
         if self.closed(now) and not (reserved_for and reserved_for == holder):
@@ -100,7 +102,7 @@ class Row(NamedTuple):
             if reserved_for:
                 return Refused("reserved", (Holding(reserved_for, remaining=left),), left, seen)
             return Refused("closed", (Holding(self.holder, self.token, left),), left, seen)
-        return Refused("closed", (slot,), slot.remaining, seen) if slot else None
+        return None
 
 
 def seen_of(epoch: str, changes: int | None) -> str:

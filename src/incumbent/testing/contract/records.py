@@ -373,8 +373,20 @@ class SlotCases:
         grant = bench.granted(slot=_TODAY, holder="alice")
         assert bench.give(grant) == Released()
         refusal = bench.refused(slot=_TODAY)
-        assert (refusal.reason, refusal.holders[0].holder) == ("closed", "alice")
+        assert (refusal.reason, refusal.holders[0].holder) == ("used", "alice")
         assert bench.lasts(refusal.retry_after, LONG)
+
+    def test_a_used_slot_is_the_reason_also_of_a_name_that_is_closed(self, bench: Bench) -> None:
+        bench.give(bench.granted(slot=_TODAY, holder="alice"), closed_for=LONG)
+        refusal = bench.refused(slot=_TODAY)
+        assert (refusal.reason, refusal.holders[0].holder) == ("used", "alice")
+        assert bench.lasts(refusal.retry_after, LONG)
+        assert bench.refused(slot=Slot("2030-01-02", LONG)).reason == "closed"
+
+    def test_a_slot_is_not_used_up_while_its_holder_may_give_it_back(self, bench: Bench) -> None:
+        bench.granted(slot=_TODAY, holder="alice")
+        refusal = bench.refused(slot=_TODAY)
+        assert (refusal.reason, refusal.holders[0].holder) == ("held", "alice")
 
     def test_of_many_contenders_one_runs_the_slot(self, bench: Bench) -> None:
         def work(mine: Bench, _: int) -> bool:
@@ -387,7 +399,7 @@ class SlotCases:
 
     def test_a_slot_outlives_a_holder_that_died(self, bench: Bench) -> None:
         bench.expired(slot=_TODAY, keep_record=bench.ttl)
-        assert bench.refused(slot=_TODAY).reason == "closed"
+        assert bench.refused(slot=_TODAY).reason == "used"
 
     def test_a_slot_ends_when_its_time_is_over(self, bench: Bench) -> None:
         slot = Slot("short", bench.ttl)
@@ -399,7 +411,7 @@ class SlotCases:
         bench.give(bench.granted(slot=_TODAY))
         bench.give(bench.granted(slot=Slot("2030-01-02", LONG)))
         assert sorted(bench.read().slots) == ["2030-01-01", "2030-01-02"]
-        assert bench.refused(slot=_TODAY).reason == "closed"
+        assert bench.refused(slot=_TODAY).reason == "used"
 
     def test_a_slot_stops_nobody_who_does_not_ask_for_it(self, bench: Bench) -> None:
         bench.give(bench.granted(slot=_TODAY))
@@ -427,7 +439,7 @@ class SlotCases:
         assert bench.give(stranger, slot=_TODAY.name) == Released()
         nobody = Granted(bench.draw(), stranger.token, 1)
         assert bench.give(nobody, slot=_TODAY.name) == Gone()
-        assert bench.refused(slot=_TODAY).reason == "closed"
+        assert bench.refused(slot=_TODAY).reason == "used"
 
     def test_a_slot_can_be_given_back_after_the_lease_ended(self, bench: Bench) -> None:
         grant = bench.expired(slot=_TODAY)

@@ -465,7 +465,7 @@ class CandidateCases:
         bench.give(bench.granted(slot=slot))
         bench.refused(holder="bob", candidacy=bench.long, slot=slot)
         assert _standing(bench) == ["bob"]
-        assert bench.refused(holder="carol", slot=slot).reason == "closed"
+        assert bench.refused(holder="carol", slot=slot).reason == "used"
 
     def test_candidates_of_different_names_are_apart(self, bench: Bench) -> None:
         for name in ("a", "a:w", "a/b"):
@@ -557,7 +557,7 @@ class ReservationCases:
         slot = Slot("today", LONG)
         bench.give(bench.granted(slot=slot))
         self._reserve(bench, "bob")
-        assert bench.refused(holder="bob", slot=slot).reason == "closed"
+        assert bench.refused(holder="bob", slot=slot).reason == "used"
         bench.granted(holder="bob")
 
     @needs("candidates")
