@@ -210,7 +210,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "protocol/acquire.py",
         "            self.outage_began += error.retry_after or 0.0\n",
         "            pass\n",
-        "tests/stores/redis/test_compat_errors.py",
+        *_WAITS,
     ),
     _p(
         "a waiter sleeps beside a key that a foreign client gave back",

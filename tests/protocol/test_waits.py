@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,8 +11,17 @@ from typing import Any
 import pytest
 
 import incumbent
-from incumbent import AcquireTimeout, AsyncLock, Election, Lock, NotAcquired, clock
+from incumbent import (
+    AcquireTimeout,
+    AsyncLock,
+    Election,
+    Lock,
+    NotAcquired,
+    StoreUnavailable,
+    clock,
+)
 from incumbent.model import Ask, Holding, Key, Queued, Refused, TakeOutcome
+from incumbent.protocol.link import link_for
 from tests.support.faulty import FaultyEngine
 
 AN_HOUR = 3600.0
@@ -40,7 +49,9 @@ SIDES = pytest.mark.parametrize("acquire", [blocking, suspending])
 class Script:
     """What takes are answered, in order, the last one again and again; and how long waits are."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *outcomes: Refused | None) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *outcomes: Refused | StoreUnavailable | None
+    ) -> None:
         self.engine = FaultyEngine()
         can = replace(self.engine.capabilities, waits="pubsub")
         monkeypatch.setattr(self.engine, "capabilities", can)
@@ -54,6 +65,8 @@ class Script:
 
     def _take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
+        if isinstance(outcome, StoreUnavailable):
+            raise outcome
         return self._granted(key, claim, ask, until) if outcome is None else outcome
 
     def _wait(self, key: Key, seen: str, until: float) -> None:
@@ -63,15 +76,32 @@ class Script:
         self._wait(key, seen, until)
 
 
+Write = Callable[..., Script]
+
+
+@pytest.fixture
+def write(monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Makes a script; the stores end with the test."""
+    made: list[Script] = []
+
+    def script(*outcomes: Refused | StoreUnavailable | None) -> Script:
+        made.append(Script(monkeypatch, *outcomes))
+        return made[-1]
+
+    yield script
+    for one in made:
+        link_for(one.engine).close()
+
+
 # -- holders that announce no release -------------------------------------------------------------
 
 
 @SIDES
 def test_a_waiter_looks_again_and_again_while_a_foreign_client_holds(
-    acquire: Acquire, monkeypatch: pytest.MonkeyPatch
+    acquire: Acquire, write: Write
 ) -> None:
     refusals = [Refused("held", THEIRS, 60.0, str(seen)) for seen in range(5)]
-    script = Script(monkeypatch, *refusals, None)
+    script = write(*refusals, None)
     assert acquire(script.engine)
     assert len(script.waits) == 5
     assert all(wait < 0.11 for wait in script.waits)
@@ -79,12 +109,10 @@ def test_a_waiter_looks_again_and_again_while_a_foreign_client_holds(
 
 
 @SIDES
-def test_only_the_first_in_line_looks_for_those_behind_it(
-    acquire: Acquire, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_first_in_line_looks_for_those_behind_it(acquire: Acquire, write: Write) -> None:
     behind = Queued("held", THEIRS, 60.0, "1", 1)
     first = Queued("held", THEIRS, 60.0, "2", 0)
-    script = Script(monkeypatch, behind, first, None)
+    script = write(behind, first, None)
     assert acquire(script.engine, ttl=15)
     assert script.waits[0] > 14
     assert script.waits[1] < 0.11
@@ -92,9 +120,9 @@ def test_only_the_first_in_line_looks_for_those_behind_it(
 
 @SIDES
 def test_a_store_that_watches_needs_no_look(
-    acquire: Acquire, monkeypatch: pytest.MonkeyPatch
+    acquire: Acquire, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = Script(monkeypatch, Refused("held", THEIRS, 60.0, "1"), None)
+    script = write(Refused("held", THEIRS, 60.0, "1"), None)
     can = replace(script.engine.capabilities, waits="watch")
     monkeypatch.setattr(script.engine, "capabilities", can)
     assert acquire(script.engine, ttl=15)
@@ -103,9 +131,9 @@ def test_a_store_that_watches_needs_no_look(
 
 @SIDES
 def test_a_waiter_for_one_of_ours_is_woken_and_does_not_look(
-    acquire: Acquire, monkeypatch: pytest.MonkeyPatch
+    acquire: Acquire, write: Write
 ) -> None:
-    script = Script(monkeypatch, Queued("held", OURS, 60.0, "1", 0), None)
+    script = write(Queued("held", OURS, 60.0, "1", 0), None)
     assert acquire(script.engine, ttl=15)
     assert script.waits[0] > 14
 
@@ -119,9 +147,9 @@ USED = Refused("used", OURS, AN_HOUR, "slot")
 @SIDES
 @pytest.mark.parametrize("timeout", [None, 60])
 def test_a_slot_that_is_used_for_longer_ends_the_wait_at_once(
-    acquire: Acquire, timeout: float | None, monkeypatch: pytest.MonkeyPatch
+    acquire: Acquire, timeout: float | None, write: Write
 ) -> None:
-    script = Script(monkeypatch, USED)
+    script = write(USED)
     with pytest.raises(NotAcquired, match="ran already: its slot was used by other") as caught:
         acquire(script.engine, timeout, **ONCE)
     assert script.waits == []
@@ -134,19 +162,17 @@ def test_a_slot_that_is_used_for_longer_ends_the_wait_at_once(
 @SIDES
 @pytest.mark.parametrize("timeout", [None, 60])
 def test_a_slot_that_becomes_used_during_the_wait_ends_it(
-    acquire: Acquire, timeout: float | None, monkeypatch: pytest.MonkeyPatch
+    acquire: Acquire, timeout: float | None, write: Write
 ) -> None:
-    script = Script(monkeypatch, Refused("held", OURS, 10.0, "1"), USED)
+    script = write(Refused("held", OURS, 10.0, "1"), USED)
     with pytest.raises(NotAcquired) as caught:
         acquire(script.engine, timeout, **ONCE)
     assert (len(script.waits), caught.value.reason) == (1, "used")
 
 
 @SIDES
-def test_a_slot_that_ends_within_the_timeout_is_waited_for(
-    acquire: Acquire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = Script(monkeypatch, Refused("used", OURS, 5.0, "slot"), None)
+def test_a_slot_that_ends_within_the_timeout_is_waited_for(acquire: Acquire, write: Write) -> None:
+    script = write(Refused("used", OURS, 5.0, "slot"), None)
     assert acquire(script.engine, 60, **ONCE)
     assert 4 < script.waits[0] <= 5.1
 
@@ -166,25 +192,23 @@ def test_what_may_end_sooner_is_waited_for(
     acquire: Acquire,
     timeout: float | None,
     refused: Refused,
-    monkeypatch: pytest.MonkeyPatch,
+    write: Write,
 ) -> None:
-    script = Script(monkeypatch, refused, None)
+    script = write(refused, None)
     assert acquire(script.engine, timeout, ttl=15)
     assert script.waits[0] > 14
 
 
-def test_a_candidate_waits_for_its_next_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = Script(monkeypatch, USED, None)
+def test_a_candidate_waits_for_its_next_slot(write: Write) -> None:
+    script = write(USED, None)
     term = Election("a", store=script.engine, **ONCE).campaign()
     assert term.release()
     assert len(script.waits) == 1
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_decorated_function_does_not_wait_for_a_used_slot(
-    is_async: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = Script(monkeypatch, USED)
+def test_a_decorated_function_does_not_wait_for_a_used_slot(is_async: bool, write: Write) -> None:
+    script = write(USED)
     store = script.engine
 
     async def work() -> str:
@@ -201,3 +225,28 @@ def test_a_decorated_function_does_not_wait_for_a_used_slot(
         call(waits)
     assert caught.value.reason == "used"
     assert script.waits == []
+
+
+# -- outages --------------------------------------------------------------------------------------
+
+
+def impatient(engine: FaultyEngine) -> Lock:
+    lock = Lock("a", store=engine)
+    lock._wanted = lock._wanted._replace(outage_most=0.2)
+    return lock
+
+
+def test_an_outage_of_its_length_ends_a_wait_that_has_no_end(
+    write: Write,
+) -> None:
+    script = write(Refused("held", OURS, 10.0, "1"), StoreUnavailable("away"))
+    with pytest.raises(StoreUnavailable, match="away"):
+        impatient(script.engine).acquire()
+
+
+def test_a_store_that_says_when_it_grants_again_is_waited_for(
+    write: Write,
+) -> None:
+    restarted = StoreUnavailable("restarted", retry_after=1.1)
+    script = write(restarted, StoreUnavailable("not yet", retry_after=0.05), None)
+    assert impatient(script.engine).acquire().release()

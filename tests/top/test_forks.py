@@ -27,6 +27,7 @@ from incumbent import (
     Semaphore,
 )
 from incumbent.callers import Exclusion
+from incumbent.protocol.link import link_for
 from tests.support.forks import exit_code, fork, in_a_child
 
 Make = Callable[..., Any]
@@ -34,8 +35,10 @@ PATIENCE = 20.0
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> dict[str, Any]:
-    return {"store": f"sqlite:///{tmp_path}/forks.db"}
+def settings(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    url = f"sqlite:///{tmp_path}/forks.db"
+    yield {"store": url}
+    link_for(url).close()
 
 
 class Child:

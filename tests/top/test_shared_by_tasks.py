@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from incumbent import (
     Semaphore,
     clock,
 )
+from incumbent.protocol.link import link_for
 from tests.support.faulty import FaultyEngine
 
 PATIENCE = 5.0
@@ -36,8 +37,10 @@ def lose(engine: FaultyEngine, lease: Any) -> None:
 
 
 @pytest.fixture
-def engine() -> FaultyEngine:
-    return FaultyEngine()
+def engine() -> Iterator[FaultyEngine]:
+    made = FaultyEngine()
+    yield made
+    link_for(made).close()
 
 
 async def one_after_the_other(engine: FaultyEngine, first: Any, second: Any) -> None:
