@@ -101,7 +101,7 @@ def test_a_job_that_ran_is_skipped_until_its_slot_is_over(store: str) -> None:
     assert incumbent(*run, "me", "--", "true").returncode == 0
     again = incumbent(*run, "you", "--", "true")
     assert again.returncode == 75
-    assert "skipped: already ran by me; closed for another 1" in again.stderr
+    assert "skipped: already ran by me; its slot stays used for another 1" in again.stderr
 
 
 NO_FOLDER = """

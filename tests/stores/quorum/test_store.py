@@ -297,7 +297,9 @@ def test_who_is_refused_a_used_slot_writes_only_where_servers_differ(
     def states() -> set[str]:
         return {server.cli("HGET", companion, "s") for server in servers}
 
-    assert isinstance(store.take(key, "0" * 32, ask, soon()), Granted)
+    granted = store.take(key, "0" * 32, ask, soon())
+    assert isinstance(granted, Granted)
+    assert store.give(key, granted.claim, granted.token, soon()) == Released()
     eventually(lambda: len(states()) == 1)
     before = states()
     assert refused()
