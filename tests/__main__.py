@@ -23,7 +23,7 @@ import pytest
 from tests import tiers
 from tests.support.unprivileged import RUN, run_folder
 
-FEW = "6"
+FEW = "9"
 """Workers for the tests that measure time, and mostly wait."""
 
 ALONE = "0"

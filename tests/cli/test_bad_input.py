@@ -19,7 +19,7 @@ from tests.support.waiting import eventually
 
 # Of process starts on a loaded machine. What is to be seen are clients that nest their retries:
 # they take a multiple of this.
-NOISE = 6.0
+NOISE = 12.0
 """Seconds that starting Python may take on a busy machine, beside the deadline; what has no
 deadline takes many times as long."""
 

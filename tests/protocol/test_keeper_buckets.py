@@ -331,7 +331,7 @@ def test_a_lease_whose_renewal_is_under_way_is_found_by_a_fork(
         return answer
 
     wrap_renew(engine, monkeypatch, look)
-    leases = take(engine, 10, ttl=0.5)
+    leases = take(engine, 10, ttl=2)
     eventually(lambda: len(found) >= 5)
     assert set(found[2:]) == {10}
     for lease in leases:

@@ -49,10 +49,17 @@ def end_leases() -> list[str]:
 def await_threads(before: Iterable[threading.Thread]) -> list[str]:
     """The names of threads that do not end by themselves: ours, and those that keep the process."""
     until = time.monotonic() + ENDS_WITHIN
+    # Not to be joined: one of them may be about to start.
+    while names := _going_on(before):
+        if time.monotonic() > until:
+            break
+        time.sleep(0.005)
+    return names
+
+
+def _going_on(before: Iterable[threading.Thread]) -> list[str]:
     new = [one for one in threading.enumerate() if one not in before and _has_to_end(one)]
-    for thread in new:
-        thread.join(max(0.0, until - time.monotonic()))
-    return sorted(thread.name for thread in new if thread.is_alive())
+    return sorted(thread.name for thread in new)
 
 
 def _has_to_end(thread: threading.Thread) -> bool:

@@ -8,41 +8,49 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.servers import ROOT
 
 LEAVES = """
 import gc, threading
+import pytest
 from incumbent import Lock
 from tests.support import leftovers
 
 leftovers.ENDS_WITHIN = 0.5
 kept = []
+both = pytest.mark.parametrize("passes", [False, True])
 
-def test_leaves_a_lease():
-    kept.append(Lock("kept", store="memory:left").acquire())
-    dropped = Lock("dropped", store="memory:left").acquire()
-    assert {passes}
+@both
+def test_leaves_a_lease(passes):
+    kept.append(Lock("kept", store="memory:left", timeout=1).acquire())
+    dropped = Lock("dropped", store="memory:left", timeout=1).acquire()
+    assert passes
     dropped.release()
 
-def test_leaves_a_thread():
+@both
+def test_leaves_a_thread(passes):
     threading.Thread(target=threading.Event().wait, args=(5,), name="incumbent-left").start()
-    assert {passes}
+    assert passes
 
-def test_changes_a_server_of_others(redis_server):
-    redis_server.cli("CONFIG", "SET", "maxmemory", "12345678")
-    assert {passes}
+def test_changes_a_server_and_fails(redis_server):
+    redis_server.cli("CONFIG", "SET", "maxmemory", "1234")
+    assert False
 
 def test_comes_after_them(redis_server):
     gc.collect()
     for name in ("kept", "dropped"):
         Lock(name, store="memory:left", timeout=1).acquire().release()
-    assert {passes} or "maxmemory:0" in redis_server.cli("INFO", "memory")
+    assert "maxmemory:0" in redis_server.cli("INFO", "memory")
+
+def test_changes_a_server(redis_server):
+    redis_server.cli("CONFIG", "SET", "maxmemory", "5678")
 """
 
 
-def outcome(tmp_path: Path, *, passes: bool) -> str:
-    file = tmp_path / "test_two.py"
-    file.write_text(LEAVES.format(passes=passes))
+@pytest.mark.server
+def test_what_a_test_leaves_reaches_no_other_and_is_no_success(tmp_path: Path) -> None:
+    file = tmp_path / "test_leaving.py"
+    file.write_text(LEAVES)
     options = ("-c", "pyproject.toml", "-p", "tests.conftest", "-p", "no:cacheprovider", "-q")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, str(file)],
@@ -52,19 +60,7 @@ def outcome(tmp_path: Path, *, passes: bool) -> str:
         timeout=100,
         check=False,
     )
-    return done.stdout + done.stderr
-
-
-@pytest.mark.server
-def test_what_a_failed_test_leaves_reaches_no_other(tmp_path: Path) -> None:
-    said = outcome(tmp_path, passes=False)
-    assert "3 failed, 1 passed in" in said, said
-
-
-@pytest.mark.server
-def test_a_test_that_leaves_something_is_not_green(tmp_path: Path) -> None:
-    said = outcome(tmp_path, passes=True)
-    assert "4 passed, 3 errors in" in said, said
-    assert "left behind: ['kept']" in said
-    assert "left behind: ['incumbent-left']" in said
-    assert "left by a test of this worker: ['maxmemory 12345678']" in said
+    assert "3 failed, 4 passed, 3 errors in" in done.stdout, done.stdout + done.stderr
+    assert "left behind: ['kept']" in done.stdout
+    assert "left behind: ['incumbent-left']" in done.stdout
+    assert "left by a test of this worker: ['maxmemory 5678']" in done.stdout

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.server
 
 ASK = Ask(10.0, "us")
 TRUSTED = "restart_wait=0"
-WITHIN = 5.0
+WITHIN = 15.0
 FROZEN = 0.3
 """Seconds of a take that nobody answers: as long as a short lease gives it."""
 STATES = ("free", "held", "held by a third", "dead", "too young")
@@ -211,12 +211,12 @@ def read(one: Party, side: str) -> Record | StoreError:
     async def main() -> Record:
         store = one.engine.async_store()
         try:
-            return await store.read(one.key, soon())
+            return await store.read(one.key, soon(WITHIN))
         finally:
             await store.aclose()
 
     try:
-        return one.store.read(one.key, soon()) if side == "sync" else asyncio.run(main())
+        return one.store.read(one.key, soon(WITHIN)) if side == "sync" else asyncio.run(main())
     except StoreError as error:
         return error
 

@@ -115,8 +115,8 @@ def subscribers(server: RedisServer, key: Key) -> int:
 def listened_to(members: Members, key: Key, places: tuple[int, ...] = (0, 1, 2)) -> None:
     servers = [members.all[at].server for at in places]
     eventually(lambda: all(subscribers(it, key) for it in servers))
-    # And the look at the record, which comes after that.
-    time.sleep(0.05)
+    # And most of them were looked at, which comes after that.
+    eventually(lambda: sum(looked_at(it, key) for it in servers) >= 2)
 
 
 def looked_at(server: RedisServer, key: Key) -> bool:
