@@ -57,6 +57,12 @@ def followed(log: Log, most: int = 0) -> Iterator[tuple[Output, Events]]:
     assert output.close()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that is read is not taken for one that is not, on a machine that keeps its reader."""
+    monkeypatch.setattr(module, "_PATIENCE", 60.0)
+
+
 def lines_of(events: list[dict[str, Any]]) -> list[str]:
     return [event["line"] for event in events if event["event"] == "output"]
 
@@ -92,6 +98,7 @@ def test_a_character_that_comes_in_two_blocks_is_one() -> None:
     assert lines_of(log.end()) == ["ü🙂"]
 
 
+@pytest.mark.usefixtures("patient")
 def test_of_a_talkative_command_nothing_is_lost_while_somebody_reads() -> None:
     log = Log()
     log.read()
@@ -163,6 +170,7 @@ def test_a_pipe_that_no_process_has_any_more_says_nothing_more() -> None:
     assert lines_of(log.end()) == ["x"]
 
 
+@pytest.mark.usefixtures("patient")
 def test_lines_of_several_writers_never_mix(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe takes so many bytes in one piece: each write is whole lines, and no more than that."""
     log, pieces = Log(), list[bytes]()
@@ -186,6 +194,7 @@ def test_lines_of_several_writers_never_mix(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(pieces) < 3000, "many lines go in one piece"
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("size", [1_000_000, 5_000_000])
 def test_a_line_that_is_too_long_comes_in_pieces(size: int) -> None:
     log = Log()
