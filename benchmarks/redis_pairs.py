@@ -46,12 +46,18 @@ _Locking = Callable[[str], Awaitable[object]]
 
 def sync_rows(turns: int, pairs: int) -> list[Row]:
     """Blocking clients, client and server on one core."""
-    with RedisServer() as server, redis.Redis(port=server.port) as client:
+    with (
+        RedisServer() as server,
+        RedisServer() as young,
+        redis.Redis(port=server.port) as client,
+    ):
         sha = str(client.script_load(_RELEASE))
-        # In the first minute tokens run ahead of the clock, and a take is a little slower.
         pretend_age(server.url, server)
+        # For longer than a minute, which a server that has begun just now would be.
+        pretend_age(young.url, young, ahead=3600.0)
         store = f"{server.url}?restart_wait=0"
         ours = Lock("pair", store=store, ttl=15)
+        on_young = Lock("pair", store=f"{young.url}?restart_wait=0", ttl=15)
 
         def bare() -> None:
             value = os.urandom(16)
@@ -64,10 +70,18 @@ def sync_rows(turns: int, pairs: int) -> list[Row]:
         def incumbent_lock_again() -> None:
             ours.acquire().release()
 
+        def incumbent_lock_on_a_young_server() -> None:
+            on_young.acquire().release()
+
         contenders = [
             Contender("bare SET NX PX + EVALSHA, redis-py", bare),
             Contender("incumbent Lock: fenced, renewed", incumbent_lock, 0.75),
             Contender("incumbent Lock, made once", incumbent_lock_again, 0.65),
+            Contender(
+                "the same in a server's first minute, when tokens are ahead of its clock",
+                incumbent_lock_on_a_young_server,
+                0.65,
+            ),
         ]
         with _peers(server, client) as peers:
             return compare(contenders + peers, turns, pairs)

@@ -24,7 +24,6 @@ _MOST = 1.3
 def shared_rows(turns: int, pairs: int) -> list[Row]:
     """Blocking clients, client and server on one core; locks are made once."""
     with RedisServer() as server, redis.Redis(port=server.port) as client, ExitStack() as held:
-        # In the first minute tokens run ahead of the clock, and a take is a little slower.
         pretend_age(server.url, server)
         store = f"{server.url}?restart_wait=0"
         for name, permits in (("one-left-2", 2), ("one-left-100", 100)):

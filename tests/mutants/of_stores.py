@@ -26,6 +26,10 @@ _GIVEN_BACK = ("tests/stores/redis/test_given_back.py",)
 _LET_GO = ("tests/stores/redis/test_let_go.py",)
 _BALLOTS = ("tests/stores/quorum/test_ballots.py",)
 _NODE = ("tests/quorum/test_node.py",)
+_WHATEVER_BEFALLS = (
+    "tests/stores/redis/test_incarnation_pure.py"
+    "::test_tokens_grow_whatever_befalls_a_server_and_are_no_further_ahead_than_a_jump"
+)
 _UNFIT = (
     "tests/stores/test_unfit.py::test_clients_that_are_connected_notice_that_a_store_became_unfit"
 )
@@ -101,18 +105,88 @@ MUTATIONS: tuple[Mutation, ...] = (
         *_GIVEN_BACK,
     ),
     _d(
-        "redis: data lost soon after a promotion leave tokens of the clock alone",
+        "redis: a new incarnation's tokens begin at the clock",
         "stores/redis/incarnation.py",
-        "default=clock + _JUMP)",
-        "default=0)",
-        "tests/stores/redis/test_incarnation_pure.py",
+        "return max(now + _JUMP + 1, *",
+        "return max(now, *",
+        _WHATEVER_BEFALLS,
     ),
     _d(
-        "redis: the floors of promotions in a row add up",
+        "redis: a jump is added to what an earlier incarnation has added",
         "stores/redis/incarnation.py",
-        "return max(clock, floor + _GROWN)",
-        "return max(clock, floor + _JUMP)",
-        "tests/stores/redis/test_incarnation_pure.py",
+        "mark.floor + _UNREPLICATED for mark",
+        "mark.floor + _JUMP for mark",
+        _WHATEVER_BEFALLS,
+    ),
+    _d(
+        "redis: a promoted server is above its own clock alone, whatever its marker says",
+        "stores/redis/incarnation.py",
+        "*(mark.floor + _UNREPLICATED for mark in before), 0)",
+        "0)",
+        "tests/stores/redis/test_incarnation_pure.py::test_a_promoted_server_that_has_the_marker_is_above_it_whatever_its_clock",
+    ),
+    _lua(
+        "redis: tokens that are ahead of the clock are granted on the long way",
+        "stores/redis/take.lua",
+        "  and string.sub(quiet_until, 18) == ARGV[4] and #last_token == #now\n",
+        "  and string.sub(quiet_until, 18) == ARGV[4] and last_token < now and #last_token == #now\n",
+        "tests/stores/redis/test_records.py::test_while_tokens_are_ahead_of_the_clock_they_grow_on_the_same_short_way",
+    ),
+    _lua(
+        "redis: on the short way tokens are the clock's, also while they are ahead of it",
+        "stores/redis/take.lua",
+        "  if last_token >= now then token = string.format('%.0f', last_token + 1) end\n",
+        "",
+        "tests/stores/redis/test_records.py::test_while_tokens_are_ahead_of_the_clock_they_grow_on_the_same_short_way",
+    ),
+    _sql(
+        "postgresql: an epoch adds a minute to the one before",
+        "stores/postgresql/schema.sql",
+        "greatest(f.highest + 1, excluded.highest)",
+        "greatest(f.highest + 60000000, excluded.highest)",
+        "tests/stores/postgresql/test_store.py::test_tokens_grow_when_the_schema_is_lost_however_often_the_server_crashed_before",
+    ),
+    _sql(
+        "postgresql: a new schema's tokens begin at the clock",
+        "stores/postgresql/schema.sql",
+        "VALUES (60000001 + (date_part",
+        "VALUES (1 + (date_part",
+        "tests/stores/postgresql/test_store.py::test_tokens_grow_over_a_promotion_though_the_clock_is_behind_by_nearly_a_minute",
+    ),
+    _d(
+        "sqlite: a new file's tokens begin at the clock",
+        "stores/sqlite/schema.py",
+        "floor = micros + JUMP + 1",
+        "floor = micros",
+        "tests/stores/sqlite/test_store.py::test_tokens_grow_when_the_whole_file_is_lost",
+    ),
+    _d(
+        "sqlite: each boot reserves a jump above what the one before had reserved",
+        "stores/sqlite/schema.py",
+        "return max(int(wall * 1_000_000) + JUMP, token + LEAST)",
+        "return token + JUMP",
+        "tests/stores/sqlite/test_pure.py::test_however_often_the_host_boots_nothing_is_reserved_beyond_the_jump",
+    ),
+    _d(
+        "etcd: a cluster's age puts its tokens ahead of the clock",
+        "stores/etcd/incarnation.py",
+        "base=first - self._revision,",
+        "base=first,",
+        "tests/stores/etcd/test_restore.py::test_the_first_token_is_the_clocks_however_much_was_written_before",
+    ),
+    _d(
+        "etcd: a revision that a restore has raised counts as writes",
+        "stores/etcd/incarnation.py",
+        "min(revision, entry.modified + int(age * 1_000_000))",
+        "revision",
+        "tests/stores/etcd/test_incarnation.py::test_what_was_granted_before_is_bounded_by_the_time_whatever_the_revision_is",
+    ),
+    _d(
+        "etcd: after a restore tokens are those of a clock that may be behind",
+        "stores/etcd/incarnation.py",
+        "max(int(clock.wall() * 1_000_000), before + _LOST)",
+        "int(clock.wall() * 1_000_000)",
+        "tests/stores/etcd/test_restore.py::test_tokens_grow_over_a_restore_also_where_a_clock_is_behind",
     ),
     _d(
         "redis: a script that was forgotten is sent only with a request that leaves alone",

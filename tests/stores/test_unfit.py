@@ -31,6 +31,7 @@ from tests.support.postgresql import PostgresServer
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_sentinels import Sentinels
 from tests.support.servers import RedisServer
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.server
 
@@ -147,6 +148,8 @@ def postgresql_that_is_read_only(_: Path) -> Iterator[Place]:
         def set_to(how: str) -> None:
             server.psql(f"alter system set default_transaction_read_only = {how}")
             server.psql("set transaction_read_only = off; select pg_reload_conf()")
+            # A session that begins after the others were told shows it.
+            eventually(lambda: server.psql("show default_transaction_read_only") == [(how,)])
 
         url = f"{server.url_of(database)}?restart_wait=0"
         yield Place(url, "read-only", lambda: set_to("on"), lambda: set_to("off"))

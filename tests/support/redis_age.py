@@ -12,8 +12,14 @@ from tests.support.servers import RedisServer
 __all__ = ["pretend_age"]
 
 
-def pretend_age(url: str, *servers: RedisServer, seconds: float = 60.0) -> None:
-    """Have the markers of the servers behind `url` say that they were written so long ago."""
+def pretend_age(
+    url: str, *servers: RedisServer, seconds: float = 60.0, ahead: float | None = None
+) -> None:
+    """Have the markers of the servers behind `url` say that they were written so long ago.
+
+    Tokens are those of the clock then; or as in the first minute of a server, `ahead` of it.
+    """
+    floor = 0 if ahead is None else int((clock.wall() + ahead) * 1e6)
     store = open_store(f"{url}{'&' if '?' in url else '?'}restart_wait=0").store()
     store.scan("nothing", "", clock.now() + 5)
     store.close()
@@ -23,5 +29,5 @@ def pretend_age(url: str, *servers: RedisServer, seconds: float = 60.0) -> None:
                 mark = read_mark(client.get(key), "here", key.decode())
                 assert mark is not None
                 us = int(seconds * 1e6)
-                older = mark._replace(since=mark.since - us, seen=mark.seen - us, floor=0)
+                older = mark._replace(since=mark.since - us, seen=mark.seen - us, floor=floor)
                 client.set(key, older.text)

@@ -17,11 +17,12 @@ from incumbent.stores.etcd.incarnation import (
     Cluster,
     Incarnation,
     Status,
+    _highest_in,
     differs,
     later,
     status_of,
 )
-from incumbent.stores.etcd.kv import TXN, Request, Steps, b64
+from incumbent.stores.etcd.kv import TXN, Entry, Request, Steps, b64
 from incumbent.stores.etcd.sessions import ClaimState, Session
 from incumbent.stores.etcd.site import ErrorReply, OtherIncarnation
 from incumbent.stores.plan import drive
@@ -289,3 +290,15 @@ def test_what_was_learnt_while_another_thread_noticed_its_end_is_not_believed(
     with pytest.raises(OtherIncarnation):
         run(client.carry_out(client.cluster.identify(), 0.0))
     assert client.cluster.incarnation is None
+
+
+# -- tokens
+
+
+def test_what_was_granted_before_is_bounded_by_the_time_whatever_the_revision_is() -> None:
+    """A restore may raise the revision by a thousand million."""
+    entry, fields = Entry("born", b"", 100, 100, ""), {"base": 7_000_000, "at": 1000.0}
+    assert _highest_in(entry, fields, 1010.0, 250) == 7_000_250
+    assert _highest_in(entry, fields, 1010.0, 10**9) == 7_000_100 + 10_000_000
+    # The servers' clock stepped back.
+    assert _highest_in(entry, fields, 990.0, 10**9) == 7_000_100

@@ -188,6 +188,19 @@ def test_tokens_grow_over_a_restore_also_where_a_clock_is_behind(
     assert another().take().token > held.token
 
 
+def test_the_first_token_is_the_clocks_however_much_was_written_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A cluster's age must not put its tokens ahead, for with the data it is forgotten."""
+    wall = clock.wall()
+    monkeypatch.setattr("incumbent.clock.wall", lambda: wall)
+    with EtcdServer() as server:
+        for number in range(200):
+            server.etcdctl("put", "something", str(number))
+        with party(f"{server.url}?restart_wait=0") as one:
+            assert 0 < one.take().token - int(wall * 1e6) < 100
+
+
 def test_the_lock_of_a_client_is_lost_after_a_restore_and_acquired_again_after_the_wait(
     server: EtcdServer,
 ) -> None:

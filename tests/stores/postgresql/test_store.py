@@ -26,7 +26,7 @@ from incumbent.model import (
 )
 from incumbent.stores.postgresql import open_postgresql
 from incumbent.stores.postgresql.engine import PostgresEngine, PostgresStore, schema
-from tests.stores.postgresql.world import MovedWorld
+from tests.stores.postgresql.world import MovedWorld, moved_schema
 from tests.support.pace import WOKEN, took
 from tests.support.postgresql import PostgresServer
 from tests.support.waiting import eventually
@@ -529,6 +529,20 @@ def test_tokens_grow_over_promotions_to_servers_with_slower_clocks_that_lack_the
     assert versions == sorted(set(versions))
 
 
+@pytest.mark.parametrize("behind", [0.0, 20.0, 59.0])
+def test_tokens_grow_over_a_promotion_though_the_clock_is_behind_by_nearly_a_minute(
+    moved: Moved, behind: float
+) -> None:
+    """Long after the last epoch began, so that tokens are those of the clock."""
+    world, store = moved
+    world.pass_time(600.0)
+    last = granted(store).token
+    assert last == 1_800_000_600_000_000
+    world.server.psql(PROMOTED, world.database)
+    world.pass_time(0.001 - behind)
+    assert granted(store).token > last
+
+
 def test_tokens_are_those_of_the_clock_again_a_minute_after_each_epoch(
     moved: Moved,
 ) -> None:
@@ -538,9 +552,42 @@ def test_tokens_are_those_of_the_clock_again_a_minute_after_each_epoch(
         world.server.psql(PROMOTED, world.database)
         tokens.append(granted(store).token)
         store.give(_KEY, _ONE, tokens[-1], soon())
-    assert tokens[-1] > 1_800_000_000_000_000 + 5 * 60_000_000
-    world.pass_time(301.0)
-    assert granted(store).token == 1_800_000_301_000_000
+    assert tokens == sorted(set(tokens))
+    # However often: a minute ahead, and no more.
+    assert 0 < tokens[-1] - 1_800_000_060_000_000 < 100
+    world.pass_time(61.0)
+    assert granted(store).token == 1_800_000_061_000_000
+
+
+def test_a_promoted_standby_that_lacks_the_last_epoch_too_grants_larger_tokens(
+    moved: Moved,
+) -> None:
+    """Also where all clocks are right: the epoch before and the new one begin as far ahead."""
+    world, store = moved
+    granted(store)
+    ((replicated,),) = world.server.psql("select highest from incumbent.forgotten", world.database)
+    # It crashed, and grants again; of that the standby has nothing.
+    world.server.psql(PROMOTED, world.database)
+    store.give(_KEY, _ONE, granted(store).token, soon())
+    last = granted(store, _TWO)
+    lost = f"{PROMOTED}; update incumbent.forgotten set highest = {replicated}"
+    world.server.psql(lost, world.database)
+    world.pass_time(0.001)
+    assert granted(store).token > last.token
+
+
+def test_tokens_grow_when_the_schema_is_lost_however_often_the_server_crashed_before(
+    moved: Moved,
+) -> None:
+    world, store = moved
+    last = 0
+    for _ in range(6):
+        world.server.psql(PROMOTED, world.database)
+        world.pass_time(0.5)
+        last = granted(store).token
+    world.pass_time(0.001)
+    world.server.psql(f"drop schema incumbent cascade; {moved_schema()}", world.database)
+    assert granted(store).token > last
 
 
 def test_a_schema_that_is_applied_again_moves_no_token_ahead(

@@ -5,6 +5,9 @@ connection makes of the server that it meets (`meet`, `too_early`). The world is
 be: sentinels hear late, each may promote any server that it does not take for the master, a server
 that was replaced goes on until somebody tells it, restarts lose the data or not, replicas lag, and
 each step of a client may take seconds. Sentinels agree on who promotes (epochs are unique).
+
+Whatever the clocks show, no two hold it at once. Tokens need clocks that are no worse than they can
+bear: see TIMELY and RARE.
 """
 
 from __future__ import annotations
@@ -20,14 +23,34 @@ from typing import NamedTuple
 from incumbent.errors import StoreError
 from incumbent.stores.redis import sentinel
 from incumbent.stores.redis.dialect import too_early
-from incumbent.stores.redis.incarnation import Acquaintance, Met
+from incumbent.stores.redis.incarnation import TOKEN_JUMP, Acquaintance, Met
 from incumbent.stores.redis.options import Target
 from incumbent.stores.redis.sentinel import Opinion
 from incumbent.stores.redis.server import Site
 from tests.stores.redis.meeting import NOW, Server
 
 TTL = 1.0
-SITE = Site(Target(), "here", restart_wait=TTL)
+
+
+class Clocks(NamedTuple):
+    """How wrong the clocks of servers are, and how far apart what befalls them. In seconds.
+
+    `wait`: the `restart_wait`; `skew`: the most by which a clock is wrong; `apart`: the least
+    between two failovers: if any, no server restarts.
+    """
+
+    wait: float
+    skew: float
+    apart: float = 0.0
+
+
+HARSH = Clocks(TTL, 20.0)
+"""Clocks are further apart than failovers: tokens may shrink."""
+TIMELY = Clocks(4 * TTL, 0.45)
+"""Clocks differ by less than the time between two incarnations that both grant: the first waited
+before it did, for longer than an answer of the sentinels counts."""
+RARE = Clocks(TTL, 0.49 * TOKEN_JUMP, TOKEN_JUMP + 5)
+"""Clocks differ by less than a jump, failovers are further apart, and nothing restarts."""
 SERVERS = range(3)
 SENTINELS = range(3)
 MAJORITY = sentinel.majority_of(len(SENTINELS))
@@ -105,12 +128,16 @@ class World:
 
     seed: int
     rules: Rules = field(default_factory=Rules)
+    clocks: Clocks = HARSH
     beliefs: list[Belief] = field(default_factory=list)
     now: float = 0.0
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
-        self.nodes = [Node(number, self.random.uniform(-20, 20)) for number in SERVERS]
+        self._site = Site(Target(), "here", restart_wait=self.clocks.wait)
+        self._failed_over = 0.0
+        skew = self.clocks.skew
+        self.nodes = [Node(number, self.random.uniform(-skew, skew)) for number in SERVERS]
         self.nodes[0].info["role"] = "master"
         self.opinions = [Opinion(0, ("0", 1)) for _ in SENTINELS]
         self._names = count()
@@ -138,7 +165,7 @@ class World:
         while True:
             yield random.uniform(0.0, 1.5)
             one, other = random.sample(SENTINELS, 2)
-            if random.random() < 0.06:
+            if random.random() < 0.06 and self.now >= self._failed_over + self.clocks.apart:
                 self._promote(one)
             elif random.random() < 0.5:
                 self.opinions[other] = max(self.opinions[one], self.opinions[other])
@@ -146,6 +173,7 @@ class World:
                 self._tell(one)
 
     def _promote(self, leader: int) -> None:
+        self._failed_over = self.now
         own = self.opinions[leader]
         chosen = self.random.choice([it for it in SERVERS if it != _number(own)])
         node = self.nodes[chosen]
@@ -171,6 +199,8 @@ class World:
     def _operator(self) -> Steps:
         while True:
             yield self.random.uniform(2.0, 15.0)
+            if self.clocks.apart:
+                continue
             node = self.random.choice(self.nodes)
             node.info |= {"run_id": f"run{next(self._names)}"}
             node.connections += 1
@@ -201,7 +231,7 @@ class World:
         known = Acquaintance()
         known.introduce(met, self.now, self.rules.settle)
         sent = self.now
-        if sent >= asked + self.rules.proves or too_early(SITE, known, TTL, sent) is not None:
+        if sent >= asked + self.rules.proves or too_early(self._site, known, TTL, sent) is not None:
             return
         yield self._delay()
         if node.connections == connection and node.leads:
@@ -227,13 +257,13 @@ def _number(opinion: Opinion) -> int:
     return int(opinion.address[0])
 
 
-def broken(beliefs: Sequence[Belief]) -> str | None:
-    """What is wrong: two at once, or a token that does not grow from one holder to the next."""
+def broken(beliefs: Sequence[Belief], *, tokens: bool) -> str | None:
+    """What is wrong: two at once, or (`tokens`) one that does not grow from holder to holder."""
     ends, holder, token = -inf, "", 0
     for belief in sorted(beliefs):
         if belief.client != holder and belief.start < ends:
             return f"{belief} while {holder} believed until {ends}"
-        if belief.token < token:
+        if tokens and belief.token < token:
             return f"{belief} after the token {token} of {holder}"
         ends = max(ends, belief.end) if belief.client == holder else belief.end
         holder, token = belief.client, belief.token

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 import pytest
 
 from incumbent.errors import StoreUnavailable
+from incumbent.stores.redis import incarnation
+from incumbent.stores.redis.incarnation import TOKEN_JUMP, Mark
 from incumbent.stores.redis.sentinel import Opinion
-from tests.stores.redis.failovers import MAJORITY, Rules, World, broken
+from tests.stores.redis.failovers import (
+    HARSH,
+    MAJORITY,
+    RARE,
+    TIMELY,
+    Clocks,
+    Rules,
+    World,
+    broken,
+)
 
 SEEDS = 200
 MANY = 2000
 """One of these shows each rule that is left out."""
 SECONDS = 300.0
+WORLDS = {"harsh": HARSH, "timely": TIMELY, "rare": RARE}
 
 
 def newest_of_any(answers: Sequence[Opinion], asked: int, where: str) -> Opinion:
@@ -31,24 +43,57 @@ LEFT_OUT = {
 }
 
 
-def first_broken(rules: Rules, seeds: int) -> tuple[int, str] | None:
+Floor = Callable[[int, Sequence[Mark]], int]
+JUMP = int(TOKEN_JUMP * 1e6)
+
+WRONG_FLOORS: dict[str, tuple[Floor, Clocks]] = {
+    "a jump is added to the floor before": (
+        lambda now, before: max([now + JUMP + 1, *(mark.floor + JUMP for mark in before)]),
+        TIMELY,
+    ),
+    "a promotion adds another jump": (
+        lambda now, before: now + JUMP * (2 if before else 1) + 1,
+        TIMELY,
+    ),
+    "where there is no marker the clock has to do": (
+        lambda now, before: max([now + JUMP + 1 if before else now, *(it.floor for it in before)]),
+        TIMELY,
+    ),
+    "the clock has to do": (
+        lambda now, before: max([now, *(it.floor for it in before)]),
+        RARE,
+    ),
+}
+
+
+def first_broken(rules: Rules, seeds: int, clocks: Clocks) -> tuple[int, str] | None:
     """The seed of the first history that is wrong, and what is."""
     for seed in range(seeds):
-        if wrong := broken(World(seed, rules).run(SECONDS).beliefs):
+        beliefs = World(seed, rules, clocks).run(SECONDS).beliefs
+        if wrong := broken(beliefs, tokens=clocks is not HARSH):
             return seed, wrong
     return None
 
 
 @pytest.mark.slow
-def test_in_no_history_two_hold_it_at_once_or_a_token_shrinks() -> None:
-    assert first_broken(Rules(), SEEDS) is None
+@pytest.mark.parametrize("world", WORLDS)
+def test_in_no_history_two_hold_it_at_once_or_a_token_shrinks(world: str) -> None:
+    assert first_broken(Rules(), SEEDS, WORLDS[world]) is None
 
 
-def test_leases_are_granted_all_the_same() -> None:
-    granted = [len(World(seed).run(SECONDS).beliefs) for seed in range(20)]
+@pytest.mark.parametrize("world", WORLDS)
+def test_leases_are_granted_all_the_same(world: str) -> None:
+    granted = [len(World(seed, clocks=WORLDS[world]).run(SECONDS).beliefs) for seed in range(20)]
     assert sum(granted) > 200, granted
+
+
+@pytest.mark.parametrize("wrong", WRONG_FLOORS)
+def test_another_floor_lets_a_token_shrink(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    floor, clocks = WRONG_FLOORS[wrong]
+    monkeypatch.setattr(incarnation, "_floor", floor)
+    assert first_broken(Rules(), MANY, clocks) is not None
 
 
 @pytest.mark.parametrize("rule", LEFT_OUT)
 def test_a_rule_that_is_left_out_shows(rule: str) -> None:
-    assert first_broken(LEFT_OUT[rule], MANY) is not None
+    assert first_broken(LEFT_OUT[rule], MANY, HARSH) is not None

@@ -330,7 +330,14 @@ def test_a_clock_that_is_set_after_the_start_makes_no_young_server_old() -> None
 
 @pytest.mark.parametrize("replicated", [False, True], ids=["new-name", "known-name"])
 def test_a_promoted_replica_with_a_slow_clock_gives_larger_tokens(replicated: bool) -> None:
-    with RedisServer(REPLICA) as master, ShiftedServer(seconds=-20.0) as replica:
+    # The master began an hour ago by its clock: its tokens are those of the clock by now.
+    with (
+        ShiftedServer(tuple(REPLICA), seconds=-3600.0) as master,
+        ShiftedServer(seconds=-20.0) as replica,
+    ):
+        with party(master.url) as before:
+            before.take()
+        master.set_wall(0.0)
         replicate(replica, master)
         with party(master.url) as one, party(replica.url) as after:
             after.key = one.key

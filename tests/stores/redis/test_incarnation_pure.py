@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import hiredis
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from incumbent.errors import StoreUnavailable
 from incumbent.stores.redis.dialect import too_early
@@ -54,8 +57,9 @@ def test_a_master_that_is_named_again_is_another_incarnation_though_it_never_was
 ):
     server, between = Server(), Server(**PROMOTED)
     server.met_by("aaaa")
-    between.clock += TOKEN_JUMP - 1
+    between.clock += 19
     other = between.met_by("bbbb", term=1).mark
+    # The clocks differ by less than the time between the two.
     server.clock += 20
     again = server.met_by("cccc", term=2).mark
     assert (again.id, again.promoted, again.term) == ("cccc@2:promoted", True, 2)
@@ -85,7 +89,7 @@ def test_a_master_of_the_same_promotion_that_restarts_was_not_promoted_again() -
     assert second.floor > first.floor
     server.clock += 2
     server.data.clear()
-    assert server.met_by("cccc", term=3).mark.floor >= second.floor
+    assert server.met_by("cccc", term=3).mark.floor > second.floor
 
 
 def promoted(server: Server) -> Mark:
@@ -107,36 +111,86 @@ def test_a_restart_after_a_promotion_is_none() -> None:
     assert after.floor > first.floor
 
 
-def test_the_floors_of_a_server_that_restarts_all_the_time_do_not_add_up() -> None:
+def restarted(server: Server, name: str) -> None:
+    server.info |= {"run_id": name}
+
+
+def restarted_from_a_snapshot(server: Server, name: str) -> None:
+    # It comes back as if it had been promoted.
+    server.info |= {"run_id": name, "master_replid": name, "master_replid2": "before"}
+
+
+def emptied(server: Server, _: str) -> None:
+    server.data.clear()
+
+
+def restarted_empty(server: Server, name: str) -> None:
+    server.data.clear()
+    server.info |= PLAIN | {"run_id": name}
+
+
+def promoted_with_the_marker(server: Server, name: str) -> None:
+    server.info |= {"master_replid": name, "master_replid2": server.info["master_replid"]}
+
+
+def promoted_without_a_marker(server: Server, name: str) -> None:
+    server.data.clear()
+    promoted_with_the_marker(server, name)
+
+
+EVENTS = (
+    *(restarted, restarted_from_a_snapshot, restarted_empty),
+    *(emptied, promoted_with_the_marker, promoted_without_a_marker),
+)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(EVENTS), st.floats(0.05, 90.0)), max_size=30),
+    st.integers(0, 2),
+)
+def test_tokens_grow_whatever_befalls_a_server_and_are_no_further_ahead_than_a_jump(
+    events: list[tuple[Callable[[Server, str], None], float]], terms: int
+) -> None:
     server = Server()
-    promoted(server)
-    for number in range(100):
-        # From a snapshot it comes back as if it had been promoted.
-        server.info |= {"run_id": f"again{number}", "master_replid": f"again{number}"}
-        server.clock += 5
-        assert TOKEN_JUMP <= ahead(server, server.met_by(f"{number}").mark) <= TOKEN_JUMP + 2
+    floor = server.met_by("0", term=1 if terms else None).mark.floor
+    assert TOKEN_JUMP < ahead(server, server.met_by("0").mark) <= TOKEN_JUMP + 0.001
+    for number, (event, later) in enumerate(events, 1):
+        # As many takes of one name as there can be.
+        highest = max(floor + int(later * 100_000), int((server.clock + later) * 1e6))
+        server.clock += later
+        event(server, f"run{number}")
+        mark = server.met_by(f"{number}", term=number * terms + 1 if terms else None).mark
+        if mark.floor != floor:
+            assert mark.floor > highest
+        floor = mark.floor
+        assert ahead(server, mark) <= TOKEN_JUMP + 0.001
 
 
-def test_whenever_data_are_lost_tokens_grow() -> None:
-    server = Server()
-    server.met_by("aaaa")
-    # Until its floor is behind it.
-    server.clock += 3600
-    floors = [promoted(server).floor]
-    # A restart without data: nothing tells of the promotion.
-    server.info |= PLAIN | {"run_id": "run2"}
-    for fresh in ("cccc", "dddd"):
-        server.data.clear()
-        server.clock += 2
-        floors.append(server.met_by(fresh).mark.floor)
-    assert floors == sorted(floors)
-    assert ahead(server, server.met_by("eeee").mark) <= TOKEN_JUMP + 2
-
-
-def test_a_promoted_server_that_knows_nothing_of_the_one_before_is_above_its_floor() -> None:
+def test_a_promoted_server_whose_clock_is_behind_by_less_than_a_jump_grants_larger_tokens() -> None:
+    """Long after the master began, whose tokens are its clock's: though the newest are missing."""
     one, other = Server(), Server(**PROMOTED)
-    other.clock -= TOKEN_JUMP - 1
-    assert other.met_by("bbbb").mark.floor > one.met_by("aaaa").mark.floor
+    one.met_by("aaaa")
+    other.clock += 3600 - (TOKEN_JUMP - 1)
+    one.clock += 3600
+    assert other.met_by("bbbb").mark.floor > one.clock * 1e6
+
+
+def test_a_promoted_server_that_has_the_marker_is_above_it_whatever_its_clock() -> None:
+    one, other = Server(), Server(**PROMOTED)
+    before = one.met_by("aaaa").mark
+    other.data = dict(one.data)
+    other.clock -= 600
+    assert other.met_by("bbbb").mark.floor > before.floor + 999
+
+
+@given(st.floats(0.0, 0.9), st.floats(0.05, 55.0))
+def test_of_two_failovers_in_a_minute_without_a_marker_the_time_between_covers_the_clocks(
+    slower: float, between: float
+) -> None:
+    one, other = Server(**PROMOTED), Server(**PROMOTED)
+    before = one.met_by("aaaa").mark.floor
+    other.clock += between * (1 - slower)
+    assert other.met_by("bbbb").mark.floor > before + int(between * 1000)
 
 
 def test_a_new_history_without_a_second_is_no_promotion() -> None:

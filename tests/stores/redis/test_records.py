@@ -29,7 +29,9 @@ from incumbent.model import (
 from incumbent.protocol.port import run
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis.dialect import Server, give_back
+from incumbent.stores.redis.incarnation import TOKEN_JUMP
 from tests.stores.redis.world import ASK, Party, new_claim, party, soon
+from tests.support.redis_age import pretend_age
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
@@ -276,3 +278,38 @@ def test_a_refusal_says_who_holds_and_for_how_long(here: Party) -> None:
     assert 9 < refused.retry_after <= 10
     assert isinstance(refused, Refused)
     assert ASK.ttl == 10.0
+
+
+@pytest.mark.parametrize("permits", [None, 2])
+def test_while_tokens_are_ahead_of_the_clock_they_grow_on_the_same_short_way(
+    permits: int | None,
+) -> None:
+    """In the first minute of a server: each takes one more, and no call more than later."""
+    ask, calls = Ask(10.0, "host-1", permits=permits), list[dict[str, int]]()
+    with RedisServer() as young, RedisServer() as older:
+        pretend_age(older.url, older)
+        for server in (young, older):
+            with party(server.url) as one, redis.Redis(port=server.port) as raw:
+                tokens = []
+                for at in range(6):
+                    granted = one.take(new_claim(), ask=ask)
+                    shared = permits is not None
+                    one.store.give(one.key, granted.claim, granted.token, soon(), shared=shared)
+                    tokens.append(granted.token)
+                    if not at:
+                        # The first take of a name is longer.
+                        raw.config_resetstat()
+                ahead = tokens[0] / 1e6 - clock.wall()
+                if server is young:
+                    assert 50 < ahead <= TOKEN_JUMP
+                    assert tokens == list(range(tokens[0], tokens[0] + 6))
+                else:
+                    assert ahead < 0
+                    assert tokens == sorted(set(tokens))
+                stats: Any = raw.info("commandstats")
+                # Not of a look at the server, which time decides.
+                kept = ("hmget", "hget", "hset", "set", "zadd", "zcard", "pexpire", "del")
+                found = {name: stats.get(f"cmdstat_{name}", {}).get("calls") for name in kept}
+                calls.append(found)
+    assert calls[0] == calls[1]
+    assert calls[0]["hmget"] == 5

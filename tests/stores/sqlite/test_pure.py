@@ -26,7 +26,7 @@ from incumbent.stores.sqlite.host import (
     this_host,
     type_in,
 )
-from incumbent.stores.sqlite.schema import BLOCK, State, settled
+from incumbent.stores.sqlite.schema import JUMP, LEAST, State, settled
 from incumbent.stores.table import HISTORY_KEPT
 
 WALL = 1_800_000_000.0
@@ -245,28 +245,39 @@ def test_the_boot_id_is_the_same_at_every_call() -> None:
 # -- the state -------------------------------------------------------------------------------
 
 
-def test_a_new_file_starts_its_tokens_at_the_wall_clock() -> None:
-    state = settled(None, "boot", WALL, "born")
-    assert (state.floor, state.reserved) == (MICROS, MICROS + BLOCK)
+def test_a_new_file_starts_its_tokens_above_all_that_a_lost_one_can_have_reserved() -> None:
+    old = settled(None, "boot", WALL, "born")
+    for boot in range(20):
+        # Each boot starts above what the one before had reserved.
+        old = settled(old, f"boot {boot}", WALL + boot / 100, "")
+    assert settled(None, "boot", WALL + 0.25, "born").floor > old.reserved
 
 
 def test_another_boot_starts_above_everything_that_was_reserved() -> None:
-    old = State("born", "boot", MICROS, MICROS + BLOCK)
+    old = State("born", "boot", MICROS, MICROS + JUMP)
     new = settled(old, "next boot", WALL, "")
     assert new.floor == old.reserved
     assert new.reserved > new.floor
     assert new.born == "born"
 
 
-def test_the_same_boot_reserves_nothing_while_half_of_the_block_is_left() -> None:
-    old = State("born", "boot", MICROS, MICROS + BLOCK)
-    assert settled(old, "boot", WALL + 1, "").reserved == old.reserved
+def test_however_often_the_host_boots_nothing_is_reserved_beyond_the_jump() -> None:
+    state = settled(None, "boot", WALL, "born")
+    for boot in range(1, 1000):
+        wall = WALL + boot / 100
+        state = settled(state, f"boot {boot}", wall, "")
+        assert 0 < state.reserved - int(wall * 1e6) <= JUMP + LEAST + 1
+
+
+def test_the_same_boot_reserves_nothing_while_tokens_are_left() -> None:
+    old = State("born", "boot", MICROS, MICROS + JUMP)
+    assert settled(old, "boot", WALL + 59, "").reserved == old.reserved
     assert settled(old, "boot", WALL + 1, "").floor == MICROS + 1_000_000
-    assert settled(old, "boot", WALL + 11 * 60, "").reserved > old.reserved
+    assert settled(old, "boot", WALL + 60, "").reserved > old.reserved
 
 
 def test_the_floor_never_falls_when_the_wall_clock_does() -> None:
-    old = State("born", "boot", MICROS, MICROS + BLOCK)
+    old = State("born", "boot", MICROS, MICROS + JUMP)
     for boot_id in ("boot", "next boot"):
         assert settled(old, boot_id, WALL - 1e6, "").floor >= old.floor
 

@@ -37,8 +37,8 @@ from incumbent.stores.turns import Turns
 from incumbent.stores.url import Endpoint
 
 _STARTED: Final = re.compile(rb"^process_start_time_seconds ([0-9.e+]+)$", re.MULTILINE)
-_STEP: Final = 1_000_000
-"""Least growth of the base of tokens if a clock is behind: it covers so many lost writes."""
+_LOST: Final = 100_000
+"""Writes, at most, that a restore loses which is made where a clock is behind."""
 
 _AHEAD: Final = 16
 """Number of no-op entries in the log before a marker. A log that begins anew has, for N members, up
@@ -52,11 +52,11 @@ _now = clock.now
 class Incarnation(NamedTuple):
     """The incarnation of the cluster, as the marker under the prefix describes it.
 
-    `base` + a revision is a fencing token. `value`: the marker's value in base64 (the marker's
-    revision may be the same in the next incarnation). `at`: the instant (of clock.now) at which
-    this incarnation began, by the servers' clocks. `term` and `applied`: the last entry of the log
-    that a member had applied shortly before the marker was written at the revision `modified`; 0 if
-    no member reported it.
+    `base` + a revision is a fencing token, of which the first is near the clock. `value`: the
+    marker's value in base64 (the marker's revision may be the same in the next incarnation). `at`:
+    the instant (of clock.now) at which this incarnation began, by the servers' clocks. `term` and
+    `applied`: the last entry of the log that a member had applied shortly before the marker was
+    written at the revision `modified`; 0 if no member reported it.
     """
 
     epoch: str
@@ -67,6 +67,11 @@ class Incarnation(NamedTuple):
     term: int = 0
     applied: int = 0
     modified: int = 0
+
+    @property
+    def first(self) -> int:
+        """A number below the first token; it grows from one incarnation to the next."""
+        return self.base + self.modified
 
 
 class Status(NamedTuple):
@@ -127,8 +132,8 @@ class NotedTtl(NamedTuple):
 class Cluster:
     """The knowledge of both sides of an engine about their cluster, and the programs that learn it.
 
-    `incarnation`: the known incarnation; `disowned`: only a marker with a greater base is of the
-    present incarnation; `ended`: number of incarnations that turned out to be over; `met`: the
+    `incarnation`: the known incarnation; `disowned`: only a marker whose `first` is above it is of
+    the present incarnation; `ended`: number of incarnations that turned out to be over; `met`: the
     furthest state of any member seen; `floor`: the cluster's id and the highest revision of a
     linearizable reply; `dialled`: number of connections made; `longest`: the longest ttl that is
     known to be used under the prefix; `noted`: the longest ttl that was read there.
@@ -152,6 +157,7 @@ class Cluster:
         self.longest = TTL_DEFAULT
         self.noted = NotedTtl()
         self._cluster_id = ""
+        self._revision = 0
 
     # -- the present incarnation --------------------------------------------------------------
 
@@ -160,7 +166,7 @@ class Cluster:
         known = self.incarnation
         if known is None:
             known = yield from self._learn()
-            if known.base <= self.disowned:
+            if known.first <= self.disowned:
                 # Another thread noticed meanwhile that this incarnation is over.
                 raise OtherIncarnation(self.site.where)
             self.incarnation = known
@@ -226,6 +232,7 @@ class Cluster:
         asked = {"key": kv.b64(self.marker), "range_end": kv.b64(f"{self.marker}.")}
         reply = yield Request("/v3/kv/range", json.dumps(asked).encode())
         self._cluster_id = str(reply["header"].get("cluster_id", ""))
+        self._revision = int(reply["header"].get("revision", 0))
         found, noted = None, NotedTtl()
         for entry in kv.entries_in(reply):
             if entry.key == self.marker:
@@ -251,18 +258,22 @@ class Cluster:
                 uptime = 0.0
             if found:
                 known = _incarnation_of(found, fields, wall)
-                if known.base > self.disowned and not (yield from self.is_other(known, endpoint)):
+                if known.first > self.disowned and not (yield from self.is_other(known, endpoint)):
                     return known
             for _ in range(_AHEAD):
                 yield from self._propose_nothing(endpoint)
             status = yield from self.status(endpoint)
-            # Also above every base that this process remembers, in case a clock is behind.
-            before = max(int(fields.get("base", 0)), self.disowned)
-            base = max(int(clock.wall() * 1_000_000), before) + (_STEP if before else 0)
+            # Also above what was granted before, as far as it is known, in case a clock is behind.
+            before = max(self.disowned, 0)
+            if found:
+                before = max(before, _highest_in(found, fields, wall, self._revision))
+            first = max(int(clock.wall() * 1_000_000), before + _LOST)
             value = kv.packed(
                 format=kv.RECORD_FORMAT,
                 epoch=uuid.uuid4().hex,
-                base=base,
+                # The revision of an old cluster, or of one restored with --bump-revision, would put
+                # tokens ahead of the clock by itself.
+                base=first - self._revision,
                 cluster=self._cluster_id,
                 at=wall - uptime,
                 term=status.term if status else 0,
@@ -324,7 +335,7 @@ class Cluster:
         self.ended += 1
         known, self.incarnation = self.incarnation, None
         if known is not None:
-            self.disowned = max(self.disowned, known.base)
+            self.disowned = max(self.disowned, known.first)
         self.met, self.floor = None, ("", 0)
         self.sessions.lose_all()
 
@@ -401,6 +412,15 @@ class Cluster:
         """The exception for a refused check, before any other request was sent."""
         self.site.drop_stale_token(error)
         return StoreUnavailable(f"{self.site.where} refuses a look: {error.text}")
+
+
+def _highest_in(entry: Entry, fields: Reply, wall: float, revision: int) -> int:
+    """The highest token that the incarnation of this marker can have granted up to a revision.
+
+    No more than one was granted a microsecond, however far a restore has raised the revision.
+    """
+    age = max(0.0, wall - float(fields.get("at", wall)))
+    return int(fields["base"]) + min(revision, entry.modified + int(age * 1_000_000))
 
 
 def _incarnation_of(entry: Entry, fields: Reply, wall: float) -> Incarnation:

@@ -182,12 +182,13 @@ BEGIN
         ON CONFLICT DO NOTHING;
     IF FOUND THEN
         -- The newest grants may be missing, and this server's clock be behind that of the one that
-        -- gave them: by a minute at most. On the disk before any token of this epoch is.
+        -- gave them: by a minute at most. Nothing is added to the floor of the epoch before, for then
+        -- tokens would be ahead by more than a server without the data can know of. On the disk before
+        -- any token of this epoch is.
         SET LOCAL synchronous_commit TO DEFAULT;
         INSERT INTO incumbent.forgotten AS f (highest)
-            VALUES (60000000 + (date_part('epoch', clock_timestamp()) * 1000000)::bigint)
-            ON CONFLICT (one) DO UPDATE
-                SET highest = greatest(60000000 + f.highest, excluded.highest)
+            VALUES (60000001 + (date_part('epoch', clock_timestamp()) * 1000000)::bigint)
+            ON CONFLICT (one) DO UPDATE SET highest = greatest(f.highest + 1, excluded.highest)
             RETURNING highest INTO lost;
         UPDATE incumbent.epoch SET floor = lost;
     END IF;

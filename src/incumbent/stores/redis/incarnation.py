@@ -37,13 +37,16 @@ LOOK_EVERY: Final = 0.5
 A role that changes and changes back in between is not noticed. The interim master grants nothing
 for the `restart_wait`, but a lease that was not replicated to it may be lost with the resync."""
 TOKEN_JUMP: Final = 60.0
-"""Seconds by which the clock of a promoted server may be behind that of the previous master."""
+"""Seconds by which a new incarnation's tokens are ahead of the server's clock, and so the seconds
+by which the clock of a promoted server may be behind that of the previous master.
+
+No incarnation adds it to what an earlier one has added: then tokens would be ahead by more than a
+server without its data can know of. See `_floor`."""
 
 _MICRO: Final = 1_000_000
 _JUMP: Final = int(TOKEN_JUMP * _MICRO)
-_GROWN: Final = _MICRO
-"""The most by which a name's tokens exceed the floor while the floor is ahead of the clock: each
-take adds one."""
+_UNREPLICATED: Final = 1000
+"""Takes of one name, at most, that a promoted server lacks although it has the marker."""
 _TRIES: Final = 3
 _RESTART_APART: Final = 2 * _MICRO
 """The uncertainty of the start of a server that has no run id (microseconds)."""
@@ -246,19 +249,20 @@ def _choose(there: dict[str, bytes | None], where: str, new: _NewMark) -> tuple[
     identity = f"{new.id}@{term}" if term else new.id
     if promoted:
         identity += ":promoted"
-    floor = _floor(new.now, found, promoted=promoted, term=term or 0)
+    floor = _floor(new.now, found)
     return Mark(identity, new.now, new.seen, run, facts.replication, longest, floor), False
 
 
-def _floor(now: int, before: Sequence[Mark], *, promoted: bool, term: int) -> int:
-    """A number that no token of the servers before this one exceeds."""
-    # The most that the clock of the previous master (or of this server before) can show. Behind
-    # sentinels, earlier masters may have left no marker here: each term adds two jumps.
-    clock = now + _JUMP * (2 * term + 1 if term else promoted)
-    # Without a marker, that master may have been promoted itself. With one, its floor is known, and
-    # no jump is added: the floor of a server that restarts often would grow without limit.
-    floor = max((mark.floor for mark in before), default=clock + _JUMP)
-    return max(clock, floor + _GROWN)
+def _floor(now: int, before: Sequence[Mark]) -> int:
+    """A number above the tokens of the incarnations before this one.
+
+    While a floor is ahead of the clock, each take of a name adds one, and takes longer than one
+    microsecond. So no token is further ahead of its server's clock than a jump, and a later instant
+    of that clock, plus a jump, is above it: also if the data are lost, and nothing tells of it. On
+    another server the jump covers the difference of the clocks once the first floor is behind its
+    clock; before, the time between the two incarnations has to.
+    """
+    return max(now + _JUMP + 1, *(mark.floor + _UNREPLICATED for mark in before), 0)
 
 
 def _micros(time: Sequence[bytes]) -> int:

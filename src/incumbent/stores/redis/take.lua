@@ -20,36 +20,39 @@ local stored = call('HMGET', KEYS[2], FIELD.token, FIELD.place, FIELD.quiet_unti
 local time, last_token, place, quiet_until = call('TIME'), stored[1], stored[2], stored[3]
 
 -- Numbers stay texts: Lua writes 14 of their 16 digits. Texts of one length compare as numbers.
+-- The token is the time, unless tokens are ahead of it, as in the first minute of a server.
 local now = time[2]
 now = time[1] .. (#now == 6 and now or string.sub('00000' .. now, -6))
 -- Nobody waits for the answer any more: it lay in a buffer while this server was frozen or cut off.
 if now > deadline and #now >= #deadline then return 0 end
 
 local permits, is_quiet = ARGV[10], quiet_until and quiet_until > now
-  and string.sub(quiet_until, 18) == ARGV[4] and last_token < now and #last_token == #now
+  and string.sub(quiet_until, 18) == ARGV[4] and #last_token == #now
 local sharers = permits and KEYS[ARGV[6] == '-' and 3 or 4]
 if is_quiet and (not ARGV[7] or permits and ARGV[8] == '-') then
   -- One more, and 0 after 19: Lua takes long to write a number.
   local digit = string.byte(place, -1)
   local next = place == '9' and '10' or '0'
   if digit < 57 then next = string.sub(place, 1, -2) .. string.char(digit + 1) end
-  local granted, since = head .. now, ' ' .. now
+  local token = now
+  if last_token >= now then token = string.format('%.0f', last_token + 1) end
+  local granted, since = head .. token, ' ' .. now
   local value, part = granted .. ' ' .. next .. since .. ARGV[2]
   if permits then
-    part = now .. ' ' .. next .. since
+    part = token .. ' ' .. next .. since
     value = 'incumbent1 shared ' .. part .. ' ' .. ARGV[3] .. string.sub(ARGV[5], 3) .. ' ' .. permits
   end
   if call('SET', KEYS[1], value, 'NX', 'PX', ARGV[3]) then
     if permits then
       -- The first of those who share it: what is left of others was taken from them.
       call('DEL', sharers)
-      call('ZADD', sharers, string.sub(now, 1, -4) + ARGV[3], string.sub(head, 12) .. now)
+      call('ZADD', sharers, string.sub(now, 1, -4) + ARGV[3], string.sub(head, 12) .. token)
       call('PEXPIRE', sharers, ARGV[3])
-      call('HSET', KEYS[2], FIELD.token, now, FIELD.place, next, FIELD.holding .. next,
-        now .. since .. ARGV[5], FIELD.sharer .. string.sub(head, 12, -2), part .. ARGV[2])
+      call('HSET', KEYS[2], FIELD.token, token, FIELD.place, next, FIELD.holding .. next,
+        token .. since .. ARGV[5], FIELD.sharer .. string.sub(head, 12, -2), part .. ARGV[2])
     else
-      call('HSET', KEYS[2], FIELD.token, now, FIELD.place, next, FIELD.holding .. next,
-        now .. since .. ARGV[5])
+      call('HSET', KEYS[2], FIELD.token, token, FIELD.place, next, FIELD.holding .. next,
+        token .. since .. ARGV[5])
     end
     return granted
   end

@@ -243,7 +243,7 @@ def _take(db: Connection, name: str, claim: str, ask: Ask) -> TakeOutcome | None
     if token > row.highest_reserved_token:
         if not db.durable:
             return None
-        db.execute(schema.RESERVE_TOKENS, (token + schema.BLOCK,))
+        db.execute(schema.RESERVE_TOKENS, (schema.reserved_from(token, db.host.wall()),))
     _grant(db, name, claim, token, ask, row, now)
     if line is not None:
         ttl = 0.0 if sharers_leave_room(db, name, ask, now) else ask.ttl

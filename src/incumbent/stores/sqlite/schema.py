@@ -8,7 +8,8 @@ wall, `started`, `ended` and `forget_at` are on the wall clock.
 Tokens: each key counts its own, from a `floor` that all keys share. No token above `reserved` is
 granted, and `reserved` is on the disk before or with the first grant of a token up to it. The
 commits of single leases are not synced, so a power loss may undo the last of them; the next boot
-starts above `reserved`, hence above every token that was ever granted.
+starts above `reserved`, hence above every token that was ever granted. Reserved is no more than up
+to JUMP ahead of the clock, and a new file starts that far ahead: above the tokens of a lost one.
 
 A row of `reservation` belongs to the closing left by the lease with the same token.
 
@@ -34,12 +35,14 @@ RECORD_FORMAT: Final = 1
 LATCH: Final = "*"
 """The claim in the row of a shared lease; no drawn claim equals it."""
 
-BLOCK: Final = 20 * 60 * 1_000_000
-"""The number of tokens reserved at once: the microseconds in 20 minutes.
+JUMP: Final = 60 * 1_000_000
+"""The most by which reserved tokens are ahead of the wall clock, in microseconds.
 
-Every opening raises the floor to the wall clock's microseconds (so that a lost file or log does not
-repeat tokens); within a block that needs no sync.
+Every opening raises the floor to the wall clock's microseconds (so that a lost log does not repeat
+tokens); up to `reserved` that needs no sync.
 """
+LEAST: Final = 1000
+"""The number of tokens reserved at once where JUMP leaves no room, just after a reboot."""
 
 PUT_KEEPS: Final = 86_400.0
 """Seconds after the last `put` for which a record without fields is kept."""
@@ -338,10 +341,16 @@ def settled(state: State | None, boot_id: str, wall: float, fresh: str) -> State
     """
     micros = int(wall * 1_000_000)
     if state is None:
-        return State(fresh, boot_id, micros, micros + BLOCK)
+        floor = micros + JUMP + 1
+        return State(fresh, boot_id, floor, reserved_from(floor, wall))
     rebooted = state.boot != boot_id
     floor = max(state.reserved if rebooted else state.floor, micros)
-    # A block is kept until half of it is used up, so that most openings need no sync.
-    enough = not rebooted and floor + BLOCK // 2 < state.reserved
-    reserved = state.reserved if enough else floor + BLOCK
+    # Until nearly all of them are used up, so that most openings need no sync.
+    enough = not rebooted and floor + LEAST // 2 <= state.reserved
+    reserved = state.reserved if enough else reserved_from(floor, wall)
     return State(state.born, boot_id, floor, reserved)
+
+
+def reserved_from(token: int, wall: float) -> int:
+    """The highest token to reserve, with all from `token` on."""
+    return max(int(wall * 1_000_000) + JUMP, token + LEAST)
