@@ -44,6 +44,33 @@ def test_of_one_node_that_says_so_nobody_knows_yet_and_a_larger_ballot_may_tell(
         it._is_held(promised(True, False))
 
 
+@pytest.mark.parametrize(
+    ("states", "holds", "guarded"),
+    [((9, 3), False, False), ((9, 2), False, False), ((3, 2), False, True), ((9, 2), True, True)],
+    ids=["others wrote after us", "without us", "we wrote last", "held"],
+)
+def test_what_others_wrote_last_is_settled_also_by_who_holds_the_lease_no_more(
+    states: tuple[int, ...], holds: bool, guarded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its turns go on until its time is over, and nobody knows what became of its write."""
+    it, guards = attempt(), list[ByClaim | None]()
+    it.quorum = SimpleNamespace(need=2, names=THREE.names, clock=SimpleNamespace(propose=max))
+    it.sent[3] = changes.Edit(b"ours")
+
+    async def promises(_ballot: int) -> dict[int, Any]:
+        return {node: changes._Promised(states[0], b"x", holds, states) for node in range(2)}
+
+    async def accept(*arguments: Any) -> bool:
+        guards.append(arguments[-1])
+        return True
+
+    monkeypatch.setattr(it, "_ask_for_promises", promises)
+    monkeypatch.setattr(it, "_accept", accept)
+    done = run(it.turn(lambda _entry, _ballot: changes.Edit(b"ours"), settles=False))
+    assert done.edited == (3 in states or holds)
+    assert guards == [ByClaim("me", 7) if guarded else None]
+
+
 def test_a_node_whose_clock_is_behind_the_ballot_tells_its_time() -> None:
     assert attempt()._read(0, [[b"high", b"5"]]) == No("high", now=5)
 

@@ -184,7 +184,10 @@ class _Attempt:
         same = sum(promise.state == newest.state for promise in promised.values())
         if edit is None and not (settles or self.sent) and same >= self.quorum.need:
             return Changed(edited=False, ballot=newest.state, seen=newest.entry, held=held)
-        if not await self._accept(ballot, max(newest.state, NEVER), edit, promised):
+        # What others wrote last is settled also if the claim holds the lease no more; an edit of
+        # ours must not spread then.
+        guard = self.held if edit is not None or newest.state == ours else None
+        if not await self._accept(ballot, max(newest.state, NEVER), edit, promised, guard):
             return None
         if ours is not None:
             return Changed(edited=True, ballot=ours, seen=newest.entry)
@@ -295,14 +298,19 @@ class _Attempt:
     # -- accepting ----------------------------------------------------------------------------
 
     async def _accept(
-        self, ballot: int, state: int, edit: Edit | None, promised: Mapping[int, _Promised]
+        self,
+        ballot: int,
+        state: int,
+        edit: Edit | None,
+        promised: Mapping[int, _Promised],
+        held: ByClaim | None,
     ) -> bool:
         """Ask the nodes to accept the change; True if a majority did."""
         names, dialect = self.quorum.names, self.quorum.dialect
         behind = [at for at, promise in promised.items() if max(promise.state, NEVER) != state]
         entries = await self._entries(state, promised) if behind else None
         what = (self.entry, edit.value) if edit else None
-        accept = partial(dialect.accept, self.key, ballot, what, self.held)
+        accept = partial(dialect.accept, self.key, ballot, what, held)
         to_change, to_all = accept(state), None if entries is None else accept(entries)
         steps: list[Step | None] = [None] * len(names)
         for node, promise in enumerate(self.promises):
