@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from incumbent.stores.base import Store
+
+__all__ = ["InlineAsyncStore"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -18,7 +20,9 @@ def at_once(
     """Make a coroutine function of an operation of a blocking store."""
 
     async def operation(self: InlineAsyncStore, /, *args: P.args, **settings: P.kwargs) -> T:
-        return await self._run(partial(of(self.store), *args, **settings))
+        # The last argument of every operation is `until`; what follows it has a keyword.
+        until = cast("float", settings["until"] if "until" in settings else args[-1])
+        return await self.run(partial(of(self.store), *args, **settings), until)
 
     return operation
 
@@ -29,8 +33,8 @@ class InlineAsyncStore:
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    async def _run(self, operation: Callable[[], T]) -> T:
-        # An engine overrides this to add behaviour to every operation, such as another try.
+    async def run(self, operation: Callable[[], T], until: float) -> T:
+        """Run one operation. Override it to add to all of them, such as another try."""
         return operation()
 
     take = at_once(lambda store: store.take)

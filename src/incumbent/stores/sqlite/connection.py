@@ -7,7 +7,6 @@ import os
 import sqlite3
 from collections.abc import Callable, Container
 from contextlib import suppress
-from math import inf
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -27,12 +26,7 @@ _LOG_KEPT: Final = 2 << 20
 
 
 class FileBusy(Exception):
-    """Another connection is writing: nothing was changed, and another try may succeed.
-
-    `until`: the instant until which the operation may try.
-    """
-
-    until = -inf
+    """Another connection is writing: nothing was changed, and another try may succeed."""
 
 
 class SpoiledFile(StoreUnavailable):

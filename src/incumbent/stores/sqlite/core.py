@@ -204,11 +204,7 @@ class Core:
         self.file.close()
 
     def _transact(self, until: float, work: Callable[[Connection], T], mode: Mode = WRITE) -> T:
-        try:
-            return self.file.transact(work, mode)
-        except FileBusy as busy:
-            busy.until = until
-            raise
+        return self.file.transact(work, mode)
 
 
 def _journal_mode(db: Connection) -> str:
@@ -460,15 +456,15 @@ class AsyncSqliteStore(InlineAsyncStore):
         self._core = Core(file)
         super().__init__(self._core)
 
-    async def _run(self, operation: Callable[[], T]) -> T:
+    async def run(self, operation: Callable[[], T], until: float) -> T:
         waits: Iterator[float] | None = None
         while True:
             try:
                 return operation()
-            except FileBusy as busy:
+            except FileBusy:
                 from asyncio import sleep  # the blocking side does not import asyncio
 
-                waits = waits or pauses(self._core.file.path, busy.until)
+                waits = waits or pauses(self._core.file.path, until)
                 await sleep(next(waits))
 
     take_all = at_once(lambda store: cast("Core", store).take_all)
