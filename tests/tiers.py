@@ -98,6 +98,29 @@ NET = "shows that the tests would see a defect: it changes with the tests, not w
 
 FRAMEWORKS = "needs web frameworks and queues, in an environment of their own"
 
+# What of contention, crowds and clients is left where the same cases run on Redis and in memory. A
+# store must have a case that is named here, or the name is stale.
+_HELD_BEFORE = ("*-held_before",)
+_RACES: dict[str, tuple[str, ...]] = {
+    "test_of_many_takers_one_is_granted": _HELD_BEFORE,
+    "test_of_many_takers_through_one_client_one_is_granted": (),
+    "test_nobody_is_granted_a_closed_name": (),
+    "test_of_many_takers_one_has_the_slot": _HELD_BEFORE,
+    "test_of_many_writers_with_the_same_guard_one_writes": ("*-removed",),
+    "test_three_hundred_fields_are_all_kept_beside_a_lease": (),
+}
+_SHARED_RACES: dict[str, tuple[str, ...]] = {
+    "test_of_many_takers_as_many_are_granted_as_there_are_permits": _HELD_BEFORE,
+}
+_CLIENTS: dict[str, tuple[str, ...]] = {
+    "test_nothing_is_free_sooner_for_a_clock_that_is_off": ("*-ahead",),
+    "test_everything_ends_in_time_whatever_a_clock_says": (),
+    "test_a_slot_is_kept_as_long_as_asked_whatever_a_clock_says": (),
+    "test_a_candidacy_lasts_as_long_as_asked_whatever_a_clock_says": (),
+    "test_an_answer_that_came_too_late_answers_no_other_request": ("*-take", "*-give"),
+    "test_a_name_that_nobody_resolves_delays_nobody_past_until": ("*-take",),
+}
+
 # (file, why, {test: what `make test` keeps}), or for a whole file "*".
 _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     (
@@ -604,6 +627,54 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     ("support/test_support_etcd.py", NET, {"*": ()}),
+    (
+        "contract/test_redis.py",
+        SIDES,
+        {
+            **_SHARED_RACES,
+            "test_of_many_takers_one_has_the_slot": _HELD_BEFORE,
+            "test_of_many_writers_with_the_same_guard_one_writes": ("*-removed",),
+            "test_three_hundred_fields_are_all_kept_beside_a_lease": ("blocking",),
+            "test_nothing_is_free_sooner_for_a_clock_that_is_off": (
+                "blocking-ahead",
+                "async-behind",
+            ),
+            "test_everything_ends_in_time_whatever_a_clock_says": (
+                "async-ahead",
+                "blocking-behind",
+            ),
+            "test_a_slot_is_kept_as_long_as_asked_whatever_a_clock_says": ("async",),
+            "test_a_candidacy_lasts_as_long_as_asked_whatever_a_clock_says": ("blocking",),
+            "test_a_place_in_line_is_kept_whatever_a_clock_says": ("async",),
+            "test_a_name_that_nobody_resolves_delays_nobody_past_until": (
+                "*-take",
+                "*-wait_change",
+            ),
+        },
+    ),
+    ("contract/test_etcd.py", STORES, {**_RACES, **_CLIENTS}),
+    ("contract/test_postgresql.py", STORES, {**_RACES, **_SHARED_RACES, **_CLIENTS}),
+    ("contract/test_quorum.py", STORES, {**_RACES, **_CLIENTS}),
+    ("contract/test_sqlite.py", STORES, {**_RACES, **_SHARED_RACES}),
+    ("contract/test_failovers.py", LONG, {"*": ()}),
+    (
+        "testing/test_clients.py",
+        SIDES,
+        {
+            "test_every_clock_of_the_other_process_is_off": ("behind",),
+            "test_its_deadlines_are_those_of_the_asker": ("ahead",),
+            "test_errors_come_from_there_and_it_starts_again_after_a_close": ("ahead",),
+        },
+    ),
+    ("contract/test_wired_all.py", LONG, {"*": ()}),
+    (
+        "contract/test_bites_at_once.py",
+        SEEDS,
+        {
+            "test_a_store_that_reads_and_then_writes_is_caught": ("*-0",),
+            "test_a_client_that_breaks_a_rule_is_caught": ("*-0",),
+        },
+    ),
     ("page/test_browser.py", BROWSER, {"*": ()}),
     (
         "docs/test_blocks.py",
@@ -649,7 +720,7 @@ TURNS = frozenset(
     {
         *("contract/test_etcd.py", "contract/test_postgresql.py", "contract/test_quorum.py"),
         *("contract/test_redis_layouts.py", "contract/test_redis_valkey.py"),
-        "contract/test_sqlite.py",
+        *("contract/test_sqlite.py", "contract/test_wired.py"),
     }
 )
 """Contract suites of which `make test` runs each case on one side: which one depends on its name.

@@ -307,13 +307,16 @@ class Capabilities:
     """The features of a store. A lock that needs a missing one cannot be built.
 
     `ttl_min`, `ttl_max`, `ttl_unit` are seconds; `waits` says how a waiter learns of a change;
-    `ttl_change`: a renewal may ask for another ttl; `ttl_clock`: the clock that counts a ttl down;
-    `round_trips`: of an exclusive take, renew and give each; `survives_failover`: leases outlive
-    a restart and a failover; `queue`: waiters have an order (`Ask.queue`); `candidates`: records
-    list waiting candidates (`Ask.candidacy`); `reservations`: a give may reserve the lease for one
-    holder; `refuses_late`: a take is refused if its claim was given without a token before it
-    arrived; `shared`: several holders may have a lease at once (`Ask.permits`);
-    `turns`: without a queue, waiters (`Ask.queue`) check one after the other, in no fixed order.
+    `ttl_change`: a renewal may ask for another ttl; `ttl_clock`: what counts a ttl down: the clock
+    since boot of the one host, the wall clock of the server, or the consensus of several servers;
+    `survives_restart`: leases outlive a restart that keeps the data; `survives_failover`: leases
+    outlive that another server takes over; `round_trips`: the most for an exclusive take or give of
+    a name that was held before, or for a batch of renewals; `queue`: waiters have an order
+    (`Ask.queue`); `candidates`: records list waiting candidates (`Ask.candidacy`); `reservations`:
+    a give may reserve the lease for one holder; `refuses_late`: a take is refused if its claim was
+    given without a token before it arrived; `shared`: several holders may have a lease at once
+    (`Ask.permits`); `turns`: without a queue, waiters (`Ask.queue`) check one after the other, in
+    no fixed order.
     """
 
     shared: bool = False
@@ -328,17 +331,13 @@ class Capabilities:
     ttl_unit: float = 0.001
     ttl_change: bool = True
     ttl_clock: Literal["boottime", "wall", "consensus"] = "wall"
+    survives_restart: bool = False
     survives_failover: bool = False
-    native_async: bool = True
     round_trips: int = 1
     candidates: bool = False
     reservations: bool = False
     refuses_late: bool = False
     turns: bool = False
-
-    def __hash__(self) -> int:
-        # A few fields are enough for a few engines, and each new lock computes this.
-        return hash((self.ttl_min, self.ttl_unit, self.waits))
 
 
 TakeOutcome: TypeAlias = "Granted | Queued | Refused"

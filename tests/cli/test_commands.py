@@ -171,6 +171,12 @@ def test_doctor_finds_a_sane_store_sane(store: str) -> None:
     assert {finding["level"] for finding in findings} <= {"ok", "warning"}
 
 
+def test_doctor_says_what_counts_ttls_what_a_lease_costs_and_what_ends_it(store: str) -> None:
+    said = incumbent("-s", store, "doctor").stdout
+    assert "ttls count on this host's clock since boot" in said
+    assert "costs one request; a restart or a failover may end leases" in said
+
+
 def test_doctor_says_of_the_isolation_what_run_makes_of_it(store: str) -> None:
     found = json.loads(incumbent("-s", store, "doctor", "--json").stdout)["result"][-1]
     ran = incumbent("-s", store, "-v", "run", "a", "--", "true")

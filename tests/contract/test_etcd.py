@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -12,7 +11,7 @@ from incumbent import clock
 from incumbent.model import Ask, Granted, Key, Released
 from incumbent.stores.etcd import open_etcd
 from incumbent.stores.etcd.engine import EtcdEngine
-from incumbent.testing.contract import StoreContract, World
+from incumbent.testing.contract import NetworkWorld, StoreContract
 from incumbent.testing.contract.bench import ANSWER_WITHIN
 from tests.support.etcd import EtcdServer
 from tests.support.proxy import FaultProxy
@@ -20,13 +19,14 @@ from tests.support.proxy import FaultProxy
 pytestmark = pytest.mark.server
 
 
-class EtcdWorld(World):
-    """One server; the proxy before it can be cut, and loses answers."""
+class EtcdWorld(NetworkWorld):
+    """One server behind one network."""
 
     def __init__(self, server: EtcdServer, proxy: FaultProxy, options: str = "") -> None:
-        super().__init__(open_etcd(f"etcd://127.0.0.1:{proxy.port}{options}"))
+        url = f"etcd://127.0.0.1:{proxy.port}{options}"
+        # Not just any request: an etcd lease is asked for first.
+        super().__init__(open_etcd, url, [proxy], b"/v3/kv/txn")
         self._server = server
-        self._proxy = proxy
 
     def begin(self) -> None:
         """The first take under a prefix says which incarnation this is."""
@@ -38,23 +38,10 @@ class EtcdWorld(World):
     def restart(self, *, empty: bool) -> None:
         self._server.restart(empty=empty)
 
-    @contextmanager
-    def lose_reply(self) -> Iterator[None]:
-        # Not just any request: an etcd lease is asked for first.
-        self._proxy.close_after_request(b"/v3/kv/txn", times=10)
-        yield
-        self._proxy.heal()
-
-    @contextmanager
-    def cut(self) -> Iterator[None]:
-        self._proxy.refuse()
-        yield
-        self._proxy.heal()
-
 
 class TestEtcd(StoreContract):
     capabilities = EtcdEngine.capabilities
-    hooks = frozenset({"lose_reply", "cut"})
+    hooks = NetworkWorld.hooks
     # The servers of the tests elect quickly and therefore take leases of one second.
     ttl = 1.0
 

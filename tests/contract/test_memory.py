@@ -11,7 +11,7 @@ from tests.contract.worlds import FaultyMemoryStore, MemoryWorld
 
 class TestMemory(StoreContract):
     capabilities = MemoryEngine.capabilities
-    hooks = frozenset({"restart", "wipe", "restart_wait", "lose_reply", "cut"})
+    hooks = frozenset({"restart", "wipe", "restart_wait", "lose_reply", "cut", "other_client"})
     ttl = 10.0
 
     @pytest.fixture

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from incumbent import clock
 from incumbent.stores.postgresql import open_postgresql
 from incumbent.stores.postgresql.engine import PostgresEngine
-from incumbent.testing.contract import StoreContract, World
+from incumbent.testing.contract import NetworkWorld, StoreContract
 from tests.support.postgresql import PostgresServer
 from tests.support.proxy import FaultProxy
 
 pytestmark = pytest.mark.server
 
 
-class PostgresWorld(World):
-    """One server; the proxy before it can be cut, and loses answers."""
+class PostgresWorld(NetworkWorld):
+    """One server behind one network."""
 
     def __init__(self, server: PostgresServer, proxy: FaultProxy, options: str = "") -> None:
         url = server.url_of("postgres", port=proxy.port)
-        super().__init__(open_postgresql(f"{url}{options}"))
+        # Not just any request: a new connection first asks about the schema, without parameters.
+        super().__init__(open_postgresql, f"{url}{options}", [proxy], b"($1")
         self._server = server
-        self._proxy = proxy
         self._make_schema()
 
     def _make_schema(self) -> None:
@@ -37,23 +36,10 @@ class PostgresWorld(World):
         if empty:
             self._make_schema()
 
-    @contextmanager
-    def lose_reply(self) -> Iterator[None]:
-        # Not just any request: a new connection first asks about the schema, without parameters.
-        self._proxy.close_after_request(b"($1", times=10)
-        yield
-        self._proxy.heal()
-
-    @contextmanager
-    def cut(self) -> Iterator[None]:
-        self._proxy.refuse()
-        yield
-        self._proxy.heal()
-
 
 class TestPostgresql(StoreContract):
     capabilities = PostgresEngine.capabilities
-    hooks = frozenset({"lose_reply", "cut"})
+    hooks = NetworkWorld.hooks
     ttl = 0.4
 
     @pytest.fixture

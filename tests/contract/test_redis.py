@@ -3,47 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from incumbent.stores.redis import open_store
 from incumbent.stores.redis.engine import RedisEngine
-from incumbent.testing.contract import StoreContract, World
+from incumbent.testing.contract import NetworkWorld, StoreContract
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.server
 
 
-class RedisWorld(World):
-    """One server; the proxy before it can be cut, and loses answers."""
+class RedisWorld(NetworkWorld):
+    """One server behind one network."""
 
     def __init__(self, server: RedisServer, proxy: FaultProxy, options: str = "") -> None:
-        super().__init__(open_store(f"{proxy.url}/0{options}"))
+        # Not just any request: a new connection first says who it is and loads the scripts.
+        super().__init__(open_store, f"{proxy.url}/0{options}", [proxy], b"EVALSHA")
         self._server = server
-        self._proxy = proxy
 
     def restart(self, *, empty: bool) -> None:
         self._server.restart(empty=empty)
 
-    @contextmanager
-    def lose_reply(self) -> Iterator[None]:
-        # Not just any request: a new connection first says who it is and loads the scripts.
-        self._proxy.close_after_request(b"EVALSHA", times=10)
-        yield
-        self._proxy.heal()
-
-    @contextmanager
-    def cut(self) -> Iterator[None]:
-        self._proxy.refuse()
-        yield
-        self._proxy.heal()
-
 
 class TestRedis(StoreContract):
     capabilities = RedisEngine.capabilities
-    hooks = frozenset({"lose_reply", "cut"})
+    hooks = NetworkWorld.hooks
     ttl = 0.4
 
     @pytest.fixture

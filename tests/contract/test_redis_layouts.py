@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from incumbent.stores.redis import open_store
 from incumbent.stores.redis.engine import RedisEngine
-from incumbent.testing.contract import World
+from incumbent.testing.contract import NetworkWorld, World
 from tests.contract.chosen import ChosenContract
-from tests.support.proxy import FaultProxy
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_sentinels import Sentinels
 
 pytestmark = pytest.mark.server
 
 
-class SentinelWorld(World):
+class SentinelWorld(NetworkWorld):
     """Sentinels that are patient, so that a network that is cut is no failover."""
 
     def __init__(self, sentinels: Sentinels, options: str = "") -> None:
-        super().__init__(open_store(f"{sentinels.url}?restart_wait=0{options}"))
-        self._proxy: FaultProxy = sentinels.master.proxy
-
-    @contextmanager
-    def lose_reply(self) -> Iterator[None]:
+        url = f"{sentinels.url}?restart_wait=0{options}"
         # Not just any request: a new connection first says who it is and loads the scripts.
-        self._proxy.close_after_request(b"EVALSHA", times=10)
-        yield
-        self._proxy.heal()
-
-    @contextmanager
-    def cut(self) -> Iterator[None]:
-        self._proxy.refuse()
-        yield
-        self._proxy.heal()
+        super().__init__(open_store, url, [sentinels.master.proxy], b"EVALSHA")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +39,7 @@ def cluster() -> Iterator[RedisCluster]:
 
 class TestSentinel(ChosenContract):
     capabilities = RedisEngine.capabilities
-    hooks = frozenset({"lose_reply", "cut"})
+    hooks = NetworkWorld.hooks - {"slow_names"}
     ttl = 0.4
 
     @pytest.fixture

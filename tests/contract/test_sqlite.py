@@ -23,13 +23,19 @@ class SqliteWorld(World):
         self._start = 0.0
         super().__init__(self._open())
 
-    def _open(self) -> SqliteEngine:
+    def _open(self, wall_offset: float = 0.0) -> SqliteEngine:
         # Boot time starts again with each boot, and the wall clock goes on.
         boot, start = f"boot-{self._boot}", self._start
         host = Host(
-            lambda: clock.now() + self._shift - start, lambda: clock.wall() + self._shift, boot
+            lambda: clock.now() + self._shift - start,
+            lambda: clock.wall() + self._shift + wall_offset,
+            boot,
         )
         return SqliteEngine(self._path, host=lambda: host)
+
+    def other_client(self, clock_offset: float = 0.0) -> SqliteEngine:
+        """On the same host: its wall clock was set meanwhile."""
+        return self._open(clock_offset)
 
     def pass_time(self, seconds: float) -> None:
         self._shift += seconds
@@ -48,7 +54,7 @@ class SqliteWorld(World):
 
 class TestSqlite(StoreContract):
     capabilities = SqliteEngine.capabilities
-    hooks = frozenset({"restart", "wipe"})
+    hooks = frozenset({"restart", "wipe", "other_client"})
     ttl = 10.0
 
     @pytest.fixture

@@ -45,7 +45,7 @@ CAUGHT_BY: list[tuple[type[MemoryTable], str]] = [
     (bugs.TokenRestarts, "the_token_grows_over_a_wipe"),
     (bugs.TokenStandsStill, "the_token_grows_with_every_release"),
     (bugs.EchoesNothing, "a_free_lease_is_granted_and_echoes_its_claim"),
-    (bugs.GrantsToAll, "of_many_contenders_exactly_one_is_granted"),
+    (bugs.GrantsToAll, "a_refusal_says_who_holds_the_lease_and_for_how_long"),
     (bugs.NeverExpires, "a_lease_ends_with_its_ttl"),
     (bugs.RoundsTheTtlDown, "a_ttl_between_two_units_is_rounded_up"),
     (bugs.TakeIgnoresPause, "a_paused_name_is_granted_to_nobody"),
@@ -180,7 +180,7 @@ def test_what_a_store_does_not_declare_is_not_generated() -> None:
     cases = _cases(_Poor)
     assert "test_a_field_can_be_read_back" not in cases
     assert "test_the_token_grows_over_a_wipe" not in cases
-    assert "test_of_many_contenders_exactly_one_is_granted" in cases
+    assert "test_contenders_take_turns_and_never_overlap" in cases
 
 
 def test_a_class_in_between_takes_no_cases_away() -> None:
@@ -200,7 +200,7 @@ def test_a_class_in_between_takes_no_cases_away() -> None:
 def test_a_suite_can_be_narrowed_to_the_cases_of_a_hook() -> None:
     cases = _cases(_Dear)
     assert "test_the_token_grows_over_a_wipe" in cases
-    assert "test_of_many_contenders_exactly_one_is_granted" not in cases
+    assert "test_contenders_take_turns_and_never_overlap" not in cases
 
 
 def test_an_engine_that_contradicts_the_class_fails() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from typing import TypeVar, Unpack
 
@@ -37,15 +38,19 @@ class FaultyMemoryStore(MemoryStore):
         )
         self.shift = 0.0
         self.away = False
-        self.loses_answers = False
+        self.loses_answers = 0
         if table is not None:
             self._table = table
 
-    def _through(self, request: Callable[[], T]) -> T:
+    def _in_reach(self, request: Callable[[], T]) -> T:
         if self.away:
             raise StoreUnavailable("the store is away")
-        answer = request()
-        if self.loses_answers:
+        return request()
+
+    def _through(self, request: Callable[[], T]) -> T:
+        answer = self._in_reach(request)
+        if self.loses_answers > 0:
+            self.loses_answers -= 1
             raise OutcomeUnknown("the answer was lost")
         return answer
 
@@ -66,14 +71,14 @@ class FaultyMemoryStore(MemoryStore):
         return self._through(partial(super().put, key, field, value, guard, until))
 
     def read(self, key: Key, until: float) -> Record:
-        return self._through(partial(super().read, key, until))
+        return self._in_reach(partial(super().read, key, until))
 
     def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        return self._through(partial(super().scan, namespace, prefix, until))
+        return self._in_reach(partial(super().scan, namespace, prefix, until))
 
 
 class MemoryWorld(World):
-    """Every hook there is, and time that passes when it is told to."""
+    """Every fault that a store without connections can have; time passes when it is told to."""
 
     def __init__(self, memory: FaultyMemoryStore) -> None:
         super().__init__(MemoryEngine(store=memory))
@@ -86,13 +91,19 @@ class MemoryWorld(World):
         self.memory.restart(empty=empty)
 
     @contextmanager
-    def lose_reply(self) -> Iterator[None]:
-        self.memory.loses_answers = True
+    def lose_reply(self, times: int = 10) -> Iterator[None]:
+        self.memory.loses_answers = times
         yield
-        self.memory.loses_answers = False
+        self.memory.loses_answers = 0
 
     @contextmanager
     def cut(self) -> Iterator[None]:
         self.memory.away = True
         yield
         self.memory.away = False
+
+    def other_client(self, clock_offset: float = 0.0) -> MemoryEngine:
+        """All clients count on the one clock of this process; only the wall clock is another."""
+        other = copy(self.memory)
+        other._wall = lambda: clock.wall() + self.memory.shift + clock_offset
+        return MemoryEngine(store=other)

@@ -25,6 +25,7 @@ _REDIS = ("tests/stores/redis/test_dialect.py",)
 _GIVEN_BACK = ("tests/stores/redis/test_given_back.py",)
 _LET_GO = ("tests/stores/redis/test_let_go.py",)
 _BALLOTS = ("tests/stores/quorum/test_ballots.py",)
+_PROMISES = ("tests/stores/quorum/test_promises.py",)
 _NODE = ("tests/quorum/test_node.py",)
 _WHATEVER_BEFALLS = (
     "tests/stores/redis/test_incarnation_pure.py"
@@ -310,6 +311,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/stores/redis/test_sentinel.py",
     ),
     _d(
+        "quorum: who lost the lease spreads what it wrote last",
+        "stores/quorum/changes.py",
+        "guard = self.held if edit is not None or newest.state == ours else None",
+        "guard = self.held if edit is not None else None",
+        *_PROMISES,
+    ),
+    _d(
+        "quorum: who lost the lease settles nothing that others wrote",
+        "stores/quorum/changes.py",
+        "guard = self.held if edit is not None or newest.state == ours else None",
+        "guard = self.held",
+        *_PROMISES,
+    ),
+    _d(
         "quorum: one server less than a majority will do",
         "stores/quorum/ballots.py",
         "return nodes // 2 + 1",
@@ -448,7 +463,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "stores/redis/take.lua",
         "  local granted = grant('NX', is_first)",
         "  local granted = grant('GET', is_first)",
-        *_redis("test_of_many_contenders_exactly_one_is_granted"),
+        *_redis("test_of_many_takers_one_is_granted"),
     ),
     _lua(
         "redis: one more than there are permits",

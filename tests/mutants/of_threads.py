@@ -7,6 +7,7 @@ from tests.mutants.mutation import Mutation, in_area
 _LIVES = ("tests/protocol/test_keeper_lives.py",)
 _DEADLINES = ("tests/protocol/test_deadlines.py",)
 _WAITS = ("tests/top/test_waits_for_loss.py",)
+_THREADED = ("tests/stores/test_threaded.py",)
 _ONCE = ("tests/cron/test_once_interrupted.py",)
 
 _p = in_area("protocol")
@@ -151,5 +152,33 @@ MUTATIONS: tuple[Mutation, ...] = (
         "            link.store.put(key, RESIGN, notice, None, clock.now() + _WITHIN)",
         "            link.store.give(key, holding.claim, None, clock.now() + _WITHIN)",
         "tests/tooz_driver/test_locks.py",
+    ),
+    _p(
+        "a give overtakes the take that was cancelled in its thread",
+        "stores/threaded.py",
+        "if taker == claim]",
+        "if taker != claim]",
+        *_THREADED,
+    ),
+    _p(
+        "a give is sent while the take of its claim is still in a thread",
+        "stores/threaded.py",
+        "            if not all(answer.done() for answer in takes):",
+        "            if not takes:",
+        *_THREADED,
+    ),
+    _p(
+        "a request that is late in its thread was certainly not carried out",
+        "stores/threaded.py",
+        'raise OutcomeUnknown("the store did not answer',
+        'raise StoreUnavailable("the store did not answer',
+        *_THREADED,
+    ),
+    _p(
+        "more requests are in threads than there are places",
+        "stores/threaded.py",
+        "self._requests = Semaphore(most)",
+        "self._requests = Semaphore(most + 1)",
+        *_THREADED,
     ),
 )

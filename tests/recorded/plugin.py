@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from incumbent.testing.contract import crowds, processes, races
 from tests.recorded.normal import normal
 from tests.recorded.wire import cut
 from tests.support.proxy import FaultProxy
@@ -19,6 +20,12 @@ from tests.support.proxy import FaultProxy
 ENGINE, FOLDER, ONLY = "RECORDED_ENGINE", "RECORDED_FOLDER", "RECORDED_ONLY"
 """Of the environment: what is recorded, where to, and (optional) the cases to run, one a line."""
 
+_CROWDS = (
+    *(races.RaceCases, crowds.CrowdCases),
+    *(processes.ClockCases, processes.ForkCases),
+    *(processes.InterruptionCases, processes.SlowNameCases),
+)
+"""What they send is in other cases as well; timing, and other processes, make it differ."""
 _FAILED = pytest.StashKey[bool]()
 _engine = os.environ.get(ENGINE, "")
 _sent: dict[object, bytearray] = defaultdict(bytearray)
@@ -42,10 +49,15 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what was not asked for."""
+    """Leave out what was not asked for, and what only says how many requests meet, and when."""
+    items[:] = [item for item in items if not _is_of_a_crowd(item)]
     if only := os.environ.get(ONLY):
         wanted = set(only.splitlines())
         items[:] = [item for item in items if _case(item) in wanted]
+
+
+def _is_of_a_crowd(item: pytest.Item) -> bool:
+    return any(hasattr(cases, getattr(item, "originalname", item.name)) for cases in _CROWDS)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -18,7 +18,9 @@ from incumbent.options import LockSettings
 KEPT = Path(__file__).with_name("public.txt")
 MODULES = (
     *("incumbent", "incumbent.errors", "incumbent.fencing", "incumbent.metrics"),
-    *("incumbent.model", "incumbent.stores.base", "incumbent.stores.postgresql"),
+    *("incumbent.model", "incumbent.stores.base", "incumbent.stores.inline"),
+    *("incumbent.stores.postgresql", "incumbent.stores.threaded"),
+    *("incumbent.testing.clients", "incumbent.testing.contract", "incumbent.testing.proxy"),
 )
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -46,7 +48,8 @@ def _of_object(name: str, value: Any) -> Iterator[str]:
     yield f"{name}{_signature(value)}"
     if inspect.isclass(value):
         for member in sorted(dir(value)):
-            if not member.startswith("_") and _is_ours(value, member):
+            # The cases of a suite are no interface.
+            if not member.startswith(("_", "test_")) and _is_ours(value, member):
                 found = inspect.getattr_static(value, member)
                 function = getattr(found, "__func__", found)
                 yield f"{name}.{member}{_signature(function)}"

@@ -19,9 +19,13 @@ class DirectoryWorld(World):
         self._folder, self._shift, self._boot, self._booted = folder, 0.0, 1, time.time() - 100
         super().__init__(DirectoryEngine(folder, self._moment))
 
-    def _moment(self) -> Moment:
+    def _moment(self, wall_offset: float = 0.0) -> Moment:
         wall = time.time() + self._shift
-        return Moment(wall - self._booted, wall, f"boot-{self._boot}")
+        return Moment(wall - self._booted, wall + wall_offset, f"boot-{self._boot}")
+
+    def other_client(self, clock_offset: float = 0.0) -> DirectoryEngine:
+        # All clients are on this host: they count on its clock, whatever its wall clock was set to.
+        return DirectoryEngine(self._folder, lambda: self._moment(clock_offset))
 
     def pass_time(self, seconds: float) -> None:
         self._shift += seconds
@@ -35,7 +39,7 @@ class DirectoryWorld(World):
 
 class TestDirectory(StoreContract):
     capabilities = DirectoryEngine.capabilities
-    hooks = frozenset({"restart"})
+    hooks = frozenset({"restart", "other_client"})
     ttl = 10.0
 
     @pytest.fixture

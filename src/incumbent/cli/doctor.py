@@ -11,6 +11,7 @@ from incumbent.cli.parser import Request
 from incumbent.cli.text import print_json, say
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError, StoreError
+from incumbent.model import Capabilities
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
 from incumbent.printable import printable
 from incumbent.protocol.link import link_for
@@ -57,7 +58,25 @@ def _of_the_store(request: Request, engine: Engine, policy: Policy) -> list[_Fin
         found = engine.diagnose(policy.ttl, until)
     except StoreError as error:
         return [("error", f"{engine.url} gives no usable answer: {error}", "")]
-    return [("ok", f"{engine.url} answers", ""), *found]
+    return [("ok", f"{engine.url} answers", ""), *found, _of_the_leases(engine.capabilities)]
+
+
+_CLOCKS = {
+    "boottime": "this host's clock since boot",
+    "wall": "the store's wall clock",
+    "consensus": "no single clock: the servers agree",
+}
+
+
+def _of_the_leases(can: Capabilities) -> _Finding:
+    """What the store declares about leases."""
+    cost = "one request" if can.round_trips == 1 else f"up to {can.round_trips} requests"
+    upsets = {"a restart": can.survives_restart, "a failover": can.survives_failover}
+    outlived = " and ".join(upset for upset, survived in upsets.items() if survived)
+    ended = " or ".join(upset for upset, survived in upsets.items() if not survived)
+    line = f"ttls count on {_CLOCKS[can.ttl_clock]}; a take, a renewal or a release costs {cost}"
+    line += f"; leases outlive {outlived}" if outlived else ""
+    return ("ok", line + (f"; {ended} may end leases" if ended else ""), "")
 
 
 def _of_the_times(policy: Policy) -> _Finding:

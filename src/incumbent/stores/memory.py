@@ -161,7 +161,6 @@ class MemoryEngine:
     capabilities = Capabilities(
         waits="event",
         ttl_clock="boottime",
-        native_async=False,
         queue=True,
         candidates=True,
         reservations=True,

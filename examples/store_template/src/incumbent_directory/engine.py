@@ -146,7 +146,6 @@ class DirectoryEngine:
         notices=False,
         waits="poll",
         ttl_clock="boottime",
-        native_async=False,
     )
 
     def __init__(self, folder: Path, moment: Callable[[], Moment] = this_host) -> None:

@@ -91,7 +91,10 @@ class EtcdEngine(ServerEngine[BlockingStore[BlockingClient], AsyncEtcdStore]):
         ttl_min=1.0,
         ttl_unit=1.0,
         ttl_clock="consensus",
+        survives_restart=True,
         survives_failover=True,
+        # A renewal is a keep-alive of the session and a look at the notices.
+        round_trips=2,
         candidates=True,
         reservations=True,
         refuses_late=True,

@@ -198,6 +198,7 @@ class QuorumEngine(ServerEngine[QuorumStore, "AsyncQuorumStore"]):
         waits="pubsub",
         ttl_clock="wall",
         refuses_late=True,
+        survives_restart=True,
         survives_failover=True,
         candidates=True,
         reservations=True,

@@ -40,7 +40,6 @@ class SqliteEngine:
     capabilities = Capabilities(
         waits="poll",
         ttl_clock="boottime",
-        native_async=False,
         queue=True,
         candidates=True,
         reservations=True,

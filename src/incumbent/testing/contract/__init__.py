@@ -19,11 +19,11 @@ from __future__ import annotations
 import pytest
 
 # This must come before the cases are imported, or their failures would not show values.
-pytest.register_assert_rewrite(
-    *(f"{__name__}.{part}" for part in ("suite", "leases", "records", "waits", "shared", "faults"))
-)
+_PARTS = "suite leases records waits shared faults races crowds processes"
+pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS.split()))
 
 from incumbent.testing.contract.bench import Bench, Hook, World  # noqa: E402 - see above
+from incumbent.testing.contract.network import NetworkWorld  # noqa: E402 - see above
 from incumbent.testing.contract.suite import StoreContract  # noqa: E402 - see above
 
-__all__ = ["Bench", "Hook", "StoreContract", "World"]
+__all__ = ["Bench", "Hook", "NetworkWorld", "StoreContract", "World"]

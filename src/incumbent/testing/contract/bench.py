@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import (
-    AbstractContextManager,
-    ExitStack,
-    closing,
-    contextmanager,
-    nullcontext,
-    suppress,
-)
-from threading import Barrier
-from typing import Any, Literal, Self, TypeAlias, TypeVar, cast
-
-import pytest
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from threading import BrokenBarrierError
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError
@@ -35,15 +25,33 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
-from incumbent.stores.base import Engine, Store
+from incumbent.stores.base import Engine
 from incumbent.stores.notices import PAUSE, encode_notice
+from incumbent.testing.contract.sides import (
+    ANSWER_WITHIN,
+    DRIVERS,
+    Driver,
+    Request,
+    StartingLine,
+    until,
+)
 
-Hook: TypeAlias = Literal["restart", "wipe", "restart_wait", "lose_reply", "cut"]
-"""Faults that a World can cause. "restart_wait" is a promise: after a restart or wipe the store
+__all__ = ["ANSWER_WITHIN", "DRIVERS", "LONG", "Bench", "Hook", "World", "needs", "needs_of"]
+
+Hook: TypeAlias = Literal[
+    "restart",
+    "wipe",
+    "failover",
+    "restart_wait",
+    "cut",
+    "lose_reply",
+    "hold_reply",
+    "requests",
+    "other_client",
+    "slow_names",
+]
+"""What a World can do. "restart_wait" is a promise: after a restart, wipe or failover the store
 grants nothing for one ttl. A store that no holder outlives (a file of one host) need not wait."""
-
-ANSWER_WITHIN = 5.0
-"""Seconds that a request may take: generous, because the machine may be busy."""
 
 LONG = 60.0
 """A ttl that does not end while a case runs."""
@@ -72,7 +80,10 @@ def needs_of(case: object) -> frozenset[str]:
 
 
 class World:
-    """One engine, and the hooks of the suite: override the hooks that your store has."""
+    """One engine, and the hooks of the suite: override the hooks that your store has.
+
+    `incumbent.testing.proxy.FaultProxy`, between the engine and its server, can do most of them.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -82,83 +93,105 @@ class World:
         time.sleep(seconds)
 
     def restart(self, *, empty: bool) -> None:
-        """Hooks "restart" and (empty) "wipe": a new incarnation, with its data or without.
+        """Hooks "restart" and (empty) "wipe": the store restarts, with its data or without.
 
         `self.engine` may be a new engine afterwards, if the old one cannot survive a restart.
         """
         raise NotImplementedError
 
-    def lose_reply(self) -> AbstractContextManager[None]:
-        """Hook "lose_reply": until the block ends, requests are applied and their answers are lost.
-
-        Lose every answer: a store may repeat a request by itself, and must raise OutcomeUnknown.
-        """
+    def failover(self) -> None:
+        """Hook "failover": another server takes over, which has what it had received."""
         raise NotImplementedError
 
     def cut(self) -> AbstractContextManager[None]:
         """Hook "cut": until the block ends, the store cannot be reached."""
         raise NotImplementedError
 
+    def lose_reply(self, times: int = 10) -> AbstractContextManager[None]:
+        """Hook "lose_reply": the answers to the next `times` requests that change something are
+        lost, and no other answer; until the block ends.
 
-class _LoopStore:
-    """A blocking Store that runs each operation on the AsyncStore, in the loop."""
+        The world knows which requests those are. Each is carried out before its answer is lost. A
+        store that reads first and then writes loses the answer to its write, not to its read; a
+        take that finds the lease held has then perhaps sent nothing whose answer can be lost.
+        """
+        raise NotImplementedError
 
-    def __init__(self, engine: Engine, runner: asyncio.Runner) -> None:
-        self._engine = engine
-        self._runner = runner
+    def hold_reply(self) -> AbstractContextManager[Callable[[], bool]]:
+        """Hook "hold_reply": until the block ends, requests are carried out and answers held back.
 
-    def __getattr__(self, operation: str) -> Callable[..., Any]:
-        async def ask(*args: Any, **how: Any) -> Any:
-            return await getattr(self._engine.async_store(), operation)(*args, **how)
+        They arrive when the block ends. Gives a function: whether an answer is held back now.
+        """
+        raise NotImplementedError
 
-        return lambda *args, **how: self._runner.run(ask(*args, **how))
+    def requests(self) -> int:
+        """Hook "requests": how many requests the store has got so far, one after the other.
 
-    def close(self) -> None:
-        self.aclose()
+        What a client sends without waiting for an answer in between counts once; of several servers
+        that are asked at the same time, the one that was asked most counts.
+        """
+        raise NotImplementedError
 
+    def other_client(self, clock_offset: float = 0.0) -> Engine:
+        """Hook "other_client": another client of the same store, as on another host.
 
-@contextmanager
-def _asynchronous(engine: Engine) -> Iterator[Store]:
-    with asyncio.Runner() as runner, closing(_LoopStore(engine, runner)) as store:
-        yield cast("Store", store)
+        Its wall clock is off by `clock_offset` seconds, and so is whatever else it could count
+        ttls with (`incumbent.testing.clients.other_process` makes such a client). Where all clients
+        are on one host and ttls count on a clock that they share, only the wall clock is off.
+        Without the hook it is the same client.
+        """
+        return self.engine
 
+    def slow_names(self) -> AbstractContextManager[Engine]:
+        """Hook "slow_names": a new client that knows the store by a host name.
 
-Driver: TypeAlias = Callable[[Engine], AbstractContextManager[Store]]
-"""Opens one side of an engine as a blocking Store; many threads share the "blocking" one."""
-DRIVERS: dict[str, Driver] = {
-    # The store is the engine's, and others may be using it: do not close it here.
-    "blocking": lambda engine: nullcontext(engine.store()),
-    "async": _asynchronous,
-}
+        Until the block ends, that name is not resolved: the resolver does not answer.
+        """
+        raise NotImplementedError
 
 
 class Bench:
     """A case's view of one store: a namespace of its own, and a short method for each operation."""
 
     def __init__(
-        self, world: World, driver: Driver, ttl: float, namespace: str | None = None
+        self,
+        world: World,
+        driver: Driver,
+        ttl: float,
+        namespace: str | None = None,
+        engine: Engine | None = None,
     ) -> None:
+        """`engine`: a client of its own; by default the world's."""
         self.world = world
         self.ttl = ttl
         """A ttl that is short enough to let it pass."""
         self.long = min(LONG, world.engine.capabilities.ttl_max)
         self.namespace = namespace or f"contract-{secrets.token_hex(4)}"
         self._driver = driver
+        self._engine = engine
         self._shared = set[str]()
-        self._opened = ExitStack()
-        self.store = self._opened.enter_context(driver(world.engine))
+        self.side = driver(engine or world.engine)
+        self.store = self.side.store
 
     def close(self) -> None:
         """Close this bench's own connections."""
-        self._opened.close()
+        self.side.close()
 
     def restart(self, *, empty: bool) -> None:
         """Restart the store, and reconnect as its clients do."""
+        self._upset(lambda: self.world.restart(empty=empty))
+
+    def failover(self) -> None:
+        """Let another server take over, and reconnect as its clients do."""
+        self._upset(self.world.failover)
+
+    def _upset(self, cause: Callable[[], None]) -> None:
         before = self.world.engine
-        self.world.restart(empty=empty)
+        cause()
         if self.world.engine is not before:
-            self._opened.close()
-            self.store = self._opened.enter_context(self._driver(self.world.engine))
+            self.side.close()
+            self.side = self._driver(self.world.engine)
+            self.store = self.side.store
         # The first request on an old connection fails; only later requests count.
         for _ in range(3):
             with suppress(StoreError):
@@ -166,21 +199,64 @@ class Bench:
 
     @contextmanager
     def another(self) -> Iterator[Self]:
-        """A bench for the same world in another thread, with a driver of its own."""
-        with closing(type(self)(self.world, self._driver, self.ttl, self.namespace)) as bench:
-            yield bench
+        """A bench for the same client in another thread, with a driver of its own."""
+        mine = type(self)(self.world, self._driver, self.ttl, self.namespace, self._engine)
+        with closing(mine):
+            yield mine
+
+    @contextmanager
+    def client(self, engine: Engine) -> Iterator[Self]:
+        """A bench for another client, which is closed afterwards."""
+        mine = type(self)(self.world, self._driver, self.ttl, self.namespace, engine)
+        try:
+            with closing(mine):
+                yield mine
+        finally:
+            if engine is not self.world.engine:
+                engine.store().close()
+
+    def other(self, clock_offset: float = 0.0) -> AbstractContextManager[Self]:
+        """A bench for the world's other client, whose clock is off."""
+        return self.client(self.world.other_client(clock_offset))
 
     def in_threads(self, count: int, work: Callable[[Bench, int], _T]) -> list[_T]:
         """Run `work(bench, index)` in `count` threads that start together."""
-        start = Barrier(count)
+        (found,) = self.contend(count, 1, lambda mine, index, _: work(mine, index))
+        return found
 
-        def one(index: int) -> _T:
-            with self.another() as bench:
-                start.wait(ANSWER_WITHIN)
-                return work(bench, index)
+    def contend(
+        self, count: int, rounds: int, work: Callable[[Bench, int, int], _T]
+    ) -> list[list[_T]]:
+        """Run `work(bench, index, round)` in `count` threads, which begin each round together.
 
-        with ThreadPoolExecutor(count) as pool:
-            return list(pool.map(one, range(count)))
+        Every other thread is another client's, and each has a loop of its own. Returns what each
+        thread found, for each round.
+        """
+        starts = [StartingLine(count) for _ in range(rounds)]
+
+        def one(bench: Bench, index: int) -> list[_T]:
+            try:
+                with bench.another() as mine:
+                    found = []
+                    for turn, start in enumerate(starts):
+                        start.wait()
+                        found.append(work(mine, index, turn))
+                    return found
+            except BaseException:
+                for start in starts:
+                    start.abort()
+                raise
+
+        with self.other() as other, ThreadPoolExecutor(count) as pool:
+            running = [pool.submit(one, (self, other)[index % 2], index) for index in range(count)]
+        errors = [error for it in running if (error := it.exception()) is not None]
+        for error in sorted(errors, key=lambda it: isinstance(it, BrokenBarrierError)):
+            raise error
+        return [list(turn) for turn in zip(*(it.result() for it in running), strict=True)]
+
+    def at_once(self, *requests: Request) -> list[Any]:
+        """Send all at the same time: in threads, or as tasks of one loop."""
+        return self.side.at_once(requests)
 
     # -- time --------------------------------------------------------------------------------
 
@@ -194,10 +270,7 @@ class Bench:
         whole = long or self.long
         return seconds is not None and whole / 2 < seconds <= whole + 1
 
-    @staticmethod
-    def until() -> float:
-        """The deadline of a request that is made now."""
-        return clock.now() + ANSWER_WITHIN
+    until = staticmethod(until)
 
     # -- the contract ------------------------------------------------------------------------
 
@@ -210,7 +283,11 @@ class Bench:
         """A fresh claim."""
         return secrets.token_hex(16)
 
-    def take(
+    def take(self, name: str = "job", claim: str | None = None, **ask: Any) -> TakeOutcome:
+        """Take `name` for `claim` (a fresh one by default) and `ttl` (a long one by default)."""
+        return self.store.take(*self.taking(name, claim, **ask)[1:], self.until())
+
+    def taking(
         self,
         name: str = "job",
         claim: str | None = None,
@@ -218,13 +295,13 @@ class Bench:
         ttl: float | None = None,
         holder: str = "somebody",
         **more: Any,
-    ) -> TakeOutcome:
-        """Take `name` for `claim` (a fresh one by default) and `ttl` (a long one by default)."""
+    ) -> tuple[str, Key, str, Ask]:
+        """The request of such a take, for `at_once`."""
         ask = Ask(self.long if ttl is None else ttl, holder, **more)
         claim = claim or self.draw()
         if ask.permits is not None:
             self.shares(claim)
-        return self.store.take(self.key(name), claim, ask, self.until())
+        return "take", self.key(name), claim, ask
 
     def shares(self, claim: str) -> None:
         """Renew and give this claim back as the claim of a shared lease."""
@@ -258,9 +335,19 @@ class Bench:
     def unheard(self, name: str = "job", **ask: Any) -> str:
         """Take, and lose the answer; returns the claim."""
         claim = self.draw()
-        with self.world.lose_reply(), pytest.raises(OutcomeUnknown):
-            self.take(name, claim, **ask)
+        outcome = self.unsure(lambda: self.take(name, claim, **ask))
+        if not isinstance(outcome, Granted | None):
+            raise AssertionError(f"{name!r} was free, and the answer was lost: {outcome!r}")
         return claim
+
+    def unsure(self, request: Callable[[], _T], *, times: int = 10) -> _T | None:
+        """Lose the answer to a request: None if it says that it does not know what became of it.
+
+        It may also have found that out by reading.
+        """
+        with self.world.lose_reply(times), suppress(OutcomeUnknown):
+            return request()
+        return None
 
     def renewal(
         self,

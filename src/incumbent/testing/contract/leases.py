@@ -9,7 +9,6 @@ from incumbent import clock
 from incumbent.model import Gone, Granted, Refused, Released, Renewed
 from incumbent.testing.contract.bench import Bench, needs
 
-_CONTENDERS = 8
 _TURNS = 4
 _GRANTED = 0.75
 """The share of the requested ttl that is granted at least. A store that keeps several leases in
@@ -39,11 +38,6 @@ class LeaseCases:
         (holding,) = record.holdings
         assert (holding.holder, holding.token, holding.meta) == ("alice", grant.token, b"hers")
         assert bench.give(grant) == Released()
-
-    def test_of_many_contenders_exactly_one_is_granted(self, bench: Bench) -> None:
-        outcomes = bench.in_threads(_CONTENDERS, lambda mine, _: mine.take())
-        assert sum(isinstance(outcome, Granted) for outcome in outcomes) == 1
-        assert sum(isinstance(outcome, Refused) for outcome in outcomes) == _CONTENDERS - 1
 
     def test_contenders_take_turns_and_never_overlap(self, bench: Bench) -> None:
         inside, tokens = Lock(), list[int]()

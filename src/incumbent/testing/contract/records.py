@@ -182,11 +182,6 @@ class FieldCases:
         bench.put("state", value)
         assert bench.read().fields["state"].value == value
 
-    def test_only_one_can_write_what_must_be_absent(self, bench: Bench) -> None:
-        outcomes = bench.in_threads(4, lambda mine, i: mine.put("state", b"%d" % i, ABSENT))
-        assert sum(isinstance(outcome, Stored) for outcome in outcomes) == 1
-        assert outcomes.count(Stale()) == 3
-
     def test_a_version_guards_against_a_lost_update(self, bench: Bench) -> None:
         first = self._stored(bench, "state", b"1")
         second = self._stored(bench, "state", b"2", ByVersion(first.version))
@@ -387,15 +382,6 @@ class SlotCases:
         bench.granted(slot=_TODAY, holder="alice")
         refusal = bench.refused(slot=_TODAY)
         assert (refusal.reason, refusal.holders[0].holder) == ("held", "alice")
-
-    def test_of_many_contenders_one_runs_the_slot(self, bench: Bench) -> None:
-        def work(mine: Bench, _: int) -> bool:
-            outcome = mine.take(slot=_TODAY)
-            if isinstance(outcome, Granted):
-                mine.give(outcome)
-            return isinstance(outcome, Granted)
-
-        assert sum(bench.in_threads(6, work)) == 1
 
     def test_a_slot_outlives_a_holder_that_died(self, bench: Bench) -> None:
         bench.expired(slot=_TODAY, keep_record=bench.ttl)

@@ -19,7 +19,6 @@ from incumbent.testing.contract.waits import (
     served,
 )
 
-_CONTENDERS = 8
 _PERMITS = 3
 
 
@@ -38,13 +37,6 @@ class SharedCases:
         bench.give(grants[1])
         bench.granted(permits=_PERMITS)
         bench.refused(permits=_PERMITS)
-
-    def test_of_many_contenders_as_many_are_granted_as_there_are_permits(
-        self, bench: Bench
-    ) -> None:
-        outcomes = bench.in_threads(_CONTENDERS, lambda mine, _: mine.take(permits=_PERMITS))
-        assert sum(isinstance(outcome, Granted) for outcome in outcomes) == _PERMITS
-        assert sum(isinstance(outcome, Refused) for outcome in outcomes) == _CONTENDERS - _PERMITS
 
     def test_holders_who_come_and_go_are_never_too_many(self, bench: Bench) -> None:
         inside, counted, most = set[int](), Lock(), 0

@@ -12,7 +12,16 @@ import pytest
 
 from incumbent.model import Capabilities
 from incumbent.stores.base import Engine
-from incumbent.testing.contract import faults, leases, records, shared, waits
+from incumbent.testing.contract import (
+    crowds,
+    faults,
+    leases,
+    processes,
+    races,
+    records,
+    shared,
+    waits,
+)
 from incumbent.testing.contract.bench import DRIVERS, Bench, Hook, World, needs_of
 
 
@@ -36,6 +45,12 @@ class StoreContract(
     faults.FaultCases,
     faults.LateCases,
     faults.RestartCases,
+    races.RaceCases,
+    crowds.CrowdCases,
+    processes.ClockCases,
+    processes.ForkCases,
+    processes.InterruptionCases,
+    processes.SlowNameCases,
 ):
     """Subclass it, declare your store's capabilities and hooks, and define the fixture `world`."""
 
@@ -53,8 +68,10 @@ class StoreContract(
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         flags = {name for name, value in asdict(cls.capabilities).items() if value is True}
-        # Leases that survive a restart, and leases that end by it, have different cases.
-        flags.add("survives_restart" if cls.capabilities.survives_failover else "ends_by_restart")
+        # Leases that survive it, and leases that end by it, have different cases.
+        for upset in ("restart", "failover"):
+            if f"survives_{upset}" not in flags:
+                flags.add(f"ends_by_{upset}")
         offered = flags | cls.hooks
         before, left_out = cls._left_out, set[str]()
         for name in [name for name in dir(StoreContract) if name.startswith("test_")]:

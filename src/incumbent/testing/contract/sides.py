@@ -1,0 +1,192 @@
+"""The two sides of an engine as blocking stores: requests one by one, many at once, broken off."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Barrier, Event
+from types import FrameType
+from typing import Any, Protocol, TypeAlias, cast
+
+import pytest
+
+from incumbent import clock
+from incumbent.stores.base import Engine, Store
+
+__all__ = [
+    "ANSWER_WITHIN",
+    "DRIVERS",
+    "Driver",
+    "Interrupted",
+    "Request",
+    "Side",
+    "StartingLine",
+    "until",
+]
+
+ANSWER_WITHIN = 5.0
+"""Seconds that a request may take: generous, because the machine may be busy."""
+_LOOK_EVERY = 0.005
+_SIGNAL = getattr(signal, "SIGUSR1", None)
+
+Request: TypeAlias = "tuple[Any, ...]"
+"""The name of a Store's operation, and its arguments without `until`."""
+
+
+def until() -> float:
+    """The deadline of a request that is made now."""
+    return clock.now() + ANSWER_WITHIN
+
+
+class StartingLine:
+    """Lets `count` threads go on at the same instant: all of them are awake before one goes."""
+
+    def __init__(self, count: int) -> None:
+        self._arrival = Barrier(count)
+        self._awake: list[None] = []
+        self.abort = self._arrival.abort
+
+    def wait(self) -> None:
+        """Wait for the others. Raises BrokenBarrierError if one of them fails."""
+        self._arrival.wait(4 * ANSWER_WITHIN)
+        # A barrier wakes its threads one after the other: the first might be done before the last.
+        self._awake.append(None)
+        while len(self._awake) < self._arrival.parties and not self._arrival.broken:
+            time.sleep(0)
+
+
+class Interrupted(Exception):
+    """What a signal handler raises in the middle of a request."""
+
+
+class Side(Protocol):
+    """One side of an engine."""
+
+    store: Store
+
+    def at_once(self, requests: Sequence[Request]) -> list[Any]:
+        """Send all requests at the same time; their outcomes in order."""
+
+    def break_off(self, request: Request, when: Callable[[], bool]) -> None:
+        """Send a request, and interrupt it as soon as `when` is true.
+
+        Whatever interrupted it must come out of it; fails if the request was over before.
+        """
+
+    def close(self) -> None:
+        """Close what this side alone has opened."""
+
+
+Driver: TypeAlias = Callable[[Engine], Side]
+
+
+class BlockingSide:
+    """The blocking store, which many threads share."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.store = engine.store()
+
+    def at_once(self, requests: Sequence[Request]) -> list[Any]:
+        start = StartingLine(len(requests))
+
+        def one(request: Request) -> Any:
+            operation, *arguments = request
+            start.wait()
+            return getattr(self.store, operation)(*arguments, until())
+
+        with ThreadPoolExecutor(len(requests)) as pool:
+            return list(pool.map(one, requests))
+
+    def break_off(self, request: Request, when: Callable[[], bool]) -> None:
+        if threading.current_thread() is not threading.main_thread() or _SIGNAL is None:
+            pytest.skip("signals interrupt the main thread only")
+        operation, *arguments = request
+        with _signalled(when), pytest.raises(Interrupted):
+            getattr(self.store, operation)(*arguments, until())
+
+    def close(self) -> None:
+        """Do nothing: the store is the engine's, and others may be using it."""
+
+
+@contextmanager
+def _signalled(when: Callable[[], bool]) -> Iterator[None]:
+    """A signal whose handler raises Interrupted comes as soon as `when` is true."""
+    assert _SIGNAL is not None  # noqa: S101 - for the types
+    main, over = threading.main_thread().ident or 0, Event()
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        if not over.is_set():
+            raise Interrupted
+
+    def send() -> None:
+        give_up = until()
+        while not (over.is_set() or when()) and clock.now() < give_up:
+            over.wait(_LOOK_EVERY)
+        if not over.is_set():
+            signal.pthread_kill(main, _SIGNAL)
+
+    before, sender = signal.signal(_SIGNAL, handler), threading.Thread(target=send)
+    sender.start()
+    try:
+        yield
+    finally:
+        over.set()
+        sender.join()
+        signal.signal(_SIGNAL, before)
+
+
+class _LoopStore:
+    """A blocking Store that runs each operation on the AsyncStore, in the loop."""
+
+    def __init__(self, side: AsyncSide) -> None:
+        self._side = side
+
+    def __getattr__(self, operation: str) -> Callable[..., Any]:
+        return lambda *args, **how: self._side.run(self._side.asked(operation, *args, **how))
+
+    def close(self) -> None:
+        self.aclose()
+
+
+class AsyncSide:
+    """The asynchronous store, in a loop of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._runner = asyncio.Runner()
+        self.store = cast("Store", _LoopStore(self))
+        self.run = self._runner.run
+
+    async def asked(self, operation: str, *args: Any, **how: Any) -> Any:
+        """The outcome of one operation."""
+        return await getattr(self._engine.async_store(), operation)(*args, **how)
+
+    def at_once(self, requests: Sequence[Request]) -> list[Any]:
+        async def all_of_them() -> list[Any]:
+            return await asyncio.gather(*(self.asked(*request, until()) for request in requests))
+
+        return self.run(all_of_them())
+
+    def break_off(self, request: Request, when: Callable[[], bool]) -> None:
+        async def cancelled() -> None:
+            task, give_up = asyncio.ensure_future(self.asked(*request, until())), until()
+            # Threads make `when` true: no event of the loop comes with it.
+            while not (task.done() or when()) and clock.now() < give_up:  # noqa: ASYNC110
+                await asyncio.sleep(_LOOK_EVERY)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        self.run(cancelled())
+
+    def close(self) -> None:
+        with self._runner:
+            self.store.close()
+
+
+DRIVERS: dict[str, Driver] = {"blocking": BlockingSide, "async": AsyncSide}

@@ -1,0 +1,72 @@
+"""Clients of the wired store, each with a rule about clocks, connections or writing broken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from incumbent import clock
+from incumbent.model import Ask, Key, TakeOutcome
+from incumbent.stores.table import MemoryTable
+from tests.contract.wired import AsyncWireStore, WireClient, WireEngine, WireStore
+
+
+class _NowOfTheClient(WireClient):
+    client_now = staticmethod(clock.wall)
+
+
+class CountsOnItsOwnClock(WireEngine):
+    """The client says what time it is."""
+
+    class Blocking(_NowOfTheClient, WireStore):
+        pass
+
+    class Async(_NowOfTheClient, AsyncWireStore):
+        pass
+
+
+class ChildUsesItsParentsConnections(WireEngine):
+    """So does the side in threads, which has the connections of the blocking one."""
+
+    class Blocking(WireStore):
+        def forget_parents(self) -> None:
+            pass
+
+
+class _KeepsAll(WireClient):
+    def after(self, connection: Any, *, answered: bool) -> None:
+        super().after(connection, answered=True)
+
+
+class UsesInterruptedConnectionsAgain(WireEngine):
+    class Blocking(_KeepsAll, WireStore):
+        pass
+
+    class Async(_KeepsAll, AsyncWireStore):
+        pass
+
+
+def _taken(loaded: tuple[Any, str], key: Key, claim: str, ask: Ask) -> tuple[TakeOutcome, Any]:
+    """What a take makes of a record: its outcome and the record that is to be written."""
+    record, epoch = loaded
+    table = MemoryTable()
+    table.epoch = epoch
+    if record is not None:
+        table._entries[key] = record
+    outcome = table.take(key, claim, ask, clock.now(), clock.wall())
+    return outcome, table._entries.get(key)
+
+
+class ReadsThenWrites(WireEngine):
+    """A take in two requests, and nothing that compares in the second."""
+
+    class Blocking(WireStore):
+        def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+            outcome, record = _taken(self._ask("load", key, until), key, claim, ask)
+            self._ask("save", key, record, until)
+            return outcome
+
+    class Async(AsyncWireStore):
+        async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+            outcome, record = _taken(await self._ask("load", key, until), key, claim, ask)
+            await self._ask("save", key, record, until)
+            return outcome
