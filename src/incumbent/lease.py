@@ -158,13 +158,13 @@ class LeaseMachine:
 
     __slots__ = (
         "_at_most_for",
-        "_sent",
         "bound",
         "deadline",
         "epoch",
         "policy",
         "reason",
         "renewing",
+        "sent_at",
         "state",
         "stop_at",
         "token",
@@ -175,7 +175,8 @@ class LeaseMachine:
         self._at_most_for = at_most_for
         self.bound = inf
         """The instant at which at_most_for ends the holding."""
-        self._sent = -inf
+        self.sent_at = -inf
+        """The instant before the last take or renewal was sent."""
         self.state = _NEW
         self.reason = ""
         self.token = 0
@@ -208,7 +209,7 @@ class LeaseMachine:
     @property
     def bounded(self) -> bool:
         """Whether at_most_for, not the end of the proof, ends this holding next."""
-        # Not computed from `_sent`: a renewal that is pending or failed has proved nothing.
+        # Not computed from `sent_at`: a renewal that is pending or failed has proved nothing.
         return self.stop_at >= self.bound
 
     # -- acquiring ---------------------------------------------------------------------------
@@ -216,13 +217,13 @@ class LeaseMachine:
     def sent(self, now: float) -> None:
         """Note that a take is about to be sent: the deadline will count from `now`."""
         self._move(_SEND)
-        self._sent = now
+        self.sent_at = now
 
     def granted(self, grant: Granted, now: float) -> bool:
         """Believe the grant unless it came too late to act on; return whether it is believed."""
         policy = self.policy
         short = policy.kept - grant.ttl
-        stop_at = self._sent + policy.renew_deadline - (short if short > 0 else 0.0)
+        stop_at = self.sent_at + policy.renew_deadline - (short if short > 0 else 0.0)
         if now >= stop_at:
             self._move(_LATE)
             return False
@@ -262,7 +263,7 @@ class LeaseMachine:
         # Renewals change no state, and there are thousands a second: HELD needs no table look-up.
         if self.state is not _HELD:
             self._require(Input.RENEW)
-        self._sent = now
+        self.sent_at = now
         self.renewing = True
 
     def renewed(self, now: float) -> None:
@@ -273,8 +274,8 @@ class LeaseMachine:
             self._require(Input.RENEWED)
         elif asked and (now < self.deadline or self.valid(now)):
             proof = _latest[0]
-            if proof[0] is not self._sent or proof[1] is not self.policy:
-                proof = _prove_anew(self._sent, self.policy)
+            if proof[0] is not self.sent_at or proof[1] is not self.policy:
+                proof = _prove_anew(self.sent_at, self.policy)
             if proof[2] < self.bound:
                 self.stop_at, self.deadline = proof[2], proof[3]
             else:

@@ -74,7 +74,7 @@ LAYERS = (
         WORLD,
     ),
     Layer("plans", ("stores.plan",), WORLD),
-    Layer("system", ("clock", "unpatched", "protocol.chance", "stores.loops")),
+    Layer("system", ("clock", "interrupts", "unpatched", "protocol.chance", "stores.loops")),
     Layer("sockets", ("net",)),
     Layer("fencing", ("fencing",)),
     Layer("stores", ("stores",)),
@@ -132,6 +132,26 @@ PEEKING = {
     "testing.plugin": {
         *("_by_object", "_by_url", "_entries", "_held", "_keepers", "_next", "_state"),
     },
+}
+
+# Around what talks to a store, `except` of these may meet what a signal handler raised instead.
+WIDE = frozenset({"OSError", "TimeoutError", "ConnectionError", "RuntimeError", "Exception"})
+# These tell it apart (incumbent.interrupts), themselves or where they pass the error to.
+TELL_APART = frozenset(
+    {
+        *("raise_handlers", "is_handlers", "ProviderFailed"),
+        *("_outlast", "_finish_slow", "_fall_back"),
+    }
+)
+# Where no handler runs, or what it raises reaches its caller all the same.
+NO_HANDLER = {
+    "net.aiowire": {"work": "a thread of its own"},
+    "protocol.keeper": {"_settle_guarded": "the keeper's thread", "remembered": "reads a set"},
+    "protocol.link": {"async_port": "asks for the loop", "_find_port": "asks for the loop"},
+    "stores.quorum.connecting": {"_connect_apart": "raised by who waits for the connection"},
+    "stores.sqlite.engine": {"default_path": "asks for the home folder"},
+    "stores.sqlite.file": {"after_fork": "releases a lock"},
+    "stores.turns": {"first": "reads a dictionary"},
 }
 
 LONGEST_FILE = 600

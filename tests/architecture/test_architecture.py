@@ -16,13 +16,16 @@ from tests.architecture.layers import (
     LONGEST_FILE,
     LONGEST_FUNCTION,
     NO_BARE_TOKEN,
+    NO_HANDLER,
     PEEKING,
     PUBLIC_ALL_THE_SAME,
     ROOT,
     SOCKETS,
     SOCKETS_OUTSIDE_NET,
     SPOKEN,
+    TELL_APART,
     TRANSPORTS,
+    WIDE,
 )
 
 MODULES = sorted(source.modules())
@@ -103,6 +106,53 @@ def test_a_driver_is_imported_by_its_own_store_only() -> None:
         for used in outside(module) & DRIVERS.keys()
         if not any(within(module, place) for place in DRIVERS[used])
     ]
+
+
+def test_nothing_in_the_product_rests_on_an_assert() -> None:
+    """A wrong type must raise what it is, also where -O drops asserts; the shipped tests assert."""
+    assert not [
+        f"{module}, line {node.lineno}"
+        for module in MODULES
+        if not within(module, "testing")
+        for node in ast.walk(source.tree(module))
+        if isinstance(node, ast.Assert)
+    ]
+
+
+def test_what_a_signal_handler_raises_is_not_taken_for_an_error_of_the_system() -> None:
+    """FAILURES 109: each wide `except` around what talks to a store tells the two apart."""
+    around = [
+        name
+        for name in MODULES
+        if any(within(name, place) for place in ("net", "stores", "protocol", "inside"))
+    ]
+    found = {module: mistaking_handlers(source.tree(module)) for module in around}
+    assert {name: places for name, places in found.items() if places} == {
+        name: set(places) for name, places in NO_HANDLER.items()
+    }
+
+
+def mistaking_handlers(tree: ast.AST) -> set[str]:
+    """The functions that catch a wide class, and neither raise it again nor look who raised it."""
+    functions = [
+        it for it in ast.walk(tree) if isinstance(it, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    found = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ExceptHandler) or node.type is None:
+            continue
+        inside = [list(ast.walk(it)) for it in (node, node.type)]
+        caught = {it.id for it in inside[1] if isinstance(it, ast.Name)}
+        called = {
+            getattr(it.func, "id", getattr(it.func, "attr", ""))
+            for it in inside[0]
+            if isinstance(it, ast.Call)
+        }
+        again = any(isinstance(it, ast.Raise) and it.exc is None for it in inside[0])
+        if caught & WIDE and not again and not called & TELL_APART:
+            around = [it for it in functions if it.lineno <= node.lineno <= (it.end_lineno or 0)]
+            found.add(max(around, key=lambda it: it.lineno).name)
+    return found
 
 
 def test_sockets_to_stores_are_in_net_only() -> None:

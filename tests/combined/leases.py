@@ -66,7 +66,7 @@ class Teller(Judge):
     def began(self, process: Client, held: Held, asked: list[str]) -> None:
         """See Judge.began."""
         super().began(process, held, asked)
-        sent = process.when(held.machine._sent)
+        sent = process.when(held.machine.sent_at)
         self._open[held.claim] = (process, held, sent, self._world.now)
         slot = held.wanted.ask.slot
         if slot is not None:

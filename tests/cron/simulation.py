@@ -49,6 +49,7 @@ from incumbent.protocol.held import Held, Wanted
 from incumbent.protocol.port import Debt
 from incumbent.protocol.port import run as drive
 from incumbent.protocol.release import release, settle
+from incumbent.stores.base import NO_LIMITS
 from incumbent.stores.table import MemoryTable
 from tests.cron.quick import QuickTable, quiet, remembering
 
@@ -156,6 +157,8 @@ class World:
 
 class SimPort:
     """One process's line to the store: it may be cut, and answers may get lost."""
+
+    limits = NO_LIMITS
 
     def __init__(self, world: World, cut: Callable[[], bool]) -> None:
         self._world = world

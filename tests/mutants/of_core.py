@@ -173,6 +173,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/sim/test_simulator.py::test_no_history_breaks_a_rule[pauses-0]",
     ),
     _p(
+        "a take leaves its place to nobody",
+        "protocol/acquire.py",
+        "    finally:\n        place.leave(answered=outcome is not None)\n    return _answered(port, held, outcome, sent)\n\n\ndef _take_blocking",
+        "    finally:\n        pass\n    return _answered(port, held, outcome, sent)\n\n\ndef _take_blocking",
+        "tests/protocol/test_gates.py",
+    ),
+    _p(
         "an acquire that is interrupted leaves its take behind",
         "protocol/acquire.py",
         "    if held.machine.state in _ON_ITS_WAY:\n        held.unsure += 1",

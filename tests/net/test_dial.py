@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -130,6 +132,30 @@ def test_a_name_without_an_address_is_an_os_error(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("incumbent.net.names.look_up", lambda *_: [])
     with pytest.raises(OSError, match="no address"):
         connect("name.example", 1, soon())
+
+
+def test_after_an_error_of_a_signal_handler_no_other_address_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[object] = []
+
+    def hangs(*given: object) -> None:
+        tried.append(given)
+        time.sleep(20)
+
+    def handle(*_: object) -> None:
+        raise TimeoutError("the handler's own")
+
+    monkeypatch.setattr("incumbent.net.dial.resolve", lambda *_: [HERE, "127.0.0.2"])
+    monkeypatch.setattr("incumbent.net.dial._connected", hangs)
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(TimeoutError, match="the handler's own"):
+            connect("name.example", 1, soon())
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert len(tried) == 1
 
 
 def test_a_connection_that_nobody_accepts_ends_in_time() -> None:

@@ -15,6 +15,7 @@ from incumbent.protocol.held import Held, Wanted
 from incumbent.protocol.link import Link
 from incumbent.protocol.port import BlockingPort, Debt, Port, run
 from incumbent.protocol.release import release, release_blocking, settle
+from incumbent.stores.base import NO_LIMITS
 from incumbent.stores.memory import MemoryEngine
 
 KEY = Key("ns", "job")
@@ -23,6 +24,8 @@ ASK = Ask(15.0, "me")
 
 class _Port:
     """A clock, and a store that answers gives as it is told to."""
+
+    limits = NO_LIMITS
 
     def __init__(self, *answers: GiveOutcome | BaseException) -> None:
         self.instant = 100.0

@@ -78,11 +78,11 @@ def deadline_from_the_reply(patch: pytest.MonkeyPatch) -> None:
     granted, renewed = LeaseMachine.granted, LeaseMachine.renewed
 
     def late_granted(self: LeaseMachine, grant: Granted, now: float) -> bool:
-        self._sent = now
+        self.sent_at = now
         return granted(self, grant, now)
 
     def late_renewed(self: LeaseMachine, now: float) -> None:
-        self._sent = now
+        self.sent_at = now
         renewed(self, now)
 
     patch.setattr(LeaseMachine, "granted", late_granted)
@@ -128,7 +128,7 @@ def a_late_renewal_revives(patch: pytest.MonkeyPatch) -> None:
 def a_late_grant_is_believed(patch: pytest.MonkeyPatch) -> None:
     granted = LeaseMachine.granted
     patch.setattr(
-        LeaseMachine, "granted", lambda self, grant, now: granted(self, grant, self._sent)
+        LeaseMachine, "granted", lambda self, grant, now: granted(self, grant, self.sent_at)
     )
 
 
@@ -173,11 +173,11 @@ def a_restarted_store_waits_for_the_ttl_alone(patch: pytest.MonkeyPatch) -> None
 def an_unsure_take_is_believed(patch: pytest.MonkeyPatch) -> None:
     take = acquire._take
 
-    async def believing(port: Port, held: Held, ask: Ask, until: float, sent: float) -> Any:
-        outcome = await take(port, held, ask, until, sent)
+    async def believing(port: Port, held: Held, ask: Ask, *limits: float) -> Any:
+        outcome = await take(port, held, ask, *limits)
         if not isinstance(outcome, OutcomeUnknown):
             return outcome
-        held.machine.sent(sent)
+        held.machine.sent(held.machine.sent_at)
         hoped = Granted(held.claim, 1, held.wanted.policy.ttl)
         if not held.machine.granted(hoped, port.now()):
             return late_grant(held.wanted, 0.0)
@@ -191,10 +191,10 @@ def an_unsure_take_is_believed(patch: pytest.MonkeyPatch) -> None:
 def a_retry_with_a_new_claim(patch: pytest.MonkeyPatch) -> None:
     take = acquire._take
 
-    async def anew(port: Port, held: Held, ask: Ask, until: float, sent: float) -> Any:
+    async def anew(port: Port, held: Held, ask: Ask, *limits: float) -> Any:
         if held.machine.state is State.DOUBT:
             held.claim = port.draw_claim()
-        return await take(port, held, ask, until, sent)
+        return await take(port, held, ask, *limits)
 
     patch.setattr(acquire, "_take", anew)
 
@@ -311,7 +311,10 @@ def the_first_is_kept_when_the_second_is_refused(patch: pytest.MonkeyPatch) -> N
 def a_release_of_several_forgets_what_got_no_answer(patch: pytest.MonkeyPatch) -> None:
     async def forgets(port: ManyPort, helds: Sequence[Held]) -> bool:
         forgetful: Any = SimpleNamespace(
-            now=port.now, give_all=port.give_all, hand_over=lambda debt: None
+            now=port.now,
+            limits=port.limits,
+            give_all=port.give_all,
+            hand_over=lambda debt: None,
         )
         return await release_all(forgetful, helds)
 

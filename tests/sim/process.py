@@ -15,7 +15,7 @@ from incumbent.protocol.held import Held, Wanted
 from incumbent.protocol.port import Debt, one_by_one
 from incumbent.protocol.release import release, settle
 from incumbent.protocol.renew import first_due, next_due, renew
-from incumbent.stores.base import Gave, Give, Take, Took
+from incumbent.stores.base import NO_LIMITS, Gave, Give, Take, Took
 from tests.sim.judge import Judge
 from tests.sim.network import Network
 from tests.sim.profiles import Fate
@@ -226,6 +226,8 @@ class Process:
 
 class SimPort:
     """The port of a simulated process: its waits are wishes to the virtual world."""
+
+    limits = NO_LIMITS
 
     __slots__ = (
         "_process",

@@ -26,6 +26,7 @@ from incumbent.protocol.acquire import acquire
 from incumbent.protocol.held import Held, Wanted
 from incumbent.protocol.port import Debt
 from incumbent.protocol.renew import renew
+from incumbent.stores.base import NO_LIMITS
 from incumbent.stores.memory import MemoryEngine
 from incumbent.stores.table import MemoryTable
 from tests.sim.tasks import Exchange, Nap, Schedule, Task, wish
@@ -160,6 +161,8 @@ class Candidate:
 
 class Port:
     """A Port whose store answers at once."""
+
+    limits = NO_LIMITS
 
     def __init__(self, of: Candidate) -> None:
         self._of, self._fleet, self._table = of, of.fleet, of.fleet.table

@@ -145,7 +145,8 @@ class Agenda:
 def _decided(entry: _Entry, now: float) -> list[Slot]:
     """Return the entry's slots that are ready, and move the entry on to its next slot."""
     spec, first = entry.spec, entry.slot
-    assert first is not None  # noqa: S101 - an entry in the heap has one
+    if first is None:
+        return []
     following = spec.schedule.next_after(first)
     if (following is None or following > now) and is_punctual(spec, first, now):
         # The usual case: it costs one look at the schedule.

@@ -18,7 +18,7 @@ from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager, closing
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, Unpack, cast
 
 from incumbent import clock, meters
 from incumbent.cron.events import Emit
@@ -276,16 +276,14 @@ class _FunctionRun:
 
     def _call(self) -> None:
         spec = self._spec
-        call = spec.call
-        assert call is not None  # noqa: S101 - see JobSpec
+        call = cast("Callable[..., Any]", spec.call)  # see JobSpec
         run = JobRun(spec.name, self._slot, self._attempts.run.attempt, self.lease)
         given = {"run": run} if _wants_run(call) else {}
         if not is_async(call):
             with self._span():
                 not_deferred(call(**given), call, "make the job an `async def`")
             return
-        loop = self._jobs.loop
-        assert loop is not None, "a coroutine needs a loop"  # noqa: S101
+        loop = cast("asyncio.AbstractEventLoop", self._jobs.loop)  # a coroutine's jobs have one
         exits = asyncio.run_coroutine_threadsafe(self._within(call(**given)), loop).result()
         if exits is not None:
             raise exits

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from incumbent import clock
+from incumbent.interrupts import is_handlers, raise_handlers
 from incumbent.net.dial import leave_to_parent, tune
+from incumbent.net.limiter import DIAL_WITHIN
 from incumbent.net.names import literal_address, look_up
 from incumbent.net.pool import Broken, Ended
 from incumbent.unpatched import start_bare_thread
@@ -25,8 +28,12 @@ if TYPE_CHECKING:
 _now = clock.now
 _LONGEST = 3600.0
 _READ_AT_ONCE = 65_536
+_BLOCKED = 0.05
+"""Seconds by which a timer is late if a step of the event loop took long."""
+_READING = 0.001
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
+W = TypeVar("W")
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
@@ -39,6 +46,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._failure: Exception | None = None
         self._timer_at = inf
         self._timer: asyncio.TimerHandle | None = None
+        self._reads_first = False
+        """Whether the loop was blocked, so that answers in the socket are read before the timer."""
         self._read = memoryview(bytearray(_READ_AT_ONCE))
         self.used = 0.0
 
@@ -68,17 +77,28 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if sock is not None and sock.fileno() >= 0:
             leave_to_parent(sock.fileno())
 
-    def _admit(self, until: float) -> None:
-        """Check that a request may be sent, and set the timer for `until`. Raises Broken."""
-        if self._failure is not None:
-            raise Broken(str(self._failure), sent=False) from self._failure
-        if _now() >= until:
+    def _admit(self, until: float) -> float:
+        """Check that a request may be sent; set the timer for `until`; return the present instant.
+
+        Raises Broken.
+        """
+        failure = self._failure
+        if failure is not None:
+            if not isinstance(failure, Broken):
+                raise failure
+            raise Broken(str(failure), sent=False) from failure
+        now = _now()
+        if now >= until:
             raise Broken("no time is left", sent=False, late=True)
         self._wake_at(until)
+        return now
 
     @abstractmethod
     def _fail(self, error: Exception) -> None:
-        """Note the first failure, and wake all waiters."""
+        """Note the first failure, and wake all waiters.
+
+        One that is not Broken is a defect, or a signal handler's: the waiters raise it as it is.
+        """
 
     @abstractmethod
     def _tick(self) -> None:
@@ -96,15 +116,29 @@ class AsyncConnection(asyncio.BufferedProtocol):
         )
 
     def _timer_ended(self) -> None:
+        late = _now() - self._timer_at
         self._timer, self._timer_at = None, inf
-        self._tick()
+        self._reads_first = late > _BLOCKED and not self._reads_first
+        if self._reads_first:
+            self._wake_at(_now() + _READING)
+            return
+        try:
+            self._tick()
+        except Exception as error:
+            self._break(error)
+            raise
+
+    def _break(self, error: Exception) -> None:
+        """Close the connection, and give `error` to all waiters: the event loop only logs it."""
+        self._fail(error)
+        self.close()
 
     # -- called by the event loop -------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol. The event loop calls this first."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - for the types
-        self._transport = transport
+        # Not checked by its class: the transports of uvloop are not derived from asyncio's.
+        self._transport = cast("asyncio.Transport", transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """See asyncio.BufferedProtocol. Other protocols cost a new buffer of 256 KiB for each read.
@@ -123,9 +157,14 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
-        broken = Ended() if exc is None else Broken(str(exc), sent=True)
-        broken.__cause__ = exc
-        self._fail(broken)
+        if exc is None:
+            self._fail(Ended())
+        elif not isinstance(exc, OSError) or is_handlers(exc):
+            self._fail(exc)
+        else:
+            broken = Broken(str(exc), sent=True)
+            broken.__cause__ = exc
+            self._fail(broken)
 
 
 class AsyncStream(AsyncConnection):
@@ -188,6 +227,44 @@ class AsyncStream(AsyncConnection):
 
 # -- making a connection --------------------------------------------------------------------------
 
+_dials: set[asyncio.Task[Any]] = set()
+"""Dials that go on without a caller: the event loop itself has only weak references."""
+
+
+async def outliving(
+    dial: Callable[[float], Coroutine[Any, Any, W]],
+    until: float,
+    keep: Callable[[W], None],
+    lasts: float = -inf,
+) -> W:
+    """The connection that `dial` makes. If it takes longer, `keep` gets it, for the next caller.
+
+    It lasts until `lasts`, or for as long as a dial may take, whichever is longer. Raises
+    TimeoutError at `until`.
+    """
+
+    async def begun() -> W:
+        # The loop may have much to do before: the dial's time begins here.
+        return await dial(max(lasts, _now() + DIAL_WITHIN))
+
+    task = asyncio.create_task(begun())
+    _dials.add(task)
+    task.add_done_callback(_dials.discard)
+    mine = False
+    try:
+        mine = bool((await asyncio.wait((task,), timeout=max(0.0, until - _now())))[0])
+    finally:
+        if not mine:
+            task.add_done_callback(partial(_keep, keep))
+    if not mine:
+        raise TimeoutError("no connection in time")
+    return task.result()
+
+
+def _keep(keep: Callable[[W], None], task: asyncio.Task[W]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        keep(task.result())
+
 
 async def connect(
     make: Callable[[], P], host: str, port: int, *, tls: ssl.SSLContext | None = None
@@ -204,9 +281,14 @@ async def connect(
                 make, address, port, ssl=tls, server_hostname=None if tls is None else host
             )
         except OSError as error:
+            raise_handlers(error)
             failure = error
             continue
-        tune(transport.get_extra_info("socket"))
+        try:
+            tune(transport.get_extra_info("socket"))
+        except BaseException:
+            transport.abort()
+            raise
         return protocol
     raise failure
 

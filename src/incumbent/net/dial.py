@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 from incumbent import clock
+from incumbent.interrupts import raise_handlers
 from incumbent.net.names import resolve
 from incumbent.unpatched import original
 
@@ -45,6 +46,7 @@ def connect(
             sock = _connected(family, (address, port), until)
             return sock if tls is None else _secured(tls, sock, host, until)
         except OSError as error:
+            raise_handlers(error)
             failure = error
     raise failure
 

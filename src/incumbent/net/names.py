@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Final, TypeVar
 
 from incumbent import clock
+from incumbent.interrupts import raise_handlers
 
 T = TypeVar("T")
 
@@ -81,7 +82,8 @@ def run_bounded(work: Callable[[], T], until: float, late: str) -> T:
 
     try:
         _thread.start_new_thread(run, ())
-    except RuntimeError:
+    except RuntimeError as error:
+        raise_handlers(error)
         # The interpreter is ending and starts no threads: rather be late than leave leases behind.
         run()
     while not done.acquire(timeout=min(_SLICE, max(0.0, until - _now()))):

@@ -11,10 +11,13 @@ A BaseException that interrupts an exchange closes its connection.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.interrupts import raise_handlers
 from incumbent.model import Gone
 from incumbent.stores.plan import Plan, Planned
 
@@ -36,7 +39,20 @@ class Ended(Broken):
 
 
 class Mismatch(Exception):
-    """The answer belongs to another request: the connection is out of step."""
+    """The answer belongs to another request, or has another shape; the connection is unusable."""
+
+
+@contextmanager
+def decoding() -> Iterator[None]:
+    """Raise Mismatch if the body, which reads an answer, finds another shape than it expects.
+
+    Only reading belongs into the body: an error of our own code must not pass for the server's.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise_handlers(error)
+        raise Mismatch(f"an answer of another shape was expected: {error}") from error
 
 
 class Connection(Protocol):
@@ -61,10 +77,14 @@ W = TypeVar("W", bound=Connection)
 Facts = TypeVar("Facts")
 
 
+KEPT: Final = 64
+"""Most unused connections that are kept."""
+
+
 class Pool(Generic[W]):
     """The connections. `idle`: the unused ones, at most `most`; `all`: all that are alive."""
 
-    def __init__(self, most: int = 64) -> None:
+    def __init__(self, most: int = KEPT) -> None:
         self.most = most
         self.idle: list[W] = []
         self.all: WeakSet[W] = WeakSet()
@@ -117,7 +137,7 @@ class PlanRunner(Pool[W], Planned[Facts]):
     unusable: tuple[type[Exception], ...] = (Broken, Mismatch)
     """The exceptions of a connection that brought no reply, or another request's reply."""
 
-    def __init__(self, where: str, most: int = 64) -> None:
+    def __init__(self, where: str, most: int = KEPT) -> None:
         super().__init__(most)
         self.where = where
 

@@ -10,12 +10,12 @@ import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable
-from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from incumbent import clock
+from incumbent.interrupts import raise_handlers
 from incumbent.net.dial import close_with, watch
 from incumbent.net.pool import Broken
 
@@ -58,8 +58,8 @@ class LockWakeup:
     def wake(self) -> None:
         try:
             self._gate.release()
-        except RuntimeError:
-            return  # it is woken already
+        except RuntimeError as error:
+            raise_handlers(error)  # else it is woken already
 
     async def wait(self, until: float) -> None:
         self._gate.acquire(timeout=max(0.0, min(until - _now(), SLICE)))
@@ -102,12 +102,13 @@ class SharedWakeup(LoopWakeup):
         self._loop, self._thread = get_running_loop(), threading.get_ident()
 
     def wake(self) -> None:
-        # The task's loop may have ended; then no task waits there.
-        with suppress(RuntimeError):
+        try:
             if threading.get_ident() == self._thread:
                 super().wake()
             else:
                 self._loop.call_soon_threadsafe(super().wake)
+        except RuntimeError as error:
+            raise_handlers(error)  # else the task's loop has ended, and no task waits there
 
 
 # -- reading --------------------------------------------------------------------------------------
@@ -255,8 +256,8 @@ class BlockingSubscriber(Subscriber[_BlockingWire]):
     def wake(self) -> None:
         try:
             self._others.send(b"!")
-        except OSError:
-            return  # unread wakeups fill the socket, or it is closed
+        except OSError as error:
+            raise_handlers(error)  # else unread wakeups fill the socket, or it is closed
 
     def drop(self, node: int) -> None:
         super().drop(node)

@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from incumbent import clock
 from incumbent.durations import backoff_delay
+from incumbent.errors import StoreError
 from incumbent.net.pool import Broken
 from incumbent.net.readers import CONNECTED, ReaderSide, Subscriber, Wakeup
 from incumbent.protocol.chance import draw_jitter
@@ -334,7 +335,10 @@ class SubscriptionHub(Generic[H, S, W]):
             self._connected(role, node)
             return
         if isinstance(message, Exception):
-            self._lose(role, node, self._explain(node, message))
+            error = self._explain(node, message)
+            if not isinstance(error, StoreError | Broken):
+                raise error  # a defect of our own code, not of the node
+            self._lose(role, node, error)
             return
         subscription = role.subscriptions[node]
         if subscription is None:

@@ -8,6 +8,7 @@ from struct import Struct
 from typing import Final
 
 from incumbent import clock
+from incumbent.interrupts import raise_handlers
 from incumbent.net.dial import close_with, is_ready, wait_ready
 from incumbent.net.pool import Broken, Ended
 from incumbent.unpatched import original
@@ -63,9 +64,10 @@ class BlockingWire:
         try:
             # The plain socket's method: that of ssl drops the TLS state, which that thread uses.
             original("socket", "socket").shutdown(self._sock, socket.SHUT_RDWR)
-        except OSError:
-            pass
-        except TypeError:
+        except OSError as error:
+            raise_handlers(error)
+        except TypeError as error:
+            raise_handlers(error)
             # gevent's TLS sockets are not of the system's socket class; closing must do.
             self._sock.close()
 
@@ -111,7 +113,8 @@ class BlockingWire:
         late = "it takes nothing more" if writing else "no answer in time"
         if type(error).__name__ in _WANTS:
             writing = _WANTS[type(error).__name__]
-        elif not isinstance(error, BlockingIOError):
+        elif type(error) is not BlockingIOError:
+            raise_handlers(error)
             raise Broken(str(error), sent=sent) from error
         if not wait_ready(self._sock, until, writing=writing):
             raise Broken(late, sent=sent, late=True) from error

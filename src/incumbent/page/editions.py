@@ -145,7 +145,10 @@ class Watch:
     async def _wait(self, *, hurry: bool) -> None:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-            threading.Thread(target=self._run, name="incumbent-page", daemon=True).start()
+            thread = threading.Thread(
+                target=self._run, args=(self._loop,), name="incumbent-page", daemon=True
+            )
+            thread.start()
         if hurry:
             self._hurry.set()
         await self._news.wait()
@@ -158,8 +161,7 @@ class Watch:
 
     # -- in the thread -----------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        assert self._loop is not None  # noqa: S101 - it started us
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         number = 0
         while not self._closed.is_set():
             began, cpu = clock.now(), time.thread_time()
@@ -167,7 +169,7 @@ class Watch:
             number += 1
             try:
                 made = self._make(self._reader.read(), number)
-                self._loop.call_soon_threadsafe(self._publish, made)
+                loop.call_soon_threadsafe(self._publish, made)
             except Exception:  # noqa: BLE001 - the next reading may succeed; the page shows its age
                 _log.debug("the page cannot be made", exc_info=True)
             cost = time.thread_time() - cpu

@@ -71,12 +71,13 @@ async def acquire(
         held.claim = claim
         held.machine.sent(started)
         held.machine.unsure()
-    until = _end(wanted, timeout, started)
+    until, patience = _limits(wanted, timeout, started)
     try:
         ask = wanted.ask if timeout == 0 else wanted.waiting
-        outcome = await _take(port, held, ask, until, started)
+        outcome = await _take(port, held, ask, until, patience)
         if not isinstance(outcome, Granted):
-            await _Attempt(port, held, started, until, on_refusal).go_on(outcome, timeout)
+            attempt = _Attempt(port, held, started, _end(held, timeout, until), on_refusal)
+            await attempt.go_on(outcome, timeout)
         return held
     finally:
         if held.machine.state is not _HELD:
@@ -89,12 +90,12 @@ def acquire_blocking(port: BlockingPort, wanted: Wanted, timeout: float | None) 
     """`acquire` with a first try that is no coroutine: that saves a thirtieth of a lease's cost."""
     held = Held(port, wanted)
     started = port.now()
-    until = _end(wanted, timeout, started)
+    until, patience = _limits(wanted, timeout, started)
     try:
         ask = wanted.ask if timeout == 0 else wanted.waiting
-        outcome = _take_blocking(port, held, ask, until, started)
+        outcome = _take_blocking(port, held, ask, until, patience)
         if not isinstance(outcome, Granted):
-            run(_Attempt(port, held, started, until).go_on(outcome, timeout))
+            run(_Attempt(port, held, started, _end(held, timeout, until)).go_on(outcome, timeout))
         return held
     finally:
         if held.machine.state is not _HELD:
@@ -103,8 +104,16 @@ def acquire_blocking(port: BlockingPort, wanted: Wanted, timeout: float | None) 
             _meter(held, port.now() - started)
 
 
-def _end(wanted: Wanted, timeout: float | None, started: float) -> float:
-    return inf if timeout is None else started + (timeout or wanted.policy.request_timeout)
+def _limits(wanted: Wanted, timeout: float | None, started: float) -> tuple[float, float]:
+    """The end of a wait, and for a single try the patience for a store that gives no answer."""
+    if timeout == 0:
+        return inf, wanted.policy.request_timeout
+    return inf if timeout is None else started + timeout, inf
+
+
+def _end(held: Held, timeout: float | None, until: float) -> float:
+    """The end of a wait, or of the request of a single try."""
+    return held.machine.sent_at + held.wanted.policy.request_timeout if timeout == 0 else until
 
 
 def _log_wait(held: Held, waited: float) -> None:
@@ -222,7 +231,7 @@ class _Attempt:
         return self.until == inf or now + (refused.retry_after or 0.0) > self.until
 
     async def _ask(self, ask: Ask) -> Granted | Refused | StoreError:
-        outcome = await _take(self.port, self.held, ask, self.until, self.port.now())
+        outcome = await _take(self.port, self.held, ask, self.until)
         if self.on_refusal is not None and not isinstance(outcome, Granted):
             self.on_refusal(outcome)
         return outcome
@@ -272,35 +281,54 @@ class _Attempt:
 
 
 async def _take(
-    port: Port, held: Held, ask: Ask, until: float, sent: float
+    port: Port, held: Held, ask: Ask, until: float, patience: float = inf
 ) -> Granted | Refused | StoreError:
-    """Send one take at `sent`, and feed its outcome to the lease machine."""
-    wanted = held.wanted
-    patience = sent + wanted.policy.request_timeout
+    """Send one take when its turn has come, and feed its outcome to the lease machine.
+
+    What may be believed counts from the turn on, and so does the time for the answer.
+    """
+    gate = port.limits.takes
+    try:
+        place = gate.enter_now() or await gate.enter(until, patience)
+    except StoreUnavailable as error:
+        return _not_sent(error)
+    wanted, sent = held.wanted, port.now()
+    end, outcome = sent + wanted.policy.request_timeout, None
     held.machine.sent(sent)
     try:
-        outcome = await port.take(
-            wanted.key, held.claim, ask, until if until < patience else patience
-        )
+        outcome = await port.take(wanted.key, held.claim, ask, until if until < end else end)
     except (OutcomeUnknown, StoreUnavailable) as error:
         return _unanswered(port, held, error)
+    finally:
+        place.leave(answered=outcome is not None)
     return _answered(port, held, outcome, sent)
 
 
 def _take_blocking(
-    port: BlockingPort, held: Held, ask: Ask, until: float, sent: float
+    port: BlockingPort, held: Held, ask: Ask, until: float, patience: float
 ) -> Granted | Refused | StoreError:
     """`_take`, without a coroutine."""
-    wanted = held.wanted
-    patience = sent + wanted.policy.request_timeout
+    gate = port.limits.takes
+    try:
+        place = gate.enter_now() or run(gate.enter(until, patience))
+    except StoreUnavailable as error:
+        return _not_sent(error)
+    wanted, sent = held.wanted, port.now()
+    end, outcome = sent + wanted.policy.request_timeout, None
     held.machine.sent(sent)
     try:
-        outcome = port.store.take(
-            wanted.key, held.claim, ask, until if until < patience else patience
-        )
+        outcome = port.store.take(wanted.key, held.claim, ask, until if until < end else end)
     except (OutcomeUnknown, StoreUnavailable) as error:
         return _unanswered(port, held, error)
+    finally:
+        place.leave(answered=outcome is not None)
     return _answered(port, held, outcome, sent)
+
+
+def _not_sent(error: StoreUnavailable) -> StoreUnavailable:
+    if meters.on:
+        meters.failed(error)
+    return error
 
 
 def _unanswered(port: Port, held: Held, error: StoreError) -> StoreError:
@@ -389,8 +417,8 @@ async def acquire_all(
     names in the same order never wait for each other.
     """
     started = port.now()
-    until = _end(wanted[0], timeout, started)
-    several = _Several(port, keeper, wanted, timeout, started, until)
+    until, patience = _limits(wanted[0], timeout, started)
+    several = _Several(port, keeper, wanted, timeout, started, until, patience)
     try:
         while not await several.climb():
             pass  # an earlier lease was lost during the wait for a later one
@@ -412,6 +440,7 @@ class _Several:
     timeout: float | None
     started: float
     until: float
+    patience: float
     helds: list[Held] = field(init=False)
     complete: bool = field(default=False, init=False)
     refused: Refused | None = field(default=None, init=False)
@@ -445,16 +474,25 @@ class _Several:
     async def _take_from(self, at: int) -> tuple[int, Refused | StoreError | None]:
         """Ask for all from `at` on; returns the place and outcome of the first not granted."""
         port, helds = self.port, self.helds[at:]
-        sent = port.now()
         takes = [Take(held.wanted.key, held.claim, held.wanted.ask) for held in helds]
+        gate = port.limits.takes
+        try:
+            entered = gate.enter_now() or await gate.enter(self.until, self.patience)
+        except StoreUnavailable as error:
+            return at, _not_sent(error)
+        sent = port.now()
+        end = sent + self.wanted[0].policy.request_timeout
+        answers: Took = []
+        if self.timeout == 0:
+            self.until = min(self.until, end)
         for held in helds:
             held.machine.sent(sent)
-        answers: Took
         try:
-            patience = sent + self.wanted[0].policy.request_timeout
-            answers = await port.take_all(takes, min(self.until, patience))
+            answers = await port.take_all(takes, min(self.until, end))
         except (OutcomeUnknown, StoreUnavailable) as error:
             answers = [error] * len(helds)
+        finally:
+            entered.leave(answered=any(not isinstance(answer, StoreError) for answer in answers))
         first: tuple[int, Refused | StoreError | None] = (len(self.helds), None)
         for place, held in reversed([*enumerate(helds, at)]):
             if place - at >= len(answers):
@@ -478,7 +516,7 @@ class _Several:
         queues = waiting.queue is not None and isinstance(outcome, Refused)
         if self.timeout != 0 and queues and port.now() < self.until:
             # Takes that are sent together do not join the line.
-            again = await _take(port, held, waiting, self.until, port.now())
+            again = await _take(port, held, waiting, self.until)
             if isinstance(again, Granted):
                 return
             outcome = again

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from math import inf
+from typing import TypeAlias, TypeVar
 
 from incumbent import clock
 from incumbent.errors import Misuse
+from incumbent.interrupts import raise_handlers
 from incumbent.lease import State
+from incumbent.model import Guard, Key, PutOutcome, Record
 from incumbent.protocol.chance import draw_claim, draw_jitter
 from incumbent.protocol.held import Held
 from incumbent.protocol.port import one_by_one
 from incumbent.protocol.sync import Upkeep
-from incumbent.stores.base import AsyncStore, AsyncTogether, Gave, Give, Take, Took
+from incumbent.stores.base import (
+    NO_LIMITS,
+    AsyncStore,
+    AsyncTogether,
+    Gave,
+    Give,
+    Limits,
+    Take,
+    Took,
+)
 
+T = TypeVar("T")
 Tell: TypeAlias = "Callable[[], None]"
 
 
@@ -27,14 +41,33 @@ class AsyncPort:
 
     def __init__(self, store: AsyncStore, keeper: Upkeep) -> None:
         self._store = store
+        self.limits: Limits = getattr(store, "limits", NO_LIMITS)
         self.hand_over = keeper.hand_over
         self.tell_outage = keeper.tell_outage
         self.take = store.take
         self.renew = store.renew
         self.give = store.give
-        self.put = store.put
-        self.read = store.read
         self.wait_change = store.wait_change
+
+    async def put(
+        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
+    ) -> PutOutcome:
+        """See AsyncStore.put. The time until then begins when its turn has come."""
+        return await self._in_turn(partial(self._store.put, key, field, value, guard), until)
+
+    async def read(self, key: Key, until: float) -> Record:
+        """See AsyncStore.read. The time until then begins when its turn has come."""
+        return await self._in_turn(partial(self._store.read, key), until)
+
+    async def _in_turn(self, ask: Callable[[float], Awaitable[T]], until: float) -> T:
+        gate, patience, answered = self.limits.takes, until - clock.now(), False
+        place = gate.enter_now() or await gate.enter(inf, patience)
+        try:
+            outcome = await ask(clock.now() + patience)
+            answered = True
+        finally:
+            place.leave(answered=answered)
+        return outcome
 
     async def take_all(self, takes: Sequence[Take], until: float) -> Took:
         if isinstance(self._store, AsyncTogether):
@@ -127,8 +160,8 @@ async def until_told(
     try:
         async with asyncio.timeout(timeout):
             await called.wait()
-    except TimeoutError:
-        return
+    except TimeoutError as error:
+        raise_handlers(error)
     finally:
         if forget is not None:
             forget(tell)

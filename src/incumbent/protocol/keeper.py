@@ -101,7 +101,7 @@ class Debts:
         now = clock.now()
         if owed.due > now or now >= renewals_due:
             self._owed.append(owed)
-        elif not _settle(port, owed.debt, min(_SETTLE_TIMEOUT, renewals_due - now)):
+        elif not _settle_guarded(port, owed.debt, min(_SETTLE_TIMEOUT, renewals_due - now)):
             owed.tries += 1
             owed.due = clock.now() + backoff_delay(owed.tries, draw_jitter(), cap=2.0)
             self._owed.append(owed)
@@ -114,15 +114,17 @@ class Debts:
             return
         try:
             while self._owed and clock.now() < until:
-                _settle(port, self._owed.popleft().debt, until - clock.now())
+                owed = self._owed[0]
+                run(settle(port, owed.debt, until - clock.now()))
+                self._owed.popleft()
         finally:
             self._paying.release()
 
 
-def _settle(port: Port, debt: Debt, timeout: float) -> bool:
+def _settle_guarded(port: Port, debt: Debt, timeout: float) -> bool:
     try:
         return run(settle(port, debt, timeout))
-    except Exception:  # noqa: BLE001 - an exit or the thread must not end for it
+    except Exception:  # noqa: BLE001 - the thread must not end for it
         _log.exception("%s: a dead claim could not be given back; its ttl ends it", debt.key)
         return True
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from incumbent.durations import backoff_delay
 from incumbent.errors import StoreError
 from incumbent.model import Granted, Key
-from incumbent.stores.base import AsyncLeases, AsyncTogether, Parting, Store
+from incumbent.stores.base import AsyncLeases, AsyncTogether, Limits, Parting, Store
 
 T = TypeVar("T")
 
@@ -56,6 +56,9 @@ class Debt:
 
 class Port(AsyncLeases, Protocol):
     """A store with a clock, random numbers and waits. Instants are seconds on `now`'s clock."""
+
+    limits: Limits
+    """The bounds of the requests at the store."""
 
     def now(self) -> float:
         """The present instant, on a clock that keeps running during a suspend."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import zip_longest
+from math import inf
 
 from incumbent import meters
 from incumbent.errors import StoreError
 from incumbent.model import GiveOutcome, Released
 from incumbent.protocol.held import Held
-from incumbent.protocol.port import BlockingPort, Debt, ManyPort, Port
+from incumbent.protocol.port import BlockingPort, Debt, ManyPort, Port, run
 from incumbent.stores.base import Gave, Give
 
 
@@ -23,13 +24,21 @@ async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
     Raises no StoreError: the belief has ended, and the ttl ends the claim. If the answer shows that
     the lease was lost before, the machine is LOST afterwards.
     """
-    machine, wanted = held.machine, held.wanted
+    machine, gate, wanted = held.machine, port.limits.gives, held.wanted
     machine.left()
-    now = port.now()
-    until, parting = now + wanted.policy.request_timeout, held.parting(now, undo_slot=undo_slot)
+    now, patience = port.now(), wanted.policy.request_timeout
+    outcome: GiveOutcome | None = None
     answer: GiveOutcome | StoreError | None = None
     try:
-        answer = await port.give(wanted.key, held.claim, machine.token, until, **parting)
+        place = gate.enter_now() or await gate.enter(inf, patience)
+        try:
+            now = port.now()
+            parting = held.parting(now, undo_slot=undo_slot)
+            answer = outcome = await port.give(
+                wanted.key, held.claim, machine.token, now + patience, **parting
+            )
+        finally:
+            place.leave(answered=outcome is not None)
     except StoreError as error:
         answer = error
     finally:
@@ -41,12 +50,22 @@ def release_blocking(
     port: BlockingPort, held: Held, now: float, *, undo_slot: bool = False
 ) -> bool:
     """`release` at `now`, without a coroutine; acquire_blocking says why."""
-    machine, wanted = held.machine, held.wanted
+    machine, gate, wanted = held.machine, port.limits.gives, held.wanted
     machine.left()
-    until, parting = now + wanted.policy.request_timeout, held.parting(now, undo_slot=undo_slot)
+    patience, outcome = wanted.policy.request_timeout, None
     answer: GiveOutcome | StoreError | None = None
     try:
-        answer = port.store.give(wanted.key, held.claim, machine.token, until, **parting)
+        place = gate.enter_now()
+        if place is None:
+            place = run(gate.enter(inf, patience))
+            now = port.now()
+        try:
+            parting = held.parting(now, undo_slot=undo_slot)
+            answer = outcome = port.store.give(
+                wanted.key, held.claim, machine.token, now + patience, **parting
+            )
+        finally:
+            place.leave(answered=outcome is not None)
     except StoreError as error:
         answer = error
     finally:
@@ -60,11 +79,16 @@ async def release_all(port: ManyPort, helds: Sequence[Held]) -> bool:
         return True
     for held in helds:
         held.machine.left()
-    now, confirmed = port.now(), 0
+    now, patience, confirmed = port.now(), helds[0].wanted.policy.request_timeout, 0
     gives = [Give(held.wanted.key, held.claim, held.machine.token) for held in helds]
     answers: Gave = []
     try:
-        answers = await port.give_all(gives, now + helds[0].wanted.policy.request_timeout)
+        place = await port.limits.gives.enter(inf, patience)
+        try:
+            now = port.now()
+            answers = await port.give_all(gives, now + patience)
+        finally:
+            place.leave(answered=bool(answers))
     except StoreError as error:
         answers = [error] * len(helds)
     finally:

@@ -11,7 +11,7 @@ from incumbent.errors import StoreError
 from incumbent.model import Key
 from incumbent.protocol.chance import draw_claim, draw_jitter
 from incumbent.protocol.port import Debt, one_by_one
-from incumbent.stores.base import Gave, Give, Store, Take, Together, Took
+from incumbent.stores.base import NO_LIMITS, Gave, Give, Limits, Store, Take, Together, Took
 from incumbent.stores.inline import InlineAsyncStore
 
 
@@ -34,6 +34,7 @@ class SyncPort(InlineAsyncStore):
 
     def __init__(self, store: Store, keeper: Upkeep) -> None:
         super().__init__(store)
+        self.limits: Limits = getattr(store, "limits", NO_LIMITS)
         self.hand_over = keeper.hand_over
         self.tell_outage = keeper.tell_outage
 

@@ -19,6 +19,7 @@ from math import inf
 from typing import Protocol
 
 from incumbent import clock
+from incumbent.interrupts import raise_handlers
 from incumbent.unpatched import original, start_bare_thread, start_thread
 
 _log = logging.getLogger("incumbent")
@@ -111,7 +112,8 @@ class _BoottimeAlarm:
     def wake(self) -> None:
         try:
             os.eventfd_write(self._wake_fd, 1)
-        except OSError:
+        except OSError as error:
+            raise_handlers(error)
             self._disown()
             raise
 
@@ -131,7 +133,8 @@ def make_alarm() -> Alarm:
     """Make the best alarm of this system."""
     try:
         return _BoottimeAlarm()
-    except (ImportError, OSError, AttributeError):
+    except (ImportError, OSError, AttributeError) as error:
+        raise_handlers(error)
         # No timerfd or eventfd here: deadlines still hold, but a suspend is noticed later.
         return _QueueAlarm()
 
@@ -204,6 +207,7 @@ class AlarmThread:
             start_bare_thread(lambda: self._live(alarm))
             started = True
         except RuntimeError as error:
+            raise_handlers(error)
             if "shutdown" not in str(error):
                 _log.error("%s: no thread can be started: %s", self.name, error)
         finally:
@@ -214,7 +218,8 @@ class AlarmThread:
     def _ring(self, alarm: Alarm) -> None:
         try:
             alarm.wake()
-        except OSError:
+        except OSError as error:
+            raise_handlers(error)
             # Other code closed its descriptors: the thread that sleeps on them is replaced.
             _log.exception("%s: its alarm was closed by others; it starts again", self.name)
             if self.alarm is alarm:
@@ -294,6 +299,7 @@ class Notifier:
         try:
             start_thread(self._run, "incumbent-notifier")
         except RuntimeError as error:
+            raise_handlers(error)
             # The callbacks wait until the next `call` tries again.
             self._idle.append(True)
             _log.error("callbacks wait, for no thread can be started: %s", error)

@@ -35,8 +35,10 @@ Rules that every engine keeps:
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
+from math import inf
 from typing import (
     Any,
+    Final,
     NamedTuple,
     Protocol,
     TypeAlias,
@@ -60,12 +62,16 @@ from incumbent.model import (
 )
 
 __all__ = [
+    "NO_LIMITS",
     "AsyncLeases",
     "AsyncStore",
     "AsyncTogether",
     "Engine",
+    "Gate",
     "Give",
+    "Limits",
     "Parting",
+    "Place",
     "Store",
     "Take",
     "Together",
@@ -83,6 +89,54 @@ class Parting(TypedDict, total=False):
     reserve_for: str | None
     slot: str | None
     shared: bool
+
+
+class Place(Protocol):
+    """The permission to have one request at a store."""
+
+    def leave(self, *, answered: bool) -> None:
+        """Let the next one have it. `answered`: whether the store gave an answer."""
+
+
+class Gate(Protocol):
+    """A bound of the requests that are at a store at a time: the others wait until they enter."""
+
+    def enter_now(self) -> Place | None:
+        """A place, if a request can be sent at once."""
+        ...
+
+    def enter(self, until: float, patience: float = inf) -> Coro[Place]:
+        """A place, once there is one. Raises StoreUnavailable, at `until` at the latest.
+
+        Also if the store has given no answer for `patience` seconds.
+        """
+        ...
+
+
+class _Open:
+    """A Gate without a bound."""
+
+    def enter_now(self) -> Place:
+        return self
+
+    async def enter(self, until: float, patience: float = inf) -> Place:
+        return self
+
+    def leave(self, *, answered: bool) -> None:
+        """Do nothing."""
+
+
+class Limits(NamedTuple):
+    """The gates before the takes and the gives of a store: its attribute `limits`, if it has any.
+
+    The time of a request, and what may be believed of its answer, begin behind the gate.
+    """
+
+    takes: Gate = _Open()
+    gives: Gate = _Open()
+
+
+NO_LIMITS: Final = Limits()
 
 
 class Store(Protocol):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar, Unpack
 
 from incumbent import clock
+from incumbent.interrupts import raise_handlers
 from incumbent.model import (
     Ask,
     Capabilities,
@@ -149,8 +150,8 @@ class AsyncMemoryStore(InlineAsyncStore):
         try:
             async with timeout(max(0.0, until - clock.now())):
                 await changed.wait()
-        except TimeoutError:
-            pass
+        except TimeoutError as error:
+            raise_handlers(error)
         finally:
             self._memory.unlisten(tell)
 

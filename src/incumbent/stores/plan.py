@@ -34,7 +34,7 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.protocol.port import run
-from incumbent.stores.base import Gave, Give, Parting, Take, Took
+from incumbent.stores.base import NO_LIMITS, Gave, Give, Limits, Parting, Take, Took
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -198,6 +198,7 @@ class BlockingStore(Generic[Ops]):
 
     def __init__(self, operations: Ops) -> None:
         self.operations = operations
+        self.limits: Limits = getattr(operations, "limits", NO_LIMITS)
 
     take = _in_one_step(lambda operations: operations.take)
     renew = _in_one_step(lambda operations: operations.renew)

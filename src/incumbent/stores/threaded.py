@@ -40,6 +40,7 @@ from typing import TypeAlias, TypeVar, Unpack, cast
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.interrupts import raise_handlers
 from incumbent.model import Ask, GiveOutcome, Key, TakeOutcome
 from incumbent.stores.base import Parting, Store
 from incumbent.stores.inline import InlineAsyncStore
@@ -117,7 +118,8 @@ class ThreadedAsyncStore(InlineAsyncStore):
         try:
             async with timeout(max(0.0, until - clock.now())):
                 await self._requests.acquire()
-        except TimeoutError:
+        except TimeoutError as error:
+            raise_handlers(error)
             raise StoreUnavailable(
                 f"{self._most} requests were waiting for the store, so this one was not sent"
             ) from None
@@ -145,6 +147,7 @@ def _start(operation: Callable[[], T], places: Semaphore) -> Answer[T]:
         start_thread(work, "incumbent-store")
     except RuntimeError as error:
         places.release()
+        raise_handlers(error)
         raise StoreUnavailable(f"no thread can be started: {error}; nothing was sent") from error
     return answer
 

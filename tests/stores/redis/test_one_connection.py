@@ -240,6 +240,40 @@ def test_a_connection_that_fell_silent_gets_no_further_request(redis_server: Red
         asyncio.run(main(one, proxy))
 
 
+def test_a_request_whose_time_passed_before_it_was_written_is_not_sent(
+    redis_server: RedisServer,
+) -> None:
+    async def main(one: Party) -> None:
+        store, key = one.engine.async_store(), a_key()
+        await one.take_async()
+        before = asyncio.create_task(store.read(one.key, soon()))
+        hasty = asyncio.create_task(store.take(key, new_claim(), ASK, soon(0.1)))
+        await asyncio.sleep(0)
+        # Both have asked; the second is to be written after this step of the loop.
+        time.sleep(0.2)  # noqa: ASYNC251 - the step that takes long
+        with pytest.raises(StoreUnavailable, match="no time is left"):
+            await hasty
+        assert (await before).holdings
+        assert not (await store.read(key, soon())).holdings
+
+    with party(redis_server.url) as one:
+        asyncio.run(main(one))
+
+
+def test_an_answer_that_came_in_time_counts_however_late_the_loop_reads_it(
+    redis_server: RedisServer,
+) -> None:
+    async def main(one: Party) -> None:
+        await one.take_async()
+        read = asyncio.create_task(one.engine.async_store().read(one.key, soon(0.3)))
+        await asyncio.sleep(0)
+        time.sleep(0.5)  # noqa: ASYNC251 - the step that takes long
+        assert (await read).holdings
+
+    with party(redis_server.url) as one:
+        asyncio.run(main(one))
+
+
 def test_cancellations_do_not_keep_a_silent_connection_in_use(redis_server: RedisServer) -> None:
     async def main(one: Party, proxy: FaultProxy) -> None:
         await one.take_async()

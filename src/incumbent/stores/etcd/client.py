@@ -11,15 +11,16 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.interrupts import raise_handlers
 from incumbent.model import Key
 from incumbent.net.http import Garbled, Reading, Stream, begin, encode, exchange, feed, parse
+from incumbent.net.limiter import CONNECTIONS, DIAL_WITHIN, limits
 from incumbent.net.pool import Broken, Pool, close_all
 from incumbent.stores.etcd.dialect import Dialect
 from incumbent.stores.etcd.kv import REPEATED, Reply, Request, Steps
@@ -96,6 +97,13 @@ class Client(TakesTurns[None], Generic[W]):
         self.site = dialect.cluster.site
         self.pools: dict[Endpoint, Pool[W]] = {each: Pool() for each in self.site.members}
         self.streams: set[W] = set()
+        self.limits = limits(
+            self.site.where,
+            CONNECTIONS,
+            self.wakeup,
+            lambda: self.pools[self.site.members[0]].idle,
+            self._keep_another,
+        )
 
     @abstractmethod
     async def dial(self, endpoint: Endpoint, until: float) -> W:
@@ -218,6 +226,10 @@ class Client(TakesTurns[None], Generic[W]):
             pool.put_back(wire, idle)
         return self._read(reading) if request.body else reading
 
+    async def _joined(self, endpoint: Endpoint, until: float) -> W:
+        """As `_join`, for as long as a dial may take."""
+        return await self._join(endpoint, min(until, _now() + DIAL_WITHIN))
+
     async def _join(self, endpoint: Endpoint, until: float) -> W:
         """A new connection for requests, to the known incarnation.
 
@@ -243,6 +255,23 @@ class Client(TakesTurns[None], Generic[W]):
             raise OtherIncarnation(self.site.where)
         return wire
 
+    async def _keep_another(self, until: float) -> None:
+        """Make a connection for the next request. Raises StoreUnavailable, if there is one member.
+
+        Of several, the request itself asks the others.
+        """
+        endpoint, several, now = self.site.members[0], len(self.site.members) > 1, _now()
+        pool = self.pools[endpoint]
+        idle = pool.idle
+        if several:
+            until = share(now, min(until, now + DIAL_WITHIN), self.site.tries - 1)
+        try:
+            pool.put_back(await self._joined(endpoint, until), idle)
+        except (Broken, StoreUnavailable) as error:
+            if not several:
+                raise self.site.failed(error, doubt=False) from error
+            self.site.avoid(endpoint)
+
     async def _ask_first(
         self, endpoint: Endpoint, wire: W, until: float, request: Request
     ) -> Reply:
@@ -255,6 +284,7 @@ class Client(TakesTurns[None], Generic[W]):
         try:
             wire = await self.dial(endpoint, until)
         except OSError as error:
+            raise_handlers(error)
             raise self.site.cannot_connect(error, str(endpoint)) from error
         self.pools[endpoint].all.add(wire)
         return wire
@@ -398,8 +428,7 @@ class Client(TakesTurns[None], Generic[W]):
             if wire is not None:
                 # Closing the connection tells the server that the watch is over.
                 self.streams.discard(wire)
-                with suppress(OSError):
-                    wire.close()
+                wire.close()
 
     async def _first_change(self, watching: Watching, wire: W, until: float) -> bool:
         """True: something changed. False: look again. Raises the errors of `_results`."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
+from incumbent.interrupts import raise_handlers
 from incumbent.model import Capabilities
 from incumbent.net.dial import connect
 from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
@@ -76,7 +79,26 @@ class AsyncEtcdStore(Client["AsyncStream"]):
             async with asyncio.timeout(min(_LONGEST, until - clock.now())):
                 return await connect(AsyncStream, endpoint.host, endpoint.port, tls=self.site.tls)
         except TimeoutError as error:
+            raise_handlers(error)
             raise TimeoutError("no connection in time") from error
+
+    async def _joined(self, endpoint: Endpoint, until: float) -> AsyncStream:
+        return await self._outliving(endpoint, until, -inf)
+
+    async def _join(self, endpoint: Endpoint, until: float) -> AsyncStream:
+        return await self._outliving(endpoint, until, until)
+
+    async def _outliving(self, endpoint: Endpoint, until: float, lasts: float) -> AsyncStream:
+        """See Client._join. It goes on for the next request if this one has no more time."""
+        from incumbent.net.aiowire import outliving
+
+        pool = self.pools[endpoint]
+        join, keep = partial(super()._join, endpoint), partial(pool.put_back, idle=pool.idle)
+        try:
+            return await outliving(join, until, keep, lasts)
+        except TimeoutError as error:
+            raise_handlers(error)
+            raise self.site.cannot_connect(error, str(endpoint)) from error
 
     async def aclose(self) -> None:
         self.let_go()

@@ -37,7 +37,7 @@ from incumbent.model import (
     Stored,
     TakeOutcome,
 )
-from incumbent.net.pool import Broken, Mismatch
+from incumbent.net.pool import Broken, Mismatch, decoding
 from incumbent.stores.base import Gave, Give, Take, Took
 from incumbent.stores.names import flat, unflat
 from incumbent.stores.notices import notices_for
@@ -415,6 +415,12 @@ def _guard(guard: Guard) -> tuple[bytes, bytes | None, bytes | None]:
             return (b"claim", b"%d" % token, _text(claim))
 
 
+def read_object(reply: Reply) -> dict[str, Any]:
+    """The JSON object of a reply. Raises Mismatch."""
+    with decoding():
+        return dict(json.loads(reply or b"{}"))
+
+
 def _decoded(reply: Reply) -> str:
     if reply is None:
         raise Mismatch("an empty answer was not expected")
@@ -422,7 +428,5 @@ def _decoded(reply: Reply) -> str:
 
 
 def _parsed(reply: Reply, read: Callable[[Any], T]) -> T:
-    try:
+    with decoding():
         return read(json.loads(_decoded(reply)))
-    except (KeyError, TypeError, ValueError) as error:
-        raise Mismatch(f"an answer of another shape was expected: {error}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
 from incumbent import clock
@@ -17,7 +16,7 @@ from incumbent.stores.findings import (
     grants_nothing,
     wait_after_restart,
 )
-from incumbent.stores.postgresql.dialect import HELLO, Request
+from incumbent.stores.postgresql.dialect import HELLO, Request, read_object
 from incumbent.stores.postgresql.errors import OLDEST, check_schema
 from incumbent.stores.postgresql.site import Site
 from incumbent.stores.postgresql.wire import Wire
@@ -44,11 +43,11 @@ DIAGNOSE: Final = Request(
 
 
 async def diagnose(site: Site, ttl: float, until: float, wire: Wire) -> list[Finding]:
-    """Return all findings, over this connection. Raises StoreError, Broken, ErrorReply."""
-    hello = json.loads(await wire.query(HELLO, until) or b"{}")
+    """All findings, over this connection. Raises StoreError, Broken, Mismatch, ErrorReply."""
+    hello = read_object(await wire.query(HELLO, until))
     check_schema(hello, site.where, proved=True)
     began = clock.now()
-    server = json.loads(await wire.query(DIAGNOSE, until) or b"{}")
+    server = read_object(await wire.query(DIAGNOSE, until))
     trip = clock.now() - began
     return findings(server, hello, wire, ttl, site.restart_wait, trip, clock.wall())
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.resources import files
+from math import inf
 
 from incumbent.errors import StoreError
 from incumbent.model import Capabilities
+from incumbent.net.pool import Broken, Mismatch
 from incumbent.protocol.port import run
 from incumbent.stores.findings import Finding, cannot_tell
 from incumbent.stores.loops import LoopEnd, ServerEngine, detach_in_child
@@ -35,9 +37,9 @@ class AsyncPostgresStore(Runner):
         super().__init__(site, dialect, Suspending())
         self._end = LoopEnd(self.let_go)
 
-    async def dial(self, until: float) -> Wire:
+    async def dial(self, until: float, lasts: float = -inf) -> Wire:
         await self._end.watch()
-        return await super().dial(until)
+        return await super().dial(until, lasts)
 
     async def aclose(self) -> None:
         self.let_go()
@@ -99,7 +101,7 @@ class PostgresEngine(ServerEngine[PostgresStore, AsyncPostgresStore]):
                 return await work(wire)
             except ErrorReply as error:
                 return [cannot_tell(str(answered_error(error, self.url)))]
-            except Exception as error:  # noqa: BLE001 - whatever it is, a diagnosis reports it
+            except (Broken, Mismatch) as error:
                 why = f"{self.url} gave no usable answer: {error}"
                 return [cannot_tell(why, "try it again, or look at its log")]
             finally:

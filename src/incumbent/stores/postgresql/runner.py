@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 from collections.abc import Coroutine, Sequence
+from functools import partial
+from math import inf
 from typing import Any, Final, TypeVar
 
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.interrupts import raise_handlers
 from incumbent.model import Key
+from incumbent.net.limiter import limits
 from incumbent.net.pool import Broken, Mismatch, PlanRunner
 from incumbent.net.readers import Wakeup
 from incumbent.stores.base import Gave, Give
 from incumbent.stores.names import flat
 from incumbent.stores.plan import Plan, PlannedTogether
-from incumbent.stores.postgresql.dialect import HELLO, Dialect
+from incumbent.stores.postgresql.dialect import HELLO, Dialect, read_object
 from incumbent.stores.postgresql.errors import (
     ErrorReply,
     answered_error,
     check_schema,
     check_server,
+    connect_error,
 )
 from incumbent.stores.postgresql.site import Site
 from incumbent.stores.postgresql.subscriber import Subscriber, pause
@@ -33,6 +37,8 @@ T = TypeVar("T")
 _READ_ONLY: Final = "25006"
 _OPEN_MAX: Final = 10
 """The most connections of one store: each is a server process, of a hundred by default."""
+_AT_ONCE: Final = 4
+"""Takes at a time, and gives: two connections are left to those who wait, or read."""
 _SPARE: Final = 4
 """Additional connections for renewals, which must not wait for other requests."""
 _WAIT_MAX: Final = 60.0
@@ -55,6 +61,9 @@ class Runner(TakesTurns[float], PlannedTogether[float], PlanRunner[Wire, float])
         self.dialect = dialect
         self.side = side
         self.turns = dialect.turns
+        self.limits = limits(
+            site.where, _AT_ONCE, side.wakeup, lambda: self.idle, self._keep_another
+        )
         self._forget()
 
     def _forget(self) -> None:
@@ -141,7 +150,27 @@ class Runner(TakesTurns[float], PlannedTogether[float], PlanRunner[Wire, float])
 
     async def fresh(self, plan: Plan[float, T], until: float) -> Wire:
         most = _OPEN_MAX + _SPARE if plan.kind == "renew" else _OPEN_MAX
-        return await self._in_turn(until, most) or await self.connect(until)
+        return await self._in_turn(until, most) or await self._dialled(until, until)
+
+    async def _keep_another(self, until: float) -> None:
+        """Make a connection for the next request. Raises StoreUnavailable."""
+        idle = self.idle
+        wire = await self._in_turn(until, _OPEN_MAX)
+        self.put_back(wire or await self._dialled(until), idle)
+
+    async def _dialled(self, until: float, lasts: float = -inf) -> Wire:
+        """A new connection; see Side.dialled."""
+        keep = partial(self.put_back, idle=self.idle)
+
+        async def dial(end: float) -> Wire:
+            # The hosts share the time of the caller, who must hear of the second one in time.
+            return await self.connect(min(until, end), end)
+
+        try:
+            return await self.side.dialled(dial, until, keep, lasts)
+        except TimeoutError as error:
+            raise_handlers(error)
+            raise connect_error("", self.where, proved=self.site.proved) from error
 
     async def _in_turn(self, until: float, most: int) -> Wire | None:
         """A connection that was put back; None if another may be opened."""
@@ -160,29 +189,29 @@ class Runner(TakesTurns[float], PlannedTogether[float], PlanRunner[Wire, float])
             pause = min(0.02, 2 * pause)
         return None
 
-    async def dial(self, until: float) -> Wire:
-        """A connection that is logged in. Raises StoreUnavailable, at `until` at the latest."""
-        return Wire(await connect(self.site, self.side, until), self.side)
+    async def dial(self, until: float, lasts: float = -inf) -> Wire:
+        """A connection that is logged in; see wire.connect. Raises StoreUnavailable."""
+        return Wire(await connect(self.site, self.side, until, lasts), self.side)
 
-    async def connect(self, until: float) -> Wire:
-        """A connection to a database with a schema of our format."""
-        site = self.site
+    async def connect(self, until: float, lasts: float = -inf) -> Wire:
+        """A connection to a database with a schema of our format; see wire.connect."""
+        site, last = self.site, max(until, lasts)
         self._dialing.append(None)
         try:
-            wire = await self.dial(until)
+            wire = await self.dial(until, lasts)
             self.all.add(wire)
         finally:
             self._dialing.pop()
         try:
             check_server(wire.version, site.where, proved=site.proved)
             before = _now()
-            hello = json.loads(await wire.query(HELLO, until) or b"{}")
+            hello = read_object(await wire.query(HELLO, last))
             check_schema(hello, site.where, proved=site.proved)
             wire.ahead = hello["now"] - before
         except ErrorReply as error:
             wire.close()
             raise answered_error(error, site.where, proved=site.proved) from error
-        except (Broken, Mismatch, ValueError) as error:
+        except (Broken, Mismatch) as error:
             wire.close()
             raise StoreUnavailable(f"{site.where} cannot be reached: {error}") from error
         except BaseException:

@@ -7,14 +7,17 @@ host gets its share of the time that is left, so that a dead host does not use u
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from zlib import crc32
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
+from incumbent.interrupts import raise_handlers
 from incumbent.net.dial import is_ready, leave_to_parent, wait_ready
+from incumbent.net.limiter import DIAL_WITHIN
 from incumbent.net.names import is_unknown, resolve
 from incumbent.net.pool import Broken
 from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
@@ -66,6 +69,18 @@ class Side:
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - blocking is what this side is for
 
+    async def dialled(
+        self,
+        dial: Callable[[float], Coroutine[Any, Any, T]],
+        until: float,
+        keep: Callable[[T], None],
+        lasts: float,
+    ) -> T:
+        """What `dial` makes until `lasts`, or for as long as a dial may take. A task that has less
+        time raises TimeoutError at `until`, and `keep` gets it.
+        """
+        return await dial(max(lasts, min(until, _now() + DIAL_WITHIN)))
+
 
 class Suspending(Side):
     """The ways to wait in an asyncio task. Only these import asyncio: blocking code needs none."""
@@ -90,6 +105,17 @@ class Suspending(Side):
 
         await asyncio.sleep(seconds)
 
+    async def dialled(
+        self,
+        dial: Callable[[float], Coroutine[Any, Any, T]],
+        until: float,
+        keep: Callable[[T], None],
+        lasts: float,
+    ) -> T:
+        from incumbent.net.aiowire import outliving
+
+        return await outliving(dial, until, keep, lasts)
+
 
 # -- connecting -----------------------------------------------------------------------------------
 
@@ -102,25 +128,30 @@ class _Failed(Exception):
         self.final = final
 
 
-def _shared(among: Sequence[T], until: float) -> Iterator[tuple[T, float]]:
-    """Yield each item with its deadline: an equal share of the time that is left by then."""
-    for step, each in enumerate(among):
+def _shared(among: Sequence[T], until: float, lasts: float) -> Iterator[tuple[T, float]]:
+    """Yield each item with its deadline: an equal share of the time that is left by then.
+
+    The last one has the time after `until` as well.
+    """
+    for step, each in enumerate(among, 1):
         now = _now()
-        yield each, now + (until - now) / (len(among) - step)
+        yield each, lasts if step == len(among) else now + (until - now) / (len(among) - step + 1)
 
 
-async def connect(site: Site, side: Side, until: float) -> Any:
+async def connect(site: Site, side: Side, until: float, lasts: float = -inf) -> Any:
     """A connection of libpq that is logged in to a writable server.
 
-    Raises StoreUnavailable, at `until` (an instant of clock.now) at the latest.
+    The hosts share the time until `until`, when the caller may give up. Raises StoreUnavailable, at
+    `lasts` (an instant of clock.now) at the latest, if that is later.
     """
     until = min(until, _now() + _LONGEST)
+    lasts = max(until, lasts)
     failures: list[_Failed] = []
-    for target, share in _shared(site.targets, until):
-        if _now() >= until:
-            break
+    for target, share in _shared(site.targets, until, lasts):
+        if _now() >= share:
+            continue
         try:
-            connection = await _connect_host(site, side, target, share)
+            connection = await _connect_host(site, side, target, min(share, until), share)
         except _Failed as failure:
             failures.append(failure)
         else:
@@ -129,15 +160,16 @@ async def connect(site: Site, side: Side, until: float) -> Any:
     raise _unavailable(site, failures)
 
 
-async def _connect_host(site: Site, side: Side, target: Target, until: float) -> Any:
+async def _connect_host(site: Site, side: Side, target: Target, until: float, lasts: float) -> Any:
     try:
-        addresses = await _addresses(side, target, until)
+        addresses = await _addresses(side, target, lasts)
     except OSError as error:
+        raise_handlers(error)
         why = "no answer in time" if isinstance(error, TimeoutError) else str(error)
         text = f"the host name {target.host} cannot be resolved: {why}"
         raise _Failed(text, final=is_unknown(error)) from error
     failure = _Failed(f"the host name {target.host} has no address")
-    for address, share in _shared(addresses, until):
+    for address, share in _shared(addresses, until, lasts):
         try:
             return await _attempt(site, side, site.conninfo(target, address), share)
         except _Failed as error:

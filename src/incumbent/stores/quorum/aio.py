@@ -9,8 +9,9 @@ from typing import Any, Final, TypeVar
 
 from incumbent.clock import now as _now
 from incumbent.model import Key
+from incumbent.net.limiter import IN_FLIGHT, limits
 from incumbent.net.pool import Broken, Mismatch, exchange_error
-from incumbent.net.readers import SUSPENDING, LoopWakeup
+from incumbent.net.readers import SUSPENDING, LoopWakeup, SharedWakeup
 from incumbent.stores.loops import LoopEnd
 from incumbent.stores.plan import Plan
 from incumbent.stores.quorum.ballots import Silent
@@ -18,6 +19,7 @@ from incumbent.stores.quorum.connecting import LONGEST, ConnectedPanel, Dialer
 from incumbent.stores.quorum.nodes import NOT_ASKED, Node, Panel, Quorum, Reply
 from incumbent.stores.quorum.operations import Operations, carry_out
 from incumbent.stores.redis.aiowire import AsyncWire, dial
+from incumbent.stores.redis.exchange import UNUSABLE
 from incumbent.stores.redis.resp import Step, as_eval
 from incumbent.stores.redis.server import Site
 
@@ -89,8 +91,9 @@ class AsyncPanel(ConnectedPanel):
         if future.cancelled() or step is None:
             return NOT_ASKED
         if (error := future.exception()) is not None:
-            lost = error if isinstance(error, Exception) else Broken(str(error), sent=True)
-            return self._failed(node, lost)
+            if not isinstance(error, UNUSABLE):
+                raise error
+            return self._failed(node, error)
         self._wires.slow.discard(node)
         reply = [future.result()] if step.answers == 1 else list(future.result())
         return self._replied(node, step, reply, until)
@@ -127,6 +130,10 @@ class _Wires(Dialer[AsyncWire]):
         """Nodes whose last reply has not come yet, and is no longer awaited."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.end = LoopEnd(self.let_go)
+
+    def is_majority(self) -> bool:
+        """Whether a majority is connected."""
+        return len(self.all) - self.all.count(None) >= self.quorum.need
 
     async def open(self, until: float) -> None:
         """Replace stale connections, make missing ones, and send owed revocations."""
@@ -188,6 +195,13 @@ class AsyncQuorumStore(Operations):
     def __init__(self, quorum: Quorum, nodes: Sequence[Node]) -> None:
         super().__init__(quorum, SUSPENDING)
         self.dialer = _Wires(quorum, nodes, self.hub.let_go)
+        self.limits = limits(
+            quorum.where, IN_FLIGHT // 2, SharedWakeup, self.dialer.is_majority, self._connect
+        )
+
+    async def _connect(self, until: float) -> None:
+        """Make connections for the next request, which says why if there is no majority."""
+        await self.dialer.open(min(until, _now() + LONGEST))
 
     async def run(self, plan: Plan[Panel, T], until: float) -> T:
         panel = AsyncPanel(self.dialer)

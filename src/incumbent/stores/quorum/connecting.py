@@ -11,8 +11,8 @@ from typing import Any, Final, Generic, TypeVar
 from weakref import WeakSet
 
 from incumbent.clock import now as _now
-from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.net.pool import Broken, exchange_error
+from incumbent.errors import StoreUnavailable
+from incumbent.net.pool import Broken, decoding, exchange_error
 from incumbent.net.readers import ReaderSide, Wakeup
 from incumbent.stores.quorum.ballots import UNFIT, Silent
 from incumbent.stores.quorum.dialect import LOADS, MARKER
@@ -82,7 +82,10 @@ class Dialer(ABC, Generic[W]):
         """Run `work` on a thread or in a task of its own."""
 
     async def fill(self, links: list[W | None], until: float) -> None:
-        """Fill the empty places with connections, as far as they can be made by `until`."""
+        """Fill the empty places with connections, as far as they can be made by `until`.
+
+        Raises only defects.
+        """
         spare, need = self.spare, self.quorum.need
         _take_spare(links, spare)
         now, wakeup = _now(), self.side.wakeup()
@@ -113,6 +116,14 @@ class Dialer(ABC, Generic[W]):
         finally:
             del waiting[wakeup]
         _take_spare(links, spare)
+        if len(links) - links.count(None) < need:
+            self._raise_defect(links)
+
+    def _raise_defect(self, links: list[W | None]) -> None:
+        """Raise an error of our own code that keeps a node from the panel: it is no outage."""
+        for node, link in zip(self.nodes, links, strict=True):
+            if link is None and node.defect is not None:
+                raise node.defect
 
     def _is_due(self, node: int, now: float) -> bool:
         """Whether a caller with a majority should wait a little for this node as well."""
@@ -137,9 +148,9 @@ class Dialer(ABC, Generic[W]):
             return
         begun.append(now)
 
-        def arrive(link: W | StoreError) -> None:
+        def arrive(link: W | Exception) -> None:
             # If the store was closed meanwhile, the list is garbage, and the link closes with it.
-            if not isinstance(link, StoreError):
+            if not isinstance(link, Exception):
                 spare.append(link)
             begun.remove(now)
             for wakeup in list(waiting):
@@ -148,26 +159,23 @@ class Dialer(ABC, Generic[W]):
         self.connect_apart(node, max(until, now + LONGEST), arrive)
 
     def connect_apart(
-        self, node: int, until: float, arrive: Callable[[W | StoreError], None]
+        self, node: int, until: float, arrive: Callable[[W | Exception], None]
     ) -> None:
         """Connect on a thread or in a task of its own, and pass the link or error to `arrive`."""
         self._start(self._connect_apart(node, until, arrive))
 
     async def _connect_apart(
-        self, node: int, until: float, arrive: Callable[[W | StoreError], None]
+        self, node: int, until: float, arrive: Callable[[W | Exception], None]
     ) -> None:
-        made: W | StoreError
+        made: W | Exception
         try:
             made = await self.connect(node, until)
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - raised where it is awaited, if it is a defect
             made = error
-        except Exception as error:  # noqa: BLE001 - otherwise the error would be lost
-            made = StoreUnavailable(str(error))
+            self.nodes[node].failed(error)
         except BaseException as error:
             arrive(StoreUnavailable(str(error)))
             raise
-        if isinstance(made, StoreError):
-            self.nodes[node].failed(made)
         arrive(made)
 
     async def connect(self, node: int, until: float) -> W:
@@ -215,7 +223,8 @@ def _welcome(site: Site) -> Program[tuple[Facts, int, bytes | None]]:
     for reply in (time, marker):
         if isinstance(reply, Exception):
             raise answered_error(str(reply), site.where, proved=site.proved)
-    return facts, int(time[0]) * 1_000_000 + int(time[1]), marker
+    with decoding():
+        return facts, int(time[0]) * 1_000_000 + int(time[1]), marker
 
 
 class ConnectedPanel(Panel):

@@ -13,7 +13,7 @@ from incumbent.stores.findings import Finding, cannot_tell, grants_nothing
 from incumbent.stores.quorum.dialect import MARKER
 from incumbent.stores.quorum.nodes import Node, Quorum, strangers
 from incumbent.stores.redis.doctor import diagnosis
-from incumbent.stores.redis.exchange import carry_out
+from incumbent.stores.redis.exchange import UNUSABLE, carry_out
 from incumbent.stores.redis.resp import Program, Step, pack
 from incumbent.stores.redis.server import MARKER_KEY, belongs_elsewhere, read_facts
 from incumbent.stores.redis.wire import dial
@@ -57,7 +57,7 @@ def _of_node(
         program = diagnosis(ttl, node.site.restart_wait)
         about = run(carry_out(wire, program, until))
         look = run(carry_out(wire, _look(quorum.dialect.wait_of(ttl)), until))
-    except Exception as error:  # noqa: BLE001 - a diagnosis reports any error
+    except (StoreError, *UNUSABLE) as error:
         return [("error", f"{name} answered nothing usable: {error}", "look at its log")], None
     finally:
         wire.close()

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError
 from incumbent.model import Ask, Capabilities, GiveOutcome, Granted, Key, Released, TakeOutcome
-from incumbent.net.pool import Mismatch, exchange_error
-from incumbent.net.readers import BLOCKING
+from incumbent.net.limiter import CONNECTIONS, limits
+from incumbent.net.pool import KEPT, Mismatch, exchange_error
+from incumbent.net.readers import BLOCKING, LockWakeup
 from incumbent.protocol.port import run
 from incumbent.stores import base
 from incumbent.stores.loops import ServerEngine, detach_in_child
 from incumbent.stores.plan import BlockingStore, Plan
 from incumbent.stores.quorum.ballots import BallotClock
+from incumbent.stores.quorum.connecting import LONGEST
 from incumbent.stores.quorum.dialect import QuorumDialect
 from incumbent.stores.quorum.doctor import diagnose
 from incumbent.stores.quorum.links import TRUSTED, LinkDialer, SyncPanel
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 U = TypeVar("U")
 
-_IDLE_MAX: Final = 64
 _GIVEN: Final = b":1\r\n"
 _RELEASED: Final = Released()
 
@@ -50,6 +51,16 @@ class _Blocking(Operations):
         super().__init__(quorum, BLOCKING)
         self.dialer = LinkDialer(quorum, nodes)
         self.idle: list[SyncPanel] = []
+        self.limits = limits(
+            quorum.where, CONNECTIONS, LockWakeup, lambda: self.idle, self._keep_another
+        )
+
+    async def _keep_another(self, until: float) -> None:
+        """Make connections for the next request, which says why if there is no majority."""
+        idle, panel = self.idle, SyncPanel(self.dialer)
+        await panel.open(min(until, _now() + LONGEST))
+        panel.rested()
+        self.put_back(panel, idle)
 
     async def run(self, plan: Plan[Panel, T], until: float) -> T:
         idle = self.idle
@@ -82,7 +93,7 @@ class _Blocking(Operations):
     def put_back(self, panel: SyncPanel, idle: list[SyncPanel]) -> None:
         """Keep the panel for the next operation."""
         # If the list is another one now, the store was closed, or this is a forked child.
-        if idle is self.idle and len(idle) < _IDLE_MAX:
+        if idle is self.idle and len(idle) < KEPT:
             idle.append(panel)
         else:
             panel.close()

@@ -10,6 +10,7 @@ from typing import Any, Final
 import hiredis
 
 from incumbent.clock import now as _now
+from incumbent.interrupts import raise_handlers
 from incumbent.model import Key
 from incumbent.net.dial import watch
 from incumbent.net.pool import Broken
@@ -60,8 +61,10 @@ class Link(Wire):
 
     def push_on(self, request: bytes, sent: int, error: OSError | None, until: float) -> None:
         """Send the rest after a `push` that sent only `sent` bytes, or raised. Raises Broken."""
-        if error is not None and not isinstance(error, _NOT_YET):
-            raise Broken(str(error), sent=False) from error
+        if error is not None:
+            raise_handlers(error)
+            if not isinstance(error, _NOT_YET):
+                raise Broken(str(error), sent=False) from error
         self._send_rest(request, sent, until)
 
     def replies(self, count: int) -> list[Any] | None:
@@ -104,7 +107,8 @@ class LinkDialer(Dialer[Link]):
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             threading.Thread(target=run, args=(work,), name="incumbent-dial", daemon=True).start()
-        except RuntimeError:
+        except RuntimeError as error:
+            raise_handlers(error)
             # The interpreter is shutting down, and starts no more threads.
             run(work)
 
@@ -253,6 +257,8 @@ class SyncPanel(ConnectedPanel):
         data: bytes | OSError,
     ) -> list[Reply]:
         """Go on as `ask` does after the first node (from the last) whose reply is not `wanted`."""
+        if isinstance(data, OSError):
+            raise_handlers(data)
         self.whole = False
         step = Step(request, 1)
         steps: list[Step | None] = [step] * len(self.connections)

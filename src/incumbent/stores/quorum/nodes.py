@@ -94,7 +94,7 @@ class Panel(ABC):
 
     @abstractmethod
     async def open(self, until: float) -> None:
-        """Connect as many nodes as possible. Never raises: an unreachable node is Silent."""
+        """Connect as many nodes as possible. An unreachable node is Silent, and raises nothing."""
 
     @abstractmethod
     async def ask(
@@ -134,15 +134,18 @@ class Node:
     failures: int = 0
     retry_at: float = 0.0
     why: StoreError | None = None
+    defect: Exception | None = None
+    """An error of our own code in place of `why`: raised where it costs the majority."""
     met: bool = False
     blank: bool = False
     """Whether the node had no marker when the last connection was made."""
     owed: dict[tuple[Key, str], int] = field(default_factory=dict)
     """Votes to take back when the node can be reached again."""
 
-    def failed(self, error: StoreError) -> None:
+    def failed(self, error: Exception) -> None:
         """Note that a connection failed, and delay the next try."""
-        self.why = error
+        self.why = error if isinstance(error, StoreError) else StoreUnavailable(repr(error))
+        self.defect = None if self.why is error else error
         self.failures += 1
         self.retry_at = _now() + min(_RETRY_MOST, 0.01 * 2.0 ** min(self.failures, 10))
 
@@ -164,7 +167,7 @@ class Node:
 
     def welcomed(self, quorum: Quorum, unix_us: int, marker: bytes | None) -> None:
         """Note a new connection, and the time and marker that the node has just reported."""
-        self.failures, self.retry_at, self.why, self.met = 0, 0.0, None, True
+        self.failures, self.retry_at, self.why, self.defect, self.met = 0, 0.0, None, None, True
         self.site.proved, self.blank = True, marker is None
         quorum.clock.learn(self.index, unix_us, _now())
         quorum.dialect.learn_marker(marker)

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from math import inf
 from typing import Any, TypeVar, Unpack
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.interrupts import raise_handlers
 from incumbent.model import Ask, GiveOutcome, Key, Queued, TakeOutcome
+from incumbent.net.limiter import DIAL_WITHIN, IN_FLIGHT, limits
 from incumbent.net.pool import Broken
-from incumbent.net.readers import SUSPENDING
+from incumbent.net.readers import SUSPENDING, SharedWakeup
 from incumbent.stores.base import Parting
 from incumbent.stores.loops import LoopEnd
 from incumbent.stores.plan import Plan, PlannedTogether
@@ -39,7 +42,8 @@ class AsyncRedisStore(Exchange[AsyncWire]):
         super().__init__(site, commands, SUSPENDING)
         self._end = LoopEnd(self._close_all)
         self._shared: AsyncWire | None = None
-        self._dialing: asyncio.Future[StoreUnavailable | None] | None = None
+        self._dialing: asyncio.Task[StoreUnavailable | None] | None = None
+        self.limits = limits(site.where, IN_FLIGHT, SharedWakeup, self.trusted, self._join)
 
     async def dial(self, until: float) -> AsyncWire:
         await self._end.watch()
@@ -143,52 +147,48 @@ class AsyncRedisStore(Exchange[AsyncWire]):
         wire.retire()
 
     async def fresh(self, plan: Plan[Server, T], until: float) -> AsyncWire:
-        """The connection that other tasks have made or are making, or else a new one."""
+        return await self._join(until, until)
+
+    async def _join(self, until: float, lasts: float = -inf) -> AsyncWire:
+        """The connection of all tasks. Making it goes on if this caller has no more time.
+
+        It lasts until `lasts`, or for as long as a dial may take, whichever is longer.
+        """
         while (wire := self.trusted()) is None:
-            if self._dialing is not None:
-                await self._wait_for_dial(self._dialing, until)
-            elif (made := await self._dial_for_all(until)) is not None:
-                return made
+            dialing = self._dialing
+            if dialing is None:
+                dialing = self._dialing = asyncio.create_task(self._dial_for_all(lasts))
+            await asyncio.wait((dialing,), timeout=max(0.0, until - _now()))
+            where = self.site.where
+            if not dialing.done():
+                raise StoreUnavailable(f"{where} cannot be reached: no connection in time")
+            failure = dialing.result()
+            if failure is not None:
+                raise StoreUnavailable(
+                    str(failure), permanent=failure.permanent, retry_after=failure.retry_after
+                ) from failure
         return wire
 
-    async def _dial_for_all(self, until: float) -> AsyncWire | None:
-        """A new connection; None if `let_go` was called meanwhile: the store has another server."""
-        dialing = self._dialing = asyncio.get_running_loop().create_future()
-        failure, idle = None, self.idle
+    async def _dial_for_all(self, lasts: float) -> StoreUnavailable | None:
+        """Make the connection; returns why not. After `let_go` neither: another server is meant."""
+        idle = self.idle
         try:
-            wire = await self._connect(until)
+            # The loop may have much to do before: the dial's time begins here.
+            wire = await self._connect(max(lasts, _now() + DIAL_WITHIN))
         except StoreUnavailable as error:
-            # If only this caller ran out of time, the other tasks see no failure.
-            failure = error if _now() < until else None
-            raise
-        else:
-            if idle is not self.idle:
-                wire.close()
-                return None
-            self._replace(wire)
-            return wire
+            return error
         finally:
             self._dialing = None
-            dialing.set_result(failure)
+        if idle is self.idle:
+            self._replace(wire)
+        else:
+            wire.close()
+        return None
 
     def _replace(self, wire: AsyncWire) -> None:
         before, self._shared = self._shared, wire
         if before is not None:
             before.retire()
-
-    async def _wait_for_dial(
-        self, dialing: asyncio.Future[StoreUnavailable | None], until: float
-    ) -> None:
-        try:
-            async with asyncio.timeout(max(0.0, until - _now())):
-                failure = await asyncio.shield(dialing)
-        except TimeoutError as error:
-            where = self.site.where
-            raise StoreUnavailable(f"{where} cannot be reached: no connection in time") from error
-        if failure is not None:
-            raise StoreUnavailable(
-                str(failure), permanent=failure.permanent, retry_after=failure.retry_after
-            ) from failure
 
 
 # -- for layers ------------------------------------------------------------------------------------
@@ -220,6 +220,7 @@ class AsyncRuntime(Runtime):
             async with asyncio.timeout(max(0.0, until - clock.now())):
                 await self._turn.acquire()
         except TimeoutError as error:
+            raise_handlers(error)
             raise StoreUnavailable("no time was left to ask where the servers are") from error
         try:
             await super().update(discovery, until)
@@ -240,8 +241,8 @@ class AsyncRuntime(Runtime):
                     found.append(outcome)
                     if enough and enough(found):
                         break
-        except TimeoutError:
-            pass
+        except TimeoutError as error:
+            raise_handlers(error)
         finally:
             for task in tasks:
                 task.cancel()
@@ -252,9 +253,10 @@ class AsyncRuntime(Runtime):
 class AsyncFace(Layer):
     """The operations of a layer as an AsyncStore (see stores.base) of one event loop."""
 
-    def __init__(self, runtime: AsyncRuntime, layer: PlannedTogether[Server]) -> None:
+    def __init__(self, where: str, runtime: AsyncRuntime, layer: PlannedTogether[Server]) -> None:
         super().__init__(layer)
         self._runtime = runtime
+        self.limits = limits(where, IN_FLIGHT, SharedWakeup)
 
     async def aclose(self) -> None:
         self.let_go()

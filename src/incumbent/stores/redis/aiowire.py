@@ -17,11 +17,12 @@ import hiredis
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
+from incumbent.interrupts import raise_handlers
 from incumbent.net.aiowire import AsyncConnection, connect, connect_unix
 from incumbent.net.pool import Broken
 from incumbent.stores.redis.exchange import AnyWire
 from incumbent.stores.redis.options import Target
-from incumbent.stores.redis.server import Site
+from incumbent.stores.redis.server import ProviderFailed, Site
 from incumbent.stores.redis.wire import open_wire
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ _now = clock.now
 _LONGEST = 3600.0
 _APART = 0.005
 """Seconds between two checks of all deadlines: with thousands of them, a check takes 1 ms."""
+_GATHERS = 0.02
+"""Seconds for which requests are gathered: one step of the loop may take a second, while their time
+runs."""
 
 _Asked: TypeAlias = "tuple[asyncio.Future[Any], float, int, int]"
 """A request's future, its deadline, `_received` when it was made, and its number of answers."""
@@ -46,6 +50,7 @@ class AsyncWire(AsyncConnection, AnyWire):
         self._feed, self._gets = reader.feed, reader.gets
         self._asked: deque[_Asked] = deque()
         self._unsent: list[tuple[bytes, _Asked]] = []
+        self._gathers_since = 0.0
         self._parts: list[Any] = []
         self._received = 0
         self._inbox: deque[Any] = deque()
@@ -75,15 +80,23 @@ class AsyncWire(AsyncConnection, AnyWire):
         The request is sent at once if no other is pending. Else it is sent together with those of
         all other tasks that are ready now.
         """
-        self._admit(until)
+        now = self._admit(until)
         future = self._loop.create_future()
         asked = (future, until, self._received, answers)
         if self._asked or self._unsent:
             if not self._unsent:
                 self._loop.call_soon(self._flush)
+                self._gathers_since = now
             self._unsent.append((request, asked))
+            if now - self._gathers_since > _GATHERS:
+                self._flush()
         else:
-            self._write(request, [asked])
+            try:
+                self._write(request, [asked])
+            except BaseException:
+                # A signal handler's exception may have come between its two steps.
+                self.close()
+                raise
         return future
 
     async def ask_all(self, payload: bytes, answers: int, until: float) -> list[Any]:
@@ -92,20 +105,21 @@ class AsyncWire(AsyncConnection, AnyWire):
         return [answer] if answers == 1 else list(answer)
 
     def _flush(self) -> None:
-        # Requests that no task waits for are not sent: a take would only have to be undone.
-        ready = [each for each in self._unsent if not each[1][0].done()]
-        self._unsent.clear()
-        if ready and self._failure is None:
-            self._write(b"".join([request for request, _ in ready]), [asked for _, asked in ready])
+        try:
+            self._fail_late(_now())
+            # Requests that no task waits for are not sent: a take would only have to be undone.
+            ready = [each for each in self._unsent if not each[1][0].done()]
+            self._unsent.clear()
+            if ready and self._failure is None:
+                payload = b"".join([request for request, _ in ready])
+                self._write(payload, [asked for _, asked in ready])
+        except Exception as error:
+            self._break(error)
+            raise
 
     def _write(self, payload: bytes, asked: list[_Asked]) -> None:
-        try:
-            self._asked.extend(asked)
-            self._transport.write(payload)
-        except BaseException:
-            # A signal handler's exception may have come between the two.
-            self.close()
-            raise
+        self._asked.extend(asked)
+        self._transport.write(payload)
 
     # -- used by one task: subscriptions ------------------------------------------------------
 
@@ -128,19 +142,29 @@ class AsyncWire(AsyncConnection, AnyWire):
     def _tick(self) -> None:
         """Fail the requests whose deadline has passed; set the timer for the next deadline."""
         now, earliest = _now(), inf
-        for future, until, received, _ in self._waiting():
+        for future, until, received, _ in self._asked:
             if until > now:
                 earliest = min(earliest, until)
                 continue
-            if not future.done():
-                future.set_exception(Broken("no answer in time", sent=True, late=True))
+            _end(future, Broken("no answer in time", sent=True, late=True))
             if received == self._received:
                 # No byte came in all that time. A half-open socket would lose later requests too.
                 self.retired = True
+        earliest = min(earliest, self._fail_late(now))
         if self.retired and not self._is_awaited():
             self.close()
         elif earliest < inf:
             self._wake_at(max(earliest, now + _APART))
+
+    def _fail_late(self, now: float) -> float:
+        """Fail the unsent requests without time; return the next deadline of the others."""
+        earliest = inf
+        for _, (future, until, *_) in self._unsent:
+            if until > now:
+                earliest = min(earliest, until)
+            else:
+                _end(future, Broken("no time is left", sent=False, late=True))
+        return earliest
 
     def _waiting(self) -> list[_Asked]:
         return [*self._asked, *(asked for _, asked in self._unsent)]
@@ -156,10 +180,7 @@ class AsyncWire(AsyncConnection, AnyWire):
         self._unsent.clear()
         for sent, each in ((True, self._waiting()), (False, unsent)):
             for future, *_ in each:
-                if not future.done():
-                    broken = Broken(str(error), sent=sent)
-                    broken.__cause__ = error.__cause__
-                    future.set_exception(broken)
+                _end(future, _told(error, sent=sent))
         self._asked.clear()
         if self.on_message is not None:
             self.on_message(None)
@@ -176,6 +197,9 @@ class AsyncWire(AsyncConnection, AnyWire):
         except hiredis.ProtocolError as error:
             self._fail(error)
             self._transport.abort()
+        except Exception as error:
+            self._break(error)
+            raise
         except BaseException:
             self.close()
             raise
@@ -197,6 +221,21 @@ class AsyncWire(AsyncConnection, AnyWire):
             future.set_result(answer)
 
 
+def _end(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # a task that was cancelled asks no more, and asyncio would complain
+
+
+def _told(error: Exception, *, sent: bool) -> Exception:
+    """The exception for one of the requests on a connection that failed by `error`."""
+    if not isinstance(error, Broken | hiredis.ProtocolError):
+        return error
+    broken = Broken(str(error), sent=sent)
+    broken.__cause__ = error.__cause__
+    return broken
+
+
 # -- making a connection --------------------------------------------------------------------------
 
 
@@ -209,6 +248,7 @@ async def dial(site: Site, until: float) -> AsyncWire:
         async with asyncio.timeout(min(_LONGEST, until - _now())):
             return await open_wire(site, until, _connected, _login)
     except TimeoutError as error:
+        raise_handlers(error)
         raise StoreUnavailable(f"{site.where} cannot be reached: no connection in time") from error
 
 
@@ -219,5 +259,8 @@ async def _connected(target: Target, tls: SSLContext | None) -> AsyncWire:
 
 
 async def _login(credentials: Any) -> Sequence[str]:
-    login: Sequence[str] = await credentials.get_credentials_async()
+    try:
+        login: Sequence[str] = await credentials.get_credentials_async()
+    except Exception as error:
+        raise ProviderFailed(error) from error
     return login

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.net.pool import decoding
 from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.layers import Runtime, at_least
 from incumbent.stores.redis.options import Address, Reach, say_address, the_same
@@ -90,7 +91,8 @@ def question(asked: Address, where: str, *, proved: bool) -> Program[Topology]:
                     permanent=not proved,
                 )
             raise answered_error(str(answer), where, proved=proved)
-    return _topology(info, slots, asked)
+    with decoding():
+        return _topology(info, slots, asked)
 
 
 def _topology(info: bytes, slots: Sequence[Any], asked: Address) -> Topology:

@@ -24,7 +24,7 @@ from incumbent.stores.findings import (
     wait_after_restart,
 )
 from incumbent.stores.redis.errors import answered_error
-from incumbent.stores.redis.exchange import carry_out
+from incumbent.stores.redis.exchange import UNUSABLE, carry_out
 from incumbent.stores.redis.incarnation import LOOK_EVERY, read_mark
 from incumbent.stores.redis.layers import BlockingRuntime, Discovery
 from incumbent.stores.redis.resp import Program, Step, pack
@@ -86,7 +86,7 @@ def examine(ttl: float, site: Site, until: float) -> list[Finding]:
         return [cannot_tell(str(error), "check the address, the password and the network")]
     try:
         return run(carry_out(wire, program(), until))
-    except Exception as error:  # noqa: BLE001 - whatever it is, a diagnosis reports it
+    except (StoreError, *UNUSABLE) as error:
         return [cannot_tell(f"{site.where} answered nothing usable: {error}", "look at its log")]
     finally:
         wire.close()

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from incumbent.net.limiter import CONNECTIONS, limits
+from incumbent.net.readers import LockWakeup
 from incumbent.stores.findings import Finding
 from incumbent.stores.loops import ServerEngine
 from incumbent.stores.plan import BlockingTogether, PlannedTogether
@@ -34,9 +36,9 @@ class RedisEngine(ServerEngine[BlockingTogether[Any], "AsyncRedisStore | AsyncFa
             from incumbent.stores.redis.layers import BlockingRuntime
 
             build, self._discovery = _layers(site, options)
-            super().__init__(
-                site.where, BlockingTogether(build(BlockingRuntime())), partial(_face, build)
-            )
+            store = BlockingTogether(build(BlockingRuntime()))
+            store.limits = limits(site.where, CONNECTIONS, LockWakeup)
+            super().__init__(site.where, store, partial(_face, site.where, build))
         else:
             commands = Commands(Naming(options.key), site.where)
             make = partial(_async_store, site, commands)
@@ -57,11 +59,11 @@ def _async_store(site: Site, commands: Commands) -> AsyncRedisStore:
     return AsyncRedisStore(site, commands)
 
 
-def _face(build: Callable[[Runtime], PlannedTogether[Server]]) -> AsyncFace:
+def _face(where: str, build: Callable[[Runtime], PlannedTogether[Server]]) -> AsyncFace:
     from incumbent.stores.redis.aio import AsyncFace, AsyncRuntime
 
     runtime = AsyncRuntime()
-    return AsyncFace(runtime, build(runtime))
+    return AsyncFace(where, runtime, build(runtime))
 
 
 def _layers(

@@ -26,7 +26,7 @@ from incumbent.stores.redis.dialect import (
     meeting,
     too_early,
 )
-from incumbent.stores.redis.errors import Demoted
+from incumbent.stores.redis.errors import Demoted, TooLate
 from incumbent.stores.redis.incarnation import Acquaintance
 from incumbent.stores.redis.resp import Program, as_eval, is_forgotten
 from incumbent.stores.redis.server import Site
@@ -187,7 +187,7 @@ async def carry_out(
     begun: bool = False,
     site: Site | None = None,
 ) -> T:
-    """Carry out a program; return its outcome. Raises Broken.
+    """Carry out a program; return its outcome. Raises Broken, Mismatch, StoreError.
 
     `begun`: one of its requests was carried out already. `site`: send only to the server it means.
     """
@@ -209,6 +209,11 @@ async def carry_out(
     except StopIteration as end:
         result: T = end.value
         return result
+    except TooLate as error:
+        if _now() < until:
+            raise
+        # We were late ourselves: the connection and what is known of its server are sound.
+        raise Broken(str(error), sent=False, late=True) from error
 
 
 def _check_meant(wire: AnyWire, site: Site | None) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 from incumbent import clock
 from incumbent.durations import say_seconds
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.interrupts import raise_handlers
 from incumbent.model import Granted, Key
 from incumbent.net.pool import exchange_error
 from incumbent.protocol.port import run
@@ -131,12 +132,8 @@ class Runtime(ABC):
                 return await carry_out(wire, program(site), until)
             finally:
                 wire.close()
-        except StoreError:
-            raise
         except UNUSABLE as error:
             raise exchange_error(error, site.where) from error
-        except Exception as error:
-            raise OutcomeUnknown(f"{site.where} could not be asked: {error!r}") from error
 
 
 class BlockingRuntime(Runtime):
@@ -165,6 +162,7 @@ class BlockingRuntime(Runtime):
             try:
                 outcomes[index] = run(calls[index](until))
             except Exception as error:  # noqa: BLE001 - what is no StoreError is raised at the end
+                raise_handlers(error)
                 outcomes[index] = error
             finally:
                 ended.append(index)
@@ -196,7 +194,8 @@ def _settled(outcome: T | Exception) -> T | StoreError:
 def _start(target: Callable[[], None]) -> None:
     try:
         threading.Thread(target=target, name="incumbent-survey", daemon=True).start()
-    except RuntimeError:
+    except RuntimeError as error:
+        raise_handlers(error)
         # The interpreter is ending and starts no threads any more.
         target()
 

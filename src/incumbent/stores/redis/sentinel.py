@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Key
+from incumbent.net.pool import decoding
 from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.redis.dialect import Server
 from incumbent.stores.redis.errors import Demoted, answered_error
@@ -76,9 +77,10 @@ def question(service: str, where: str, *, proved: bool) -> Program[Opinion]:
 
 def _opinion(address: Sequence[Any], about: Sequence[Any]) -> Opinion:
     # The address is not read from `about`, which is older while a sentinel ends a failover.
-    fields = dict(zip(about[::2], about[1::2], strict=True))
-    host, port = address
-    return Opinion(int(fields[b"config-epoch"]), (host.decode(), int(port)))
+    with decoding():
+        fields = dict(zip(about[::2], about[1::2], strict=True))
+        host, port = address
+        return Opinion(int(fields[b"config-epoch"]), (host.decode(), int(port)))
 
 
 def newest_of(opinions: Sequence[Opinion]) -> tuple[Opinion, int]:

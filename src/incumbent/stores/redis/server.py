@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
+from incumbent.interrupts import raise_handlers
 from incumbent.net.names import is_unknown
 from incumbent.stores.redis.errors import Demoted, answered_error
 from incumbent.stores.redis.options import RedisOptions, Target
@@ -67,6 +68,14 @@ def site_of(options: RedisOptions) -> Site:
 
 class LoginRefused(Exception):
     """The server replied with an error to a request of the log-in."""
+
+
+class ProviderFailed(Exception):
+    """The user's provider of credentials raised an error, which may be any Exception."""
+
+    def __init__(self, error: Exception) -> None:
+        raise_handlers(error)
+        super().__init__(str(error) or type(error).__name__)
 
 
 _WRONG_LOGIN: Final = (

@@ -6,7 +6,8 @@ from typing import Unpack
 
 from incumbent import clock
 from incumbent.model import Ask, GiveOutcome, Key, Queued, TakeOutcome
-from incumbent.net.readers import BLOCKING
+from incumbent.net.limiter import CONNECTIONS, DIAL_WITHIN, limits
+from incumbent.net.readers import BLOCKING, LockWakeup
 from incumbent.net.wire import STALE_AFTER
 from incumbent.protocol.port import run
 from incumbent.stores.base import Parting
@@ -27,10 +28,18 @@ class BlockingExchange(Exchange[Wire]):
 
     def __init__(self, site: Site, commands: Commands) -> None:
         super().__init__(site, commands, BLOCKING)
+        self.limits = limits(
+            site.where, CONNECTIONS, LockWakeup, lambda: self.idle, self.keep_another
+        )
         detach_in_child(self)
 
     async def dial(self, until: float) -> Wire:
         return dial(self.site, until)
+
+    async def keep_another(self, until: float) -> None:
+        """Make a connection for the next request. Raises StoreUnavailable."""
+        idle = self.idle
+        self.put_back(await self._connect(min(until, _now() + DIAL_WITHIN)), idle)
 
     def detach(self) -> None:
         self.commands.move()

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import hiredis
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
+from incumbent.interrupts import raise_handlers
 from incumbent.net.dial import connect, connect_unix
 from incumbent.net.names import run_bounded
 from incumbent.net.pool import Broken
 from incumbent.net.wire import BlockingWire
 from incumbent.protocol.port import run
-from incumbent.stores.redis.exchange import AnyWire
+from incumbent.stores.redis.exchange import UNUSABLE, AnyWire
 from incumbent.stores.redis.options import Target
 from incumbent.stores.redis.resp import as_eval, pack
-from incumbent.stores.redis.server import LoginRefused, Site, connect_error
+from incumbent.stores.redis.server import LoginRefused, ProviderFailed, Site, connect_error
 
 if TYPE_CHECKING:
     from socket import socket
@@ -112,12 +114,20 @@ def dial_as(make: Callable[[socket], W], site: Site, until: float) -> W:
 
     async def login(credentials: Any) -> Sequence[str]:
         late = "the credential provider gave no login in time"
-        found: Sequence[str] = run_bounded(credentials.get_credentials, until, late)
+        found: Sequence[str] = run_bounded(partial(_asked, credentials), until, late)
         return found
 
     if clock.now() >= until:
         raise StoreUnavailable(f"{site.where}: no time is left to connect")
     return run(open_wire(site, until, connected, login))
+
+
+def _asked(credentials: Any) -> Sequence[str]:
+    try:
+        login: Sequence[str] = credentials.get_credentials()
+    except Exception as error:
+        raise ProviderFailed(error) from error
+    return login
 
 
 async def open_wire(
@@ -149,6 +159,7 @@ async def open_wire(
         except BaseException:
             wire.close()
             raise
-    except Exception as error:  # a provider of credentials may raise anything
-        raise connect_error(error, site) from error
+    except (OSError, LoginRefused, ProviderFailed, *UNUSABLE) as error:
+        raise_handlers(error)
+        raise connect_error(error, site) from error.__cause__ or error
     return wire

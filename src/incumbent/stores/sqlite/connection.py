@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.interrupts import raise_handlers
 from incumbent.stores.sqlite import schema
 from incumbent.stores.sqlite.host import Host
 from incumbent.stores.sqlite.schema import State
@@ -160,7 +161,8 @@ class Connection:
         """Whether the path now names another file, or none."""
         try:
             return _identity(self._path) != self.identity
-        except OSError:
+        except OSError as error:
+            raise_handlers(error)
             return True
 
     def is_due(self, now: float) -> bool:
@@ -181,7 +183,8 @@ class Connection:
         """Whether the log or its index was removed."""
         try:
             return self._look_at_log() != self._log_identity
-        except OSError:
+        except OSError as error:
+            raise_handlers(error)
             return True
 
     def _look_at_log(self) -> tuple[int, ...]:

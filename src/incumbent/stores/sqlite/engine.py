@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from incumbent.errors import ConfigError, StoreError
+from incumbent.interrupts import raise_handlers
 from incumbent.model import Capabilities
 from incumbent.stores.findings import Finding, cannot_tell
 from incumbent.stores.sqlite.host import (
@@ -180,7 +181,8 @@ def _space(path: Path) -> list[Finding]:
 
     try:
         free = shutil.disk_usage(path.parent).free
-    except OSError:
+    except OSError as error:
+        raise_handlers(error)
         return []
     if free < _A_PAGE:
         return [

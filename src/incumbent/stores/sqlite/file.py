@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from incumbent.errors import ConfigError, StoreError, StoreUnavailable
+from incumbent.interrupts import raise_handlers
 from incumbent.stores.sqlite.connection import (
     Connection,
     FileBusy,
@@ -274,8 +275,9 @@ class SqliteFile:
             return
         try:
             self._spawn(lambda: self._clean_up(log_bytes))
-        except RuntimeError:  # no thread can be started: the next operation tries again
+        except RuntimeError as error:  # no thread can be started: the next operation tries again
             self._cleaning.release()
+            raise_handlers(error)
 
     def _clean_up(self, log_bytes: int) -> None:
         def work(db: Connection) -> None:
@@ -320,6 +322,7 @@ def make_file(path: Path, *, default: bool) -> None:
             why = "it is a folder: name a file in it"
             raise StoreUnavailable(f"cannot create {path}: {why}", permanent=True) from None
     except OSError as error:
+        raise_handlers(error)
         code, text = error.errno or 0, error.strerror or ""
         denied = f"user {os.geteuid()} may not write to {path.parent}"
         lasting = {

@@ -1,0 +1,188 @@
+"""Bounds the requests that are at a store at a time: the others wait here, before they are sent.
+
+Theory of operation. A request has about a second for its answer, and a lease counts from the
+instant before it was asked for. Both begin when the request is written. If thousands ask at once,
+most of that second would pass in our own process, before a byte is written: all would be late, be
+asked again, and owe a release. So a caller first enters:
+
+    enter -- waits for a place -- connection -- | sent ---- request ---- answer | leave
+             (nothing is sent, nothing is owed)   the request's clock begins      the next enters
+
+Takes and gives have places of their own: who holds a lease never waits for those who want one.
+While the store answers, a caller waits for its place as long as it likes. If there is no answer for
+`patience` seconds, the wait ends: then the store is not slow because of our number.
+
+There is no lock that a signal handler or a finalizer could meet: lists and deques change in atomic
+steps. A place is an object, so that one that was lost by an interruption is noticed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from math import inf
+from typing import Final
+from weakref import ref
+
+from incumbent import clock
+from incumbent.errors import StoreUnavailable
+from incumbent.net.pool import KEPT
+from incumbent.net.readers import Wakeup
+from incumbent.stores.base import Limits
+from incumbent.stores.loops import detach_in_child
+
+DIAL_WITHIN: Final = 2.0
+"""Seconds that making a connection may take, even if its caller has less time."""
+CONNECTIONS: Final = KEPT // 2
+"""Places where each request has a connection: takes and gives together have all that are kept."""
+_AT_ONCE: Final = -inf
+"""To wait until then lets other tasks begin: of thousands that takes longer than a patience."""
+IN_FLIGHT: Final = 64
+"""Places where one connection has the requests of all tasks. With more, there are fewer system
+calls, and longer steps of the event loop, which may be slow beside busy processes."""
+
+_now = clock.now
+
+
+class Place:
+    """The permission to have one request at the store."""
+
+    __slots__ = ("__weakref__", "_limiter")
+
+    def __init__(self, limiter: Limiter) -> None:
+        self._limiter = limiter
+
+    def leave(self, *, answered: bool) -> None:
+        """Give the place to the first that waits. `answered`: the store gave an answer."""
+        limiter = self._limiter
+        limiter.free.append(self)
+        if limiter.line:
+            limiter.go_on(answered=answered)
+
+
+class _Waiter:
+    """A caller that waits for a place; `over`: it does so no longer."""
+
+    __slots__ = ("over", "place", "wakeup")
+
+    def __init__(self, wakeup: Wakeup) -> None:
+        self.wakeup = wakeup
+        self.place: Place | None = None
+        self.over = False
+
+
+class Limiter:
+    """`most` places of one side of a store. See stores.base.Gate.
+
+    `connected`: whether a request can be sent at once. `connect` sees to that, or raises
+    StoreUnavailable, at the instant that it is given or earlier.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        most: int,
+        wakeup: Callable[[], Wakeup],
+        connected: Callable[[], object],
+        connect: Callable[[float], Awaitable[object]] | None,
+    ) -> None:
+        self._where = where
+        self._most = most
+        self._wakeup = wakeup
+        self._connected = connected
+        self._connect = connect
+        self.detach()
+        detach_in_child(self)
+
+    def detach(self) -> None:
+        """Begin anew. In the child of a fork those who have places, or wait, are the parent's."""
+        self.free = [Place(self) for _ in range(self._most)]
+        self._all = [ref(place) for place in self.free]
+        self.line: deque[_Waiter] = deque()
+        self._answered = -inf
+
+    def enter_now(self) -> Place | None:
+        """A place, if a request can be sent at once."""
+        if self.line or not self._connected():
+            return None
+        try:
+            return self.free.pop()
+        except IndexError:
+            return None
+
+    async def enter(self, until: float, patience: float = inf) -> Place:
+        """A place, once it is our turn and there is a connection. Raises StoreUnavailable.
+
+        It does so at `until` at the latest, or `patience` seconds after the store's last answer.
+        """
+        place = await self._wait(until, patience)
+        if not self._connected() and self._connect is not None:
+            try:
+                await self._wakeup().wait(_AT_ONCE)
+                await self._connect(min(until, _now() + patience))
+            except BaseException:
+                place.leave(answered=False)
+                raise
+        return place
+
+    async def _wait(self, until: float, patience: float) -> Place:
+        waiter = _Waiter(self._wakeup())
+        if not self.line:
+            self._replace_lost()
+        self.line.append(waiter)
+        self.go_on()
+        try:
+            if waiter.place is None:
+                await waiter.wakeup.wait(_AT_ONCE)
+            came = _now()
+            while (place := waiter.place) is None:
+                by = min(until, max(came, self._answered) + patience)
+                if _now() >= by:
+                    raise StoreUnavailable(
+                        f"{self._where}: {self._most} requests of this process are there, and none"
+                        " ended in time for another"
+                    )
+                await waiter.wakeup.wait(by)
+        except BaseException:
+            waiter.over = True
+            if waiter.place is not None:
+                waiter.place.leave(answered=False)
+            raise
+        waiter.over = True
+        return place
+
+    def _replace_lost(self) -> None:
+        """Make a place anew whose caller was interrupted before it could leave."""
+        for at, place in enumerate(self._all):
+            if place() is None:
+                new = Place(self)
+                self._all[at] = ref(new)
+                self.free.append(new)
+
+    def go_on(self, *, answered: bool = False) -> None:
+        """Give the free places to those who wait. `answered`: the store has just answered one."""
+        if answered:
+            self._answered = _now()
+        line = self.line
+        while self.free and line:
+            try:
+                waiter = line[0]
+                if not waiter.over:
+                    # If it has just got one from another thread, or gives up, this one is dropped.
+                    waiter.place = self.free.pop()
+                    waiter.wakeup.wake()
+                line.remove(waiter)
+            except (IndexError, ValueError):
+                continue  # another thread was faster
+
+
+def limits(
+    where: str,
+    most: int,
+    wakeup: Callable[[], Wakeup],
+    connected: Callable[[], object] = lambda: True,
+    connect: Callable[[float], Awaitable[object]] | None = None,
+) -> Limits:
+    """The limits of one side of a store; see Limiter."""
+    takes, gives = (Limiter(where, most, wakeup, connected, connect) for _ in range(2))
+    return Limits(takes, gives)

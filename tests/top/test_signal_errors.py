@@ -1,0 +1,253 @@
+"""What a signal handler raises reaches the caller at once, whatever the client is doing.
+
+FAILURES 109. Celery raises its soft time limit in a handler, as an Exception; other time limits are
+TimeoutErrors, which are OSErrors. Neither is an error of the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import socket
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+import incumbent
+from tests.stores.postgresql.world import new_database
+from tests.support.pace import now, took
+from tests.support.postgresql import PostgresServer
+from tests.support.proxy import FaultProxy
+from tests.support.servers import RedisServer
+
+IN = 0.15
+"""Seconds until the signal; the call would wait much longer."""
+PATIENCE = 25.0
+AT_ONCE = 15.0
+"""Seconds within which even a busy machine has raised what the handler raised."""
+
+
+class SoftTimeLimit(Exception):
+    """As Celery's: derived from Exception alone."""
+
+
+class OutOfTime(TimeoutError):
+    """As that of many who use setitimer: an OSError without a number."""
+
+
+USUAL = [SoftTimeLimit("soft"), OutOfTime("out of time")]
+ODD = [
+    OSError(errno.ECONNRESET, "the handler's own"),
+    BlockingIOError(errno.EAGAIN, "the handler's own"),
+    RuntimeError("enough"),
+    ValueError("no more"),
+    KeyError("limit"),
+    AssertionError("as that of timeout_decorator"),
+]
+
+
+def raising(*errors: Exception) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("raised", errors, ids=lambda it: type(it).__name__)
+
+
+SIDES = pytest.mark.parametrize("side", ["blocking", "asyncio"])
+SILENT = {
+    "redis": "redis://127.0.0.1:{0}",
+    "redis, TLS": "rediss://127.0.0.1:{0}",
+    "quorum": "redis+quorum://127.0.0.1:{0},127.0.0.2:{0},127.0.0.3:{0}",
+    "sentinels": "redis+sentinel://127.0.0.1:{0},127.0.0.2:{0},127.0.0.3:{0}/mymaster",
+    "cluster": "redis+cluster://127.0.0.1:{0},127.0.0.2:{0}",
+    "etcd": "etcd://127.0.0.1:{0}",
+    "etcd, TLS": "etcds://127.0.0.1:{0}",
+    "postgresql": "postgresql://u:p@127.0.0.1:{0}/d",
+}
+
+
+def acquire(store: Any, side: str, proxies: Sequence[FaultProxy] = ()) -> object:
+    """Acquire a lease, and have the signal come meanwhile.
+
+    With `proxies`, to connections that are there; then they let nothing through any more.
+    """
+    if side == "blocking":
+        client = incumbent.Client(store)
+        if proxies:
+            client.lock("before").acquire(timeout=PATIENCE).release()
+        begin(proxies)
+        return client.lock("job", ttl=6).acquire(timeout=PATIENCE)
+
+    async def main() -> object:
+        asyncio.get_running_loop().set_exception_handler(begin_again)
+        client = incumbent.AsyncClient(store)
+        if proxies:
+            await (await client.lock("before").acquire(timeout=PATIENCE)).release()
+        begin(proxies)
+        return await client.lock("job", ttl=6).acquire(timeout=PATIENCE)
+
+    return asyncio.run(main())
+
+
+def begin(proxies: Sequence[FaultProxy]) -> None:
+    for proxy in proxies:
+        proxy.blackhole()
+    signal.setitimer(signal.ITIMER_REAL, IN)
+
+
+def begin_again(*_: object) -> None:
+    """asyncio keeps for itself what is raised while one of its own callbacks runs, and says so."""
+    if callable(signal.getsignal(signal.SIGALRM)):
+        begin(())
+
+
+def reaches_the_caller(raised: Exception, call: Callable[[], object]) -> None:
+    """`call`, which has the signal come, raises at once what the handler raises."""
+
+    def handle(*_: object) -> None:
+        raise raised.with_traceback(None)
+
+    before = signal.signal(signal.SIGALRM, handle)
+    began = now()
+    try:
+        with pytest.raises(type(raised)) as caught:
+            call()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert caught.value is raised
+    assert took(began) < AT_ONCE
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """The port of a server that takes connections, and says nothing."""
+    with socket.socket() as sink:
+        # On every address of this machine: each member of a quorum has its own.
+        sink.bind(("127.0.0.1", 0))
+        port: int = sink.getsockname()[1]
+        others = [socket.create_server((f"127.0.0.{at}", port), backlog=50) for at in (2, 3)]
+        sink.listen(50)
+        yield port
+        for other in others:
+            other.close()
+
+
+@SIDES
+@raising(*USUAL)
+@pytest.mark.parametrize("engine", SILENT)
+def test_while_a_connection_is_made(silent: int, engine: str, raised: Exception, side: str) -> None:
+    reaches_the_caller(raised, lambda: acquire(SILENT[engine].format(silent), side))
+
+
+@SIDES
+@raising(*ODD)
+def test_whatever_class_it_has(silent: int, raised: Exception, side: str) -> None:
+    reaches_the_caller(raised, lambda: acquire(SILENT["redis"].format(silent), side))
+
+
+@SIDES
+@raising(*USUAL)
+@pytest.mark.parametrize("engine", ["redis", "etcd", "postgresql"])
+def test_while_a_name_is_resolved(
+    engine: str, raised: Exception, side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+
+    def look_up(*_: object) -> list[str]:
+        over.wait(PATIENCE)
+        return []
+
+    monkeypatch.setattr("incumbent.net.names.look_up", look_up)
+    monkeypatch.setattr("incumbent.net.aiowire.look_up", look_up)
+    url = SILENT[engine].format(1).replace("127.0.0.1", "db.example")
+    try:
+        reaches_the_caller(raised, lambda: acquire(url, side))
+    finally:
+        over.set()
+
+
+@SIDES
+@raising(*USUAL)
+def test_while_a_provider_of_credentials_is_asked(
+    redis_server: RedisServer, raised: Exception, side: str
+) -> None:
+    over = threading.Event()
+
+    class Slow(redis.CredentialProvider):
+        def get_credentials(self) -> tuple[str]:
+            over.wait(PATIENCE)
+            return ("secret",)
+
+        async def get_credentials_async(self) -> tuple[str]:
+            await asyncio.sleep(PATIENCE)
+            return ("secret",)
+
+    client = redis.Redis(port=redis_server.port, credential_provider=Slow())
+    try:
+        reaches_the_caller(raised, lambda: acquire(client, side))
+    finally:
+        over.set()
+        client.close()
+
+
+@pytest.fixture(params=["redis", "quorum", "etcd", "postgresql"])
+def muted(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[FaultProxy]]]:
+    """A store behind proxies."""
+    with ExitStack() as ends:
+        if request.param == "etcd":
+            ports = [request.getfixturevalue("etcd_server").port]
+            url = "etcd://{}/signals?restart_wait=0"
+        elif request.param == "postgresql":
+            server: PostgresServer = request.getfixturevalue("postgres_server")
+            ports = [server.port]
+            url = server.url_of(new_database(server)).replace(f"127.0.0.1:{server.port}", "{}")
+        else:
+            count = 3 if request.param == "quorum" else 1
+            ports = [ends.enter_context(RedisServer()).port for _ in range(count)]
+            scheme = "redis+quorum" if count == 3 else "redis"
+            url = scheme + "://" + ",".join(["{}"] * count) + "?restart_wait=0"
+        proxies = [ends.enter_context(FaultProxy(port)) for port in ports]
+        yield url.format(*(f"127.0.0.1:{proxy.port}" for proxy in proxies)), proxies
+
+
+@SIDES
+@raising(*USUAL)
+def test_while_an_answer_does_not_come(
+    muted: tuple[str, list[FaultProxy]], raised: Exception, side: str
+) -> None:
+    url, proxies = muted
+    reaches_the_caller(raised, lambda: acquire(url, side, proxies))
+
+
+@SIDES
+@raising(*USUAL)
+@pytest.mark.parametrize("engine", ["redis", "quorum", "etcd", "postgresql"])
+def test_between_two_tries(engine: str, raised: Exception, side: str) -> None:
+    reaches_the_caller(raised, lambda: acquire(SILENT[engine].format(1), side))
+
+
+@SIDES
+@raising(*USUAL)
+def test_while_another_process_writes_the_file(
+    tmp_path: Path, raised: Exception, side: str
+) -> None:
+    url = f"sqlite://{tmp_path}/leases.db"
+    incumbent.Client(url).lock("before").acquire().release()
+    with closing(sqlite3.connect(tmp_path / "leases.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        reaches_the_caller(raised, lambda: acquire(url, side))
+
+
+@SIDES
+@raising(*USUAL)
+def test_while_another_holds_the_lease(every_store: str, raised: Exception, side: str) -> None:
+    with incumbent.Client(every_store) as other:
+        held = other.lock("job", ttl=60).acquire(timeout=PATIENCE)
+        store = other if every_store.startswith("memory:") else every_store
+        reaches_the_caller(raised, lambda: acquire(store, side))
+        assert held.release()
