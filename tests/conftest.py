@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,8 @@ import hypothesis
 import pytest
 
 from incumbent.policy import TTL_MAX
-from tests import tiers
+from tests import loops, tiers
+from tests.loops import on_uvloop
 from tests.stores.postgresql.world import make_template
 from tests.support import leftovers
 from tests.support.etcd import CALM, EtcdServer
@@ -72,6 +74,7 @@ def pytest_collection() -> Iterator[None]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what needs a server, for `make quick`, and what tests/tiers.py says of each test."""
+    items += loops.rows(items)
     for item in items:
         if SERVER_FIXTURES & set(getattr(item, "fixturenames", ())) or _starts(item):
             item.add_marker(pytest.mark.server)
@@ -136,6 +139,13 @@ def ends_with_what_it_began() -> Iterator[None]:
     left += leftovers.put_settings_back() if failed else []
     # Of a test that failed there is no more to say.
     assert failed or not left, f"left behind: {left}"
+
+
+@pytest.fixture(autouse=True)
+def event_loop_of_the_row(request: pytest.FixtureRequest) -> Iterator[None]:
+    """See tests/loops.py."""
+    with on_uvloop() if request.node.get_closest_marker("uvloop") else nullcontext():
+        yield
 
 
 @pytest.fixture(autouse=True)

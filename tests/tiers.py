@@ -723,9 +723,10 @@ TURNS = frozenset(
         *("contract/test_sqlite.py", "contract/test_wired.py"),
     }
 )
-"""Contract suites of which `make test` runs each case on one side: which one depends on its name.
+"""Contract suites of which `make test` runs each case once: which side, and which loop of asyncio,
+depends on its name.
 
-Redis and the specification in memory run each case on both.
+Redis and the specification in memory run each case on both sides, and on both loops.
 """
 
 LEFT: tuple[Left, ...] = tuple(
@@ -753,9 +754,9 @@ def _is_other_side(item: pytest.Item) -> bool:
     """Whether a case of a contract suite has its turn on the other side."""
     if _file(item) not in TURNS:
         return False
-    sides = ("blocking", "async")
-    side = _case(item).partition("-")[0]
-    turn = sides[crc32(_function(item).encode()) % 2]
+    sides = ("blocking", "async", "uvloop")
+    side = "uvloop" if item.get_closest_marker("uvloop") else _case(item).partition("-")[0]
+    turn = sides[crc32(_function(item).encode()) % 3]
     return side in sides and side != turn
 
 
