@@ -140,19 +140,19 @@ def moved_database(
 ) -> str:
     """A database whose leases are counted by a clock that stands still at `at` (unix seconds)."""
     database = server.new_database()
-    text = moved_schema()
+    server.psql(_CLOCK.format(at=at), database)
+    server.psql(moved_schema(bug), database)
+    return database
+
+
+def moved_schema(bug: Callable[[str], str] | None = None) -> str:
+    """The schema, perhaps with a bug, on the clock of such a database."""
+    text = schema()
     if bug is not None:
         planted = bug(text)
         assert planted != text, "the planted bug changes nothing"
         text = planted
-    server.psql(_CLOCK.format(at=at), database)
-    server.psql(text, database)
-    return database
-
-
-def moved_schema() -> str:
-    """The schema, on the clock of such a database."""
-    return schema().replace("clock_timestamp()", "public.moved_clock()")
+    return text.replace("clock_timestamp()", "public.moved_clock()")
 
 
 class MovedWorld(World):
