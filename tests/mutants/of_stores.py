@@ -22,6 +22,8 @@ def _postgresql(*names: str) -> tuple[str, ...]:
 
 
 _REDIS = ("tests/stores/redis/test_dialect.py",)
+_AGAIN = ("tests/net/test_again.py",)
+_ASKED_AGAIN = "tests/stores/test_asked_again.py::"
 _GIVEN_BACK = ("tests/stores/redis/test_given_back.py",)
 _LET_GO = ("tests/stores/redis/test_let_go.py",)
 _BALLOTS = ("tests/stores/quorum/test_ballots.py",)
@@ -46,6 +48,27 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        idle = self.idle\n        wire = await self.fresh(plan, until)\n",
         "        wire = await self.fresh(plan, until)\n        idle = self.idle\n",
         *_LET_GO,
+    ),
+    _d(
+        "what lasts is asked again until the time is over",
+        "net/again.py",
+        "after is not None and after <= _SOON and not error.permanent",
+        "after is not None",
+        *_AGAIN,
+    ),
+    _d(
+        "what a server refuses for a moment is told at once",
+        "net/again.py",
+        "if not _is_for_a_moment(error) or again >= until:",
+        "if True:",
+        *_AGAIN,
+    ),
+    _d(
+        "postgresql: sharers that are gone by now make the outcome unknown",
+        "stores/postgresql/dialect.py",
+        "for one in sharers), default=0.0)",
+        "for one in sharers))",
+        _ASKED_AGAIN + "test_sharers_that_nobody_can_list_any_more_are_still_in_the_way",
     ),
     _d(
         "redis: tasks share a connection that was on its way to the server before",

@@ -267,6 +267,10 @@ class TakesTurns(Planned[Facts]):
     def wakeup(self) -> Wakeup:
         """Make a Wakeup for a waiter of this side; any thread can wake it."""
 
+    async def rest(self, until: float) -> None:
+        """Wait until an instant, perhaps less."""
+        await self.wakeup().wait(until)
+
     @abstractmethod
     async def wait_any_change(self, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change."""

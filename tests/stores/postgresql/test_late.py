@@ -169,7 +169,7 @@ def test_a_take_that_waited_for_a_locked_row_until_its_time_was_over_is_not_carr
     far.store.give(far.key, far.claim, granted.token, soon())
     with psycopg.connect(postgres_server.url_of(database)) as operator:
         operator.execute("select from incumbent.record for update")
-        take_in_vain(far, 1.0)
+        take_in_vain(far, 0.5)
         time.sleep(0.2)
         operator.rollback()
     eventually(lambda: postgres_server.psql(BUSY, database) == [(0,)])

@@ -19,6 +19,7 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
 from incumbent.model import Key
+from incumbent.net.again import until_served
 from incumbent.net.http import Garbled, Reading, Stream, begin, encode, exchange, feed, parse
 from incumbent.net.limiter import CONNECTIONS, DIAL_WITHIN, limits
 from incumbent.net.pool import Broken, Pool, close_all
@@ -126,7 +127,9 @@ class Client(TakesTurns[None], Generic[W]):
     # -- programs -----------------------------------------------------------------------------
 
     async def run(self, plan: Plan[None, T], until: float) -> T:
-        return await self.carry_out(plan.start(None, until), until)
+        return await until_served(
+            lambda: self.carry_out(plan.start(None, until), until), until, self.rest
+        )
 
     async def carry_out(self, program: Steps[T], until: float) -> T:
         """The outcome of a program. Raises StoreError, at `until` at the latest."""

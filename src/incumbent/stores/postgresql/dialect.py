@@ -319,7 +319,7 @@ def _refusal(fields: dict[str, Any]) -> Refused:
         return Refused("paused" if reason == "paused" else "closed", seen=seen)
     sharers = tuple(_holding(each) for each in fields.get("sharers") or ())
     if reason in ("no_room", "permits"):
-        first = min(one.remaining or 0.0 for one in sharers)
+        first = min((one.remaining or 0.0 for one in sharers), default=0.0)
         if reason == "permits":
             return Refused("permits", sharers, first, seen, permits=fields["permits"])
         return Refused("held", sharers, first, seen)

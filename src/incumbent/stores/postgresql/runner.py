@@ -13,6 +13,7 @@ from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
 from incumbent.model import Key
+from incumbent.net.again import until_served
 from incumbent.net.limiter import limits
 from incumbent.net.pool import Broken, Mismatch, PlanRunner
 from incumbent.net.readers import Wakeup
@@ -131,7 +132,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], PlanRunner[Wire, float])
     # -- exchanges ----------------------------------------------------------------------------
 
     def run(self, plan: Plan[float, T], until: float) -> Coroutine[Any, Any, T]:
-        return self.carry(plan, until)
+        return until_served(lambda: self.carry(plan, until), until, self.rest)
 
     def carry_out(self, wire: Wire, plan: Plan[float, T], until: float) -> Coroutine[Any, Any, T]:
         return wire.carry_out(plan, until)

@@ -511,18 +511,24 @@ CREATE OR REPLACE FUNCTION incumbent.no_room(
 ) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    taken bigint;
     used integer;
+    is_full boolean;
+    in_the_way json;
 BEGIN
-    SELECT count(*), max(permits) INTO taken, used FROM incumbent.sharer
-        WHERE key = r.key AND expires > p_now;
-    IF taken = 0 OR (used = p_permits AND (used = 0 OR taken < used)) THEN
+    -- In one statement, and of one instant: those who are counted may be gone by the next one.
+    SELECT c.used, c.is_full, CASE WHEN c.is_full THEN incumbent.sharers(r, p_now) END
+    INTO used, is_full, in_the_way
+    FROM (
+        SELECT max(permits) AS used,
+            max(permits) <> p_permits OR count(*) >= nullif(p_permits, 0) AS is_full
+        FROM incumbent.sharer WHERE key = r.key AND expires > p_now
+    ) c;
+    IF is_full IS NOT TRUE THEN
         RETURN NULL;
     END IF;
     RETURN json_build_object(
         'reason', CASE WHEN used = p_permits THEN 'no_room' ELSE 'permits' END,
-        'seen', r.token || '.' || r.changes, 'permits', used,
-        'sharers', incumbent.sharers(r, p_now));
+        'seen', r.token || '.' || r.changes, 'permits', used, 'sharers', in_the_way);
 END $$;
 
 CREATE OR REPLACE FUNCTION incumbent.stand(

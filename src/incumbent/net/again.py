@@ -1,0 +1,47 @@
+"""A request that a server refuses for a moment is asked again, for as long as there is time.
+
+A transaction that it could not order, a row that was locked, more requests than it takes: nothing
+was done, and the next try may succeed. What lasts (a full disk, a replica) is told to the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from incumbent import clock
+from incumbent.errors import StoreUnavailable
+from incumbent.protocol.chance import draw_jitter
+
+T = TypeVar("T")
+
+_SOON: Final = 0.5
+"""Seconds: a refusal that asks for a longer pause is not for a moment."""
+_PAUSE_LEAST: Final = 0.01
+
+
+async def until_served(
+    ask: Callable[[], Awaitable[T]], until: float, rest: Callable[[float], Awaitable[object]]
+) -> T:
+    """The outcome of `ask`, called again after a refusal for a moment, with full jitter.
+
+    `rest`: waits until an instant. Raises what `ask` raises; the refusal if no time is left.
+    """
+    refusal: StoreUnavailable | None = None
+    while True:
+        try:
+            return await ask()
+        except StoreUnavailable as error:
+            again = clock.now() + max(_PAUSE_LEAST, draw_jitter() * (error.retry_after or 0.0))
+            if refusal is not None and clock.now() >= until:
+                raise refusal from error
+            if not _is_for_a_moment(error) or again >= until:
+                raise
+            refusal = error
+        while clock.now() < again:
+            await rest(again)
+
+
+def _is_for_a_moment(error: StoreUnavailable) -> bool:
+    after = error.retry_after
+    return after is not None and after <= _SOON and not error.permanent
