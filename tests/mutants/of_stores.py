@@ -92,6 +92,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/net/test_dial.py",
     ),
     _d(
+        "a transport of another event loop than asyncio's own is a failed connection",
+        "net/aiowire.py",
+        '        self._transport = cast("asyncio.Transport", transport)\n',
+        "        if not isinstance(transport, asyncio.Transport):\n            raise OSError(transport)\n"
+        "        self._transport = transport\n",
+        "tests/stores/redis/test_one_connection.py",
+    ),
+    _d(
         "an error of our own in a callback of the loop is an outage",
         "stores/redis/aiowire.py",
         "    if not isinstance(error, Broken | hiredis.ProtocolError):\n        return error\n",

@@ -181,4 +181,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         "self._requests = Semaphore(most + 1)",
         *_THREADED,
     ),
+    _p(
+        "the time of a request in a thread begins before its turn",
+        "stores/threaded.py",
+        "        self.limits = limits(",
+        "        limits(",
+        *_THREADED,
+    ),
 )

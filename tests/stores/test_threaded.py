@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from typing import Unpack
+from typing import Any, Unpack
 
 import pytest
 
@@ -20,7 +20,7 @@ from incumbent.model import Ask, GiveOutcome, Gone, Granted, Key, Record, Releas
 from incumbent.stores import threaded
 from incumbent.stores.base import Parting
 from incumbent.stores.loops import ServerEngine
-from incumbent.stores.memory import MemoryStore
+from incumbent.stores.memory import MemoryEngine, MemoryStore
 from incumbent.stores.threaded import ThreadedAsyncStore
 from tests.contract.wired import WireEngine, WireServer
 from tests.support.forks import in_a_child
@@ -234,7 +234,7 @@ def test_a_loop_ends_while_requests_are_in_threads(
 _LEAVES = f"""
 import asyncio, time
 from incumbent.model import Key
-from incumbent.stores.memory import MemoryStore
+from incumbent.stores.memory import MemoryEngine, MemoryStore
 from incumbent.stores.threaded import ThreadedAsyncStore
 
 class Hangs(MemoryStore):
@@ -360,3 +360,48 @@ def test_a_lock_that_was_cancelled_in_its_acquire_is_free_for_others() -> None:
         engine = WireEngine(proxy.port, threaded=True)
         with closing(engine.store()):
             asyncio.run(main(proxy, engine))
+
+
+class SlowEngine(ServerEngine[MemoryStore, ThreadedAsyncStore]):
+    """Takes of 0.05 s, two in threads at a time. `not_sent`: those whose time was over before."""
+
+    capabilities = MemoryEngine.capabilities
+
+    def __init__(self) -> None:
+        engine, store = self, MemoryStore()
+        self.not_sent: list[StoreUnavailable] = []
+
+        class Slow(MemoryStore):
+            def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+                time.sleep(0.05)
+                return store.take(key, claim, ask, until)
+
+            def give(self, *args: Any, **parting: Any) -> GiveOutcome:
+                return store.give(*args, **parting)
+
+        class Threads(ThreadedAsyncStore):
+            async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+                try:
+                    return await super().take(key, claim, ask, until)
+                except StoreUnavailable as error:
+                    engine.not_sent.append(error)
+                    raise
+
+        super().__init__("slow", store, lambda: Threads(Slow(), most=2))
+
+    def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
+        return []
+
+
+def test_of_many_at_once_each_waits_for_its_turn_before_its_time_begins() -> None:
+    engine = SlowEngine()
+
+    async def main() -> None:
+        async def one(at: int) -> None:
+            async with AsyncLock(f"many-{at}", store=engine, timeout=60.0):
+                pass
+
+        await asyncio.gather(*map(one, range(60)))
+
+    asyncio.run(main())
+    assert not engine.not_sent

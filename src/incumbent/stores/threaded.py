@@ -15,6 +15,7 @@ Theory of operation. A request has a place, then a thread, then an answer:
     thread                                `--> the blocking request --> answer, place free again
 
 - Bounded: at most `most` requests of a loop are in threads, and at most as many waits for changes.
+  Takes have half of the places, and gives the other half: see `net.limiter`.
   A task that gets no place by `until` has sent nothing. A wait that gets none sleeps a moment and
   returns, and its caller asks the store again.
 - Cancellation: a thread cannot be interrupted. A task that is cancelled leaves at once; its request
@@ -42,6 +43,8 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
 from incumbent.model import Ask, GiveOutcome, Key, TakeOutcome
+from incumbent.net.limiter import limits
+from incumbent.net.readers import SharedWakeup
 from incumbent.stores.base import Parting, Store
 from incumbent.stores.inline import InlineAsyncStore
 from incumbent.unpatched import start_thread
@@ -68,6 +71,7 @@ class ThreadedAsyncStore(InlineAsyncStore):
         self._most = most
         self._requests = Semaphore(most)
         self._waits = Semaphore(most)
+        self.limits = limits("this store", max(1, most // 2), SharedWakeup)
         self._takes: dict[Answer[TakeOutcome], str] = {}
         """The claims whose takes are in threads."""
 
