@@ -69,7 +69,7 @@ LAYERS = (
             "protocol.port",
             *("protocol.release", "protocol.renew", "protocol.words"),
             "protocol.roster",
-            *("cron.agenda", "cron.ledger", "cron.once", "cron.slots"),
+            *("cron.agenda", "cron.folds", "cron.ledger", "cron.once", "cron.slots"),
         ),
         WORLD,
     ),

@@ -43,6 +43,8 @@ class CronFleet:
     folder: Path
     jobs: str
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    """What instances that start from now on find in their environment, too."""
 
     def __post_init__(self) -> None:
         self.file = self.folder / "jobs.toml"
@@ -56,7 +58,7 @@ class CronFleet:
         with (self.folder / f"events{number}").open("wb") as out, errors_to.open("wb") as errors:
             process = subprocess.Popen(
                 command_line(*line),
-                env=environment({"FOLDER": str(self.folder)}),
+                env=environment({"FOLDER": str(self.folder), **self.env}),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=errors,

@@ -70,6 +70,13 @@ def _once(name: str, ask: Callable[[Mapping[str, Field]], Any]) -> Callable[...,
     return asked
 
 
+def _of_number(ask: Callable[..., Any]) -> Callable[..., Any]:
+    def asked(fields: Mapping[str, Field], number: int = 1) -> Any:
+        return _once(f"settled_spans {number}", lambda found: ask(found, number))(fields)
+
+    return asked
+
+
 def _of_record(
     ask: Callable[[JobSpec, Record], Any], applies: Callable[[Record], bool]
 ) -> Callable[..., Any]:
@@ -120,8 +127,8 @@ def remembering() -> Iterator[None]:
     named: list[tuple[Any, str, Callable[..., Any]]] = [
         (ledger, "decode", lru_cache(maxsize=150_000)(ledger.decode)),
         (ledger, "open_runs", _once("open_runs", ledger.open_runs)),
-        (ledger, "settled_spans", _once("settled_spans", ledger.settled_spans)),
-        (slots, "settled_spans", _once("settled_spans", ledger.settled_spans)),
+        (ledger, "settled_spans", _of_number(ledger.settled_spans)),
+        (slots, "settled_spans", _of_number(ledger.settled_spans)),
         (slots, "missed_slots", _of_spec(slots.missed_slots)),
         (execute, "facts_of_job", _facts(_of_spec(execute.facts_of_job))),
         (Every, "describe", cache(Every.describe)),

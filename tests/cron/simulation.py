@@ -22,6 +22,7 @@ from math import inf
 
 from incumbent.cron.execute import Executor
 from incumbent.cron.fleet import PRESENCE, PRESENT_EVERY, UP, encode
+from incumbent.cron.folds import fold_number
 from incumbent.cron.ledger import RUN, SLOT_KEEP, Run, State, decode
 from incumbent.cron.schedule import Every, Schedule, slot_id
 from incumbent.cron.slots import CLOCK_SPREAD, GRACE
@@ -30,6 +31,7 @@ from incumbent.errors import NotAcquired, OutcomeUnknown, StoreUnavailable
 from incumbent.lease import State as LeaseState
 from incumbent.model import (
     Ask,
+    Field,
     GiveOutcome,
     Guard,
     Key,
@@ -86,6 +88,8 @@ class Plan:
     """How many runs the ledger of a job keeps, by turns."""
     keep_for: float = inf
     lost_answers: float = 0.002
+    lasts: tuple[float, ...] = (0.1, 1.0, 5.0, 20.0, 90.0)
+    """Seconds: most runs are quick, some last for many renewals."""
     frail: float = 0.0
     """Share of runs whose process is killed between its claim and its first work."""
     stop_at_fault: bool = False
@@ -105,7 +109,9 @@ class World:
     events: int = 0
     outage_until: float = -inf
     recorded: dict[tuple[str, str], State] = field(default_factory=dict)
-    covered: list[tuple[str, float, float]] = field(default_factory=list)
+    covered: list[tuple[str, float, float, int]] = field(default_factory=list)
+    signs: dict[str, Callable[[], float]] = field(default_factory=dict)
+    """The clock of each instance at its last sign of life."""
     executed: Counter[tuple[str, str]] = field(default_factory=Counter)
     executing: dict[str, tuple[str, float]] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
@@ -141,11 +147,14 @@ class World:
             self.faults.append(f"{key.name} {run.slot}: {before} became {run.state}")
         self.recorded[key.name, run.slot] = run.state
         if run.count > 1:
-            self.covered.append((key.name, run.since, run.due))
+            self.covered.append((key.name, run.since, run.due, fold_number(run.slot)))
 
     def begins(self, job: str, slot: str, due: float, until: float) -> None:
         self.executed[job, slot] += 1
-        if any(name == job and first <= due <= last for name, first, last in self.covered):
+        if any(
+            name == job and first <= due <= last and number == fold_number(slot)
+            for name, first, last, number in self.covered
+        ):
             self.faults.append(f"{job} {slot} ran, and is on record as missed")
         if self.executed[job, slot] > 1:
             self.faults.append(f"{job} {slot} ran twice")
@@ -238,7 +247,15 @@ class SimPort:
 
     async def read(self, key: Key, until: float) -> Record:
         self._ask()
-        return self._world.table.read(key, self._world.t)
+        record = self._world.table.read(key, self._world.t)
+        if key.name != PRESENCE:
+            return record
+        # Written when somebody asks: signs of life would be most of what a simulation does.
+        signs = {
+            f"{UP}{name}": Field(encode(since=0.0, seen=sign()), 1)
+            for name, sign in self._world.signs.items()
+        }
+        return replace(record, fields=signs)
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         raise AssertionError("nobody waits here")
@@ -333,6 +350,7 @@ class SimInstance:
         self.specs = specs
         self.offset = self._drawn_offset()
         self.life = self.turns = self.crashes = 0
+        self._told = self._last_sign = -inf
         self.up = False
         self.cut_until = -inf
         self.port = SimPort(world, lambda: world.t < self.cut_until)
@@ -348,7 +366,8 @@ class SimInstance:
         )
 
     def _executor(self) -> Executor:
-        return Executor(self.specs, NAMESPACE, self.port, self, quiet, self.wall)
+        name = f"i{self.index}"
+        return Executor(self.specs, NAMESPACE, self.port, self, quiet, self.wall, name)
 
     def start(self) -> None:
         self.life += 1
@@ -370,26 +389,29 @@ class SimInstance:
         for spec in self.specs:
             self.try_(partial(self.executor.register, spec, known.get(spec.name, {})))
         self._turn(life)
-        if self.world.plan.errors != (0.0,):
-            # With clocks that are not far apart nothing depends on it, and it costs.
-            self._tell(life)
+        self._told = self.world.t
+        self.world.signs[f"i{self.index}"] = self._sign
 
-    def _tell(self, life: int) -> None:
-        """A sign of life, as Presence writes it."""
-        if life != self.life or not self.up:
-            return
-        key, name = Key(NAMESPACE, PRESENCE), f"{UP}i{self.index}"
-        value = encode(since=0.0, seen=self.wall())
-        self.try_(lambda: drive(self.port.put(key, name, value, None, inf)))
-        self.world.at(self.world.t + PRESENT_EVERY, lambda: self._tell(life))
+    def _sign(self) -> float:
+        """The clock at the last sign of life, as Presence writes one."""
+        if not self.up:
+            return self._last_sign
+        world = self.world
+        if world.t >= max(world.outage_until, self.cut_until):
+            self._told += (world.t - self._told) // PRESENT_EVERY * PRESENT_EVERY
+            self._last_sign = self._told + self.offset
+        return self._last_sign
 
     def stop(self) -> None:
+        if self.up and self.executor.begun:
+            self._sign()
         self.crashes += self.up
         self.life += 1
         self.up = False
 
     def set_clock(self) -> None:
         self.offset = self._drawn_offset()
+        self._told = self.world.t
         if self.up and self.executor.begun:
             # An instance looks at its clock every few seconds.
             self._turn(self.life)
@@ -437,7 +459,7 @@ class SimInstance:
     def launch(self, spec: JobSpec, slot: Slot, grant: Held) -> None:
         world = self.world
         if world.chance.random() < world.plan.frail / 2:
-            grant.machine.forked()
+            self._dies(spec, slot, grant)
             return
         token, wall = grant.machine.token, self.wall()
         run = Run(
@@ -451,16 +473,22 @@ class SimInstance:
             return
         if not begun or not grant.machine.valid(world.t):
             drive(release(self.port, grant, undo_slot=True))
+            if not begun:
+                self.executor.dispatcher.look_at(spec.name, slot, world.t)
             return
         if world.chance.random() < world.plan.frail / 2:
-            grant.machine.forked()
+            self._dies(spec, slot, grant)
             return
-        # Most are quick, some last for many renewals.
-        took = world.chance.choice((0.1, 1.0, 5.0, 20.0, 90.0))
+        took = world.chance.choice(world.plan.lasts)
         ends = world.t + took
         sim = SimRun(self, spec, grant, run, ends)
         world.begins(spec.name, slot.name, slot.due, world.t)
         world.at(world.t + min(took, POLICY.ttl / 5), sim.turn)
+
+    def _dies(self, spec: JobSpec, slot: Slot, grant: Held) -> None:
+        """The run's process is killed; its instance sees that, and looks when the lease is over."""
+        grant.machine.forked()
+        self.executor.dispatcher.look_at(spec.name, slot, self.world.t + POLICY.ttl)
 
     def failed(self, spec: JobSpec, run: Run) -> None:
         pass
@@ -627,7 +655,7 @@ def _check_all_on_record(world: World, specs: Sequence[JobSpec], end: float) -> 
     complete = world.plan.errors == (0.0,)
     slots = 0
     for spec in specs:
-        ranges = [(first, last) for job, first, last in world.covered if job == spec.name]
+        ranges = [(first, last) for job, first, last, _ in world.covered if job == spec.name]
         # Before the first instance registered it a job had no slots.
         due = spec.schedule.next_after(world.plan.start + CLOCK_SPREAD)
         while due is not None and due < end - CLOCK_SPREAD:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from incumbent.cron.agenda import CORRECTION, Agenda
 from incumbent.cron.schedule import Every, FixedTimes, Schedule, cron_schedule
-from incumbent.cron.slots import missed_slots, start_of
-from incumbent.cron.spec import CatchUp, JobSpec
+from incumbent.cron.slots import STEP, missed_slots, start_of
+from incumbent.cron.spec import CatchUp, JobSpec, Slot
 
 MONDAY = datetime.fromisoformat("2026-11-23T00:00:00Z").timestamp()
 HOUR, DAY = 3600.0, 86_400.0
@@ -125,14 +125,45 @@ def test_of_very_many_missed_slots_only_the_last_are_named() -> None:
 # -- clocks ----------------------------------------------------------------------------------------
 
 
-def test_a_clock_set_back_a_little_repeats_nothing_and_does_not_spin() -> None:
-    agenda = Agenda([job("a", "* * * * *")], MONDAY)
+def test_a_fixed_time_waits_for_a_clock_that_was_set_back() -> None:
+    agenda = Agenda([job("a", "1 0-3 * * *")], MONDAY)
     assert said(agenda, MONDAY + 60) == [("a", 60, False)]
-    assert not agenda.moved(MONDAY - HOUR)
+    agenda.moved(MONDAY - HOUR)
     assert said(agenda, MONDAY - HOUR) == []
-    assert agenda.next_at == MONDAY + 120
+    assert agenda.next_at == MONDAY + HOUR + 60
     assert said(agenda, MONDAY + 60) == []
-    assert said(agenda, MONDAY + 120) == [("a", 120, False)]
+    assert said(agenda, MONDAY + HOUR + 60) == [("a", HOUR + 60, False)]
+
+
+@pytest.mark.parametrize("schedule", ["* * * * *", "*/2 * * * * *", "@hourly", Every(60), Every(2)])
+def test_a_rhythm_goes_on_at_once_by_a_clock_that_was_set_back(schedule: Schedule | str) -> None:
+    spec = job("a", schedule)
+    agenda, now = Agenda([spec], MONDAY), MONDAY + 2 * HOUR
+    agenda.due(now)
+    for back in (40 * 60, 6, CORRECTION - HOUR, CORRECTION + HOUR, 366 * DAY):
+        now -= back
+        assert agenda.moved(now)
+        assert agenda.next_at == spec.schedule.next_after(now)
+        # What the clock has shown before is looked up, for it may have run.
+        (came,) = agenda.due(agenda.next_at or 0.0)
+        assert agenda.may_come_again(came[1], "a")
+
+
+def test_a_clock_set_back_by_a_moment_is_waited_for() -> None:
+    agenda = Agenda([job("a", Every(2))], MONDAY)
+    assert said(agenda, MONDAY + 2) == [("a", 2, False)]
+    assert not agenda.moved(MONDAY + 2 - STEP)
+    assert agenda.next_at == MONDAY + 4
+
+
+def test_what_is_on_record_beyond_our_clock_may_come_again() -> None:
+    spec = job("a", "* * * * *")
+    agenda = Agenda([spec], MONDAY, {"a": MONDAY + 300})
+    assert agenda.next_at == MONDAY + 60
+    assert agenda.may_come_again(Slot.at(MONDAY + 300), "a")
+    assert not agenda.may_come_again(Slot.at(MONDAY + 360), "a")
+    agenda.replace([replace(spec, retries=1)], MONDAY)
+    assert agenda.may_come_again(Slot.at(MONDAY + 300), "a")
 
 
 def test_a_clock_that_was_wrong_by_far_starts_the_jobs_anew() -> None:
@@ -143,9 +174,12 @@ def test_a_clock_that_was_wrong_by_far_starts_the_jobs_anew() -> None:
 
 
 def test_a_correction_is_more_than_three_hours() -> None:
-    agenda = Agenda([job("a", "0 * * * *")], MONDAY)
-    assert not agenda.moved(MONDAY - CORRECTION)
-    assert agenda.moved(MONDAY - CORRECTION - 1)
+    agenda = Agenda([job("a", "30 22 * * *")], MONDAY)
+    for back in (CORRECTION, CORRECTION - 60, CORRECTION):
+        agenda.moved(MONDAY - back)
+        assert agenda.next_at == MONDAY + 22.5 * HOUR
+    agenda.moved(MONDAY - CORRECTION - 1)
+    assert agenda.next_at == MONDAY - 1.5 * HOUR
 
 
 def test_a_clock_set_forward_leaves_it_to_the_rule_for_catching_up() -> None:
@@ -194,9 +228,25 @@ specs = st.builds(
 )
 # Three of its slots are punctual at once, beside as many late ones as it keeps.
 EACH_SECOND = job("?", Every(1.0), catch_up=CatchUp("all", 50, 53.0), jitter=5.0, keep_runs=50)
-steps = st.lists(
-    st.one_of(st.floats(0, 90), st.floats(0, 2 * HOUR), st.floats(-CORRECTION, 0)), max_size=12
-)
+forward = st.one_of(st.floats(0, 90), st.floats(0, 2 * HOUR))
+steps = st.lists(st.one_of(forward, st.floats(-CORRECTION, 0)), max_size=12)
+
+
+@settings(deadline=None)
+@given(specs.filter(lambda spec: spec.schedule.keeps_rhythm), steps)
+def test_a_rhythm_follows_the_clock_whatever_it_does(spec: JobSpec, moves: list[float]) -> None:
+    spec, now = replace(spec, jitter=0.0), MONDAY
+    agenda, schedule = Agenda([spec], MONDAY), spec.schedule
+    for move in moves:
+        now += move
+        due = [slot.due for _, slot in agenda.due(now)]
+        assert due == sorted(set(due))
+        assert not due or (move >= 0 and due[-1] <= now)
+        first, at_last = schedule.next_after(now), schedule.next_after(now + STEP)
+        assert first is not None
+        assert at_last is not None
+        assert agenda.next_at is not None
+        assert first <= agenda.next_at <= at_last
 
 
 @settings(deadline=None)
@@ -204,6 +254,9 @@ steps = st.lists(
 def test_no_slot_twice_none_left_out_and_all_in_order(
     drawn: list[JobSpec], moves: list[float]
 ) -> None:
+    """Where a clock is set back, of jobs at fixed times: those alone wait for it."""
+    if any(move < -STEP for move in moves):
+        drawn = [spec for spec in drawn if not spec.schedule.keeps_rhythm]
     jobs = [replace(spec, name=f"j{number}") for number, spec in enumerate(drawn)]
     agenda, now, latest = Agenda(jobs, MONDAY), MONDAY, MONDAY
     named: dict[str, list[float]] = {spec.name: [] for spec in jobs}

@@ -59,7 +59,7 @@ def _due(plan: Plan, world: Told) -> Iterator[Due]:
         at = spec.schedule.next_after(EPOCH + CLOCK_SPREAD)
         while at is not None and at < end:
             # Of very many missed ones a single record speaks for all.
-            if not any(job == spec.name and a <= at <= b for job, a, b in world.covered):
+            if not any(job == spec.name and a <= at <= b for job, a, b, _ in world.covered):
                 yield Due(spec.name, slot_id(at), at, end)
             at = spec.schedule.next_after(at)
 

@@ -17,7 +17,7 @@ from incumbent.cron.fleet import CONTROL, PRESENCE, STALE, UP, Trigger, encode, 
 from incumbent.cron.instance import Instance
 from incumbent.cron.ledger import JOB, RUN, Run, State, read_job, run_at
 from incumbent.cron.ledger import encode as encode_run
-from incumbent.cron.runs import ENDED_WELL, GAVE_BACK, Runs
+from incumbent.cron.runs import ENDED_WELL, GAVE_BACK, HAD_ITS_TURN, Runs
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec, Slot
 from incumbent.model import Key, Record, Refused
@@ -93,6 +93,22 @@ def test_an_instance_says_what_its_jobs_are_and_that_it_lives(
     assert (present.instance, present.jobs) == ("me", 1)
 
 
+def test_an_instance_says_at_once_where_its_clock_is_when_that_was_set(
+    link: Link, instance: Instance, moved: Callable[[float], None]
+) -> None:
+    """Others judge by it whether time was set back, or they are behind."""
+
+    def said() -> float:
+        (present,) = presences(read(link, PRESENCE))
+        return present.seen
+
+    before = said()
+    moved(-2400)
+    instance.wake()
+    instance.turn()
+    assert -2405 < said() - before < -2300
+
+
 def test_who_leaves_is_no_longer_present(link: Link) -> None:
     made = Instance([SPEC], link, "n", "me", Launches(), quiet)
     made.turn()
@@ -166,7 +182,7 @@ def test_a_clock_an_hour_ahead_takes_no_trigger_away_from_others(
     instance.close()
 
 
-@pytest.mark.parametrize("code", [ENDED_WELL, GAVE_BACK, 125, -9])
+@pytest.mark.parametrize("code", [ENDED_WELL, HAD_ITS_TURN, GAVE_BACK, 125, -9])
 def test_a_trigger_stands_until_its_run_was_seen_to_its_end(link: Link, code: int) -> None:
     trigger, runs, launches = Trigger("x", "job", clock.wall()), Runs[Slot](), Launches()
     instance = Instance([SPEC], link, "n", "me", launches, quiet, runs)
@@ -176,8 +192,9 @@ def test_a_trigger_stands_until_its_run_was_seen_to_its_end(link: Link, code: in
     runs.ended.append(("job", slot, code))
     instance.wake()
     instance.turn()
-    assert (triggers(read(link, CONTROL)) == []) is (code == ENDED_WELL)
-    # Who gave it back asks for it again. Of one that vanished the record is looked at.
+    assert (triggers(read(link, CONTROL)) == []) is (code in (ENDED_WELL, HAD_ITS_TURN))
+    # Who gave it back asks for it again. Of one that vanished the record is looked at, and of one
+    # that is on record already, for its instant may have come again.
     pending = instance._executor.dispatcher._pending.get("job")
     claims, looks = (pending.claims, pending.looks) if pending else ({}, {})
     assert (slot.name in claims, slot.name in looks) == (

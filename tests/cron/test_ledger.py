@@ -16,9 +16,9 @@ from incumbent.cron.ledger import (
     IllegalStep,
     Run,
     State,
-    claimed_slots,
     decode,
     encode,
+    known_slots,
     orphans,
     runs_of,
     step,
@@ -101,7 +101,7 @@ NOT_OURS = [
 def test_a_record_of_others_still_takes_its_slot(value: bytes) -> None:
     found = replace(record(), fields={RUN + SLOT.name: Field(value, 1)})
     assert decode(SLOT.name, value) is None
-    assert SLOT.name in claimed_slots(found)
+    assert SLOT.name in known_slots(found)
     assert judge(SPEC, found, [SLOT], NOW).claims == []
 
 
@@ -264,6 +264,16 @@ def test_a_gap_between_two_records_is_found() -> None:
     found = gaps(spec, record(runs, job=facts.replace(b"every 1m", b"every 1m")))
     assert [slot.due for slot in found] == [DUE - 240, DUE - 180, DUE - 60]
     assert all(slot.missed for slot in found)
+
+
+def test_a_slot_that_was_claimed_and_never_begun_is_found_at_the_next_start() -> None:
+    """Its instance and its worker ended together: nobody is left who was refused it."""
+    facts = b'{"schedule":"every 1m","since":999999800}'
+    runs = (run(State.OK, DUE - 120), run(State.OK, DUE))
+    claimed = record(runs, slots={slot_id(DUE - 60): SLOT_KEEP - 60}, job=facts)
+    (found,) = gaps(SPEC, claimed)
+    assert found.due == DUE - 60
+    assert [note.state for note in judge(SPEC, claimed, [found], NOW).notes] == [State.LOST]
 
 
 @pytest.mark.parametrize("since", [b"null", b'"today"'])

@@ -232,6 +232,21 @@ def test_an_end_between_attempts_says_what_ended_the_run(
     assert end.why.startswith("stopped after")
 
 
+def test_a_run_has_taken_its_time_although_the_wall_clock_was_set_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, wall = Attempted(at_most_for=300, retry_backoff=1), clock.wall
+
+    def pause(_: float) -> bool:
+        monkeypatch.setattr(clock, "wall", lambda: wall() - 2400)
+        return False
+
+    ended = one.run(pause)
+    assert ended.seconds is not None
+    assert 0 < ended.seconds < 60
+    one.lease.release()
+
+
 def test_an_instance_that_is_stopped_between_attempts_loses_the_run() -> None:
     one = Attempted(at_most_for=300, retry_backoff=1)
     ended = one.run(lambda _: False)

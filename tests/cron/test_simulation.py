@@ -134,7 +134,7 @@ def test_what_nobody_was_up_for_is_caught_up_as_asked_and_the_rest_is_on_record(
     executed = tuple(hour for hour in DARK if world.executed["job", names[hour]])
     assert executed == run
     assert world.executed["job", names[8]] == 1
-    ranges = [(first, last) for _, first, last in world.covered]
+    ranges = [(first, last) for _, first, last, _ in world.covered]
     for hour in set(DARK) - set(run):
         due = EPOCH + hour * HOUR
         covered = any(first <= due <= last for first, last in ranges)

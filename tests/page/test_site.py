@@ -118,7 +118,8 @@ class Stub(Reader):
     def read(self) -> Snapshot:
         self.reads.append(clock.now())
         assert self.go.wait(30)
-        return replace(self.found, now=clock.wall(), read_at=clock.wall())
+        wall, asked = clock.wall(), clock.now()
+        return replace(self.found, now=wall, read_at=wall, asked=asked)
 
     def close(self) -> None:
         pass
@@ -312,6 +313,16 @@ def test_many_who_look_share_one_reading_a_second(stub: Stub, store: str) -> Non
         for _ in range(20):
             assert "node-1" in ask(url, "/")[1]
     assert len(stub.reads) <= 1 + clock.now() - began
+
+
+def test_a_page_is_read_anew_although_the_wall_clock_was_set_back(
+    url: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wall = clock.wall
+    assert "node-1" not in ask(url, "/")[1]
+    monkeypatch.setattr(clock, "wall", lambda: wall() - 2400)
+    with client.lock("telnet", holder="node-1").acquire():
+        eventually(lambda: "node-1" in ask(url, "/")[1])
 
 
 def test_while_nobody_looks_nothing_is_read(stub: Stub, store: str, fast: None) -> None:

@@ -2,8 +2,8 @@
 clocks, random numbers and the store's replies.
 
 The agenda is a heap over the next slot of every job. It says which slots this instance should *ask
-for*; only the ledger says which instance runs a slot. The agenda names no slot twice, unless the
-clock was put back far enough to be a correction (see `moved`). The dispatcher makes the orders:
+for*; only the ledger says which instance runs a slot. The agenda names a slot twice only after the
+clock was set back (see `moved`). The dispatcher makes the orders:
 
     a slot is due --> Claim --granted--> the run's process takes over
                         |
@@ -23,8 +23,9 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Final, TypeAlias
 
+from incumbent.cron.folds import NO_FOLD, Fold, fold_number
 from incumbent.cron.ledger import SLOT_KEEP
-from incumbent.cron.slots import GRACE, Findings, is_punctual, missed_slots, start_of
+from incumbent.cron.slots import GRACE, STEP, Findings, is_punctual, missed_slots, start_of
 from incumbent.cron.spec import JobSpec, Slot
 from incumbent.durations import backoff_delay
 from incumbent.model import Refused
@@ -39,10 +40,14 @@ class _Entry:
     order: int
     placed: float = 0.0
     """Every slot up to this instant is decided."""
+    horizon: float = -inf
+    """Slots up to this instant may have been decided before the clock was set back."""
     slot: float | None = None
     starts: float = 0.0
 
     def place(self, after: float) -> None:
+        if after < self.placed:
+            self.horizon = max(self.horizon, self.placed)
         self.placed = after
         self.slot = self.spec.schedule.next_after(after)
         if self.slot is not None:
@@ -54,20 +59,29 @@ class Agenda:
 
     `known`: by job name, the job's last slot in the ledger. Later slots that are past come from
     `due` at once, by the job's catch-up rule. A job that `known` does not name begins now.
+
+    `been`: the latest instant that the clock has shown since its last correction.
     """
 
     def __init__(
         self, specs: Iterable[JobSpec], now: float, known: Mapping[str, float] | None = None
     ) -> None:
-        self._now = now
+        self._now = self.been = now
         self._entries: dict[str, _Entry] = {}
         for spec in specs:
-            self._add(spec, min((known or {}).get(spec.name, now), now))
+            last = (known or {}).get(spec.name, now)
+            # What is on record beyond our clock was run by a clock that was ahead of it.
+            self._add(spec, min(last, now), last if last > now else -inf)
         self._pile_up()
 
-    def _add(self, spec: JobSpec, placed: float) -> None:
-        entry = self._entries[spec.name] = _Entry(spec, len(self._entries))
+    def _add(self, spec: JobSpec, placed: float, horizon: float = -inf) -> None:
+        entry = self._entries[spec.name] = _Entry(spec, len(self._entries), placed, horizon)
         entry.place(placed)
+
+    def may_come_again(self, slot: Slot, name: str) -> bool:
+        """Whether this slot of the job was perhaps decided before the clock was set back."""
+        entry = self._entries.get(name)
+        return entry is not None and slot.due <= entry.horizon
 
     def _pile_up(self) -> None:
         entries = self._entries.values()
@@ -96,7 +110,7 @@ class Agenda:
         """Return the slots that have become due, by instant, then in the order of the file.
 
         Late slots (the process or the machine was suspended, or the clock set forward) follow the
-        job's catch-up rule. A clock set back a little repeats no slot: see `moved`.
+        job's catch-up rule. For a clock that was set back see `moved`.
         """
         self.moved(now)
         found: list[tuple[float, int, JobSpec, Slot]] = []
@@ -109,18 +123,23 @@ class Agenda:
         return [(spec, slot) for _, _, spec, slot in found]
 
     def moved(self, now: float) -> bool:
-        """Note the wall clock `now`; return True if it was put back by more than CORRECTION.
+        """Note the wall clock `now`; return True if jobs begin anew from there, as it was set back.
 
-        Then every job begins anew from `now`. After a smaller step, jobs wait until the clock has
-        caught up. `due` calls this method itself.
+        As in Debian's cron(8), a rhythm goes on at once by the new time, and fixed times are not
+        repeated: they wait until the clock has caught up. A clock that was set back by more than
+        CORRECTION was wrong before, so every job begins anew. `due` calls this method itself.
         """
-        if now >= self._now - CORRECTION:
-            self._now = max(self._now, now)
+        back, self._now = self._now - now, now
+        self.been = max(self.been, now)
+        corrected = now < self.been - CORRECTION
+        if not corrected and back <= STEP:
             return False
-        self._now = now
         for entry in self._entries.values():
-            entry.place(now)
+            if corrected or entry.spec.schedule.keeps_rhythm:
+                entry.place(now)
         self._pile_up()
+        if corrected:
+            self.been = now
         return True
 
     def replace(self, specs: Iterable[JobSpec], now: float) -> dict[str, list[str]]:
@@ -133,7 +152,7 @@ class Agenda:
         for spec in specs:
             old = before.pop(spec.name, None)
             if old is not None and old.spec.schedule == spec.schedule:
-                self._add(spec, old.placed)
+                self._add(spec, old.placed, old.horizon)
             else:
                 self._add(spec, now)
                 changes["added" if old is None else "rescheduled"].append(spec.name)
@@ -208,6 +227,8 @@ class Dispatcher:
         self.specs = {spec.name: spec for spec in specs}
         self.agenda = agenda
         self._jitter = jitter
+        self.folds: dict[str, Fold] = {}
+        """By job: the stretch of time that comes again, as far as this instance knows."""
         self._pending: dict[str, _Pending] = {}
         self._heap: list[tuple[float, str]] = []
         self._failures = 0
@@ -257,8 +278,10 @@ class Dispatcher:
         # skipped as overlapping.
         if spec.name in catching_up:
             slot = replace(slot, caught=True)
-        old = slot.missed or wall - slot.due > _LOOK_FIRST
-        (self.look_at if old else self.claim_at)(spec.name, slot, now)
+        slot = self.folds.get(spec.name, NO_FOLD).named(slot)
+        unsure = fold_number(slot.name) == 1 and self.agenda.may_come_again(slot, spec.name)
+        look = slot.missed or unsure or wall - slot.due > _LOOK_FIRST
+        (self.look_at if look else self.claim_at)(spec.name, slot, now)
 
     def _ready(self, name: str, pending: _Pending, now: float, wall: float) -> list[Order]:
         spec = self.specs[name]

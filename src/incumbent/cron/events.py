@@ -121,7 +121,8 @@ class JobNumbers:
         self._runs: Counter[tuple[str, str]] = Counter()
         self._seconds: dict[str, tuple[int, float]] = {}
         self._succeeded: dict[str, float] = {}
-        self._next: dict[str, tuple[JobSpec, float]] = {}
+        self._next: dict[str, tuple[JobSpec, float, float]] = {}
+        """By job: since when its next slot is known, and that slot."""
 
     def learn(self, specs: Iterable[JobSpec], records: Mapping[str, Record]) -> None:
         """Read from the ledger when each job last succeeded: other instances may have run it."""
@@ -163,8 +164,8 @@ class JobNumbers:
                 yield Sample("incumbent_job_next_run_timestamp_seconds", job, slot)
 
     def _next_slot(self, spec: JobSpec, now: float) -> float:
-        known, slot = self._next.get(spec.name, (None, -inf))
-        if known is not spec or slot <= now:
+        known, since, slot = self._next.get(spec.name, (None, inf, -inf))
+        if known is not spec or not since <= now < slot:
             slot = spec.schedule.next_after(now) or inf
-            self._next[spec.name] = (spec, slot)
+            self._next[spec.name] = (spec, now, slot)
         return slot

@@ -13,8 +13,19 @@ from typing import Any, Final, Protocol, TypeVar
 from incumbent.cron.agenda import Agenda, Claim, Dispatcher, Look
 from incumbent.cron.events import Emit, JobNumbers
 from incumbent.cron.fleet import PRESENCE, PRESENT_EVERY, Peers, presences
-from incumbent.cron.ledger import JOB, Ledger, LedgerPort, Run, State, orphans, read_job
-from incumbent.cron.slots import Findings, fails_for_good, gaps, judge, known_until, retry_due
+from incumbent.cron.folds import NO_FOLD, Fold, fold_of
+from incumbent.cron.ledger import JOB, Ledger, LedgerPort, Run, State, orphans, read_job, runs_of
+from incumbent.cron.schedule import slot_id
+from incumbent.cron.slots import (
+    Findings,
+    fails_for_good,
+    gaps,
+    is_ahead,
+    judge,
+    known_until,
+    next_fold,
+    retry_due,
+)
 from incumbent.cron.spec import JobSpec, Slot
 from incumbent.errors import StoreError
 from incumbent.model import ABSENT, Field, Key, Record, Refused
@@ -48,7 +59,10 @@ class Launcher(Protocol[T]):
 
 
 class Executor:
-    """One instance's requests to the store. `wall`: its wall clock; `port.now` counts waits."""
+    """One instance's requests to the store. `wall`: its wall clock; `port.now` counts waits.
+
+    `holder`: the instance's name, by which it knows its own sign of life.
+    """
 
     def __init__(
         self,
@@ -58,8 +72,10 @@ class Executor:
         launcher: Launcher[Any],
         emit: Emit,
         wall: Callable[[], float],
+        holder: str = "",
     ) -> None:
         self._namespace = namespace
+        self._holder = holder
         self._port = port
         self._launcher = launcher
         self._emit = emit
@@ -101,6 +117,11 @@ class Executor:
             record = records.get(spec.name)
             if record is None:
                 continue
+            self.dispatcher.folds[spec.name] = fold_of(record.fields)
+            ahead = is_ahead(record.fields, wall, self.dispatcher.agenda.been)
+            if ahead and spec.schedule.keeps_rhythm and (runs := runs_of(record.fields)):
+                *_, (run, _) = runs.values()
+                look_at(spec.name, Slot(run.slot, run.due, run.attempt, missed=True), now)
             for slot in gaps(spec, record):
                 look_at(spec.name, slot, now)
             for run, _ in orphans(record):
@@ -184,7 +205,11 @@ class Executor:
         spec, ledger = order.spec, self.ledger(order.spec.name)
         record = drive(ledger.read())
         self._answered()
-        findings = judge(spec, record, order.slots, self._wall())
+        fold, wall = self._fold(spec, record), self._wall()
+        # A slot that is yet to come, of before the clock was set back, has not come again yet.
+        slots = (fold.named(slot) if slot.due <= wall else slot for slot in order.slots)
+        order = replace(order, slots=tuple(slots))
+        findings = judge(spec, record, order.slots, wall)
         self._spare_what_is_to_come(order, findings)
         for run, version, why in findings.lost:
             if drive(ledger.lose(run, version, why, self._wall())):
@@ -193,6 +218,31 @@ class Executor:
             if drive(ledger.note(run)):
                 self._written(spec, run)
         self.dispatcher.found(order, findings, self._port.now())
+
+    def _fold(self, spec: JobSpec, record: Record) -> Fold:
+        """The names of slots that come again; written here, if no clock is where the record is."""
+        fold, folds = fold_of(record.fields), self.dispatcher.folds
+        here, been = self._wall(), self.dispatcher.agenda.been
+        if spec.schedule.keeps_rhythm and is_ahead(record.fields, here, been):
+            made = next_fold(record, here, been, self._clocks_of_others())
+            if made is not None:
+                fold = self._written_fold(spec, record, made)
+        if fold is not NO_FOLD:
+            folds[spec.name] = fold
+        return fold
+
+    def _written_fold(self, spec: JobSpec, record: Record, fold: Fold) -> Fold:
+        ledger = self.ledger(spec.name)
+        if not drive(ledger.fold(record.fields, fold)):
+            return fold_of(drive(ledger.read()).fields)
+        until = slot_id(fold.until)
+        why = f"clocks were set back: slots until {until} come again, as ...~{fold.number}"
+        self._emit("clock", job=spec.name, why=why)
+        return fold
+
+    def _clocks_of_others(self) -> list[float]:
+        record = drive(self._port.read(Key(self._namespace, PRESENCE), self._port.now() + _WITHIN))
+        return self._peers.clocks(presences(record), self._port.now(), self._holder)
 
     def _spare_what_is_to_come(self, order: Look, findings: Findings) -> None:
         """Do not record slots as missed that others have yet to reach: our clock may be wrong."""

@@ -15,6 +15,7 @@ from hashlib import blake2s
 from typing import Any, Final
 
 from incumbent import clock, meters
+from incumbent.cron.folds import FOLD
 from incumbent.cron.ledger import (
     JOB,
     PRUNED,
@@ -129,20 +130,29 @@ class Peers:
     def __init__(self) -> None:
         self._seen: dict[str, tuple[float, float]] = {}
 
-    def any_behind(self, present: Iterable[Present], instant: float, now: float) -> bool:
-        """Whether a living instance has not reached `instant` by its own clock.
+    def living(self, present: Iterable[Present], now: float) -> list[tuple[Present, float]]:
+        """The living instances, each with the seconds since its sign of life was new to us.
 
         `now` counts seconds on the caller's steady clock. An instance that is new to us counts as
         living until three signs of life are overdue.
         """
-        found = False
+        found = []
         for peer in present:
             seen, since = self._seen.get(peer.instance, (None, now))
             if seen != peer.seen:
-                self._seen[peer.instance] = (peer.seen, now)
                 since = now
-            found = found or (peer.seen < instant and now - since < 3 * PRESENT_EVERY)
+                self._seen[peer.instance] = (peer.seen, now)
+            if now - since < 3 * PRESENT_EVERY:
+                found.append((peer, now - since))
         return found
+
+    def any_behind(self, present: Iterable[Present], instant: float, now: float) -> bool:
+        """Whether a living instance has not reached `instant` by its own clock."""
+        return any(peer.seen < instant for peer, _ in self.living(present, now))
+
+    def clocks(self, present: Iterable[Present], now: float, but: str) -> list[float]:
+        """What the clocks of the living instances show, at least; without that of `but`."""
+        return [peer.seen + ago for peer, ago in self.living(present, now) if peer.instance != but]
 
 
 def presences(record: Record) -> list[Present]:
@@ -278,7 +288,7 @@ class Presence:
         since, guard, facts = gone_since(fields), ByVersion(fields[JOB].version), read_job(fields)
         if nobody and since is not None and now - since > _FORGET_AFTER and not record.holdings:
             # Remove the runs, the spans of removed records, and last the job.
-            for field in [field for field in fields if field.startswith((RUN, PRUNED))]:
+            for field in [field for field in fields if field.startswith((RUN, PRUNED, FOLD))]:
                 self._put(name, field, None)
             self._put(name, JOB, None, guard)
         elif nobody and GONE not in facts:

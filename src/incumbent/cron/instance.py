@@ -29,7 +29,7 @@ from incumbent.cron.fleet import (
     triggers,
     up_now,
 )
-from incumbent.cron.runs import ENDED_WELL, GAVE_BACK, STATE_OF, Runs
+from incumbent.cron.runs import ENDED_WELL, GAVE_BACK, HAD_ITS_TURN, STATE_OF, Runs
 from incumbent.cron.spec import JobSpec, Slot
 from incumbent.durations import backoff_delay
 from incumbent.errors import NotAcquired, StoreError
@@ -153,7 +153,9 @@ class Instance:
         self._capacity = Capacity(link, namespace)
         self._waiting = 0
         self._full_logged = -inf
-        self._executor = Executor(self.specs, namespace, link.port, launcher, emit, clock.wall)
+        self._executor = Executor(
+            self.specs, namespace, link.port, launcher, emit, clock.wall, holder
+        )
         self._waiter = Waiter()
         self._wake_fd, self._write_fd = os.pipe()
         for fd in (self._wake_fd, self._write_fd):
@@ -229,6 +231,8 @@ class Instance:
         moved, self._offset = offset - self._offset, offset
         if abs(moved) > _CLOCK_SET:
             self._emit("clock", moved=round(moved, 3), why="the wall clock of this host was set")
+            # Others judge by our sign of life where our clock is.
+            self._present_at = self._housekeeping_at = -inf
 
     def wake(self) -> None:
         """Wake the loop, from any thread."""
@@ -392,12 +396,15 @@ class Instance:
         if (state := STATE_OF.get(code)) is not None:
             seconds = None if began is None else clock.now() - began
             self._executor.numbers.ended(job, state, seconds, clock.wall())
-        if code == ENDED_WELL or state is not None:
+        if code in (ENDED_WELL, HAD_ITS_TURN) or state is not None:
             self._over(slot.name)
-        elif job not in dispatcher.specs:
+        if code == ENDED_WELL or state is not None or job not in dispatcher.specs:
             return
-        elif code == GAVE_BACK:
+        if code == GAVE_BACK:
             dispatcher.given_back(job, slot, clock.now())
+        elif code == HAD_ITS_TURN:
+            # Its instant may have come again.
+            dispatcher.look_at(job, slot, clock.now())
         else:
             # Its end is not recorded: until its lease ends, the run counts as going on.
             dispatcher.look_at(job, slot, clock.now() + self._runs.ttl)

@@ -21,6 +21,7 @@ from math import inf
 from typing import Any, Final, Protocol, TypeVar
 
 from incumbent import meters
+from incumbent.cron.folds import FOLD, Fold, encode_fold, fold_number, fold_of
 from incumbent.cron.spec import is_scheduled
 from incumbent.durations import backoff_delay
 from incumbent.errors import Error, OutcomeUnknown, StoreError
@@ -200,10 +201,18 @@ def _records(fields: Mapping[str, Field]) -> Iterator[tuple[str, Field]]:
 
 
 def runs_of(fields: Mapping[str, Field]) -> dict[str, tuple[Run, int]]:
-    """The recorded runs by slot, each with its field's version; oldest first."""
+    """The recorded runs by slot, each with its field's version; oldest first.
+
+    What was run in a time that was taken back is older than all that has run since.
+    """
     found = [(_read(slot, field), field.version) for slot, field in _records(fields)]
-    found.sort(key=lambda pair: (pair[0].due, pair[0].slot))
+    fold = fold_of(fields)
+    found.sort(key=lambda pair: (_ran_at(pair[0], fold), pair[0].due, pair[0].slot))
     return {run.slot: (run, version) for run, version in found}
+
+
+def _ran_at(run: Run, fold: Fold) -> float:
+    return min(run.due, fold.since) if fold.outdates(run.slot, run.due) else run.due
 
 
 def run_at(fields: Mapping[str, Field], slot: str) -> Run | None:
@@ -237,7 +246,14 @@ def read_value(value: bytes) -> dict[str, Any]:
 
 def _pruned_field(slot: str) -> str:
     """The name of the field with the spans of removed records, for slots of this kind."""
-    return PRUNED if is_scheduled(slot) else f"{PRUNED}/manual"
+    if not is_scheduled(slot):
+        return f"{PRUNED}/manual"
+    return pruned_field_of(fold_number(slot))
+
+
+def pruned_field_of(number: int) -> str:
+    """The same for the slots whose instants came for this time."""
+    return PRUNED if number == 1 else f"{PRUNED}~{number}"
 
 
 def pruned_spans(fields: Mapping[str, Field], name: str = PRUNED) -> _Spans:
@@ -263,18 +279,22 @@ def joined(spans: Iterable[tuple[float, float]], most: int = _SPANS_MOST) -> _Sp
     return tuple(found)
 
 
-def settled_spans(fields: Mapping[str, Field]) -> _Spans:
-    """The spans in which no scheduled slot runs any more: removed, or missed in one record."""
+def settled_spans(fields: Mapping[str, Field], number: int = 1) -> _Spans:
+    """The spans in which no scheduled slot runs any more: removed, or missed in one record.
+
+    `number`: of slots whose instants came for this time.
+    """
     many = (decode(slot, it.value) for slot, it in _records(fields) if _MANY in it.value)
-    missed = ((run.since, run.due) for run in many if run is not None and run.count > 1)
-    return (*pruned_spans(fields), *missed)
+    of_time = (run for run in many if run is not None and fold_number(run.slot) == number)
+    missed = ((run.since, run.due) for run in of_time if run.count > 1)
+    return (*pruned_spans(fields, pruned_field_of(number)), *missed)
 
 
 def is_settled(fields: Mapping[str, Field], slot: str, due: float) -> bool:
     """Whether a slot must not run although it has no record of its own."""
-    name = _pruned_field(slot)
-    whole = name == PRUNED and "#" not in slot
-    spans = settled_spans(fields) if whole else pruned_spans(fields, name)
+    whole = is_scheduled(slot) and "#" not in slot
+    number, name = fold_number(slot), _pruned_field(slot)
+    spans = settled_spans(fields, number) if whole else pruned_spans(fields, name)
     return any(first <= due <= last for first, last in spans)
 
 
@@ -311,11 +331,11 @@ def orphans(record: Record) -> list[tuple[Run, int]]:
     return [pair for pair in open_runs(record.fields) if not alive(record, pair[0])]
 
 
-def claimed_slots(record: Record) -> frozenset[str]:
-    """The slots that are taken: recorded, claimed, or held now."""
+def known_slots(record: Record) -> frozenset[str]:
+    """The slots that are recorded, or held now. One that is only claimed may never have begun."""
     on_record = (slot for slot, _ in _records(record.fields))
     held = (holding.meta.decode("utf-8", "replace") for holding in record.holdings)
-    return frozenset((*on_record, *record.slots, *held))
+    return frozenset((*on_record, *held))
 
 
 def surplus(
@@ -383,6 +403,9 @@ class Ledger:
         fields = (await self.read()).fields
         if (found := run_at(fields, run.slot)) is not None:
             return _is_same(found, run)
+        if fold_of(fields).outdates(run.slot, run.due):
+            # Its instant has another name now, of which its instance has not heard.
+            return False
         return not is_settled(fields, run.slot, run.due) and await self.begin_named(run)
 
     async def begin_named(self, run: Run) -> bool:
@@ -475,6 +498,11 @@ class Ledger:
         """Record that a run's holder vanished; return False if its record has changed meanwhile."""
         lost = step(run, State.LOST, ended=now, why=why)
         return isinstance(await self._put(lost, ByVersion(version)), Stored)
+
+    async def fold(self, fields: Mapping[str, Field], fold: Fold) -> bool:
+        """Write a fold; return False if that of these `fields` is no longer the latest."""
+        guard: Guard = ByVersion(fields[FOLD].version) if FOLD in fields else ABSENT
+        return isinstance(await self._field(FOLD, encode_fold(fold), guard), Stored)
 
     async def register(self, fields: Mapping[str, Field], facts: Mapping[str, Any]) -> bool:
         """Register `facts` of the job unless its `fields` have them; return whether it wrote."""

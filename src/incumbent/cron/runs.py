@@ -118,6 +118,8 @@ T = TypeVar("T")
 ENDED_WELL: Final = 0
 GAVE_BACK: Final = 75
 """The run could not begin: any instance may take its slot again."""
+HAD_ITS_TURN: Final = 74
+"""Nothing ran: the slot is on record already."""
 NOT_RECORDED: Final = 76
 """The lease was lost before the end was recorded: the next instance that looks records it."""
 STATE_OF: Final = {
@@ -174,6 +176,7 @@ class Attempts:
         self._spec = spec
         self._emit = emit
         self._ledger = Ledger(lease.belief.link.port, lease.belief.key)
+        self._began = clock.now()
         self.run = Run(
             slot.name,
             State.RUNNING,
@@ -194,7 +197,7 @@ class Attempts:
         if not begun:
             # Nothing ran, so at_least_for must not close the lease.
             give_back(self._lease, undo_slot=True)
-            return ENDED_WELL
+            return HAD_ITS_TURN
         late = round(clock.wall() - self.run.due, 3)
         self._emit("started", slot=self.run.slot, attempt=self.run.attempt, late=late)
         return None
@@ -246,17 +249,19 @@ class Attempts:
         self.run = moved or self.run
 
     def _end(self, end: End) -> Run | None:
-        belief, run, now = self._lease.belief, self.run, clock.wall()
+        belief, run = self._lease.belief, self.run
         until = max(belief.proof.deadline, clock.now() + 1.0)
-        changes = {"ended": now, "code": end.code, "why": end.why, "output": end.output}
+        # Not by the wall clock: that may have been set while the run went on.
+        took = clock.now() - self._began
+        ended_at = (run.started or clock.wall()) + took
+        changes = {"ended": ended_at, "code": end.code, "why": end.why, "output": end.output}
         ended = drive(self._ledger.insist(run, end.state, belief.claim, until, **changes))
         event, why = str(end.state), end.why or None
         if ended is None:
             why = f"{end.why or end.state}, but the lease was lost before that was on record"
             event = "lost"
-        seconds = round(clock.wall() - (run.started or now), 3)
         facts = {"slot": run.slot, "attempt": run.attempt, "code": end.code}
-        self._emit(event, **facts, seconds=seconds, why=why)
+        self._emit(event, **facts, seconds=round(took, 3), why=why)
         return ended
 
     def prune(self) -> None:

@@ -106,6 +106,12 @@ class Schedule(Protocol):
     def describe(self) -> str:
         """The schedule in words, on one line."""
 
+    @property
+    def keeps_rhythm(self) -> bool:
+        """Whether slots come by a rhythm, which goes on when a clock is set back, and not at fixed
+        times, which are not repeated.
+        """
+
 
 def slot_id(instant: float) -> str:
     """The name of a slot: `2026-11-21T05:30:00Z`, with milliseconds if there are any."""
@@ -157,6 +163,10 @@ class Every:
     def describe(self) -> str:
         return f"every {say_seconds(self.interval)}"
 
+    @property
+    def keeps_rhythm(self) -> bool:
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class FixedTimes:
@@ -172,6 +182,10 @@ class FixedTimes:
         shown = ", ".join(slot_id(instant) for instant in self.times[:3])
         more = len(self.times) - 3
         return f"at {shown}" + (f" and {more} more" if more > 0 else "")
+
+    @property
+    def keeps_rhythm(self) -> bool:
+        return False
 
 
 # -- cron expressions -----------------------------------------------------------------------------
@@ -220,18 +234,19 @@ class CronSchedule:
         if self._zone is UTC:
             found = self._next_match(start)
             return None if found is None else found.replace(tzinfo=UTC).timestamp()
-        if self._has_fixed_time():
-            return self._next_at_fixed_time(instant, start)
-        return self._next_with_wildcard(instant, start)
+        if self.keeps_rhythm:
+            return self._next_with_wildcard(instant, start)
+        return self._next_at_fixed_time(instant, start)
 
     def _next_match(self, naive: datetime) -> datetime | None:
         from cronsim import CronSim
 
         return next(CronSim(self._plain, naive), None)
 
-    def _has_fixed_time(self) -> bool:
+    @property
+    def keeps_rhythm(self) -> bool:
         fields = self._plain.split()
-        return not any(word.startswith("*") for word in fields[: len(fields) - 3])
+        return any(word.startswith("*") for word in fields[: len(fields) - 3])
 
     def _next_at_fixed_time(self, instant: float, naive: datetime) -> float | None:
         """The next slot: a time in a gap counts at the end of the gap, a repeated time once."""

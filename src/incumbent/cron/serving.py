@@ -21,6 +21,7 @@ from incumbent.cron.ledger import Run
 from incumbent.cron.runs import (
     ENDED_WELL,
     GAVE_BACK,
+    HAD_ITS_TURN,
     NOT_RECORDED,
     STATE_OF,
     Claimer,
@@ -97,7 +98,7 @@ class CommandLauncher:
                 self.runs.began[job, name] = clock.now()
             if code == STARTED or (slot := self.runs.running.pop((job, name), None)) is None:
                 continue
-            if code not in (ENDED_WELL, GAVE_BACK, NOT_RECORDED, *STATE_OF):
+            if code not in (ENDED_WELL, GAVE_BACK, HAD_ITS_TURN, NOT_RECORDED, *STATE_OF):
                 self._emit("fault", job=job, slot=name, why=f"its worker ended with {code}")
             self.runs.ended.append((job, slot, code))
 

@@ -7,22 +7,24 @@ ends, so that a run whose holder vanished is `lost` within a ttl, and retried if
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 from zlib import crc32
 
+from incumbent.cron.folds import Fold, fold_number, fold_of
 from incumbent.cron.ledger import (
     RUN,
     SLOT_KEEP,
     Run,
     State,
     alive,
-    claimed_slots,
     holds_slot,
     is_settled,
+    known_slots,
     orphans,
+    pruned_field_of,
     pruned_spans,
     read_job,
     run_at,
@@ -30,14 +32,17 @@ from incumbent.cron.ledger import (
     settled_spans,
     step,
 )
-from incumbent.cron.schedule import slot_id
+from incumbent.cron.schedule import parse_instant, slot_id
 from incumbent.cron.spec import JobSpec, Slot, is_scheduled
-from incumbent.model import Holding, Record
+from incumbent.errors import ConfigError
+from incumbent.model import Field, Holding, Record
 from incumbent.stores.findings import said_by
 from incumbent.stores.notices import PAUSE
 
 CLOCK_SPREAD: Final = 300.0
 """Seconds by which the clocks of one fleet may be apart."""
+STEP: Final = 5.0
+"""Seconds: a clock that is set back by less is waited for."""
 GRACE: Final = CLOCK_SPREAD + 60.0
 """Seconds after which a slot without a record counts as missed."""
 LOOK_BACK: Final = 32
@@ -305,13 +310,81 @@ def gaps(spec: JobSpec, record: Record) -> list[Slot]:
     since = _since(record) or 0.0
     oldest = runs[-LOOK_BACK].due if len(runs) >= LOOK_BACK else since
     oldest = min(oldest, until - LOOK_BACK_FOR)
-    taken = claimed_slots(record)
+    taken = known_slots(record)
     settled = settled_spans(record.fields)
     to_run, missed = missed_slots(spec, max(oldest, since), until)
+    fold = fold_of(record.fields)
     return [
         Slot.at(due, missed=True)
         for due in sorted((*to_run, *missed))
         if due < until
         and slot_id(due) not in taken
+        and not fold.covers(due)
         and not any(first <= due <= last for first, last in settled)
     ]
+
+
+# -- clocks that were set back ---------------------------------------------------------------------
+
+_FARTHEST: Final = 86_400.0
+"""Seconds ahead of our clock that a fold reaches at most: some clock may have been a year off."""
+
+
+def is_ahead(fields: Mapping[str, Field], here: float, been: float) -> bool:
+    """Whether slots are on record that our clock has yet to reach, as it was set back, or that no
+    clock of a fleet may have reached.
+
+    `here`: our wall clock. `been`: the latest instant that it has shown.
+    """
+    return _is_stale(_latest_known(fields, here), here, been)
+
+
+def next_fold(record: Record, here: float, been: float, others: Iterable[float]) -> Fold | None:
+    """The fold to write, because the record is ahead of every clock; None if it is not.
+
+    `others`: the clocks of the other instances that live. If one of them is nearer to what is on
+    record than to our clock, it is our clock that is behind, and the others go on.
+    """
+    before, latest = fold_of(record.fields), _latest_known(record.fields, here)
+    middle = (here + latest) / 2
+    others = list(others)
+    if not _is_stale(latest, here, been) or any(clock > middle for clock in others):
+        return None
+    # What the others have run since the clock was set back is not to come again.
+    runs = [run for run, _ in runs_of(record.fields).values() if is_scheduled(run.slot)]
+    newest = max(runs, key=lambda run: run.token, default=None)
+    since = max((here, *others))
+    if newest is not None and not _is_stale(newest.due, here, been):
+        since = max(since, newest.due)
+    # An earlier fold that is not over yet has used these instants, too.
+    return Fold(before.number + 1, since, max(latest, before.until if before.until > here else 0.0))
+
+
+def _is_stale(due: float, here: float, been: float) -> bool:
+    was_set_back = been - here > STEP and here < due <= been + CLOCK_SPREAD
+    return was_set_back or due > here + CLOCK_SPREAD
+
+
+def _latest_known(fields: Mapping[str, Field], here: float) -> float:
+    """The latest instant that is accounted for and has not come again since; -inf if there is none.
+
+    By the names alone, which are in order: this is asked at every look.
+    """
+    fold, farthest = fold_of(fields), slot_id(here + _FARTHEST)
+    beyond = slot_id(fold.until) if fold.number > 1 else ""
+    latest = ""
+    for name in fields:
+        if name.startswith(RUN) and is_scheduled(slot := name.removeprefix(RUN)):
+            instant = slot.partition("#")[0].partition("~")[0]
+            if latest < instant <= farthest and (
+                instant > beyond or fold_number(slot) == fold.number
+            ):
+                latest = instant
+    ends = [last for _, last in pruned_spans(fields, pruned_field_of(fold.number))]
+    if fold.number > 1:
+        ends += [last for _, last in pruned_spans(fields) if last > fold.until]
+    try:
+        ends.append(parse_instant(latest))
+    except ConfigError:
+        pass  # There is none, or it is the ID of another scheduler.
+    return max((end for end in ends if end <= here + _FARTHEST), default=-inf)

@@ -128,7 +128,7 @@ class Slot:
         """
         instant, _, attempt = name.partition("#")
         try:
-            due = now if name.startswith("manual/") else parse_instant(instant)
+            due = now if name.startswith("manual/") else parse_instant(instant.partition("~")[0])
             return cls(name, due, int(attempt or 1), missed=True)
         except (ConfigError, ValueError):
             return None

@@ -28,8 +28,8 @@ from incumbent.cron.fleet import CONTROL
 from incumbent.cron.ledger import OUTPUT_MOST, Run, State
 from incumbent.cron.output import Output
 from incumbent.cron.runs import (
-    ENDED_WELL,
     GAVE_BACK,
+    HAD_ITS_TURN,
     Attempts,
     End,
     Task,
@@ -312,7 +312,7 @@ class _CommandRun:
             # A worker that stood by may have lost its guard: another worker has its own.
             return self._attempts.leave("the guard is gone")
         if (code := self._attempts.begin()) is not None:
-            if code == ENDED_WELL:
+            if code == HAD_ITS_TURN:
                 self._events("skipped", slot=self._slot, why="it has had its turn already")
             return code
         ended = self._attempts.run_attempts(self._attempt, self._pause)

@@ -118,10 +118,10 @@ class Watch:
 
     async def newest(self, window: str, age: float = _EVERY) -> Edition:
         """An edition that was at most `age` seconds old when it was asked for."""
-        asked = clock.wall()
+        asked = clock.now()
         while True:
             found = self._editions.get(window)
-            if found is not None and found.snapshot.now >= asked - age:
+            if found is not None and found.snapshot.asked >= asked - age:
                 return found
             self._asked.add(window)
             await self._wait(hurry=True)

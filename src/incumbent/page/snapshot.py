@@ -61,6 +61,8 @@ class Snapshot:
     """The state of a name that nobody holds, as far as it depends on the store alone."""
     outages: tuple[Span, ...] = ()
     """Spans in which the store gave no answer while somebody looked."""
+    asked: float = 0.0
+    """`now` on the steady clock, by which its age counts: the wall clock may be set."""
 
     def record(self, name: str) -> Record | None:
         """The record of one name."""
@@ -83,7 +85,7 @@ class Reader:
     def read(self) -> Snapshot:
         """Read all records; if the store gives no answer, the last ones with the problem."""
         began, wall = clock.now(), clock.wall()
-        last = replace(self._last, store=self.client.url, now=wall)
+        last = replace(self._last, store=self.client.url, now=wall, asked=began)
         try:
             records = self.client.scan("", _SCAN_WITHIN)
             last = replace(last, grants=self._grants(last))
