@@ -885,8 +885,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _sql(
         "postgresql: those whose time is over count among those who share",
         "stores/postgresql/schema.sql",
-        "        WHERE key = r.key AND expires > p_now;\n    IF taken",
-        "        WHERE key = r.key;\n    IF taken",
+        "FROM incumbent.sharer WHERE key = r.key AND expires > p_now\n    ) c;",
+        "FROM incumbent.sharer WHERE key = r.key\n    ) c;",
         *_postgresql("test_each_ends_with_its_own_ttl"),
     ),
     _sql(
