@@ -198,11 +198,11 @@ class _Handle(Generic[L]):
     def _wait(self, blocking: bool | None, timeout: float | None) -> float | None:
         if not (self.blocking if blocking is None else blocking):
             return 0.0
-        seconds = self.blocking_timeout if timeout is None else timeout
+        seconds: Any = self.blocking_timeout if timeout is None else timeout
         if seconds is None or seconds == inf:
             return None
-        # A negative one is a single try, as there; NaN is refused later.
-        return 0.0 if seconds < 0 else seconds
+        # A negative one is a single try, as there; NaN and what is no number are refused later.
+        return 0.0 if isinstance(seconds, int | float) and seconds < 0 else seconds
 
     def _keep(self, lease: L, token: str | bytes | None) -> bool:
         given = lease.belief.claim if token is None else token

@@ -210,7 +210,7 @@ def test_a_timeout_or_a_sleep_that_is_no_time_is_refused_before_anything_is_held
     assert not client.exists(name)
 
 
-@pytest.mark.parametrize("number", [nan, True, HUGE])
+@pytest.mark.parametrize("number", [nan, True, HUGE, "soon", b"3", [], 3j])
 def test_a_wait_that_is_no_time_is_refused(client: redis.Redis, name: str, number: Any) -> None:
     with pytest.raises(compat.BadSetting):
         compat.Lock(client, name).acquire(blocking_timeout=number)
