@@ -278,18 +278,17 @@ class TakingHandle(LockHandle[L], Generic[L]):
         return lease
 
     def _note(self, lease: L) -> L:
-        entries = self._entries
-        if entries:
-            me = self._me()
-            for entry in entries.copy():
-                # A live task keeps what it lost, or its release would be that of the task after it.
-                replaced = entry.caller == me or not (entry.caller and entry.caller())
-                if not entry.entered and (
-                    entry.lease._let_go() or (replaced and not self._reentrant)
-                ):
-                    _drop(entries, entry)
+        for entry in self._entries.copy():
+            if not entry.entered and (entry.lease._let_go() or self._is_replaced(entry)):
+                _drop(self._entries, entry)
         self._keep(lease)
         return lease
+
+    def _is_replaced(self, entry: Entry[L]) -> bool:
+        """Whether a new lease of the caller takes its place."""
+        # A live task keeps what it lost, or its release would be that of the task after it.
+        caller = entry.caller and entry.caller()
+        return not self._reentrant and (caller is None or caller is self._caller())
 
     def _keep(
         self, lease: L, *, entered: bool = False, caller: weakref.ref[Any] | None = None
@@ -298,7 +297,10 @@ class TakingHandle(LockHandle[L], Generic[L]):
         if home is not None:
             # Weak references both ways: a lease in a reference cycle would be released late.
             kept_by = weakref.ref(home, partial(_forget, weakref.ref(self)))
-            self._entries.append(Entry(caller or self._me(), lease, entered, kept_by))
+            if caller is None:
+                # A thread in which no task runs is both.
+                caller = kept_by if self._caller() is home else self._me()
+            self._entries.append(Entry(caller, lease, entered, kept_by))
 
     def _home(self) -> Any:
         """The thread or task that keeps the caller's leases alive."""
@@ -313,11 +315,10 @@ class TakingHandle(LockHandle[L], Generic[L]):
 
     def _refuse_waiting(self) -> None:
         """Raise Misuse if only this lock keeps a lease of the caller: nothing else would end it."""
-        home = self._home()
         own = [
             entry
             for entry in self._entries.copy()
-            if not entry.entered and entry.home and entry.home() is home and entry.lease.valid
+            if not entry.entered and entry.lease.valid and self._is_kept_here(entry)
         ]
         if not own:
             return
@@ -333,6 +334,9 @@ class TakingHandle(LockHandle[L], Generic[L]):
                 " nor kept: it would wait for itself. That lease is given back now"
             )
         self._keep(kept, caller=caller)
+
+    def _is_kept_here(self, entry: Entry[L]) -> bool:
+        return entry.home is not None and entry.home() is self._home()
 
     def _refuse_reentry(self) -> None:
         """Raise Misuse if the caller would wait for itself."""

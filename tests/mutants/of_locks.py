@@ -171,6 +171,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/top/test_shared_by_tasks.py",
     ),
     _p(
+        "what a task lost is forgotten when the task after it acquires",
+        "locks.py",
+        "(caller is None or caller is self._caller())",
+        "True",
+        "tests/top/test_shared_by_tasks.py",
+    ),
+    _p(
         "a task leaves the body of the task after it",
         "handles.py",
         "        own = [entry for entry in inside if entry.caller == me] or inside\n",
