@@ -93,7 +93,7 @@ class _Scripted:
 
 async def _waits(batches: list[list[str]]) -> tuple[float, int]:
     """For how long a waiter for "k" waits, and how many batches are left then."""
-    wire = _Scripted(batches)
+    wire = _Scripted([*batches])
 
     async def connect(_: float) -> Wire:
         return cast("Wire", wire)
@@ -103,7 +103,7 @@ async def _waits(batches: list[list[str]]) -> tuple[float, int]:
 
     began = clock.now()
     await Subscriber(connect, SharedWakeup).wait("k", soon(10), same)
-    return took(began), len(batches)
+    return took(began), len(wire.batches)
 
 
 _LEFT = ["k" + OURS, "k"]
