@@ -145,7 +145,9 @@ class WireClient:
     def idle(self) -> Any:
         """A connection that is not in use, or None."""
         self.forget_parents()
-        return self._idle.pop() if self._idle else None
+        with suppress(IndexError):  # another thread has the last one
+            return self._idle.pop()
+        return None
 
     def forget_parents(self) -> None:
         """In a fork's child: the connections are the parent's."""
@@ -160,8 +162,8 @@ class WireClient:
             connection.close()
 
     def let_go(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
+        while (connection := self.idle()) is not None:
+            connection.close()
 
 
 class WireStore(WireClient):
@@ -189,7 +191,6 @@ class WireStore(WireClient):
             raise StoreUnavailable(f"no connection: {error}") from error
 
     def close(self) -> None:
-        self.forget_parents()
         self.let_go()
 
 
