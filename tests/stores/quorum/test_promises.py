@@ -5,18 +5,23 @@ from __future__ import annotations
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.model import Ask, ByClaim, Granted, Key, Refused, Released, Slot
+from incumbent.model import Ask, ByClaim, Granted, Key, Refused, Released, Slot, Stored
 from incumbent.protocol.port import run
 from incumbent.stores.quorum import changes
 from incumbent.stores.quorum import take as taking
 from incumbent.stores.quorum.ballots import No, Silent
 
-THREE = SimpleNamespace(names=("a", "b", "c"), need=2, where="here", taken_back={})
+CLOCK = SimpleNamespace(highest_admitted=lambda _now: 100, propose=max)
+THREE = SimpleNamespace(
+    names=("a", "b", "c"), need=2, where="here", taken_back={}, clock=CLOCK, dialect=Mock()
+)
 LOW = No("low", floor=9)
+COMING = Silent(StoreUnavailable("it has not answered yet"), sent=False, coming=True)
 GONE = Silent(StoreUnavailable("it is down"), sent=False)
 
 
@@ -37,11 +42,60 @@ def test_who_is_held_by_two_of_three_holds_and_who_can_be_held_by_one_does_not()
 
 def test_of_one_node_that_says_so_nobody_knows_yet_and_a_larger_ballot_may_tell() -> None:
     it = attempt()
-    it.promises = [*promised(True, False).values(), LOW]
-    assert it._is_held(promised(True, False)) is None
-    assert it.above == 9
-    with pytest.raises(StoreUnavailable):
-        it._is_held(promised(True, False))
+    for third, above in ((LOW, 9), (GONE, 9), (No("low", floor=101), 9)):
+        it.promises = [*promised(True, False).values(), third]
+        assert it._is_held(promised(True, False)) is None
+        assert it.above == above
+
+
+def test_while_two_nodes_disagree_a_third_that_is_still_being_connected_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A lease that is given back or renewed meanwhile makes them agree, and so does the third."""
+    turns = [promised(True, False), promised(True, False), promised(True, False, True)]
+    it, rested = attempt(), list[float]()
+    it.promises = [GONE]
+
+    async def rest(seconds: float) -> None:
+        rested.append(seconds)
+
+    async def nothing(*_: object) -> bool:
+        return True
+
+    async def promises(_ballot: int) -> dict[int, Any]:
+        return turns[len(rested)]
+
+    monkeypatch.setattr(changes, "_Attempt", lambda *_: it)
+    monkeypatch.setattr(changes, "found", nothing)
+    monkeypatch.setattr(it, "_ask_for_promises", promises)
+    monkeypatch.setattr(it, "_accept", nothing)
+    it.panel.rest, it.panel.open = rest, nothing
+    write = changes.put_field(it.panel, it.key, "f", b"mine", it.held, 1e12)
+    assert isinstance(run(write), Stored)
+    assert len(rested) == 2
+
+
+@pytest.mark.parametrize(
+    ("others", "waits"),
+    [
+        (("forgot", "forgot", "coming"), True),
+        (("forgot", "forgot", "down"), False),
+        (("forgot", "coming", "down"), True),
+        (("coming", "down", "down"), False),
+    ],
+)
+def test_a_node_is_waited_for_while_it_is_being_connected_and_can_make_the_difference(
+    others: tuple[str, ...], waits: bool
+) -> None:
+    replies: dict[str, Any] = {"forgot": [[b"-", b"", 1]], "down": GONE, "coming": COMING}
+
+    async def ask_all(*_: object) -> list[Any]:
+        return [replies[it] for it in others]
+
+    it = attempt()
+    it.panel.ask_all = ask_all
+    with nullcontext() if waits else pytest.raises(StoreUnavailable):
+        assert run(it._ask_for_promises(7)) is None
 
 
 @pytest.mark.parametrize(
@@ -54,7 +108,7 @@ def test_what_others_wrote_last_is_settled_also_by_who_holds_the_lease_no_more(
 ) -> None:
     """Else its turns go on until its time is over, and nobody knows what became of its write."""
     it, guards = attempt(), list[ByClaim | None]()
-    it.quorum = SimpleNamespace(need=2, names=THREE.names, clock=SimpleNamespace(propose=max))
+    it.quorum = SimpleNamespace(need=2, names=THREE.names, clock=CLOCK)
     it.sent[3] = changes.Edit(b"ours")
 
     async def promises(_ballot: int) -> dict[int, Any]:

@@ -47,10 +47,14 @@ class No(NamedTuple):
 
 
 class Silent(NamedTuple):
-    """No usable answer. `sent`: the node may have carried out the request nevertheless."""
+    """No usable answer. `sent`: the node may have carried out the request nevertheless.
+
+    `coming`: the node is still being connected, and nothing failed so far.
+    """
 
     why: StoreError
     sent: bool
+    coming: bool = False
 
 
 Answer: TypeAlias = "Vote | No | Silent"

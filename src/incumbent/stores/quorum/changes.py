@@ -144,10 +144,12 @@ async def change(
         changed = await attempt.turn(decide, settles=settles)
         if changed is not None:
             return changed
+        took = _now() - began
         # Pause as long as a turn takes: a sooner retry would meet the same rivals again.
-        pause = max(_BACK_OFF, _now() - began) * 2 ** min(count, _DOUBLINGS)
+        pause = max(_BACK_OFF, took) * 2 ** min(count, _DOUBLINGS)
         pause = pause * (0.5 + random()) + attempt.early
-        if _now() + pause >= until:
+        # A turn with no time for its replies would cost the connections.
+        if _now() + pause + took >= until:
             break
         await panel.rest(pause)
         await panel.open(until)
@@ -208,19 +210,15 @@ class _Attempt:
         return None
 
     def _is_held(self, promised: Mapping[int, _Promised]) -> bool | None:
-        """Whether the claim holds the lease at a majority; None if another turn may tell.
-
-        Raises StoreError if another turn cannot tell either.
-        """
+        """Whether the claim holds the lease at a majority; None if another turn may tell."""
         holding = sum(promise.holds for promise in promised.values())
         if self.held is None or holding >= self.quorum.need:
             return True
         if holding + len(self.quorum.names) - len(promised) < self.quorum.need:
             return False
-        floors = _floors(self.promises)
-        if max(floors, default=0) <= self.above:
-            raise self.failure()
-        self.above = max(floors)
+        # What was taken, renewed or given back meanwhile is on its way to the other nodes, and so
+        # may be the connection to a node that did not answer.
+        self._go_above(_floors(self.promises), self.quorum.clock.highest_admitted(_now()))
         return None
 
     # -- promises -----------------------------------------------------------------------------
@@ -255,12 +253,19 @@ class _Attempt:
             return None
         floors = _floors(self.promises)
         promised = sum(isinstance(promise, _Promised) for promise in self.promises)
+        coming = sum(isinstance(promise, Silent) and promise.coming for promise in self.promises)
+        if coming and not floors and promised + coming >= quorum.need:
+            return None
         if promised + len(floors) < quorum.need or max(floors, default=0) <= self.above:
             raise self.failure()
         limit = quorum.clock.highest_admitted(_now())
         self.early = max(0.0, (min(floors) - limit) / 1e6)
-        self.above = max((floor for floor in floors if floor <= limit), default=self.above)
+        self._go_above(floors, limit)
         return None
+
+    def _go_above(self, floors: Sequence[int], limit: int) -> None:
+        """Let the next ballot be above these floors, except above those beyond the limit."""
+        self.above = max((floor for floor in floors if floor <= limit), default=self.above)
 
     def _leaves_out_a_blank(self) -> bool:
         """Whether to try a larger ballot, so that a node that lost its data gets the state back."""

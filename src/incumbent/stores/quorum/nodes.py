@@ -152,7 +152,7 @@ class Node:
     def silent(self) -> Silent:
         """The answer of a node without a connection."""
         error = self.why or StoreUnavailable(f"{self.site.where} has not answered yet")
-        return Silent(error, sent=False)
+        return Silent(error, sent=False, coming=self.why is None)
 
     def owes(self, key: Key, claim: str, ballot: int) -> None:
         """See Panel.owe."""

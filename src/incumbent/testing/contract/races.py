@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from incumbent import clock
-from incumbent.errors import OutcomeUnknown
+from incumbent.errors import OutcomeUnknown, StoreError
 from incumbent.model import (
     ABSENT,
     ByClaim,
@@ -26,6 +26,7 @@ from incumbent.model import (
     Gone,
     Granted,
     Guard,
+    PutOutcome,
     Refused,
     Released,
     Renewed,
@@ -220,16 +221,26 @@ class RaceCases:
             name, before = _NAMES[turn], old[turn]
             if index > 0:
                 for _ in range(2):
-                    with suppress(OutcomeUnknown):
+                    with suppress(StoreError):  # of so many at once some come to nothing
                         mine.put("state", b"old", ByClaim(before.claim, before.token), name)
                 return
-            mine.give(before, name)
+            with suppress(OutcomeUnknown):  # to a server of many it may not be connected yet
+                mine.give(before, name)
             new = mine.granted(name)
-            written = mine.put("state", b"new", ByClaim(new.claim, new.token), name)
+            guard = ByClaim(new.claim, new.token)
+            written = _at_last(lambda: mine.put("state", b"new", guard, name))
             assert isinstance(written, Stored)
 
         bench.contend(TAKERS // 2, ROUNDS, work)
         assert [bench.read(name).fields["state"].value for name in _NAMES] == [b"new"] * ROUNDS
+
+
+def _at_last(ask: Callable[[], PutOutcome]) -> PutOutcome:
+    """Ask again for what came to nothing in time: a busy machine has many rivals at once."""
+    for _ in range(3):
+        with suppress(StoreError):
+            return ask()
+    return ask()
 
 
 def _one_of(outcomes: Sequence[TakeOutcome]) -> None:
