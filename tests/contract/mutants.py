@@ -295,6 +295,14 @@ class PutIgnoresItsGuard(MemoryTable):
         return super().put(key, name, value, None, now)
 
 
+class KeepsFewFields(MemoryTable):
+    def put(self, key: Key, name: str, value: bytes | None, guard: Guard, now: float) -> PutOutcome:
+        outcome = super().put(key, name, value, guard, now)
+        if len(fields := self._entries[key].fields) > 256:
+            del fields[next(iter(fields))]
+        return outcome
+
+
 class PutByClaimAfterTheEnd(MemoryTable):
     """Compares the claim of whoever held last, and forgets to ask whether it still holds."""
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+from collections.abc import Sequence
 from typing import Any
 
 from incumbent import clock
-from incumbent.model import Ask, Key, TakeOutcome
+from incumbent.errors import OutcomeUnknown
+from incumbent.model import Ask, Key, Renewal, RenewOutcome, TakeOutcome
 from incumbent.stores.table import MemoryTable
 from tests.contract.wired import AsyncWireStore, WireClient, WireEngine, WireStore
 
@@ -43,6 +47,64 @@ class UsesInterruptedConnectionsAgain(WireEngine):
 
     class Async(_KeepsAll, AsyncWireStore):
         pass
+
+
+class RenewsOneByOne(WireEngine):
+    """A request for each lease."""
+
+    class Blocking(WireStore):
+        def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
+            return [self._ask("renew", [one], until)[0] for one in renewals]
+
+    class Async(AsyncWireStore):
+        async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
+            return [(await self._ask("renew", [one], until))[0] for one in renewals]
+
+
+class RepeatsByItself(WireEngine):
+    """What got no answer is sent again, and the second answer counts."""
+
+    class Blocking(WireStore):
+        def _ask(self, operation: str, /, *arguments: Any, **settings: Any) -> Any:
+            try:
+                return super()._ask(operation, *arguments, **settings)
+            except OutcomeUnknown:
+                return super()._ask(operation, *arguments, **settings)
+
+    class Async(AsyncWireStore):
+        async def _ask(self, operation: str, /, *arguments: Any, **settings: Any) -> Any:
+            try:
+                return await super()._ask(operation, *arguments, **settings)
+            except OutcomeUnknown:
+                return await super()._ask(operation, *arguments, **settings)
+
+
+class TakesAnInterruptionForAnOutage(WireEngine):
+    class Blocking(WireStore):
+        def _ask(self, operation: str, /, *arguments: Any, **settings: Any) -> Any:
+            try:
+                return super()._ask(operation, *arguments, **settings)
+            except Exception as error:
+                raise OutcomeUnknown(str(error)) from error
+
+    class Async(AsyncWireStore):
+        async def _ask(self, operation: str, /, *arguments: Any, **settings: Any) -> Any:
+            try:
+                return await super()._ask(operation, *arguments, **settings)
+            except asyncio.CancelledError as error:
+                raise OutcomeUnknown("cancelled") from error
+
+
+class ResolvesWithoutADeadline(WireEngine):
+    class Blocking(WireStore):
+        def _connect(self, until: float) -> socket.socket:
+            socket.getaddrinfo(self.host, self.port)
+            return super()._connect(until)
+
+    class Async(AsyncWireStore):
+        async def _connect(self, until: float) -> Any:
+            await asyncio.to_thread(socket.getaddrinfo, self.host, self.port)
+            return await super()._connect(until)
 
 
 def _taken(loaded: tuple[Any, str], key: Key, claim: str, ask: Ask) -> tuple[TakeOutcome, Any]:

@@ -11,7 +11,9 @@ from tests.contract.worlds import FaultyMemoryStore, MemoryWorld
 
 class TestMemory(StoreContract):
     capabilities = MemoryEngine.capabilities
-    hooks = frozenset({"restart", "wipe", "restart_wait", "lose_reply", "cut", "other_client"})
+    hooks = frozenset(
+        {"restart", "wipe", "failover", "restart_wait", "lose_reply", "cut", "other_client"}
+    )
     ttl = 10.0
 
     @pytest.fixture

@@ -90,6 +90,9 @@ class MemoryWorld(World):
     def restart(self, *, empty: bool) -> None:
         self.memory.restart(empty=empty)
 
+    def failover(self) -> None:
+        self.memory.restart(empty=False)
+
     @contextmanager
     def lose_reply(self, times: int = 10) -> Iterator[None]:
         self.memory.loses_answers = times

@@ -26,6 +26,8 @@ from incumbent.stores.threaded import ThreadedAsyncStore
 __all__ = ["other_process", "resolver_stands_still"]
 
 _CHILD = Path(__file__).with_name("child.py")
+_STANDS_STILL = 20.0
+"""Seconds: who waits without a deadline is to be found, and not waited for."""
 _START = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 
 
@@ -117,11 +119,14 @@ class _Process:
 
 @contextmanager
 def resolver_stands_still() -> Iterator[None]:
-    """Until the block ends, `socket.getaddrinfo` answers nobody; numbers need no resolver."""
+    """Until the block ends, or for 20 s, `socket.getaddrinfo` answers nobody.
+
+    A client that gives it a number need not ask it.
+    """
     real, over = socket.getaddrinfo, threading.Event()
 
     def slow(*args: Any, **settings: Any) -> Any:
-        over.wait()
+        over.wait(_STANDS_STILL)
         return real(*args, **settings)
 
     socket.getaddrinfo = slow
