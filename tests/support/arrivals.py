@@ -27,10 +27,14 @@ class Arrivals(NamedTuple):
     order: dict[str, None]
     tokens: dict[str, int]
 
-    def learn(self, command: str) -> None:
-        """One command that the server was sent."""
+    def learn(self, command: str, at: float) -> None:
+        """One command that the server was sent, and when it came to it (unix seconds)."""
         if take := _TAKE.search(command):
-            self.order.setdefault(take[1])
+            until = command.rpartition(" ")[2]
+            # A busy machine may send it so late that nobody waits for the answer: it has no place
+            # in line. What has no such instant is the release of a claim in doubt.
+            if until.isdigit() and at * 1e6 <= int(until):
+                self.order.setdefault(take[1])
         elif held := _HELD.search(command):
             self.tokens[held[1]] = int(held[2])
 
@@ -53,16 +57,16 @@ def watch_arrivals(port: int, name: str) -> Iterator[Arrivals]:
         monitor: Any = raw.monitor  # redis-py does not say what it returns
         with monitor() as said:
 
-            def listen(commands: Iterable[dict[str, str]]) -> None:
+            def listen(commands: Iterable[dict[str, Any]]) -> None:
                 for each in commands:
                     if each["command"] == f"ECHO {name}" and over.is_set():
                         return
                     if each["client_type"] != "lua" and name in each["command"]:
-                        arrivals.learn(each["command"])
+                        arrivals.learn(each["command"], each["time"])
 
             listener = Thread(target=listen, args=(said.listen(),), daemon=True)
             listener.start()
             yield arrivals
             over.set()
             raw.echo(name)
-            listener.join(10)
+            listener.join(60)
