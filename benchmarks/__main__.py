@@ -9,6 +9,7 @@ from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 
+from benchmarks.bursts import at_once_rows
 from benchmarks.cron_agenda import agenda_rows
 from benchmarks.cron_burst import burst_rows
 from benchmarks.cron_claims import cron_rows
@@ -79,6 +80,7 @@ def _processes(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     yield _said("Leaders, Redis", figure_table(leader_rows(turns, idle)))
     yield _said("Many, Redis", figure_table(renewal_rows(min(idle, 30))))
     yield _said("Shards, Redis", figure_table(shard_rows(min(idle, 30))))
+    yield _said("Thousands at once", figure_table(at_once_rows(min(turns, 10))))
     yield _said("Waiting, Redis", figure_table(redis_waiter_rows(turns, idle)))
     yield _said("Waiting, each store", figure_table(waiter_rows(max(3, turns // 8))))
     yield _said("Many, etcd", figure_table(etcd_leader_rows(turns, idle)))
