@@ -51,8 +51,8 @@ def current_task() -> Any:
 class ByCaller(Generic[T]):
     """The leases of one shared object, in the order of their grants: each caller has its own.
 
-    A caller that outlived its lease must not release that of the caller after it. A caller that
-    acquired none was handed one: the oldest.
+    A caller that outlived its lease must not release the lease of the next caller. A caller that
+    acquired none gets the oldest one: another caller handed it over.
     """
 
     _MOST: Final = 100
@@ -63,19 +63,19 @@ class ByCaller(Generic[T]):
         """Its changes are atomic steps: other threads may be in here."""
 
     def own(self) -> T | None:
-        """That of the present caller."""
+        """The lease of the present caller."""
         me, kept = weakref.ref(present_caller()), self._kept.copy()
         return next((it for caller, it in kept if caller == me), kept[0][1] if kept else None)
 
     def keep(self, it: T) -> None:
-        """Keep it in place of the last one of the present caller."""
+        """Keep it for the present caller, in place of its last one."""
         me = weakref.ref(present_caller())
         self._remove(lambda caller, _: caller == me)
         del self._kept[: max(0, len(self._kept) + 1 - self._MOST)]
         self._kept.append((me, it))
 
     def drop(self, it: T) -> None:
-        """Keep it no longer."""
+        """Forget it."""
         self._remove(lambda _, other: other is it)
 
     def _remove(self, which: Callable[[weakref.ref[Any], T], bool]) -> None:

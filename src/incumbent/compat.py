@@ -18,13 +18,13 @@ same key in Redis, so old and new instances exclude each other while a fleet mig
 - Tasks that share an object each have a lock of their own, as threads have. A caller without one,
   to which another handed its lock, releases and extends the oldest: with `thread_local` the oldest
   of its thread.
-- Waiters are woken where incumbent holds the lock; beside other clients they look each `sleep`
-  seconds, as theirs do. `acquire` waits for all of its `blocking_timeout`.
+- Waiters are woken where incumbent holds the lock; beside other clients they look every
+  `sleep` seconds, as theirs do. `acquire` waits for all of its `blocking_timeout`.
 - Names must be valid for `incumbent.Lock`, and times must be finite and leave the lock some time to
-  live; others raise `BadSetting`. (`incumbent.safe_name` makes a valid name, but that is another
-  key than theirs.)
+  live; others raise `BadSetting`. (`incumbent.safe_name` makes a valid name, but not
+  the key that they use.)
 
-All errors of calls are `incumbent.Error`, and errors of redis-py that its callers catch.
+Every error of a call is an `incumbent.Error` and also an error of redis-py, as its callers expect.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ _IN_BOTH: Final[dict[type[Error], type[Error]]] = {
 
 
 class _BothFamilies:
-    """A context that makes our errors also those that callers of redis-py catch."""
+    """Turns our errors into errors that callers of redis-py catch, too."""
 
     def __enter__(self) -> None: ...
 
@@ -181,7 +181,7 @@ class _Handle(Generic[L]):
 
     def _settings(self, token: str | bytes | None) -> LockSettings:
         settings = LockSettings()
-        # 0 is none, as there.
+        # As in redis-py, 0 means none.
         if self.timeout:
             least, most = _TTL
             seconds = parse_duration(self.timeout, "timeout", least=0.001)
@@ -201,7 +201,7 @@ class _Handle(Generic[L]):
         seconds: Any = self.blocking_timeout if timeout is None else timeout
         if seconds is None or seconds == inf:
             return None
-        # A negative one is a single try, as there; NaN and what is no number are refused later.
+        # As in redis-py, a negative one is a single try. NaN and other types are refused later.
         return 0.0 if isinstance(seconds, int | float) and seconds < 0 else seconds
 
     def _keep(self, lease: L, token: str | bytes | None) -> bool:
@@ -230,7 +230,7 @@ class _Handle(Generic[L]):
         if not self.timeout:
             raise self._error(f"Cannot {what} a lock with no timeout")
         with _both_families:
-            # What leaves no time would end the lock, and say that it was prolonged.
+            # A time that leaves none would end the lock and report it as prolonged.
             seconds = parse_duration(seconds, f"{what}: time", least=0.0 if more else 0.001)
             machine, now = lease._held.machine, clock.now()
             before = bound = machine.bound

@@ -286,7 +286,7 @@ class TakingHandle(LockHandle[L], Generic[L]):
 
     def _is_replaced(self, entry: Entry[L]) -> bool:
         """Whether a new lease of the caller takes its place."""
-        # A live task keeps what it lost, or its release would be that of the task after it.
+        # A live task keeps what it lost: else it would release the lease of the task after it.
         caller = entry.caller and entry.caller()
         return not self._reentrant and (caller is None or caller is self._caller())
 
@@ -343,7 +343,7 @@ class TakingHandle(LockHandle[L], Generic[L]):
         if self._entries and not self._reentrant:
             me = self._me()
             for entry in self._entries.copy():
-                # A lost one is in nobody's way; in the child of a fork it is the parent's.
+                # A lost one is in nobody's way, and in the child of a fork it is the parent's.
                 if entry.entered and entry.caller == me and entry.lease.valid:
                     raise Misuse(waits_for_itself(entry.lease._held.wanted, self._wanted))
 
@@ -404,7 +404,7 @@ class Lock(TakingHandle[Lease]):
         return present_caller() if self._reentrant else threading.current_thread()
 
     def _handed_over(self, entries: Sequence[Entry[Lease]]) -> list[Lease]:
-        """The oldest lease that other tasks of this thread left: whoever lost one comes first."""
+        """The oldest lease that other tasks of this thread left: who lost one releases first."""
         here = None if self._reentrant else threading.current_thread()
         left = [entry.lease for entry in entries if entry.home and entry.home() is here]
         return [lease for lease in left if not lease._let_go()][:1] or left[-1:]

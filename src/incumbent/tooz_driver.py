@@ -43,8 +43,8 @@ _WITHIN, _LOOK_EVERY = 1.0, 0.1
 class Lock(locking.Lock):
     """tooz's lock, made by `Driver.get_lock`.
 
-    Threads that share it each have a lock of their own; a thread without one, to which another left
-    its lock, may release that.
+    Threads that share it each have a lock of their own. A thread without one may release a lock
+    that another thread left to it.
     """
 
     def __init__(self, driver: Driver, name: bytes | str) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 import incumbent
 from tests.stores.postgresql.world import new_database
-from tests.support.proxy import FaultProxy, Link
+from tests.support.proxy import FaultProxy, ProxiedLink
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
@@ -37,7 +37,7 @@ class CountingProxy(FaultProxy):
 
     most = 0
 
-    def sent(self, link: Link, chunk: bytes) -> None:
+    def sent(self, link: ProxiedLink, chunk: bytes) -> None:
         self.most = max(self.most, self.live)
 
 

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 from incumbent.testing import proxy
-from incumbent.testing.proxy import Link, Way
+from incumbent.testing.proxy import ProxiedLink, Way
 
-__all__ = ["FaultProxy", "Link", "Way", "requests_sent"]
+__all__ = ["FaultProxy", "ProxiedLink", "Way", "requests_sent"]
 
 
 class FaultProxy(proxy.FaultProxy):
@@ -22,7 +22,7 @@ class FaultProxy(proxy.FaultProxy):
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}"
 
-    def sent(self, link: Link, chunk: bytes) -> None:
+    def sent(self, link: ProxiedLink, chunk: bytes) -> None:
         if FaultProxy.tap is not None:
             FaultProxy.tap(link, chunk)
 

@@ -211,7 +211,7 @@ class Operator:
             return all(now.token != holding.token for now in record.holdings)
 
         until = clock.now() + _patience(holding)
-        # With its next renewal the holder hears of it; then its work has to end.
+        # The holder hears of it at its next renewal; then its work has to end.
         with waiting(self.request, until, lambda: held([holding])):
             record = read_until(self.client, self.key.name, until, gone)
         if not gone(record):

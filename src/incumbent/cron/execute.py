@@ -220,7 +220,7 @@ class Executor:
         self.dispatcher.found(order, findings, self._port.now())
 
     def _fold(self, spec: JobSpec, record: Record) -> Fold:
-        """The names of slots that come again; written here, if no clock is where the record is."""
+        """The names of slots that come again; written here if no clock has reached the record."""
         fold, folds = fold_of(record.fields), self.dispatcher.folds
         here, been = self._wall(), self.dispatcher.agenda.been
         if spec.schedule.keeps_rhythm and is_ahead(record.fields, here, been):

@@ -151,7 +151,7 @@ class Peers:
         return any(peer.seen < instant for peer, _ in self.living(present, now))
 
     def clocks(self, present: Iterable[Present], now: float, but: str) -> list[float]:
-        """What the clocks of the living instances show, at least; without that of `but`."""
+        """The least that the clocks of the living instances show, except that of `but`."""
         return [peer.seen + ago for peer, ago in self.living(present, now) if peer.instance != but]
 
 

@@ -252,7 +252,7 @@ def _pruned_field(slot: str) -> str:
 
 
 def pruned_field_of(number: int) -> str:
-    """The same for the slots whose instants came for this time."""
+    """The name of that field for slots whose instants came for the `number`th time."""
     return PRUNED if number == 1 else f"{PRUNED}~{number}"
 
 
@@ -282,7 +282,7 @@ def joined(spans: Iterable[tuple[float, float]], most: int = _SPANS_MOST) -> _Sp
 def settled_spans(fields: Mapping[str, Field], number: int = 1) -> _Spans:
     """The spans in which no scheduled slot runs any more: removed, or missed in one record.
 
-    `number`: of slots whose instants came for this time.
+    `number`: only slots whose instants came for that time.
     """
     many = (decode(slot, it.value) for slot, it in _records(fields) if _MANY in it.value)
     of_time = (run for run in many if run is not None and fold_number(run.slot) == number)
@@ -404,7 +404,7 @@ class Ledger:
         if (found := run_at(fields, run.slot)) is not None:
             return _is_same(found, run)
         if fold_of(fields).outdates(run.slot, run.due):
-            # Its instant has another name now, of which its instance has not heard.
+            # Its instant has another name, and its instance has not heard of that.
             return False
         return not is_settled(fields, run.slot, run.due) and await self.begin_named(run)
 
@@ -500,7 +500,7 @@ class Ledger:
         return isinstance(await self._put(lost, ByVersion(version)), Stored)
 
     async def fold(self, fields: Mapping[str, Field], fold: Fold) -> bool:
-        """Write a fold; return False if that of these `fields` is no longer the latest."""
+        """Write a fold; return False if another was written since these `fields` were read."""
         guard: Guard = ByVersion(fields[FOLD].version) if FOLD in fields else ABSENT
         return isinstance(await self._field(FOLD, encode_fold(fold), guard), Stored)
 

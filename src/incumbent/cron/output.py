@@ -9,12 +9,12 @@ command nor its lease, nor the command, whose pipe is read in blocks and before 
 
 1. At most _WAITING bytes wait. Beyond that the command waits, for as long as our standard output
    takes what we write: lines cost a microsecond each, and nothing is lost. If it takes nothing for
-   _PATIENCE in all, the lines that wait are dropped, and an event `output_lost` counts them: a
-   reader that is too slow loses lines, and delays nobody, until it has caught up.
+   _PATIENCE in all, the waiting lines are dropped, and an event `output_lost` counts them: until it
+   has caught up, a reader that is too slow loses lines and delays nobody.
 2. Events of the run wait in the same line, so that none overtakes the output before it. They are
    not dropped.
-3. `settle`: the command has ended, so all that it wrote is read, and the tail is whole. It is
-   written later, when the lease is given back: `close` waits for that while the reader reads.
+3. `settle`: the command has ended, so everything it wrote is read, and the tail is whole. The lines
+   are written later, when the lease is given back: `close` waits for that while the reader reads.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _PATIENCE: Final = 0.25
 _SETTLE_WITHIN: Final = 5.0
 _CLOSE_WITHIN: Final = 15.0
 _LAST_PATIENCE: Final = 0.5
-"""Seconds: who takes nothing for so long at the end takes no more."""
+"""Seconds: a reader that takes nothing for so long at the end is given up."""
 
 
-class _Kind(Enum):
+class _PieceKind(Enum):
     OUTPUT = "what the command wrote"
     END = "the end of an attempt: a last line without its end is a line"
     EVENT = "a line that is ready to be written"
@@ -72,12 +72,12 @@ class Output:
         self._most = 0
         self._tail = b""
         self._ended = False
-        """Whether no process has the pipe any more."""
+        """Whether every process has closed the pipe."""
         self._settled = threading.Event()
         self._settling = False
         self._close_by = inf
         self._mutex = threading.Lock()
-        self._waiting: deque[tuple[_Kind, bytes]] = deque()
+        self._waiting: deque[tuple[_PieceKind, bytes]] = deque()
         self._size = 0
         """Bytes of the output that waits."""
         self._patience = _PATIENCE
@@ -100,7 +100,7 @@ class Output:
     def put(self, line: bytes) -> bool:
         """Write an event's line after the output that came before it. Never blocks."""
         with self._mutex:
-            self._waiting.append((_Kind.EVENT, line))
+            self._waiting.append((_PieceKind.EVENT, line))
         self._wake()
         return True
 
@@ -194,7 +194,7 @@ class Output:
         if self._most:
             self._tail = (self._tail + data)[-self._most :]
         with self._mutex:
-            self._waiting.append((_Kind.OUTPUT, data))
+            self._waiting.append((_PieceKind.OUTPUT, data))
             self._size += len(data)
         return True
 
@@ -203,15 +203,15 @@ class Output:
             if not self._read():
                 break
         with self._mutex:
-            self._waiting.append((_Kind.END, b""))
+            self._waiting.append((_PieceKind.END, b""))
         self._settling = False
         self._settled.set()
 
     def _drop(self) -> None:
         with self._mutex:
-            kept: deque[tuple[_Kind, bytes]] = deque()
+            kept: deque[tuple[_PieceKind, bytes]] = deque()
             for kind, data in self._waiting:
-                if kind is _Kind.OUTPUT:
+                if kind is _PieceKind.OUTPUT:
                     self._lines.lose(data)
                 else:
                     kept.append((kind, data))
@@ -224,7 +224,7 @@ class Output:
                 self._make_lines()
             if not self._ready or not self._takes_a_line():
                 return
-            # Nobody reads any more: there is nowhere to write, and nobody to tell.
+            # Nobody reads it: there is nowhere to write, and nobody to tell.
             with suppress(OSError):
                 os.write(self._out, self._ready.popleft())
 
@@ -233,15 +233,15 @@ class Output:
             if not self._waiting:
                 return
             kind, data = self._waiting.popleft()
-            if kind is _Kind.OUTPUT:
+            if kind is _PieceKind.OUTPUT:
                 if rest := data[_ENCODED_AT_ONCE:]:
                     self._waiting.appendleft((kind, rest))
                 data = data[:_ENCODED_AT_ONCE]
                 self._size -= len(data)
-        if kind is _Kind.EVENT:
+        if kind is _PieceKind.EVENT:
             self._ready.append(data)
         else:
-            self._ready += _in_pieces(self._lines.of(data, ended=kind is _Kind.END))
+            self._ready += _in_pieces(self._lines.of(data, ended=kind is _PieceKind.END))
 
 
 class _Lines:

@@ -394,7 +394,7 @@ class _CommandRun:
         return False
 
     def _on_failure(self, ended: Run) -> None:
-        """Run on_failure, as we recorded the end. Meanwhile the lease is kept, if it lasts."""
+        """Run on_failure: we recorded the end. The lease is kept meanwhile, if it lasts."""
         if self._spec.on_failure is not None:
             # Processes that it leaves must not seem to be those of the next command.
             self._worker.worn = True

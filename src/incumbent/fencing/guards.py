@@ -52,7 +52,7 @@ def resource_of(lease: Fenced, resource: str | None) -> str:
 
 
 def token_of(lease: Fenced) -> int:
-    """The token. Raises ConfigError for what does not compare as one: NaN is no less than any."""
+    """The token. Raises ConfigError if it is no whole number: NaN would pass every comparison."""
     token: object = lease.fencing_token
     if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < 2**63:
         raise ConfigError(

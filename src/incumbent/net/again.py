@@ -1,7 +1,7 @@
 """A request that a server refuses for a moment is asked again, for as long as there is time.
 
 A transaction that it could not order, a row that was locked, more requests than it takes: nothing
-was done, and the next try may succeed. What lasts (a full disk, a replica) is told to the caller.
+was done, and the next try may succeed. A refusal that lasts (a full disk, a replica) is raised.
 """
 
 from __future__ import annotations

@@ -8,12 +8,12 @@ asked again, and owe a release. So a caller first enters:
     enter -- waits for a place -- connection -- | sent ---- request ---- answer | leave
              (nothing is sent, nothing is owed)   the request's clock begins      the next enters
 
-Takes and gives have places of their own: who holds a lease never waits for those who want one.
+Takes and gives have places of their own: a holder never waits for those that want a lease.
 While the store answers, a caller waits for its place as long as it likes. If there is no answer for
 `patience` seconds, the wait ends: then the store is not slow because of our number.
 
-There is no lock that a signal handler or a finalizer could meet: lists and deques change in atomic
-steps. A place is an object, so that one that was lost by an interruption is noticed.
+There is no mutex that a signal handler or a finalizer could meet: lists and deques change in atomic
+steps. A place is an object, so that one lost by an interruption is noticed.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ DIAL_WITHIN: Final = 2.0
 CONNECTIONS: Final = KEPT // 2
 """Places where each request has a connection: takes and gives together have all that are kept."""
 _AT_ONCE: Final = -inf
-"""To wait until then lets other tasks begin: of thousands that takes longer than a patience."""
+"""Waiting until then lets other tasks begin: with thousands that takes longer than a patience."""
 IN_FLIGHT: Final = 64
-"""Places where one connection has the requests of all tasks. With more, there are fewer system
-calls, and longer steps of the event loop, which may be slow beside busy processes."""
+"""Places where one connection carries the requests of all tasks. More of them would save system
+calls, but make the steps of the event loop longer: too long beside busy processes."""
 
 _now = clock.now
 
 
-class Place:
+class LimiterPlace:
     """The permission to have one request at the store."""
 
     __slots__ = ("__weakref__", "_limiter")
@@ -60,22 +60,22 @@ class Place:
             limiter.go_on(answered=answered)
 
 
-class _Waiter:
-    """A caller that waits for a place; `over`: it does so no longer."""
+class _LimiterWaiter:
+    """A caller that waits for a place; `over`: its wait has ended."""
 
     __slots__ = ("over", "place", "wakeup")
 
     def __init__(self, wakeup: Wakeup) -> None:
         self.wakeup = wakeup
-        self.place: Place | None = None
+        self.place: LimiterPlace | None = None
         self.over = False
 
 
 class Limiter:
     """`most` places of one side of a store. See stores.base.Gate.
 
-    `connected`: whether a request can be sent at once. `connect` sees to that, or raises
-    StoreUnavailable, at the instant that it is given or earlier.
+    `connected`: whether a request can be sent at once. `connect` makes a connection for that, or
+    raises StoreUnavailable by the instant that it is given.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class Limiter:
         detach_in_child(self)
 
     def detach(self) -> None:
-        """Begin anew. In the child of a fork those who have places, or wait, are the parent's."""
-        self.free = [Place(self) for _ in range(self._most)]
+        """Begin anew: in the child of a fork, places and waiters are the parent's."""
+        self.free = [LimiterPlace(self) for _ in range(self._most)]
         self._all = [ref(place) for place in self.free]
-        self.line: deque[_Waiter] = deque()
+        self.line: deque[_LimiterWaiter] = deque()
         self._answered = -inf
 
-    def enter_now(self) -> Place | None:
+    def enter_now(self) -> LimiterPlace | None:
         """A place, if a request can be sent at once."""
         if self.line or not self._connected():
             return None
@@ -110,7 +110,7 @@ class Limiter:
         except IndexError:
             return None
 
-    async def enter(self, until: float, patience: float = inf) -> Place:
+    async def enter(self, until: float, patience: float = inf) -> LimiterPlace:
         """A place, once it is our turn and there is a connection. Raises StoreUnavailable.
 
         It does so at `until` at the latest, or `patience` seconds after the store's last answer.
@@ -125,8 +125,8 @@ class Limiter:
                 raise
         return place
 
-    async def _wait(self, until: float, patience: float) -> Place:
-        waiter = _Waiter(self._wakeup())
+    async def _wait(self, until: float, patience: float) -> LimiterPlace:
+        waiter = _LimiterWaiter(self._wakeup())
         if not self.line:
             self._replace_lost()
         self.line.append(waiter)
@@ -152,10 +152,10 @@ class Limiter:
         return place
 
     def _replace_lost(self) -> None:
-        """Make a place anew whose caller was interrupted before it could leave."""
+        """Replace places whose callers were interrupted before they could leave."""
         for at, place in enumerate(self._all):
             if place() is None:
-                new = Place(self)
+                new = LimiterPlace(self)
                 self._all[at] = ref(new)
                 self.free.append(new)
 

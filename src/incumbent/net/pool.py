@@ -46,7 +46,7 @@ class Mismatch(Exception):
 def decoding() -> Iterator[None]:
     """Raise Mismatch if the body, which reads an answer, finds another shape than it expects.
 
-    Only reading belongs into the body: an error of our own code must not pass for the server's.
+    Only reading belongs in the body: an error of our own code must not pass for the server's.
     """
     try:
         yield

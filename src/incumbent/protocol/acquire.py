@@ -222,7 +222,7 @@ class _Attempt:
                 outcome = answer
 
     def _is_in_vain(self, refused: Refused, now: float) -> bool:
-        """Whether its slot is used for longer than this waits; without an end, nobody means that.
+        """Whether its slot stays used for longer than this waits. Without an end, nobody means that.
 
         Everything else may end sooner than the refusal says: a holder releases, a pause is lifted.
         """
@@ -285,7 +285,7 @@ async def _take(
 ) -> Granted | Refused | StoreError:
     """Send one take when its turn has come, and feed its outcome to the lease machine.
 
-    What may be believed counts from the turn on, and so does the time for the answer.
+    Belief, and the time for the answer, count from the turn.
     """
     gate = port.limits.takes
     try:

@@ -7,8 +7,8 @@ Whatever peers do, a probe is answered:
                                      --> it waits for a store, or follows a stream (_VIEWERS)
 
 Each kind has places of its own. One connection too many ends the oldest whose request has not
-arrived: a peer that sends half a head, or no body. A request that came with its connection, as that
-of a probe does, is read before it counts. One answer or viewer too many is refused. Peers that do
+arrived: a peer that sends half a head, or no body. A request that came with its connection, as a
+probe's does, is read before it counts. One answer or viewer too many is refused. Peers that do
 not send or read are dropped after `_TIMEOUT`, viewers after `_PATIENCE`.
 """
 

@@ -41,7 +41,7 @@ def check_slot(slot: object) -> str:
 
 
 def is_slot(text: str) -> bool:
-    """Whether a caller may name a slot so; other schedulers' IDs are taken as they are."""
+    """Whether a caller may give a slot this name; other schedulers' IDs are taken as they are."""
     ours = text == ONCE or text.startswith(f"{ONCE}/")
     return 1 <= len(text) <= NAME_MAX and text.isprintable() and text == text.strip() and not ours
 

@@ -19,13 +19,13 @@ Theory of operation. A request has a place, then a thread, then an answer:
   A task that gets no place by `until` has sent nothing. A wait that gets none sleeps a moment and
   returns, and its caller asks the store again.
 - Cancellation: a thread cannot be interrupted. A task that is cancelled leaves at once; its request
-  goes on, keeps its place, and has its connection for itself until its answer came or the blocking
-  store closed it. Nobody reads that answer. A take that was cancelled is in doubt: its caller gives
-  the claim without a token. That give waits here until the take is over, because on another
-  connection it could overtake it, and the take would leave a lease that nobody releases.
+  goes on, keeps its place, and has its connection to itself until its answer comes or the blocking
+  store closes it. Nobody reads that answer. A cancelled take is in doubt: its caller gives the
+  claim without a token. That give waits here until the take is over: on another connection it could
+  overtake the take, which would then leave a lease that nobody releases.
 - Deadlines: the blocking store ends each request at `until`. One that is late all the same counts
   as a request that was perhaps carried out.
-- The loop ends: threads that are left drop their answers. They are daemons: no exit waits for them.
+- The loop ends: the remaining threads drop their answers. They are daemons: no exit waits for them.
 - Fork: the threads are the parent's. The child's loop gets a store of its own from its engine, and
   the blocking store must use none of the parent's connections.
 """
@@ -55,11 +55,11 @@ T = TypeVar("T")
 Answer: TypeAlias = Future[tuple[T | None, BaseException | None]]
 
 _LATE = 0.2
-"""Seconds after `until` in which the thread's own error, which says more, is still waited for."""
+"""Seconds after `until` to wait for the thread's own error, which says more."""
 _SLICE = 5.0
-"""Seconds of one blocking wait for a change: for so long a wait that was cancelled has a thread."""
+"""Seconds of one blocking wait for a change: a cancelled wait keeps its thread for that long."""
 _POLL = 0.5
-"""Seconds, half more or less, until a waiter asks again that has no thread."""
+"""Seconds, half more or less, until a waiter without a thread asks again."""
 _CLOSE_WITHIN = 1.0
 
 
@@ -116,7 +116,7 @@ class ThreadedAsyncStore(InlineAsyncStore):
             await self.run(self.store.close, clock.now() + _CLOSE_WITHIN)
 
     def detach(self) -> None:
-        """In a fork's child: nothing is here to be closed."""
+        """In a fork's child: there is nothing to close."""
 
     async def _enter(self, until: float) -> None:
         try:
@@ -144,7 +144,7 @@ def _start(operation: Callable[[], T], places: Semaphore) -> Answer[T]:
             outcome = operation()
         except BaseException as error:  # noqa: BLE001 - it is raised where the task waits
             failure = error
-        with suppress(RuntimeError):  # the loop was closed: nobody waits for it any more
+        with suppress(RuntimeError):  # the loop was closed: nobody waits for it
             loop.call_soon_threadsafe(settle, outcome, failure)
 
     try:

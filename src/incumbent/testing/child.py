@@ -13,8 +13,8 @@ from typing import Any
 
 
 def shift_clocks(offset: float) -> None:
-    """Have every clock that Python code reads go by `offset` seconds differently."""
-    # Time since boot is never less than nothing.
+    """Shift every clock that Python code reads by `offset` seconds."""
+    # Time since boot is never negative.
     booted = abs(offset)
     for name, seconds in (("time", offset), ("monotonic", booted)):
         for suffix, unit in (("", 1), ("_ns", 10**9)):
@@ -40,11 +40,11 @@ def _later(real: Any, by: float) -> Any:
 def _shift_datetime() -> None:
     real = dt.datetime
 
-    class Kind(type):
+    class AnyDatetime(type):
         def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, real)
 
-    class Shifted(real, metaclass=Kind):  # type: ignore[misc, valid-type]
+    class Shifted(real, metaclass=AnyDatetime):  # type: ignore[misc, valid-type]
         @classmethod
         def now(cls, tz: dt.tzinfo | None = None) -> Any:
             return real.fromtimestamp(time.time(), tz)
@@ -57,7 +57,7 @@ def _shift_datetime() -> None:
 
 
 def serve() -> None:
-    """Carry out what comes in, until no more comes."""
+    """Carry out the requests that come in, until the input ends."""
     import asyncio
 
     from incumbent import clock

@@ -27,7 +27,7 @@ __all__ = ["other_process", "resolver_stands_still"]
 
 _CHILD = Path(__file__).with_name("child.py")
 _STANDS_STILL = 20.0
-"""Seconds: who waits without a deadline is to be found, and not waited for."""
+"""Seconds: long enough to find a call without a deadline, and short enough to end."""
 _START = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 
 
@@ -35,9 +35,8 @@ def other_process(make: Callable[[], Engine], *, clock_offset: float = 0.0) -> E
     """An engine whose operations run in a new process, on the engine that `make` makes there.
 
     `make` must be a function that pickle finds by its name, or a partial of one. The clocks of the
-    process (`time`, `datetime`) are off by `clock_offset` seconds from its start; that it counts
-    time since another instant of boot, too, is as on any other host. It ends when the blocking
-    store is closed, and starts again when it is needed.
+    process (`time`, `datetime`, time since boot) are off by `clock_offset` seconds from its start,
+    as on another host. It ends when the blocking store is closed, and starts again when needed.
     """
     return cast("Engine", _Elsewhere(make, clock_offset))
 
@@ -49,7 +48,7 @@ class _Elsewhere(ServerEngine[Store, ThreadedAsyncStore]):
         here, process = make(), _Process(make, clock_offset)
         self.capabilities = here.capabilities
         blocking, asynchronous = (
-            cast("Store", _Side(process, side)) for side in ("blocking", "async")
+            cast("Store", _RemoteStore(process, side)) for side in ("blocking", "async")
         )
         super().__init__(here.url, blocking, partial(ThreadedAsyncStore, asynchronous))
 
@@ -58,7 +57,7 @@ class _Elsewhere(ServerEngine[Store, ThreadedAsyncStore]):
         return []
 
 
-class _Side:
+class _RemoteStore:
     """A Store that sends each operation to the process."""
 
     def __init__(self, process: _Process, side: str) -> None:
@@ -121,7 +120,7 @@ class _Process:
 def resolver_stands_still() -> Iterator[None]:
     """Until the block ends, or for 20 s, `socket.getaddrinfo` answers nobody.
 
-    A client that gives it a number need not ask it.
+    A client that is given an address in numbers does not ask it.
     """
     real, over = socket.getaddrinfo, threading.Event()
 

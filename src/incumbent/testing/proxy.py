@@ -8,9 +8,9 @@ It fails the way TCP does. What a black hole holds back arrives late, once heale
 retransmission would; a connection that lost bytes for good is closed when healed, because TCP never
 skips any.
 
-Each connection is a Link with two threads, one for each way. A thread reads a chunk, lets it travel
-(delays, black holes), then forwards it, loses it, or ends the connection, as the faults of that
-instant say:
+Each connection is a ProxiedLink with two threads, one for each way. A thread reads a chunk, lets it
+travel (delays, black holes), then forwards it, loses it, or ends the connection, as the faults of
+that instant say:
 
     client --> read --> travel --> keep back? --> forward --> server      REQUEST
     client <-- forward or cut <----- travel <----- read <---- server      REPLY
@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-__all__ = ["FaultProxy", "Link", "Way"]
+__all__ = ["FaultProxy", "ProxiedLink", "Way"]
 
 CONNECT_WITHIN = 5.0
 END_WITHIN = 5.0
@@ -62,7 +62,7 @@ class _Doom:
     times: int
 
 
-class Link:
+class ProxiedLink:
     """One client's connection and its counterpart at the server."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
@@ -105,8 +105,8 @@ class FaultProxy:
         self._faults = _Faults()
         self._doom: _Doom | None = None
         self._hold = b""
-        self._held: list[Link] = []
-        self._links: set[Link] = set()
+        self._held: list[ProxiedLink] = []
+        self._links: set[ProxiedLink] = set()
         self._threads: list[threading.Thread] = []
         self._changed = threading.Condition()
         self._ended = False
@@ -166,7 +166,7 @@ class FaultProxy:
     def hold(self, match: bytes) -> None:
         """The next bytes with `match` in them are held back, and delivered by `heal`.
 
-        Whatever their sender does meanwhile, and others pass.
+        That is so whatever their sender does meanwhile. All other bytes pass.
         """
         with self._changed:
             self._hold = match
@@ -206,7 +206,7 @@ class FaultProxy:
     ) -> None:
         self.close()
 
-    def sent(self, link: Link, chunk: bytes) -> None:
+    def sent(self, link: ProxiedLink, chunk: bytes) -> None:
         """What a client has sent through `link`. For subclasses that look at it."""
 
     # -- inside
@@ -245,9 +245,9 @@ class FaultProxy:
         server.settimeout(None)
         for sock in (client, server):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._start(Link(client, server))
+        self._start(ProxiedLink(client, server))
 
-    def _start(self, link: Link) -> None:
+    def _start(self, link: ProxiedLink) -> None:
         with self._changed:
             self._links.add(link)
             if self._ended:
@@ -260,7 +260,7 @@ class FaultProxy:
         self._threads.append(thread)
         thread.start()
 
-    def _pump(self, link: Link, way: Way) -> None:
+    def _pump(self, link: ProxiedLink, way: Way) -> None:
         source, _ = link.ends(way)
         with suppress(OSError):
             while chunk := source.recv(65536):
@@ -274,13 +274,13 @@ class FaultProxy:
             if link.closed:
                 self._links.discard(link)
 
-    def _count(self, link: Link, way: Way) -> None:
+    def _count(self, link: ProxiedLink, way: Way) -> None:
         with self._changed:
             asks = way is Way.REQUEST
             self.round_trips += asks and not link.asking
             link.asking = asks
 
-    def _forward(self, link: Link, way: Way, chunk: bytes) -> None:
+    def _forward(self, link: ProxiedLink, way: Way, chunk: bytes) -> None:
         self._travel(link, way)
         if way in self._faults.lost:
             link.lossy = True
@@ -299,7 +299,7 @@ class FaultProxy:
                 with self._changed:
                     self._changed.wait_for(lambda: link.closed, timeout=LAG)
 
-    def _travel(self, link: Link, way: Way) -> None:
+    def _travel(self, link: ProxiedLink, way: Way) -> None:
         with self._changed:
             slow = self._faults.delay_of(way)
             self._changed.wait_for(lambda: link.closed, timeout=slow)
@@ -310,7 +310,7 @@ class FaultProxy:
             if link in self._held:
                 self._held.remove(link)
 
-    def _keep_back(self, link: Link, chunk: bytes) -> bool:
+    def _keep_back(self, link: ProxiedLink, chunk: bytes) -> bool:
         with self._changed:
             if not self._hold or self._hold not in chunk:
                 return False
@@ -319,7 +319,7 @@ class FaultProxy:
             self._changed.wait_for(lambda: link.closed or link not in self._held)
             return True
 
-    def _judge(self, link: Link, chunk: bytes) -> None:
+    def _judge(self, link: ProxiedLink, chunk: bytes) -> None:
         with self._changed:
             doom, seen = self._doom, link.tail + chunk
             if doom is None or doom.times == 0 or not doom.match.search(seen):
@@ -328,7 +328,7 @@ class FaultProxy:
             doom.times -= 1
             link.doomed, link.tail = True, b""
 
-    def _end_of_stream(self, link: Link, way: Way) -> None:
+    def _end_of_stream(self, link: ProxiedLink, way: Way) -> None:
         self._travel(link, way)
         if way in self._faults.lost and not link.closed:
             link.lossy = True

@@ -38,7 +38,7 @@ from incumbent.stores.url import Endpoint
 
 _STARTED: Final = re.compile(rb"^process_start_time_seconds ([0-9.e+]+)$", re.MULTILINE)
 _LOST: Final = 100_000
-"""Writes, at most, that a restore loses which is made where a clock is behind."""
+"""The most writes that a restore may lose where a clock is behind."""
 
 _AHEAD: Final = 16
 """Number of no-op entries in the log before a marker. A log that begins anew has, for N members, up
@@ -263,7 +263,7 @@ class Cluster:
             for _ in range(_AHEAD):
                 yield from self._propose_nothing(endpoint)
             status = yield from self.status(endpoint)
-            # Also above what was granted before, as far as it is known, in case a clock is behind.
+            # Above what was granted before, too, as far as that is known: a clock may be behind.
             before = max(self.disowned, 0)
             if found:
                 before = max(before, _highest_in(found, fields, wall, self._revision))
@@ -417,7 +417,7 @@ class Cluster:
 def _highest_in(entry: Entry, fields: Reply, wall: float, revision: int) -> int:
     """The highest token that the incarnation of this marker can have granted up to a revision.
 
-    No more than one was granted a microsecond, however far a restore has raised the revision.
+    At most one was granted each microsecond, however far a restore has raised the revision.
     """
     age = max(0.0, wall - float(fields.get("at", wall)))
     return int(fields["base"]) + min(revision, entry.modified + int(age * 1_000_000))

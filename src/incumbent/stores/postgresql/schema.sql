@@ -182,9 +182,9 @@ BEGIN
         ON CONFLICT DO NOTHING;
     IF FOUND THEN
         -- The newest grants may be missing, and this server's clock be behind that of the one that
-        -- gave them: by a minute at most. Nothing is added to the floor of the epoch before, for then
-        -- tokens would be ahead by more than a server without the data can know of. On the disk before
-        -- any token of this epoch is.
+        -- gave them: by a minute at most. Nothing is added to the floor of the epoch before: tokens
+        -- would then be further ahead than a server without the data can know. The floor is on disk
+        -- before any token of this epoch.
         SET LOCAL synchronous_commit TO DEFAULT;
         INSERT INTO incumbent.forgotten AS f (highest)
             VALUES (60000001 + (date_part('epoch', clock_timestamp()) * 1000000)::bigint)
@@ -515,7 +515,7 @@ DECLARE
     is_full boolean;
     in_the_way json;
 BEGIN
-    -- In one statement, and of one instant: those who are counted may be gone by the next one.
+    -- In one statement, at one instant: a sharer that was counted may be gone at the next one.
     SELECT c.used, c.is_full, CASE WHEN c.is_full THEN incumbent.sharers(r, p_now) END
     INTO used, is_full, in_the_way
     FROM (

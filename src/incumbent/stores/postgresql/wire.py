@@ -76,8 +76,9 @@ class Side:
         keep: Callable[[T], None],
         lasts: float,
     ) -> T:
-        """What `dial` makes until `lasts`, or for as long as a dial may take. A task that has less
-        time raises TimeoutError at `until`, and `keep` gets it.
+        """The connection that `dial` makes by `lasts`, or within the time that any dial may take.
+
+        A task with less time gets TimeoutError at `until`, and `keep` gets the connection.
         """
         return await dial(max(lasts, min(until, _now() + DIAL_WITHIN)))
 

@@ -33,8 +33,7 @@ _LONGEST = 3600.0
 _APART = 0.005
 """Seconds between two checks of all deadlines: with thousands of them, a check takes 1 ms."""
 _GATHERS = 0.02
-"""Seconds for which requests are gathered: one step of the loop may take a second, while their time
-runs."""
+"""Seconds for which requests are gathered: a step of the loop may take a second of their time."""
 
 _Asked: TypeAlias = "tuple[asyncio.Future[Any], float, int, int]"
 """A request's future, its deadline, `_received` when it was made, and its number of answers."""
@@ -180,7 +179,7 @@ class AsyncWire(AsyncConnection, AnyWire):
         self._unsent.clear()
         for sent, each in ((True, self._waiting()), (False, unsent)):
             for future, *_ in each:
-                _end(future, _told(error, sent=sent))
+                _end(future, _failure_for(error, sent=sent))
         self._asked.clear()
         if self.on_message is not None:
             self.on_message(None)
@@ -224,10 +223,10 @@ class AsyncWire(AsyncConnection, AnyWire):
 def _end(future: asyncio.Future[Any], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # a task that was cancelled asks no more, and asyncio would complain
+        future.exception()  # asyncio would complain where a cancelled task does not ask
 
 
-def _told(error: Exception, *, sent: bool) -> Exception:
+def _failure_for(error: Exception, *, sent: bool) -> Exception:
     """The exception for one of the requests on a connection that failed by `error`."""
     if not isinstance(error, Broken | hiredis.ProtocolError):
         return error

@@ -40,13 +40,13 @@ TOKEN_JUMP: Final = 60.0
 """Seconds by which a new incarnation's tokens are ahead of the server's clock, and so the seconds
 by which the clock of a promoted server may be behind that of the previous master.
 
-No incarnation adds it to what an earlier one has added: then tokens would be ahead by more than a
-server without its data can know of. See `_floor`."""
+No incarnation adds it to what an earlier one has added: tokens would then be further ahead than a
+server without its data can know. See `_floor`."""
 
 _MICRO: Final = 1_000_000
 _JUMP: Final = int(TOKEN_JUMP * _MICRO)
 _UNREPLICATED: Final = 1000
-"""Takes of one name, at most, that a promoted server lacks although it has the marker."""
+"""The most takes of one name that a promoted server lacks although it has the marker."""
 _TRIES: Final = 3
 _RESTART_APART: Final = 2 * _MICRO
 """The uncertainty of the start of a server that has no run id (microseconds)."""
@@ -258,9 +258,9 @@ def _floor(now: int, before: Sequence[Mark]) -> int:
 
     While a floor is ahead of the clock, each take of a name adds one, and takes longer than one
     microsecond. So no token is further ahead of its server's clock than a jump, and a later instant
-    of that clock, plus a jump, is above it: also if the data are lost, and nothing tells of it. On
+    of that clock, plus a jump, is above it, also if the data are lost and nothing shows that. On
     another server the jump covers the difference of the clocks once the first floor is behind its
-    clock; before, the time between the two incarnations has to.
+    clock; before that, the time between the two incarnations has to cover it.
     """
     return max(now + _JUMP + 1, *(mark.floor + _UNREPLICATED for mark in before), 0)
 

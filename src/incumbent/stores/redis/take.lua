@@ -182,7 +182,7 @@ if turn or waits then
       turn.due = now_ms + looks_in + heartbeat_of(me)
       write_turn(turn)
       -- Not when another one has just come before it: then the others need not look for long.
-      -- Nor beside another client's, where the first looks all the time, and the others do not.
+      -- Nor beside another client's key: there the first looks all the time, and the others do not.
       local since = value and string.match(value, '^%S+ %S+ %S+ %S+ (%d+)') or now
       if added == 0 and reason == 'held' and left > 0 and now - since > 1000000 then
         let_others_rest(left)

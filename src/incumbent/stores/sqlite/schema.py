@@ -8,8 +8,8 @@ wall, `started`, `ended` and `forget_at` are on the wall clock.
 Tokens: each key counts its own, from a `floor` that all keys share. No token above `reserved` is
 granted, and `reserved` is on the disk before or with the first grant of a token up to it. The
 commits of single leases are not synced, so a power loss may undo the last of them; the next boot
-starts above `reserved`, hence above every token that was ever granted. Reserved is no more than up
-to JUMP ahead of the clock, and a new file starts that far ahead: above the tokens of a lost one.
+starts above `reserved`, hence above every token that was ever granted. Tokens are reserved up to
+JUMP ahead of the clock, and a new file starts that far ahead: above the tokens of a lost one.
 
 A row of `reservation` belongs to the closing left by the lease with the same token.
 
@@ -345,7 +345,7 @@ def settled(state: State | None, boot_id: str, wall: float, fresh: str) -> State
         return State(fresh, boot_id, floor, reserved_from(floor, wall))
     rebooted = state.boot != boot_id
     floor = max(state.reserved if rebooted else state.floor, micros)
-    # Until nearly all of them are used up, so that most openings need no sync.
+    # No more are reserved before nearly all are used up, so that most openings need no sync.
     enough = not rebooted and floor + LEAST // 2 <= state.reserved
     reserved = state.reserved if enough else reserved_from(floor, wall)
     return State(state.born, boot_id, floor, reserved)

@@ -229,8 +229,8 @@ class Bench:
     ) -> list[list[_T]]:
         """Run `work(bench, index, round)` in `count` threads, which begin each round together.
 
-        Every other thread is another client's, and each has a loop of its own. Returns what each
-        thread found, for each round.
+        Every other thread is another client's, and each has a loop of its own. Returns, for each
+        round, what each thread found.
         """
         starts = [StartingLine(count) for _ in range(rounds)]
 

@@ -12,9 +12,9 @@ _JOIN = 60
 _FIELDS = 300
 _BATCH = 100
 _CHUNK = 20
-"""Grants at once, where it is not the subject that they are."""
+"""Grants that are asked for at once where that is not the subject."""
 _TRIES = 3
-"""A subscription, or a look of the store's own, may come between two requests once."""
+"""A subscription, or a look by the store itself, may come between two requests once."""
 
 
 class CrowdCases:

@@ -38,10 +38,10 @@ from incumbent.model import (
 from incumbent.testing.contract.bench import LONG, Bench, needs
 
 ROUNDS = 10
-"""So many at least, on a store of any speed."""
+"""At least so many, on a store of any speed."""
 RACE_FOR = 0.15
-"""Seconds of the processor in which a store that costs little has more of them, as a narrow gap is
-hit in few; and ten times as many by the clock at most."""
+"""Seconds of CPU, and at most ten times as many by the clock, in which a fast store has more
+rounds: few rounds hit a narrow gap."""
 TAKERS = 8
 
 _NAMES = [f"n{turn}" for turn in range(ROUNDS)]
@@ -149,7 +149,9 @@ class RaceCases:
             if index >= 4:
                 outcomes = [mine.take(name) for _ in range(6)]
                 return next((it for it in outcomes if isinstance(it, Granted)), None)
-            with suppress(OutcomeUnknown):  # who gives twice at once may not know which did it
+            with suppress(
+                OutcomeUnknown
+            ):  # of two gives at once, neither may know which one did it
                 mine.renew(before, name) if index % 2 else mine.give(before, name)
             return None
 
@@ -183,7 +185,7 @@ class RaceCases:
             outcome = mine.take(_NAMES[turn], slot=_TODAY)
             if isinstance(outcome, Granted):
                 assert mine.give(outcome, _NAMES[turn]) == Released()
-            # Who asks a second time comes while the first of the others have given it back.
+            # A second try comes when the first of the others have given the lease back.
             return isinstance(outcome, Granted) or isinstance(
                 mine.take(_NAMES[turn], slot=_TODAY), Granted
             )
@@ -224,7 +226,7 @@ class RaceCases:
                     with suppress(StoreError):  # of so many at once some come to nothing
                         mine.put("state", b"old", ByClaim(before.claim, before.token), name)
                 return
-            with suppress(OutcomeUnknown):  # to a server of many it may not be connected yet
+            with suppress(OutcomeUnknown):  # it may not be connected to each of several servers yet
                 mine.give(before, name)
             new = mine.granted(name)
             guard = ByClaim(new.claim, new.token)

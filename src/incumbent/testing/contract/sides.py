@@ -22,7 +22,7 @@ __all__ = [
     "ANSWER_WITHIN",
     "DRIVERS",
     "Driver",
-    "Interrupted",
+    "RaisedByHandler",
     "Request",
     "Side",
     "StartingLine",
@@ -60,7 +60,7 @@ class StartingLine:
             time.sleep(0)
 
 
-class Interrupted(Exception):
+class RaisedByHandler(Exception):
     """What a signal handler raises in the middle of a request."""
 
 
@@ -106,7 +106,7 @@ class BlockingSide:
         if threading.current_thread() is not threading.main_thread() or _SIGNAL is None:
             pytest.skip("signals interrupt the main thread only")
         operation, *arguments = request
-        with _signalled(when), pytest.raises(Interrupted):
+        with _signalled(when), pytest.raises(RaisedByHandler):
             getattr(self.store, operation)(*arguments, until())
 
     def close(self) -> None:
@@ -115,13 +115,13 @@ class BlockingSide:
 
 @contextmanager
 def _signalled(when: Callable[[], bool]) -> Iterator[None]:
-    """A signal whose handler raises Interrupted comes as soon as `when` is true."""
+    """A signal whose handler raises RaisedByHandler comes as soon as `when` is true."""
     assert _SIGNAL is not None  # noqa: S101 - for the types
     main, over = threading.main_thread().ident or 0, Event()
 
     def handler(_number: int, _frame: FrameType | None) -> None:
         if not over.is_set():
-            raise Interrupted
+            raise RaisedByHandler
 
     def send() -> None:
         give_up = until()
