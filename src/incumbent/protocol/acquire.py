@@ -222,7 +222,7 @@ class _Attempt:
                 outcome = answer
 
     def _is_in_vain(self, refused: Refused, now: float) -> bool:
-        """Whether its slot stays used for longer than this waits. Without an end, nobody means that.
+        """Whether its slot stays used for longer than this waits; nobody means to wait without end.
 
         Everything else may end sooner than the refusal says: a holder releases, a pause is lifted.
         """

@@ -110,6 +110,11 @@ def test_a_release_that_only_a_silent_master_could_tell_of_is_not_known(three: M
             holder.give(granted)
 
 
+def test_the_first_token_of_a_new_quorum_is_no_minute_ahead_of_the_clock(three: Members) -> None:
+    with Lock("first", store=three.url("restart_wait=0")).acquire(timeout=10) as lease:
+        assert abs(lease.fencing_token / 1e6 - time.time()) < 20
+
+
 def test_masters_that_restarted_do_not_vote_before_one_ttl(three: Members) -> None:
     ask = Ask(3.0, "host-1")
     with party(three.url("restart_wait=0")) as quick:

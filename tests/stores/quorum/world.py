@@ -18,7 +18,7 @@ from incumbent.stores.base import Engine, Store
 from incumbent.stores.quorum.dialect import MARKER
 from incumbent.stores.redis.records import Naming
 from incumbent.stores.url import open_engine
-from tests.support.proxy import FaultProxy, Link, Way
+from tests.support.proxy import FaultProxy, ProxiedLink, Way
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
@@ -58,7 +58,7 @@ class HalfProxy(FaultProxy):
         self._half = False
         super().heal()
 
-    def _travel(self, link: Link, way: Way) -> None:
+    def _travel(self, link: ProxiedLink, way: Way) -> None:
         super()._travel(link, way)
         with self._changed:
             self._changed.wait_for(
@@ -66,7 +66,7 @@ class HalfProxy(FaultProxy):
             )
 
     @staticmethod
-    def _is_unlucky(link: Link) -> bool:
+    def _is_unlucky(link: ProxiedLink) -> bool:
         return bool(id(link) // 64 % 2)
 
 

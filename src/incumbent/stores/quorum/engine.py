@@ -17,6 +17,7 @@ from incumbent.stores import base
 from incumbent.stores.loops import ServerEngine, detach_in_child
 from incumbent.stores.plan import BlockingStore, Plan
 from incumbent.stores.quorum.ballots import BallotClock
+from incumbent.stores.quorum.changes import found
 from incumbent.stores.quorum.connecting import LONGEST
 from incumbent.stores.quorum.dialect import QuorumDialect
 from incumbent.stores.quorum.doctor import diagnose
@@ -57,8 +58,10 @@ class _Blocking(Operations):
 
     async def _keep_another(self, until: float) -> None:
         """Make connections for the next request, which says why if there is no majority."""
-        idle, panel = self.idle, SyncPanel(self.dialer)
-        await panel.open(min(until, _now() + LONGEST))
+        idle, panel, end = self.idle, SyncPanel(self.dialer), min(until, _now() + LONGEST)
+        await panel.open(end)
+        # The request that takes this panel does not look whether the servers are new.
+        await found(panel, end)
         panel.rested()
         self.put_back(panel, idle)
 
