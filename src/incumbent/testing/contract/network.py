@@ -21,8 +21,8 @@ _HERE, _NAMED = "127.0.0.1", "localhost"
 class NetworkWorld(World):
     """A store whose `url` leads through `proxies`, one before each of its servers.
 
-    `open_store` makes an engine of such a URL; pickle must find it by its name. `changes` is what
-    only requests have in them that change something: see `World.lose_reply`.
+    `open_store` makes an engine of such a URL; pickle must find it by its name. `changes` is
+    found only in requests that change something: see `World.lose_reply`.
     """
 
     hooks: ClassVar[frozenset[Hook]] = frozenset(
