@@ -10,6 +10,7 @@ from tests.mutants import (
     of_fencing,
     of_lines,
     of_locks,
+    of_redis,
     of_shards,
     of_stores,
     of_supervision,
@@ -20,6 +21,7 @@ from tests.mutants.mutation import Mutation
 MUTATIONS: Final[tuple[Mutation, ...]] = (
     *of_core.MUTATIONS,
     *of_threads.MUTATIONS,
+    *of_redis.MUTATIONS,
     *of_stores.MUTATIONS,
     *of_lines.MUTATIONS,
     *of_locks.MUTATIONS,
