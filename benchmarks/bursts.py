@@ -43,7 +43,7 @@ _BARE = 64
 _PATIENCE = 60.0
 
 Burst = Callable[[], int]
-"""Takes and gives back all names once; how many it did not get, or has still to give back."""
+"""Take and give all names once; returns how many it did not get, or still has to give."""
 
 
 def at_once_rows(turns: int) -> list[Figure]:
@@ -248,7 +248,7 @@ def _their_threads(port: int) -> int:
 
 
 def _bare_requests(port: int) -> int:
-    """For each name the two transactions of a lock, without what they are for."""
+    """For each name the two transactions of a lock, and nothing else of it."""
 
     async def main() -> int:
         run, names = secrets.token_hex(4), iter(range(_OF_ETCD))

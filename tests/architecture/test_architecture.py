@@ -120,7 +120,7 @@ def test_nothing_in_the_product_rests_on_an_assert() -> None:
 
 
 def test_what_a_signal_handler_raises_is_not_taken_for_an_error_of_the_system() -> None:
-    """FAILURES 109: each wide `except` around what talks to a store tells the two apart."""
+    """Each wide `except` around what talks to a store tells the two apart."""
     around = [
         name
         for name in MODULES

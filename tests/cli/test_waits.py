@@ -1,4 +1,4 @@
-"""Waiting: a terminal is told for what, and what waiting cannot mend is not waited for."""
+"""Waiting: a terminal is told for what, and what waiting cannot fix is not waited for."""
 
 from __future__ import annotations
 

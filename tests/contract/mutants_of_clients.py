@@ -19,7 +19,7 @@ class _NowOfTheClient(WireClient):
 
 
 class CountsOnItsOwnClock(WireEngine):
-    """The client says what time it is."""
+    """The client tells the server what time it is."""
 
     class Blocking(_NowOfTheClient, WireStore):
         pass
@@ -29,7 +29,7 @@ class CountsOnItsOwnClock(WireEngine):
 
 
 class ChildUsesItsParentsConnections(WireEngine):
-    """So does the side in threads, which has the connections of the blocking one."""
+    """So does the threaded side, which uses the connections of the blocking one."""
 
     class Blocking(WireStore):
         def forget_parents(self) -> None:
@@ -62,7 +62,7 @@ class RenewsOneByOne(WireEngine):
 
 
 class RepeatsByItself(WireEngine):
-    """What got no answer is sent again, and the second answer counts."""
+    """A request without an answer is sent again, and the second answer counts."""
 
     class Blocking(WireStore):
         def _ask(self, operation: str, /, *arguments: Any, **settings: Any) -> Any:

@@ -143,7 +143,7 @@ def test_a_client_that_breaks_a_rule_is_caught(
     run: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # A child that asks its parent's server gets no answer: nobody has to sit it out here.
+    # A child that asks its parent's server gets no answer: this test need not wait for that.
     monkeypatch.setattr(sides, "ANSWER_WITHIN", 1.0 if case == IN_A_CHILD else ANSWER_WITHIN)
     with _wired(bug, driver) as bench:
         _is_caught(bench, case, how)

@@ -34,7 +34,7 @@ class SqliteWorld(World):
         return SqliteEngine(self._path, host=lambda: host)
 
     def other_client(self, clock_offset: float = 0.0) -> SqliteEngine:
-        """On the same host: its wall clock was set meanwhile."""
+        """On the same host, with its wall clock set differently."""
         return self._open(clock_offset)
 
     def pass_time(self, seconds: float) -> None:

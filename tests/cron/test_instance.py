@@ -193,8 +193,8 @@ def test_a_trigger_stands_until_its_run_was_seen_to_its_end(link: Link, code: in
     instance.wake()
     instance.turn()
     assert (triggers(read(link, CONTROL)) == []) is (code in (ENDED_WELL, HAD_ITS_TURN))
-    # Who gave it back asks for it again. Of one that vanished the record is looked at, and of one
-    # that is on record already, for its instant may have come again.
+    # A slot that was given back is claimed again. If its run vanished, or it is on record already,
+    # the record is looked at: its instant may have come again.
     pending = instance._executor.dispatcher._pending.get("job")
     claims, looks = (pending.claims, pending.looks) if pending else ({}, {})
     assert (slot.name in claims, slot.name in looks) == (

@@ -31,7 +31,7 @@ class Log:
         self._reader = threading.Thread(target=self._read)
 
     def read(self) -> None:
-        """Read from now on."""
+        """Begin to read."""
         self._reader.start()
 
     def _read(self) -> None:
@@ -39,7 +39,7 @@ class Log:
             self.text += data
 
     def end(self) -> list[dict[str, Any]]:
-        """All events, once nobody writes any more."""
+        """All events, once no process writes."""
         os.close(self.writing)
         if not self._reader.ident:
             self.read()

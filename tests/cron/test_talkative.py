@@ -65,7 +65,7 @@ def unread(fleet: CronFleet) -> Iterator[subprocess.Popen[bytes]]:
 
 
 class Reader:
-    """Reads from now on, to the end."""
+    """Read to the end."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._data: list[bytes] = []

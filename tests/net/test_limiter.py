@@ -69,7 +69,7 @@ def test_tasks_enter_in_the_order_in_which_they_came() -> None:
             place = await here.enter(soon())
             order.append(at)
             await asyncio.sleep(0)
-            # Who comes now does not overtake those who wait.
+            # A caller that comes now does not overtake those that wait.
             assert here.enter_now() is None
             place.leave(answered=True)
 

@@ -35,7 +35,7 @@ SIDES = pytest.mark.parametrize("side", ["blocking", "asyncio"])
 
 
 class Defect(TypeError):
-    """As of a wrong argument, an attribute or a key that there is not."""
+    """As for a wrong argument, or an attribute or a key that does not exist."""
 
 
 def defect(*_: Any, **__: Any) -> Any:

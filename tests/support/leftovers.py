@@ -73,7 +73,7 @@ _shared: dict[RedisServer, dict[str, str]] = {}
 
 @contextmanager
 def shared(server: RedisServer) -> Iterator[RedisServer]:
-    """A server that no test of its users may change: who has to, starts its own."""
+    """A server that no test may change: a test that has to starts its own."""
     _shared[server] = _settings(server)
     try:
         yield server

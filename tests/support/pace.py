@@ -22,7 +22,7 @@ now = clock.now
 BUSY = 2.0
 """Seconds by which a busy machine may be late where a server, a process or a thread is asked."""
 LONG, WOKEN = 30.0, 15.0
-"""Seconds: who is told of nothing waits for the first, who is told for less than the second."""
+"""Seconds: a waiter that is not notified waits for the first, others less than the second."""
 
 _EVERY = 0.02
 _LATE = 0.05

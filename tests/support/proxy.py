@@ -16,7 +16,7 @@ class FaultProxy(proxy.FaultProxy):
     """Before a Redis, or any other server."""
 
     tap: ClassVar[Callable[[object, bytes], None] | None] = None
-    """Gets what clients send, with the connection; see tests/recorded."""
+    """Receives what clients send, with the connection; see tests/recorded."""
 
     @property
     def url(self) -> str:

@@ -28,7 +28,7 @@ class Wall:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process has to find in its environment."""
+        """What a process needs in its environment."""
         return {"LD_PRELOAD": str(_library()), "INCUMBENT_TEST_WALL": str(self._path)}
 
     def set(self, seconds: float) -> None:

@@ -212,8 +212,8 @@ def test_a_server_that_started_just_now_costs_the_timeout_and_no_loop(
     assert error.retry_after is not None
     # Fifteen seconds after it was first looked at it grants, and some of them are over.
     assert 1 < error.retry_after < 15 - timeout + BUSY
-    # Who does not wait is answered at once, with what there is to wait for; unless a busy machine
-    # leaves the only try no time.
+    # A single try is answered at once, and told how long the store waits; unless a busy machine
+    # leaves it no time.
     eventually(lambda: refused(wait, own_redis.url, 0).retry_after is not None)
 
 

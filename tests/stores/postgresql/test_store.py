@@ -280,7 +280,7 @@ def test_who_is_refused_writes_nothing_and_waits_for_nobody(
     with _locked(postgres_server, database):
         started = clock.now()
         assert isinstance(store.take(_KEY, _TWO, _ASK, soon()), Refused)
-        # Who waits for the row does so for its lock_timeout, and gets an error.
+        # A statement that waits for the row gets an error after its lock_timeout.
         assert took(started) < 5
 
 

@@ -634,5 +634,5 @@ def test_a_lost_subscription_is_counted_said_and_replaced(
         eventually(lambda: "the subscription was lost" in caplog.text)
         eventually(lambda: hears(raw, name))
         lease.release()
-        # Who does not listen looks when the lease would run out.
+        # A waiter that does not listen looks when the lease would run out.
         waiting.result(10).release()
