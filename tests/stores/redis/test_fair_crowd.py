@@ -20,8 +20,8 @@ def test_of_fifty_fair_waiters_none_is_overtaken_more_than_twice_by_whoever_aske
     def take_turns(index: int) -> None:
         # One of them is greedy.
         for _ in range(20 if index == 0 else 4):
-            # A waiter that is silent in its turn for a third of its ttl loses its place. With a long
-            # ttl, one that a busy machine keeps does not.
+            # A waiter that is silent in its turn for a third of its ttl loses its place. With a
+            # long ttl, a waiter that a busy machine keeps does not.
             with clients[index % 5].lock(name, ttl=60, fair=True):
                 pass
             time.sleep(0 if index == 0 else 0.001)
