@@ -318,7 +318,8 @@ class TakingHandle(LockHandle[L], Generic[L]):
         own = [
             entry
             for entry in self._entries.copy()
-            if not entry.entered and entry.lease.valid and self._is_kept_here(entry)
+            if not entry.entered and entry.lease.valid
+            if entry.home and entry.home() is self._home()
         ]
         if not own:
             return
@@ -334,9 +335,6 @@ class TakingHandle(LockHandle[L], Generic[L]):
                 " nor kept: it would wait for itself. That lease is given back now"
             )
         self._keep(kept, caller=caller)
-
-    def _is_kept_here(self, entry: Entry[L]) -> bool:
-        return entry.home is not None and entry.home() is self._home()
 
     def _refuse_reentry(self) -> None:
         """Raise Misuse if the caller would wait for itself."""

@@ -128,7 +128,7 @@ class Output:
             if self._thread.is_alive():
                 return False
             self._drop()
-            self._events.lose(sum(map(_lines_in, self._ready)) + self._lines.lost)
+            self._events.lose(sum(piece.count(b"\n") for piece in self._ready) + self._lines.lost)
         for fd in (self._fd, self._writing, self._woken, self._waker):
             if fd >= 0:
                 os.close(fd)
@@ -296,10 +296,6 @@ def _cut(lines: Iterable[str]) -> Iterator[str]:
         else:
             for at in range(0, len(line), _LONGEST_LINE):
                 yield line[at : at + _LONGEST_LINE]
-
-
-def _lines_in(piece: bytes) -> int:
-    return piece.count(b"\n")
 
 
 def _in_pieces(lines: Iterable[bytes]) -> Iterator[bytes]:
