@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +43,9 @@ class Telling(MemoryStore):
 
     def wait_change(self, key: Key, seen: str, until: float) -> None:
         raise StoreUnavailable("nothing changes here")
+
+    def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
+        raise SystemExit("the process ends")
 
 
 def make() -> MemoryEngine:
@@ -89,16 +93,37 @@ def test_errors_come_from_there_and_it_starts_again_after_a_close(engine: Engine
 
 
 def test_a_process_that_ends_by_itself_is_an_outage() -> None:
-    # What makes an engine here, and nowhere else.
-    there = other_process(partial(make_in, os.getpid()))
-    with closing(there.store()), pytest.raises(StoreUnavailable, match="ended"):
-        there.store().read(KEY, clock.now() + 20)
+    with pytest.raises(StoreUnavailable, match="ended"):
+        # What makes an engine here, and nowhere else.
+        other_process(partial(make_in, os.getpid()))
 
 
 def make_in(process: int) -> MemoryEngine:
     if os.getpid() != process:
         raise SystemExit("no such store")
     return make()
+
+
+def test_no_request_waits_for_the_start_of_the_process(tmp_path: Path) -> None:
+    """On a busy machine it may take longer than an answer."""
+    made = tmp_path / "made"
+    there = other_process(partial(make_and_note, os.getpid(), made))
+    with closing(there.store()):
+        assert made.exists()
+
+
+def make_and_note(here: int, made: Path) -> MemoryEngine:
+    if os.getpid() != here:
+        made.touch()
+    return make()
+
+
+def test_a_process_that_ended_is_started_again_by_the_next_request() -> None:
+    there = other_process(make)
+    with closing(there.store()) as store:
+        with pytest.raises(StoreUnavailable, match="ended"):
+            store.scan("any", "", clock.now() + 20)
+        assert store.read(KEY, clock.now() + 20).key == KEY
 
 
 def test_a_resolver_that_stands_still_answers_afterwards() -> None:

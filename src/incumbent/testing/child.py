@@ -66,6 +66,9 @@ def serve() -> None:
     # What the store prints must not come between the answers.
     sys.stdout = sys.stderr
     engine = pickle.load(requests)()  # noqa: S301 - of the process that started this one
+    # Ready: see other_process.
+    pickle.dump((None, None), answers)
+    answers.flush()
 
     async def ask(operation: str, arguments: Any, settings: Any) -> Any:
         return await getattr(engine.async_store(), operation)(*arguments, **settings)

@@ -36,7 +36,8 @@ def other_process(make: Callable[[], Engine], *, clock_offset: float = 0.0) -> E
 
     `make` must be a function that pickle finds by its name, or a partial of one. The clocks of the
     process (`time`, `datetime`, time since boot) are off by `clock_offset` seconds from its start,
-    as on another host. It ends when the blocking store is closed, and starts again when needed.
+    as on another host. It is ready when this returns: no request has to wait for its start. It ends
+    when the blocking store is closed, and starts again when needed.
     """
     return cast("Engine", _Elsewhere(make, clock_offset))
 
@@ -80,35 +81,37 @@ class _Process:
     def __init__(self, make: Callable[[], Engine], clock_offset: float) -> None:
         self._make = make
         self._offset = clock_offset
-        self._running: subprocess.Popen[bytes] | None = None
         self._turn = threading.Lock()
+        self._running: subprocess.Popen[bytes] | None = None
+        self._start()
 
     def ask(self, request: tuple[Any, ...]) -> Any:
         with self._turn:
-            try:
-                if self._running is None:
-                    self._running = self._start()
-                    self._send(self._make)
-                self._send(request)
-                outcome, error = pickle.load(self._running.stdout)  # type: ignore[arg-type]  # noqa: S301
-            except (OSError, EOFError) as broken:
-                raise StoreUnavailable(f"the other process ended: {broken}") from broken
-        if error is not None:
-            raise error
-        return outcome
+            if self._running is None:
+                self._start()
+            return self._answer_to(request)
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+    def _start(self) -> None:
+        self._running = subprocess.Popen(
             [sys.executable, "-c", _START, str(_CHILD), str(self._offset)],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
+        self._answer_to(self._make)
 
-    def _send(self, what: object) -> None:
-        requests: Any = self._running and self._running.stdin
-        pickle.dump(what, requests)
-        requests.flush()
+    def _answer_to(self, what: object) -> Any:
+        running: Any = self._running
+        try:
+            pickle.dump(what, running.stdin)
+            running.stdin.flush()
+            outcome, error = pickle.load(running.stdout)  # noqa: S301 - the process is our own
+        except (OSError, EOFError) as broken:
+            self.end()
+            raise StoreUnavailable(f"the other process ended: {broken}") from broken
+        if error is not None:
+            raise error
+        return outcome
 
     def end(self) -> None:
         running, self._running = self._running, None
