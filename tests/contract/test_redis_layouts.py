@@ -27,7 +27,7 @@ class SentinelWorld(NetworkWorld):
 
 @pytest.fixture(scope="module")
 def sentinels() -> Iterator[Sentinels]:
-    with Sentinels(down_after=60.0, replicas=1) as running:
+    with Sentinels(replicas=1) as running:
         yield running
 
 

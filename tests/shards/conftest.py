@@ -28,7 +28,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
                 where = ends.enter_context(RedisCluster()).url
             case "sentinel":
                 # So patient that a busy machine is no failover.
-                where = ends.enter_context(Sentinels(down_after=60.0, replicas=1)).url
+                where = ends.enter_context(Sentinels(replicas=1)).url
             case "quorum":
                 ports = [ends.enter_context(RedisServer()).port for _ in range(3)]
                 where = f"redis+quorum://{','.join(f'127.0.0.1:{port}' for port in ports)}"

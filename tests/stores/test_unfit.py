@@ -92,7 +92,7 @@ def cluster_that_evicts(_: Path) -> Iterator[Place]:
 
 @contextmanager
 def sentinels_that_name_one_that_evicts(_: Path) -> Iterator[Place]:
-    with Sentinels(replicas=1, down_after=20.0) as sentinels:
+    with Sentinels(replicas=1) as sentinels:
         yield evicting([node.server for node in sentinels.nodes], sentinels.url)
 
 

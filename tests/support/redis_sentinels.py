@@ -16,7 +16,11 @@ from tests.support.servers import RedisServer, TlsFiles
 from tests.support.waiting import eventually
 
 SERVICE = "main"
-DOWN_AFTER = 0.5
+DOWN_AFTER, CALM = 0.5, 60.0
+"""Seconds without an answer: for the first while a failover is awaited, and else for the second.
+
+A busy machine pauses for longer than the first, and no other failover is wanted then.
+"""
 
 
 class Node:
@@ -102,7 +106,6 @@ class Sentinels:
         sentinel_password: str | None = None,
         options: Sequence[str] = (),
         replicas: int = 2,
-        down_after: float = DOWN_AFTER,
     ) -> None:
         self._stack = ExitStack()
         self._program, self._password = program, password
@@ -115,7 +118,7 @@ class Sentinels:
                 self.nodes.append(Node(options, program, master, password))
                 self._stack.callback(self.nodes[-1].close)
             self._wait_for_replicas(replicas)
-            self._start_sentinels(down_after)
+            self._start_sentinels()
         except BaseException:
             self._stack.close()
             raise
@@ -125,12 +128,12 @@ class Sentinels:
         for node in self.nodes[1:]:
             eventually(lambda node=node: node.info("master_link_status") == "up")  # type: ignore[misc]
 
-    def _start_sentinels(self, down_after: float) -> None:
+    def _start_sentinels(self) -> None:
         port = self.nodes[0].proxy.port
         names = [secrets.token_hex(20) for _ in range(3)]
         lines = [
             f"sentinel monitor {SERVICE} 127.0.0.1 {port} 2",
-            f"sentinel down-after-milliseconds {SERVICE} {down_after * 1000:.0f}",
+            f"sentinel down-after-milliseconds {SERVICE} {CALM * 1000:.0f}",
             f"sentinel failover-timeout {SERVICE} 2000",
             *([f"sentinel auth-pass {SERVICE} {self._password}"] if self._password else []),
         ]
@@ -178,9 +181,16 @@ class Sentinels:
         return next(node for node in self.nodes if node.proxy.port == port)
 
     def wait_for_failover(self, before: Node) -> Node:
-        """Until all sentinels that run name another master."""
+        """Until all sentinels that run name another master: they believe soon that one is down."""
+        self._believe_down_after(DOWN_AFTER)
         eventually(lambda: all(port != before.proxy.port for port in self._ports()))
+        self._believe_down_after(CALM)
         return self.master
+
+    def _believe_down_after(self, seconds: float) -> None:
+        for one in self.sentinels:
+            with suppress(redis.RedisError), self._client(one) as client:
+                client.sentinel_set(SERVICE, "down-after-milliseconds", int(seconds * 1000))
 
     def _ports(self) -> list[int]:
         ports = []

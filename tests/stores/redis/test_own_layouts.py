@@ -37,9 +37,7 @@ MASTERS, SENTINELS, NODES = "m-sesame", "s-sesame", "c-sesame"
 
 @pytest.fixture(scope="module")
 def sentinels() -> Iterator[Sentinels]:
-    with Sentinels(
-        password=MASTERS, sentinel_password=SENTINELS, replicas=1, down_after=20.0
-    ) as running:
+    with Sentinels(password=MASTERS, sentinel_password=SENTINELS, replicas=1) as running:
         yield running
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from incumbent.errors import StoreUnavailable
-from incumbent.model import Ask, Gone, Granted, Renewal, Renewed
+from incumbent.model import Gone, Granted, Renewal, Renewed
 from tests.stores.redis.world import Party, new_claim, party, soon
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
@@ -17,7 +17,8 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.server
 
-SHORT = Ask(0.6, "host-1")
+SHORT, LONG = 0.6, 60.0
+"""Seconds of `restart_wait`: over soon, and never over before somebody looks."""
 
 
 @pytest.fixture
@@ -56,23 +57,27 @@ def test_a_promoted_replica_grants_nothing_for_one_ttl_from_the_first_look(
                 holder.store.renew([renewal(holder, granted)], soon())[0] == Gone("store_restarted")
             )
         )
-        wait = f"restart_wait={SHORT.ttl}"
+        other = holder.key._replace(name="other")
+        wait = f"restart_wait={LONG}"
         with party(address.url, wait) as first, party(address.url, wait) as second:
-            first.key = second.key = holder.key._replace(name="other")
+            first.key = second.key = other
             # Its process is old enough, and it may lack what its master granted last.
             with pytest.raises(StoreUnavailable, match="promoted") as caught:
-                first.take(ask=SHORT)
+                first.take()
             left = caught.value.retry_after or 0.0
-            assert 0 < left <= SHORT.ttl
+            assert 0 < left <= LONG
             time.sleep(0.2)
             with pytest.raises(StoreUnavailable, match="promoted") as caught:
-                asyncio.run(second.take_async(ask=SHORT))
+                asyncio.run(second.take_async())
             # All count from the same look.
             assert (caught.value.retry_after or 0.0) <= left - 0.15
-            time.sleep((caught.value.retry_after or 0.0) + 0.01)
-            fresh = first.take(ask=SHORT)
+        wait = f"restart_wait={SHORT}"
+        with party(address.url, wait) as first, party(address.url, wait) as second:
+            first.key = second.key = other
+            time.sleep(SHORT + 0.01)
+            fresh = first.take()
             assert first.store.renew([renewal(first, fresh)], soon()) == [Renewed()]
-            assert second.take(first.claim, ask=SHORT).token == fresh.token
+            assert second.take(first.claim).token == fresh.token
 
 
 def test_one_that_is_demoted_and_promoted_again_is_another_incarnation(
@@ -90,7 +95,7 @@ def test_one_that_is_demoted_and_promoted_again_is_another_incarnation(
             party(master.url, "") as careful,
             pytest.raises(StoreUnavailable, match="promoted"),
         ):
-            careful.take(new_claim(), ask=SHORT)
+            careful.take(new_claim())
 
 
 # -- refusals that the other files do not make

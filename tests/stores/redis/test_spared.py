@@ -75,7 +75,7 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
             yield Fleet(cluster.url, options, cluster.nodes)
     else:
         options += "&wait_replicas=1" if request.param == "confirmed" else ""
-        with Sentinels(down_after=60.0, replicas=1) as sentinels:
+        with Sentinels(replicas=1) as sentinels:
             yield Fleet(sentinels.url, options, [sentinels.master.server])
 
 
