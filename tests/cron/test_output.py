@@ -63,6 +63,13 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PATIENCE", 60.0)
 
 
+@pytest.fixture(autouse=True)
+def patient_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same at the end, and for the thread that reads."""
+    for limit in ("_LAST_PATIENCE", "_SETTLE_WITHIN", "_CLOSE_WITHIN"):
+        monkeypatch.setattr(module, limit, 60.0)
+
+
 def lines_of(events: list[dict[str, Any]]) -> list[str]:
     return [event["line"] for event in events if event["event"] == "output"]
 

@@ -74,7 +74,7 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
         with RedisCluster() as cluster:
             yield Fleet(cluster.url, options, cluster.nodes)
     else:
-        options += "&wait_replicas=1" if request.param == "confirmed" else ""
+        options += "&wait_replicas=1:5s" if request.param == "confirmed" else ""
         with Sentinels(replicas=1) as sentinels:
             yield Fleet(sentinels.url, options, [sentinels.master.server])
 
