@@ -116,3 +116,33 @@ def test_the_next_runs_of_a_module_are_told_too(tmp_path: Path) -> None:
     assert "often.py:3:1: warning: job tick: '*/90': a step of 90 is larger" in done.stderr
     bad = incumbent("cron", "app:nothing", "--check", env={"PYTHONPATH": str(tmp_path)})
     assert (bad.returncode, "nothing" in bad.stderr) == (64, True)
+
+
+BROKEN = """
+import json
+
+def setting(name):
+    return json.loads(name)
+
+{first}
+"""
+
+
+@pytest.mark.parametrize("check", [(), ("--check",)], ids=["run", "check"])
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        ("{}['BILLING_URL']", "app.py, line 7: KeyError: 'BILLING_URL'"),
+        ("setting('{')", "app.py, line 5: JSONDecodeError: "),
+        ("import nowhere_at_all", "app.py, line 7: ModuleNotFoundError: No module named"),
+        ("def f(:", "invalid syntax (app.py, line 7)"),
+    ],
+)
+def test_an_error_of_the_users_module_is_told_with_its_file_and_line(
+    first: str, said: str, check: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "app.py").write_text(BROKEN.replace("{first}", first))
+    done = incumbent("cron", "app:jobs", *check, env={"PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, done.stdout) == (64, "")
+    (line,) = done.stderr.splitlines()
+    assert said in line

@@ -98,6 +98,16 @@ def test_a_command_that_needs_more_of_a_store_says_what_to_use_instead(
     assert not (tmp_path / "ran").exists()
 
 
+def test_an_error_of_the_store_is_told_with_its_file_and_line(
+    installed: Path, tmp_path: Path
+) -> None:
+    (package,) = installed.glob("*/__init__.py")
+    package.write_text("def __getattr__(name):\n    return {}['of the store']\n")
+    done = incumbent(installed, tmp_path, "status")
+    assert done.returncode == 125
+    assert f"an error in {package}, line 2: KeyError: 'of the store'" in done.stderr
+
+
 def test_without_the_package_the_scheme_is_unknown(tmp_path: Path) -> None:
     done = incumbent(None, tmp_path, "run", "job", "--", "true")
     assert done.returncode == 64

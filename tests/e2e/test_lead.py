@@ -106,6 +106,18 @@ def test_a_command_that_ends_gives_the_others_their_turn(fleet: Fleet) -> None:
     fleet.judge()
 
 
+def test_a_leader_that_crashes_in_a_loop_tells_how_each_term_ended(fleet: Fleet) -> None:
+    words = ("lead", "job", *CALM, "--holder", "a", "--", "sh", "-c", "exit 3")
+    instance = start("-s", fleet.store, *words)
+    fleet.started.append(instance)
+    eventually(lambda: ask(fleet, "history", "job").stdout.count("  a  ") >= 3)
+    instance.terminate()
+    said = instance.communicate(timeout=20)[1]
+    # The third may not have been over.
+    assert said.count("ended: CMD ended with 3 after") >= 2
+    assert instance.returncode == 0
+
+
 def test_a_holder_that_is_asked_to_resign_hands_over(fleet: Fleet) -> None:
     three(fleet)
     first = holder(fleet)

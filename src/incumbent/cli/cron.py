@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from incumbent import clock
 from incumbent.cli.parser import Request
 from incumbent.cli.settings import health, lock_times, number
-from incumbent.cli.text import print_json, say, table
+from incumbent.cli.text import place_of, print_json, say, table
 from incumbent.cron.events import Events
 from incumbent.cron.fields import steps_without_effect
 from incumbent.cron.load import Loaded, load_jobs
@@ -130,8 +130,12 @@ def _find_jobs(target: str) -> Jobs:
         sys.path.insert(0, "")
     try:
         found = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{target}: {error}", name="file") from error
+    except ConfigError:
+        raise
+    except Exception as error:
+        place = place_of(error)
+        text = f"{place}: {type(error).__name__}: {error}" if place else str(error)
+        raise ConfigError(f"{target}: {text}", name="file") from error
     # Imported only here: it imports asyncio, which a file of commands does not need.
     from incumbent.cron.jobs import Jobs
 

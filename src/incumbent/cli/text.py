@@ -273,8 +273,26 @@ def table(rows: Sequence[Sequence[str]]) -> None:
 
 def fault_line(error: Exception) -> str:
     """The message for an unexpected error."""
-    whose = "the system refuses" if isinstance(error, OSError) else "a defect of incumbent"
+    if isinstance(error, OSError):
+        whose = "the system refuses"
+    else:
+        place = place_of(error)
+        whose = f"an error in {place}" if place else "a defect of incumbent"
     return f"{whose}: {type(error).__name__}: {error}"
+
+
+def place_of(error: BaseException) -> str:
+    """The file and line that raised it, if it is neither ours nor Python's; else ""."""
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package == "incumbent":
+            place = ""
+        elif package not in sys.stdlib_module_names:
+            place = f"{frame.f_code.co_filename}, line {trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
 
 
 # -- standard error while a command runs: lines of text, or JSON for programs ----------------------
