@@ -53,12 +53,17 @@ def test_the_blocking_side_never_suspends() -> None:
     assert run(until_served(server.ask, clock.now() + 20, server.blocking_rest)) == "served"
 
 
-def test_at_its_deadline_it_raises_the_refusal() -> None:
-    server = Server(MOMENT, 1000)
-    until = clock.now() + 0.3
+def test_at_its_deadline_it_raises_the_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, at = Server(MOMENT, 1000), 100.0
+    monkeypatch.setattr(clock, "now", lambda: at)
+
+    async def rest(until: float) -> None:
+        nonlocal at
+        at = until
+
     with pytest.raises(StoreUnavailable, match="in a moment"):
-        run(until_served(server.ask, until, server.blocking_rest))
-    assert clock.now() < until
+        run(until_served(server.ask, at + 0.3, rest))
+    assert 100.2 < at < 100.3
     assert server.asked > 2
 
 
