@@ -38,7 +38,7 @@ def run(site: Path | None, *command: str, cwd: Path) -> subprocess.CompletedProc
         check=False,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=110,
         cwd=cwd,
         env={**known, **path},
     )
