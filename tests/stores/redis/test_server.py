@@ -43,13 +43,13 @@ def test_a_restart_ends_what_was_believed_and_grants_nothing_for_one_ttl(kept: b
         server.restart(empty=not kept)
         (gone,) = one.store.renew([renewal(one, granted)], soon())
         assert gone == Gone("store_restarted")
-        with party(server.url, "restart_wait=3s") as careful:
+        with party(server.url, "restart_wait=60s") as careful:
             careful.key = one.key
             with pytest.raises(StoreUnavailable, match="restart_wait") as caught:
-                careful.take(new_claim(), ask=Ask(3.0, "h"))
+                careful.take(new_claim())
         left = caught.value.retry_after
         assert left is not None
-        assert 2.0 < left <= 3.0
+        assert 30.0 < left <= 60.0
 
 
 def renewal(one: Party, granted: Granted) -> Renewal:
@@ -57,13 +57,14 @@ def renewal(one: Party, granted: Granted) -> Renewal:
 
 
 def test_the_wait_after_a_restart_ends_and_tokens_have_grown(own_redis: RedisServer) -> None:
-    with party(own_redis.url, "restart_wait=1.2s") as one:
-        with pytest.raises(StoreUnavailable) as caught:
-            one.take()
-        assert caught.value.retry_after is not None
-        with pytest.raises(StoreUnavailable):
-            one.take()
-        time.sleep(caught.value.retry_after)
+    with party(own_redis.url, "restart_wait=60s") as early:
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable) as caught:
+                early.take()
+            assert caught.value.retry_after is not None
+    with party(own_redis.url, "restart_wait=0.5s") as one:
+        # It counts from the first look.
+        time.sleep(0.5)
         token = one.take().token
         own_redis.restart(empty=True)
         with party(own_redis.url) as hasty:
