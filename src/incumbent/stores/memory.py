@@ -1,18 +1,24 @@
-"""`memory:`, leases among the threads and loops of one process, for tests and examples."""
+"""`memory:`, leases among the threads and loops of one process, for tests and examples.
+
+It is the smallest store: a dict of records, and the rules. The simulator's server is the same.
+"""
 
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar, Unpack
 
 from incumbent import clock
+from incumbent.errors import StoreUnavailable
 from incumbent.interrupts import raise_handlers
 from incumbent.model import (
     Ask,
     Capabilities,
+    Field,
     GiveOutcome,
-    Granted,
     Guard,
     Key,
     PutOutcome,
@@ -21,11 +27,195 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
+from incumbent.rules import keeping, taking
+from incumbent.rules.record import (
+    NOTHING,
+    Done,
+    Entry,
+    Grant,
+    LastGrant,
+    LeaseRecord,
+    Moment,
+    holders,
+    may_forget,
+    micros,
+    seen_of,
+    settled,
+    settled_grant,
+)
+from incumbent.rules.showing import shown
 from incumbent.stores.base import Parting
+from incumbent.stores.findings import restart_words, wait_after_restart
 from incumbent.stores.inline import InlineAsyncStore
-from incumbent.stores.table import MemoryTable
 
 T = TypeVar("T")
+
+_SWEEP_EVERY = 256
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What is kept of a name: its record, and the values beside it by kind and name."""
+
+    record: LeaseRecord = NOTHING
+    entries: dict[tuple[str, str], Field | Grant | LastGrant] = field(default_factory=dict)
+
+    def field(self, name: str) -> Field | None:
+        """The field of that name, if there is one."""
+        value = self.entries.get(("field", name))
+        return value if isinstance(value, Field) else None
+
+    def use_of(self, slot: str | None) -> Grant | None:
+        """The last grant that used the slot."""
+        value = None if slot is None else self.entries.get(("slot", slot))
+        return value if isinstance(value, Grant) else None
+
+    def may_go(self, now: int) -> bool:
+        """Whether the name can be forgotten."""
+        if not may_forget(self.record, now):
+            return False
+        beside = self.entries.values()
+        return not any(isinstance(it, Field) or _is_used(it, now) for it in beside)
+
+
+def _is_used(value: object, now: int) -> bool:
+    return isinstance(value, Grant) and value.expires > now
+
+
+def _nobody_waits() -> None:
+    pass
+
+
+class MemoryTable:
+    """The records, with every instant as an argument: `now` counts ttls, `wall` starts tokens."""
+
+    late_kept = keeping.LATE_KEPT
+    """LATE_KEPT; or 0.0 to be a store that treats a late take as a new one, as some stores do."""
+
+    def __init__(self, started: float | None = None) -> None:
+        self._kept: dict[Key, _Kept] = {}
+        self._started = started
+        self._longest = 0.0
+        self._takes = 0
+        self.epoch = uuid.uuid4().hex
+        self.changed: Callable[[], None] = _nobody_waits
+        """Called when waiters have to look."""
+
+    def restart(self, now: float, *, empty: bool) -> None:
+        """Begin a new incarnation; `empty` loses all data, as a store without a disk does."""
+        self.epoch = uuid.uuid4().hex
+        self._started = now
+        held = [it for kept in self._kept.values() for it in holders(kept.record, micros(now))]
+        self._longest = 0.0 if empty else max((it.ttl / 1e6 for it in held), default=0.0)
+        if empty:
+            self._kept.clear()
+
+    def take(
+        self,
+        key: Key,
+        claim: str,
+        ask: Ask,
+        now: float,
+        wall: float,
+        restart_wait: float | None = None,
+    ) -> TakeOutcome:
+        """See Store.take; `restart_wait`: see wait_after_restart."""
+        self._admit(wait_after_restart(restart_wait, ask.ttl, self._longest), now)
+        self._sweep(now)
+        kept = self._of(key)
+        used = kept.use_of(ask.slot and ask.slot.name)
+        return self._apply(
+            key, now, taking.take(kept.record, claim, ask, self._at(now, wall), used)
+        )
+
+    def _admit(self, wait: float, now: float) -> None:
+        if self._started is not None and now < self._started + wait:
+            left = self._started + wait - now
+            raise StoreUnavailable(
+                restart_words("the store", "started", now - self._started, left),
+                retry_after=left,
+            )
+
+    def renew(self, renewal: Renewal, now: float) -> RenewOutcome:
+        """See Store.renew, for one lease."""
+        done = keeping.renew(self._of(renewal.key).record, renewal, self._at(now))
+        return self._apply(renewal.key, now, done)
+
+    def give(
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        now: float,
+        wall: float,
+        closed_for: float = 0.0,
+        slot: str | None = None,
+        reserve_for: str | None = None,
+        shared: bool = False,
+    ) -> GiveOutcome:
+        """See Store.give; `shared` is not needed here, because the record says it."""
+        kept = self._of(key)
+        done = keeping.give(
+            *(kept.record, claim, token, self._at(now, wall)),
+            closed_for=closed_for,
+            reserve_for=reserve_for,
+            slot=slot,
+            used=kept.use_of(slot),
+            late_kept=self.late_kept,
+        )
+        return self._apply(key, now, done)
+
+    def put(self, key: Key, name: str, value: bytes | None, guard: Guard, now: float) -> PutOutcome:
+        """See Store.put."""
+        kept = self._of(key)
+        done = keeping.put(kept.record, name, value, guard, self._at(now), kept.field(name))
+        return self._apply(key, now, done)
+
+    def read(self, key: Key, now: float) -> Record:
+        """See Store.read."""
+        kept = self._of(key)
+        beside = [Entry(*which, value) for which, value in kept.entries.items()]
+        return shown(key, kept.record, beside, self._at(now))
+
+    def scan(self, namespace: str, prefix: str, now: float) -> tuple[Record, ...]:
+        """See Store.scan."""
+        keys = sorted(
+            key for key in self._kept if key.namespace == namespace and key.name.startswith(prefix)
+        )
+        return tuple(self.read(key, now) for key in keys)
+
+    def seen(self, key: Key) -> str:
+        """The value that `wait_change` compares."""
+        return seen_of(self._of(key).record, self.epoch)
+
+    def _of(self, key: Key) -> _Kept:
+        """What is kept of `key`; nothing is kept by looking."""
+        return self._kept.get(key) or _Kept()
+
+    def _at(self, now: float, wall: float = 0.0) -> Moment:
+        return Moment(micros(now), micros(wall), 0, self.epoch)
+
+    def _apply(self, key: Key, now: float, done: Done[T]) -> T:
+        """Write what a rule decided. Nobody else writes meanwhile."""
+        if done.record is not None:
+            kept = self._kept.setdefault(key, _Kept())
+            kept.record = settled(done.record, micros(now))
+            for kind, name, value in done.entries:
+                if value is None:
+                    kept.entries.pop((kind, name), None)
+                else:
+                    known = settled_grant(value, micros(now)) if isinstance(value, Grant) else value
+                    kept.entries[kind, name] = known
+        if done.wake:
+            self.changed()
+        return done.outcome
+
+    def _sweep(self, now: float) -> None:
+        self._takes += 1
+        if self._takes % _SWEEP_EVERY:
+            return
+        for key in [key for key, kept in self._kept.items() if kept.may_go(micros(now))]:
+            del self._kept[key]
 
 
 class MemoryStore:
@@ -40,59 +230,43 @@ class MemoryStore:
         self._now = now
         self._wall = wall
         self._restart_wait = restart_wait
-        self._table = MemoryTable()
+        self._use(MemoryTable())
+
+    def _use(self, table: MemoryTable) -> None:
+        self._table = table
         self._changed = threading.Condition()
         self._listeners: set[Callable[[], None]] = set()
-
-    def _step(
-        self, operation: Callable[[float], T], tells: Callable[[T], bool] = lambda _: False
-    ) -> T:
-        """Run an operation at one instant, under the mutex. `tells`: whether to wake waiters."""
-        with self._changed:
-            outcome = operation(self._now())
-            if tells(outcome):
-                self._tell()
-            return outcome
+        table.changed = self._tell
 
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        return self._step(
-            lambda now: self._table.take(key, claim, ask, now, self._wall(), self._restart_wait),
-            # The next waiters may share the lease with a new holder that shares it.
-            lambda outcome: (
-                (ask.candidacy > 0 or ask.permits is not None) and isinstance(outcome, Granted)
-            ),
-        )
+        with self._changed:
+            now, wall = self._now(), self._wall()
+            return self._table.take(key, claim, ask, now, wall, self._restart_wait)
 
     def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        return self._step(lambda now: [self._renew_one(renewal, now) for renewal in renewals])
-
-    def _renew_one(self, renewal: Renewal, now: float) -> RenewOutcome:
-        before = self._table.seen(renewal.key)
-        outcome = self._table.renew(renewal, now)
-        if self._table.seen(renewal.key) != before:
-            self._tell()
-        return outcome
+        with self._changed:
+            now = self._now()
+            return [self._table.renew(renewal, now) for renewal in renewals]
 
     def give(
         self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
     ) -> GiveOutcome:
-        return self._step(
-            lambda now: self._table.give(key, claim, token, now, self._wall(), **parting),
-            lambda _: True,
-        )
+        with self._changed:
+            return self._table.give(key, claim, token, self._now(), self._wall(), **parting)
 
     def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
     ) -> PutOutcome:
-        return self._step(
-            lambda now: self._table.put(key, field, value, guard, now), lambda _: True
-        )
+        with self._changed:
+            return self._table.put(key, field, value, guard, self._now())
 
     def read(self, key: Key, until: float) -> Record:
-        return self._step(lambda now: self._table.read(key, now))
+        with self._changed:
+            return self._table.read(key, self._now())
 
     def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        return self._step(lambda now: self._table.scan(namespace, prefix, now))
+        with self._changed:
+            return self._table.scan(namespace, prefix, self._now())
 
     def wait_change(self, key: Key, seen: str, until: float) -> None:
         with self._changed:

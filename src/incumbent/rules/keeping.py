@@ -1,0 +1,169 @@
+"""What follows a grant: it is renewed, and given back; and fields are written beside the lease."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from incumbent.model import (
+    Field,
+    GiveOutcome,
+    Gone,
+    Guard,
+    PutOutcome,
+    Released,
+    Renewal,
+    Renewed,
+    RenewOutcome,
+    Stale,
+    Stored,
+)
+from incumbent.rules import line as lines
+from incumbent.rules.record import (
+    EVERYBODY,
+    HISTORY_KEPT,
+    Closing,
+    Done,
+    Entry,
+    GivenUp,
+    Grant,
+    LastGrant,
+    LeaseRecord,
+    Moment,
+    after,
+    holders,
+    holding_of,
+    micros,
+    not_before,
+)
+from incumbent.rules.taking import past_place
+from incumbent.stores.notices import PAUSE, RESIGN, guard_holds, notices_for
+
+LATE_KEPT: Final = 60.0
+"""Seconds for which takes are refused of a claim that was given up in doubt."""
+
+_PUT_KEEPS: Final = 86_400_000_000
+_SWITCHES: Final = (PAUSE, RESIGN)
+
+
+def renew(record: LeaseRecord, renewal: Renewal, at: Moment) -> Done[RenewOutcome]:
+    """See Store.renew, for one lease: it never creates, and never shortens."""
+    if renewal.epoch != at.epoch:
+        return Done(Gone("store_restarted"))
+    mine = holding_of(record, renewal.claim, at.now)
+    if mine is None or mine.token != renewal.token:
+        return Done(Gone())
+    us = max(micros(renewal.ttl), mine.expires - at.now)
+    meta = mine.meta if renewal.meta is None else renewal.meta
+    longer = mine._replace(expires=after(us), meta=meta)
+    changed = meta != mine.meta
+    new = record._replace(
+        grants=tuple(longer if grant is mine else grant for grant in record.grants),
+        changes=record.changes + changed,
+        keep_until=not_before(record.keep_until, us, at.now),
+    )
+    pause, resign = (it and it.value for it in (record.pause, record.resign))
+    notices = notices_for(mine.token, pause, resign)
+    return Done(Renewed(notices), new, EVERYBODY if changed else "")
+
+
+def give(
+    record: LeaseRecord,
+    claim: str,
+    token: int | None,
+    at: Moment,
+    *,
+    closed_for: float = 0.0,
+    reserve_for: str | None = None,
+    slot: str | None = None,
+    used: Grant | None = None,
+    late_kept: float = LATE_KEPT,
+) -> Done[GiveOutcome]:
+    """See Store.give. `used`: the last grant that used `slot`.
+
+    `late_kept`: LATE_KEPT; or 0 for a store that cannot tell a late take from a new one.
+    """
+    new, entries = record, tuple[Entry, ...]()
+    if token is None and late_kept:
+        new = _given_up(record, claim, at, micros(late_kept))
+    first = lines.first(record.line)
+    changes = int(first is not None and first.claim == claim)
+    if slot is not None and used and used.claim == claim and used.expires > at.now:
+        entries, changes = (Entry("slot", slot, None),), changes + 1
+    mine = holding_of(record, claim, at.now)
+    line = lines.leave(record.line, claim, _looks_in(record, at))
+    if mine is None or token not in (None, mine.token):
+        # What the claim waited for may be somebody else's turn now.
+        new = new._replace(line=line, changes=record.changes + changes)
+        return _changed(Gone(), record, new, EVERYBODY if changes else "", entries)
+    new = new._replace(line=lines.free(line), changes=record.changes + changes + 1)
+    new, past = _ended(new, mine, at)
+    if closed_for > 0:
+        us = micros(closed_for)
+        closing = Closing(mine.holder, mine.token, after(us), reserve_for or "")
+        kept = not_before(new.keep_until, us, at.now)
+        new = new._replace(closing=closing, keep_until=kept)
+    next_one = lines.first(new.line)
+    wake = EVERYBODY if next_one is None or closed_for > 0 else next_one.claim
+    return Done(Released(), new, wake, (*entries, *past))
+
+
+def _looks_in(record: LeaseRecord, at: Moment) -> int:
+    """Microseconds until the next waiter looks by itself: when the holder's ttl runs out."""
+    there = holders(record, at.now)
+    return there[0].expires - at.now if there and there[0].permits is None else 0
+
+
+def _given_up(record: LeaseRecord, claim: str, at: Moment, us: int) -> LeaseRecord:
+    """The record that refuses a take of this claim, which may still be on its way."""
+    others = [it for it in record.given_up if it.until > at.now and it.claim != claim]
+    return record._replace(
+        given_up=(*others, GivenUp(claim, after(us))),
+        keep_until=not_before(record.keep_until, us, at.now),
+    )
+
+
+def _ended(record: LeaseRecord, mine: Grant, at: Moment) -> tuple[LeaseRecord, tuple[Entry, ...]]:
+    """The record without this grant, and the history with its end."""
+    left = tuple(grant for grant in holders(record, at.now) if grant is not mine)
+    new, last = record._replace(grants=left), record.last
+    if last is not None and last.token == mine.token:
+        return new._replace(last=last._replace(ended=at.wall)), ()
+    if record.granted - mine.number > HISTORY_KEPT - 1:
+        return new, ()  # its place has been written over since
+    started = at.wall - (at.now - mine.since)
+    ended = LastGrant(mine.holder, mine.token, started, at.wall)
+    return new, (Entry("past", past_place(mine.number), ended),)
+
+
+def put(
+    record: LeaseRecord, name: str, value: bytes | None, guard: Guard, at: Moment, old: Field | None
+) -> Done[PutOutcome]:
+    """See Store.put. `old`: the field as it is; "pause" and "resign" are in the record itself."""
+    if name in _SWITCHES:
+        old = record.pause if name == PAUSE else record.resign
+    there = holders(record, at.now)
+    alone = there[0] if there and there[0].permits is None else None
+    if not guard_holds(guard, old, (alone.claim, alone.token) if alone else None):
+        return Done(Stale())
+    if value is None and old is None:
+        return Done(Stored(0))
+    # Not below the clock, so that no version comes back after the name was forgotten.
+    version = record.version if value is None else max(record.version + 1, at.wall)
+    field = None if value is None else Field(value, version)
+    new = record._replace(
+        version=version,
+        changes=record.changes + 1,
+        keep_until=not_before(record.keep_until, _PUT_KEEPS, at.now),
+    )
+    stored = Stored(version if field else 0)
+    if name == PAUSE:
+        return Done(stored, new._replace(pause=field), EVERYBODY)
+    if name == RESIGN:
+        return Done(stored, new._replace(resign=field), EVERYBODY)
+    return Done(stored, new, EVERYBODY, (Entry("field", name, field),))
+
+
+def _changed(
+    outcome: GiveOutcome, old: LeaseRecord, new: LeaseRecord, wake: str, entries: tuple[Entry, ...]
+) -> Done[GiveOutcome]:
+    return Done(outcome, None if new == old else new, wake, entries)

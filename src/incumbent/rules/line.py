@@ -1,0 +1,83 @@
+"""The line of those who wait for a name: who is next, and for how long it is their turn.
+
+Only the first in line has to show that it is alive: it asks again when the holder's ttl runs out,
+or when it is woken. Its turn ends its heartbeat after that; then the next one is the first.
+"""
+
+from __future__ import annotations
+
+from incumbent.model import OVERTAKEN_MOST
+from incumbent.rules.record import Instant, Line, Waiter, after
+
+
+def first(line: Line) -> Waiter | None:
+    """The first waiter, if any."""
+    return line.waiters[0] if line.waiters else None
+
+
+def preceding(line: Line, claim: str, now: Instant) -> Waiter | None:
+    """The waiter for whom `claim` has to leave a free name, if any."""
+    waiter = first(line)
+    if waiter is None or waiter.claim == claim or line.due <= now:
+        return None
+    # Strict order costs a round trip between any two holders, so it is for those who ask for it.
+    return waiter if waiter.fair or line.overtaken >= OVERTAKEN_MOST else None
+
+
+def join(line: Line, waiter: Waiter, looks_in: int, now: Instant) -> Line:
+    """The line with the waiter at its end, or where it stands already.
+
+    `looks_in`: microseconds until it asks again by itself, if it is the first.
+    """
+    head = first(line)
+    if head is None:
+        line = Line((waiter,))
+    elif waiter.claim != head.claim and line.due <= now:
+        # The first had its turn, and stayed silent: it is dead, or frozen.
+        line = _next_turn(line.waiters[1:])
+    if not any(waiter.claim == other.claim for other in line.waiters):
+        line = line._replace(waiters=(*line.waiters, waiter))
+    head = line.waiters[0]
+    if head.claim != waiter.claim:
+        return line
+    return line._replace(due=after(looks_in + head.heartbeat))
+
+
+def place_of(line: Line, claim: str) -> int:
+    """How many waiters are before the claim."""
+    return [waiter.claim for waiter in line.waiters].index(claim)
+
+
+def served(line: Line, claim: str, ttl: int, now: Instant) -> Line:
+    """The line after a grant to `claim`, in line or not. `ttl`: 0 if others may share the lease."""
+    head = first(line)
+    if head is None:
+        return line
+    if head.claim != claim and line.due > now:
+        waiters = _without(line.waiters, claim)
+        return line._replace(waiters=waiters, overtaken=line.overtaken + 1)
+    # It was the first waiter's turn, or its turn passed unused.
+    return _next_turn(_without(line.waiters[1:], claim), ttl)
+
+
+def free(line: Line) -> Line:
+    """The line when the name was given back: the first waiter's turn begins."""
+    head = first(line)
+    return line if head is None else line._replace(due=after(head.heartbeat))
+
+
+def leave(line: Line, claim: str, looks_in: int) -> Line:
+    """The line without `claim`."""
+    head = first(line)
+    if head is not None and head.claim == claim:
+        return _next_turn(line.waiters[1:], looks_in)
+    waiters = _without(line.waiters, claim)
+    return line if len(waiters) == len(line.waiters) else line._replace(waiters=waiters)
+
+
+def _next_turn(waiters: tuple[Waiter, ...], looks_in: int = 0) -> Line:
+    return Line(waiters, after(looks_in + waiters[0].heartbeat)) if waiters else Line()
+
+
+def _without(waiters: tuple[Waiter, ...], claim: str) -> tuple[Waiter, ...]:
+    return tuple(waiter for waiter in waiters if waiter.claim != claim)

@@ -1,0 +1,254 @@
+"""The record of a name: everything that the rules know about it, as values that never change.
+
+Instants and durations are integers: microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
+
+from incumbent.model import Field
+
+OutcomeT = TypeVar("OutcomeT")
+
+HISTORY_KEPT: Final = 20
+"""The most past holdings that are kept of a name."""
+
+EVERYBODY: Final = "*"
+"""Wake all who wait for a change of the name; no claim is called so."""
+
+# -- time ------------------------------------------------------------------------------------------
+
+Instant: TypeAlias = int
+"""Microseconds on the store's clock, or `after(...)` in a record that has not been written yet."""
+
+_BEGUN: Final = 1 << 62
+
+
+def after(us: int) -> Instant:
+    """The instant `us` microseconds after the write of the record that it is in."""
+    return _BEGUN + us
+
+
+def begun(instant: Instant) -> int | None:
+    """The microseconds of an `after(...)`; None for an instant that is known already."""
+    return instant - _BEGUN if instant >= _BEGUN // 2 else None
+
+
+def not_before(instant: Instant, us: int, now: Instant) -> Instant:
+    """`instant`, or `after(us)` if that is later."""
+    return instant if instant - now >= us else after(us)
+
+
+def micros(seconds: float) -> int:
+    """Seconds as microseconds, rounded up."""
+    return ceil(seconds * 1_000_000)
+
+
+class Moment(NamedTuple):
+    """When and where a rule is applied.
+
+    `now`: an instant that the store's clock has reached, whatever happens to the request from here.
+    `wall`: the wall clock, in microseconds: tokens begin there, and people are shown it.
+    `floor`: the least token to grant, because of what the store may have lost.
+    `epoch`: the incarnation of the store.
+    """
+
+    now: Instant
+    wall: int
+    floor: int = 0
+    epoch: str = ""
+
+
+# -- the record ------------------------------------------------------------------------------------
+
+
+class Grant(NamedTuple):
+    """A claim that was granted the name, until `expires`.
+
+    `number`: how many grants there were before it, which is its place in the history;
+    `permits`: as in model.Ask: None if it holds the name alone.
+    """
+
+    claim: str
+    holder: str
+    token: int
+    ttl: int
+    since: Instant
+    expires: Instant
+    meta: bytes = b""
+    permits: int | None = None
+    number: int = 0
+
+
+class LastGrant(NamedTuple):
+    """The newest entry of the history; wall clock, `ended` 0 as long as it was not given back."""
+
+    holder: str
+    token: int
+    started: int
+    ended: int = 0
+
+
+class Closing(NamedTuple):
+    """A release that keeps the name closed, to all but `reserved_for` if that is not empty."""
+
+    holder: str
+    token: int
+    until: Instant
+    reserved_for: str = ""
+
+
+class Waiter(NamedTuple):
+    """A claim in line. In its turn it may stay silent for `heartbeat` microseconds."""
+
+    claim: str
+    holder: str
+    heartbeat: int
+    fair: bool
+
+
+class Line(NamedTuple):
+    """The waiters in the order of arrival.
+
+    It is the first waiter's turn until `due`; `overtaken`: how many other claims were granted the
+    name since it became the first.
+    """
+
+    waiters: tuple[Waiter, ...] = ()
+    due: Instant = 0
+    overtaken: int = 0
+
+
+class Standing(NamedTuple):
+    """A candidate, listed until `until`."""
+
+    holder: str
+    until: Instant
+
+
+class GivenUp(NamedTuple):
+    """A claim that was given up in doubt: until `until` a take of it comes too late."""
+
+    claim: str
+    until: Instant
+
+
+class LeaseRecord(NamedTuple):
+    """All that the rules know about a name. The name of which nothing is known has `NOTHING`.
+
+    `token`: the last token that was granted; `granted`: how many grants there were;
+    `grants`: the holders, those that expired included until the next write;
+    `changes`: counts what waiters and observers have to learn of;
+    `pause`, `resign`: the notices of operators, see stores.notices;
+    `version`: the last version of a field; `keep_until`: the store may forget the name then;
+    `more`: parts that a later version of these rules wrote, carried on as they are.
+    """
+
+    token: int = 0
+    granted: int = 0
+    grants: tuple[Grant, ...] = ()
+    changes: int = 0
+    last: LastGrant | None = None
+    closing: Closing | None = None
+    pause: Field | None = None
+    resign: Field | None = None
+    line: Line = Line()
+    candidates: tuple[Standing, ...] = ()
+    given_up: tuple[GivenUp, ...] = ()
+    version: int = 0
+    keep_until: Instant = 0
+    more: Mapping[str, object] = {}
+
+    @property
+    def plain(self) -> bool:
+        """Whether it says no more than who holds the name alone, or held it last."""
+        return self[5:11] == _PLAIN and (not self.grants or self.grants[0].permits is None)
+
+
+NOTHING: Final = LeaseRecord()
+_PLAIN: Final = NOTHING[5:11]
+
+
+def holders(record: LeaseRecord, now: Instant) -> tuple[Grant, ...]:
+    """The claims that hold the name: one, or several that share it."""
+    return tuple(grant for grant in record.grants if grant.expires > now)
+
+
+def holding_of(record: LeaseRecord, claim: str, now: Instant) -> Grant | None:
+    """The claim's own grant, while it holds the name."""
+    for grant in record.grants:
+        if grant.claim == claim and grant.expires > now:
+            return grant
+    return None
+
+
+def settled(record: LeaseRecord, written: Instant) -> LeaseRecord:
+    """The record with all its instants known, once it was written at `written`."""
+    closing = record.closing
+    return record._replace(
+        grants=tuple(settled_grant(grant, written) for grant in record.grants),
+        closing=closing and closing._replace(until=_known(closing.until, written)),
+        line=record.line._replace(due=_known(record.line.due, written)),
+        candidates=tuple(it._replace(until=_known(it.until, written)) for it in record.candidates),
+        given_up=tuple(it._replace(until=_known(it.until, written)) for it in record.given_up),
+        keep_until=_known(record.keep_until, written),
+    )
+
+
+def settled_grant(grant: Grant, written: Instant) -> Grant:
+    """The grant with its instants known, once it was written at `written`."""
+    since, expires = _known(grant.since, written), _known(grant.expires, written)
+    return grant._replace(since=since, expires=expires)
+
+
+def _known(instant: Instant, written: Instant) -> Instant:
+    us = begun(instant)
+    return instant if us is None else written + us
+
+
+def closed(record: LeaseRecord, now: Instant) -> Closing | None:
+    """What keeps the name closed, if it is."""
+    closing = record.closing
+    return closing if closing is not None and closing.until > now else None
+
+
+def seen_of(record: LeaseRecord, epoch: str) -> str:
+    """The text that `Store.wait_change` compares."""
+    return f"{epoch}:{record.changes}" if record.changes else ""
+
+
+def may_forget(record: LeaseRecord, now: Instant) -> bool:
+    """Whether nothing that is known of the name matters any more, fields and slots aside."""
+    if record.pause or record.resign or holders(record, now) or closed(record, now):
+        return False
+    return record.keep_until <= now
+
+
+# -- beside the record -----------------------------------------------------------------------------
+
+
+class Entry(NamedTuple):
+    """A value beside the record, written in the same step; None removes it.
+
+    `kind` and `name` identify it: ("field", its name), ("slot", its name), ("past", its place).
+    """
+
+    kind: str
+    name: str
+    value: Field | Grant | LastGrant | None
+
+
+class Done(NamedTuple, Generic[OutcomeT]):
+    """What a rule decided. `record`: the next record; None: it stays as it is.
+
+    `wake`: who has to look now: "" nobody, EVERYBODY, or one waiter's claim and all who do not
+    stand in line.
+    """
+
+    outcome: OutcomeT
+    record: LeaseRecord | None = None
+    wake: str = ""
+    entries: tuple[Entry, ...] = ()
