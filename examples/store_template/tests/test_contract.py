@@ -9,7 +9,7 @@ import pytest
 
 from incumbent.testing.contract import StoreContract, World
 from incumbent_directory import DirectoryEngine
-from incumbent_directory.rules import Moment
+from incumbent_directory.registers import Moment
 
 
 class DirectoryWorld(World):
@@ -21,7 +21,7 @@ class DirectoryWorld(World):
 
     def _moment(self, wall_offset: float = 0.0) -> Moment:
         wall = time.time() + self._shift
-        return Moment(wall - self._booted, wall + wall_offset, f"boot-{self._boot}")
+        return Moment(int((wall - self._booted) * 1e6), int((wall + wall_offset) * 1e6), f"boot-{self._boot}")
 
     def other_client(self, clock_offset: float = 0.0) -> DirectoryEngine:
         # All clients are on this host: they count on its clock, whatever its wall clock was set to.

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 
 from incumbent.model import Field
 from incumbent.rules.record import (
+    Beside,
     Closing,
     GivenUp,
     Grant,
@@ -117,7 +118,7 @@ def _to_record(parts: dict[str, Any]) -> LeaseRecord:
 # -- values beside a record ------------------------------------------------------------------------
 
 
-def encoded_entry(value: Field | Grant | LastGrant) -> bytes:
+def encoded_entry(value: Beside) -> bytes:
     """The text of a value beside a record: a field, the use of a slot, or a past holding."""
     match value:
         case Field():
@@ -128,7 +129,7 @@ def encoded_entry(value: Field | Grant | LastGrant) -> bytes:
             return _sealed({"past": value})
 
 
-def decoded_entry(text: bytes, written: Instant) -> Field | Grant | LastGrant:
+def decoded_entry(text: bytes, written: Instant) -> Beside:
     """The value of a text that the store wrote at `written`. Raises Unreadable."""
     parts = _opened(text)
     if "field" in parts:

@@ -6,8 +6,21 @@ or when it is woken. Its turn ends its heartbeat after that; then the next one i
 
 from __future__ import annotations
 
+from typing import Final
+
 from incumbent.model import OVERTAKEN_MOST
-from incumbent.rules.record import Instant, Line, Waiter, after
+from incumbent.rules.record import (
+    Instant,
+    LeaseRecord,
+    Line,
+    Waiter,
+    after,
+    closed,
+    holders,
+)
+
+_LEFT_TO_THE_FIRST: Final = 50_000
+"""Microseconds for which others leave a free name to the first in line."""
 
 
 def first(line: Line) -> Waiter | None:
@@ -73,6 +86,24 @@ def leave(line: Line, claim: str, looks_in: int) -> Line:
         return _next_turn(line.waiters[1:], looks_in)
     waiters = _without(line.waiters, claim)
     return line if len(waiters) == len(line.waiters) else line._replace(waiters=waiters)
+
+
+def may_ask(record: LeaseRecord, claim: str, now: Instant) -> bool:
+    """Whether it makes sense that a claim which stands in line asks again."""
+    line, head = record.line, first(record.line)
+    waiter = next((it for it in line.waiters if it.claim == claim), None)
+    if waiter is None or waiter is head or head is None:
+        return True
+    there, closing = holders(record, now), closed(record, now)
+    if there:
+        # Beside those who share it there may be room that the first in line has left unused.
+        return there[0].permits is not None and line.due <= now
+    if closing is not None:
+        return closing.reserved_for == waiter.holder
+    if head.fair or line.overtaken >= OVERTAKEN_MOST:
+        return line.due <= now
+    ended = max((grant.expires for grant in record.grants), default=line.due - head.heartbeat)
+    return ended + _LEFT_TO_THE_FIRST <= now
 
 
 def _next_turn(waiters: tuple[Waiter, ...], looks_in: int = 0) -> Line:

@@ -136,6 +136,10 @@ class GivenUp(NamedTuple):
     until: Instant
 
 
+Beside: TypeAlias = Field | Grant | LastGrant
+"""A value beside a record: a field, the last use of a slot, an entry of the history."""
+
+
 class LeaseRecord(NamedTuple):
     """All that the rules know about a name. The name of which nothing is known has `NOTHING`.
 
@@ -191,7 +195,7 @@ def settled(record: LeaseRecord, written: Instant) -> LeaseRecord:
     return record._replace(
         grants=tuple(settled_grant(grant, written) for grant in record.grants),
         closing=closing and closing._replace(until=_known(closing.until, written)),
-        line=record.line._replace(due=_known(record.line.due, written)),
+        line=settled_line(record.line, written),
         candidates=tuple(it._replace(until=_known(it.until, written)) for it in record.candidates),
         given_up=tuple(it._replace(until=_known(it.until, written)) for it in record.given_up),
         keep_until=_known(record.keep_until, written),
@@ -204,9 +208,47 @@ def settled_grant(grant: Grant, written: Instant) -> Grant:
     return grant._replace(since=since, expires=expires)
 
 
+def settled_value(value: Beside, written: Instant) -> Beside:
+    """A value beside a record with its instants known, likewise."""
+    return settled_grant(value, written) if isinstance(value, Grant) else value
+
+
+def settled_line(line: Line, written: Instant) -> Line:
+    """The line with its instants known, likewise."""
+    return line._replace(due=_known(line.due, written))
+
+
 def _known(instant: Instant, written: Instant) -> Instant:
     us = begun(instant)
     return instant if us is None else written + us
+
+
+def moved(record: LeaseRecord, by: int) -> LeaseRecord:
+    """The record with all its instants moved by so many microseconds: its clock was another one."""
+    closing = record.closing
+    return record._replace(
+        grants=tuple(moved_grant(grant, by) for grant in record.grants),
+        closing=closing and closing._replace(until=closing.until + by),
+        line=record.line._replace(due=record.line.due + by),
+        candidates=tuple(it._replace(until=it.until + by) for it in record.candidates),
+        given_up=tuple(it._replace(until=it.until + by) for it in record.given_up),
+        keep_until=record.keep_until + by,
+    )
+
+
+def moved_grant(grant: Grant, by: int) -> Grant:
+    """The grant, likewise."""
+    return grant._replace(since=grant.since + by, expires=grant.expires + by)
+
+
+def moved_value(value: Beside, by: int) -> Beside:
+    """A value beside a record, likewise."""
+    return moved_grant(value, by) if isinstance(value, Grant) else value
+
+
+def without_holders(record: LeaseRecord) -> LeaseRecord:
+    """The record after a restart that no holder, waiter or candidate has outlived."""
+    return record._replace(grants=(), line=Line(), candidates=(), given_up=())
 
 
 def closed(record: LeaseRecord, now: Instant) -> Closing | None:
@@ -238,7 +280,7 @@ class Entry(NamedTuple):
 
     kind: str
     name: str
-    value: Field | Grant | LastGrant | None
+    value: Beside | None
 
 
 class Done(NamedTuple, Generic[OutcomeT]):

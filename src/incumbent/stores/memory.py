@@ -30,10 +30,10 @@ from incumbent.model import (
 from incumbent.rules import keeping, taking
 from incumbent.rules.record import (
     NOTHING,
+    Beside,
     Done,
     Entry,
     Grant,
-    LastGrant,
     LeaseRecord,
     Moment,
     holders,
@@ -41,7 +41,7 @@ from incumbent.rules.record import (
     micros,
     seen_of,
     settled,
-    settled_grant,
+    settled_value,
 )
 from incumbent.rules.showing import shown
 from incumbent.stores.base import Parting
@@ -58,7 +58,7 @@ class _Kept:
     """What is kept of a name: its record, and the values beside it by kind and name."""
 
     record: LeaseRecord = NOTHING
-    entries: dict[tuple[str, str], Field | Grant | LastGrant] = field(default_factory=dict)
+    entries: dict[tuple[str, str], Beside] = field(default_factory=dict)
 
     def field(self, name: str) -> Field | None:
         """The field of that name, if there is one."""
@@ -204,8 +204,7 @@ class MemoryTable:
                 if value is None:
                     kept.entries.pop((kind, name), None)
                 else:
-                    known = settled_grant(value, micros(now)) if isinstance(value, Grant) else value
-                    kept.entries[kind, name] = known
+                    kept.entries[kind, name] = settled_value(value, micros(now))
         if done.wake:
             self.changed()
         return done.outcome

@@ -1,0 +1,376 @@
+"""Every operation of the store contract, decided by the rules over a store's registers. Pure.
+
+An operation is a program: it yields requests (`stores.registers`), is sent their replies, and
+returns the outcome. It reads the record, applies a rule, and swaps in what the rule says. If
+another client changed the record meanwhile, it decides again, by the record as it is then.
+
+A take, a give or a put tries that eight times, and then says that it was not done: its caller comes
+again later. A renewal tries until its deadline, because its lease ends otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar, Unpack
+
+from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.model import (
+    Ask,
+    ByClaim,
+    GiveOutcome,
+    Gone,
+    Granted,
+    Guard,
+    Key,
+    PutOutcome,
+    Queued,
+    Record,
+    Released,
+    Renewal,
+    Renewed,
+    RenewOutcome,
+    TakeOutcome,
+    Unproved,
+)
+from incumbent.rules import keeping, taking
+from incumbent.rules import line as lines
+from incumbent.rules.record import (
+    Done,
+    Entry,
+    LeaseRecord,
+    Waiter,
+    holding_of,
+    micros,
+    settled_line,
+)
+from incumbent.rules.showing import shown
+from incumbent.stores.base import Gave, Give, Parting, Take, Took
+from incumbent.stores.findings import restart_words, wait_after_restart
+from incumbent.stores.names import flat
+from incumbent.stores.plan import Plan
+from incumbent.stores.registers import (
+    ALL,
+    NOTHING_QUICK,
+    Join,
+    Load,
+    Quick,
+    Request,
+    Scan,
+    Seen,
+    Swap,
+    Swaps,
+    TryGive,
+    TryRenew,
+    TryTake,
+    Wanted,
+)
+
+T = TypeVar("T")
+
+Program: TypeAlias = Generator[Request, Any, T]
+
+_TRIES: Final = 8
+_NOT_DECIDED: Final = StoreUnavailable("not decided")
+
+
+class Step(NamedTuple, Generic[T]):
+    """One name's part of an operation: what to read, and the rule to apply to it."""
+
+    wanted: Wanted
+    rule: Callable[[Seen], Done[T]]
+
+
+class Deciding:
+    """See stores.plan.DialectOfMany.
+
+    `where`: the store's URL for messages; `restart_wait`: the option of that name, in seconds;
+    `quick`: the quicker requests that the store answers; `late_kept`: see rules.keeping.give.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        restart_wait: float | None = None,
+        quick: Quick = NOTHING_QUICK,
+        late_kept: float = keeping.LATE_KEPT,
+    ) -> None:
+        self.where = where
+        self._restart_wait = restart_wait
+        self._quick = quick
+        self._late_kept = late_kept
+
+    # -- take ---------------------------------------------------------------------------------
+
+    def take(self, key: Key, claim: str, ask: Ask) -> Plan[Any, TakeOutcome]:
+        """Plan a take; never repeatable, because its caller repeats it and counts the tries."""
+        step = self._take_step(key, claim, ask)
+
+        def start(_facts: Any, _until: float) -> Program[TakeOutcome]:
+            alone = ask.permits is None and ask.slot is None and not ask.candidacy
+            if self._quick.take and alone:
+                found = yield TryTake(key, claim, ask)
+                if isinstance(found, Granted):
+                    return found
+            else:
+                (found,) = yield Load((step.wanted,))
+            if self._quick.join and ask.queue is not None and not ask.candidacy:
+                queued = yield from self._join(step, claim, ask, found)
+                if queued is not None:
+                    return queued
+            return (yield from self._decide(step, found))
+
+        return Plan("take", start, (key,), repeatable=False, ttl=ask.ttl)
+
+    def _take_step(self, key: Key, claim: str, ask: Ask) -> Step[TakeOutcome]:
+        slot = ask.slot.name if ask.slot else None
+
+        def rule(seen: Seen) -> Done[TakeOutcome]:
+            self._admit(seen, ask.ttl)
+            return taking.take(present(seen), claim, ask, seen.moment, seen.use_of(slot))
+
+        return Step(_with_slot(key, slot), rule)
+
+    def _admit(self, seen: Seen, ttl: float) -> None:
+        """Raises StoreUnavailable while a holder from before the incarnation may believe."""
+        age, longest = seen.incarnation.age, seen.incarnation.longest
+        wait = wait_after_restart(self._restart_wait, ttl, longest)
+        if age < wait:
+            words = restart_words(self.where, "started", age, wait - age)
+            raise StoreUnavailable(words, retry_after=wait - age)
+
+    def _join(
+        self, step: Step[TakeOutcome], claim: str, ask: Ask, seen: Seen
+    ) -> Program[Queued | None]:
+        """Join the line without a swap, if that is all that the take changes."""
+        outcome, record, *_ = step.rule(seen)
+        before = present(seen).line.waiters
+        if record is None or not isinstance(outcome, Queued) or _stands(before, claim):
+            return None
+        left = ask.ttl if outcome.retry_after is None else min(ask.ttl, outcome.retry_after)
+        now = yield Join(step.wanted.key, record.line.waiters[-1], micros(left))
+        waiters = present(now).line.waiters
+        # `seen` is that of the refusal: what happened meanwhile ends the wait at once.
+        place = next((at for at, it in enumerate(waiters) if it.claim == claim), len(before))
+        return replace(outcome, place=place)
+
+    def take_all(self, takes: Sequence[Take]) -> Plan[Any, Took]:
+        """Plan takes of exclusive leases, together."""
+        steps = [self._take_step(*take) for take in takes]
+        keys, ttl = [take.key for take in takes], max(take.ask.ttl for take in takes)
+        return Plan(
+            "take",
+            lambda _facts, _until: self._decide_all(steps),
+            keys,
+            repeatable=False,
+            ttl=ttl,
+        )
+
+    # -- renew --------------------------------------------------------------------------------
+
+    def renew(self, renewals: Sequence[Renewal]) -> Plan[Any, list[RenewOutcome]]:
+        """Plan renewals: those of one name in one swap, all names in one request."""
+
+        def start(_facts: Any, _until: float) -> Program[list[RenewOutcome]]:
+            done: list[RenewOutcome | None] = [None] * len(renewals)
+            if self._quick.renew:
+                done = yield TryRenew(tuple(renewals))
+            places: dict[Key, list[int]] = {}
+            for place, renewal in enumerate(renewals):
+                if done[place] is None:
+                    places.setdefault(renewal.key, []).append(place)
+            steps = [
+                _renew_step(key, [renewals[place] for place in of]) for key, of in places.items()
+            ]
+            answers = yield from self._decide_all(steps, tries=None)
+            for of, answer in zip(places.values(), answers, strict=True):
+                for at, place in enumerate(of):
+                    if isinstance(answer, StoreError):
+                        done[place] = Unproved(str(answer))
+                    else:
+                        done[place] = answer[at]
+            return [outcome for outcome in done if outcome is not None]
+
+        return Plan("renew", start, renewals=renewals)
+
+    # -- give ---------------------------------------------------------------------------------
+
+    def give(
+        self, key: Key, claim: str, token: int | None, **parting: Unpack[Parting]
+    ) -> Plan[Any, GiveOutcome]:
+        """Plan a give."""
+        step = self._give_step(key, claim, token, **parting)
+        parting.pop("shared", None)
+
+        def start(_facts: Any, _until: float) -> Program[GiveOutcome]:
+            found = None
+            if self._quick.give and token and not any(parting.values()):
+                found = yield TryGive(key, claim, token)
+                if isinstance(found, Released | Gone):
+                    return found
+            return (yield from self._decide(step, found))
+
+        return Plan("give", start, (key,))
+
+    def _give_step(
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        *,
+        closed_for: float = 0.0,
+        reserve_for: str | None = None,
+        slot: str | None = None,
+        shared: bool = False,
+    ) -> Step[GiveOutcome]:
+        # `shared` is for stores that keep shared leases apart: here the record says it.
+        def rule(seen: Seen) -> Done[GiveOutcome]:
+            return keeping.give(
+                *(present(seen), claim, token, seen.moment),
+                closed_for=closed_for,
+                reserve_for=reserve_for,
+                slot=slot,
+                used=seen.use_of(slot),
+                late_kept=self._late_kept,
+            )
+
+        return Step(_with_slot(key, slot), rule)
+
+    def give_all(self, gives: Sequence[Give]) -> Plan[Any, Gave]:
+        """Plan gives, together."""
+        steps = [self._give_step(*give) for give in gives]
+        keys = [give.key for give in gives]
+        return Plan("give", lambda _facts, _until: self._decide_all(steps), keys, repeatable=False)
+
+    # -- fields and records -------------------------------------------------------------------
+
+    def put(self, key: Key, field: str, value: bytes | None, guard: Guard) -> Plan[Any, PutOutcome]:
+        """Plan a put; repeatable if a second, equal write has the same outcome."""
+
+        def rule(seen: Seen) -> Done[PutOutcome]:
+            return keeping.put(present(seen), field, value, guard, seen.moment, seen.field(field))
+
+        step = Step(Wanted(key, (("field", field),)), rule)
+        repeatable = guard is None or isinstance(guard, ByClaim)
+        return Plan("put", lambda _facts, _until: self._decide(step), (key,), repeatable=repeatable)
+
+    def read(self, key: Key) -> Plan[Any, Record]:
+        """Plan a read."""
+
+        def start(_facts: Any, _until: float) -> Program[Record]:
+            (seen,) = yield Load((Wanted(key, ALL),))
+            return display(key, seen)
+
+        return Plan("read", start, (key,))
+
+    def scan(self, namespace: str, prefix: str) -> Plan[Any, tuple[Record, ...]]:
+        """Plan a scan."""
+
+        def start(_facts: Any, _until: float) -> Program[tuple[Record, ...]]:
+            found = yield Scan(namespace, prefix)
+            return tuple(display(*each) for each in sorted(found, key=lambda it: it[0]))
+
+        return Plan("scan", start)
+
+    # -- deciding -----------------------------------------------------------------------------
+
+    def _decide(self, step: Step[T], seen: Seen | None = None) -> Program[T]:
+        """Apply a step's rule to the record, and swap in what it says. Raises StoreError."""
+        (outcome,) = yield from self._decide_all([step], None if seen is None else [seen])
+        if isinstance(outcome, StoreError):
+            raise outcome
+        return outcome
+
+    def _decide_all(
+        self,
+        steps: Sequence[Step[T]],
+        found: Sequence[Seen | StoreError] | None = None,
+        tries: int | None = _TRIES,
+    ) -> Program[list[T | StoreError]]:
+        """The outcome of each step, or its error; `found`: what was read already."""
+        if not steps:
+            return []
+        if found is None:
+            found = yield Load(tuple(step.wanted for step in steps))
+        outcomes: list[T | StoreError] = [_NOT_DECIDED] * len(steps)
+        left = list(enumerate(found))
+        for _ in count() if tries is None else range(tries):
+            swaps: dict[int, Swap] = {}
+            for place, seen in left:
+                applied = _apply(steps[place], seen)
+                outcomes[place], swap = applied
+                if swap is not None:
+                    swaps[place] = swap
+            if not swaps:
+                return outcomes
+            replies: Sequence[Seen | StoreError | None] = yield Swaps(tuple(swaps.values()))
+            pairs = zip(swaps, replies, strict=True)
+            left = [(place, instead) for place, instead in pairs if instead is not None]
+        for place, _ in left:
+            outcomes[place] = self._busy(steps[place].wanted.key)
+        return outcomes
+
+    def _busy(self, key: Key) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"{self.where}: the record of {flat(key)} changed {_TRIES} times while it was decided"
+            " about, for many clients change it at once",
+            retry_after=0.05,
+        )
+
+
+def _apply(step: Step[T], seen: Seen | StoreError) -> tuple[T | StoreError, Swap | None]:
+    """What the rule says of the record as it is, and the swap that this depends on."""
+    if isinstance(seen, StoreError):
+        return seen, None
+    try:
+        outcome, record, wake, entries = step.rule(seen)
+    except StoreError as error:
+        return error, None
+    swap = None if record is None else Swap(step.wanted, seen, record, entries, wake)
+    return outcome, swap
+
+
+def _renew_step(key: Key, renewals: Sequence[Renewal]) -> Step[list[RenewOutcome]]:
+    """The renewals of one name, which share its lease, in one swap."""
+
+    def rule(seen: Seen) -> Done[list[RenewOutcome]]:
+        record, outcomes, wake = present(seen), list[RenewOutcome](), ""
+        for renewal in renewals:
+            outcome, new, wakes, _ = keeping.renew(record, renewal, seen.moment)
+            record, wake = new or record, wakes or wake
+            outcomes.append(outcome)
+        changed = any(isinstance(outcome, Renewed) for outcome in outcomes)
+        return Done(outcomes, record if changed else None, wake)
+
+    return Step(Wanted(key), rule)
+
+
+def _with_slot(key: Key, slot: str | None) -> Wanted:
+    return Wanted(key, () if slot is None else (("slot", slot),))
+
+
+# -- records ---------------------------------------------------------------------------------------
+
+
+def present(seen: Seen) -> LeaseRecord:
+    """The record, with those in its line who joined after it was written."""
+    record = seen.record
+    for joined in seen.joined:
+        claim = joined.waiter.claim
+        # It may have been granted the name, or have gone, before it reached the store.
+        if holding_of(record, claim, joined.at) or any(it.claim == claim for it in record.given_up):
+            continue
+        line = lines.join(record.line, joined.waiter, joined.looks_in, joined.at)
+        record = record._replace(line=settled_line(line, joined.at))
+    return record
+
+
+def _stands(waiters: Sequence[Waiter], claim: str) -> bool:
+    return any(waiter.claim == claim for waiter in waiters)
+
+
+def display(key: Key, seen: Seen) -> Record:
+    """A record as people are shown it."""
+    beside = [Entry(*which, value) for which, value in seen.beside.items()]
+    return shown(key, present(seen), beside, seen.moment)
