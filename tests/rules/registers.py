@@ -1,0 +1,97 @@
+"""Registers in a dict, whose rules can be left out one by one: what goes wrong then?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.model import Key
+from incumbent.rules.codec import encoded
+from incumbent.rules.record import NOTHING, Beside, LeaseRecord, settled, settled_value
+from incumbent.stores.registers import Incarnation, Place, Seen, Swap, Wanted, record_in
+
+__all__ = ["DictRegisters", "Row"]
+
+
+@dataclass
+class Row:
+    """What the store keeps of a name."""
+
+    text: bytes
+    version: int
+    beside: dict[Place, Beside] = field(default_factory=dict)
+
+
+class DictRegisters:
+    """See stores.registers.Registers. `left_out`: the rules that it does not keep."""
+
+    def __init__(self, *left_out: str) -> None:
+        self.now = self.wall = 1_000_000_000
+        self.rows: dict[Key, Row] = {}
+        self.incarnation = Incarnation("first")
+        self.left_out = set(left_out)
+        self.requests = 0
+        self._versions = count(1)
+
+    def load(self, wanted: Sequence[Wanted], until: float) -> list[Seen | StoreError]:
+        self.requests += 1
+        return [self._seen(each.key) for each in wanted]
+
+    def swap(self, swaps: Sequence[Swap], until: float) -> list[Seen | StoreError | None]:
+        self.requests += 1
+        return [self._swap(each) for each in swaps]
+
+    def scan(self, namespace: str, prefix: str, until: float) -> list[tuple[Key, Seen]]:
+        return [
+            (key, seen)
+            for key in self.rows
+            if (key.namespace, key.name.startswith(prefix)) == (namespace, True)
+            and isinstance(seen := self._seen(key), Seen)
+        ]
+
+    def fail_over_to(self, rows: dict[Key, Row], incarnation: Incarnation) -> None:
+        """Another server goes on with these rows, which may lack the newest writes."""
+        self.rows = rows
+        self.incarnation = incarnation
+
+    def copy(self) -> dict[Key, Row]:
+        """The rows as a replica has them now."""
+        return {key: replace(row, beside=dict(row.beside)) for key, row in self.rows.items()}
+
+    def _seen(self, key: Key) -> Seen | StoreError:
+        row = self.rows.get(key)
+        try:
+            record = record_in(row.text if row else None, key, "dict:")
+        except StoreUnavailable as error:
+            return error
+        version, beside = (row.version, row.beside) if row else (0, {})
+        return Seen(record, version, self.now, self.wall, self.incarnation, beside=beside)
+
+    def _swap(self, swap: Swap) -> Seen | StoreError | None:
+        there = self._seen(swap.wanted.key)
+        if isinstance(there, StoreError):
+            return there
+        same = there.version == swap.seen.version
+        same_incarnation = there.incarnation.id == swap.seen.incarnation.id
+        if not same or not (same_incarnation or "incarnation" in self.left_out):
+            return there
+        if self.now < swap.not_before and "clock" not in self.left_out:
+            return StoreUnavailable("dict: the clock stepped back")
+        beside = dict(there.beside)
+        for kind, name, value in swap.entries:
+            beside.pop((kind, name), None)
+            if value is not None:
+                beside[kind, name] = settled_value(value, self.now)
+        record = settled(swap.record, self.now)
+        version = self._next(there, record)
+        self.rows[swap.wanted.key] = Row(encoded(record), version, beside)
+        return None
+
+    def _next(self, there: Seen, record: LeaseRecord) -> int:
+        if "renewals" in self.left_out and record.token == there.record.token:
+            return int(there.version)
+        if "versions" in self.left_out:
+            return 1 if there.record == NOTHING else int(there.version) + 1
+        return next(self._versions)
