@@ -12,8 +12,8 @@ import pytest
 from incumbent.lease import LeaseMachine
 from incumbent.protocol import release
 from incumbent.protocol.port import Debt, Port
-from incumbent.stores import table
-from incumbent.stores.table import MemoryTable
+from incumbent.stores import memory
+from incumbent.stores.memory import MemoryTable
 from tests.combined import leases
 from tests.combined.regressions import REGRESSIONS, Regression
 from tests.combined.worlds import WORLDS
@@ -25,7 +25,7 @@ def the_wait_counts_the_asker() -> AbstractContextManager[Any]:
     def asked(named: float | None, ttl: float, *_: float) -> float:
         return ttl if named is None else named
 
-    return patch.object(table, "wait_after_restart", asked)
+    return patch.object(memory, "wait_after_restart", asked)
 
 
 def a_missing_record_is_a_release() -> AbstractContextManager[Any]:

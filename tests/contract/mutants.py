@@ -10,7 +10,6 @@ from incumbent.errors import StoreUnavailable
 from incumbent.model import (
     Ask,
     ByClaim,
-    Field,
     GiveOutcome,
     Gone,
     Granted,
@@ -27,17 +26,18 @@ from incumbent.model import (
     Stored,
     TakeOutcome,
 )
-from incumbent.stores.notices import PAUSE, RESIGN
-from incumbent.stores.table import MemoryTable
+from incumbent.rules.record import micros
+from incumbent.stores.memory import MemoryTable
+from tests.contract.planted import Planted
 
 
-class ReleasesWithoutCompare(MemoryTable):
+class ReleasesWithoutCompare(Planted):
     def give(
         self, key: Key, claim: str, token: int | None, now: float, *rest: Any, **more: Any
     ) -> GiveOutcome:
-        entry = self._entries.get(key)
-        if entry is not None and entry.held is not None:
-            claim, token = entry.held.claim, entry.held.token
+        held = self.alone(key, now)
+        if held is not None:
+            claim, token = held.claim, held.token
         return super().give(key, claim, token, now, *rest, **more)
 
 
@@ -64,14 +64,17 @@ class ReleaseForgetsToClose(MemoryTable):
         return super().give(key, claim, token, now, wall, 0.0, slot, reserve_for)
 
 
-class ReleaseIsSilent(MemoryTable):
+class ReleaseIsSilent(Planted):
     """Waiters that have not begun to wait miss it."""
 
-    def seen(self, key: Key) -> str:
-        return "always the same"
+    def give(self, key: Key, *rest: Any, **more: Any) -> GiveOutcome:
+        before = self.record(key).changes
+        outcome = super().give(key, *rest, **more)
+        self.change(key, changes=before)
+        return outcome
 
 
-class SlotNotCompared(MemoryTable):
+class SlotNotCompared(Planted):
     def give(
         self,
         key: Key,
@@ -84,8 +87,8 @@ class SlotNotCompared(MemoryTable):
         reserve_for: str | None = None,
         shared: bool = False,
     ) -> GiveOutcome:
-        if slot is not None and key in self._entries:
-            self._entries[key].slots.pop(slot, None)
+        if slot is not None and self.known(key):
+            self._kept[key].entries.pop(("slot", slot), None)
         return super().give(key, claim, token, now, wall, closed_for, slot, reserve_for)
 
 
@@ -98,14 +101,14 @@ class SlotDiesWithItsLease(MemoryTable):
         return super().take(key, claim, ask, now, *rest, **more)
 
 
-class RefusalClaimsTheSlot(MemoryTable):
+class RefusalClaimsTheSlot(Planted):
     def take(
         self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
     ) -> TakeOutcome:
         outcome = super().take(key, claim, ask, now, *rest, **more)
-        held = self._entries[key].held
+        held = self.alone(key, now)
         if isinstance(outcome, Refused) and ask.slot is not None and held is not None:
-            self._entries[key].slots.setdefault(ask.slot.name, held)
+            self._kept[key].entries.setdefault(("slot", ask.slot.name), held)
         return outcome
 
 
@@ -118,12 +121,11 @@ class RenewalRecreates(MemoryTable):
         return outcome
 
 
-class RenewalShortens(MemoryTable):
+class RenewalShortens(Planted):
     def renew(self, renewal: Renewal, now: float) -> RenewOutcome:
         outcome = super().renew(renewal, now)
-        entry = self._entries.get(renewal.key)
-        if isinstance(outcome, Renewed) and entry is not None and entry.held is not None:
-            entry.held.expires = now + renewal.ttl
+        if isinstance(outcome, Renewed):
+            self.change_grants(renewal.key, expires=micros(now + renewal.ttl))
         return outcome
 
 
@@ -158,14 +160,13 @@ class RepeatKeepsTheOldTtl(MemoryTable):
         return super().take(key, claim, ask, now, *rest, **more)
 
 
-class RepeatShortens(MemoryTable):
+class RepeatShortens(Planted):
     def take(
         self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
     ) -> TakeOutcome:
         outcome = super().take(key, claim, ask, now, *rest, **more)
-        held = self._entries[key].held
-        if isinstance(outcome, Granted) and held is not None:
-            held.expires = now + ask.ttl
+        if isinstance(outcome, Granted):
+            self.change_grants(key, expires=micros(now + ask.ttl))
         return outcome
 
 
@@ -181,13 +182,13 @@ class RepeatIsRefused(MemoryTable):
         return super().take(key, claim, ask, now, *rest, **more)
 
 
-class RepeatIsANewGrant(MemoryTable):
+class RepeatIsANewGrant(Planted):
     def take(
         self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
     ) -> TakeOutcome:
-        entry = self._entries.get(key)
-        if entry is not None and entry.held is not None and entry.held.claim == claim:
-            entry.held = None
+        held = self.alone(key, now)
+        if held is not None and held.claim == claim:
+            self.change(key, grants=())
         return super().take(key, claim, ask, now, *rest, **more)
 
 
@@ -206,14 +207,13 @@ class TokenRestarts(MemoryTable):
         return super().take(key, claim, ask, now, 0.0, restart_wait)
 
 
-class TokenStandsStill(MemoryTable):
+class TokenStandsStill(Planted):
     def take(
         self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
     ) -> TakeOutcome:
         outcome = super().take(key, claim, ask, now, *rest, **more)
-        held = self._entries[key].held
-        if isinstance(outcome, Granted) and held is not None:
-            held.token = 7
+        if isinstance(outcome, Granted):
+            self.change_grants(key, token=7)
             return outcome._replace(token=7)
         return outcome
 
@@ -226,12 +226,11 @@ class EchoesNothing(MemoryTable):
         return outcome._replace(claim="") if isinstance(outcome, Granted) else outcome
 
 
-class GrantsToAll(MemoryTable):
+class GrantsToAll(Planted):
     def take(
         self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
     ) -> TakeOutcome:
-        if key in self._entries:
-            self._entries[key].held = None
+        self.change(key, grants=())
         return super().take(key, claim, ask, now, *rest, **more)
 
 
@@ -249,12 +248,11 @@ class RoundsTheTtlDown(MemoryTable):
         return super().take(key, claim, replace(ask, ttl=ask.ttl // 1), now, *rest, **more)
 
 
-class TakeIgnoresPause(MemoryTable):
+class TakeIgnoresPause(Planted):
     def take(
         self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
     ) -> TakeOutcome:
-        if key in self._entries:
-            self._entries[key].fields.pop(PAUSE, None)
+        self.change(key, pause=None)
         return super().take(key, claim, ask, now, *rest, **more)
 
 
@@ -275,12 +273,11 @@ class RestartRefusesInsteadOfSaying(MemoryTable):
             return Refused("held", (), error.retry_after)
 
 
-class ResignHitsTheNextHolder(MemoryTable):
+class ResignHitsTheNextHolder(Planted):
     def renew(self, renewal: Renewal, now: float) -> RenewOutcome:
-        entry = self._entries.get(renewal.key)
-        if entry is not None and RESIGN in entry.fields:
-            value = b'{"token": %d}' % renewal.token
-            entry.fields[RESIGN] = Field(value, entry.fields[RESIGN].version)
+        resign = self.record(renewal.key).resign
+        if resign is not None:
+            self.change(renewal.key, resign=resign._replace(value=b'{"token": %d}' % renewal.token))
         return super().renew(renewal, now)
 
 
@@ -298,26 +295,26 @@ class PutIgnoresItsGuard(MemoryTable):
 class KeepsFewFields(MemoryTable):
     def put(self, key: Key, name: str, value: bytes | None, guard: Guard, now: float) -> PutOutcome:
         outcome = super().put(key, name, value, guard, now)
-        if len(fields := self._entries[key].fields) > 256:
-            del fields[next(iter(fields))]
+        if len(beside := self._of(key).entries) > 256:
+            del beside[next(iter(beside))]
         return outcome
 
 
-class PutByClaimAfterTheEnd(MemoryTable):
+class PutByClaimAfterTheEnd(Planted):
     """Compares the claim of whoever held last, and forgets to ask whether it still holds."""
 
     def put(self, key: Key, name: str, value: bytes | None, guard: Guard, now: float) -> PutOutcome:
-        last = self._entries[key].held if key in self._entries else None
-        if isinstance(guard, ByClaim) and last is not None and last.claim == guard.claim:
+        last = self.record(key).grants
+        if isinstance(guard, ByClaim) and last and last[0].claim == guard.claim:
             guard = None
         return super().put(key, name, value, guard, now)
 
 
-class VersionsComeBack(MemoryTable):
+class VersionsComeBack(Planted):
     def put(self, key: Key, name: str, value: bytes | None, guard: Guard, now: float) -> PutOutcome:
         outcome = super().put(key, name, value, guard, now)
         if outcome == Stored(0):
-            self._entries[key].version = 0
+            self.change(key, version=0)
         return outcome
 
 
@@ -329,15 +326,13 @@ class ReleaseOfNothingIsReleased(MemoryTable):
         return Released()
 
 
-class HistoryWithoutEnd(MemoryTable):
+class HistoryWithoutEnd(Planted):
     def give(
         self, key: Key, claim: str, token: int | None, now: float, *rest: Any, **more: Any
     ) -> GiveOutcome:
-        before = self.read(key, now).history
+        before = self.record(key).last
         outcome = super().give(key, claim, token, now, *rest, **more)
-        if outcome == Released():
-            self._entries[key].history.clear()
-            self._entries[key].history.extend(before)
+        self.change(key, last=before)
         return outcome
 
 
@@ -353,7 +348,7 @@ class NamesCollide(MemoryTable):
 
 class ScanLeavesItsNamespace(MemoryTable):
     def scan(self, namespace: str, prefix: str, now: float) -> tuple[Record, ...]:
-        keys = [key for key in self._entries if f"{key}".startswith(f"{namespace}")]
+        keys = [key for key in self._kept if f"{key}".startswith(f"{namespace}")]
         return tuple(self.read(key, now) for key in keys if key.name.startswith(prefix))
 
 

@@ -16,8 +16,9 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
-from incumbent.stores.notices import PAUSE
-from incumbent.stores.table import MemoryTable
+from incumbent.rules.record import micros
+from incumbent.stores.memory import MemoryTable
+from tests.contract.planted import Planted
 
 
 class CandidateNeverExpires(MemoryTable):
@@ -29,18 +30,18 @@ class CandidateNeverExpires(MemoryTable):
         return super().take(key, claim, ask, now, *rest, **more)
 
 
-class CandidateStaysWhenGranted(MemoryTable):
+class CandidateStaysWhenGranted(Planted):
     def take(
         self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
     ) -> TakeOutcome:
-        before = dict(self._entries[key].candidates) if key in self._entries else {}
+        before = self.record(key).candidates
         outcome = super().take(key, claim, ask, now, *rest, **more)
         if isinstance(outcome, Granted):
-            self._entries[key].candidates = before
+            self.change(key, candidates=before)
         return outcome
 
 
-class CandidateIsAChange(MemoryTable):
+class CandidateIsAChange(Planted):
     """Every standby would wake all others, without end."""
 
     def take(
@@ -48,17 +49,17 @@ class CandidateIsAChange(MemoryTable):
     ) -> TakeOutcome:
         outcome = super().take(key, claim, ask, now, *rest, **more)
         if isinstance(outcome, Refused) and ask.candidacy > 0:
-            self._entries[key].changes += 1
+            self.change(key, changes=self.record(key).changes + 1)
         return outcome
 
 
-class ReservationAdmitsEverybody(MemoryTable):
+class ReservationAdmitsEverybody(Planted):
     def take(
         self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
     ) -> TakeOutcome:
-        closing = self._entries[key].closing if key in self._entries else None
+        closing = self.record(key).closing
         if closing is not None and closing.reserved_for:
-            closing.reserved_for = ask.holder
+            self.change(key, closing=closing._replace(reserved_for=ask.holder))
         return super().take(key, claim, ask, now, *rest, **more)
 
 
@@ -78,49 +79,47 @@ class ReservationAdmitsNobody(MemoryTable):
         return super().give(key, claim, token, now, wall, closed_for, slot)
 
 
-class ReservationNeverEnds(MemoryTable):
+class ReservationNeverEnds(Planted):
     def give(
         self, key: Key, claim: str, token: int | None, now: float, *rest: Any, **more: Any
     ) -> GiveOutcome:
         outcome = super().give(key, claim, token, now, *rest, **more)
-        closing = self._entries[key].closing if key in self._entries else None
+        closing = self.record(key).closing
         if closing is not None and closing.reserved_for:
-            closing.expires = now + 1e9
+            self.change(key, closing=closing._replace(until=micros(now + 1e9)))
         return outcome
 
 
-class ReservationOutlivesItsGrant(MemoryTable):
+class ReservationOutlivesItsGrant(Planted):
     """The next closing still admits whom an earlier one was for."""
 
     def take(
         self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
     ) -> TakeOutcome:
-        before = self._entries[key].closing if key in self._entries else None
+        before = self.record(key).closing
         outcome = super().take(key, claim, ask, now, *rest, **more)
         if isinstance(outcome, Granted) and before is not None:
-            self._entries[key].closing = before
+            self.change(key, closing=before)
         return outcome
 
 
-class MetaChangeUnseen(MemoryTable):
+class MetaChangeUnseen(Planted):
     def renew(self, renewal: Renewal, now: float) -> RenewOutcome:
-        entry = self._entries.get(renewal.key)
-        before = entry.changes if entry is not None else 0
+        before = self.record(renewal.key).changes
         outcome = super().renew(renewal, now)
-        if entry is not None:
-            entry.changes = before
+        self.change(renewal.key, changes=before)
         return outcome
 
 
-class EveryRenewalIsAChange(MemoryTable):
+class EveryRenewalIsAChange(Planted):
     def renew(self, renewal: Renewal, now: float) -> RenewOutcome:
         outcome = super().renew(renewal, now)
         if isinstance(outcome, Renewed):
-            self._entries[renewal.key].changes += 1
+            self.change(renewal.key, changes=self.record(renewal.key).changes + 1)
         return outcome
 
 
-class PauseEndsByItself(MemoryTable):
+class PauseEndsByItself(Planted):
     """The record's time is up, and the switch is forgotten with it."""
 
     def __init__(self) -> None:
@@ -131,13 +130,13 @@ class PauseEndsByItself(MemoryTable):
         self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
     ) -> TakeOutcome:
         if now >= self._ends.get(key, now + 1):
-            self._entries[key].fields.pop(PAUSE, None)
+            self.change(key, pause=None)
         self._ends.setdefault(key, now + ask.keep_record)
         return super().take(key, claim, ask, now, *rest, **more)
 
 
-class PauseDiesWithTheStore(MemoryTable):
+class PauseDiesWithTheStore(Planted):
     def restart(self, now: float, *, empty: bool) -> None:
         super().restart(now, empty=empty)
-        for entry in self._entries.values():
-            entry.fields.pop(PAUSE, None)
+        for key in self._kept:
+            self.change(key, pause=None)

@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from incumbent.model import Ask, GiveOutcome, Granted, Key, TakeOutcome
-from incumbent.stores.table import MemoryTable
+from incumbent.rules.record import GivenUp, micros
+from incumbent.stores.memory import MemoryTable
+from tests.contract.planted import Planted
 
 
 class LateTakeIsGranted(MemoryTable):
@@ -17,20 +19,20 @@ class LateIsForgottenAfterATtl(MemoryTable):
     late_kept = 10.0
 
 
-class OnlyTheUnknownIsGivenUp(MemoryTable):
+class OnlyTheUnknownIsGivenUp(Planted):
     def give(
         self, key: Key, claim: str, token: int | None, now: float, *rest: Any, **more: Any
     ) -> GiveOutcome:
-        entry = self._entries.get(key)
-        held = entry and entry.holding(now)
+        held = self.alone(key, now)
         if held and held.claim == claim:
             token = held.token
         return super().give(key, claim, token, now, *rest, **more)
 
 
-class _LateTake(MemoryTable):
+class _LateTake(Planted):
     def _is_late(self, key: Key, claim: str, now: float) -> bool:
-        return self._given_up.get((key, claim), now) > now
+        gone = self.record(key).given_up
+        return any(it.claim == claim and it.until > micros(now) for it in gone)
 
 
 class LateTakeUsesItsSlot(_LateTake):
@@ -55,11 +57,10 @@ class LateTakeStandsInLine(_LateTake):
         return outcome
 
 
-class EverybodyIsLate(MemoryTable):
+class EverybodyIsLate(Planted):
     def take(
         self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
     ) -> TakeOutcome:
-        for late, until in list(self._given_up.items()):
-            if late[0] == key:
-                self._given_up[key, claim] = until
+        gone = self.record(key).given_up
+        self.change(key, given_up=(*gone, *(GivenUp(claim, it.until) for it in gone)))
         return super().take(key, claim, ask, now, *rest, **more)

@@ -3,119 +3,115 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
+from unittest.mock import patch
 
 from incumbent.model import Ask, GiveOutcome, Key, Queued, Refused, TakeOutcome
-from incumbent.stores.table import Line, MemoryTable, Waiter
+from incumbent.rules import line as lines
+from incumbent.rules.record import Instant, Line, Waiter, after
+from incumbent.stores.memory import MemoryTable
+from tests.contract.planted import Planted
 
 
-class _Table(MemoryTable):
-    """A table whose lines are of another kind."""
+class _Lines(Planted):
+    """A table in which one rule of the line is another one, while it works."""
 
-    line: type[Line] = Line
+    rules: ClassVar[dict[str, Any]] = {}
 
-    def take(
-        self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
-    ) -> TakeOutcome:
-        entry = self._entries.get(key)
-        if entry is not None and type(entry.line) is not self.line:
-            entry.line = self.line()
-        return super().take(key, claim, ask, now, *rest, **more)
+    def take(self, *rest: Any, **more: Any) -> TakeOutcome:
+        with patch.multiple(lines, **self.rules):
+            return super().take(*rest, **more)
 
-
-class _LastComesFirst(Line):
-    def stand(self, waiter: Waiter, now: float, looks_in: float) -> int:
-        if waiter.claim not in self.waiting:
-            self.waiting = {waiter.claim: waiter, **self.waiting}
-        return super().stand(waiter, now, looks_in)
+    def give(self, *rest: Any, **more: Any) -> GiveOutcome:
+        with patch.multiple(lines, **self.rules):
+            return super().give(*rest, **more)
 
 
-class _BackToTheEnd(Line):
-    def stand(self, waiter: Waiter, now: float, looks_in: float) -> int:
-        self.waiting.pop(waiter.claim, None)
-        return super().stand(waiter, now, looks_in)
+join, leave, preceding, served = lines.join, lines.leave, lines.preceding, lines.served
+next_turn = lines._next_turn
 
 
-class _OvertakenForEver(Line):
-    def granted(self, claim: str, now: float, ttl: float) -> None:
-        super().granted(claim, now, ttl)
-        self.overtaken = 0
+def _join_as_the_first(line: Line, waiter: Waiter, looks_in: int, now: Instant) -> Line:
+    others = tuple(it for it in line.waiters if it.claim != waiter.claim)
+    if len(others) == len(line.waiters):
+        line = line._replace(waiters=(waiter, *others))
+    return join(line, waiter, looks_in, now)
 
 
-class _NeverOvertaken(Line):
-    def before(self, claim: str, now: float) -> Waiter | None:
-        first = self.first()
-        return None if first is None or first.claim == claim or self.due <= now else first
+def _join_at_the_end(line: Line, waiter: Waiter, looks_in: int, now: Instant) -> Line:
+    others = tuple(it for it in line.waiters if it.claim != waiter.claim)
+    return join(line._replace(waiters=others), waiter, looks_in, now)
 
 
-class _CountsOn(Line):
-    def _begin_turn(self, now: float) -> None:
-        counted = self.overtaken
-        super()._begin_turn(now)
-        self.overtaken = counted
+def _join_without_a_turn(line: Line, waiter: Waiter, looks_in: int, now: Instant) -> Line:
+    new = join(line, waiter, looks_in, now)
+    return new._replace(due=after(looks_in)) if new.waiters[0].claim == waiter.claim else new
 
 
-class _WaitsForTheSilent(Line):
-    def free(self, now: float) -> None:
-        super().free(now)
-        self.due += 1e9
+def _never_counts(line: Line, claim: str, ttl: int, now: Instant) -> Line:
+    return served(line, claim, ttl, now)._replace(overtaken=0)
 
 
-class _StaysWhenGranted(Line):
-    def granted(self, claim: str, now: float, ttl: float) -> None:
-        kept = dict(self.waiting)
-        super().granted(claim, now, ttl)
-        self.waiting, self.due = kept, now + ttl + 60
+def _counts_on(line: Line, claim: str, ttl: int, now: Instant) -> Line:
+    new = served(line, claim, ttl, now)
+    return new._replace(overtaken=max(new.overtaken, line.overtaken)) if new.waiters else new
 
 
-class _NeverLeaves(Line):
-    def leave(self, claim: str, now: float, looks_in: float) -> bool:
-        return False
+def _stays(line: Line, claim: str, ttl: int, now: Instant) -> Line:
+    served(line, claim, ttl, now)
+    return line._replace(due=after(ttl + 60_000_000)) if line.waiters else line
 
 
-class _NoTurnAfterACrash(Line):
-    def stand(self, waiter: Waiter, now: float, looks_in: float) -> int:
-        place = super().stand(waiter, now, looks_in)
-        self.due = now + looks_in
-        return place
+def _strictly_preceding(line: Line, claim: str, now: Instant) -> Waiter | None:
+    first = lines.first(line)
+    return None if first is None or first.claim == claim or line.due <= now else first
 
 
-class LastComesFirst(_Table):
-    line = _LastComesFirst
+def _endless_turn(waiters: tuple[Waiter, ...], looks_in: int = 0) -> Line:
+    new = next_turn(waiters, looks_in)
+    return new._replace(due=new.due + 10**15) if waiters else new
 
 
-class WhoAsksAgainGoesToTheEnd(_Table):
-    line = _BackToTheEnd
+def _endless_free(line: Line) -> Line:
+    return _endless_turn(line.waiters)._replace(overtaken=line.overtaken) if line.waiters else line
 
 
-class OvertakenForEver(_Table):
-    line = _OvertakenForEver
+class LastComesFirst(_Lines):
+    rules: ClassVar = {"join": _join_as_the_first}
 
 
-class NeverOvertaken(_Table):
+class WhoAsksAgainGoesToTheEnd(_Lines):
+    rules: ClassVar = {"join": _join_at_the_end}
+
+
+class OvertakenForEver(_Lines):
+    rules: ClassVar = {"served": _never_counts}
+
+
+class NeverOvertaken(_Lines):
     """No barging at all: what nobody asked for, and what costs a hand-over each time."""
 
-    line = _NeverOvertaken
+    rules: ClassVar = {"preceding": _strictly_preceding}
 
 
-class CountsOvertakingOn(_Table):
-    line = _CountsOn
+class CountsOvertakingOn(_Lines):
+    rules: ClassVar = {"served": _counts_on}
 
 
-class WaitsForTheSilent(_Table):
-    line = _WaitsForTheSilent
+class WaitsForTheSilent(_Lines):
+    rules: ClassVar = {"_next_turn": _endless_turn, "free": _endless_free}
 
 
-class StaysInLineWhenGranted(_Table):
-    line = _StaysWhenGranted
+class StaysInLineWhenGranted(_Lines):
+    rules: ClassVar = {"served": _stays}
 
 
-class NeverLeavesTheLine(_Table):
-    line = _NeverLeaves
+class NeverLeavesTheLine(_Lines):
+    rules: ClassVar = {"leave": lambda line, _claim, _looks_in: line}
 
 
-class NoTurnAfterACrash(_Table):
-    line = _NoTurnAfterACrash
+class NoTurnAfterACrash(_Lines):
+    rules: ClassVar = {"join": _join_without_a_turn}
 
 
 class FairnessIsForgotten(MemoryTable):
@@ -139,7 +135,7 @@ class EverybodyStandsInLine(MemoryTable):
         return outcome
 
 
-class WaitingIsAChange(MemoryTable):
+class WaitingIsAChange(Planted):
     """Every waiter would wake all others, without end."""
 
     def take(
@@ -147,11 +143,11 @@ class WaitingIsAChange(MemoryTable):
     ) -> TakeOutcome:
         outcome = super().take(key, claim, ask, now, *rest, **more)
         if isinstance(outcome, Queued):
-            self._entries[key].changes += 1
+            self.change(key, changes=self.record(key).changes + 1)
         return outcome
 
 
-class TheLineComesBeforeASuccessor(MemoryTable):
+class TheLineComesBeforeASuccessor(Planted):
     def give(
         self,
         key: Key,
@@ -164,22 +160,21 @@ class TheLineComesBeforeASuccessor(MemoryTable):
         reserve_for: str | None = None,
         shared: bool = False,
     ) -> GiveOutcome:
-        first = self._entries[key].line.first() if key in self._entries else None
-        if reserve_for and first is not None:
+        if reserve_for and self.record(key).line.waiters:
             closed_for, reserve_for = 0.0, None
         return super().give(key, claim, token, now, wall, closed_for, slot, reserve_for)
 
 
-class LeavingIsSilent(MemoryTable):
+class LeavingIsSilent(Planted):
     """Who leaves when its turn has come tells nobody."""
 
     def give(
         self, key: Key, claim: str, token: int | None, now: float, *rest: Any, **more: Any
     ) -> GiveOutcome:
-        before = self._entries[key].changes if key in self._entries else 0
+        before = self.record(key).changes
         outcome = super().give(key, claim, token, now, *rest, **more)
         if token is None:
-            self._entries[key].changes = before
+            self.change(key, changes=before)
         return outcome
 
 
@@ -192,15 +187,13 @@ class WhoLeavesIsGivenUp(MemoryTable):
         return super().give(key, claim, token or None, now, *rest, **more)
 
 
-class RepeatStandsInLine(MemoryTable):
+class RepeatStandsInLine(Planted):
     """A holder whose answer was lost would wait for itself."""
 
     def take(
         self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
     ) -> TakeOutcome:
-        entry = self._entries.get(key)
-        if entry is not None and ask.queue is not None and entry.line.first() is not None:
-            held = entry.holding(now)
-            if held is not None and held.claim == claim:
-                return Queued("held", place=len(entry.line.waiting))
+        waiters, held = self.record(key).line.waiters, self.alone(key, now)
+        if ask.queue is not None and waiters and held is not None and held.claim == claim:
+            return Queued("held", place=len(waiters))
         return super().take(key, claim, ask, now, *rest, **more)

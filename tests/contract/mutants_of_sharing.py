@@ -8,20 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 from incumbent.model import Ask, GiveOutcome, Granted, Key, Released, TakeOutcome
-from incumbent.stores.table import Line, MemoryTable
+from incumbent.rules.record import Line, holders, micros
+from tests.contract.planted import Planted
 
 
-class _Sharing(MemoryTable):
+class _Sharing(Planted):
     @contextmanager
     def _without(self, key: Key, what: str, empty: Any) -> Iterator[None]:
         """Whatever happens meanwhile knows nothing of that part of the record."""
-        entry: Any = self._entries.get(key)
-        kept = getattr(entry, what, None)
-        if kept:
-            setattr(entry, what, empty)
+        kept = getattr(self.record(key), what)
+        self.change(key, **{what: empty})
         yield
-        if kept:
-            setattr(entry, what, kept)
+        there = getattr(self.record(key), what)
+        self.change(key, **{what: kept if what == "line" else (*kept, *there)})
 
 
 class OneMoreThanThereArePermits(_Sharing):
@@ -31,56 +30,66 @@ class OneMoreThanThereArePermits(_Sharing):
 
 
 class WriterComesBesideReaders(_Sharing):
-    def take(self, key: Key, claim: str, ask: Ask, *rest: Any, **more: Any) -> TakeOutcome:
+    def take(
+        self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
+    ) -> TakeOutcome:
         if ask.permits is not None:
-            return super().take(key, claim, ask, *rest, **more)
-        with self._without(key, "sharers", {}):
-            return super().take(key, claim, ask, *rest, **more)
+            return super().take(key, claim, ask, now, *rest, **more)
+        if self.alone(key, now) is not None:
+            return super().take(key, claim, ask, now, *rest, **more)
+        with self._without(key, "grants", ()):
+            return super().take(key, claim, ask, now, *rest, **more)
 
 
 class ReaderComesBesideAWriter(_Sharing):
-    def take(self, key: Key, claim: str, ask: Ask, *rest: Any, **more: Any) -> TakeOutcome:
+    def take(
+        self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
+    ) -> TakeOutcome:
         if ask.permits is None:
-            return super().take(key, claim, ask, *rest, **more)
-        with self._without(key, "held", None):
-            return super().take(key, claim, ask, *rest, **more)
+            return super().take(key, claim, ask, now, *rest, **more)
+        if self.alone(key, now) is None:
+            return super().take(key, claim, ask, now, *rest, **more)
+        with self._without(key, "grants", ()):
+            return super().take(key, claim, ask, now, *rest, **more)
 
 
 class AnyNumberOfPermits(_Sharing):
     def take(
         self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
     ) -> TakeOutcome:
-        entry = self._entries.get(key)
-        sharing = entry.sharing(now) if entry and ask.permits is not None else []
-        ask = replace(ask, permits=sharing[0].permits) if sharing else ask
+        there = holders(self.record(key), micros(now))
+        if there and None not in (ask.permits, there[0].permits):
+            ask = replace(ask, permits=there[0].permits)
         return super().take(key, claim, ask, now, *rest, **more)
 
 
 class ThoseWhoShareHaveOneToken(_Sharing):
-    def _grant(self, entry: Any, claim: str, *rest: Any) -> Granted:
-        grant = super()._grant(entry, claim, *rest)
-        if claim in entry.sharers:
-            first = next(iter(entry.sharers.values())).token
-            entry.sharers[claim].token = first
-            return grant._replace(token=first)
-        return grant
+    def take(
+        self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
+    ) -> TakeOutcome:
+        there = holders(self.record(key), micros(now))
+        outcome = super().take(key, claim, ask, now, *rest, **more)
+        if isinstance(outcome, Granted) and ask.permits is not None and there:
+            self.change_grants(key, token=there[0].token)
+            return outcome._replace(token=there[0].token)
+        return outcome
 
 
 class FirstToLeaveEndsItForAll(_Sharing):
     def give(self, key: Key, *rest: Any, **more: Any) -> GiveOutcome:
         outcome = super().give(key, *rest, **more)
         if isinstance(outcome, Released):
-            self._entries[key].sharers.clear()
+            self.change(key, grants=())
         return outcome
 
 
 class LastToComeSaysWhenItEnds(_Sharing):
     def take(self, key: Key, claim: str, *rest: Any, **more: Any) -> TakeOutcome:
         outcome = super().take(key, claim, *rest, **more)
-        sharers = self._entries[key].sharers if key in self._entries else {}
-        for one in sharers.values():
-            if claim in sharers:
-                one.expires = sharers[claim].expires
+        grants = self.record(key).grants
+        for grant in grants:
+            if grant.claim == claim and grant.permits is not None:
+                self.change_grants(key, expires=grant.expires)
         return outcome
 
 

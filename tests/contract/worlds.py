@@ -22,8 +22,7 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.stores.base import Parting
-from incumbent.stores.memory import MemoryEngine, MemoryStore
-from incumbent.stores.table import MemoryTable
+from incumbent.stores.memory import MemoryEngine, MemoryStore, MemoryTable
 from incumbent.testing.contract import World
 
 T = TypeVar("T")

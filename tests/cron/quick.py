@@ -16,7 +16,7 @@ from incumbent.cron import execute, ledger, schedule, slots
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec
 from incumbent.model import Field, Key, Record
-from incumbent.stores.table import MemoryTable
+from incumbent.stores.memory import MemoryTable
 
 __all__ = ["QuickTable", "quiet", "remembering"]
 
@@ -42,21 +42,12 @@ class QuickTable(MemoryTable):
 
     def read(self, key: Key, now: float) -> Record:
         """See MemoryTable."""
-        if key not in self._entries:
-            return super().read(key, now)
-        seen = self.seen(key)
-        known, fields = self._snapshots.get(key, ("", None))
-        if fields is None or known != seen:
-            record = super().read(key, now)
-            self._snapshots[key] = (seen, _Fields(record.fields))
-            return replace(record, fields=self._snapshots[key][1])
-        # The rest of a record is little, and depends on the time; its fields are many.
-        entry = self._entries[key]
-        written, entry.fields = entry.fields, {}
-        try:
-            return replace(super().read(key, now), fields=fields)
-        finally:
-            entry.fields = written
+        record = super().read(key, now)
+        seen, fields = self._snapshots.get(key, ("", None))
+        if fields is None or seen != record.seen:
+            fields = _Fields(record.fields)
+            self._snapshots[key] = (record.seen, fields)
+        return replace(record, fields=fields)
 
 
 def _once(name: str, ask: Callable[[Mapping[str, Field]], Any]) -> Callable[..., Any]:

@@ -52,7 +52,7 @@ from incumbent.protocol.port import Debt
 from incumbent.protocol.port import run as drive
 from incumbent.protocol.release import release, settle
 from incumbent.stores.base import NO_LIMITS
-from incumbent.stores.table import MemoryTable
+from incumbent.stores.memory import MemoryTable
 from tests.cron.quick import QuickTable, quiet, remembering
 
 EPOCH = 1_767_225_600.0

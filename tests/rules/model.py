@@ -132,6 +132,9 @@ class Model:
     def _why_not(self, key: Key, claim: str, ask: Ask, now: float) -> Refused | None:
         name, seen = self.names[key], self.seen(key)
         occupied = self._no_room(name, ask, now, seen) if name.held else None
+        used = name.slots.get(ask.slot.name) if ask.slot else None
+        if not occupied and used and used.claim != claim:
+            return Refused("used", (used.shown(now),), used.ends - now, seen)
         if occupied or "pause" in name.fields:
             return occupied or Refused("paused", seen=seen)
         last, closed_until, successor = name.closed or (None, 0.0, "")
@@ -140,9 +143,6 @@ class Model:
             if successor:
                 return Refused("reserved", (Holding(successor, 0, left),), left, seen)
             return Refused("closed", (Holding(last.holder, last.token, left),), left, seen)
-        used = name.slots.get(ask.slot.name) if ask.slot else None
-        if used and used.claim != claim:
-            return Refused("closed", (used.shown(now),), used.ends - now, seen)
         first = name.line[0] if name.line and now < name.turn_ends and not last else None
         if first and first.claim != claim and (first.fair or name.overtaken >= 4):
             left = name.turn_ends - now

@@ -22,7 +22,7 @@ from incumbent.protocol.port import Debt, ManyPort, Port
 from incumbent.protocol.release import release_all
 from incumbent.protocol.words import late_grant
 from incumbent.several import MultiLeaseHandle
-from incumbent.stores.table import MemoryTable
+from incumbent.stores.memory import MemoryTable
 from tests.contract import mutants as tables
 from tests.contract import mutants_of_sharing as sharing
 from tests.sim import server

@@ -15,8 +15,8 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.stores.base import Give, Take
+from incumbent.stores.memory import MemoryTable
 from incumbent.stores.notices import PAUSE, RESIGN, encode_notice
-from incumbent.stores.table import MemoryTable
 from tests.sim.judge import Judge
 from tests.sim.setting import Setting
 from tests.sim.tasks import Task

@@ -18,7 +18,7 @@ from incumbent import clock
 from incumbent.errors import StoreError
 from incumbent.model import Ask, Granted, Key, Refused, Renewal, TakeOutcome
 from incumbent.stores.base import Store
-from incumbent.stores.table import MemoryTable
+from incumbent.stores.memory import MemoryTable
 from incumbent.stores.url import open_engine
 from tests.contract.mutants import RenewalShortens
 from tests.support.proxy import FaultProxy

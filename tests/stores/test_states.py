@@ -22,8 +22,8 @@ from incumbent.stores.findings import (
     state_of,
     state_of_store,
 )
+from incumbent.stores.memory import MemoryTable
 from incumbent.stores.notices import PAUSE
-from incumbent.stores.table import MemoryTable
 
 KEY = Key("default", "job")
 CLAIMS = ("a", "b")

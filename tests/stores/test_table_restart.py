@@ -7,7 +7,7 @@ import pytest
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Granted, Key
 from incumbent.policy import TTL_DEFAULT
-from incumbent.stores.table import MemoryTable
+from incumbent.stores.memory import MemoryTable
 
 KEY, OTHER = Key("default", "job"), Key("default", "other")
 

@@ -26,7 +26,7 @@ from incumbent.model import (
     Renewal,
     Renewed,
 )
-from incumbent.stores.table import MemoryTable
+from incumbent.stores.memory import MemoryTable
 
 KEY = Key("default", "job")
 TTL, HEARTBEAT = 10.0, 3.0

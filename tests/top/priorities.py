@@ -27,8 +27,7 @@ from incumbent.protocol.held import Held, Wanted
 from incumbent.protocol.port import Debt
 from incumbent.protocol.renew import renew
 from incumbent.stores.base import NO_LIMITS
-from incumbent.stores.memory import MemoryEngine
-from incumbent.stores.table import MemoryTable
+from incumbent.stores.memory import MemoryEngine, MemoryTable
 from tests.sim.tasks import Exchange, Nap, Schedule, Task, wish
 
 CAN = MemoryEngine.capabilities

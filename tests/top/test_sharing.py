@@ -22,7 +22,7 @@ from incumbent import (
     clock,
 )
 from incumbent.handles import Entry
-from incumbent.model import Capabilities
+from incumbent.model import Capabilities, Key
 from tests.support.faulty import FaultyEngine
 from tests.support.waiting import eventually
 
@@ -43,9 +43,7 @@ def holders(engine: FaultyEngine, name: str = "a") -> list[str]:
 def in_line(engine: FaultyEngine, count: int, name: str = "a") -> None:
     """Wait until so many stand in line."""
     table = engine.faulty._table
-    eventually(
-        lambda: count == sum(len(e.line.waiting) for k, e in table._entries.items() if k[1] == name)
-    )
+    eventually(lambda: count == len(table.line_of(Key("default", name)).waiters))
 
 
 class Inside:

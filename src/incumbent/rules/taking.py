@@ -69,11 +69,17 @@ def _refusal(
     now, seen = at.now, seen_of(record, at.epoch)
     return (
         _no_room(record, ask, now, seen)
+        or _slot_used(claim, used, now, seen)
         or _paused(record, seen)
         or _closed(record, ask, now, seen)
-        or _slot_used(claim, used, now, seen)
         or _not_its_turn(record, claim, now, seen)
     )
+
+
+def _slot_used(claim: str, used: Grant | None, now: Instant, seen: str) -> Refused | None:
+    if used is None or used.claim == claim or used.expires <= now:
+        return None
+    return Refused("used", (holding(used, now),), (used.expires - now) / 1e6, seen)
 
 
 def _paused(record: LeaseRecord, seen: str) -> Refused | None:
@@ -90,12 +96,6 @@ def _closed(record: LeaseRecord, ask: Ask, now: Instant, seen: str) -> Refused |
     if closing.reserved_for == ask.holder:
         return None
     return Refused("reserved", (Holding(closing.reserved_for, 0, left),), left, seen)
-
-
-def _slot_used(claim: str, used: Grant | None, now: Instant, seen: str) -> Refused | None:
-    if used is None or used.claim == claim or used.expires <= now:
-        return None
-    return Refused("closed", (holding(used, now),), (used.expires - now) / 1e6, seen)
 
 
 def _not_its_turn(record: LeaseRecord, claim: str, now: Instant, seen: str) -> Refused | None:

@@ -35,6 +35,7 @@ from incumbent.rules.record import (
     Entry,
     Grant,
     LeaseRecord,
+    Line,
     Moment,
     holders,
     may_forget,
@@ -184,6 +185,19 @@ class MemoryTable:
         )
         return tuple(self.read(key, now) for key in keys)
 
+    def expire(self, name: str, claim: str | None, now: float) -> None:
+        """Let the holding of `claim` under `name` run out; of None, each of them. For tests."""
+        for key, kept in self._kept.items():
+            for held in kept.record.grants if key.name == name else ():
+                if claim in (None, held.claim):
+                    ended = held._replace(expires=min(held.expires, micros(now)))
+                    grants = tuple(ended if it is held else it for it in kept.record.grants)
+                    kept.record = kept.record._replace(grants=grants)
+
+    def line_of(self, key: Key) -> Line:
+        """Those who wait for `key`. For tests."""
+        return self._of(key).record.line
+
     def seen(self, key: Key) -> str:
         """The value that `wait_change` compares."""
         return seen_of(self._of(key).record, self.epoch)
@@ -237,35 +251,36 @@ class MemoryStore:
         self._listeners: set[Callable[[], None]] = set()
         table.changed = self._tell
 
-    def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+    def _step(self, operation: Callable[[float], T]) -> T:
+        """Run an operation at one instant, under the mutex."""
         with self._changed:
-            now, wall = self._now(), self._wall()
-            return self._table.take(key, claim, ask, now, wall, self._restart_wait)
+            return operation(self._now())
+
+    def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        return self._step(
+            lambda now: self._table.take(key, claim, ask, now, self._wall(), self._restart_wait)
+        )
 
     def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        with self._changed:
-            now = self._now()
-            return [self._table.renew(renewal, now) for renewal in renewals]
+        return self._step(lambda now: [self._table.renew(renewal, now) for renewal in renewals])
 
     def give(
         self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
     ) -> GiveOutcome:
-        with self._changed:
-            return self._table.give(key, claim, token, self._now(), self._wall(), **parting)
+        return self._step(
+            lambda now: self._table.give(key, claim, token, now, self._wall(), **parting)
+        )
 
     def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
     ) -> PutOutcome:
-        with self._changed:
-            return self._table.put(key, field, value, guard, self._now())
+        return self._step(lambda now: self._table.put(key, field, value, guard, now))
 
     def read(self, key: Key, until: float) -> Record:
-        with self._changed:
-            return self._table.read(key, self._now())
+        return self._step(lambda now: self._table.read(key, now))
 
     def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        with self._changed:
-            return self._table.scan(namespace, prefix, self._now())
+        return self._step(lambda now: self._table.scan(namespace, prefix, now))
 
     def wait_change(self, key: Key, seen: str, until: float) -> None:
         with self._changed:

@@ -261,12 +261,10 @@ class _Store(MemoryStore):
         self.cut = False
         self._hints = 0
 
-    def _step(
-        self, operation: Callable[[float], T], tells: Callable[[T], bool] = lambda _: False
-    ) -> T:
+    def _step(self, operation: Callable[[float], T]) -> T:
         if self.cut:
             raise StoreUnavailable("the test has cut the store off")
-        return super()._step(operation, tells)
+        return super()._step(operation)
 
     def tell_all(self) -> None:
         """Give all waiters a hint, because the time has changed."""
@@ -276,12 +274,8 @@ class _Store(MemoryStore):
 
     def forget(self, name: str, claim: str | None) -> None:
         """Let the holding of `claim` under `name` run out; if `claim` is None, each of them."""
-        now = self._now()
         with self._changed:
-            for key, entry in self._table._entries.items():
-                for held in entry.holders(now) if key.name == name else ():
-                    if claim in (None, held.claim):
-                        held.expires = now
+            self._table.expire(name, claim, self._now())
 
     def wait_change(self, key: Key, seen: str, until: float) -> None:
         with self._changed:

@@ -9,12 +9,12 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from incumbent.model import Key, Renewed
+from incumbent.rules.record import HISTORY_KEPT
 from incumbent.stores.etcd import open_etcd, renewing
 from incumbent.stores.etcd.incarnation import Incarnation, NotedTtl
 from incumbent.stores.etcd.kv import Steps
 from incumbent.stores.etcd.sessions import ClaimState, RenewalGroup, Session, Sessions
 from incumbent.stores.etcd.site import Site, parse_etcd_url, share
-from incumbent.stores.table import HISTORY_KEPT
 from incumbent.stores.url import Endpoint
 
 T = TypeVar("T")

@@ -13,6 +13,7 @@ import pytest
 from incumbent import clock
 from incumbent.errors import ConfigError, OutcomeUnknown, StoreUnavailable
 from incumbent.model import Key
+from incumbent.rules.record import HISTORY_KEPT
 from incumbent.stores.sqlite import SqliteEngine, host, open_sqlite, schema
 from incumbent.stores.sqlite.connection import SpoiledFile
 from incumbent.stores.sqlite.core import Core, pauses
@@ -27,7 +28,6 @@ from incumbent.stores.sqlite.host import (
     type_in,
 )
 from incumbent.stores.sqlite.schema import JUMP, LEAST, State, settled
-from incumbent.stores.table import HISTORY_KEPT
 
 WALL = 1_800_000_000.0
 MICROS = 1_800_000_000_000_000

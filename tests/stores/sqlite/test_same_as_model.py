@@ -1,4 +1,4 @@
-"""`sqlite:` answers as the second model of the contract does, whatever is done in whatever order."""
+"""`sqlite:` answers as the second model of the contract does, whatever is done in any order."""
 
 from __future__ import annotations
 

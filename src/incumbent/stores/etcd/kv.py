@@ -33,8 +33,9 @@ from urllib.parse import quote, unquote
 
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Candidate, Field, Holding, Key, Past, Record
+from incumbent.rules.record import HISTORY_KEPT
+from incumbent.rules.taking import CANDIDATES_KEPT
 from incumbent.stores.notices import PAUSE, RESIGN
-from incumbent.stores.table import CANDIDATES_KEPT, HISTORY_KEPT
 from incumbent.stores.url import Endpoint
 
 T = TypeVar("T")

@@ -29,10 +29,10 @@ from typing import Final, NamedTuple
 
 from incumbent import clock
 from incumbent.model import Key
+from incumbent.rules.record import HISTORY_KEPT
 from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
 from incumbent.stores.etcd.site import LeaseExists
-from incumbent.stores.table import HISTORY_KEPT
 
 _NOTED_MAX: Final = 16_384
 _CANDIDACIES_MAX: Final = 4096

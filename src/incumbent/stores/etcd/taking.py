@@ -9,13 +9,14 @@ from typing import Final, Literal, NamedTuple
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, Granted, Holding, Key, Refused, TakeOutcome
+from incumbent.rules.record import HISTORY_KEPT
+from incumbent.rules.taking import CANDIDATES_KEPT
 from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.incarnation import Cluster, Incarnation
 from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
 from incumbent.stores.etcd.sessions import ClaimState, state_of
 from incumbent.stores.etcd.site import LeaseMissing, OtherIncarnation
 from incumbent.stores.notices import PAUSE, RESIGN
-from incumbent.stores.table import CANDIDATES_KEPT, HISTORY_KEPT
 
 _ROUNDS: Final = 6
 _FIRST: Final = ',"sort_order":"ASCEND","sort_target":"CREATE"'

@@ -41,6 +41,7 @@ from incumbent.model import (
     Stored,
     TakeOutcome,
 )
+from incumbent.rules.taking import CANDIDATES_KEPT
 from incumbent.stores.base import Gave, Give, Take, Took
 from incumbent.stores.inline import InlineAsyncStore, at_once
 from incumbent.stores.names import flat, unflat
@@ -73,7 +74,6 @@ from incumbent.stores.sqlite.rows import (
     sharing_refusal,
     should_ask_again,
 )
-from incumbent.stores.table import CANDIDATES_KEPT
 
 T = TypeVar("T")
 

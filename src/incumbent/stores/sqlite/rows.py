@@ -1,18 +1,19 @@
 """The meaning of a lease's rows: its own, and the rows of claims that share it or wait for it.
 
 Functions that get a connection run within a transaction; `row` is the lease as read there.
-`schema` explains the latch of a shared lease. `stores.table.Line` decides about the line.
+`schema` explains the latch of a shared lease.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from math import inf
 from typing import Final, NamedTuple
 
 from incumbent.model import OVERTAKEN_MOST, UNLIMITED, Ask, Holding, Queue, Queued, Refused
 from incumbent.stores.sqlite import schema
 from incumbent.stores.sqlite.connection import Connection
 from incumbent.stores.sqlite.schema import LATCH
-from incumbent.stores.table import Line, Waiter
 
 
 class Row(NamedTuple):
@@ -195,6 +196,80 @@ than this is frozen or dead, and loses its turn, unless it asked for fairness.""
 
 _LEFT_TO_THE_FIRST: Final = 0.05
 """Seconds for which others leave a free lease to the first in line: two of its looks."""
+
+
+class Waiter(NamedTuple):
+    """A claim in line; `holder` is its name, for display."""
+
+    claim: str
+    holder: str
+    queue: Queue
+
+
+@dataclass(slots=True)
+class Line:
+    """The waiters for one lease. Instants (`now`, `due`) are on the store's clock."""
+
+    waiting: dict[str, Waiter] = field(default_factory=dict)
+    due: float = -inf
+    """The instant until which it is the first waiter's turn."""
+    overtaken: int = 0
+    """How often another claim was granted before the present first."""
+
+    def first(self) -> Waiter | None:
+        """The first waiter in line, if any."""
+        return next(iter(self.waiting.values()), None)
+
+    def before(self, claim: str, now: float) -> Waiter | None:
+        """The waiter that precedes `claim` although the lease is free, if any."""
+        first = self.first()
+        if first is None or first.claim == claim or self.due <= now:
+            return None
+        return first if first.queue.fair or self.overtaken >= OVERTAKEN_MOST else None
+
+    def stand(self, waiter: Waiter, now: float, looks_in: float) -> int:
+        """Join the line or stay in it; returns the place. `looks_in`: seconds to the next look."""
+        first = self.first()
+        if first is not None and first.claim != waiter.claim and self.due <= now:
+            del self.waiting[first.claim]
+            self._begin_turn(now)
+        elif first is None:
+            self.overtaken = 0
+        self.waiting.setdefault(waiter.claim, waiter)
+        if self.first() == waiter:
+            self.due = now + looks_in + waiter.queue.heartbeat
+        return list(self.waiting).index(waiter.claim)
+
+    def granted(self, claim: str, now: float, ttl: float) -> None:
+        """Update the line after a grant to `claim`, which need not be in line."""
+        first = self.first()
+        self.waiting.pop(claim, None)
+        if first is None:
+            return
+        if first.claim != claim and self.due > now:
+            self.overtaken += 1
+            return
+        # It was the first waiter's turn, or its turn passed unused.
+        self.waiting.pop(first.claim, None)
+        self._begin_turn(now + ttl)
+
+    def free(self, now: float) -> None:
+        """Begin the first waiter's turn, because the lease was given back."""
+        first = self.first()
+        self.due = now + first.queue.heartbeat if first else -inf
+
+    def leave(self, claim: str, now: float, looks_in: float) -> bool:
+        """Remove `claim`; True if it was the first in line, so that another waiter may be now."""
+        first = self.first()
+        self.waiting.pop(claim, None)
+        if first is None or first.claim != claim:
+            return False
+        self._begin_turn(now + looks_in)
+        return True
+
+    def _begin_turn(self, now: float) -> None:
+        self.overtaken = 0
+        self.free(now)
 
 
 class StoredLine:

@@ -24,7 +24,7 @@ from incumbent.model import (
     Slot,
     TakeOutcome,
 )
-from incumbent.stores.table import CANDIDATES_KEPT
+from incumbent.rules.taking import CANDIDATES_KEPT
 from incumbent.testing.contract.bench import LONG, Bench, needs
 
 HINTED_WITHIN = 5.0
