@@ -72,7 +72,6 @@ T = TypeVar("T")
 Program: TypeAlias = Generator[Request, Any, T]
 
 _TRIES: Final = 8
-_NOT_DECIDED: Final = StoreUnavailable("not decided")
 
 
 class Step(NamedTuple, Generic[T]):
@@ -293,7 +292,7 @@ class Deciding:
             return []
         if found is None:
             found = yield Load(tuple(step.wanted for step in steps))
-        outcomes: list[T | StoreError] = [_NOT_DECIDED] * len(steps)
+        outcomes: dict[int, T | StoreError] = {}
         left = list(enumerate(found))
         for _ in count() if tries is None else range(tries):
             swaps: dict[int, Swap] = {}
@@ -303,13 +302,14 @@ class Deciding:
                 if swap is not None:
                     swaps[place] = swap
             if not swaps:
-                return outcomes
+                break
             replies: Sequence[Seen | StoreError | None] = yield Swaps(tuple(swaps.values()))
             pairs = zip(swaps, replies, strict=True)
             left = [(place, instead) for place, instead in pairs if instead is not None]
-        for place, _ in left:
-            outcomes[place] = self._busy(steps[place].wanted.key)
-        return outcomes
+        else:
+            for place, _ in left:
+                outcomes[place] = self._busy(steps[place].wanted.key)
+        return [outcomes[place] for place in range(len(steps))]
 
     def _busy(self, key: Key) -> StoreUnavailable:
         return StoreUnavailable(
