@@ -30,7 +30,6 @@ _WHY: dict[tuple[str, str], str] = {
     ): "the same leases are looked at, in other groups",
     ("stores/quorum/take.py", "1e6 -> 1000001.0"): "a pause that is a millionth shorter",
     ("stores/redis/records.py", "3 -> 4"): "a holder is quoted, and has no blank",
-    ("stores/table.py", "1_000_000 -> 1000001"): "tokens grow all the same",
     ("supervise/guard.py", "0 -> 1"): "descriptor 0 is standard input, and never a process",
     ("supervise/kernel.py", "4 -> 5"): "nobody reads the fifth number",
     (

@@ -32,7 +32,17 @@ __all__ = [
 ]
 
 SOURCES: Final = ROOT / "src" / "incumbent"
-AREAS: Final = ("lease", "protocol", "dialects", "Lua", "SQL", "supervision", "cron", "fencing")
+AREAS: Final = (
+    "rules",
+    "lease",
+    "protocol",
+    "dialects",
+    "Lua",
+    "SQL",
+    "supervision",
+    "cron",
+    "fencing",
+)
 _WITHIN: Final = 300.0
 _TRIES: Final = 3
 _AROUND: Final = 4

@@ -7,7 +7,6 @@ from tests.mutants.mutation import Mutation, in_area
 _REENTRANT = ("tests/top/test_reentrant.py",)
 _MULTI = ("tests/top/test_multi.py",)
 _SHARING = ("tests/top/test_sharing.py",)
-_TABLE = ("tests/top/test_sharing.py", "tests/stores/test_table_shared.py")
 
 _FORKS = ("tests/top/test_forks.py",)
 _CALLERS = ("tests/stores/redis/test_compat_callers.py",)
@@ -78,20 +77,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         "            confirmed += _conclude(port, held, answer, now)\n",
         "            confirmed += isinstance(answer, Released) and _conclude(port, held, answer, now)\n",
         *_MULTI,
-    ),
-    _p(
-        "one more than there are permits holds a semaphore",
-        "stores/table.py",
-        "if 0 < ask.permits <= len(sharing) else None\n",
-        "if 0 < ask.permits < len(sharing) else None\n",
-        *_TABLE,
-    ),
-    _p(
-        "who counts otherwise is let in",
-        "stores/table.py",
-        "    if ask.permits != permits:\n",
-        "    if not permits < 0:\n",
-        *_TABLE,
     ),
     _p(
         "a read-write lock keeps no order of arrival",
@@ -253,12 +238,5 @@ MUTATIONS: tuple[Mutation, ...] = (
         'if refused.reason != "used" or self',
         "if self",
         *_WAITS,
-    ),
-    _p(
-        "a used slot is told as a closing",
-        "stores/table.py",
-        "    if used is not None and used.expires > now:\n",
-        "    if used is not None and used.expires > now and entry.closed(now) is None:\n",
-        "tests/contract/test_memory.py",
     ),
 )

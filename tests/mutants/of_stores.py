@@ -447,7 +447,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "SET swept = ?, floor = min(floor, ?)",
         *_sqlite("test_the_token_grows_after_the_record_was_forgotten"),
         "tests/stores/sqlite/test_store.py",
-        "tests/stores/sqlite/test_same_as_table.py",
+        "tests/stores/sqlite/test_same_as_model.py",
     ),
     _sql(
         "sqlite: a used slot is not on the disk when its run begins",

@@ -11,6 +11,7 @@ from tests.mutants import (
     of_lines,
     of_locks,
     of_redis,
+    of_rules,
     of_shards,
     of_stores,
     of_supervision,
@@ -19,6 +20,7 @@ from tests.mutants import (
 from tests.mutants.mutation import Mutation
 
 MUTATIONS: Final[tuple[Mutation, ...]] = (
+    *of_rules.MUTATIONS,
     *of_core.MUTATIONS,
     *of_threads.MUTATIONS,
     *of_redis.MUTATIONS,

@@ -39,7 +39,9 @@ def begun(instant: Instant) -> int | None:
 
 def not_before(instant: Instant, us: int, now: Instant) -> Instant:
     """`instant`, or `after(us)` if that is later."""
-    return instant if instant - now >= us else after(us)
+    known = begun(instant)
+    left = instant - now if known is None else known
+    return instant if left >= us else after(us)
 
 
 def micros(seconds: float) -> int:
