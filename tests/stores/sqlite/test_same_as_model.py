@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
-from typing import ClassVar
-
-from hypothesis import settings
 
 from incumbent.model import Queue
 from incumbent.stores.sqlite import SqliteEngine
 from incumbent.stores.sqlite.host import Host
-from tests.rules.same_as_model import SameAsModel
+from tests.rules.histories import Subject, play
 
 
-class SqliteAsModel(SameAsModel):
-    # Fair ones: how long others may be silent is the store's to choose.
-    queues: ClassVar[list[Queue | None]] = [None, Queue(2.0, fair=True), Queue(8.0, fair=True)]
-    late_kept = 0.0
+def test_the_file_answers_as_the_model_does(tmp_path: Path) -> None:
+    for seed in range(60):
+        clocks = [0.0, 0.0]
 
-    def begin(self) -> None:
-        self.folder = tempfile.TemporaryDirectory()
-        host = Host(lambda: self.now, lambda: self.wall, "boot")
-        self.store = SqliteEngine(Path(self.folder.name, "leases.db"), host=lambda: host).store()
+        def move(now: float, wall: float, clocks: list[float] = clocks) -> None:
+            clocks[:] = [now, wall]
 
-    def teardown(self) -> None:
-        self.store.close()
-        self.folder.cleanup()
-
-
-SqliteAsModel.TestCase.settings = settings(max_examples=50, stateful_step_count=30)
-TestSqliteAsModel = SqliteAsModel.TestCase
+        move(1_000.0, 1_800_000_000.0)
+        host = Host(lambda at=clocks: at[0], lambda at=clocks: at[1], "boot")  # type: ignore[misc]
+        store = SqliteEngine(tmp_path / f"{seed}.db", host=lambda host=host: host).store()
+        # Fair ones: for how long others may be silent is the store's to choose.
+        queues = [None, Queue(2.0, fair=True), Queue(8.0, fair=True)]
+        play(seed, Subject(store, move, queues=queues, late_kept=0.0))
+        store.close()
