@@ -10,7 +10,7 @@ from typing import Any
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown
 from incumbent.model import Ask, Key, Renewal, RenewOutcome, TakeOutcome
-from incumbent.stores.table import MemoryTable
+from incumbent.stores.memory import MemoryTable
 from tests.contract.wired import AsyncWireStore, WireClient, WireEngine, WireStore
 
 
@@ -113,9 +113,9 @@ def _taken(loaded: tuple[Any, str], key: Key, claim: str, ask: Ask) -> tuple[Tak
     table = MemoryTable()
     table.epoch = epoch
     if record is not None:
-        table._entries[key] = record
+        table._kept[key] = record
     outcome = table.take(key, claim, ask, clock.now(), clock.wall())
-    return outcome, table._entries.get(key)
+    return outcome, table._kept.get(key)
 
 
 class ReadsThenWrites(WireEngine):

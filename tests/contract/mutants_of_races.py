@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -19,8 +20,11 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.stores.base import Parting
-from incumbent.stores.table import MemoryTable
+from incumbent.stores.memory import MemoryTable
 from tests.contract.worlds import FaultyMemoryStore
+
+# Seconds between the reading and the writing, as they are two requests to a server.
+_ROUND_TRIP = 0.0002
 
 
 class ReadsThenWrites(FaultyMemoryStore):
@@ -47,15 +51,16 @@ class ReadsThenWrites(FaultyMemoryStore):
             yield
             return
         common, mine = self._common, MemoryTable()
-        mine.epoch, mine._given_up = common.epoch, common._given_up
-        if key in common._entries:
-            mine._entries[key] = deepcopy(common._entries[key])
+        mine.epoch = common.epoch
+        if key in common._kept:
+            mine._kept[key] = deepcopy(common._kept[key])
         self._mine.table = mine
         try:
             yield
+            time.sleep(_ROUND_TRIP)
         finally:
             del self._mine.table
-            common._entries.update(mine._entries)
+            common._kept.update(mine._kept)
 
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         with self._read_then_write("take", key):

@@ -90,10 +90,10 @@ class WireServer:
     def _load(self, key: Any, _: float) -> Any:
         """For a planted bug: the record itself, and which incarnation this is."""
         table = self.store._table
-        return deepcopy(table._entries.get(key)), table.epoch
+        return deepcopy(table._kept.get(key)), table.epoch
 
     def _save(self, key: Any, entry: Any, _: float) -> None:
-        self.store._table._entries[key] = entry
+        self.store._table._kept[key] = entry
 
     def __enter__(self) -> Self:
         return self

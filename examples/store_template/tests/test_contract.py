@@ -21,7 +21,9 @@ class DirectoryWorld(World):
 
     def _moment(self, wall_offset: float = 0.0) -> Moment:
         wall = time.time() + self._shift
-        return Moment(int((wall - self._booted) * 1e6), int((wall + wall_offset) * 1e6), f"boot-{self._boot}")
+        return Moment(
+            int((wall - self._booted) * 1e6), int((wall + wall_offset) * 1e6), f"boot-{self._boot}"
+        )
 
     def other_client(self, clock_offset: float = 0.0) -> DirectoryEngine:
         # All clients are on this host: they count on its clock, whatever its wall clock was set to.
