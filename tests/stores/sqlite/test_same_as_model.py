@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from incumbent.model import Queue
@@ -10,17 +11,28 @@ from incumbent.stores.sqlite.host import Host
 from tests.rules.histories import Subject, play
 
 
+class Hands:
+    """Two clocks that stand still but when they are moved."""
+
+    def __init__(self) -> None:
+        self.move(1_000.0, 1_800_000_000.0)
+
+    def move(self, now: float, wall: float) -> None:
+        self._now, self._wall = now, wall
+
+    def now(self) -> float:
+        return self._now
+
+    def wall(self) -> float:
+        return self._wall
+
+
 def test_the_file_answers_as_the_model_does(tmp_path: Path) -> None:
     for seed in range(60):
-        clocks = [0.0, 0.0]
-
-        def move(now: float, wall: float, clocks: list[float] = clocks) -> None:
-            clocks[:] = [now, wall]
-
-        move(1_000.0, 1_800_000_000.0)
-        host = Host(lambda at=clocks: at[0], lambda at=clocks: at[1], "boot")  # type: ignore[misc]
-        store = SqliteEngine(tmp_path / f"{seed}.db", host=lambda host=host: host).store()
+        clock = Hands()
+        host = Host(clock.now, clock.wall, "boot")
+        store = SqliteEngine(tmp_path / f"{seed}.db", host=partial(lambda it: it, host)).store()
         # Fair ones: for how long others may be silent is the store's to choose.
         queues = [None, Queue(2.0, fair=True), Queue(8.0, fair=True)]
-        play(seed, Subject(store, move, queues=queues, late_kept=0.0))
+        play(seed, Subject(store, clock.move, queues=queues, late_kept=0.0))
         store.close()
