@@ -63,6 +63,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "the holder for which a name is reserved waits for the line",
         "    if first is None or closed(record, now):\n",
         "    if first is None:\n",
+        "tests/rules/test_times.py",
     ),
     _taking(
         "one that wants the name alone waits for the first of those who share it",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from incumbent.model import Ask, Field, Granted, Key, Renewal, Slot
+from incumbent.model import Ask, Field, Granted, Key, Refused, Renewal, Slot
 from incumbent.rules import keeping, taking
 from incumbent.rules.record import (
     NOTHING,
+    Closing,
     LeaseRecord,
+    Line,
     Moment,
+    Waiter,
     after,
     begun,
     holding_of,
@@ -115,3 +118,12 @@ def test_after_a_reboot_only_closings_and_slots_go_on() -> None:
     assert rebooted.grants == ()
     assert rebooted.closing is not None
     assert rebooted.closing.until == 11 * SECOND
+
+
+def test_the_holder_for_which_a_name_is_reserved_precedes_the_line() -> None:
+    line = Line((Waiter("first", "h1", 3 * SECOND, fair=True),), due=20 * SECOND)
+    record = NOTHING._replace(closing=Closing("old", 7, 15 * SECOND, "next"), line=line)
+    outcome = taking.take(record, "a", Ask(5.0, "next"), at(10 * SECOND), None).outcome
+    assert isinstance(outcome, Granted)
+    outcome = taking.take(record, "b", Ask(5.0, "other"), at(10 * SECOND), None).outcome
+    assert isinstance(outcome, Refused)
