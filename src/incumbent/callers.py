@@ -150,6 +150,12 @@ def enter(held: Held, store: Hashable) -> Callable[[], None]:
     return leave
 
 
+def forget_bodies(held: Held) -> None:
+    """Remove the caller's bodies of a lease that is given up: `enter` may have been interrupted."""
+    for bodies in (bodies_of_thread(), bodies_of_task()):
+        bodies[:] = [entry for entry in bodies if entry[0] is not held.ref]
+
+
 def refuse_waiting_for_oneself(wanted: Wanted, store: Hashable, bodies: Bodies) -> None:
     """Raise Misuse if one of `bodies` is of a lease on the wanted name that is still proved."""
     for ref, its_store in bodies:
@@ -185,9 +191,13 @@ def enter_again(key: Key, store: Hashable) -> tuple[Link, Held, bool] | None:
     held = None if own is None else own.get((store, key))
     if held is None or held.inner is None:
         return None
-    # Added first, so that a release by another thread meanwhile does not end the holding.
-    held.inner.append(None)
-    proved = held.machine.valid(clock.now())
+    try:
+        # Added first, so that a release by another thread meanwhile does not end the holding.
+        held.inner.append(None)
+        proved = held.machine.valid(clock.now())
+    except BaseException:
+        held.let_go_of_one()
+        raise
     if not proved:
         held.let_go_of_one()
         if held.machine.state is not State.LOST:

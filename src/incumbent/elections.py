@@ -17,8 +17,8 @@ from incumbent.callers import bodies_of_task
 from incumbent.candidacy import ElectionHandle, Metadata, TermHandle
 from incumbent.durations import Duration
 from incumbent.election import Leader, leaders_of
-from incumbent.errors import LeaseLost, StoreUnavailable
-from incumbent.handles import brief
+from incumbent.errors import LeaseLost, LockError, StoreUnavailable
+from incumbent.handles import brief, give_up_all, shorten
 from incumbent.lease import State
 from incumbent.locks import AsyncLease, Lease
 from incumbent.options import IfLost, OnLost, parse_timeout
@@ -136,9 +136,16 @@ class Election(ElectionHandle[Term]):
     def _campaign(self, port: Port, timeout: Duration | EllipsisType | None = ...) -> Term:
         with self._one_campaign():
             wait = self._seconds(timeout)
-            with brief:
+            try:
                 held = run(acquire(port, self._wanted, wait, self._refused))
-            return self._elected(Term(*self._armed(held)))
+            except LockError as error:
+                shorten(error)
+                raise
+            try:
+                return self._elected(Term(*self._armed(held)))
+            except BaseException:
+                give_up_all(self._link, (held,), undo_slot=True)
+                raise
 
     @contextmanager
     def lead(self, timeout: Duration | EllipsisType | None = ...) -> Iterator[Term]:

@@ -15,6 +15,7 @@ from incumbent import clock
 from incumbent.callers import (
     bodies_of_thread,
     enter,
+    forget_bodies,
     present_caller,
     refuse_waiting_for_oneself,
     remember,
@@ -35,6 +36,7 @@ from incumbent.lease import Proof, State
 from incumbent.options import IfLost, LockSettings, OnLost, parse_timeout, wanted_from
 from incumbent.protocol.held import Held, Wanted
 from incumbent.protocol.link import Link, link_for
+from incumbent.protocol.release import give_up
 from incumbent.protocol.threads import notifier
 from incumbent.protocol.words import asked_by, lease_lost
 from incumbent.unpatched import original
@@ -327,6 +329,14 @@ class Belief:
         self.link.keeper.disarm(self._held)
 
 
+def give_up_all(link: Link, helds: Sequence[Held], *, undo_slot: bool) -> None:
+    """Give up leases whose taking or release was interrupted: nobody else would release them."""
+    for held in helds:
+        give_up(link.port, held, undo_slot=undo_slot)
+        link.keeper.disarm(held)
+        forget_bodies(held)
+
+
 def nothing() -> None:
     """Do nothing: the callback of a renewal that nobody waits for."""
 
@@ -393,19 +403,37 @@ class AnyLock(Generic[A]):
         caller = self._caller()
         return None if caller is None else weakref.ref(caller)
 
+    def _entered(self, lease: A) -> A:
+        lease._enter_body()
+        self._has_entered(lease)
+        return lease
+
     def _has_entered(self, lease: A) -> None:
         self._entries.append(Entry(self._me(), lease, entered=True))
 
     def _leave(self) -> A:
         """Remove the last lease that the caller entered, or else that of the only other caller."""
+        entry = None
+        try:
+            entry = self._last_inside()
+            self._entries.remove(entry)
+        except NotHeld:
+            raise
+        except BaseException:
+            # A signal handler's. The lock would keep its lease, which would be renewed for ever.
+            entry = entry or self._last_inside()
+            give_up_all(self._link, entry.lease._helds, undo_slot=False)
+            raise
+        return entry.lease
+
+    def _last_inside(self) -> Entry[A]:
         # From a copy: while other threads remove entries, an iteration of the list skips some.
         me, entries = self._me(), self._entries.copy()
         inside = [entry for entry in entries if entry.entered]
         own = [entry for entry in inside if entry.caller == me] or inside
         if not own or any(entry.caller != own[0].caller for entry in own):
             raise NotHeld(f"the lock on {self._names()} was not entered here")
-        self._entries.remove(own[-1])
-        return own[-1].lease
+        return own[-1]
 
 
 class LockHandle(AnyLock[L], Generic[L]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Generic, Self
@@ -16,12 +16,20 @@ from typing import TYPE_CHECKING, Any, Generic, Self
 from incumbent import clock
 from incumbent.callers import bodies_of_task, current_task, enter_again, present_caller
 from incumbent.durations import Duration
-from incumbent.errors import LeaseLost, LockError, Misuse, NotAcquired, NotHeld, StoreError
-from incumbent.handles import AnyLease, Entry, L, LeaseHandle, LockHandle, brief, loss_of, shorten
-from incumbent.options import parse_timeout, rank_from
-from incumbent.policy import Policy
-from incumbent.protocol.acquire import OnRefusal, acquire, acquire_blocking
-from incumbent.protocol.port import run
+from incumbent.errors import LeaseLost, LockError, Misuse, NotAcquired, NotHeld
+from incumbent.handles import (
+    AnyLease,
+    Entry,
+    L,
+    LeaseHandle,
+    LockHandle,
+    brief,
+    give_up_all,
+    loss_of,
+    shorten,
+)
+from incumbent.options import parse_timeout
+from incumbent.protocol.acquire import acquire, acquire_blocking
 from incumbent.protocol.release import release, release_blocking
 from incumbent.protocol.words import lease_lost, waits_for_itself
 
@@ -30,9 +38,6 @@ if TYPE_CHECKING:
     from incumbent.protocol.aio import LeaseScope
     from incumbent.protocol.held import Held
     from incumbent.protocol.link import Link
-
-_STANDS_FOR = 1.5
-"""The length of a candidacy in ttls: a candidate asks again at least once a ttl."""
 
 
 class BlockingLease(AnyLease):
@@ -72,10 +77,14 @@ class BlockingLease(AnyLease):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._body_is_over()
-        if self._let_go():
-            return
-        lost = self._end()
+        try:
+            self._body_is_over()
+            if self._let_go():
+                return
+            lost = self._end()
+        except BaseException:
+            give_up_all(self._link, self._helds, undo_slot=False)
+            raise
         if lost is None:
             return
         if error is None:
@@ -110,9 +119,10 @@ class Lease(LeaseHandle, BlockingLease):
         link, held = self._link, self._held
         self._work_is_over()
         now = clock.now() if now is None else now
-        confirmed = release_blocking(link.port, held, now, undo_slot=undo_slot)
-        link.keeper.disarm(held)
-        return confirmed
+        try:
+            return release_blocking(link.port, held, now, undo_slot=undo_slot)
+        finally:
+            link.keeper.disarm(held)
 
     def _end(self) -> LeaseLost | None:
         lost = self._take_leave()
@@ -414,18 +424,26 @@ class Lock(TakingHandle[Lease]):
         try), AcquireTimeout (after a wait), StoreUnavailable, OutcomeUnknown, and Misuse for a
         wait in the body of the same name, or if the client was closed.
         """
-        return self._note(self._acquire(timeout))
+        return self._acquire(self._note, timeout)
 
-    def _acquire(self, timeout: Duration | EllipsisType | None = ...) -> Lease:
-        if self._reentrant and (again := self._enter_again(timeout)):
-            return Lease(*again)
+    def _acquire(
+        self, keep: Callable[[Lease], Lease], timeout: Duration | EllipsisType | None = ...
+    ) -> Lease:
+        again = self._enter_again(timeout) if self._reentrant else None
+        link, held = again or self._take(timeout)
+        try:
+            return keep(Lease(*(again or self._armed(held))))
+        except BaseException:
+            give_up_all(link, (held,), undo_slot=True)
+            raise
+
+    def _take(self, timeout: Duration | EllipsisType | None) -> tuple[Link, Held]:
         link, wait = self._link, self._wait(timeout)
         try:
-            held = acquire_blocking(link.port, self._wanted, wait)
+            return link, acquire_blocking(link.port, self._wanted, wait)
         except LockError as error:
             shorten(error)
             raise
-        return Lease(*self._armed(held))
 
     def try_acquire(self) -> Lease | None:
         """Try once: the lease, or None if the store refuses it.
@@ -463,10 +481,7 @@ class Lock(TakingHandle[Lease]):
 
     def __enter__(self) -> Lease:
         self._refuse_reentry()
-        lease = self._acquire()
-        lease._enter_body()
-        self._has_entered(lease)
-        return lease
+        return self._acquire(self._entered)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._leave().__exit__(kind, error, trace)
@@ -536,63 +551,3 @@ class AsyncLock(TakingHandle[AsyncLease]):
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await self._leave().__aexit__(kind, error, trace)
-
-
-class Candidate(Lock):
-    """A lock for `incumbent run`, and for `lead`: that one lists it as a candidate while it waits.
-
-    Their status pages show the wait. `permits`: the number of holders at once; None: one.
-    """
-
-    __slots__ = ("_permits",)
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        permits: int | None = None,
-        priority: int | None = None,
-        step_down_after: Duration | None = None,
-        **settings: Any,
-    ) -> None:
-        self._permits = permits
-        super().__init__(name, **settings)
-        can = self._link.engine.capabilities
-        rank = rank_from(priority, step_down_after, self._wanted, can)
-        self._wanted = self._wanted._replace(rank=rank)
-
-    def ranked(self, meta: bytes) -> bytes:
-        """The metadata for the record, with this candidate's priority added."""
-        from incumbent.election import with_rank
-
-        return with_rank(meta, self._wanted.rank)
-
-    def stand(self, meta: bytes, on_refusal: OnRefusal) -> Lease:
-        """Wait for the lease for ever; `on_refusal` gets every outcome that is no grant.
-
-        `meta`: the metadata for the record. Raises a permanent StoreError, and the exceptions of
-        signal handlers.
-        """
-        policy = self.policy
-        candidacy = policy.ttl * _STANDS_FOR + policy.request_timeout
-        wanted = self._wanted.asking(meta=meta, candidacy=candidacy)
-        return Lease(*self._armed(run(acquire(self._link.port, wanted, None, on_refusal))))
-
-    def take(self, timeout: Duration | None, on_refusal: OnRefusal) -> Lease:
-        """Acquire without being listed; `on_refusal` gets every outcome that is no grant."""
-        wait = self._seconds(timeout)
-        return Lease(*self._armed(run(acquire(self._link.port, self._wanted, wait, on_refusal))))
-
-    @property
-    def holder(self) -> str:
-        """This candidate's name, as others see it."""
-        return self._wanted.ask.holder
-
-    @property
-    def policy(self) -> Policy:
-        """The policy of the leases."""
-        return self._wanted.policy
-
-    def tell_outage(self, error: StoreError) -> None:
-        """Log that the store is unavailable, at most once a minute."""
-        self._link.keeper.tell_outage(self._wanted.key, error)

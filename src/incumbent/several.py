@@ -8,14 +8,14 @@ the holders (`Ask.permits`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack
 
 from incumbent.callers import bodies_of_task, current_task
 from incumbent.durations import Duration
-from incumbent.errors import ConfigError, LeaseLost, NotAcquired
-from incumbent.handles import AnyLease, AnyLock, L, brief
+from incumbent.errors import ConfigError, LeaseLost, LockError, NotAcquired
+from incumbent.handles import AnyLease, AnyLock, L, brief, give_up_all, shorten
 from incumbent.lease import State
 from incumbent.locks import (
     AsyncLease,
@@ -171,10 +171,24 @@ class MultiLock(MultiHandle[MultiLease]):
         OutcomeUnknown, and Misuse as `Lock.acquire`: then no name is held, and those taken before
         are released in the store.
         """
+        return self._acquire(lambda lease: lease, timeout)
+
+    def _acquire(
+        self,
+        keep: Callable[[MultiLease], MultiLease],
+        timeout: Duration | EllipsisType | None = ...,
+    ) -> MultiLease:
         link, wait = self._link, self._seconds(timeout)
-        with brief:
+        try:
             helds = run(acquire_all(link.port, link.keeper, self._wanted, wait))
-        return MultiLease(link, helds, self._on_lost, self._if_lost)
+        except LockError as error:
+            shorten(error)
+            raise
+        try:
+            return keep(MultiLease(link, helds, self._on_lost, self._if_lost))
+        except BaseException:
+            give_up_all(link, helds, undo_slot=True)
+            raise
 
     def try_acquire(self) -> MultiLease | None:
         """Try once: the lease, or None if the store refuses one of the names."""
@@ -184,9 +198,7 @@ class MultiLock(MultiHandle[MultiLease]):
             return None
 
     def __enter__(self) -> MultiLease:
-        lease = self.acquire().__enter__()
-        self._has_entered(lease)
-        return lease
+        return self._acquire(lambda lease: self._entered(lease.__enter__()))
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._leave().__exit__(kind, error, trace)

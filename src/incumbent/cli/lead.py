@@ -22,7 +22,6 @@ from incumbent.cli.settings import cmd_of, health, lock_settings, lock_times, nu
 from incumbent.cli.text import log_line, say
 from incumbent.clients import Client
 from incumbent.errors import ConfigError, StoreError
-from incumbent.locks import Candidate
 from incumbent.options import PRIORITY_MOST, default_holder
 from incumbent.protocol.chance import draw_jitter
 from incumbent.serve.situation import Situation
@@ -35,6 +34,7 @@ from incumbent.supervise.campaign import (
     code_of_signal,
     restart_from,
 )
+from incumbent.supervise.candidate import Candidate
 from incumbent.supervise.codes import CANNOT_START, FAULT, OK, UNPROVED, USAGE, code_of
 from incumbent.supervise.guarding import start_guard
 from incumbent.supervise.kernel import Waiter, die_with_parent

@@ -15,7 +15,7 @@ from incumbent.cli.settings import cmd_of, health, lock_settings, number
 from incumbent.cli.text import as_json, busy, fault_line, in_the_way, say, utc, waiting
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
-from incumbent.locks import Candidate, Lease
+from incumbent.locks import Lease
 from incumbent.model import Refused
 from incumbent.options import PERMITS_MOST, default_holder, require
 from incumbent.protocol.link import link_for
@@ -23,6 +23,7 @@ from incumbent.protocol.words import lease_lost
 from incumbent.serve.situation import Situation
 from incumbent.stores.url import store_url
 from incumbent.supervise import codes
+from incumbent.supervise.candidate import Candidate
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.guarding import Guard, GuardFault, start_guard
 from incumbent.supervise.run import Command, Ending, outlives_kill, supervise

@@ -10,6 +10,7 @@ import re
 from typing import Any, Final, Protocol
 
 from incumbent import clock
+from incumbent.interrupts import raise_handlers
 from incumbent.net.pool import Connection, Ended
 
 _HEAD_MAX: Final = 65_536
@@ -172,7 +173,8 @@ def parse(body: bytes) -> dict[str, Any]:
     """Parse one message. Raises Garbled."""
     try:
         found = json.loads(body.decode())
-    except ValueError:
+    except ValueError as error:
+        raise_handlers(error)
         found = None
     if not isinstance(found, dict):
         raise Garbled("it does not answer in JSON")

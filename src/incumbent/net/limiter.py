@@ -26,6 +26,7 @@ from weakref import ref
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
+from incumbent.interrupts import raise_handlers
 from incumbent.net.pool import KEPT
 from incumbent.net.readers import Wakeup
 from incumbent.stores.base import Limits
@@ -172,7 +173,8 @@ class Limiter:
                     waiter.place = self.free.pop()
                     waiter.wakeup.wake()
                 line.remove(waiter)
-            except (IndexError, ValueError):
+            except (IndexError, ValueError) as error:
+                raise_handlers(error)
                 continue  # another thread was faster
 
 

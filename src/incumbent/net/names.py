@@ -9,7 +9,6 @@ from __future__ import annotations
 import _thread
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final, TypeVar
 
 from incumbent import clock
@@ -29,8 +28,11 @@ def literal_address(host: str) -> str | None:
     # The zone of an IPv6 address ("fe80::1%eth0") is no part of its syntax.
     six = host.partition("%")[0]
     for family, text in ((socket.AF_INET, host), (socket.AF_INET6, six)):
-        with suppress(OSError, ValueError):
+        try:
             socket.inet_pton(family, text)
+        except (OSError, ValueError) as error:
+            raise_handlers(error)
+        else:
             return host
     return None
 

@@ -110,11 +110,11 @@ class BlockingWire:
     def _outlast(self, error: Exception, until: float, *, sent: bool, writing: bool) -> None:
         """Wait until the call that `error` interrupted can go on. Raises Broken."""
         # ValueError: another thread closed a TLS socket.
+        raise_handlers(error)
         late = "it takes nothing more" if writing else "no answer in time"
         if type(error).__name__ in _WANTS:
             writing = _WANTS[type(error).__name__]
         elif type(error) is not BlockingIOError:
-            raise_handlers(error)
             raise Broken(str(error), sent=sent) from error
         if not wait_ready(self._sock, until, writing=writing):
             raise Broken(late, sent=sent, late=True) from error

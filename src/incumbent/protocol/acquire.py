@@ -28,7 +28,7 @@ from incumbent.lease import State
 from incumbent.model import Ask, Granted, Queued, Refused, TakeOutcome
 from incumbent.protocol.held import Held, Wanted
 from incumbent.protocol.port import BlockingPort, ManyPort, Port, pace, retry_delay, run
-from incumbent.protocol.release import release_all
+from incumbent.protocol.release import give_up, release_all
 from incumbent.protocol.words import late_grant, not_acquired, permits_differ, waited_in_vain
 from incumbent.stores.base import Take, Took
 
@@ -79,9 +79,10 @@ async def acquire(
             attempt = _Attempt(port, held, started, _end(held, timeout, until), on_refusal)
             await attempt.go_on(outcome, timeout)
         return held
+    except BaseException:
+        _compensate(port, held)
+        raise
     finally:
-        if held.machine.state is not _HELD:
-            _compensate(port, held)
         if meters.on:
             _meter(held, port.now() - started)
 
@@ -97,9 +98,10 @@ def acquire_blocking(port: BlockingPort, wanted: Wanted, timeout: float | None) 
         if not isinstance(outcome, Granted):
             run(_Attempt(port, held, started, _end(held, timeout, until)).go_on(outcome, timeout))
         return held
+    except BaseException:
+        _compensate(port, held)
+        raise
     finally:
-        if held.machine.state is not _HELD:
-            _compensate(port, held)
         if meters.on:
             _meter(held, port.now() - started)
 
@@ -143,6 +145,10 @@ def _meter(held: Held, seconds: float) -> None:
 
 
 def _compensate(port: Port, held: Held) -> None:
+    if held.machine.state is _HELD:
+        # Interrupted after the grant: nobody else will release it.
+        give_up(port, held, undo_slot=True)
+        return
     now = port.now()
     if held.machine.state in _ON_ITS_WAY:
         held.unsure += 1
@@ -422,12 +428,16 @@ async def acquire_all(
     try:
         while not await several.climb():
             pass  # an earlier lease was lost during the wait for a later one
+        return several.helds
     except NotAcquired:
         await several.give_back(0)
         raise
+    except BaseException:
+        several.complete = False
+        raise
     finally:
-        several.end()
-    return several.helds
+        if meters.on or not several.complete:
+            several.end()
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from math import inf
 
 from incumbent import meters
 from incumbent.errors import StoreError
+from incumbent.lease import State
 from incumbent.model import GiveOutcome, Released
 from incumbent.protocol.held import Held
 from incumbent.protocol.port import BlockingPort, Debt, ManyPort, Port, run
@@ -77,11 +78,11 @@ async def release_all(port: ManyPort, helds: Sequence[Held]) -> bool:
     """`release` several held leases together; True if the store confirmed each of them."""
     if not helds:
         return True
-    for held in helds:
-        held.machine.left()
     now, patience, confirmed = port.now(), helds[0].wanted.policy.request_timeout, 0
     gives = [Give(held.wanted.key, held.claim, held.machine.token) for held in helds]
     answers: Gave = []
+    for held in helds:
+        held.machine.left()
     try:
         place = await port.limits.gives.enter(inf, patience)
         try:
@@ -128,6 +129,16 @@ def _learn(port: Port, held: Held, outcome: GiveOutcome) -> bool:
     if port.now() < held.machine.deadline:
         held.machine.missed(outcome.reason)
     return False
+
+
+def give_up(port: Port, held: Held, *, undo_slot: bool) -> None:
+    """After an interruption: believe in the lease no longer, and owe its release.
+
+    It cannot wait for `__del__`: the exception's traceback keeps the lease alive.
+    """
+    if not held.let_go_of_one() and held.machine.state is State.HELD:
+        held.machine.left()
+        port.hand_over(held.debt(port.now(), undo_slot=undo_slot))
 
 
 async def settle(port: Port, debt: Debt, timeout: float) -> bool:

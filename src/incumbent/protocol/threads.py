@@ -19,7 +19,7 @@ from math import inf
 from typing import Protocol
 
 from incumbent import clock
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import is_handlers, raise_handlers
 from incumbent.unpatched import original, start_bare_thread, start_thread
 
 _log = logging.getLogger("incumbent")
@@ -197,11 +197,16 @@ class AlarmThread:
     # -- one life ----------------------------------------------------------------------------
 
     def _start(self) -> None:
+        started = False
         try:
             self._absent.pop()
         except KeyError:
             return  # Another caller starts it; the new thread plans all that was noted before.
-        started = False
+        except BaseException:
+            # A signal handler's, perhaps after the entry was removed. Two threads can be started
+            # now; the one that is not `alarm`'s ends.
+            self._absent.add(True)
+            raise
         try:
             alarm = self.alarm = make_alarm()
             start_bare_thread(lambda: self._live(alarm))
@@ -291,17 +296,26 @@ class Notifier:
     def call(self, callback: Callable[[], None]) -> None:
         """Have `callback` run soon; its exceptions are logged. Never raises."""
         self._calls.put(callback)
-        with suppress(IndexError):
-            self._idle.pop()
+        if self._idle:
             self._start()
 
     def _start(self) -> None:
+        idle = self._idle
+        try:
+            idle.pop()
+        except IndexError:
+            return  # another thread was faster
+        except BaseException:
+            idle.append(True)
+            raise
         try:
             start_thread(self._run, "incumbent-notifier")
-        except RuntimeError as error:
-            raise_handlers(error)
-            # The callbacks wait until the next `call` tries again.
-            self._idle.append(True)
+        except BaseException as error:
+            # The next `call` starts one. A signal handler's exception may have come after the
+            # start: then there are two, which share the queue.
+            idle.append(True)
+            if not isinstance(error, RuntimeError) or is_handlers(error):
+                raise
             _log.error("callbacks wait, for no thread can be started: %s", error)
 
     def _run(self) -> None:

@@ -17,11 +17,12 @@ from typing import Final
 from incumbent import clock
 from incumbent.durations import backoff_delay, say_seconds
 from incumbent.errors import ConfigError, StoreError
-from incumbent.locks import Candidate, Lease
+from incumbent.locks import Lease
 from incumbent.model import Refused
 from incumbent.protocol.chance import draw_jitter
 from incumbent.protocol.words import lease_lost
 from incumbent.serve.situation import Situation
+from incumbent.supervise.candidate import Candidate
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.codes import FAULT, LOST, OK, TOO_LONG
 from incumbent.supervise.guarding import Guard, GuardFault

@@ -214,6 +214,7 @@ class SyncPanel(ConnectedPanel):
                     return self._finish_slow(request, until, enough, at, sent, None)
                 at += 1
         except OSError as error:
+            raise_handlers(error)
             return self._finish_slow(request, until, enough, at, 0, error)
         # Read from the last node on: if all nodes share a core, the others have replied by then.
         try:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.interrupts import raise_handlers
 from incumbent.stores.redis.errors import Moved, Outdated, answered_error
 from incumbent.stores.redis.resp import SCRIPTS, Program, Script, Step, pack
 from incumbent.stores.redis.server import (
@@ -129,7 +130,8 @@ def read_mark(raw: Any, where: str, key: str) -> Mark | None:
         numbers = (int(since), int(seen))
         run, replication = run.strip("-"), replication.strip("-")
         return Mark(identity, *numbers, run, replication, int(longest), int(floor))
-    except ValueError:
+    except ValueError as error:
+        raise_handlers(error)
         # Another client's value counts as no marker.
         return None
 
