@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from incumbent import clock
 from incumbent.cron import output as module
 from incumbent.cron.events import LONGEST_EVENT, Events
 from incumbent.cron.output import Output, _Lines
@@ -150,6 +154,24 @@ def test_an_event_comes_after_the_output_before_it_and_before_what_follows() -> 
         write_all(output, b"b\n")
     kinds = [event.get("line", event["event"]) for event in log.end()]
     assert kinds == [*["a"] * 10_000, "no end", "retry", "b"]
+
+
+def test_an_event_and_a_close_while_the_thread_looks_at_what_waits_lose_nothing() -> None:
+    log = Log()
+
+    class Late(deque[Any]):
+        def __bool__(self) -> bool:
+            found = len(self) > 0
+            if sys._getframe(1).f_code.co_name == "_run" and not found and output._close_by == inf:
+                self.append((module._PieceKind.EVENT, b'{"event": "last"}\n'))
+                output._close_by = clock.now() + 60.0
+            return found
+
+    with followed(log) as (output, _):
+        output._waiting = Late()
+        write_all(output, b"x\n")
+        output.settle()
+    assert [event["event"] for event in log.end()] == ["output", "last"]
 
 
 def test_without_a_reader_the_output_is_read_all_the_same() -> None:

@@ -278,5 +278,8 @@ def test_a_worker_that_is_killed_leaves_nothing_behind_and_its_run_is_lost(
     eventually(lambda: not any(it and identity(pid) == it for pid, it in below.items()))
     eventually((fleet.folder / "below" / "on_failure").exists)
     # What it says is an event as all else on standard output is.
-    eventually(lambda: [it["line"] for it in fleet.events("output")] == ["told"])
+    eventually(lambda: fleet.events("on_failure"))
+    said = [it["line"] for it in fleet.events("output")]
+    # A worker that waited for the store says so there, too.
+    assert [line for line in said if not line.startswith("incumbent: ")] == ["told"]
     assert process.poll() is None

@@ -142,7 +142,8 @@ class Output:
 
     def _run(self) -> None:
         while clock.now() < self._close_by:
-            pending, closing = bool(self._ready or self._waiting), self._close_by < inf
+            # In this order: the last event is put before the close, and may come in between.
+            closing, pending = self._close_by < inf, bool(self._ready or self._waiting)
             if closing and not (pending and self._takes_a_line(_LAST_PATIENCE)):
                 return
             if self._size >= _WAITING:
