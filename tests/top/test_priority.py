@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from incumbent import AsyncElection, Client, ConfigError, Election, clock
 from incumbent.election import PRIORITY, Leader, Rank, rank_of, with_rank
-from incumbent.locks import Candidate as LeadCandidate
 from incumbent.model import ABSENT, ByVersion, Field, Holding, Key, Record, Refused
 from incumbent.options import wanted_from
 from incumbent.protocol.observe import Challenge
 from incumbent.stores.memory import MemoryEngine
 from incumbent.stores.notices import RESIGN, encode_notice
+from incumbent.supervise.candidate import Candidate as LeadCandidate
 from tests.support.waiting import eventually
 from tests.top.priorities import Fleet
 
