@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutation import Mutation, in_area
 
 _MODEL = ("tests/rules/test_same_as_model.py",)
+_TIMES = ("tests/rules/test_times.py",)
 _MEMORY = ("tests/contract/test_memory.py",)
 _CODEC = ("tests/rules/test_codec.py",)
 _CLIENTS = ("tests/rules/test_interleavings.py",)
@@ -63,7 +64,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "the holder for which a name is reserved waits for the line",
         "    if first is None or closed(record, now):\n",
         "    if first is None:\n",
-        "tests/rules/test_times.py",
+        *_TIMES,
     ),
     _taking(
         "one that wants the name alone waits for the first of those who share it",
@@ -112,7 +113,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tokens begin below the floor",
         "token = max(record.token + 1, at.wall, at.floor)",
         "token = max(record.token + 1, at.wall)",
-        "tests/rules/test_times.py",
+        *_TIMES,
     ),
     _taking(
         "a grant forgets those who share the name",
@@ -153,7 +154,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "nobody is told that a holder began to share the name",
         "wake = EVERYBODY if ask.candidacy > 0 or shares else",
         "wake = EVERYBODY if ask.candidacy > 0 else",
-        *_MEMORY,
+        *_TIMES,
     ),
     _taking(
         "the history keeps one holding",
@@ -254,6 +255,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a first waiter is overtaken without end",
         "line.overtaken >= OVERTAKEN_MOST else None",
         "line.overtaken < 0 else None",
+        *_TIMES,
     ),
     _line(
         "a turn has no end",
@@ -274,6 +276,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a grant out of turn is not counted",
         "overtaken=line.overtaken + 1)",
         "overtaken=line.overtaken)",
+        *_TIMES,
     ),
     _line(
         "a waiter that was served stays in line",
@@ -297,7 +300,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "rules/record.py",
         "    if record.pause or record.resign or holders",
         "    if holders",
-        "tests/rules/test_times.py",
+        *_TIMES,
     ),
     _r(
         "a record that was edited is read",

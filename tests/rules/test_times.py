@@ -6,7 +6,9 @@ import pytest
 
 from incumbent.model import Ask, Field, Granted, Key, Refused, Renewal, Slot
 from incumbent.rules import keeping, taking
+from incumbent.rules import line as lines
 from incumbent.rules.record import (
+    EVERYBODY,
     NOTHING,
     Closing,
     LeaseRecord,
@@ -127,3 +129,16 @@ def test_the_holder_for_which_a_name_is_reserved_precedes_the_line() -> None:
     assert isinstance(outcome, Granted)
     outcome = taking.take(record, "b", Ask(5.0, "other"), at(10 * SECOND), None).outcome
     assert isinstance(outcome, Refused)
+
+
+def test_a_first_waiter_that_is_not_fair_is_overtaken_four_times_in_a_row() -> None:
+    line, grants = Line((Waiter("first", "h1", 3 * SECOND, fair=False),), due=20 * SECOND), 0
+    while lines.preceding(line, "other", 10 * SECOND) is None and grants < 10:
+        line, grants = lines.served(line, "other", 5 * SECOND, 10 * SECOND), grants + 1
+    assert grants == 4
+
+
+def test_the_next_waiter_is_woken_by_a_grant_that_it_may_share() -> None:
+    done = taking.take(NOTHING, "a", Ask(5.0, "h", permits=2), at(0), None)
+    assert isinstance(done.outcome, Granted)
+    assert done.wake == EVERYBODY
