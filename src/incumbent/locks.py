@@ -429,20 +429,19 @@ class Lock(TakingHandle[Lease]):
     def _acquire(
         self, keep: Callable[[Lease], Lease], timeout: Duration | EllipsisType | None = ...
     ) -> Lease:
-        again = self._enter_again(timeout) if self._reentrant else None
-        link, held = again or self._take(timeout)
+        link, again = self._link, self._enter_again(timeout) if self._reentrant else None
+        try:
+            if again:
+                held = again[1]
+            else:
+                held = acquire_blocking(link.port, self._wanted, self._wait(timeout))
+        except LockError as error:
+            shorten(error)
+            raise
         try:
             return keep(Lease(*(again or self._armed(held))))
         except BaseException:
             give_up_all(link, (held,), undo_slot=True)
-            raise
-
-    def _take(self, timeout: Duration | EllipsisType | None) -> tuple[Link, Held]:
-        link, wait = self._link, self._wait(timeout)
-        try:
-            return link, acquire_blocking(link.port, self._wanted, wait)
-        except LockError as error:
-            shorten(error)
             raise
 
     def try_acquire(self) -> Lease | None:

@@ -39,8 +39,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "some names are kept though another was refused",
         "protocol/acquire.py",
-        "        await several.give_back(0)\n        raise\n    except BaseException:\n        several.complete = False\n        raise\n    finally:\n        if meters.on or not several.complete:\n            several.end()\n",
-        "        raise\n",
+        "            await several.give_back(0)\n            raise\n    except BaseException:\n        several.end()\n        raise\n",
+        "            raise\n    finally:\n        pass\n",
         *_MULTI,
     ),
     _p(

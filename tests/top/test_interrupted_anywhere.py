@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import incumbent
-from incumbent import clock
+from incumbent import clock, meters
 from incumbent.interrupts import is_handlers
 from incumbent.net.wire import BlockingWire
 from incumbent.protocol.threads import AlarmThread, notifier
@@ -88,6 +88,12 @@ def left_held(client: incumbent.Client) -> list[str]:
     return [record.key.name for record in client.scan() if record.holdings]
 
 
+@pytest.fixture(params=[False, True], ids=["", "counted"])
+def counted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting what happens, for metrics, adds instants."""
+    monkeypatch.setattr(meters, "on", request.param)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_body_that_ends_leaves_no_lease_behind(way: str, tmp_path: Path) -> None:
     make, use = WAYS[way]
@@ -109,6 +115,7 @@ def test_a_body_that_ends_leaves_no_lease_behind(way: str, tmp_path: Path) -> No
         eventually(lambda: not left_held(client))
 
 
+@pytest.mark.usefixtures("counted")
 @pytest.mark.parametrize("what", IN_THE_OPEN)
 def test_who_was_not_told_of_a_lease_does_not_hold_it(what: str, tmp_path: Path) -> None:
     make = IN_THE_OPEN[what]

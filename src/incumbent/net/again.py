@@ -25,17 +25,20 @@ async def until_served(
 ) -> T:
     """The outcome of `ask`, called again after a refusal for a moment, with full jitter.
 
-    `rest`: waits until an instant. Raises what `ask` raises; the refusal if no time is left.
+    `rest`: waits until an instant. Raises what `ask` raises; the refusal if no time is left for
+    another one: a try that is cut off would leave in doubt what is certainly not done.
     """
     refusal: StoreUnavailable | None = None
     while True:
+        began = clock.now()
         try:
             return await ask()
         except StoreUnavailable as error:
-            again = clock.now() + max(_PAUSE_LEAST, draw_jitter() * (error.retry_after or 0.0))
-            if refusal is not None and clock.now() >= until:
+            now = clock.now()
+            again = now + max(_PAUSE_LEAST, draw_jitter() * (error.retry_after or 0.0))
+            if refusal is not None and now >= until:
                 raise refusal from error
-            if not _is_for_a_moment(error) or again >= until:
+            if not _is_for_a_moment(error) or again + (now - began) >= until:
                 raise
             refusal = error
         while clock.now() < again:

@@ -78,13 +78,14 @@ async def acquire(
         if not isinstance(outcome, Granted):
             attempt = _Attempt(port, held, started, _end(held, timeout, until), on_refusal)
             await attempt.go_on(outcome, timeout)
+        if meters.on:
+            _meter(held, port.now() - started)
         return held
     except BaseException:
         _compensate(port, held)
-        raise
-    finally:
         if meters.on:
             _meter(held, port.now() - started)
+        raise
 
 
 def acquire_blocking(port: BlockingPort, wanted: Wanted, timeout: float | None) -> Held:
@@ -97,13 +98,14 @@ def acquire_blocking(port: BlockingPort, wanted: Wanted, timeout: float | None) 
         outcome = _take_blocking(port, held, ask, until, patience)
         if not isinstance(outcome, Granted):
             run(_Attempt(port, held, started, _end(held, timeout, until)).go_on(outcome, timeout))
+        if meters.on:
+            _meter(held, port.now() - started)
         return held
     except BaseException:
         _compensate(port, held)
-        raise
-    finally:
         if meters.on:
             _meter(held, port.now() - started)
+        raise
 
 
 def _limits(wanted: Wanted, timeout: float | None, started: float) -> tuple[float, float]:
@@ -426,18 +428,17 @@ async def acquire_all(
     until, patience = _limits(wanted[0], timeout, started)
     several = _Several(port, keeper, wanted, timeout, started, until, patience)
     try:
-        while not await several.climb():
-            pass  # an earlier lease was lost during the wait for a later one
-        return several.helds
-    except NotAcquired:
-        await several.give_back(0)
-        raise
+        try:
+            while not await several.climb():
+                pass  # an earlier lease was lost during the wait for a later one
+            several.meter()
+            return several.helds
+        except NotAcquired:
+            await several.give_back(0)
+            raise
     except BaseException:
-        several.complete = False
+        several.end()
         raise
-    finally:
-        if meters.on or not several.complete:
-            several.end()
 
 
 @dataclass(slots=True)
@@ -452,7 +453,6 @@ class _Several:
     until: float
     patience: float
     helds: list[Held] = field(init=False)
-    complete: bool = field(default=False, init=False)
     refused: Refused | None = field(default=None, init=False)
     """The refusal that caused the last wait."""
 
@@ -476,10 +476,10 @@ class _Several:
                 at += 1
         now = self.port.now()
         machines = [held.machine for held in self.helds]
-        self.complete = all(it.valid(now) and now < it.stop_at for it in machines)
-        if not self.complete:
+        complete = all(it.valid(now) and now < it.stop_at for it in machines)
+        if not complete:
             await self.give_back(0)
-        return self.complete
+        return complete
 
     async def _take_from(self, at: int) -> tuple[int, Refused | StoreError | None]:
         """Ask for all from `at` on; returns the place and outcome of the first not granted."""
@@ -543,11 +543,15 @@ class _Several:
                 self._owe(held)
 
     def end(self) -> None:
-        """Unless all leases are held, owe the store the release of each."""
+        """Owe the store the release of each."""
         for held in self.helds:
-            if not self.complete:
-                self._owe(held)
-            if meters.on:
+            self._owe(held)
+        self.meter()
+
+    def meter(self) -> None:
+        """Count how each ended, while somebody looks."""
+        if meters.on:
+            for held in self.helds:
                 _meter(held, self.port.now() - self.started)
 
     def _owe(self, held: Held) -> None:
