@@ -60,15 +60,15 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "names that were lost during the wait count as held",
         "protocol/acquire.py",
-        "        self.complete = all(it.valid(now) and now < it.stop_at for it in machines)\n",
-        "        self.complete = any(it.valid(now) and now < it.stop_at for it in machines)\n",
+        "        complete = all(it.valid(now) and now < it.stop_at for it in machines)\n",
+        "        complete = any(it.valid(now) and now < it.stop_at for it in machines)\n",
         *_MULTI,
     ),
     _p(
         "of several names one may be past the time to stop when they are believed",
         "protocol/acquire.py",
-        "        self.complete = all(it.valid(now) and now < it.stop_at for it in machines)\n",
-        "        self.complete = all(it.valid(now) for it in machines)\n",
+        "        complete = all(it.valid(now) and now < it.stop_at for it in machines)\n",
+        "        complete = all(it.valid(now) for it in machines)\n",
         "tests/sim/test_simulator.py::test_no_history_breaks_a_rule[parted-0]",
     ),
     _p(
