@@ -160,3 +160,16 @@ def test_connections_that_come_as_it_closes_are_closed_too(monkeypatch: pytest.M
             server.close()
     gc.collect()
     assert left == []
+
+
+def test_probes_and_refusals_that_are_not_taken_leave_the_places_of_the_pages(
+    server: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ROUTES, "/healthz", lambda _: LARGE)
+    monkeypatch.setitem(ROUTES, "/refused", lambda _: LARGE._replace(status=403))
+    with ExitStack() as stack:
+        for path in ("healthz", "refused") * 4:
+            reader = stack.enter_context(connect(server))
+            reader.sendall(f"GET /{path} HTTP/1.1\r\n\r\n".encode())
+            reader.recv(1)
+        assert asks(server, "/metrics") == 200

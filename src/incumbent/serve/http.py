@@ -48,7 +48,8 @@ _TIMEOUT: Final = 2.0
 _LONGEST_HEAD: Final = 8192
 _READING: Final = 512
 _ANSWERS: Final = 16
-"""Answers in memory: each may be large, and stays until the peer has taken it."""
+"""Pages in memory: each may be large, and stays until the peer has taken it. Probes and refusals
+are small, and take no place."""
 _VIEWERS: Final = 1000
 _PATIENCE: Final = 10.0
 """Seconds for a handler that waits, and for a viewer to read the data that it gets."""
@@ -145,14 +146,16 @@ class PageServer:
                 return
             page.close()
             page = Page(503, TEXT, "too many look at it already\n")
-        if self._answers >= _ANSWERS and page.status == HTTPStatus.OK and not _is_probe(request):
+        takes_place = page.status == HTTPStatus.OK and not _is_probe(request)
+        if takes_place and self._answers >= _ANSWERS:
             page = Page(503, TEXT, "too many have not taken their answer yet\n")
-        self._answers += 1
+            takes_place = False
+        self._answers += takes_place
         try:
             async with asyncio.timeout(_TIMEOUT):
                 await _send(writer, page._replace(stream=None), head_only=head_only)
         finally:
-            self._answers -= 1
+            self._answers -= takes_place
 
     async def _show(self, writer: asyncio.StreamWriter, pending: Pending, head_only: bool) -> None:
         self._viewers += 1
