@@ -171,6 +171,7 @@ def test_an_event_and_a_close_while_the_thread_looks_at_what_waits_lose_nothing(
         output._waiting = Late()
         write_all(output, b"x\n")
         output.settle()
+        eventually(lambda: output._close_by < inf)
     assert [event["event"] for event in log.end()] == ["output", "last"]
 
 

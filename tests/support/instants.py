@@ -34,7 +34,11 @@ class _Tracer:
         self._called: set[FrameType | None] = set()
 
     def begin(self, frame: FrameType, event: str, _: object) -> Any:
-        self._called.add(frame.f_back)
+        caller = frame.f_back
+        if caller is not None and caller.f_code.co_filename.startswith(_OURS):
+            # No other frames: kept, that of functools.lru_cache keeps the statements of a closed
+            # connection of sqlite3, and with them its lock.
+            self._called.add(caller)
         if not frame.f_code.co_filename.startswith(_OURS):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
@@ -63,6 +67,11 @@ def at_each_instant(call: Callable[[int], object], handler: Callable[[], None]) 
             sys.settrace(tracer.begin)
             try:
                 call(at)
+            except TypeError as error:
+                # Tracing opcodes, CPython 3.11 now and then calls what is left on its stack.
+                if not str(error).endswith("object is not callable"):
+                    raise
+                continue
             finally:
                 sys.settrace(None)
             if not tracer.where:

@@ -94,6 +94,7 @@ def counted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(meters, "on", request.param)
 
 
+@pytest.mark.usefixtures("counted")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_body_that_ends_leaves_no_lease_behind(way: str, tmp_path: Path) -> None:
     make, use = WAYS[way]
