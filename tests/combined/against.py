@@ -47,8 +47,10 @@ _THEN = {
     "from incumbent.several import MultiLeaseHandle": "MultiLeaseHandle = object",
     "from tests.sim.several import Several": "Several = object",
     "port import Debt, one_by_one": "port import Debt",
-    "from incumbent.stores.base import Gave, Give, Take, Took": "Gave = Give = object\n"
-    "Take = Took = object",
+    "from incumbent.stores.base import NO_LIMITS, Gave, Give, Take, Took": "NO_LIMITS = None\n"
+    "Gave = Give = Take = Took = object",
+    "incumbent.stores.memory import MemoryTable": "incumbent.stores.table import MemoryTable",
+    "machine.sent_at": "machine._sent",
     "from incumbent.stores.base import Give, Take": "Give = Take = object",
 }
 """What is used of the product by another name than before there was `protocol/`."""
