@@ -52,7 +52,8 @@ class ByCaller(Generic[T]):
     """The leases of one shared object, in the order of their grants: each caller has its own.
 
     A caller that outlived its lease must not release the lease of the next caller. A caller that
-    acquired none gets the oldest one: another caller handed it over.
+    never tried to acquire one gets the oldest: another caller handed it over. One that did try (its
+    own is released, or was refused) gets the oldest that was left by a caller that ended.
     """
 
     _MOST: Final = 100
@@ -61,11 +62,20 @@ class ByCaller(Generic[T]):
     def __init__(self) -> None:
         self._kept: list[tuple[weakref.ref[Any], T]] = []
         """Its changes are atomic steps: other threads may be in here."""
+        self._tried: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def tries(self) -> None:
+        """Note that the present caller acquires leases of its own."""
+        self._tried.add(present_caller())
 
     def own(self) -> T | None:
         """The lease of the present caller."""
-        me, kept = weakref.ref(present_caller()), self._kept.copy()
-        return next((it for caller, it in kept if caller == me), kept[0][1] if kept else None)
+        me, kept = present_caller(), self._kept.copy()
+        for caller, it in kept:
+            if caller() is me:
+                return it
+        left = (it for caller, it in kept if me not in self._tried or has_ended(caller()))
+        return next(left, None)
 
     def keep(self, it: T) -> None:
         """Keep it for the present caller, in place of its last one."""
@@ -83,6 +93,13 @@ class ByCaller(Generic[T]):
             if which(*entry):
                 with suppress(ValueError):  # another thread was faster
                     self._kept.remove(entry)
+
+
+def has_ended(caller: Any) -> bool:
+    """Whether a thread or task will do nothing more; None: it is gone."""
+    if isinstance(caller, threading.Thread):
+        return not caller.is_alive()
+    return caller is None or bool(caller.done())
 
 
 class Exclusion:

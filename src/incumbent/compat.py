@@ -15,9 +15,9 @@ same key in Redis, so old and new instances exclude each other while a fleet mig
   0 before they make a lock; then a flush while a lock is held lets two hold it.
 - The key holds more than a token: others see `token=` as the holder. Setting `local.token` does not
   hand the lock over. A lock object that is dropped releases its lease.
-- Tasks that share an object each have a lock of their own, as threads have. A caller without one,
-  to which another handed its lock, releases and extends the oldest: with `thread_local` the oldest
-  of its thread.
+- Tasks that share an object each have a lock of their own, as threads have. A caller that never
+  acquires, to which another handed its lock, releases and extends the oldest: with `thread_local`
+  the oldest of its thread. One that does, and has none, only what a caller left that has ended.
 - Waiters are woken where incumbent holds the lock; beside other clients they look every
   `sleep` seconds, as theirs do. `acquire` waits for all of its `blocking_timeout`.
 - Names must be valid for `incumbent.Lock`, and times must be finite and leave the lock some time to
@@ -290,6 +290,7 @@ class Lock(_Handle[locks.Lease]):
         """
         with _both_families:
             wait = self._wait(blocking, blocking_timeout)
+            self._kept.tries()
             try:
                 lease = self._lock(token, sleep).acquire(wait)
             except NotAcquired:
@@ -362,6 +363,7 @@ class AsyncLock(_Handle[locks.AsyncLease]):
         """Wait for the lock, or try once; see Lock.acquire."""
         with _both_families:
             wait = self._wait(blocking, blocking_timeout)
+            self._kept.tries()
             try:
                 lease = await self._lock(token, sleep).acquire(wait)
             except NotAcquired:

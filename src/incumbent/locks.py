@@ -14,7 +14,13 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Generic, Self
 
 from incumbent import clock
-from incumbent.callers import bodies_of_task, current_task, enter_again, present_caller
+from incumbent.callers import (
+    bodies_of_task,
+    current_task,
+    enter_again,
+    has_ended,
+    present_caller,
+)
 from incumbent.durations import Duration
 from incumbent.errors import LeaseLost, LockError, Misuse, NotAcquired, NotHeld
 from incumbent.handles import (
@@ -412,9 +418,15 @@ class Lock(TakingHandle[Lease]):
         return present_caller() if self._reentrant else threading.current_thread()
 
     def _handed_over(self, entries: Sequence[Entry[Lease]]) -> list[Lease]:
-        """The oldest lease that other tasks of this thread left: who lost one releases first."""
+        """The oldest lease that ended tasks of this thread left: who lost one releases first."""
         here = None if self._reentrant else threading.current_thread()
-        left = [entry.lease for entry in entries if entry.home and entry.home() is here]
+        left = [
+            entry.lease
+            for entry in entries
+            if entry.caller and entry.home and entry.home() is here
+            # One that goes on may be in its body.
+            if (caller := entry.caller()) is here or has_ended(caller)
+        ]
         return [lease for lease in left if not lease._let_go()][:1] or left[-1:]
 
     def acquire(self, timeout: Duration | EllipsisType | None = ...) -> Lease:

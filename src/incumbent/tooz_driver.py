@@ -43,8 +43,8 @@ _WITHIN, _LOOK_EVERY = 1.0, 0.1
 class Lock(locking.Lock):
     """tooz's lock, made by `Driver.get_lock`.
 
-    Threads that share it each have a lock of their own. A thread without one may release a lock
-    that another thread left to it.
+    Threads that share it each have a lock of their own. A thread that never acquires may release a
+    lock that another thread left to it; one that does, only the lock of a thread that ended.
     """
 
     def __init__(self, driver: Driver, name: bytes | str) -> None:
@@ -81,6 +81,7 @@ class Lock(locking.Lock):
         if shared:
             raise tooz.NotImplemented("this driver has no shared locks: acquire it without shared")
         wait = timeout if blocking is True else float(blocking)
+        self._leases.tries()
         with _as_tooz_says(), suppress(NotAcquired):
             lease = self._driver.client.lock(self._leased).acquire(wait)
             self._leases.keep(lease)

@@ -156,6 +156,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/top/test_shared_by_tasks.py",
     ),
     _p(
+        "a task without a lease releases that of a task that goes on",
+        "locks.py",
+        "is here or has_ended(caller)",
+        "is here or True",
+        "tests/top/test_shared_by_tasks.py",
+    ),
+    _p(
         "what a task lost is forgotten when the task after it acquires",
         "locks.py",
         "(caller is None or caller is self._caller())",
@@ -172,15 +179,22 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "a drop-in's caller gets the lock of the caller after it",
         "callers.py",
-        "next((it for caller, it in kept if caller == me), kept[0][1] if kept else None)",
-        "next((it for caller, it in reversed(kept)), None)",
+        "        for caller, it in kept:\n",
+        "        for caller, it in []:\n",
         *_CALLERS,
     ),
     _p(
         "who was handed a lock gets the newest one",
         "callers.py",
-        "kept[0][1] if kept else None)",
-        "kept[-1][1] if kept else None)",
+        "left = (it for caller, it in kept if",
+        "left = (it for caller, it in reversed(kept) if",
+        *_CALLERS,
+    ),
+    _p(
+        "a caller without a lock releases that of a caller in its body",
+        "callers.py",
+        "if me not in self._tried or has_ended(caller())",
+        "if True",
         *_CALLERS,
     ),
     _p(

@@ -125,6 +125,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/stores/postgresql/test_store.py::test_tokens_grow_over_a_promotion_though_the_clock_is_behind_by_nearly_a_minute",
     ),
     _d(
+        "sqlite: a connection whose log was removed is closed",
+        "stores/sqlite/connection.py",
+        "        if self.torn():\n            spoiled",
+        "        if False:\n            spoiled",
+        "tests/stores/sqlite/test_processes.py::test_a_removed_log_is_not_copied_over_what_others_wrote_since",
+    ),
+    _d(
         "sqlite: a new file's tokens begin at the clock",
         "stores/sqlite/schema.py",
         "floor = micros + JUMP + 1",

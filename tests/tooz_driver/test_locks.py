@@ -255,6 +255,27 @@ def test_what_is_not_started_is_refused(world: World) -> None:
         made.get_lock(b"")
 
 
+def test_a_thread_that_was_refused_does_not_release_that_of_a_thread_that_goes_on(
+    world: World,
+) -> None:
+    lock, taken, end = world.start().get_lock(b"job"), threading.Event(), threading.Event()
+
+    def holds() -> None:
+        with lock:
+            taken.set()
+            assert end.wait(30)
+            assert lock.acquired
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(holds)
+        assert taken.wait(30)
+        assert not lock.acquire(blocking=False)
+        assert not lock.acquired
+        assert not lock.release()
+        end.set()
+        first.result()
+
+
 def test_a_thread_that_outlived_its_lock_does_not_release_that_of_the_next(world: World) -> None:
     lock, taken, lost = world.start().get_lock(b"job"), threading.Event(), threading.Event()
 

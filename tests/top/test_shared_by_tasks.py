@@ -16,6 +16,7 @@ from incumbent import (
     LeaseLost,
     Lock,
     MultiLock,
+    NotAcquired,
     NotHeld,
     Semaphore,
     clock,
@@ -139,6 +140,39 @@ def test_another_task_of_the_thread_releases_what_was_left_to_it(engine: FaultyE
         await asyncio.create_task(acquire())
         assert await asyncio.create_task(release())
         assert not lock.locked()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("before", ["released it", "was refused", "never asked"])
+def test_another_task_does_not_release_what_a_task_holds_that_goes_on(
+    engine: FaultyEngine, before: str
+) -> None:
+    lock = Lock("a", store=engine, timeout=0)
+
+    async def main() -> None:
+        taken, end = asyncio.Event(), asyncio.Event()
+
+        async def holds() -> None:
+            lease = lock.acquire()
+            taken.set()
+            await end.wait()
+            lease.check()
+            assert lock.release()
+
+        if before == "released it":
+            lock.acquire()
+            assert lock.release()
+        task = asyncio.create_task(holds())
+        await taken.wait()
+        if before == "was refused":
+            with pytest.raises(NotAcquired):
+                lock.acquire()
+        assert not lock.owned()
+        with pytest.raises(NotHeld):
+            lock.release()
+        end.set()
+        await task
 
     asyncio.run(main())
 

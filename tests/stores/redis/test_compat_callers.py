@@ -47,17 +47,21 @@ class Shared:
         else:
             self.lock = compat.AsyncLock(client, name, thread_local=kind == "of the thread")
 
-    async def acquire(self, timeout: float) -> bool:
+    async def acquire(self, timeout: float, wait: float = PATIENCE) -> bool:
         if isinstance(self.lock, compat.RedisLock):
-            return await self.lock.acquire(timeout, PATIENCE)
+            return await self.lock.acquire(timeout, wait)
         self.lock.timeout = timeout
-        return bool(await self.lock.acquire(blocking_timeout=PATIENCE))
+        return bool(await self.lock.acquire(blocking_timeout=wait))
 
     async def release(self) -> str:
+        lock = self.lock._lock if isinstance(self.lock, compat.RedisLock) else self.lock
         try:
-            return "no longer owned" if await self.lock.release() is False else "released"
+            await lock.release()
         except compat.LockNotOwnedError:
             return "no longer owned"
+        except compat.LockError:
+            return "not held"
+        return "released"
 
 
 KINDS = ("of the thread", "of all", "RedisLock")
@@ -124,6 +128,36 @@ def test_whoever_was_left_a_lock_releases_the_oldest_and_never_a_later_one(
         assert await asyncio.create_task(shared.release()) == "no longer owned"
         assert await client.exists(name)
         assert await shared.release() == "released"
+
+    with_client(redis_server, scenario)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("first", ["released it before", "was refused"])
+def test_a_task_that_has_no_lock_does_not_release_that_of_a_task_in_its_body(
+    redis_server: RedisServer, name: str, kind: str, first: str
+) -> None:
+    async def scenario(client: Any) -> None:
+        shared, end = Shared(client, name, kind), asyncio.Event()
+
+        async def holds() -> str:
+            assert await shared.acquire(PATIENCE)
+            holding.set()
+            await end.wait()
+            return await shared.release()
+
+        if first == "released it before":
+            assert await shared.acquire(PATIENCE)
+            assert await shared.release() == "released"
+        holding = asyncio.Event()
+        other = asyncio.create_task(holds())
+        await holding.wait()
+        if first == "was refused":
+            assert not await shared.acquire(PATIENCE, wait=SHORT)
+        assert await shared.release() == "not held"
+        assert await client.exists(name)
+        end.set()
+        assert await other == "released"
 
     with_client(redis_server, scenario)
 

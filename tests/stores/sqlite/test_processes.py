@@ -263,6 +263,34 @@ raise SystemExit  # with all finalisers
     assert (tmp_path / "leases.db-wal").exists()
 
 
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_removed_log_is_not_copied_over_what_others_wrote_since(
+    tmp_path: Path, *, noticed: bool
+) -> None:
+    path = tmp_path / "leases.db"
+    others = """
+for n in range(30):
+    got = take(f"{os.getpid()} {n}")
+    store.give(key, f"{os.getpid()} {n}", None, soon())
+print(got.token)
+store.close()
+"""
+    store = SqliteEngine(path).store()
+    for n in range(40):
+        store.take(Key("default", f"ours{n}"), "a", Ask(10.0, "me"), clock.now() + 5.0)
+    run(path, others)
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink()
+    (last,) = run(path, others)
+    if noticed:
+        time.sleep(0.2)
+        with pytest.raises(StoreUnavailable, match="restart this process"):
+            store.read(KEY, clock.now() + 5.0)
+    store.close()
+    (following,) = run(path, others)
+    assert int(following) > int(last)
+
+
 def test_what_the_parent_held_is_gone_for_nobody(tmp_path: Path) -> None:
     code = """
 got = take("parent")

@@ -23,6 +23,9 @@ _SWEPT_AT_OPENING: Final = 32
 _PAGE: Final = 1024  # a commit checks and writes whole pages: small pages halve its time
 _LOG_KEPT: Final = 2 << 20
 
+spoiled: dict[tuple[int, int], str] = {}
+"""Files, by device and inode, that this process must not open again, with the reason."""
+
 # -- errors ----------------------------------------------------------------------------------
 
 
@@ -180,7 +183,9 @@ class Connection:
             return False  # a new connection says why
 
     def torn(self) -> bool:
-        """Whether the log or its index was removed."""
+        """Whether the log or its index was removed, and the file was not."""
+        if not self._log_identity or self.moved():
+            return False
         try:
             return self._look_at_log() != self._log_identity
         except OSError as error:
@@ -192,7 +197,20 @@ class Connection:
         return _identity(self._path + "-wal") + _identity(self._path + "-shm")
 
     def close(self) -> None:
-        """Close the connection, and roll back an open transaction."""
+        """Close the connection, and roll back an open transaction.
+
+        Not if its log was removed: the last close copies the log over what others wrote since.
+        """
+        if self.torn():
+            spoiled[self.identity] = (
+                "its -wal or -shm file was removed while it was in use. Leave these files alone,"
+                " keep the file out of folders that are cleaned by age, and restart this process"
+            )
+            with suppress(sqlite3.Error):
+                self.raw.rollback()
+            self.keep_for_ever()
+            return
+        self._log_identity = ()  # a last close removes the log
         # The cursor first: a statement that was not read to its end would keep a closed connection,
         # its transaction and its lock alive (https://sqlite.org/c3ref/close.html, "zombie").
         for part in ("_cursor", "raw"):
@@ -213,6 +231,7 @@ class Connection:
             import ctypes
 
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.raw))
+            self._process = 0  # `__del__` would close it, too
 
 
 def _identity(path: str) -> tuple[int, int]:

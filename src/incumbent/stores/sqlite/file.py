@@ -35,6 +35,7 @@ from incumbent.stores.sqlite.connection import (
     Connection,
     FileBusy,
     SpoiledFile,
+    spoiled,
     sweep,
     translated,
 )
@@ -52,9 +53,6 @@ _LOG_BYTES: Final = 2 << 20
 _FORCED_FROM: Final = 4 * _LOG_BYTES
 _FORCED_TRIES: Final = 20
 _SWEPT_AT_ONCE: Final = 1024
-
-_spoiled: dict[tuple[int, int], str] = {}
-"""Files, by device and inode, that this process must not open again, with the reason."""
 
 
 class Mode(NamedTuple):
@@ -210,29 +208,21 @@ class SqliteFile:
 
     def _is_current(self, db: Connection) -> bool:
         if db.moved():
-            self._abandon(db)
+            self.discard(db)
             return False
         if not db.is_due(db.host.now()):
             return True
         if db.torn():
-            self._abandon(db)
-            _spoiled[db.identity] = (
-                "its -wal or -shm file was removed while it was in use. Leave these files alone,"
-                " keep the file out of folders that are cleaned by age, and restart this process"
-            )
+            self.discard(db)
             self._require_unspoiled(db)
         if db.has_our_format():
             return True
         self.discard(db)
         return False
 
-    def _abandon(self, db: Connection) -> None:
-        self._open.discard(db)
-        db.keep_for_ever()
-
     def _require_unspoiled(self, db: Connection) -> None:
-        if db.identity in _spoiled:
-            why = _spoiled[db.identity]
+        if db.identity in spoiled:
+            why = spoiled[db.identity]
             raise SpoiledFile(f"cannot use {self.path}: {why}", permanent=True)
 
     # -- forks -------------------------------------------------------------------------------
@@ -260,7 +250,7 @@ class SqliteFile:
         self._cleaning = threading.Lock()
         self._idle = []
         for db in list(self._open):
-            _spoiled[db.identity] = (
+            spoiled[db.identity] = (
                 "this process was forked while a thread was using it. Run the work in a process"
                 " that was started anew (multiprocessing's spawn, or subprocess)"
             )
