@@ -106,7 +106,7 @@ class BlockingSide:
         if threading.current_thread() is not threading.main_thread() or _SIGNAL is None:
             pytest.skip("signals interrupt the main thread only")
         operation, *arguments = request
-        with _signalled(when), pytest.raises(RaisedByHandler):
+        with pytest.raises(RaisedByHandler), _signalled(when):
             getattr(self.store, operation)(*arguments, until())
 
     def close(self) -> None:
@@ -117,13 +117,14 @@ class BlockingSide:
 def _signalled(when: Callable[[], bool]) -> Iterator[None]:
     """A signal whose handler raises RaisedByHandler comes as soon as `when` is true."""
     assert _SIGNAL is not None  # noqa: S101 - for the types
-    main, over = threading.main_thread().ident or 0, Event()
+    main, begun, over = threading.main_thread().ident or 0, Event(), Event()
 
     def handler(_number: int, _frame: FrameType | None) -> None:
         if not over.is_set():
             raise RaisedByHandler
 
     def send() -> None:
+        begun.wait()
         give_up = until()
         while not (over.is_set() or when()) and clock.now() < give_up:
             over.wait(_LOOK_EVERY)
@@ -133,9 +134,11 @@ def _signalled(when: Callable[[], bool]) -> Iterator[None]:
     before, sender = signal.signal(_SIGNAL, handler), threading.Thread(target=send)
     sender.start()
     try:
+        begun.set()
         yield
     finally:
         over.set()
+        begun.set()
         sender.join()
         signal.signal(_SIGNAL, before)
 
