@@ -113,8 +113,12 @@ CAUGHT_BY = {
     "others_are_granted_meanwhile_and_keep_what_they_have": _instead(
         "WHERE key = p_key AND claim = p_claim AND until > now)", "WHERE key = p_key)"
     ),
-    "as_many_hold_it_as_there_are_permits_and_no_more": _instead("taken < used", "taken <= used"),
-    "each_ends_with_its_own_ttl": _instead("AND expires > p_now;\n    IF taken", ";\n    IF taken"),
+    "as_many_hold_it_as_there_are_permits_and_no_more": _instead(
+        "count(*) >= nullif(p_permits, 0)", "count(*) > nullif(p_permits, 0)"
+    ),
+    "each_ends_with_its_own_ttl": _instead(
+        "WHERE key = r.key AND expires > p_now\n    ) c;", "WHERE key = r.key\n    ) c;"
+    ),
     "readers_keep_a_writer_out_and_a_writer_keeps_readers_out": _instead(
         "expires = coalesce(last, '-infinity')", "expires = '-infinity'"
     ),
