@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,9 @@ from tests.support.instants import at_each_instant
 from tests.support.waiting import eventually
 
 pytestmark = [
+    pytest.mark.skipif(
+        sys.version_info[:2] != (3, 11), reason="the instants are those of CPython 3.11"
+    ),
     # Of a coroutine that was interrupted between its making and its first step.
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
     # What is raised in a finalizer, Python keeps for itself, and says so.
