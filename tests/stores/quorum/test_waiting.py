@@ -62,9 +62,7 @@ class Held:
     def __init__(self, one: Party, other: Party, members: Members) -> None:
         self.one, self.other, self.members = one, other, members
         self.granted = take_everywhere(members.all, one, ASK)
-        refused = other.try_take(ASK)
-        assert isinstance(refused, Refused)
-        self.seen = refused.seen
+        self.seen = other.refused(ASK).seen
 
     def give(self) -> None:
         assert self.one.give(self.granted) == Released()

@@ -209,6 +209,20 @@ class Party:
                 assert clock.now() < give_up, outcome
             time.sleep(0.02)
 
+    def refused(self, ask: Ask, within: float = 20.0) -> Refused:
+        """The refusal of a lease that another has, also where connections have just ended."""
+        give_up = clock.now() + within
+        while True:
+            try:
+                outcome = self.try_take(ask, claim=secrets.token_hex(16))
+            except StoreError:
+                if clock.now() > give_up:
+                    raise
+                time.sleep(0.02)
+            else:
+                assert isinstance(outcome, Refused)
+                return outcome
+
     def renew(self, granted: Granted, ttl: float, within: float = WITHIN) -> RenewOutcome:
         renewal = Renewal(self.key, granted.claim, granted.token, ttl, granted.epoch)
         (outcome,) = self.store.renew([renewal], soon(within))
