@@ -305,20 +305,31 @@ def test_a_node_without_slots_has_no_marker() -> None:
     assert markers_of(topology(), ("10.0.0.3", 6379)) == ()
 
 
-def test_a_node_that_another_thread_meets_while_an_answer_is_learnt_is_no_matter(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cluster, mark = Cluster(Site(Target(), "here"), (OLD, NEW)), Cluster._mark
+class Disturbed(Cluster):
+    """A cluster whose other threads meet NEW at the instant before each change of it is seen."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "topology" and hasattr(self, "sites"):
+            for address, site in self.sites.items():
+                assert site.marker.keys == markers_of(topology(), address)
+            self.site_of(NEW)
+        super().__setattr__(name, value)
+
+
+def test_a_node_that_another_thread_meets_while_an_answer_is_learnt_is_no_matter() -> None:
+    cluster = Disturbed(Site(Target(), "here"), (OLD, NEW))
     cluster.site_of(OLD)
-
-    def meanwhile(cluster: Cluster, site: Site, address: tuple[str, int]) -> None:
-        mark(cluster, site, address)
-        cluster.site_of(NEW)
-
-    monkeypatch.setattr(Cluster, "_mark", meanwhile)
     cluster._learn([topology()], [])
+    assert len(cluster.sites) == 2
     for address, site in cluster.sites.items():
         assert site.marker.keys == markers_of(topology(), address)
+
+
+def test_a_node_has_its_markers_keys_by_the_topology_of_whoever_asks_for_it() -> None:
+    cluster = Cluster(Site(Target(), "here"), (OLD, NEW))
+    cluster.site_of(OLD)
+    cluster.topology = topology()
+    assert cluster.site_of(OLD).marker.keys == markers_of(topology(), OLD)
 
 
 class Sent:

@@ -130,6 +130,7 @@ class Cluster:
     """A cluster as both sides of an engine know it. `site`: the template for each node's site.
 
     `seeds`: configured addresses, reached as they are; all others are as nodes announce them.
+    `marked`: the topology by which each site has its marker's keys.
     """
 
     site: Site
@@ -138,25 +139,31 @@ class Cluster:
     advice: str = "check the nodes, their password and the network"
     topology: Topology = field(default_factory=Topology)
     sites: dict[Address, Site] = field(default_factory=dict)
+    marked: dict[Address, Topology] = field(default_factory=dict)
     asked: float = -inf
     doubted: bool = True
     proved: bool = False
 
     def site_of(self, address: Address) -> Site:
-        """The site of one node."""
-        site = self.sites.get(address)
+        """The site of one node, with its marker's keys by the topology."""
+        topology, site = self.topology, self.sites.get(address)
         if site is None:
             where = f"{self.site.where} (node {say_address(address)})"
             reached = address if address in self.seeds else self.reach(address)
             target = self.site.target.at(reached)
             named = address in self.seeds
-            site = replace(self.site, target=target, where=where, named=named)
-            self.sites[address] = site
-            self._mark(site, address)
+            made = replace(self.site, target=target, where=where, named=named)
+            site = self.sites.setdefault(address, made)
+        # Without masters nothing is known, and a slow thread would take away known keys.
+        if topology.masters and self.marked.get(address) is not topology:
+            self._mark(topology, address)
         return site
 
-    def _mark(self, site: Site, address: Address) -> None:
-        site.marker = site.marker._replace(keys=markers_of(self.topology, address))
+    def _mark(self, topology: Topology, *addresses: Address) -> None:
+        for address in addresses:
+            site = self.sites[address]
+            site.marker = site.marker._replace(keys=markers_of(topology, address))
+            self.marked[address] = topology
 
     @property
     def stale(self) -> bool:
@@ -193,10 +200,11 @@ class Cluster:
         newest = max(known, key=lambda each: each.epoch)
         # The same object as long as nothing changed: packed renewals are kept for it.
         if newest != self.topology:
+            # Before, for who reads it now; after, for sites that another thread has made meanwhile.
+            # The copy of the addresses is one atomic step.
+            self._mark(newest, *self.sites)
             self.topology = newest
-            # `list` copies in one atomic step: another thread may add a node meanwhile.
-            for address, site in list(self.sites.items()):
-                self._mark(site, address)
+            self._mark(newest, *self.sites)
 
     def _nobody(self, errors: Sequence[StoreError]) -> StoreUnavailable:
         words = "; ".join(str(each).removeprefix(f"{self.site.where} ") for each in errors[:3])
