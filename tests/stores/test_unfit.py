@@ -318,6 +318,26 @@ def test_one_member_of_a_quorum_that_evicts_has_no_vote_and_is_named() -> None:
             engine.store().close()
 
 
+@pytest.mark.usefixtures("looks_always")
+def test_members_that_answered_are_waited_for_when_their_votes_are_taken_back() -> None:
+    """Or a slow one among them would make a clear refusal an outcome that nobody knows."""
+    with Members(3) as members:
+        unfit = members.all[:2]
+        url = members.url("restart_wait=0").partition("?")[0]
+        place = evicting([member.server for member in unfit], url)
+        engine = open_engine(place.url)
+        one = Party(engine)
+        try:
+            asyncio.run(use(one, "blocking"))
+            place.unfit()
+            for member in unfit:
+                member.proxy.delay(reply=0.3)
+            with pytest.raises(StoreUnavailable, match=place.says):
+                asyncio.run(use(one, "blocking"))
+        finally:
+            engine.store().close()
+
+
 def test_a_client_that_accepts_eviction_goes_on(tmp_path: Path) -> None:
     with redis_that_evicts(tmp_path) as place:
         engine = open_engine(f"{place.url}&allow_eviction=yes")

@@ -302,8 +302,11 @@ class _Take:
         quorum.remember(quorum.taken_back, key, claim, ballot)
         step = Step(quorum.dialect.revoke(key, claim, ballot), 1)
 
+        # Those that answered will answer again; nobody waits for the others.
+        there = [at for at, it in enumerate(self.answers) if not isinstance(it, Silent)]
+
         def enough(replies: Sequence[Reply | None]) -> bool:
-            return all(replies[node] is not None for node in voted)
+            return all(replies[node] is not None for node in there if concerned[node])
 
         by = max(self.until, _now() + _TAKE_BACK_WITHIN)
         replies = await self.panel.ask([step if it else None for it in concerned], by, enough)
