@@ -137,8 +137,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _taking(
         "a grant ends the candidacy of others",
-        "candidates = tuple(it for it in candidates if it.holder != ask.holder)",
-        "candidates = tuple(it for it in candidates if it.holder == ask.holder)",
+        "it.until > at.now and it.holder != granted\n",
+        "it.until > at.now and it.holder == granted\n",
     ),
     _taking(
         "the turn of the next waiter begins although there is no room for it",
@@ -354,8 +354,15 @@ MUTATIONS: tuple[Mutation, ...] = (
     _r(
         "one who joined the line late is in it although it is gone",
         "stores/deciding.py",
-        "if holding_of(record, claim, joined.at) or any(it.claim == claim for it in record.given_up):",
-        "if holding_of(record, claim, joined.at):",
+        "        if gone or holding_of(record, claim, at):\n",
+        "        if holding_of(record, claim, at):\n",
+        "tests/rules/test_joins.py",
+    ),
+    _r(
+        "one who joins the line is not in it because it was given up long ago",
+        "stores/deciding.py",
+        "any(it.claim == claim and it.until > at for it in record.given_up)",
+        "any(it.claim == claim for it in record.given_up)",
         "tests/rules/test_joins.py",
     ),
 )

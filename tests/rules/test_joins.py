@@ -48,6 +48,12 @@ def test_a_claim_that_was_given_up_meanwhile_stands_in_no_line() -> None:
     assert present(seen(gone, joined("a", 1 * SECOND))).line == Line()
 
 
+def test_a_claim_that_was_given_up_long_ago_stands_in_line() -> None:
+    gone = HELD._replace(given_up=(GivenUp("a", 60 * SECOND),))
+    line = present(seen(gone, joined("a", 61 * SECOND))).line
+    assert [waiter.claim for waiter in line.waiters] == ["a"]
+
+
 def test_a_claim_that_was_granted_meanwhile_stands_in_no_line() -> None:
     assert present(seen(HELD, joined("holder", 1 * SECOND))).line == Line()
 

@@ -64,7 +64,7 @@ def test_a_take_that_asks_for_more_than_the_name_is_not_tried_quickly(ask: Ask) 
 def test_renewals_that_were_not_quick_are_decided_and_keep_their_places() -> None:
     renewals = [Renewal(KEY, "a", 7, 30.0, "i"), Renewal(Key("n", "other"), "b", 9, 30.0, "i")]
     program = begin(QUICK.renew(renewals))
-    assert next(program) == TryRenew(tuple(renewals))
+    assert next(program) == TryRenew(renewals)
     load = program.send([None, Renewed()])
     assert [wanted.key for wanted in load.wanted] == [KEY]
     assert isinstance(program.send([SEEN]), Swaps)

@@ -44,7 +44,7 @@ def connect(
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
             sock = _connected(family, (address, port), until)
-            return sock if tls is None else _secured(tls, sock, host, until)
+            return sock if tls is None else secured(tls, sock, host, until)
         except OSError as error:
             raise_handlers(error)
             failure = error
@@ -89,9 +89,7 @@ def tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _secured(
-    context: ssl.SSLContext, sock: socket.socket, host: str, until: float
-) -> ssl.SSLSocket:
+def secured(context: ssl.SSLContext, sock: socket.socket, host: str, until: float) -> ssl.SSLSocket:
     import ssl  # imported only for TLS: it takes 10 ms
 
     try:

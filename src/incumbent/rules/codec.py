@@ -139,6 +139,17 @@ def decoded_entry(text: bytes, written: Instant) -> Beside:
     return _read(lambda: _to_last(parts["past"]))
 
 
+def encoded_waiter(waiter: Waiter, looks_in: int) -> bytes:
+    """The text of a waiter beside a record, see registers.Joined."""
+    return _sealed({"waiter": (*waiter[:3], int(waiter.fair)), "looks_in": looks_in})
+
+
+def decoded_waiter(text: bytes) -> tuple[Waiter, int]:
+    """The waiter of a text, and its `looks_in`. Raises Unreadable."""
+    parts = _opened(text)
+    return _read(lambda: (_to_waiter(*parts["waiter"]), _whole(parts["looks_in"])))
+
+
 # -- texts -----------------------------------------------------------------------------------------
 
 
@@ -237,8 +248,9 @@ def _to_closing(holder: object, token: object, until: object, reserved_for: obje
 
 
 def _to_line(waiters: Any, due: object, overtaken: object) -> Line:
-    there = tuple(
-        Waiter(_text(claim), _text(holder), _whole(heartbeat), bool(_whole(fair)))
-        for claim, holder, heartbeat, fair in waiters
-    )
+    there = tuple(_to_waiter(*waiter) for waiter in waiters)
     return Line(there, _instant(due), _whole(overtaken))
+
+
+def _to_waiter(claim: object, holder: object, heartbeat: object, fair: object) -> Waiter:
+    return Waiter(_text(claim), _text(holder), _whole(heartbeat), bool(_whole(fair)))

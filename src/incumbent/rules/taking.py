@@ -169,9 +169,7 @@ def _grant(record: LeaseRecord, claim: str, ask: Ask, at: Moment) -> Done[TakeOu
     shares = ask.permits is not None
     room = shares and not _full(ask.permits, len(beside) + 1)
     keep = max(ttl, micros(ask.keep_record))
-    candidates = record.candidates
-    if ask.candidacy > 0:
-        candidates = tuple(it for it in candidates if it.holder != ask.holder)
+    granted = ask.holder if ask.candidacy > 0 else None
     new = record._replace(
         token=token,
         granted=record.granted + 1,
@@ -182,7 +180,11 @@ def _grant(record: LeaseRecord, claim: str, ask: Ask, at: Moment) -> Done[TakeOu
         # A notice is for the holders before. If others share the lease, it still applies to them.
         resign=record.resign if beside else None,
         line=lines.served(record.line, claim, 0 if room else ttl, at.now),
-        candidates=candidates,
+        # What is over goes, too: the record of a name that is taken and given back is plain again.
+        candidates=tuple(
+            it for it in record.candidates if it.until > at.now and it.holder != granted
+        ),
+        given_up=tuple(it for it in record.given_up if it.until > at.now),
         keep_until=not_before(record.keep_until, keep, at.now),
     )
     entries = past_entries(record)

@@ -114,7 +114,8 @@ class Deciding:
                     return found
             else:
                 (found,) = yield Load((step.wanted,))
-            if self._quick.join and ask.queue is not None and not ask.candidacy:
+            waits = ask.queue is not None and not ask.candidacy
+            if self._quick.join and waits and isinstance(found, Seen):
                 queued = yield from self._join(step, claim, ask, found)
                 if queued is not None:
                     return queued
@@ -148,7 +149,7 @@ class Deciding:
         if record is None or not isinstance(outcome, Queued) or _stands(before, claim):
             return None
         left = ask.ttl if outcome.retry_after is None else min(ask.ttl, outcome.retry_after)
-        now = yield Join(step.wanted.key, record.line.waiters[-1], micros(left))
+        now = _readable((yield Join(step.wanted.key, record.line.waiters[-1], micros(left))))
         waiters = present(now).line.waiters
         # `seen` is that of the refusal: what happened meanwhile ends the wait at once.
         place = next((at for at, it in enumerate(waiters) if it.claim == claim), len(before))
@@ -174,7 +175,7 @@ class Deciding:
         def start(_facts: Any, _until: float) -> Program[list[RenewOutcome]]:
             done: list[RenewOutcome | None] = [None] * len(renewals)
             if self._quick.renew:
-                done = yield TryRenew(tuple(renewals))
+                done = yield TryRenew(renewals)
             places: dict[Key, list[int]] = {}
             for place, renewal in enumerate(renewals):
                 if done[place] is None:
@@ -259,7 +260,7 @@ class Deciding:
 
         def start(_facts: Any, _until: float) -> Program[Record]:
             (seen,) = yield Load((Wanted(key, ALL),))
-            return display(key, seen)
+            return display(key, _readable(seen))
 
         return Plan("read", start, (key,))
 
@@ -346,6 +347,13 @@ def _renew_step(key: Key, renewals: Sequence[Renewal]) -> Step[list[RenewOutcome
     return Step(Wanted(key), rule)
 
 
+def _readable(seen: Seen | StoreError) -> Seen:
+    """What was seen. Raises StoreError if the record cannot be read."""
+    if isinstance(seen, StoreError):
+        raise seen
+    return seen
+
+
 def _with_slot(key: Key, slot: str | None) -> Wanted:
     return Wanted(key, () if slot is None else (("slot", slot),))
 
@@ -357,9 +365,10 @@ def present(seen: Seen) -> LeaseRecord:
     """The record, with those in its line who joined after it was written."""
     record = seen.record
     for joined in seen.joined:
-        claim = joined.waiter.claim
+        claim, at = joined.waiter.claim, joined.at
         # It may have been granted the name, or have gone, before it reached the store.
-        if holding_of(record, claim, joined.at) or any(it.claim == claim for it in record.given_up):
+        gone = any(it.claim == claim and it.until > at for it in record.given_up)
+        if gone or holding_of(record, claim, at):
             continue
         line = lines.join(record.line, joined.waiter, joined.looks_in, joined.at)
         record = record._replace(line=settled_line(line, joined.at))

@@ -41,8 +41,8 @@ from math import inf
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.model import Ask, Field, Key, Renewal
-from incumbent.rules.codec import Unreadable, decoded, decoded_entry
+from incumbent.model import Ask, Field, Granted, Key, Released, Renewal, Renewed
+from incumbent.rules.codec import Unreadable, decoded, decoded_entry, decoded_waiter
 from incumbent.rules.record import (
     NOTHING,
     Beside,
@@ -188,9 +188,12 @@ class TryTake(NamedTuple):
 
 
 class TryRenew(NamedTuple):
-    """Renew leases whose record is plain: for each Renewed, or None if nothing was done."""
+    """Renew leases whose record is plain: for each Renewed, or None if nothing was done.
 
-    renewals: tuple[Renewal, ...]
+    The same model.Batch comes again as long as nothing in it changes.
+    """
+
+    renewals: Sequence[Renewal]
 
 
 class TryGive(NamedTuple):
@@ -236,6 +239,26 @@ class Registers(Protocol):
         ...
 
 
+class QuickRegisters(Registers, Protocol):
+    """Registers that answer quicker requests, too; `Quick` says which. None: nothing was done."""
+
+    def take(self, request: TryTake, until: float) -> Granted | None:
+        """See TryTake."""
+        ...
+
+    def renew(self, renewals: Sequence[Renewal], until: float) -> Sequence[Renewed | None]:
+        """See TryRenew."""
+        ...
+
+    def give(self, request: TryGive, until: float) -> Released | None:
+        """See TryGive."""
+        ...
+
+    def join(self, request: Join, until: float) -> Seen | StoreError:
+        """See Join."""
+        ...
+
+
 class Quick(NamedTuple):
     """Which of the quicker requests a store answers."""
 
@@ -268,6 +291,14 @@ def value_in(text: bytes, key: Key, place: Place, where: str, written: Instant =
         return decoded_entry(text, written)
     except Unreadable as error:
         raise unreadable(f"the {' '.join(place)} of {flat(key)}", where, error) from error
+
+
+def joined_in(text: bytes, at: Instant, key: Key, where: str) -> Joined:
+    """The waiter of a text, which it left `at` this instant, likewise; its `id` is that instant."""
+    try:
+        return Joined(at, *decoded_waiter(text), at)
+    except Unreadable as error:
+        raise unreadable(f"a waiter for {flat(key)}", where, error) from error
 
 
 def unreadable(what: str, where: str, error: Unreadable) -> StoreUnavailable:

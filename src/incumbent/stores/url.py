@@ -100,6 +100,7 @@ _BUILT_IN: Final = {
     **dict.fromkeys(("redis+quorum", "rediss+quorum"), "incumbent.stores.quorum:open_quorum"),
     **dict.fromkeys(("etcd", "etcds"), "incumbent.stores.etcd:open_etcd"),
     **dict.fromkeys(("postgresql", "postgres"), "incumbent.stores.postgresql:open_postgresql"),
+    **dict.fromkeys(("mysql", "mariadb"), "incumbent.stores.mysql:open_mysql"),
 }
 _GROUP: Final = "incumbent.stores"
 _OF_PACKAGE: Final = {

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from incumbent.errors import ConfigError
+from incumbent.net.tls import Tls
 from incumbent.stores.redis import open_store
-from incumbent.stores.redis.options import Tls, parse_redis_url
+from incumbent.stores.redis.options import parse_redis_url
 
 SECRET = "pa55-never-shown"
 

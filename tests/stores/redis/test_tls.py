@@ -16,7 +16,7 @@ import pytest
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Gone, Refused, Released
-from incumbent.stores.redis.options import Tls
+from incumbent.net.tls import Tls
 from tests.stores.redis.world import Party, new_claim, party, soon
 from tests.support.pace import BUSY, lasted
 from tests.support.proxy import FaultProxy

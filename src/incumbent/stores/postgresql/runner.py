@@ -13,9 +13,8 @@ from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
 from incumbent.model import Key
-from incumbent.net.again import until_served
-from incumbent.net.limiter import limits
-from incumbent.net.pool import Broken, Mismatch, PlanRunner
+from incumbent.net.bounded import BoundedRunner
+from incumbent.net.pool import Broken, Mismatch
 from incumbent.net.readers import Wakeup
 from incumbent.stores.base import Gave, Give
 from incumbent.stores.names import flat
@@ -36,12 +35,6 @@ from incumbent.stores.turns import TURN, TakesTurns
 T = TypeVar("T")
 
 _READ_ONLY: Final = "25006"
-_OPEN_MAX: Final = 10
-"""The most connections of one store: each is a server process, of a hundred by default."""
-_AT_ONCE: Final = 4
-"""Takes at a time, and gives: two connections are left to those who wait, or read."""
-_SPARE: Final = 4
-"""Additional connections for renewals, which must not wait for other requests."""
 _WAIT_MAX: Final = 60.0
 """The longest wait in seconds; then the waiter reads the record itself."""
 _FIRST_PAUSE: Final = 0.05
@@ -51,24 +44,20 @@ _log = logging.getLogger("incumbent")
 _now = clock.now
 
 
-class Runner(TakesTurns[float], PlannedTogether[float], PlanRunner[Wire, float]):
+class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[Wire, float]):
     """Carries out plans over the connections that it keeps."""
 
     dialect: Dialect
 
     def __init__(self, site: Site, dialect: Dialect, side: Side) -> None:
-        super().__init__(site.where, _OPEN_MAX)
+        super().__init__(site.where, side.wakeup, side.sleep)
         self.site = site
         self.dialect = dialect
         self.side = side
         self.turns = dialect.turns
-        self.limits = limits(
-            site.where, _AT_ONCE, side.wakeup, lambda: self.idle, self._keep_another
-        )
         self._forget()
 
     def _forget(self) -> None:
-        self._dialing: list[None] = []
         self._subscriber = Subscriber(self.connect, self.side.wakeup)
 
     def detach(self) -> None:
@@ -131,9 +120,6 @@ class Runner(TakesTurns[float], PlannedTogether[float], PlanRunner[Wire, float])
 
     # -- exchanges ----------------------------------------------------------------------------
 
-    def run(self, plan: Plan[float, T], until: float) -> Coroutine[Any, Any, T]:
-        return until_served(lambda: self.carry(plan, until), until, self.rest)
-
     def carry_out(self, wire: Wire, plan: Plan[float, T], until: float) -> Coroutine[Any, Any, T]:
         return wire.carry_out(plan, until)
 
@@ -149,17 +135,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], PlanRunner[Wire, float])
         else:
             wire.close()
 
-    async def fresh(self, plan: Plan[float, T], until: float) -> Wire:
-        most = _OPEN_MAX + _SPARE if plan.kind == "renew" else _OPEN_MAX
-        return await self._in_turn(until, most) or await self._dialled(until, until)
-
-    async def _keep_another(self, until: float) -> None:
-        """Make a connection for the next request. Raises StoreUnavailable."""
-        idle = self.idle
-        wire = await self._in_turn(until, _OPEN_MAX)
-        self.put_back(wire or await self._dialled(until), idle)
-
-    async def _dialled(self, until: float, lasts: float = -inf) -> Wire:
+    async def dialled(self, until: float, lasts: float = -inf) -> Wire:
         """A new connection; see Side.dialled."""
         keep = partial(self.put_back, idle=self.idle)
 
@@ -173,23 +149,6 @@ class Runner(TakesTurns[float], PlannedTogether[float], PlanRunner[Wire, float])
             raise_handlers(error)
             raise connect_error("", self.where, proved=self.site.proved) from error
 
-    async def _in_turn(self, until: float, most: int) -> Wire | None:
-        """A connection that was put back; None if another may be opened."""
-        pause = 0.001
-        while sum(not wire.closed for wire in list(self.all)) + len(self._dialing) >= most:
-            wire = self.trusted()
-            if wire is not None:
-                return wire
-            left = until - _now()
-            if left <= 0:
-                raise StoreUnavailable(
-                    f"{self.site.where}: all {most} connections of this process are in use, and"
-                    " none became free in time"
-                )
-            await self.side.sleep(min(pause, left))
-            pause = min(0.02, 2 * pause)
-        return None
-
     async def dial(self, until: float, lasts: float = -inf) -> Wire:
         """A connection that is logged in; see wire.connect. Raises StoreUnavailable."""
         return Wire(await connect(self.site, self.side, until, lasts), self.side)
@@ -197,12 +156,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], PlanRunner[Wire, float])
     async def connect(self, until: float, lasts: float = -inf) -> Wire:
         """A connection to a database with a schema of our format; see wire.connect."""
         site, last = self.site, max(until, lasts)
-        self._dialing.append(None)
-        try:
-            wire = await self.dial(until, lasts)
-            self.all.add(wire)
-        finally:
-            self._dialing.pop()
+        wire = await self.opened(self.dial(until, lasts))
         try:
             check_server(wire.version, site.where, proved=site.proved)
             before = _now()

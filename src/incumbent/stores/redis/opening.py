@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from incumbent.durations import Duration
 from incumbent.errors import ConfigError
+from incumbent.net.tls import Tls
 from incumbent.stores.redis.options import (
     Address,
     Reach,
     RedisOptions,
     Target,
-    Tls,
     check_key,
     check_replicas,
     parse_redis_url,
