@@ -18,6 +18,8 @@ from benchmarks.etcd_leaders import etcd_leader_rows
 from benchmarks.etcd_pairs import etcd_async_rows, etcd_rows
 from benchmarks.harness import Figure, Row, one_core
 from benchmarks.leaders import leader_rows
+from benchmarks.mysql_pairs import mysql_async_rows, mysql_rows
+from benchmarks.mysql_waiters import mysql_waiter_rows
 from benchmarks.postgresql_pairs import postgresql_async_rows, postgresql_rows
 from benchmarks.postgresql_waiters import postgresql_leader_rows
 from benchmarks.quorum_pairs import quorum_async_rows, quorum_rows
@@ -34,6 +36,7 @@ _PEERS = (
     *("redis", "hiredis", "python-redis-lock", "redlock-ng", "filelock"),
     *("pottery", "portalocker", "coredis"),
     *("httpx2", "tooz", "etcd3gw", "psycopg", "PALs", "sqlalchemy-dlock", "APScheduler"),
+    "PyMySQL",
 )
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
@@ -70,6 +73,10 @@ def _pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
         yield _said("PostgreSQL, beyond its own statements", pair_table(beyond_statements))
         on_asyncio = pair_table(postgresql_async_rows(turns, pairs))
         yield _said("PostgreSQL, asyncio, one task", on_asyncio)
+        on_mariadb, beyond_statements = mysql_rows(turns, pairs)
+        yield _said("MariaDB, blocking", pair_table(on_mariadb))
+        yield _said("MariaDB, beyond its own statements", pair_table(beyond_statements))
+        yield _said("MariaDB, asyncio, one task", pair_table(mysql_async_rows(turns, pairs)))
         yield _said("One host", pair_table(sqlite_rows(turns, pairs)))
         yield _said("Starting", start_table(start_rows(turns)))
 
@@ -85,6 +92,7 @@ def _processes(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     yield _said("Waiting, each store", figure_table(waiter_rows(max(3, turns // 8))))
     yield _said("Many, etcd", figure_table(etcd_leader_rows(turns, idle)))
     yield _said("Leaders, PostgreSQL", figure_table(postgresql_leader_rows(turns)))
+    yield _said("Waiting and renewals, MariaDB", figure_table(mysql_waiter_rows(turns)))
     yield _said("Jobs, Redis", figure_table(cron_rows(idle)))
     yield _said("Jobs, PostgreSQL", figure_table(cron_peer_rows()))
     yield _said("Jobs at once, Redis", figure_table(burst_rows(min(turns, 5))))

@@ -23,6 +23,7 @@ from tests.support.etcd import EtcdServer
 from tests.support.servers import RedisServer
 
 from benchmarks.harness import Figure
+from benchmarks.mysql_pairs import bench_server as mariadb_server
 from benchmarks.postgresql_pairs import bench_server
 from incumbent import AcquireTimeout, AsyncClient, Client, StoreError, clock
 
@@ -75,11 +76,13 @@ def _stores() -> Iterator[dict[str, str]]:
     with ExitStack() as stack:
         redis, etcd = stack.enter_context(RedisServer()), stack.enter_context(EtcdServer())
         _, _, postgresql = stack.enter_context(bench_server())
+        _, mariadb = stack.enter_context(mariadb_server())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         yield {
             "Redis": f"{redis.url}?restart_wait=0",
             "etcd": etcd.store_url(),
             "PostgreSQL": postgresql,
+            "MariaDB": mariadb,
             "SQLite": f"sqlite://{folder / 'leases.db'}",
         }
 

@@ -283,6 +283,20 @@ bring_postgresql() {
   say "postgresql $(postgresql_version_of "$BIN/postgres"), unpacked under .servers"
 }
 
+# -- MariaDB. MySQL is in no package of Debian.
+
+readonly OLDEST_MARIADB="10.6"
+
+mariadb_version_of() {
+  "$1" --no-defaults --version 2>/dev/null | sed -n 's/.*Ver \([0-9.]*\)-MariaDB.*/\1/p'
+}
+
+mariadb_will_do() {
+  local found
+  found="$(mariadb_version_of "$1")"
+  [[ -n "$found" ]] && [[ "$(printf '%s\n' "$found" "$OLDEST_MARIADB" | sort -V | head -n 1)" == "$OLDEST_MARIADB" ]]
+}
+
 bring_pgbouncer() {
   local path
   WANTED="pgbouncer" DEBIAN="pgbouncer" FEDORA="pgbouncer" BREW="pgbouncer"
@@ -298,6 +312,25 @@ bring_pgbouncer() {
   wrap_relative "$UNPACKED/usr/sbin/pgbouncer"
   "$BIN/pgbouncer" --version >/dev/null 2>&1 || missing_server "the unpacked pgbouncer does not start"
   say "$("$BIN/pgbouncer" --version | head -n 1), unpacked under .servers"
+}
+
+# The server alone; galera-4 is what a cluster of it loads.
+bring_mariadb() {
+  local name
+  local -A seen=()
+  WANTED="MariaDB >= $OLDEST_MARIADB" DEBIAN="mariadb-server" FEDORA="mariadb-server" BREW="mariadb"
+  mariadb_will_do "$BIN/mariadbd" && { say "mariadb $(mariadb_version_of "$BIN/mariadbd") is there"; return 0; }
+  if mariadb_will_do /usr/sbin/mariadbd; then
+    ln -sfn /usr/sbin/mariadbd "$BIN"
+    say "mariadb $(mariadb_version_of "$BIN/mariadbd"), this machine's own"
+    return 0
+  fi
+  need_apt
+  need_lists mariadb-server-core
+  for name in mariadb-server-core galera-4; do unpack "$name"; done
+  wrap_relative "$UNPACKED/usr/sbin/mariadbd"
+  mariadb_will_do "$BIN/mariadbd" || missing_server "the unpacked server does not start or is older than $OLDEST_MARIADB"
+  say "mariadb $(mariadb_version_of "$BIN/mariadbd"), unpacked under .servers"
 }
 
 bring_promtool() {
@@ -359,3 +392,4 @@ bring_valkey
 bring_etcd
 bring_postgresql
 bring_pgbouncer
+bring_mariadb

@@ -22,6 +22,7 @@ from tests.loops import on_uvloop
 from tests.stores.postgresql.world import make_template
 from tests.support import leftovers
 from tests.support.etcd import CALM, EtcdServer
+from tests.support.mariadb import MariaServer
 from tests.support.postgresql import PostgresServer
 from tests.support.proxy import FaultProxy
 from tests.support.redis_age import pretend_age
@@ -46,13 +47,14 @@ hypothesis.settings.load_profile("patient")
 LEFT = pytest.StashKey[int]()
 SERVER_FIXTURES = {
     *("redis_server", "own_redis", "proxy", "etcd_server", "own_etcd"),
-    *("postgres_server", "own_postgres"),
+    *("postgres_server", "own_postgres", "maria_server", "own_maria"),
 }
 
 
 SERVER_MODULES = {
     *("tests.support.etcd", "tests.support.etcd_cluster", "tests.support.postgresql"),
     *("tests.support.redis_cluster", "tests.support.redis_sentinels", "tests.support.servers"),
+    "tests.support.mariadb",
 }
 
 
@@ -216,4 +218,24 @@ def postgres_server(_postgres: PostgresServer) -> Iterator[PostgresServer]:
 def own_postgres() -> Iterator[PostgresServer]:
     """A fresh server to kill, freeze or wipe."""
     with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session", name="_maria")
+def shared_maria() -> Iterator[MariaServer]:
+    with MariaServer() as server:
+        yield server
+
+
+@pytest.fixture
+def maria_server(_maria: MariaServer) -> Iterator[MariaServer]:
+    """One server for all tests of a worker: use a database of your own."""
+    yield _maria
+    _maria.drop_databases()
+
+
+@pytest.fixture
+def own_maria() -> Iterator[MariaServer]:
+    """A fresh server to kill, freeze or wipe."""
+    with MariaServer() as server:
         yield server

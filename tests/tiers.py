@@ -452,6 +452,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         {
             "test_a_hub_that_is_kept_does_not_cost_the_lease": (),
             "test_a_hub_that_is_kept_does_not_cost_a_lease_on_etcd": ("etcd",),
+            "test_a_hub_that_is_kept_does_not_cost_a_lease_on_mysql": (),
             "test_a_hub_that_is_kept_does_not_cost_a_lease_on_postgresql": (),
         },
     ),
@@ -507,6 +508,75 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         "stores/etcd/test_sharing.py",
         FORMS,
         {"test_of_hundreds_at_rest_one_that_is_deleted_is_gone_at_the_next_renewal": ("8", "299")},
+    ),
+    (
+        "stores/mysql/test_bad_input.py",
+        FORMS,
+        {
+            "test_a_row_that_was_edited_by_hand_is_granted_to_nobody_and_left_as_it_is": (
+                *("expires=0", "version=0", "rest='x'"),
+            ),
+            "test_a_rest_that_another_version_wrote_is_granted_to_nobody": ("incumbent2*",),
+            "test_a_value_beside_a_record_that_cannot_be_read_is_said": ("slot",),
+            "test_a_clock_that_stands_still_in_a_statement_is_refused": (),
+            "test_a_binary_log_of_statements_is_refused": (),
+            "test_a_field_that_is_larger_than_a_packet_is_refused_before_it_is_sent": (),
+            "test_a_record_that_has_grown_too_large_keeps_what_it_has": (),
+            "test_a_proxy_that_commits_each_statement_is_found": (),
+        },
+    ),
+    (
+        "stores/mysql/test_incarnation.py",
+        LONG,
+        {
+            "test_leases_outlive_a_server_that_was_killed": (),
+            "test_a_longer_ttl_than_usual_is_waited_for_after_a_failover": (),
+            "test_a_replica_is_refused_until_it_is_promoted_and_then_waits": (),
+        },
+    ),
+    (
+        "stores/mysql/test_network.py",
+        SIDES,
+        {
+            "test_a_network_that_swallows_delays_nobody_past_the_deadline": (
+                *("sync-blackhole", "async-drop_replies"),
+            ),
+            "test_a_connection_that_dies_between_two_calls_is_no_error": ("sync",),
+            "test_many_threads_share_few_connections": (),
+            "test_a_child_that_was_forked_in_the_middle_of_a_request_leaves_its_answer_alone": (),
+        },
+    ),
+    (
+        "stores/mysql/test_options.py",
+        FORMS,
+        {
+            "test_a_malformed_url_is_refused_without_being_shown": ("*@x@*", "*:port*"),
+            "test_a_client_shows_its_certificate": (),
+            "test_a_certificate_of_another_host_is_refused": (),
+        },
+    ),
+    ("stores/mysql/test_same_as_model.py", SEEDS, {"*": ()}),
+    (
+        "stores/mysql/test_server.py",
+        SIDES,
+        {
+            "test_a_lease_outlives_the_end_of_every_session": ("sync",),
+            "test_a_session_that_the_server_ended_for_idling_is_opened_again": (),
+            "test_a_server_that_shuts_down_and_comes_back_is_used_again": (),
+            "test_a_statement_that_an_operator_kills_is_in_doubt_and_was_rolled_back": ("QUERY",),
+            "test_no_connection_left_is_an_outage_that_passes": (),
+            "test_a_row_that_is_locked_for_a_moment_is_waited_for": (),
+            "test_a_table_that_is_locked_for_a_backup_delays_for_a_second_at_most": (),
+        },
+    ),
+    (
+        "stores/mysql/test_waiting.py",
+        LONG,
+        {
+            "test_a_hundred_tasks_wait_without_a_thread_each": (),
+            "test_a_waiter_whose_loop_is_blocked_keeps_no_other_waiting": (),
+            "test_a_line_is_not_lost_over_a_restart": (),
+        },
     ),
     (
         "stores/postgresql/test_bad_input.py",
@@ -654,6 +724,22 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     ),
     ("contract/test_etcd.py", STORES, {**_RACES, **_CLIENTS}),
     ("contract/test_postgresql.py", STORES, {**_RACES, **_SHARED_RACES, **_CLIENTS}),
+    (
+        "contract/test_mysql.py",
+        STORES,
+        {
+            **_RACES,
+            **_SHARED_RACES,
+            **_CLIENTS,
+            "test_a_pause_survives_a_restart": (),
+            "test_a_restart_ends_nothing_where_leases_survive_it": ("blocking",),
+            "test_a_wipe_ends_what_was_believed": (),
+            "test_a_wipe_ends_what_was_shared": (),
+            "test_fields_survive_a_restart": (),
+            "test_the_token_grows_over_a_restart": (),
+            "test_versions_do_not_come_back_after_a_restart": (),
+        },
+    ),
     ("contract/test_quorum.py", STORES, {**_RACES, **_CLIENTS}),
     ("contract/test_sqlite.py", STORES, {**_RACES, **_SHARED_RACES}),
     ("contract/test_failovers.py", LONG, {"*": ()}),
@@ -687,6 +773,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         {"test_the_shell_of_the_readme_runs_from_top_to_bottom": ()},
     ),
     ("cookbook/test_django.py", FRAMEWORKS, {"*": ()}),
+    ("cookbook/test_django_mariadb.py", FRAMEWORKS, {"*": ()}),
     ("cookbook/test_fastapi.py", FRAMEWORKS, {"*": ()}),
     ("cookbook/test_flask.py", FRAMEWORKS, {"*": ()}),
     ("cookbook/test_queues.py", FRAMEWORKS, {"*": ()}),
@@ -719,6 +806,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
 TURNS = frozenset(
     {
         *("contract/test_etcd.py", "contract/test_postgresql.py", "contract/test_quorum.py"),
+        "contract/test_mysql.py",
         *("contract/test_redis_layouts.py", "contract/test_redis_valkey.py"),
         *("contract/test_sqlite.py", "contract/test_wired.py"),
     }

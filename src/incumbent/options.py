@@ -80,8 +80,8 @@ def require(can: Capabilities, what: str, *parts: Literal["slots", "fields", "no
     lacking = [part for part in parts if not getattr(can, part)]
     if lacking:
         raise ConfigError(
-            f"{what}: this store has no {' and no '.join(lacking)}; use sqlite:, redis:, etcd: or"
-            " postgresql: for it (locks may stay where they are)",
+            f"{what}: this store has no {' and no '.join(lacking)}; use sqlite:, redis:, etcd:,"
+            " postgresql: or mysql: for it (locks may stay where they are)",
             name=what,
         )
 
@@ -235,13 +235,14 @@ def _check_permits(permits: int, settings: LockSettings, can: Capabilities) -> N
     if not can.shared:
         raise ConfigError(
             "permits, seats: this store has leases of one holder only; use redis:, postgresql:,"
-            " sqlite: or memory: for a semaphore, a read-write lock or an election with seats",
+            " mysql:, sqlite: or memory: for a semaphore, a read-write lock or an election with"
+            " seats",
             name="permits",
         )
     if permits == UNLIMITED and not can.queue:
         raise ConfigError(
             "a read-write lock needs a line of waiters, or readers would starve writers, and this"
-            " store keeps none; use redis:, sqlite: or memory:",
+            " store keeps none; use redis:, mysql:, sqlite: or memory:",
             name="fair",
         )
     for name in ("once_per", "slot", "at_least_for"):

@@ -15,7 +15,7 @@ WORLD = frozenset(
         *("time", "random", "secrets", "os", "signal", "sched"),
         *("threading", "asyncio", "concurrent", "multiprocessing", "queue", "subprocess"),
         *("socket", "ssl", "select", "selectors", "sqlite3", "redis", "hiredis"),
-        *("psycopg", "sqlalchemy"),
+        *("psycopg", "pymysql", "sqlalchemy"),
     }
 )
 
@@ -103,6 +103,7 @@ DRIVERS = {
     "hiredis": ("stores.redis", "stores.quorum"),
     "sqlite3": ("stores.sqlite", "demo", "fencing.http"),
     "psycopg": ("stores.postgresql",),
+    "pymysql": ("stores.mysql",),
     "sqlalchemy": ("stores.postgresql", "fencing.sql"),
     "tooz": ("tooz_driver",),
 }
@@ -116,7 +117,7 @@ TRANSPORTS = frozenset(
     }
 )
 # These make a TLS context of a user's settings, and open nothing.
-SOCKETS_OUTSIDE_NET = {"stores.redis.options": {"ssl"}, "stores.etcd.site": {"ssl"}}
+SOCKETS_OUTSIDE_NET = {"stores.etcd.site": {"ssl"}}
 
 # The vocabulary has one word for each thing; these would be a second one.
 AVOIDED = frozenset({"unlock", "obtain", "refresh", "watchdog", "resource", "owner"})
@@ -127,7 +128,7 @@ SPOKEN = {"fencing": {"resource"}, "compat": {"owner"}, "tooz_driver": {"owner"}
 NO_BARE_TOKEN = ("locks", "errors")
 
 # Documented by the standard library, in spite of the underscore.
-PUBLIC_ALL_THE_SAME = frozenset({"_exit", "_make", "_replace"})
+PUBLIC_ALL_THE_SAME = frozenset({"_asdict", "_exit", "_fields", "_make", "_replace"})
 # `x._y` of another package: a library's, or a test bench that steps a keeper's thread itself.
 PEEKING = {
     "testing.plugin": {

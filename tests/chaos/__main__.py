@@ -1,10 +1,11 @@
 """`make chaos`, and one schedule again.
 
     python -m tests.chaos [--shared] [--seeds A:B] [--jobs N] [--results FILE] [--minutes M]
-                          [--write PAGE]
+                          [--write PAGE] [--on STORE]
     python -m tests.chaos [--shared] --seed N | --schedule JSON [--shrink]
 
---shared: names that several may hold, instead of one leader. A line of JSON a finished seed goes
+--shared: names that several may hold, instead of one leader. --on: all on this store, instead of
+the one that is drawn; such results are counted and not kept. A line of JSON a finished seed goes
 to FILE; seeds that are there are not run again. Exit code 1 if workers lived at once that may not,
 or a term did not grow.
 """
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -45,18 +47,22 @@ def main() -> int:
 
 
 def _run_many(asked: argparse.Namespace) -> int:
-    done = {result.seed for result in table.read(asked.results)}
+    done = set() if asked.on else {result.seed for result in table.read(asked.results)}
     until = time.monotonic() + asked.minutes * 60
     seeds = (seed for seed in asked.seeds if seed not in done and time.monotonic() < until)
     left = map(_drawn(asked), seeds)
-    code = 0
+    code = finished = led = 0
     for finished, outcome in enumerate(_outcomes(left, asked.jobs), 1):
-        table.add(asked.results, table.result_of(outcome))
+        if not asked.on:
+            table.add(asked.results, table.result_of(outcome))
         code = max(code, _code(outcome))
         if _code(outcome):
             _say(outcome.report)
         elif finished % 100 == 0:
             _say(f"{finished} schedules")
+        led += len(outcome.sight.terms)
+    if asked.on:
+        _say(f"{finished} schedules on {asked.on}, {led} terms")
     return code
 
 
@@ -77,7 +83,7 @@ def _outcomes(schedules: Iterator[Schedule], jobs: int) -> Iterator[Outcome]:
 
 
 def _drawn(asked: argparse.Namespace) -> Callable[[int], Schedule]:
-    return draw_shared if asked.shared else draw
+    return partial(draw_shared if asked.shared else draw, on=asked.on)
 
 
 def _code(outcome: Outcome) -> int:
@@ -89,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seeds", type=_seeds, default=range(5000), metavar="A:B")
     parser.add_argument("--shared", action="store_true", help="semaphores, readers and writers")
+    parser.add_argument("--on", default="", metavar="STORE", help="such as mysql")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--schedule", metavar="JSON")
     parser.add_argument("--shrink", action="store_true", help="and look for a smaller one")

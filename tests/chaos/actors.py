@@ -15,7 +15,9 @@ from pathlib import Path
 from tests.chaos.schedule import GRACE, TTL, Schedule
 from tests.cli.tool import environment
 from tests.e2e.fleet import WORKER
+from tests.stores.mysql import world as mysql
 from tests.stores.postgresql.world import new_database
+from tests.support.mariadb import MariaServer
 from tests.support.postgresql import PostgresServer
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
@@ -244,10 +246,13 @@ class Server:
     def __init__(self, schedule: Schedule, instances: int) -> None:
         # All have the same ttl: without a name it would be that of leases with the default.
         self._wait = f"?restart_wait={TTL if schedule.restart_wait else 0}"
-        self._server: RedisServer | PostgresServer
+        self._server: RedisServer | PostgresServer | MariaServer
         if schedule.store == "redis":
             self._server = RedisServer(["--appendonly", "yes", "--appendfsync", "always"])
             self._database = ""
+        elif schedule.store == "mysql":
+            self._server = MariaServer()
+            self._database = mysql.new_database(self._server)
         else:
             self._server = PostgresServer()
             self._database = new_database(self._server)
@@ -256,7 +261,7 @@ class Server:
 
     def url(self, number: int) -> str:
         proxy, server = self._proxies[number], self._server
-        if isinstance(server, PostgresServer):
+        if isinstance(server, PostgresServer | MariaServer):
             return server.url_of(self._database, port=proxy.port) + self._wait
         return proxy.url + self._wait
 

@@ -106,10 +106,11 @@ class Schedule:
         return "\n".join([head, *(f"  {fault}" for fault in self.faults)])
 
 
-def draw(seed: int) -> Schedule:
-    """The schedule of a seed, the same on every machine."""
+def draw(seed: int, on: str = "") -> Schedule:
+    """The schedule of a seed, the same on every machine. `on`: a store, in place of a drawn one."""
     rng = random.Random(f"chaos {seed}")
     store, isolation = rng.choice(STORES), rng.choice(ISOLATIONS)
+    store = on or store
     worker = rng.choice(WORKERS)
     if rng.random() < 0.15:
         worker = (*worker, "--for", f"{rng.uniform(0.3, 1.2):.2f}")
@@ -121,11 +122,12 @@ def draw(seed: int) -> Schedule:
     return Schedule(seed, store, isolation, worker, restart_wait, faults)
 
 
-def draw_shared(seed: int) -> Schedule:
-    """The schedule of a seed whose name several may hold."""
+def draw_shared(seed: int, on: str = "") -> Schedule:
+    """The schedule of a seed whose name several may hold; `on`: as for `draw`."""
     rng = random.Random(f"chaos shared {seed}")
     shares = rng.choice(("permits", "permits", "readers"))
     store, isolation = rng.choice(SHARES[shares]), rng.choice(ISOLATIONS)
+    store = on or store
     worker = rng.choice(WORKERS)
     if rng.random() < 0.6:
         # Else whoever waits comes in after a fault alone.
@@ -136,7 +138,7 @@ def draw_shared(seed: int) -> Schedule:
 
 
 def _kinds(rng: random.Random, store: str) -> list[str]:
-    of_server = ON_SERVER[:-1] if store == "postgresql" else ON_SERVER
+    of_server = ON_SERVER[:-1] if store in ("postgresql", "mysql") else ON_SERVER
     of_store = ON_FILE if store == "sqlite" else (*of_server, *ON_NETWORK)
     # As often the processes as the store, however many ways there are for each.
     drawn = [

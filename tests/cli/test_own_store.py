@@ -117,7 +117,7 @@ def test_a_command_that_needs_more_of_a_store_says_what_to_use_instead(
     done = incumbent(bare, tmp_path, *words.split(), store="bare:here")
     assert done.returncode == 64, (done.stdout, done.stderr)
     assert f"this store has no {lacks}" in done.stderr
-    assert "use sqlite:, redis:, etcd: or postgresql:" in done.stderr
+    assert "use sqlite:, redis:, etcd:, postgresql: or mysql:" in done.stderr
     assert done.stdout == ""
     assert not (tmp_path / "ran").exists()
 

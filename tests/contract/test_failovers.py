@@ -12,6 +12,8 @@ from incumbent.model import Ask, Key
 from incumbent.stores.base import Engine
 from incumbent.stores.etcd import open_etcd
 from incumbent.stores.etcd.engine import EtcdEngine
+from incumbent.stores.mysql import TABLES, open_mysql
+from incumbent.stores.mysql.engine import MysqlEngine
 from incumbent.stores.postgresql import open_postgresql
 from incumbent.stores.postgresql.engine import PostgresEngine
 from incumbent.stores.quorum import open_quorum
@@ -20,9 +22,11 @@ from incumbent.stores.redis import open_store
 from incumbent.stores.redis.engine import RedisEngine
 from incumbent.testing.contract import StoreContract, World
 from tests.support.etcd_cluster import EtcdCluster
+from tests.support.mariadb import MariaServer
 from tests.support.postgresql import PostgresServer
 from tests.support.redis_sentinels import Sentinels
 from tests.support.servers import RedisServer
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.server
 
@@ -75,6 +79,32 @@ class TestPostgresqlFailovers(StoreContract):
             def kill() -> None:
                 own_postgres.kill()
                 standby.promote()
+
+            yield FailoverWorld(engine, kill)
+
+
+class TestMysqlFailovers(StoreContract):
+    capabilities = MysqlEngine.capabilities
+    hooks = frozenset({"failover", "restart_wait"})
+    only = frozenset({"failover"})
+    ttl = 0.4
+
+    @pytest.fixture
+    def world(self, own_maria: MariaServer) -> Iterator[World]:
+        database = own_maria.new_database()
+        with own_maria.replica() as replica:
+            url = own_maria.url_of(database).replace(
+                f"127.0.0.1:{own_maria.port}",
+                f"127.0.0.1:{own_maria.port},127.0.0.1:{replica.port}",
+            )
+            engine = open_mysql(f"{url}?restart_wait=1.5s")
+            engine.fix(clock.now() + 20)
+            # It may lose the newest writes, and not all of them.
+            eventually(lambda: len(replica.sql("SHOW TABLES", database)) == len(TABLES))
+
+            def kill() -> None:
+                own_maria.kill()
+                replica.promote()
 
             yield FailoverWorld(engine, kill)
 

@@ -95,6 +95,9 @@ def folder(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Folder
     if "postgresql://admin@host/database" in text:
         server = request.getfixturevalue("postgres_server")
         addresses["postgresql://admin@host/database"] = server.url_of(new_database(server))
+    if "mysql://admin@host/database" in text:
+        maria = request.getfixturevalue("maria_server")
+        addresses["mysql://admin@host/database"] = maria.url_of(maria.new_database())
     return Folder(tmp_path / "checkout", addresses)
 
 

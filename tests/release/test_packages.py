@@ -93,7 +93,13 @@ def test_the_suite_passes_against_the_wheel(version: str, wheel: Path, tmp_path:
 
 def test_the_oldest_clients_that_are_claimed_work(wheel: Path, tmp_path: Path) -> None:
     pins = tmp_path / "oldest.txt"
-    oldest = {"redis": "6.0.0", "hiredis": "3.0.0", "psycopg": "3.2.2", "psycopg-binary": "3.2.2"}
+    oldest = {
+        "redis": "6.0.0",
+        "hiredis": "3.0.0",
+        "PyMySQL": "1.2.1",
+        "psycopg": "3.2.2",
+        "psycopg-binary": "3.2.2",
+    }
     newest = [
         line
         for line in (ROOT / "constraints.txt").read_text().splitlines()
@@ -104,6 +110,7 @@ def test_the_oldest_clients_that_are_claimed_work(wheel: Path, tmp_path: Path) -
     passed = environment.test(
         *("-m", "not full and not timing and not crowd"),
         *("tests/contract/test_redis.py", "tests/contract/test_postgresql.py"),
+        "tests/contract/test_mysql.py",
         *("tests/stores/redis/test_own_clients.py", "tests/stores/redis/test_clients.py"),
         *("tests/stores/postgresql/test_server.py", "tests/stores/postgresql/test_token.py"),
     )

@@ -9,12 +9,13 @@ from uuid import uuid4
 
 import pytest
 
+from tests.stores.mysql import world as mysql
 from tests.stores.postgresql.world import new_database
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_sentinels import Sentinels
 from tests.support.servers import RedisServer
 
-SERVERS = ("redis", "cluster", "sentinel", "quorum", "etcd", "postgresql")
+SERVERS = ("redis", "cluster", "sentinel", "quorum", "etcd", "postgresql", "mysql")
 
 
 @pytest.fixture(params=["sqlite", *(pytest.param(of, marks=pytest.mark.server) for of in SERVERS)])
@@ -38,6 +39,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
             case "postgresql":
                 server = request.getfixturevalue("postgres_server")
                 where = server.url_of(new_database(server))
+            case "mysql":
+                maria = request.getfixturevalue("maria_server")
+                where = maria.url_of(mysql.new_database(maria))
             case _:
                 yield f"sqlite:///{tmp_path}/leases.db"
                 return

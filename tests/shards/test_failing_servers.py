@@ -15,9 +15,11 @@ from incumbent.errors import StoreError
 from tests.history.checker import check
 from tests.history.events import History
 from tests.shards.fleet import TTL, Fleet
+from tests.stores.mysql import world as mysqls
 from tests.stores.postgresql.world import make_template, new_database
 from tests.stores.quorum.world import DURABLE, Members
 from tests.support.etcd_cluster import EtcdCluster
+from tests.support.mariadb import MariaServer
 from tests.support.postgresql import PostgresServer
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_sentinels import Sentinels
@@ -142,7 +144,22 @@ def postgresql(ends: ExitStack) -> Faults:
     return server.url_of(new_database(server)) + WAIT, [killed]
 
 
-@pytest.fixture(params=[one_redis, sentinel, cluster, quorum, etcd, postgresql])
+def mysql(ends: ExitStack) -> Faults:
+    server = ends.enter_context(MariaServer())
+
+    def killed() -> None:
+        server.kill()
+        server.start()
+
+    def frozen() -> None:
+        server.freeze()
+        time.sleep(2 * OUTAGE)
+        server.thaw()
+
+    return server.url_of(mysqls.new_database(server)) + WAIT, [killed, frozen]
+
+
+@pytest.fixture(params=[one_redis, sentinel, cluster, quorum, etcd, postgresql, mysql])
 def faults(request: pytest.FixtureRequest) -> Iterator[Faults]:
     with ExitStack() as ends:
         yield request.param(ends)

@@ -54,7 +54,7 @@ def test_who_stands_down_hands_over(world: World) -> None:
     assert first.get_leader(b"fleet").get() == b"two"
 
 
-@pytest.mark.parametrize("world", ["etcd", "postgresql"], indirect=True)
+@pytest.mark.parametrize("world", ["etcd", "postgresql", "mysql"], indirect=True)
 def test_on_other_stores_it_is_the_same(world: World) -> None:
     first, second = world.start(b"one"), world.start(b"two")
     lock, heard = first.get_lock(b"job"), watch(second)

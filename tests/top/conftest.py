@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.stores.mysql import world as mysql
 from tests.stores.postgresql.world import new_database
 from tests.support.servers import RedisServer
 
-_SERVERS = ("redis", "postgresql", "etcd", "quorum")
+_SERVERS = ("redis", "postgresql", "etcd", "quorum", "mysql")
 
 
 @pytest.fixture(
@@ -28,6 +29,9 @@ def every_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]
             case "postgresql":
                 postgres = request.getfixturevalue("postgres_server")
                 yield postgres.url_of(new_database(postgres))
+            case "mysql":
+                maria = request.getfixturevalue("maria_server")
+                yield f"{maria.url_of(mysql.new_database(maria))}?restart_wait=0"
             case "etcd":
                 endpoint = request.getfixturevalue("etcd_server").endpoint
                 yield f"etcd://{endpoint}/{secrets.token_hex(6)}?restart_wait=0"

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.stores.mysql import world as mysql
 from tests.stores.postgresql.world import new_database
 from tests.support.etcd import EtcdServer
 from tests.support.etcd_tls import EtcdTls
+from tests.support.mariadb import MariaServer
 from tests.support.postgresql import PostgresServer
 from tests.support.servers import RedisServer
 
@@ -67,6 +69,11 @@ def test_a_hub_that_is_kept_does_not_cost_a_lease_on_etcd(scheme: str, tmp_path:
     tls = EtcdTls(tmp_path) if scheme == "etcds" else None
     with EtcdServer(tls=tls) as server:
         assert run(server.store_url(), ttl=1.2) == "renewed, and handed over"
+
+
+def test_a_hub_that_is_kept_does_not_cost_a_lease_on_mysql(maria_server: MariaServer) -> None:
+    url = maria_server.url_of(mysql.new_database(maria_server))
+    assert run(f"{url}?restart_wait=0", ttl=1.2) == "renewed, and handed over"
 
 
 def test_a_hub_that_is_kept_does_not_cost_a_lease_on_postgresql(

@@ -15,13 +15,14 @@ import redis
 import incumbent
 from incumbent import AsyncClient, AsyncMultiLock, Client, Lock, MultiLock, NotAcquired
 from incumbent.stores.sqlite.core import SqliteStore
+from tests.stores.mysql import world as mysql
 from tests.stores.postgresql.world import new_database
 from tests.support.proxy import FaultProxy, requests_sent
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
 ROUNDS = 25
-SERVERS = ("redis", "etcd", "postgresql")
+SERVERS = ("redis", "etcd", "postgresql", "mysql")
 STORES = ("memory", "sqlite", *(pytest.param(name, marks=pytest.mark.server) for name in SERVERS))
 
 # Whoever is inside has the file; an overlap makes os.open raise.
@@ -49,6 +50,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
             server = request.getfixturevalue("postgres_server")
             url = server.url_of(new_database(server))
             return f"{url}{'&' if '?' in url else '?'}restart_wait=0"
+        case "mysql":
+            maria = request.getfixturevalue("maria_server")
+            return f"{maria.url_of(mysql.new_database(maria))}?restart_wait=0"
         case "sqlite":
             return f"sqlite:///{tmp_path}/leases.db"
     return f"memory:{tmp_path}"

@@ -31,7 +31,7 @@ SHARING = pytest.mark.parametrize(
     "every_store",
     [
         *("memory", "sqlite"),
-        *(pytest.param(of, marks=pytest.mark.server) for of in ("redis", "postgresql")),
+        *(pytest.param(of, marks=pytest.mark.server) for of in ("redis", "postgresql", "mysql")),
     ],
     indirect=True,
 )

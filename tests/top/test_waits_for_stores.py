@@ -46,6 +46,8 @@ HOPELESS = [
     f"etcd://{NOWHERE},{NOWHERE}:2,{NOWHERE}:3",
     f"postgresql://{NOWHERE}/leases",
     f"postgresql://{NOWHERE},{NOWHERE}:2/leases",
+    f"mysql://{NOWHERE}/leases",
+    f"mysql://{NOWHERE},{NOWHERE}:2/leases",
 ]
 PATIENCE = 60.0
 AT_ONCE = 10.0
