@@ -387,6 +387,14 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     (
+        "stores/etcd/test_foreign.py",
+        LONG,
+        {
+            "test_beside_two_loops_of_etcdctl_ours_gets_its_share_and_nobody_overlaps": (),
+            "test_who_waits_no_more_takes_its_ticket_away_though_it_waits_for_others": (),
+        },
+    ),
+    (
         "stores/etcd/test_line.py",
         LONG,
         {

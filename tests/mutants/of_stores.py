@@ -23,6 +23,7 @@ _LET_GO = ("tests/stores/redis/test_let_go.py",)
 _BALLOTS = ("tests/stores/quorum/test_ballots.py",)
 _PROMISES = ("tests/stores/quorum/test_promises.py",)
 _NODE = ("tests/quorum/test_node.py",)
+_FOREIGN = "tests/stores/etcd/test_foreign.py::"
 _UNFIT = (
     "tests/stores/test_unfit.py::test_clients_that_are_connected_notice_that_a_store_became_unfit"
 )
@@ -303,9 +304,72 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "etcd: a take that is repeated moves its key from anywhere",
         "stores/etcd/taking.py",
-        "        there = self.sessions.ours(state, attached)",
+        "        there = self.sessions.proof(state, attached)",
         "        there = self.sessions.ours(state)[:1]",
         "tests/stores/etcd/test_store.py::test_a_take_that_is_repeated_moves_its_key_only_from_where_it_was_seen",
+    ),
+    _d(
+        "etcd: a ticket is believed, whatever became of it",
+        "stores/etcd/foreign.py",
+        "    return [kv.absent(names.lease), same, kv.none_before(names.leases, ticket)]",
+        "    return [kv.absent(names.lease), kv.none_before(names.leases, ticket)]",
+        f"{_FOREIGN}test_a_take_whose_ticket_went_meanwhile_is_refused",
+    ),
+    _d(
+        "etcd: with a ticket older foreign keys are passed over",
+        "stores/etcd/foreign.py",
+        "    return [kv.absent(names.lease), same, kv.none_before(names.leases, ticket)]",
+        "    return [kv.absent(names.lease), same]",
+        f"{_FOREIGN}test_a_take_whose_ticket_was_older_is_refused_while_an_older_foreign_key_is_there",
+    ),
+    _d(
+        "etcd: a take without a ticket looks at the lease alone",
+        "stores/etcd/foreign.py",
+        "        return [kv.absent(*area) for area in beside_ticket(names)]",
+        "        return [kv.absent(names.lease)]",
+        f"{_FOREIGN}test_a_take_without_a_ticket_is_refused_if_a_foreign_key_waits",
+    ),
+    _d(
+        "etcd: a ticket stays with the waiter that got it",
+        "stores/etcd/taking.py",
+        "    if state.ticket:\n        puts.append",
+        "    if False:\n        puts.append",
+        f"{_FOREIGN}test_a_ticket_moves_with_its_lease_to_another_etcd_lease",
+    ),
+    _d(
+        "etcd: a renewal does not look for its ticket",
+        "stores/etcd/sessions.py",
+        "        compare = self.ours(state, lease)\n        if state.ticket:",
+        "        compare = self.ours(state, lease)\n        if False:",
+        f"{_FOREIGN}test_a_lease_whose_ticket_was_deleted_is_gone_at_the_next_renewal",
+    ),
+    _d(
+        "etcd: a renewal of many does not look for their tickets",
+        "stores/etcd/renewing.py",
+        "        return self.write or self.state.ticket > 0",
+        "        return self.write",
+        f"{_FOREIGN}test_a_lease_whose_ticket_was_deleted_is_gone_at_the_next_renewal",
+    ),
+    _d(
+        "etcd: who goes on with another's lease knows of no ticket",
+        "stores/etcd/sessions.py",
+        "        ticket=entry.ticket,",
+        "        ticket=0,",
+        f"{_FOREIGN}test_another_process_that_goes_on_with_a_lease_keeps_its_ticket",
+    ),
+    _d(
+        "etcd: a ticket outlives its lease",
+        "stores/etcd/sessions.py",
+        "        if state.ticket:\n            same",
+        "        if False:\n            same",
+        f"{_FOREIGN}test_a_ticket_serves_for_one_lease_and_then_it_is_their_turn",
+    ),
+    _d(
+        "etcd: an earlier release moves a lease, and leaves its ticket",
+        "stores/etcd/taking.py",
+        '"with_ticket" if state.ticket else "claim"',
+        '"claim"',
+        f"{_FOREIGN}test_an_earlier_release_does_not_know_a_claim_with_a_ticket",
     ),
     _d(
         "etcd: a claim is forgotten before its key is removed",

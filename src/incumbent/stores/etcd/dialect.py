@@ -28,11 +28,11 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.net.pool import heard_again
-from incumbent.stores.etcd import kv
+from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.incarnation import Cluster
 from incumbent.stores.etcd.kv import Entry, Kinds, Reply, Request, Steps
 from incumbent.stores.etcd.renewing import renew
-from incumbent.stores.etcd.sessions import ClaimState, foreign
+from incumbent.stores.etcd.sessions import ClaimState, unknown
 from incumbent.stores.etcd.site import LeaseMissing
 from incumbent.stores.etcd.taking import Take
 from incumbent.stores.etcd.waiting import leave
@@ -124,7 +124,9 @@ class Dialect:
         prefix = self.cluster.prefix
         ranges = kv.scanned(prefix, namespace, name)
         reply = yield kv.transaction([kv.read(start, end) for start, end in ranges])
-        return (yield from self._records(kv.by_name(prefix, namespace, _all_entries(reply))))
+        found = kv.by_name(prefix, namespace, _all_entries(reply))
+        known = {key: it for key, it in found.items() if not foreign.is_only_waited_for(it)}
+        return (yield from self._records(known))
 
     def _records(self, found: dict[Key, Kinds]) -> Steps[tuple[Record, ...]]:
         base = yield from self.cluster.base()
@@ -138,15 +140,22 @@ class Dialect:
         }
         lives = yield from self._sessions.lives(set(sorted(timed)[:_ASKED_MAX]))
         wall = clock.wall()
-        return tuple(kv.record_of(key, found[key], base, lives, wall) for key in sorted(found))
+        return tuple(
+            kv.record_of(key, found[key], self._contenders(key, found[key]), base, lives, wall)
+            for key in sorted(found)
+        )
+
+    def _contenders(self, key: Key, kinds: Kinds) -> foreign.Contenders:
+        names = kv.names_of(self.cluster.prefix, key)
+        return foreign.contenders(names, [entry for _, entry in kinds["/lease"]])
 
     # -- waiting ------------------------------------------------------------------------------
 
     def _changes(self, key: Key) -> list[tuple[str, str]]:
-        """The ranges in which a write is a change: lease, record without candidates, switches."""
+        """The ranges in which a write is a change: leases, record without candidates, switches."""
         names = kv.names_of(self.cluster.prefix, key)
         return [
-            (names.leases, kv.after(names.leases)),
+            *foreign.beside_ticket(names),
             (names.record, names.waiting),
             (names.switches, kv.after(names.switches)),
         ]
@@ -154,15 +163,16 @@ class Dialect:
     def unchanged_since(self, key: Key, seen: str) -> Steps[int]:
         """The revision from which to watch; 0 if the state is not the one that was seen."""
         reply = yield kv.transaction([kv.read(*area, kv.NEWEST) for area in self._changes(key)])
-        leases, *others = reply["responses"]
-        found = [entry for area in others for entry in kv.entries_in(area)]
-        now = kv.seen_in(kv.entries_in(leases), found, sum(map(kv.count_of, others)))
+        leases, others = reply["responses"][:2], reply["responses"][2:]
+        held, found = (
+            [entry for area in areas for entry in kv.entries_in(area)] for areas in (leases, others)
+        )
+        now = kv.seen_in(held, found, sum(map(kv.count_of, others)))
         return kv.revision_of(reply) + 1 if now == seen else 0
 
     def watch(self, key: Key, revision: int) -> Request:
         """The request for one stream of all changes, from `revision` on."""
-        leases, record, switches = self._changes(key)
-        return kv.watch((leases, switches, record), revision)
+        return kv.watch(self._changes(key), revision)
 
 
 @dataclass
@@ -237,7 +247,7 @@ class _Give:
             return None
         if known is not None and known.revision == entry.created:
             return known
-        return foreign(self.key, entry)
+        return unknown(self.key, entry)
 
     def _give(self, state: ClaimState, base: int) -> Steps[bool]:
         closing = None
@@ -253,7 +263,7 @@ class _Give:
             holder=state.holder, since=state.since, ended=wall, revision=state.revision
         )
         success = [
-            kv.delete(self.names.lease),
+            *self.sessions.removal(state),
             kv.put(state.history_key, past, state.history_lease),
         ]
         success += [kv.delete(key) for key in state.surplus if key != state.history_key]

@@ -1,6 +1,7 @@
 """Keys in etcd's flat, ordered key space, their values, requests and replies. Pure.
 
-    PREFIX/NAMESPACE/NAME/held        the lease; any key under PREFIX/NAMESPACE/NAME/ occupies it
+    PREFIX/NAMESPACE/NAME/held        the lease; a foreign key under PREFIX/NAMESPACE/NAME/, too
+    PREFIX/NAMESPACE/NAME/ticket      the place of our waiters among foreign ones, see `foreign`
     PREFIX/NAMESPACE!s/NAME/...       the switches "pause" and "resign", and the "closing"
     PREFIX/NAMESPACE!r/NAME/...       f/FIELD  h/RING/PLACE  t/SLOT/CLAIM  w/HOLDER
     PREFIX/NAMESPACE!x/NAME/CLAIM     a claim that was given up: a late take of it is refused
@@ -28,7 +29,7 @@ from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import ceil
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
 
 from incumbent.errors import StoreUnavailable
@@ -37,6 +38,9 @@ from incumbent.rules.record import HISTORY_KEPT
 from incumbent.rules.taking import CANDIDATES_KEPT
 from incumbent.stores.notices import PAUSE, RESIGN
 from incumbent.stores.url import Endpoint
+
+if TYPE_CHECKING:
+    from incumbent.stores.etcd.foreign import Contenders
 
 T = TypeVar("T")
 _quoted: Final = json.encoder.encode_basestring_ascii
@@ -85,12 +89,16 @@ def _part(text: str) -> str:
 class Names:
     """The keys of one lease."""
 
-    __slots__ = ("_given_up", "closing", "lease", "leases", "line", "record", "switches", "waiting")
+    __slots__ = (
+        *("_given_up", "closing", "lease", "leases", "line", "record", "switches"),
+        *("ticket", "waiting"),
+    )
 
     def __init__(self, prefix: str, key: Key) -> None:
         base, name = f"{prefix}/{key.namespace}", quote(key.name, safe=":@")
         self.leases = f"{base}/{name}/"
         self.lease = f"{base}/{name}/held"
+        self.ticket = f"{base}/{name}/ticket"
         self.switches = f"{base}!s/{name}/"
         self.closing = f"{base}!s/{name}/closing"
         self.record = f"{base}!r/{name}/"
@@ -190,6 +198,17 @@ class Entry(NamedTuple):
         return found if isinstance(found, dict) else {}
 
     @property
+    def claim(self) -> str:
+        """The claim that holds the name by this key; empty for a foreign key."""
+        fields = self.fields
+        return str(fields.get("claim") or fields.get("with_ticket") or "")
+
+    @property
+    def ticket(self) -> int:
+        """The ticket with which that claim was granted, see `foreign`; 0: without."""
+        return int(number_in(self.fields.get("ticket")))
+
+    @property
     def value64(self) -> str:
         """The value in base64."""
         return b64encode(self.value).decode()
@@ -227,15 +246,23 @@ def packed(**fields: str | float) -> str:
 # -- comparisons ----------------------------------------------------------------------------------
 
 
-def absent(key: str) -> str:
-    """The comparison: the key does not exist."""
-    return f'{{"key":"{_key(key)}","range_end":"","target":"CREATE","create_revision":"0"}}'
+def absent(key: str, end: str = "") -> str:
+    """The comparison: the key does not exist; or no key of the range that begins with it."""
+    return (
+        f'{{"key":"{_key(key)}","range_end":"{_key(end)}","target":"CREATE","create_revision":"0"}}'
+    )
 
 
 def free(prefix: str) -> str:
     """The comparison: no key begins with `prefix`."""
+    return absent(prefix, after(prefix))
+
+
+def none_before(prefix: str, revision: int) -> str:
+    """The comparison: keys begin with `prefix`, and all were created at `revision` or later."""
     start, end = _key(prefix), _key(after(prefix))
-    return f'{{"key":"{start}","range_end":"{end}","target":"CREATE","create_revision":"0"}}'
+    compare = f'"target":"CREATE","result":"GREATER","create_revision":"{revision - 1}"'
+    return f'{{"key":"{start}","range_end":"{end}",{compare}}}'
 
 
 def created(key: str, revision: int) -> str:
@@ -336,7 +363,7 @@ def seconds(ttl: float) -> int:
 
 def entry_of(claim: str, response: Mapping[str, Any]) -> Entry | None:
     """The lease's key as a lookup found it, if this claim has it; else None."""
-    return next((at for at in entries_in(response) if at.fields.get("claim") == claim), None)
+    return next((at for at in entries_in(response) if at.claim == claim), None)
 
 
 def number_in(value: object, default: float = 0.0) -> float:
@@ -406,7 +433,9 @@ def by_name(prefix: str, namespace: str, entries: Iterable[Entry]) -> dict[Key, 
     return found
 
 
-def record_of(key: Key, kinds: Kinds, base: int, lives: Mapping[str, float], wall: float) -> Record:
+def record_of(
+    key: Key, kinds: Kinds, at: Contenders, base: int, lives: Mapping[str, float], wall: float
+) -> Record:
     """The record of a key. `lives`: the seconds left of etcd leases."""
 
     def left(entry: Entry) -> float:
@@ -417,13 +446,13 @@ def record_of(key: Key, kinds: Kinds, base: int, lives: Mapping[str, float], wal
         kept = number_in(fields.get("kept"))
         return min(kept, max(0.0, number_in(fields.get("until")) - wall))
 
-    leases = sorted((entry for _, entry in kinds["/lease"]), key=lambda entry: entry.created)
     closing = next((entry for _, entry in kinds["/closing"]), None)
     candidates = [Candidate(name, left(entry)) for name, entry in kinds["w"]]
-    changes = [entry for kind, found in kinds.items() if kind != "w" for _, entry in found]
+    beside = ("w", "/lease")
+    changes = [entry for kind, found in kinds.items() if kind not in beside for _, entry in found]
     return Record(
         key,
-        tuple(holding_of(entry, base, lives, wall) for entry in leases[:1]),
+        (holding_of(at.holder, base, lives, wall),) if at.holder else (),
         left(closing) if closing else 0.0,
         {
             name: Field(entry.value, entry.modified)
@@ -432,7 +461,7 @@ def record_of(key: Key, kinds: Kinds, base: int, lives: Mapping[str, float], wal
         {name.rpartition("/")[0]: left(entry) for name, entry in kinds["t"]},
         _history([entry for _, entry in kinds["h"]], base),
         tuple(sorted(candidates, key=lambda candidate: candidate.holder)),
-        seen_in(leases, changes),
+        seen_in(at.keys, changes),
         str(closing.fields.get("reserved_for", "")) if closing else "",
     )
 
@@ -440,7 +469,7 @@ def record_of(key: Key, kinds: Kinds, base: int, lives: Mapping[str, float], wal
 def holding_of(entry: Entry, base: int, lives: Mapping[str, float], wall: float) -> Holding:
     """The holding that this key describes. Raises StoreUnavailable for another format."""
     token, left = base + entry.created, lives.get(entry.lease)
-    if "claim" not in entry.fields:
+    if not entry.claim:
         # Of etcdctl or a Go program: the value may be anything, and is often empty.
         shown = entry.value.decode(errors="replace").strip()[:_SHOWN]
         return Holding(shown or entry.key[-_SHOWN:], token, left, foreign=True)
@@ -452,7 +481,7 @@ def holding_of(entry: Entry, base: int, lives: Mapping[str, float], wall: float)
         number_in(fields.get("ttl")),
         max(0.0, wall - number_in(fields.get("since"), wall)),
         b64decode(str(fields.get("meta", ""))),
-        str(fields["claim"]),
+        entry.claim,
     )
 
 

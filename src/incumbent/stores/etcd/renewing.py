@@ -26,7 +26,7 @@ from incumbent.stores.etcd.incarnation import Cluster, Incarnation
 from incumbent.stores.etcd.kv import Reply, Request, Steps
 from incumbent.stores.etcd.sessions import ClaimState, Proof, RenewalGroup, Session, state_of
 from incumbent.stores.etcd.site import LeaseMissing
-from incumbent.stores.etcd.taking import value_of
+from incumbent.stores.etcd.taking import writes
 from incumbent.stores.notices import PAUSE, RESIGN, notices_for
 
 _EACH: Final = 50
@@ -145,6 +145,11 @@ class _Item:
     lease: str
     write: bool = False
 
+    @property
+    def alone(self) -> bool:
+        """Whether it needs more than the check that its key exists."""
+        return self.write or self.state.ticket > 0
+
     def change(self, **fields: Any) -> None:
         self.state = replace(self.state, due=self.state.ends, group=None, **fields)
         self.write = True
@@ -197,7 +202,7 @@ class _Renewing:
             return None
         states = [self._items[at].state for at in range(len(self._renewals))]
         session = states[0].session
-        if any(state.session is not session for state in states):
+        if any(state.session is not session or state.ticket for state in states):
             return None
         group = RenewalGroup(min(state.ends for state in states))
         for state in states:
@@ -287,8 +292,8 @@ class _Renewing:
 
     def _verify(self, waiting: list[_Item]) -> Steps[bool]:
         """Set the outcomes; True if all of them are proved."""
-        quiet = [item for item in waiting if not item.write]
-        each = [item for item in waiting if item.write]
+        quiet = [item for item in waiting if not item.alone]
+        each = [item for item in waiting if item.alone]
         proved = True
         for start in range(0, len(quiet), kv.BATCH):
             loud = yield from self._verify_together(quiet[start : start + kv.BATCH])
@@ -331,11 +336,11 @@ class _Renewing:
             success = [kv.read(names.field(PAUSE)), kv.read(names.field(RESIGN))]
             failure = []
             if item.write:
-                success.append(kv.put(names.lease, value_of(state), state.session.id))
+                success += writes(names, state)
                 failure.append(kv.read(names.lease))
                 # If the reply is lost, the key itself names the etcd lease that it is attached to.
                 self._sessions.doubt(state)
-            asked.append(kv.nested(self._sessions.ours(state, item.lease), success, failure))
+            asked.append(kv.nested(self._sessions.proof(state, item.lease), success, failure))
         proofs = _pending([item.state for item in batch])
         reply = yield self._cluster.transaction(self._incarnation, [], asked)
         if not reply.get("succeeded"):

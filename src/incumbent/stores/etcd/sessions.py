@@ -129,7 +129,8 @@ class ClaimState:
 
     `due`: the instant at which it ends unless it is renewed, alone or in a `group`; `history_key`:
     the key of its entry in the history, once there is one; `history_lease`: the etcd lease of that
-    entry; `surplus`: keys of the history to remove when the lease is given back.
+    entry; `surplus`: keys of the history to remove when the lease is given back; `ticket`: the
+    revision of the ticket with which it was granted (0: without), see `foreign`.
     """
 
     key: Key
@@ -145,6 +146,7 @@ class ClaimState:
     surplus: tuple[str, ...] = ()
     history_key: str = ""
     group: RenewalGroup | None = None
+    ticket: int = 0
 
     @property
     def id(self) -> tuple[Key, str]:
@@ -173,14 +175,15 @@ def state_of(key: Key, entry: Entry, session: Session, due: float) -> ClaimState
     """The state of a claim, as its key describes it."""
     fields = entry.fields
     return ClaimState(
-        *(key, str(fields.get("claim", "")), session, due),
+        *(key, entry.claim, session, due),
         *(str(fields.get("holder", "")), kv.number_in(fields.get("since"))),
         *(kv.number_in(fields.get("ttl")), b64decode(str(fields.get("meta", "")))),
         revision=entry.created,
+        ticket=entry.ticket,
     )
 
 
-def foreign(key: Key, entry: Entry) -> ClaimState:
+def unknown(key: Key, entry: Entry) -> ClaimState:
     """The state of a claim that is not remembered, on an etcd lease that is not renewed here."""
     return state_of(key, entry, Session(entry.lease, 1, 0.0), 0.0)
 
@@ -260,6 +263,24 @@ class Sessions:
         key = kv.names_of(self.prefix, state.key).lease
         return [kv.created(key, state.revision), kv.attached(key, lease or state.session.id)]
 
+    def proof(self, state: ClaimState, lease: str = "") -> list[str]:
+        """The same, and its ticket: without it, a foreign key would have the name as well."""
+        compare = self.ours(state, lease)
+        if state.ticket:
+            ticket = kv.names_of(self.prefix, state.key).ticket
+            compare.append(kv.created(ticket, state.ticket))
+            compare.append(kv.attached(ticket, lease or state.session.id))
+        return compare
+
+    def removal(self, state: ClaimState) -> list[str]:
+        """Operations: remove the claim's key, and its ticket."""
+        names = kv.names_of(self.prefix, state.key)
+        remove = [kv.delete(names.lease)]
+        if state.ticket:
+            same = kv.created(names.ticket, state.ticket)
+            remove.append(kv.nested([same], [kv.delete(names.ticket)]))
+        return remove
+
     def lookup(self, keys: list[Key]) -> Request:
         """Read leases that are not remembered; `kv.entry_of` finds their claims in the reply."""
         return kv.transaction([kv.read(kv.names_of(self.prefix, key).lease) for key in keys])
@@ -270,7 +291,7 @@ class Sessions:
         if state is None or not state.has_token(token, base):
             reply = yield self.lookup([key])
             entry = kv.entry_of(claim, reply["responses"][0])
-            state = entry and foreign(key, entry)
+            state = entry and unknown(key, entry)
         return state if state is not None and state.has_token(token, base) else None
 
     def note_seen(self, key: Key, seen: str, revision: int) -> None:
@@ -309,6 +330,11 @@ class Sessions:
     def line_lease(self) -> str:
         """The etcd lease of all our keys in lines. These are only hints, so it is never proved."""
         return str(int.from_bytes(self._line) | 1)
+
+    def drop_ticket(self, key: Key) -> str:
+        """The operation: remove the ticket of `key` if this process keeps it for its waiters."""
+        ticket = kv.names_of(self.prefix, key).ticket
+        return kv.nested([kv.attached(ticket, self.line_lease)], [kv.delete(ticket)])
 
     def keep_line_lease(self) -> Steps[str]:
         """Keep that etcd lease alive, and return its id."""
@@ -437,8 +463,7 @@ class Sessions:
                 continue
             # Claims that were granted anew or moved meanwhile stay, and are checked again later.
             reply = yield kv.transaction([
-                kv.nested(self.ours(one, at), [kv.delete(kv.names_of(self.prefix, one.key).lease)])
-                for one, at in batch
+                kv.nested(self.ours(one, at), self.removal(one)) for one, at in batch
             ])  # fmt: skip
             for (state, _), response in zip(batch, reply["responses"], strict=True):
                 if response["response_txn"].get("succeeded"):
@@ -466,6 +491,7 @@ class Sessions:
             # A newer take of the same claim, noted since, is not overdue.
             elif self.claims.get(state.id) is state:
                 state.revision = entry.created
+                state.ticket = entry.ticket
                 found.append((state, entry.lease))
         return found
 

@@ -11,7 +11,7 @@ from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, Granted, Holding, Key, Refused, TakeOutcome
 from incumbent.rules.record import HISTORY_KEPT
 from incumbent.rules.taking import CANDIDATES_KEPT
-from incumbent.stores.etcd import kv
+from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.incarnation import Cluster, Incarnation
 from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
 from incumbent.stores.etcd.sessions import ClaimState, state_of
@@ -37,9 +37,10 @@ class Obstacles(NamedTuple):
     candidates: int = 0
     given_up: bool = False
     marker: str = ""
+    turn: int = 0
 
     def __bool__(self) -> bool:
-        return any((self.lease, self.pause, self.closing, self.slots, self.given_up))
+        return any((self.lease, self.turn, self.pause, self.closing, self.slots, self.given_up))
 
 
 class Take:
@@ -47,6 +48,7 @@ class Take:
 
     `admitted_by`: the revision of the closing that reserves the name for the asker, 0 for none.
     None (at first): no switch at all may be set, not even a notice for the previous holder.
+    `ticket`: the ticket that all foreign keys wait for; 0 (at first): there may be no foreign key.
     `own_slot`: this same claim has taken the slot before; `slot_lease`: the slot's etcd lease.
     `history_index`, `line_count_index`: which response to a grant has the history, and which the
     number of places in line; 0: the take does not ask for it.
@@ -62,6 +64,7 @@ class Take:
         self.claim = claim
         self.ask = ask
         self.admitted_by: int | None = None
+        self.ticket = 0
         self.own_slot = False
         self.slot_lease = ""
         self.history_index = 0
@@ -123,6 +126,7 @@ class Take:
             meta=ask.meta,
             history_lease=history_lease,
             history_key=sessions.history_key(self.key),
+            ticket=self.ticket,
         )
         return (yield from self._send(state))
 
@@ -187,10 +191,10 @@ class Take:
         """The request of a take. Not repeatable: the caller repeats it in doubt, and notes that."""
         names, ask, admitted_by = self.names, self.ask, self.admitted_by
         self.history_index = self.line_count_index = 0
-        compare = [kv.absent(names.given_up(self.claim)), kv.free(names.leases)]
+        compare = [kv.absent(names.given_up(self.claim)), *foreign.may_take(names, self.ticket)]
         past = kv.packed(holder=state.holder, since=state.since)
         success = [
-            kv.put(names.lease, value_of(state), state.session.id),
+            *writes(names, state),
             kv.put(state.history_key, past, state.history_lease),
         ]
         if self._checks_history_length():
@@ -200,6 +204,8 @@ class Take:
         if has_place and not self.cluster.turns.is_ours(self.key):
             # Further waiters of this process go to the end of the line.
             success.append(kv.delete(self.sessions.line_key(self.key)))
+            if not self.ticket:
+                success.append(self.sessions.drop_ticket(self.key))
             self.line_count_index = len(success)
             success.append(kv.read_all(names.line, kv.COUNT))
         if admitted_by is None:
@@ -243,11 +249,11 @@ class Take:
     def _holder(self, reply: Reply) -> Obstacles | None:
         """The holder that a refused take found, if there is one."""
         responses = reply["responses"]
-        leases = kv.entries_in(responses[0])
-        if not leases:
+        at = foreign.contenders(self.names, kv.entries_in(responses[0]))
+        if at.holder is None:
             return None
         count = kv.count_of(responses[-1]) if self.ask.candidacy > 0 else 0
-        return Obstacles(kv.revision_of(reply), kv.seen_in(leases), leases[0], candidates=count)
+        return Obstacles(kv.revision_of(reply), kv.seen_in(at.keys), at.holder, candidates=count)
 
     def _look(self) -> Steps[Obstacles]:
         """Read all possible obstacles, without a take."""
@@ -264,17 +270,19 @@ class Take:
         reply = yield kv.transaction(reads)
         responses = reply["responses"]
         leases, switches, others = map(kv.entries_in, responses[:3])
+        at = foreign.contenders(names, leases)
         marker = kv.entries_in(responses[4])
         by_key = {entry.key: entry for entry in switches}
         return Obstacles(
             kv.revision_of(reply),
-            kv.seen_in(leases, [*switches, *others], len(switches) + kv.count_of(responses[2])),
-            leases[0] if leases else None,
+            kv.seen_in(at.keys, [*switches, *others], len(switches) + kv.count_of(responses[2])),
+            at.holder,
             by_key.get(names.field(PAUSE)),
             by_key.get(names.closing),
             tuple(kv.entries_in(responses[5])) if slot is not None else (),
             given_up=kv.count_of(responses[3]) > 0,
             marker=marker[0].value64 if marker else "",
+            turn=at.turn,
         )
 
     # -- candidates ---------------------------------------------------------------------------
@@ -310,7 +318,7 @@ class Take:
         if found.candidates > CANDIDATES_KEPT:
             yield from self._prune()
         lease = found.lease
-        if lease is not None and lease.fields.get("claim") == self.claim:
+        if lease is not None and lease.claim == self.claim:
             return (yield from self._same_grant(lease))
         return (yield from self._refusal(found))
 
@@ -333,6 +341,7 @@ class Take:
                 return (yield from self._refuse_closed("closed", found.closing, found.seen))
             self.admitted_by = found.closing.modified
         self.own_slot = bool(found.slots)
+        self.ticket = found.turn
         return None
 
     def _slots_of_others(self, found: Obstacles) -> list[Entry]:
@@ -394,10 +403,10 @@ class Take:
         current = self.cluster.current
         success = [current]
         if write:
-            success.append(kv.put(self.names.lease, value_of(state), state.session.id))
+            success += writes(self.names, state)
         if self.ask.candidacy > 0:
             success.append(kv.delete(self.names.candidate(self.ask.holder)))
-        there = self.sessions.ours(state, attached)
+        there = self.sessions.proof(state, attached)
         return self.cluster.transaction(self.incarnation, there, success, [current])
 
 
@@ -410,5 +419,17 @@ def _granted(state: ClaimState, incarnation: Incarnation, sent: float) -> Grante
 def value_of(state: ClaimState) -> str:
     """The value of a lease's key."""
     meta = b64encode(state.meta).decode()
-    who = {"claim": state.claim, "holder": state.holder}
-    return kv.packed(format=kv.RECORD_FORMAT, **who, ttl=state.ttl, since=state.since, meta=meta)
+    # A version that knows no tickets would leave ours on another etcd lease: it finds no claim.
+    who = {"with_ticket" if state.ticket else "claim": state.claim, "holder": state.holder}
+    more = {"ticket": state.ticket} if state.ticket else {}
+    return kv.packed(
+        format=kv.RECORD_FORMAT, **who, ttl=state.ttl, since=state.since, meta=meta, **more
+    )
+
+
+def writes(names: kv.Names, state: ClaimState) -> list[str]:
+    """The operations that write a lease's key, and its ticket, on the etcd lease of its session."""
+    puts = [kv.put(names.lease, value_of(state), state.session.id)]
+    if state.ticket:
+        puts.append(kv.put(names.ticket, foreign.WAITS, state.session.id))
+    return puts

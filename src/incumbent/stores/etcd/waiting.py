@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from incumbent import clock
 from incumbent.model import Key
-from incumbent.stores.etcd import kv
+from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.incarnation import Cluster
 from incumbent.stores.etcd.kv import Entry, Names, Reply, Request, Steps
 from incumbent.stores.etcd.site import LeaseMissing
@@ -28,7 +28,7 @@ _SILENT: Final = 0.2
 """Seconds for which a free lease is left to the first in line; then the second overtakes it."""
 _NAMES_MAX: Final = 16_384
 _ORDER: Final = ',"sort_order":"ASCEND","sort_target":"MOD","keys_only":true'
-_ANY: Final = ',"limit":"1","keys_only":true'
+_KEYS: Final = ',"keys_only":true'
 
 
 @dataclass(slots=True)
@@ -38,7 +38,8 @@ class Standing:
 
     `seen`: `Refused.seen` of our first waiter; `free_since`: the instant since which the lease is
     free; `called`: a successor was named, perhaps a waiter of ours; `moved`: the line has to be
-    read again; `missed`: something was written before our watches began.
+    read again; `missed`: something was written before our watches began, or our ticket (see
+    `foreign`) has to be there.
     """
 
     key: Key
@@ -52,6 +53,7 @@ class Standing:
     called: bool = False
     moved: bool = False
     missed: bool = False
+    contested: bool = False
 
     def watch(self) -> Request:
         """The request for one stream of all relevant changes.
@@ -75,6 +77,7 @@ class Standing:
         self.revision, self.place = now.revision, now.place
         self.ahead, self.before = now.ahead, now.before
         self.free_since, self.called = now.free_since, now.called
+        self.contested = now.contested
         self.missed = False
 
     def see(self, result: Mapping[str, Any], now: float) -> None:
@@ -93,9 +96,26 @@ class Standing:
             if key == self.ahead:
                 self._advance()
             return
+        if key == self.names.ticket or self._is_foreign(key):
+            self._see_foreign(key, now, gone=gone)
+            return
         self.free_since = now if gone else inf
         if key == self.names.closing and not gone:
             self.called = self.called or _is_reserved(b64decode(written.get("value", "")))
+
+    def _is_foreign(self, key: str) -> bool:
+        return key.startswith(self.names.leases) and key != self.names.lease
+
+    def _see_foreign(self, key: str, now: float, *, gone: bool) -> None:
+        if key == self.names.ticket:
+            self.missed = self.missed or (gone and self.contested)
+            return
+        self.contested = True
+        if gone:
+            # It may be our turn.
+            self.free_since = now
+        else:
+            self.missed = True
 
     def _advance(self) -> None:
         if self.place < _FRONT:
@@ -123,22 +143,25 @@ def join(cluster: Cluster, key: Key, seen: str) -> Steps[Standing]:
     if len(sessions.names_with_our_place) >= _NAMES_MAX:
         sessions.names_with_our_place.clear()
     sessions.names_with_our_place.add(key)
-    areas = [kv.read_all(names.line, _ORDER), kv.read_all(names.leases, _ANY)]
+    areas = [kv.read_all(names.line, _ORDER), kv.read_all(names.leases, _KEYS)]
     areas.append(kv.read_all(names.switches))
     reply: Reply = {}
     where = [] if cluster.turns.end_turn(key) else [kv.absent(place)]
     while not reply:
-        put = kv.put(place, "", (yield from sessions.keep_line_lease()))
+        lease = yield from sessions.keep_line_lease()
+        put, ticket = kv.put(place, "", lease), kv.put(names.ticket, foreign.WAITS, lease)
+        asked = [kv.nested([kv.absent(names.ticket)], [ticket]), *areas]
         try:
-            reply = yield kv.transaction([put, *areas], areas, where=where)
+            reply = yield kv.transaction([put, *asked], asked, where=where)
         except LeaseMissing:
             sessions.line_lease_until = 0.0
     line, leases, switches = map(kv.entries_in, reply["responses"][-3:])
+    at_name = foreign.contenders(names, leases)
     order = [entry.key for entry in line]
     at = order.index(place)
     ahead, before = (order[max(0, at - _FRONT)], order[at - 1]) if at else ("", "")
     resign = names.field(RESIGN)
-    free = not leases and all(entry.key == resign for entry in switches)
+    free = at_name.holder is None and all(entry.key == resign for entry in switches)
     # Only a successor that was named after the waiter's refusal counts.
     since = kv.newest_seen(seen)
     called = any(
@@ -146,13 +169,15 @@ def join(cluster: Cluster, key: Key, seen: str) -> Steps[Standing]:
         for entry in switches
     )
     found = (kv.revision_of(reply), at, ahead, before)
-    return Standing(key, names, seen, *found, now if free else inf, called)
+    contested = any(entry.key != names.lease for entry in at_name.keys)
+    since_when = now if free else inf
+    return Standing(key, names, seen, *found, since_when, called, contested=contested)
 
 
 def pass_by(standing: Standing) -> Steps[None]:
     """Remove the first in line, which let its turn go by: dead, frozen, or back at the end."""
-    free = kv.free(standing.names.leases)
-    yield kv.transaction([kv.delete(standing.ahead)], where=[free])
+    free = foreign.may_take(standing.names, 0)
+    yield kv.transaction([kv.delete(standing.ahead)], where=free)
 
 
 def leave(cluster: Cluster, key: Key) -> Steps[None]:
@@ -161,7 +186,7 @@ def leave(cluster: Cluster, key: Key) -> Steps[None]:
     if turns.waits(key) or key not in sessions.names_with_our_place:
         return
     if turns.waits():
-        yield kv.transaction([kv.delete(sessions.line_key(key))])
+        yield kv.transaction([kv.delete(sessions.line_key(key)), sessions.drop_ticket(key)])
         return
     sessions.line_lease_until = 0.0
     with suppress(LeaseMissing):
