@@ -538,7 +538,6 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         LONG,
         {
             "test_leases_outlive_a_server_that_was_killed": (),
-            "test_a_longer_ttl_than_usual_is_waited_for_after_a_failover": (),
             "test_a_replica_is_refused_until_it_is_promoted_and_then_waits": (),
         },
     ),

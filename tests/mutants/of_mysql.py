@@ -209,8 +209,8 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     ),
     _d(
         "mysql: a longer ttl than the default is not on record before it is granted",
-        "stores/mysql/engine.py",
-        "if ttl > TTL_DEFAULT and micros(ttl) > wire.facts.longest:",
+        "stores/pooled_registers.py",
+        "if ttl > TTL_DEFAULT and micros(ttl) > wire.longest:",
         "if ttl < 0:",
         f"{_IN}test_incarnation.py::test_a_longer_ttl_than_usual_is_waited_for_after_a_failover",
     ),
@@ -223,8 +223,8 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     ),
     _d(
         "a first use does not find out whether conditional writes hold",
-        "stores/mysql/engine.py",
-        "if not self.site.proved:\n                run(",
+        "stores/pooled_registers.py",
+        "if not self.proved:\n                run(",
         "if False:\n                run(",
         f"{_IN}test_bad_input.py::test_a_proxy_that_drops_the_condition_is_found",
     ),

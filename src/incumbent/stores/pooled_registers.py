@@ -3,49 +3,67 @@
     PooledStore            the blocking Store; its operations keep a few connections
     PooledEngine           gives each event loop its AsyncStore: a thread for each request
 
-A store of this kind subclasses PooledOperations, and says how to connect, what answers the requests
-of an operation over one connection, and what the server's errors mean.
+A store of this kind subclasses PooledOperations, and says how to connect, whether a server is fit,
+what answers the requests of an operation over one connection, and what the server's errors mean.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from incumbent import clock
-from incumbent.errors import OutcomeUnknown, StoreError
+from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.interrupts import raise_handlers
 from incumbent.net.bounded import BoundedRunner
 from incumbent.net.limiter import DIAL_WITHIN
+from incumbent.net.names import is_unknown
 from incumbent.net.pool import Broken, Connection
 from incumbent.net.readers import LockWakeup
+from incumbent.policy import TTL_DEFAULT
 from incumbent.protocol.port import run
+from incumbent.rules.record import micros
 from incumbent.stores.deciding import Deciding
-from incumbent.stores.findings import Finding, cannot_tell
+from incumbent.stores.findings import Finding, cannot_tell, grants_nothing
 from incumbent.stores.loops import ServerEngine, detach_in_child
 from incumbent.stores.names import flat
 from incumbent.stores.plan import BlockingTogether, Plan, drive
 from incumbent.stores.polling import Looks
+from incumbent.stores.probing import about_registers, probe
 from incumbent.stores.register_store import PollingOperations, replies
-from incumbent.stores.registers import Registers
+from incumbent.stores.registers import QuickRegisters
 
 if TYPE_CHECKING:
     from incumbent.stores.threaded_registers import ThreadedRegisterStore
 
 T = TypeVar("T")
 
+LOOK_EVERY: Final = 10.0
+"""Seconds for which a server that became unfit, or was restored, may be missed."""
+_SWEEPS: Final = 0.01
+"""The share of looks at a server after which names are forgotten."""
+
 
 class PooledConnection(Connection, Protocol):
-    """`in_doubt`: an exchange on it was not completed, so it cannot be used again."""
+    """`in_doubt`: an exchange on it was not completed, so it cannot be used again.
+
+    `looked`: when its server was looked at; `longest`: the longest ttl, in microseconds, that the
+    store knows of; `encrypted`: whether by TLS.
+    """
 
     in_doubt: bool
+    looked: float
+    longest: int
+    encrypted: bool
 
 
-class Exchange(Registers, Protocol):
-    """Registers (or QuickRegisters) over one connection, for one operation.
+class Exchange(QuickRegisters, Protocol):
+    """Registers over one connection, for one operation.
 
     `wrote`: it has changed something, so that a later error does not mean that nothing was changed.
     """
@@ -57,14 +75,40 @@ W = TypeVar("W", bound=PooledConnection)
 
 
 class PooledOperations(PollingOperations, BoundedRunner[W, None]):
-    """The operations; they block. `answers`: the class of the errors that the server answers."""
+    """The operations; they block. `answers`: the class of the errors that a server answers.
+
+    `places`: where servers are; the one that served last is asked first. `proved`: one has served
+    this process, so that even what looks final may be temporary.
+    """
 
     answers: type[Exception]
     wakeup = staticmethod(LockWakeup)
 
-    def __init__(self, where: str, dialect: Deciding) -> None:
+    def __init__(self, where: str, places: Sequence[Any], dialect: Deciding) -> None:
         super().__init__(where, LockWakeup, _sleep)
-        self.dialect, self.looks = dialect, Looks()
+        self.places, self.dialect, self.looks = list(places), dialect, Looks()
+        self.proved = False
+
+    # -- what a store says --------------------------------------------------------------------
+
+    @abstractmethod
+    def open(self, place: Any, until: float) -> W:
+        """A connection that is logged in. Raises OSError, Broken, and what the server answers."""
+
+    @abstractmethod
+    def examine(self, wire: W, until: float) -> None:
+        """Find out what the server is like. Raises StoreUnavailable if it is not fit, and as above.
+
+        What a server answers is raised, as in the methods that follow.
+        """
+
+    @abstractmethod
+    def note(self, wire: W, longest: int, until: float) -> None:
+        """Let the store know of this ttl, in microseconds, before it is granted."""
+
+    @abstractmethod
+    def sweep(self, wire: W, until: float) -> None:
+        """Forget some names of which nothing matters any more."""
 
     @abstractmethod
     def exchange(self, wire: W) -> Exchange:
@@ -74,30 +118,52 @@ class PooledOperations(PollingOperations, BoundedRunner[W, None]):
     def failure(self, error: Any, about: str) -> StoreError:
         """The exception for an error that the server answered; `about`: the names asked for."""
 
-    @abstractmethod
-    async def connect(self, until: float) -> W:
-        """A connection to a server that is fit, made by `opened`. Raises StoreUnavailable."""
-
-    @abstractmethod
-    async def dial(self, until: float) -> W:
-        """A connection to the server as it is. Raises StoreUnavailable."""
-
-    def prepare(self, wire: W, plan: Plan[None, Any], until: float) -> None:
-        """What comes before the first request of a plan."""
+    # -- connections --------------------------------------------------------------------------
 
     async def dialled(self, until: float, lasts: float = -inf) -> W:
-        return await self.connect(max(lasts, min(until, clock.now() + DIAL_WITHIN)))
+        """See BoundedRunner. The first server that is fit; each has its share of the time left."""
+        until = max(lasts, min(until, clock.now() + DIAL_WITHIN))
+        failures = list[StoreUnavailable]()
+        for at, place in enumerate(self.places):
+            share = clock.now() + (until - clock.now()) / (len(self.places) - at)
+            try:
+                wire = await self.opened(self.dial(place, share))
+                self._check(wire, share)
+            except StoreUnavailable as error:
+                failures.append(error)
+            else:
+                self.places = [place, *(other for other in self.places if other != place)]
+                self.proved = True
+                return wire
+        raise min(failures, key=lambda it: it.permanent)
 
-    async def carry_out(self, wire: W, plan: Plan[None, T], until: float) -> T:
-        exchange = self.exchange(wire)
+    async def dial(self, place: Any, until: float) -> W:
+        """A connection to a server as it is. Raises StoreUnavailable."""
         try:
-            self.prepare(wire, plan, until)
-            return await drive(plan.start(None, until), replies(exchange, until))
-        except Broken as error:
-            raise Broken(str(error), sent=error.sent or exchange.wrote, late=error.late) from error
+            return self.open(place, until)
+        except (OSError, Broken) as error:
+            raise_handlers(error)
+            final = is_unknown(error) or "certificate verify failed" in str(error)
+            raise self._out_of_reach(error, permanent=final and not self.proved) from error
         except self.answers as error:
-            failure = self.failure(error, " ".join(flat(key) for key in plan.keys[:3]))
-            raise OutcomeUnknown(str(failure)) if exchange.wrote else failure from error
+            raise self.failure(error, "") from error
+
+    def _out_of_reach(self, error: Exception, *, permanent: bool = False) -> StoreUnavailable:
+        return StoreUnavailable(f"{self.where} cannot be reached: {error}", permanent=permanent)
+
+    def _check(self, wire: W, until: float) -> None:
+        """Raise StoreUnavailable, and close the connection, if the server is not fit."""
+        try:
+            self.examine(wire, until)
+            if not self.proved:
+                run(drive(probe(self.where), replies(self.exchange(wire), until)))
+        except BaseException as error:
+            wire.close()
+            if isinstance(error, self.answers):
+                raise self.failure(error, "") from error
+            if isinstance(error, Broken):
+                raise self._out_of_reach(error) from error
+            raise
 
     def settle(self, wire: W, idle: list[W], error: BaseException) -> None:
         if isinstance(error, StoreError) and not wire.in_doubt:
@@ -108,6 +174,30 @@ class PooledOperations(PollingOperations, BoundedRunner[W, None]):
     def detach(self) -> None:
         self.looks.forget()
         super().detach()
+
+    # -- requests -----------------------------------------------------------------------------
+
+    async def carry_out(self, wire: W, plan: Plan[None, T], until: float) -> T:
+        exchange = self.exchange(wire)
+        try:
+            self._prepare(wire, plan, until)
+            return await drive(plan.start(None, until), replies(exchange, until))
+        except Broken as error:
+            raise Broken(str(error), sent=error.sent or exchange.wrote, late=error.late) from error
+        except self.answers as error:
+            failure = self.failure(error, " ".join(flat(key) for key in plan.keys[:3]))
+            raise OutcomeUnknown(str(failure)) if exchange.wrote else failure from error
+
+    def _prepare(self, wire: W, plan: Plan[None, Any], until: float) -> None:
+        """Look at the server again if that is long ago; let it know the longest ttl."""
+        if clock.now() > wire.looked + LOOK_EVERY:
+            self.examine(wire, until)
+            if plan.kind != "renew" and random.random() < _SWEEPS:
+                self.sweep(wire, until)
+        ttl = max(plan.ttl, *(it.ttl for it in plan.renewals), 0.0)
+        if ttl > TTL_DEFAULT and micros(ttl) > wire.longest:
+            self.note(wire, micros(ttl), until)
+            wire.longest = micros(ttl)
 
 
 async def _sleep(seconds: float) -> None:
@@ -125,25 +215,45 @@ class PooledStore(BlockingTogether[Operations]):
         detach_in_child(operations)
 
 
-class PooledEngine(ServerEngine[PooledStore[Operations], "ThreadedRegisterStore[Operations]"]):
-    """The engine. `diagnosed` are the findings of a diagnosis over one connection."""
+class PooledEngine(
+    ServerEngine[PooledStore[Operations], "ThreadedRegisterStore[Operations]"],
+    Generic[Operations],
+):
+    """The engine. `advice`: what a server that is not fit needs."""
 
-    def __init__(self, operations: Operations) -> None:
+    advice: str
+
+    def __init__(self, operations: Operations, restart_wait: float | None) -> None:
         store = PooledStore(operations)
         super().__init__(operations.where, store, partial(_threaded, store))
+        self._restart_wait = restart_wait
 
     @abstractmethod
-    def diagnosed(self, wire: Any, ttl: float, until: float) -> list[Finding]:
-        """See Engine.diagnose. Raises Broken, and what the server answers."""
+    def diagnosed(self, wire: Any, until: float) -> list[Finding]:
+        """What this kind of server has to be asked about. Raises Broken, and what it answers."""
 
     def diagnose(self, ttl: float, until: float) -> list[Finding]:
-        return self.findings(lambda wire: self.diagnosed(wire, ttl, until), until)
+        """See Engine.diagnose."""
+        operations = self._store.operations
+
+        def work(wire: Any) -> list[Finding]:
+            exchange = operations.exchange(wire)
+            try:
+                operations.examine(wire, until)
+                run(drive(probe(operations.where), replies(exchange, until)))
+                about = about_registers(exchange, self._restart_wait, ttl, until)
+            except StoreError as error:
+                return [grants_nothing(str(error), self.advice, level="error")]
+            tls = ("ok", "TLS is used" if wire.encrypted else "TLS is not used", "")
+            return [*self.diagnosed(wire, until), *about, tls]
+
+        return self.findings(work, until)
 
     def findings(self, work: Callable[[Any], list[Finding]], until: float) -> list[Finding]:
         """The findings of `work`, over a connection of its own."""
         operations, wire = self._store.operations, None
         try:
-            wire = run(operations.dial(until))
+            wire = run(operations.dial(operations.places[0], until))
             return work(wire)
         except (StoreError, Broken, operations.answers) as error:
             if isinstance(error, operations.answers):

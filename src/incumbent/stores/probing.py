@@ -9,10 +9,21 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final
 
+from incumbent import clock
+from incumbent.durations import say_seconds
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Field, Key
+from incumbent.policy import TTL_DEFAULT
 from incumbent.rules.record import NOTHING, Entry, after
-from incumbent.stores.registers import Load, Place, Seen, Swap, Swaps, Wanted
+from incumbent.stores.findings import (
+    Finding,
+    about_clock,
+    about_start,
+    about_trip,
+    found,
+    wait_after_restart,
+)
+from incumbent.stores.registers import Load, Place, Registers, Seen, Swap, Swaps, Wanted
 
 PROBE: Final = Key("incumbent.probe", "probe")
 """A name that nobody holds."""
@@ -52,3 +63,31 @@ def _swap(seen: Seen, turn: int) -> Swap:
     new = record._replace(changes=record.changes + 1, keep_until=after(_KEPT))
     entry = Entry(*_PLACE, Field(b"%d" % turn, turn))
     return Swap(Wanted(PROBE, (_PLACE,)), seen, new, (entry,))
+
+
+def about_registers(
+    registers: Registers, restart_wait: float | None, ttl: float, until: float
+) -> list[Finding]:
+    """What `doctor` says of any registers with a wall clock. Raises StoreError.
+
+    `restart_wait`: the option of that name; `ttl`: that of the one who asks.
+    """
+    began = clock.now()
+    (seen,) = registers.load((Wanted(PROBE),), until)
+    trip = clock.now() - began
+    if isinstance(seen, StoreError):
+        raise seen
+    wait = wait_after_restart(restart_wait, ttl, seen.incarnation.longest)
+    unknown = f"the ttl of {say_seconds(ttl)} of those who hold leases then may not be known"
+    return [
+        found(True, "it compares what it should"),
+        about_start("the same server and data for", seen.incarnation.age, wait),
+        found(
+            restart_wait is not None or ttl <= TTL_DEFAULT,
+            "after a failover it waits for who may believe",
+            f"after a failover {unknown}",
+            f"say ?restart_wait={say_seconds(ttl)} in every URL",
+        ),
+        about_clock(abs(seen.wall / 1e6 - clock.wall())),
+        about_trip(trip, ttl),
+    ]

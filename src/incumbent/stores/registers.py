@@ -271,6 +271,18 @@ class Quick(NamedTuple):
 NOTHING_QUICK: Final = Quick()
 
 
+def unless_behind(swap: Swap, found: Seen | StoreError, where: str) -> Seen | StoreError:
+    """The answer to a swap that was refused: what was `found`, or that the clock stepped back."""
+    if isinstance(found, StoreError) or found.now >= swap.not_before:
+        return found
+    behind = (swap.not_before - found.now) / 1e6
+    return StoreUnavailable(
+        f"{where}: its clock stepped back by {behind:.3f} s or more, so nothing was changed about"
+        f" {flat(swap.wanted.key)}",
+        retry_after=min(behind, 1.0),
+    )
+
+
 # -- texts -----------------------------------------------------------------------------------------
 
 

@@ -230,7 +230,7 @@ def test_a_binary_log_of_statements_is_refused() -> None:
 def test_what_makes_a_server_unfit_is_noticed_by_connections_that_are_there(
     here: Party, maria_server: MariaServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("incumbent.stores.mysql.engine.LOOK_EVERY", 0.0)
+    monkeypatch.setattr("incumbent.stores.pooled_registers.LOOK_EVERY", 0.0)
     here.take()
     maria_server.sql("ALTER TABLE incumbent_lease ENGINE=MyISAM", database)
     with pytest.raises(StoreUnavailable, match="InnoDB"):

@@ -12,6 +12,7 @@ import pytest
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Gone, Granted, Released, Renewed
 from incumbent.policy import TTL_DEFAULT
+from incumbent.stores.pooled_registers import PooledStore
 from tests.stores.mysql.world import (
     ASK,
     Clock,
@@ -116,7 +117,7 @@ def test_a_connection_that_a_proxy_leads_to_another_server_writes_nothing_there(
 def test_a_dump_that_is_loaded_is_a_new_incarnation_within_seconds(
     own_maria: MariaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("incumbent.stores.mysql.engine.LOOK_EVERY", 0.2)
+    monkeypatch.setattr("incumbent.stores.pooled_registers.LOOK_EVERY", 0.2)
     database = new_database(own_maria)
     with party(own_maria.url_of(database)) as one:
         one.take()
@@ -240,8 +241,12 @@ def test_a_server_that_becomes_read_only_grants_nothing_more(own_maria: MariaSer
         assert one.store.renew([one.renewal(granted)], soon()) == [Renewed()]
 
 
-def test_the_first_host_that_is_away_is_passed_over(here: Party, maria_server: MariaServer) -> None:
+def test_the_first_host_that_is_away_is_passed_over_and_asked_last_then(
+    here: Party, maria_server: MariaServer
+) -> None:
     places = f"127.0.0.1:{free_port()},127.0.0.1:{maria_server.port}"
     database = here.engine.url.rpartition("/")[2]
     with party(f"mariadb://root@{places}/{database}") as one:
         one.take()
+        assert isinstance(one.store, PooledStore)
+        assert one.store.operations.places[0].port == maria_server.port

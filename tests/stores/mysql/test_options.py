@@ -31,12 +31,6 @@ def test_a_url_says_where_the_database_is() -> None:
     assert found.tls is None
 
 
-def test_the_host_that_served_last_is_asked_first() -> None:
-    found = site("mariadb://h1,h2,h3/db")
-    found.prefer(found.hosts[1])
-    assert [host.host for host in found.hosts] == ["h2", "h1", "h3"]
-
-
 @pytest.mark.parametrize(
     ("options", "verifies", "checks_name"),
     [

@@ -4,24 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from incumbent import clock
-from incumbent.durations import say_seconds
-from incumbent.errors import StoreError
-from incumbent.policy import TTL_DEFAULT
-from incumbent.protocol.port import run
-from incumbent.stores import findings
 from incumbent.stores.findings import Finding, found
-from incumbent.stores.mysql.exchange import Exchange
-from incumbent.stores.mysql.server import look
-from incumbent.stores.mysql.site import Site
-from incumbent.stores.mysql.statements import CLOCK
 from incumbent.stores.mysql.wire import Wire
-from incumbent.stores.plan import drive
-from incumbent.stores.probing import probe
-from incumbent.stores.register_store import replies
 
 _STATE: Final = (
-    f"SELECT {CLOCK},CURRENT_USER(),VERSION();"
+    "SELECT CURRENT_USER(),VERSION();"
     "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('innodb_flush_log_at_trx_commit','sync_binlog',"
     "'log_bin','max_connections','rpl_semi_sync_master_enabled','rpl_semi_sync_source_enabled',"
     "'wsrep_on','wsrep_sync_wait');"
@@ -29,36 +16,16 @@ _STATE: Final = (
 )
 
 
-def diagnose(site: Site, ttl: float, until: float, wire: Wire) -> list[Finding]:
-    """Return all findings, over this connection. Raises ServerError, Broken."""
-    try:
-        look(wire, site.where, until)
-        run(drive(probe(site.where), replies(Exchange(wire, site), until)))
-    except StoreError as error:
-        return [findings.grants_nothing(str(error), "see docs/mysql.md", level="error")]
-    began = clock.now()
-    replied = wire.ask(_STATE, until, writes=False)
-    trip = clock.now() - began
-    ((now, user, version),) = replied[0].rows
-    known = dict(replied[1].rows) | dict(replied[2].rows)
-    age, longest = (now - wire.facts.born) / 1e6, wire.facts.longest / 1e6
-    wait = findings.wait_after_restart(site.restart_wait, ttl, longest)
-    unknown = f"the ttl of {say_seconds(ttl)} of those who hold leases then may not be known"
+def diagnose(wire: Wire, until: float) -> list[Finding]:
+    """What MariaDB and MySQL are asked about. Raises ServerError, Broken."""
+    asked, variables, status = wire.ask(_STATE, until, writes=False)
+    ((user, version),) = asked.rows
+    known = dict(variables.rows) | dict(status.rows)
     return [
         ("ok", f"{version}, as user {user}", ""),
-        ("ok", "its tables are InnoDB's, and it compares what it should", ""),
+        ("ok", "its tables are InnoDB's", ""),
         *_about_data(known),
         *_about_limits(known),
-        findings.about_start("the same server and data for", age, wait),
-        found(
-            site.restart_wait is not None or ttl <= TTL_DEFAULT,
-            "after a failover it waits for who may believe",
-            f"after a failover {unknown}",
-            f"say ?restart_wait={say_seconds(ttl)} in every URL",
-        ),
-        findings.about_clock(abs(now / 1e6 - clock.wall())),
-        findings.about_trip(trip, ttl),
-        found(True, "TLS is used" if wire.encrypted else "TLS is not used (ssl_mode)"),
     ]
 
 

@@ -1,37 +1,26 @@
-"""The engine of one database, and its connections."""
+"""The engine of one database, and its operations."""
 
 from __future__ import annotations
 
-import random
 from typing import Any, Final
 
 from incumbent import clock
-from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.interrupts import raise_handlers
+from incumbent.errors import StoreError
 from incumbent.model import Capabilities
-from incumbent.net.names import is_unknown
-from incumbent.net.pool import Broken
-from incumbent.policy import TTL_DEFAULT
-from incumbent.protocol.port import run
-from incumbent.rules.record import micros
 from incumbent.stores.deciding import Deciding
 from incumbent.stores.findings import Finding
 from incumbent.stores.mysql import statements
 from incumbent.stores.mysql.doctor import diagnose
 from incumbent.stores.mysql.errors import ServerError, answered
 from incumbent.stores.mysql.exchange import Exchange
-from incumbent.stores.mysql.server import LOOK_EVERY, look
+from incumbent.stores.mysql.server import look
 from incumbent.stores.mysql.site import Site
 from incumbent.stores.mysql.wire import Wire
-from incumbent.stores.plan import Plan, drive
 from incumbent.stores.pooled_registers import PooledEngine, PooledOperations
-from incumbent.stores.probing import probe
-from incumbent.stores.register_store import replies
 from incumbent.stores.registers import Quick
 
-_SWEEPS: Final = 0.01
-"""The share of looks at the server after which names are forgotten, at most so many:"""
 _SWEPT: Final = 100
+"""The most names that are forgotten at once."""
 
 
 class Operations(PooledOperations[Wire]):
@@ -41,81 +30,37 @@ class Operations(PooledOperations[Wire]):
 
     def __init__(self, site: Site) -> None:
         quick = Quick(take=True, renew=True, give=True, join=True)
-        super().__init__(site.where, Deciding(site.where, site.restart_wait, quick))
+        dialect = Deciding(site.where, site.restart_wait, quick)
+        super().__init__(site.where, site.hosts, dialect)
         self.site = site
 
-    def exchange(self, wire: Wire) -> Exchange:
-        return Exchange(wire, self.site)
+    def open(self, place: Any, until: float) -> Wire:
+        return Wire(self.site, place, until)
 
-    def failure(self, error: ServerError, about: str) -> StoreError:
-        return answered(error, self.where, about, proved=self.site.proved)
+    def examine(self, wire: Wire, until: float) -> None:
+        look(wire, self.where, until)
 
-    def prepare(self, wire: Wire, plan: Plan[None, Any], until: float) -> None:
-        """Look at the server again if that is long ago; let the marker know the longest ttl."""
-        if clock.now() > wire.looked + LOOK_EVERY:
-            look(wire, self.where, until)
-            if plan.kind != "renew" and random.random() < _SWEEPS:
-                self.sweep(wire, until)
-        ttl = max(plan.ttl, *(it.ttl for it in plan.renewals), 0.0)
-        if ttl > TTL_DEFAULT and micros(ttl) > wire.facts.longest:
-            wire.ask(statements.longest(wire.facts.id, micros(ttl)), until, writes=False)
-            wire.facts = wire.facts._replace(longest=micros(ttl))
+    def note(self, wire: Wire, longest: int, until: float) -> None:
+        wire.ask(statements.longest(wire.facts.id, longest), until, writes=False)
 
     def sweep(self, wire: Wire, until: float) -> None:
-        """Forget some names of which nothing matters any more."""
         now = wire.facts.on_its_clock(clock.now())
         found = wire.ask(statements.forgettable(now, _SWEPT), until, writes=False)[0].rows
         if found:
             names = wire.quoted("%s", [name for (name,) in found])
             wire.ask(statements.forget(now, names), until, writes=False)
 
-    async def connect(self, until: float) -> Wire:
-        """See PooledOperations. The first host that is fit; each has its share of the time left."""
-        failures = list[StoreUnavailable]()
-        for at, host in enumerate(self.site.hosts):
-            share = clock.now() + (until - clock.now()) / (len(self.site.hosts) - at)
-            try:
-                wire = await self.opened(self.dial(share, at))
-                self._check(wire, share)
-            except StoreUnavailable as error:
-                failures.append(error)
-            else:
-                self.site.prefer(host)
-                self.site.proved = True
-                return wire
-        raise min(failures, key=lambda it: it.permanent)
+    def exchange(self, wire: Wire) -> Exchange:
+        return Exchange(wire, self.site)
 
-    async def dial(self, until: float, at: int = 0) -> Wire:
-        try:
-            return Wire(self.site, self.site.hosts[at], until)
-        except (OSError, Broken) as error:
-            raise_handlers(error)
-            final = is_unknown(error) or "certificate verify failed" in str(error)
-            raise StoreUnavailable(
-                f"{self.where} cannot be reached: {error}",
-                permanent=final and not self.site.proved,
-            ) from error
-        except ServerError as error:
-            raise self.failure(error, "") from error
-
-    def _check(self, wire: Wire, until: float) -> None:
-        """Raise StoreUnavailable, and close the connection, if the server is not fit."""
-        try:
-            look(wire, self.where, until)
-            if not self.site.proved:
-                run(drive(probe(self.where), replies(self.exchange(wire), until)))
-        except BaseException as error:
-            wire.close()
-            if isinstance(error, ServerError):
-                raise self.failure(error, "") from error
-            if isinstance(error, Broken):
-                raise StoreUnavailable(f"{self.where} cannot be reached: {error}") from error
-            raise
+    def failure(self, error: ServerError, about: str) -> StoreError:
+        return answered(error, self.where, about, proved=self.proved)
 
 
 class MysqlEngine(PooledEngine[Operations]):
     """The engine of one database."""
 
+    advice = "see docs/mysql.md"
     capabilities = Capabilities(
         waits="poll",
         ttl_unit=0.000_001,
@@ -129,8 +74,7 @@ class MysqlEngine(PooledEngine[Operations]):
     )
 
     def __init__(self, site: Site) -> None:
-        super().__init__(Operations(site))
-        self._site = site
+        super().__init__(Operations(site), site.restart_wait)
 
     def fix(self, until: float) -> list[Finding]:
         """Create the tables; return findings like `diagnose`.
@@ -144,5 +88,5 @@ class MysqlEngine(PooledEngine[Operations]):
 
         return self.findings(make, until)
 
-    def diagnosed(self, wire: Wire, ttl: float, until: float) -> list[Finding]:
-        return diagnose(self._site, ttl, until, wire)
+    def diagnosed(self, wire: Wire, until: float) -> list[Finding]:
+        return diagnose(wire, until)

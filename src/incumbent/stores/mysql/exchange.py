@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
-from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.errors import StoreError
 from incumbent.model import Batch, Granted, Key, Released, Renewal, Renewed
-from incumbent.rules.codec import Unreadable, encoded_entry, encoded_waiter
-from incumbent.rules.columns import Columns, columns_of, record_of
+from incumbent.rules.codec import encoded_entry, encoded_waiter
+from incumbent.rules.columns import columns_of
 from incumbent.rules.record import NOTHING, LastGrant, begun, micros
 from incumbent.stores import registers as kit
 from incumbent.stores.findings import wait_after_restart
@@ -19,10 +18,10 @@ from incumbent.stores.mysql.server import look
 from incumbent.stores.mysql.site import Site
 from incumbent.stores.mysql.wire import Reply, Wire
 from incumbent.stores.names import flat, unflat
+from incumbent.stores.rows import RowBeside, by_ttl, lease_of, row_of, seen_in
 
 _AT_ONCE: Final = 1000
 """The most names of one statement."""
-_EDITED: Final = Unreadable("was cut short, or edited: its checksum does not match")
 
 
 class _Part(NamedTuple):
@@ -54,7 +53,7 @@ class Exchange:
 
     def take(self, request: kit.TryTake, until: float) -> Granted | None:
         (key, claim, ask), facts, ttl = request, self._wire.facts, micros(request.ask.ttl)
-        wait = wait_after_restart(self._site.restart_wait, ask.ttl, facts.longest / 1e6)
+        wait = wait_after_restart(self._site.restart_wait, ask.ttl, self._wire.longest / 1e6)
         within = facts.born + micros(wait), facts.on_its_clock(until)
         keep = max(ttl, micros(ask.keep_record))
         asked = statements.take(self._ours(), facts.floor, *within)
@@ -70,7 +69,8 @@ class Exchange:
     def renew(self, renewals: Sequence[Renewal], until: float) -> list[Renewed | None]:
         kept = renewals.prepared if isinstance(renewals, Batch) else None
         if kept is None or kept[0] != self._ours():
-            kept = self._ours(), self._parts(renewals), [_lease(it) for it in renewals]
+            made = [self._part(*it) for it in by_ttl(renewals, self._wire.facts.id, _AT_ONCE)]
+            kept = self._ours(), made, [lease_of(it) for it in renewals]
         if isinstance(renewals, Batch):
             renewals.prepared = kept
         _, parts, leases = kept
@@ -85,23 +85,12 @@ class Exchange:
                 done.update(it for (it,) in found.rows)
         return [Renewed() if it in done else None for it in leases]
 
-    def _parts(self, renewals: Sequence[Renewal]) -> list[_Part]:
-        """The statements for those that one may be enough for, by ttl."""
-        groups: dict[int, dict[str, str]] = {}
-        for it in renewals:
-            if it.meta is None and not it.shared and it.epoch == self._wire.facts.id:
-                groups.setdefault(micros(it.ttl), {})[_lease(it)] = flat(it.key)
-        parts = list[_Part]()
-        for ttl, group in groups.items():
-            leases, names = list(group), list(group.values())
-            for at in range(0, len(leases), _AT_ONCE):
-                some = leases[at : at + _AT_ONCE]
-                values = *names[at : at + _AT_ONCE], *some
-                ours = self._ours(), ttl, len(some)
-                asked = self._wire.quoted(statements.renew(*ours), *values)
-                which = self._wire.quoted(statements.renewed(*ours), *values)
-                parts.append(_Part(set(some), asked, which))
-        return parts
+    def _part(self, ttl: int, leases: list[str], names: list[str]) -> _Part:
+        asked, which = (
+            self._wire.quoted(of(self._ours(), ttl, len(names)), *names, *leases)
+            for of in (statements.renew, statements.renewed)
+        )
+        return _Part(set(leases), asked, which)
 
     def join(self, request: kit.Join, until: float) -> kit.Seen | StoreError:
         (key, waiter, looks_in), wanted = request, [kit.Wanted(request.key)]
@@ -135,13 +124,12 @@ class Exchange:
         found = self._rows(replies, until)
         if found is None:
             return self.load(wanted, until)
-        now, rows, beside = found
-        return [self._one(it.key, now, rows.get(flat(it.key)), beside) for it in wanted]
+        return [found[1](it.key) for it in wanted]
 
     def _rows(
         self, replies: Sequence[Reply], until: float
-    ) -> tuple[int, dict[str, Any], dict[str, list[Any]]] | None:
-        """The server's clock, the rows by name, and the values beside them.
+    ) -> tuple[Iterable[str], Callable[[Key], kit.Seen | StoreError]] | None:
+        """The names that are known, and what is seen of any.
 
         None if it serves another incarnation than it did; from here on its own is known.
         """
@@ -149,27 +137,20 @@ class Exchange:
         if not found or found[0][:2] != (facts.id, facts.here):
             look(self._wire, self._site.where, until)
             return None
-        beside = dict[str, list[Any]]()
+        beside = dict[str, list[RowBeside]]()
         for name, *value in replies[1].rows:
-            beside.setdefault(name, []).append(value)
-        return found[0][2], {row[3]: row[4:] for row in found if row[3] is not None}, beside
+            beside.setdefault(name, []).append(RowBeside(*value))
+        now, age = found[0][2], max(0, found[0][2] - facts.born) / 1e6
+        incarnation = kit.Incarnation(facts.id, age, self._wire.longest / 1e6)
+        nothing = kit.Seen(NOTHING, 0, now, now, incarnation, facts.floor)
+        rows = {row[3]: row_of(*row[4:]) for row in found if row[3] is not None}
+        where = self._site.where
 
-    def _one(self, key: Key, now: int, row: Any, beside: dict[str, Any]) -> kit.Seen | StoreError:
-        where, facts = self._site.where, self._wire.facts
-        record, version, values, joined = NOTHING, 0, dict[kit.Place, Any](), list[kit.Joined]()
-        try:
-            if row is not None:
-                record, version, values = _kept_in(row, key, where)
-            for kind, part, text, at in beside.get(flat(key), ()):
-                if kind == "join":
-                    joined.append(kit.joined_in(text, at, key, where))
-                else:
-                    place = kind, part.decode()
-                    values[place] = kit.value_in(text, key, place, where, at)
-        except StoreError as error:
-            return error
-        incarnation = facts.incarnation(now)
-        return kit.Seen(record, version, now, now, incarnation, facts.floor, values, tuple(joined))
+        def seen(key: Key) -> kit.Seen | StoreError:
+            name = flat(key)
+            return seen_in(key, rows.get(name), beside.get(name, ()), nothing, where)
+
+        return rows, seen
 
     def scan(self, namespace: str, prefix: str, until: float) -> list[tuple[Key, kit.Seen]]:
         first = f"{namespace}/{prefix}"
@@ -179,9 +160,7 @@ class Exchange:
         found = self._rows(self._wire.ask(asked, until, writes=False), until)
         if found is None:
             return self.scan(namespace, prefix, until)
-        now, rows, beside = found
-        keys = map(unflat, rows)
-        pairs = [(key, self._one(key, now, rows[flat(key)], beside)) for key in keys]
+        pairs = [(key, found[1](key)) for key in map(unflat, found[0])]
         return [(key, one) for key, one in pairs if isinstance(one, kit.Seen)]
 
     # -- swaps --------------------------------------------------------------------------------
@@ -198,19 +177,10 @@ class Exchange:
         refused = [it for at, it in places.items() if not replies[at + (not alone)].affected]
         found = self.load([it.wanted for it in refused], until) if refused else []
         instead = {
-            id(it): self._unless_behind(it, now) for it, now in zip(refused, found, strict=True)
+            id(it): kit.unless_behind(it, now, self._site.where)
+            for it, now in zip(refused, found, strict=True)
         }
         return [instead.get(id(swap)) for swap in swaps]
-
-    def _unless_behind(self, swap: kit.Swap, now: kit.Seen | StoreError) -> kit.Seen | StoreError:
-        if isinstance(now, StoreError) or now.now >= swap.not_before:
-            return now
-        behind = (swap.not_before - now.now) / 1e6
-        return StoreUnavailable(
-            f"{self._site.where}: its clock stepped back by {behind:.3f} s or more, so nothing was"
-            f" changed about {flat(swap.wanted.key)}",
-            retry_after=min(behind, 1.0),
-        )
 
     def _blank(self, swap: kit.Swap) -> list[str]:
         if swap.seen.version:
@@ -251,20 +221,3 @@ class Exchange:
         if swap.seen.joined:
             asked.append(quoted(statements.DRAINED, name, name))
         return [statements.DONE, *asked] if asked else []
-
-
-def _lease(renewal: Renewal) -> str:
-    return f"{flat(renewal.key)} {renewal.claim} {renewal.token}"
-
-
-def _kept_in(row: Sequence[Any], key: Key, where: str) -> tuple[Any, int, dict[kit.Place, Any]]:
-    """The record of a row, its version, and its history. Raises StoreUnavailable, if unreadable."""
-    mine, sound, version, written, past, *columns = row
-    try:
-        if not (mine and sound):
-            raise _EDITED
-        record = record_of(Columns(*columns), written)
-    except Unreadable as error:
-        raise kit.unreadable(f"the record of {flat(key)}", where, error) from error
-    history = json.loads(past) if past else {}
-    return record, version, {("past", at): LastGrant(*it) for at, it in history.items()}

@@ -20,8 +20,6 @@ from incumbent.stores.mysql.errors import READ_ONLY
 from incumbent.stores.mysql.statements import BEGIN, FORMAT, LOOK
 from incumbent.stores.mysql.wire import Facts, Wire
 
-LOOK_EVERY: Final = 10.0
-"""Seconds for which a server that became unfit, or was restored, may be missed."""
 _NOT_INNODB: Final = (
     "its tables incumbent_* are not all InnoDB's, and without transactions half of a write may be"
     " lost: ALTER TABLE ... ENGINE=InnoDB"
@@ -54,8 +52,8 @@ def look(wire: Wire, where: str, until: float) -> None:
         _check(where, _another_format(known[0]), bad=known[0] != FORMAT)
         if known[2:4] == (here, made):
             (_, id_, *_, born, longest, floor), ahead = known, now - int(after * 1e6)
-            wire.facts = Facts(id_, here, born, longest, floor, ahead, packet)
-            wire.looked = after
+            wire.facts = Facts(id_, here, born, floor, ahead, packet)
+            wire.looked, wire.longest = after, longest
             return
         mine = token_hex(16)
         wire.ask(wire.quoted(BEGIN, mine, made, known[1], made, mine), until, writes=True)

@@ -20,12 +20,9 @@ _MALFORMED: Final = (
 )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Site:
-    """One configured database; of its `hosts` the one that served last comes first.
-
-    `proved`: it has served this process, so that even a missing right may be temporary.
-    """
+    """One configured database."""
 
     where: str
     hosts: tuple[urls.Endpoint, ...]
@@ -35,11 +32,6 @@ class Site:
     unix_socket: str = ""
     tls: Tls | None = None
     restart_wait: float | None = None
-    proved: bool = False
-
-    def prefer(self, host: urls.Endpoint) -> None:
-        """Ask this host first from now on."""
-        self.hosts = (host, *(other for other in self.hosts if other != host))
 
 
 def site_of_url(url: str, password: str | None = None) -> Site:

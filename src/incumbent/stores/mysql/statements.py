@@ -167,9 +167,9 @@ def load(names: str, *, past: bool) -> str:
     """The rows with these names (a condition), beside the marker; one row at least, if there is a
     marker.
     """
-    history = "past" if past else "NULL"
+    history = "past" if past else "''"
     return (
-        f"SELECT id,{HERE},{START},name,epoch=id,{_SEALED},version,written,{history},{_COLUMNS}"
+        f"SELECT id,{HERE},{START},name,epoch=id AND {_SEALED},version,written,{history},{_COLUMNS}"
         f" FROM incumbent_marker LEFT JOIN incumbent_lease ON {names}"
     )
 

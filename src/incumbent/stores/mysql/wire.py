@@ -15,7 +15,6 @@ from incumbent.net.driver import DriverSocket, Upgrade
 from incumbent.net.pool import Broken
 from incumbent.stores.mysql.errors import ServerError
 from incumbent.stores.mysql.site import Site
-from incumbent.stores.registers import Incarnation
 from incumbent.stores.url import Endpoint
 
 try:
@@ -34,7 +33,7 @@ _GARBLED: Final = (struct.error, LookupError, AssertionError, ValueError, TypeEr
 
 
 class Facts(NamedTuple):
-    """A server's incarnation (instants and ttls in microseconds), and the limits of its requests.
+    """A server's incarnation (instants in microseconds), and the limits of its requests.
 
     `ahead`: at least so far is its clock ahead of ours; `packet`: bytes of a request at most.
     """
@@ -42,7 +41,6 @@ class Facts(NamedTuple):
     id: str = ""
     here: str = ""
     born: int = 0
-    longest: int = 0
     floor: int = 0
     ahead: int = 0
     packet: int = 1 << 16
@@ -50,10 +48,6 @@ class Facts(NamedTuple):
     def on_its_clock(self, instant: float) -> int:
         """An instant of incumbent.clock.now, or a little less."""
         return int(instant * 1e6) + self.ahead
-
-    def incarnation(self, now: int) -> Incarnation:
-        """See registers.Incarnation."""
-        return Incarnation(self.id, max(0, now - self.born) / 1e6, self.longest / 1e6)
 
 
 class Reply(NamedTuple):
@@ -65,11 +59,9 @@ class Reply(NamedTuple):
 
 
 class Wire:
-    """See net.pool.Connection. `looked`: when `facts` were found out; `in_doubt`: an exchange on it
-    was not completed.
-    """
+    """See pooled_registers.PooledConnection."""
 
-    facts = Facts()
+    facts, longest = Facts(), 0
 
     def __init__(self, site: Site, host: Endpoint, until: float) -> None:
         """Connect and log in. Raises OSError, Broken, ServerError."""
