@@ -14,7 +14,7 @@ import redis
 
 import incumbent
 from incumbent import AsyncClient, AsyncMultiLock, Client, Lock, MultiLock, NotAcquired
-from incumbent.stores.sqlite.core import SqliteStore
+from incumbent.stores.sqlite.file import SqliteFile
 from tests.stores.mysql import world as mysql
 from tests.stores.postgresql.world import new_database
 from tests.support.proxy import FaultProxy, requests_sent
@@ -272,13 +272,13 @@ def test_sqlite_needs_one_transaction_each_way(
     lock = MultiLock(["a", "b", "c"], store=url, timeout=5)
     with lock:
         pass
-    transact = SqliteStore._transact
+    transact = SqliteFile.transact
 
     def counted(self: Any, *args: Any, **more: Any) -> Any:
         begun.append(args)
         return transact(self, *args, **more)
 
-    monkeypatch.setattr(SqliteStore, "_transact", counted)
+    monkeypatch.setattr(SqliteFile, "transact", counted)
     with lock:
         assert len(begun) == 1
     assert len(begun) == 2

@@ -14,7 +14,7 @@ import json
 import re
 from base64 import b64decode, b64encode
 from binascii import crc32
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
 from incumbent.model import Field
@@ -73,7 +73,7 @@ def encoded(record: LeaseRecord) -> bytes:
     if record.resign:
         parts["resign"] = _from_field(record.resign)
     if record.line.waiters:
-        line = [(*waiter[:3], int(waiter.fair)) for waiter in record.line.waiters]
+        line = [_from_waiter(waiter) for waiter in record.line.waiters]
         parts["line"] = line, _from_instant(record.line.due), record.line.overtaken
     if record.candidates:
         parts["candidates"] = [(it.holder, _from_instant(it.until)) for it in record.candidates]
@@ -141,13 +141,24 @@ def decoded_entry(text: bytes, written: Instant) -> Beside:
 
 def encoded_waiter(waiter: Waiter, looks_in: int) -> bytes:
     """The text of a waiter beside a record, see registers.Joined."""
-    return _sealed({"waiter": (*waiter[:3], int(waiter.fair)), "looks_in": looks_in})
+    return _sealed({"waiter": _from_waiter(waiter), "looks_in": looks_in})
 
 
 def decoded_waiter(text: bytes) -> tuple[Waiter, int]:
     """The waiter of a text, and its `looks_in`. Raises Unreadable."""
     parts = _opened(text)
     return _read(lambda: (_to_waiter(*parts["waiter"]), _whole(parts["looks_in"])))
+
+
+def encoded_line(waiters: Iterable[Waiter]) -> bytes:
+    """The text of those who wait, for stores that keep them apart from the record."""
+    return _sealed({"line": [_from_waiter(waiter) for waiter in waiters]})
+
+
+def decoded_line(text: bytes) -> tuple[Waiter, ...]:
+    """The waiters of a text. Raises Unreadable."""
+    parts = _opened(text)
+    return _read(lambda: tuple(_to_waiter(*waiter) for waiter in parts["line"]))
 
 
 # -- texts -----------------------------------------------------------------------------------------
@@ -235,6 +246,10 @@ def _to_grant(part: Any) -> Grant:
         None if permits is None else _whole(permits),
         _whole(number),
     )
+
+
+def _from_waiter(waiter: Waiter) -> Any:
+    return *waiter[:3], int(waiter.fair)
 
 
 def _to_last(part: Any) -> LastGrant:

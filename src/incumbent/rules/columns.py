@@ -6,10 +6,19 @@ The usual record, of a name that somebody holds alone or held last, is all in th
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final, NamedTuple
 
-from incumbent.rules.codec import decoded, encoded
-from incumbent.rules.record import NOTHING, Grant, Instant, LastGrant, LeaseRecord
+from incumbent.rules.codec import decoded, decoded_line, encoded, encoded_line
+from incumbent.rules.record import (
+    NOTHING,
+    Grant,
+    Instant,
+    LastGrant,
+    LeaseRecord,
+    Line,
+    Waiter,
+)
 
 
 class Columns(NamedTuple):
@@ -96,3 +105,38 @@ def record_of(it: Columns, written: Instant) -> LeaseRecord:
         version=it.field_version,
         keep_until=it.keep_until,
     )
+
+
+class LineColumns(NamedTuple):
+    """The columns of a line, for stores that keep it apart from the rest; see Line.
+
+    `heartbeat`: of the first waiter; 0: nobody waits. `fair`: whether the first asked for fairness.
+    `waiters`: the text of all of them, or nothing. So a statement can begin the first waiter's
+    turn, or count another grant before it, without a look at the text.
+    """
+
+    due: Instant = 0
+    overtaken: int = 0
+    heartbeat: int = 0
+    fair: int = 0
+    waiters: bytes = b""
+
+
+def line_columns_of(line: Line) -> LineColumns:
+    """The columns of a line."""
+    if not line.waiters:
+        return LineColumns()
+    first = line.waiters[0]
+    text = encoded_line(line.waiters)
+    return LineColumns(line.due, line.overtaken, first.heartbeat, int(first.fair), text)
+
+
+def line_of(it: LineColumns) -> Line:
+    """The line of columns. Raises Unreadable."""
+    return Line(_waiters_of(it.waiters), it.due, it.overtaken) if it.waiters else Line()
+
+
+@lru_cache(maxsize=64)
+def _waiters_of(text: bytes) -> tuple[Waiter, ...]:
+    """The waiters of a text. Of a name that many want, the same text is read again and again."""
+    return decoded_line(text)

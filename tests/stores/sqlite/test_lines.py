@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from incumbent import Lock, clock
+from incumbent.rules.codec import decoded_line
 from tests.support.pace import took
 from tests.support.waiting import eventually
 
@@ -124,7 +125,8 @@ def test_waiters_that_died_or_froze_keep_a_free_name_from_nobody_for_long(
 def stand_in_line(path: Path, count: int) -> bool:
     connection = sqlite3.connect(path)
     try:
-        found: list[tuple[int]] = connection.execute("SELECT count(*) FROM waiting").fetchall()
-        return found == [(count,)]
+        hot = "SELECT waiters FROM lease WHERE key = 'default/hot'"
+        ((waiters,),) = connection.execute(hot).fetchall()
+        return len(decoded_line(waiters) if waiters else ()) == count
     finally:
         connection.close()

@@ -13,7 +13,12 @@ import pytest
 from incumbent import clock
 from incumbent.errors import NotAcquired
 from incumbent.model import UNLIMITED, Ask, Granted, Queue, Queued, Refused, Released
+from incumbent.protocol.port import run
 from incumbent.several import Semaphore
+from incumbent.stores.polling import may_have_changed
+from incumbent.stores.registers import Wanted
+from incumbent.stores.sqlite.connection import Connection
+from incumbent.stores.sqlite.records import Records
 from tests.stores.sqlite.test_store import ASK, KEY, Machine, soon
 from tests.support.pace import took
 from tests.support.waiting import written
@@ -137,19 +142,7 @@ def test_who_is_behind_a_silent_first_looks_once_its_turn_is_over(machine: Machi
 
 def looks(machine: Machine, seen: str) -> bool:
     """Whether a waiter asks again at once."""
-    return not list(machine.store.looks(KEY, seen, clock.now() + 0.01))
-
-
-def test_who_shared_it_leaves_no_rows(machine: Machine) -> None:
-    share(machine, 2)
-    machine.sleep(11.0)
-    leave(machine, share(machine, 2))
-    assert machine.sql("SELECT count(*) FROM sharer") == [(0,)]
-    share(machine, 2)
-    machine.sleep(11.0)
-    machine.store.close()
-    machine.store.read(KEY, soon())
-    assert machine.sql("SELECT count(*) FROM sharer") == [(0,)]
+    return may_have_changed(seen, run(machine.store.operations.look(KEY, soon())))
 
 
 def test_a_reboot_ends_what_was_shared(machine: Machine) -> None:
@@ -159,36 +152,26 @@ def test_a_reboot_ends_what_was_shared(machine: Machine) -> None:
     share(machine, 1)
 
 
-def test_ten_thousand_permits_are_counted(machine: Machine) -> None:
-    ask = Ask(10.0, "me", 10_000)
-    machine.grant(ask=ask)
-    machine.sql(
-        "INSERT INTO sharer WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n"
-        " WHERE i < 9999) SELECT key, claim || i, holder, token, ttl, meta, since, expires,"
-        " permits FROM sharer, n"
-    )
+def test_a_thousand_permits_are_counted(machine: Machine) -> None:
+    ask = Ask(10.0, "me", 1000)
+    first = machine.grant(ask=ask)
+
+    def others(db: Connection) -> None:
+        records = Records(db)
+        record = records.load(Wanted(KEY)).record
+        (mine,) = record.grants
+        many = tuple(mine._replace(claim=f"{first.claim}{number}") for number in range(999))
+        records.write(KEY, record._replace(grants=(mine, *many)))
+
+    machine.file.transact(others)
     refused = machine.take(ask=ask)
     assert isinstance(refused, Refused)
-    assert len(refused.holders) == 10_000
+    assert len(refused.holders) == 1000
 
 
-def test_the_row_of_a_shared_lease_ends_with_the_last_sharer(machine: Machine) -> None:
+def test_who_leaves_first_takes_the_lease_from_nobody_else(machine: Machine) -> None:
     short, long = share(machine, UNLIMITED, 5.0), share(machine, UNLIMITED, 10.0)
-    ((claim, token, left),) = machine.sql("SELECT claim, token, expires FROM lease")
-    assert claim is not None
-    assert token == long.token
     leave(machine, short)
-    assert machine.sql("SELECT expires FROM lease") == [(left,)]
+    assert isinstance(machine.take(ask=ASK), Refused)
     leave(machine, long)
-    assert machine.sql("SELECT claim, expires FROM lease") == [(None, 0.0)]
     assert machine.grant(ask=ASK).token > long.token
-
-
-def test_sharers_without_a_latch_count_for_nobody(machine: Machine) -> None:
-    old = share(machine, 1, 1e6)
-    machine.sql("UPDATE lease SET claim = NULL, expires = 0")
-    assert machine.store.read(KEY, soon()).holdings == ()
-    new = share(machine, 1)
-    assert isinstance(machine.take(ask=Ask(10.0, "me", 1)), Refused)
-    assert [one.token for one in machine.store.read(KEY, soon()).holdings] == [new.token]
-    assert machine.store.give(KEY, old.claim, old.token, soon(), shared=True) != Released()

@@ -19,7 +19,6 @@ from incumbent.stores.sqlite.schema import State
 Execute: TypeAlias = "Callable[..., sqlite3.Cursor]"
 
 _LOOK_EVERY: Final = 0.1
-_SWEPT_AT_OPENING: Final = 32
 _PAGE: Final = 1024  # a commit checks and writes whole pages: small pages halve its time
 _LOG_KEPT: Final = 2 << 20
 
@@ -103,6 +102,8 @@ class Connection:
         self._checked = 0.0
         self.host = host
         self.epoch = ""
+        self.boots = 0
+        """The number of the host's boot, as rows have it."""
         self.log_bytes = 0
         self.durable = False
         """Whether a commit waits until it is on the disk; if not, a power loss may undo it."""
@@ -110,11 +111,10 @@ class Connection:
         self._cursor: sqlite3.Cursor
         self.execute: Execute
 
-    def connect(self, known: Container[str], *, alone: bool) -> None:
+    def connect(self, known: Container[str]) -> None:
         """Open the present file, and update the state in it that another boot left.
 
         `known`: the epochs in which this process has used the file; none of them can come back.
-        `alone`: this process has no other connection, which would have updated the state before.
         """
         self.raw = sqlite3.connect(
             self._path, timeout=0, isolation_level=None, check_same_thread=False
@@ -125,35 +125,37 @@ class Connection:
         self.execute = self._cursor.execute
         _prepare(self.execute, self._path)
         self.make_durable(False)
-        # Avoid the write lock if possible: a signal handler may run this in the middle of a
+        state = _read_state(self.execute)
+        # Without the write lock if possible: a signal handler may run this in the middle of a
         # transaction of its own thread.
-        state = None if alone else _read_state(self.execute)
         if state is None or state.boot != self.host.boot_id:
             state = self._settle(known)
         self._log_identity = self._look_at_log()
-        self.epoch = self._epoch_in(state)
+        self.epoch, self.boots = self._epoch_in(state), state.boots
         if self.moved():
             raise FileBusy
 
     def _settle(self, known: Container[str]) -> State:
-        # Only a reservation of tokens has to wait for the disk, so the first try does not.
-        while True:
-            self.execute("BEGIN IMMEDIATE")
-            old = _read_state(self.execute)
-            if old is not None and old.boot != self.host.boot_id and self._epoch_in(old) in known:
-                raise in_use_elsewhere()  # the other boot came while this process used the file
-            wall = self.host.wall()
-            new = schema.settled(old, self.host.boot_id, wall, os.urandom(16).hex())
-            if self.durable or (old is not None and old.reserved == new.reserved):
-                _change(self.execute, old, new, self.host.now(), wall)
-                self.execute("COMMIT")
-                return new
-            self.execute("ROLLBACK")
-            self.make_durable(True)
+        self.make_durable(True)  # tokens are reserved
+        self.execute("BEGIN IMMEDIATE")
+        old = _read_state(self.execute)
+        if old is not None and old.boot != self.host.boot_id and self._epoch_in(old) in known:
+            raise in_use_elsewhere()  # the other boot came while this process used the file
+        wall = self.host.wall()
+        new = schema.settled(old, self.host.boot_id, wall, os.urandom(16).hex())
+        if new != old:
+            _change(self.execute, old, new)
+        self.execute("COMMIT")
+        return new
 
     def _epoch_in(self, state: State) -> str:
         device, inode = self.identity
         return f"{self.host.boot_id}:{device:x}:{inode:x}:{state.born}"
+
+    @property
+    def url(self) -> str:
+        """The store's URL, for messages."""
+        return f"sqlite://{self._path}"
 
     def make_durable(self, durable: bool) -> None:
         """Set `durable` for the next transactions."""
@@ -290,26 +292,10 @@ def _read_state(execute: Execute) -> State | None:
     return State(*execute(schema.SEE_STATE).fetchone())
 
 
-def _change(execute: Execute, old: State | None, new: State, now: float, wall: float) -> None:
+def _change(execute: Execute, old: State | None, new: State) -> None:
     if old is None:
         execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
         execute(f"PRAGMA user_version = {schema.RECORD_FORMAT}")
         for table in schema.TABLES:
             execute(table)
-    elif old.boot != new.boot:
-        for statement in schema.REBOOT:
-            execute(statement, {"now": now, "wall": wall})
     execute(schema.WRITE_STATE, new)
-    sweep(execute, now, wall, _SWEPT_AT_OPENING)
-
-
-def sweep(execute: Execute, now: float, wall: float, limit: int) -> None:
-    """Within a transaction, delete the expired records among the next `limit` keys."""
-    after, upto = execute(schema.SWEEP_WINDOW, {"limit": limit - 1}).fetchone()
-    window = {"after": after, "upto": upto or schema.SWEEP_END, "now": now, "wall": wall}
-    execute(schema.SWEEP_SLOTS, window)
-    forgotten = execute(schema.SWEEP_LEASES, window).fetchall()
-    for statement in schema.SWEEP_BESIDE:
-        execute(statement, window)
-    highest = max((token for (token,) in forgotten), default=0)
-    execute(schema.SWEPT, (upto or "", highest))

@@ -31,15 +31,16 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from incumbent.errors import ConfigError, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
+from incumbent.stores.polling import LOCAL, Looks
 from incumbent.stores.sqlite.connection import (
     Connection,
     FileBusy,
     SpoiledFile,
     spoiled,
-    sweep,
     translated,
 )
 from incumbent.stores.sqlite.host import Host, check_file_system, this_host
+from incumbent.stores.sqlite.records import Records
 
 T = TypeVar("T")
 Spawn: TypeAlias = "Callable[[Callable[[], None]], object]"
@@ -53,6 +54,7 @@ _LOG_BYTES: Final = 2 << 20
 _FORCED_FROM: Final = 4 * _LOG_BYTES
 _FORCED_TRIES: Final = 20
 _SWEPT_AT_ONCE: Final = 1024
+_SWEPT_AT_OPENING: Final = 32
 
 
 class Mode(NamedTuple):
@@ -76,7 +78,8 @@ ONE_STATEMENT: Final = Mode("", "", compare=False)
 """A statement that is a transaction of its own, without checking the path: if the file has just
 been removed, this change is lost just as the changes already in it are."""
 
-_BEGINS_ITSELF: Final = Mode("", "")
+LOOK: Final = Mode("", "")
+"""One statement that reads, or a series that begins transactions itself."""
 
 
 def _in_background(work: Callable[[], None]) -> None:
@@ -84,7 +87,10 @@ def _in_background(work: Callable[[], None]) -> None:
 
 
 class SqliteFile:
-    """This process's connections to one file; `spawn` starts the clean-up in the background."""
+    """This process's connections to one file, and the looks of its waiters.
+
+    `spawn` starts the clean-up in the background.
+    """
 
     def __init__(
         self,
@@ -107,6 +113,7 @@ class SqliteFile:
         self._opening = threading.RLock()
         self._known: set[str] = set()
         self._process = os.getpid()
+        self.looks = Looks(LOCAL)
         _files.add(self)
 
     def transact(self, work: Callable[[Connection], T], mode: Mode = WRITE) -> T:
@@ -197,7 +204,9 @@ class SqliteFile:
             alone = all(other.identity != db.identity for other in list(self._open))
             self._open.add(db)
             try:
-                db.connect(self._known, alone=alone)
+                db.connect(self._known)
+                if alone:
+                    _sweep_if_idle(db)
             except BaseException as error:
                 self.discard(db)
                 if isinstance(error, sqlite3.Error):
@@ -256,6 +265,7 @@ class SqliteFile:
             )
             db.keep_for_ever()
         self._open = weakref.WeakSet()
+        self.looks.forget()
 
     # -- cleaning up -------------------------------------------------------------------------
 
@@ -273,15 +283,27 @@ class SqliteFile:
         def work(db: Connection) -> None:
             _copy_log(db, log_bytes)
             db.execute("BEGIN IMMEDIATE")
-            sweep(db.execute, db.host.now(), db.host.wall(), _SWEPT_AT_ONCE)
+            Records(db).sweep(_SWEPT_AT_ONCE)
             db.execute("COMMIT")
 
         try:
-            self.transact(work, _BEGINS_ITSELF)
+            self.transact(work, LOOK)
         except (StoreError, ConfigError, FileBusy):
             pass  # nobody waits for this; an operation with the same trouble will report it
         finally:
             self._cleaning.release()
+
+
+def _sweep_if_idle(db: Connection) -> None:
+    # A program that runs for a moment never fills the log, so it sweeps when it opens the file.
+    try:
+        db.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+            return
+        raise
+    Records(db).sweep(_SWEPT_AT_OPENING)
+    db.execute("COMMIT")
 
 
 def _copy_log(db: Connection, log_bytes: int) -> None:

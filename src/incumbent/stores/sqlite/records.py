@@ -1,0 +1,296 @@
+"""The records of the file, read and written within one transaction.
+
+`answer` answers the requests of an operation (stores.registers). Nobody else writes before the
+transaction ends, so what was loaded is still there when it is replaced, and no version is compared.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from incumbent.errors import StoreError
+from incumbent.model import OVERTAKEN_MOST, Ask, Granted, Key, Renewal, Renewed
+from incumbent.rules.codec import Unreadable, encoded_entry
+from incumbent.rules.columns import (
+    Columns,
+    LineColumns,
+    columns_of,
+    line_columns_of,
+    line_of,
+    record_of,
+)
+from incumbent.rules.record import (
+    NOTHING,
+    Beside,
+    Entry,
+    Grant,
+    LastGrant,
+    LeaseRecord,
+    Line,
+    may_forget,
+    micros,
+    moved,
+    moved_value,
+    settled,
+    settled_value,
+    without_holders,
+)
+from incumbent.stores.names import flat, unflat
+from incumbent.stores.plan import Program
+from incumbent.stores.registers import (
+    ALL,
+    Incarnation,
+    Load,
+    Place,
+    Request,
+    Scan,
+    Seen,
+    Swap,
+    Swaps,
+    TryRenew,
+    Wanted,
+    unreadable,
+    value_in,
+)
+from incumbent.stores.sqlite import schema
+from incumbent.stores.sqlite.connection import Connection, in_use_elsewhere
+
+
+class NeedsDisk(NamedTuple):
+    """Nothing was done: it has to be done in a transaction that waits for the disk."""
+
+
+NEEDS_DISK: Final = NeedsDisk()
+_LINE: Final = 7 + len(Columns._fields)
+"""Where the columns of the line begin in what SEE returns."""
+
+
+class Row(NamedTuple):
+    """The file's state, and a lease's row, whose fields are None for an unknown name."""
+
+    boot: str
+    floor: int
+    reserved: int
+    version: int | None
+    boots: int
+    written: int
+    walled: int
+    columns: Columns
+    line: LineColumns
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the name has a row."""
+        return self.version is not None
+
+
+class Records:
+    """The records, in a transaction of `db`; instants in microseconds."""
+
+    def __init__(self, db: Connection) -> None:
+        self._db = db
+        self.now = int(db.host.now() * 1_000_000)
+        self.wall = int(db.host.wall() * 1_000_000)
+
+    def carry_out(self, program: Program[Any]) -> Any:
+        """The outcome of an operation; NEEDS_DISK, with no change, if it has to be done again."""
+        reply: Any = None
+        try:
+            while reply is not NEEDS_DISK:
+                reply = self._answer(program.send(reply))
+        except StopIteration as done:
+            return done.value
+        return NEEDS_DISK
+
+    def _answer(self, request: Request) -> Any:
+        match request:
+            case Load(wanted):
+                return [self.load(each) for each in wanted]
+            case Swaps(swaps):
+                return self._swap(swaps)
+            case TryRenew(renewals):
+                return [self._try_renew(renewal) for renewal in renewals]
+            case Scan(namespace, prefix):
+                return self._scan(f"{namespace}/{prefix}")
+        raise TypeError(f"a request for other registers: {request}")
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def see(self, name: str) -> Row:
+        """The row of a name. Raises SpoiledFile if the file belongs to another boot by now."""
+        found = self._db.execute(schema.SEE, (name,)).fetchone()
+        row = Row._make(
+            (*found[:7], Columns._make(found[7:_LINE]), LineColumns._make(found[_LINE:]))
+        )
+        if row.boot != self._db.host.boot_id:
+            raise in_use_elsewhere()
+        return row
+
+    def load(self, wanted: Wanted) -> Seen:
+        """See registers.Load. Raises StoreUnavailable for a record that cannot be read."""
+        key, places = wanted
+        name = flat(key)
+        return self._seen(key, self.see(name), self._beside(name, key, places))
+
+    def _seen(self, key: Key, row: Row, beside: dict[Place, Beside]) -> Seen:
+        incarnation = Incarnation(self._db.epoch)
+        record = self._record(key, row) if row.is_known else NOTHING
+        return Seen(record, row.version, self.now, self.wall, incarnation, row.floor + 1, beside)
+
+    def _record(self, key: Key, row: Row) -> LeaseRecord:
+        try:
+            record = record_of(row.columns, 0)._replace(line=line_of(row.line))
+        except Unreadable as error:
+            raise unreadable(f"the record of {flat(key)}", self._db.url, error) from error
+        if row.boots == self._db.boots:
+            return record
+        return without_holders(moved(record, self._moved_by(row.written, row.walled)))
+
+    def _moved_by(self, written: int, walled: int) -> int:
+        return schema.since_boot(self.now, self.wall, written, walled)
+
+    def _beside(self, name: str, key: Key, places: tuple[Place, ...]) -> dict[Place, Beside]:
+        execute, found, values = self._db.execute, list[Any](), dict[Place, Beside]()
+        if places == ALL:
+            found = execute(schema.SEE_ALL_BESIDE, (name,)).fetchall()
+            past = execute(schema.SEE_PAST, (name,)).fetchall()
+            values = {("past", str(place)): LastGrant(*it) for place, *it in past}
+        else:
+            for place in places:
+                found += execute(schema.SEE_BESIDE, (name, *place)).fetchall()
+        for kind, part, boots, written, walled, text in found:
+            value = value_in(text, key, (kind, part), self._db.url)
+            if boots != self._db.boots:
+                value = moved_value(value, self._moved_by(written, walled))
+            values[kind, part] = value
+        return values
+
+    def _scan(self, prefix: str) -> list[tuple[Key, Seen]]:
+        # Names are ASCII, so DEL sorts behind each of them.
+        names = self._db.execute(schema.SEE_KEYS, (prefix, f"{prefix}\x7f")).fetchall()
+        keys = [unflat(name) for (name,) in names]
+        return [(key, self.load(Wanted(key, ALL))) for key in keys]
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def _swap(self, swaps: tuple[Swap, ...]) -> list[None] | NeedsDisk:
+        lasting = not self._db.durable and any(map(_must_last, swaps))
+        if lasting or not self._are_reserved(max(swap.record.token for swap in swaps)):
+            return NEEDS_DISK
+        for swap in swaps:
+            self.write(swap.wanted.key, swap.record, swap.entries)
+        return [None] * len(swaps)
+
+    def _are_reserved(self, token: int) -> bool:
+        """Whether tokens up to this may be granted; they are reserved if the disk is waited for."""
+        (_, _, _, reserved, _) = self._db.execute(schema.SEE_STATE).fetchone()
+        if token > reserved and self._db.durable:
+            reserved = schema.reserved_from(token, self.wall)
+            self._db.execute(schema.RESERVE_TOKENS, (reserved,))
+        return bool(token <= reserved)
+
+    def write(self, key: Key, record: LeaseRecord, entries: tuple[Entry, ...] = ()) -> None:
+        """Write a record, and values beside it."""
+        name, record = flat(key), settled(record, self.now)
+        line, columns = line_columns_of(record.line), columns_of(record._replace(line=Line()))
+        self._db.execute(schema.WRITE, (name, *self._age, *columns, *line))
+        for entry in entries:
+            self._put(name, entry)
+
+    @property
+    def _age(self) -> tuple[int, int, int]:
+        return self._db.boots, self.now, self.wall
+
+    def _put(self, name: str, entry: Entry) -> None:
+        kind, part, value = entry
+        if value is None:
+            self._db.execute(schema.REMOVE, (name, kind, part))
+            return
+        if isinstance(value, LastGrant):
+            self._db.execute(schema.PUT_PAST, (name, int(part), *value))
+            return
+        value = settled_value(value, self.now)
+        until = value.expires if isinstance(value, Grant) else 0
+        text = encoded_entry(value)
+        self._db.execute(schema.PUT, (name, kind, part, *self._age, until, text))
+
+    # -- plain records ------------------------------------------------------------------------
+
+    def try_take(self, key: Key, claim: str, ask: Ask) -> Granted | None:
+        """Grant a name whose record is plain, and which is free; None, with no change, if not."""
+        name, now, wall = flat(key), self.now, self.wall
+        row = self.see(name)
+        old = row.columns
+        if row.is_known and not self._is_free_to(claim, row):
+            return None
+        token = max((old.token or 0) + 1, wall, row.floor + 1)
+        if token > row.reserved:
+            return None
+        if old.granted:
+            self._db.execute(schema.ARCHIVE, (name,))
+        ttl = micros(ask.ttl)
+        keep = now + max(ttl, micros(ask.keep_record))
+        granted = (token, claim, ask.holder, ttl, now, now + ttl, ask.meta, wall, keep)
+        self._db.execute(schema.GRANT, (name, *self._age, *granted))
+        return Granted(claim, token, ask.ttl, self._db.epoch)
+
+    def _is_free_to(self, claim: str, row: Row) -> bool:
+        """Whether a claim may have the name that is not the first in line, nor any in it."""
+        columns, line = row.columns, row.line
+        if columns.rest or columns.expires > self.now or row.boots != self._db.boots:
+            return False
+        if not line.heartbeat:
+            return True
+        if line.fair or line.overtaken >= OVERTAKEN_MOST or line.due <= self.now:
+            return False
+        return claim.encode() not in line.waiters
+
+    def _try_renew(self, renewal: Renewal) -> Renewed | None:
+        if renewal.epoch != self._db.epoch or renewal.meta is not None:
+            return None
+        expires, lease = self.now + micros(renewal.ttl), (renewal.claim, renewal.token)
+        values = (expires, flat(renewal.key), *lease, self.now, self._db.boots)
+        return Renewed() if self._db.execute(schema.RENEW, values).rowcount else None
+
+    def try_give(self, key: Key, claim: str, token: int) -> bool:
+        """Give a lease back whose record is plain; False, with no change, if it is not."""
+        lease = (flat(key), claim, token, self.now, self._db.boots)
+        return self._db.execute(schema.GIVE, (self.wall, self.now, *lease)).rowcount > 0
+
+    # -- what is over -------------------------------------------------------------------------
+
+    def sweep(self, limit: int) -> None:
+        """Forget what is over among the next `limit` names."""
+        execute = self._db.execute
+        after, upto = execute(schema.SWEEP_WINDOW, {"limit": limit - 1}).fetchone()
+        clocks = {"boots": self._db.boots, "now": self.now, "wall": self.wall}
+        window = {"after": after, "upto": upto or schema.SWEEP_END, **clocks}
+        execute(schema.SWEEP_SLOTS, window)
+        highest = 0
+        for (name,) in execute(schema.SEE_SWEPT, window).fetchall():
+            with suppress(StoreError):  # one that cannot be read is kept for whoever asks for it
+                highest = max(highest, self._forget(name))
+        execute(schema.SWEPT, (upto or "", highest))
+
+    def _forget(self, name: str) -> int:
+        """Forget a name if nothing of it matters any more; its last token, or else 0."""
+        record = self.load(Wanted(unflat(name))).record
+        if not may_forget(record, self.now):
+            return 0
+        for statement in schema.FORGET:
+            self._db.execute(statement, (name,))
+        return record.token
+
+
+def _must_last(swap: Swap) -> bool:
+    """Whether a change must outlive a power loss: of a slot, a field, a closing or a notice.
+
+    What a grant takes away need not: the next grant does it again.
+    """
+    old, new = swap.seen.record, swap.record
+    if any(entry.kind != "past" for entry in swap.entries) or new.pause != old.pause:
+        return True
+    if new.granted != old.granted:
+        return False
+    return new.resign != old.resign or (new.closing is not None and new.closing != old.closing)
