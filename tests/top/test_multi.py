@@ -332,7 +332,7 @@ def test_the_body_of_a_task_is_cancelled_once_before_the_first_of_them_runs_out(
     cleaned: list[bool] = []
 
     async def scenario() -> None:
-        async with AsyncMultiLock(NAMES, store=engine, ttl=0.6, grace=0.2) as lease:
+        async with AsyncMultiLock(NAMES, store=engine, ttl=2.4, grace=1.2) as lease:
             engine.faulty.down = True
             try:
                 await asyncio.sleep(PATIENCE)
