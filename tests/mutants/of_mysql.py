@@ -222,6 +222,27 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         f"{_IN}test_server.py::test_a_transaction_that_fails_in_the_middle_leaves_nothing_locked_and_nothing_half_done",
     ),
     _d(
+        "an error after something was written means that nothing was done",
+        "stores/pooled_registers.py",
+        "raise OutcomeUnknown(str(failure)) if exchange.wrote else failure from error",
+        "raise failure from error",
+        f"{_IN}test_server.py::test_an_error_after_something_was_written_is_a_doubt",
+    ),
+    _d(
+        "a quick renewal does not look at its incarnation",
+        "stores/rows.py",
+        "and not it.shared and it.epoch == epoch:",
+        "and not it.shared and epoch:",
+        f"{_IN}test_incarnation.py::test_a_copy_elsewhere_is_a_new_incarnation",
+    ),
+    _d(
+        "a record is read from a row whose checksum does not match",
+        "stores/rows.py",
+        "if not row.sound:",
+        "if row.sound is None:",
+        f"{_IN}test_bad_input.py::test_a_row_that_was_edited_by_hand_is_granted_to_nobody_and_left_as_it_is",
+    ),
+    _d(
         "a first use does not find out whether conditional writes hold",
         "stores/pooled_registers.py",
         "if not self.proved:\n                run(",

@@ -19,7 +19,7 @@ KEPT = Path(__file__).with_name("public.txt")
 MODULES = (
     *("incumbent", "incumbent.errors", "incumbent.fencing", "incumbent.metrics"),
     *("incumbent.model", "incumbent.stores.base", "incumbent.stores.inline"),
-    *("incumbent.stores.postgresql", "incumbent.stores.threaded"),
+    *("incumbent.stores.mysql", "incumbent.stores.postgresql", "incumbent.stores.threaded"),
     *("incumbent.testing.clients", "incumbent.testing.contract", "incumbent.testing.proxy"),
 )
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")

@@ -16,6 +16,7 @@ from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Granted, Key, Released, Renewal, Renewed, Stored
 from incumbent.net import again
 from incumbent.stores.mysql.errors import ServerError, answered
+from incumbent.stores.mysql.wire import Reply, Wire
 from tests.stores.mysql.world import (
     ASK,
     Clock,
@@ -359,6 +360,24 @@ def test_an_error_that_may_come_after_a_commit_is_a_doubt_about_a_write(code: in
     assert "n/a" in str(found)
     read = answered(ServerError(code, "said", writes=False), "mysql://h/d", "", proved=True)
     assert isinstance(read, StoreUnavailable)
+
+
+def test_an_error_after_something_was_written_is_a_doubt(
+    here: Party, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two renewals one is done; the question which of them is refused."""
+    granted = here.take()
+    both = [here.renewal(granted), here.renewal(granted._replace(token=granted.token + 1))]
+    ask = Wire.ask
+
+    def refused(wire: Wire, asked: str, until: float, *, writes: bool) -> list[Reply]:
+        if asked.startswith("SELECT CONCAT_WS"):
+            raise ServerError(1205, "a lock wait", writes=writes)
+        return ask(wire, asked, until, writes=writes)
+
+    monkeypatch.setattr(Wire, "ask", refused)
+    with pytest.raises(OutcomeUnknown, match="a lock wait"):
+        here.store.renew(both, soon())
 
 
 # -- names that nobody needs
