@@ -615,6 +615,16 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     (
+        "stores/quorum/test_same_as_model.py",
+        SEEDS,
+        {"test_the_servers_together_answer_as_the_model_does": ("0",)},
+    ),
+    (
+        "stores/redis/test_same_as_model.py",
+        SEEDS,
+        {"test_the_scripts_answer_as_the_model_does": ("0",)},
+    ),
+    (
         "stores/redis/test_lines.py",
         SIDES,
         {

@@ -8,6 +8,7 @@ _WORDS = "tests/stores/redis/test_words.py"
 _LINES = "tests/stores/redis/test_lines.py"
 _HUB = "tests/stores/redis/test_hub.py"
 _RACES = "tests/stores/redis/test_hub_races.py"
+_AS_MODEL = "tests/stores/redis/test_same_as_model.py"
 _TAKE, _GIVE = "stores/redis/take.lua", "stores/redis/give.lua"
 
 _lua = in_area("Lua")
@@ -15,6 +16,65 @@ _d = in_area("dialects")
 _p = in_area("protocol")
 
 MUTATIONS: tuple[Mutation, ...] = (
+    _lua(
+        "redis: a waiter that asked for fairness is overtaken like any other",
+        _TAKE,
+        "(turn.overtaken >= 4 or string.match(turn.first, '^%S+ %S+ f'))",
+        "(turn.overtaken >= 4)",
+        _AS_MODEL,
+    ),
+    _lua(
+        "redis: one that was silent in its turn has a second one after one that did not wait",
+        _TAKE,
+        "      if turn.due <= now_ms then turn.due = SILENT end\n",
+        "",
+        _WORDS,
+    ),
+    _lua(
+        "redis: a candidate that need not ask is listed for as long as the first is",
+        _TAKE,
+        "        if type(ends) == 'string' and tonumber(ends) < longer then",
+        "        if type(ends) == 'string' then",
+        _WORDS,
+        _AS_MODEL,
+    ),
+    _lua(
+        "redis: a name that was paused before anybody held it has no line",
+        _TAKE,
+        "(last_token or has_fields)",
+        "last_token",
+        _AS_MODEL,
+    ),
+    _lua(
+        "redis: a waiter for another number of permits stands in line",
+        _TAKE,
+        "waits and not others and (",
+        "waits and (",
+        _AS_MODEL,
+    ),
+    _lua(
+        "redis: beside those who share a lease the next one waits for their end",
+        _GIVE,
+        "state and 0 or math.max",
+        "math.max",
+        _WORDS,
+        _AS_MODEL,
+    ),
+    _lua(
+        "redis: who gives back what it has lost stands in line",
+        _GIVE,
+        "  if turn then leave(",
+        "  if turn and ARGV[4] then leave(",
+        _WORDS,
+        _AS_MODEL,
+    ),
+    _lua(
+        "redis: the turn after a release begins when the last one would have ended",
+        _GIVE,
+        "if turn then pass_on(0) end\n-- Those in line",
+        "if turn then pass_on(60000) end\n-- Those in line",
+        _AS_MODEL,
+    ),
     _lua(
         "redis: the first in line is overtaken five times",
         _TAKE,

@@ -9,6 +9,7 @@ def _redis(*names: str) -> tuple[str, ...]:
     return tuple(f"tests/contract/test_redis.py::TestRedis::{name}" for name in names)
 
 
+_AS_MODEL = "tests/stores/redis/test_same_as_model.py"
 _REDIS = ("tests/stores/redis/test_dialect.py",)
 _GIVEN_BACK = ("tests/stores/redis/test_given_back.py",)
 _LET_GO = ("tests/stores/redis/test_let_go.py",)
@@ -361,6 +362,63 @@ MUTATIONS: tuple[Mutation, ...] = (
         "holds = old and string.match(old, '^%d+') == wanted",
         "holds = old",
         *_redis("test_a_version_guards_against_a_lost_update"),
+    ),
+    _lua(
+        "redis: a refusal names one who shared the lease and has left",
+        "stores/redis/give.lua",
+        " or value\n    local which",
+        " and value\n    local which",
+        *_redis("test_a_refusal_names_nobody_who_has_left"),
+    ),
+    _lua(
+        "redis: a candidate with another number of permits is not listed",
+        "stores/redis/take.lua",
+        "if candidacy then\n  try('ZREMRANGEBYSCORE'",
+        "if candidacy and not others then\n  try('ZREMRANGEBYSCORE'",
+        _AS_MODEL,
+        *_redis("test_a_candidate_with_another_number_of_permits_is_listed"),
+    ),
+    _lua(
+        "redis: a name that is reserved is free for everybody",
+        "stores/redis/take.lua",
+        "if state == 'reserved' and string.match(value, ' (%S*)$') == holder then",
+        "if state == 'reserved' then",
+        _AS_MODEL,
+    ),
+    _lua(
+        "redis: a request to resign reaches the next holder",
+        "stores/redis/take.lua",
+        "  if resign and (is_first or not permits) then",
+        "  if false then",
+        _AS_MODEL,
+    ),
+    _lua(
+        "redis: a closing ends with the ttl of the lease before it",
+        "stores/redis/give.lua",
+        "  call('SET', KEYS[1], 'incumbent1 ' .. state .. rest, 'PX', closed_ms)",
+        "  call('SET', KEYS[1], 'incumbent1 ' .. state .. rest, 'KEEPTTL')",
+        _AS_MODEL,
+    ),
+    _lua(
+        "redis: a renewal of one that shares it shortens its part",
+        "stores/redis/renew.lua",
+        "  if tonumber(ends) < now_ms + ttl then",
+        "  if ends then",
+        _AS_MODEL,
+    ),
+    _lua(
+        "redis: a renewal brings no notice to one that shares it",
+        "stores/redis/renew.lua",
+        "  if try('HGET', record, FIELD.field_count) then",
+        "  if false then",
+        _AS_MODEL,
+    ),
+    _lua(
+        "redis: a claim that was given up is granted later",
+        "stores/redis/take.lua",
+        "  if doubt and doubt > now then return 0 end\n",
+        "",
+        _AS_MODEL,
     ),
     _d(
         "redis: several grants that too few replicas have are kept",

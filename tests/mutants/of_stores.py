@@ -17,6 +17,11 @@ def _postgresql(*names: str) -> tuple[str, ...]:
     return _contract("postgresql", "TestPostgresql", *names)
 
 
+def _quorum(*names: str) -> tuple[str, ...]:
+    return _contract("quorum", "TestQuorum", *names)
+
+
+_AS_MODEL = "tests/stores/quorum/test_same_as_model.py"
 _AGAIN = ("tests/net/test_again.py",)
 _ASKED_AGAIN = "tests/stores/test_asked_again.py::"
 _LET_GO = ("tests/stores/redis/test_let_go.py",)
@@ -461,6 +466,102 @@ MUTATIONS: tuple[Mutation, ...] = (
         "  if type(value) == 'string' and starts_with(value, head) then",
         "  if type(value) == 'string' then",
         *_NODE,
+    ),
+    _lua(
+        "quorum: a lease that was given up in doubt leaves no trace in the history",
+        "stores/quorum/node.lua",
+        "last = ended and last .. ' ' .. whole(math.max(stored, ended)) or before",
+        "last = before",
+        _AS_MODEL,
+        *_quorum("test_a_claim_that_is_given_up_ends_in_the_history"),
+    ),
+    _lua(
+        "quorum: what is reserved is free for everybody",
+        "stores/quorum/node.lua",
+        "    and string.match(value, ' %S*$') == holder\n",
+        "",
+        _AS_MODEL,
+    ),
+    _lua(
+        "quorum: a renewal shortens the ttl",
+        "stores/quorum/node.lua",
+        "    if call('PTTL', lease) < ttl then call('PEXPIRE', lease, ttl) end",
+        "    call('PEXPIRE', lease, ttl)",
+        _AS_MODEL,
+    ),
+    _lua(
+        "quorum: a refused candidate is not listed",
+        "stores/quorum/node.lua",
+        "if candidacy and kind ~= 'low'",
+        "if false and kind ~= 'low'",
+        _AS_MODEL,
+    ),
+    _lua(
+        "quorum: a closing ends with the ttl of the lease before it",
+        "stores/quorum/node.lua",
+        "  call('SET', lease, 'incumbent1 ' .. word .. ' ' .. token .. rest, 'PX', closed_ms)",
+        "  call('SET', lease, 'incumbent1 ' .. word .. ' ' .. token .. rest, 'KEEPTTL')",
+        _AS_MODEL,
+    ),
+    _lua(
+        "quorum: a paused name gets votes",
+        "stores/quorum/node.lua",
+        "local may_vote, how, value, is_reserved = admits == true and not paused, 'NX'",
+        "local may_vote, how, value, is_reserved = admits == true, 'NX'",
+        _AS_MODEL,
+    ),
+    _d(
+        "quorum: a request to resign is shown again once the next holder has left",
+        "stores/quorum/read.py",
+        " + [it.token for it in past]",
+        "",
+        _AS_MODEL,
+        *_quorum("test_a_resign_notice_is_shown_no_more_once_the_next_holder_came"),
+    ),
+    _d(
+        "quorum: a claim that was given up with a closing is voted for later",
+        "stores/quorum/take.py",
+        "        if token is None:\n            # It is unknown",
+        '        if token is None and not parting.get("closed_for"):\n            # It is unknown',
+        _AS_MODEL,
+        *_quorum("test_a_take_that_arrives_after_a_closing_in_doubt_brings_nothing"),
+    ),
+    _d(
+        "quorum: a claim that was given up is asked for again",
+        "stores/quorum/take.py",
+        "    if (key, claim) in panel.quorum.given_up:",
+        "    if False:",
+        _AS_MODEL,
+    ),
+    _d(
+        "quorum: a take that is repeated uses its slot for longer",
+        "stores/quorum/changes.py",
+        "return None if again or _is_others",
+        "return None if _is_others",
+        _AS_MODEL,
+        *_quorum("test_a_repeated_take_uses_its_slot_no_longer"),
+    ),
+    _d(
+        "quorum: a name that is held is refused for its used slot",
+        "stores/quorum/changes.py",
+        "if not others or any(_is_held(value) for _, value in found):",
+        "if not others:",
+        _AS_MODEL,
+        *_quorum("test_a_name_that_is_held_is_refused_for_that_whatever_slot_is_used"),
+    ),
+    _d(
+        "quorum: a slot that another claim used is used again",
+        "stores/quorum/changes.py",
+        "return None if again or _is_others(used, grant.claim, now) else",
+        "return None if again else",
+        *_quorum("test_of_many_takers_one_has_the_slot"),
+    ),
+    _d(
+        "quorum: a new one is not founded by a take that follows a read",
+        "stores/quorum/engine.py",
+        "            and (self._quorum.dialect.founded or not panel.blank)\n",
+        "",
+        "tests/stores/quorum/test_store.py",
     ),
     _sql(
         "sqlite: anybody renews",

@@ -57,10 +57,11 @@ class Plant(NamedTuple):
 
 
 class Revoke(NamedTuple):
-    """Take back a vote."""
+    """Take back a vote. `was_held`: it was perhaps a holding."""
 
     claim: str
     ballot: int
+    was_held: bool = False
 
 
 class Give(NamedTuple):
@@ -251,7 +252,7 @@ class Node:
     def _revoke(self, request: Revoke, now: int) -> int:
         held, freed = self.data.lease, 0
         if held is not None and held.value[0] == request.claim and held.value[1] <= request.ballot:
-            if self.data.vote == held.value[1]:
+            if self.data.vote == held.value[1] and not request.was_held:
                 self.data.vote = 0
             self.data.lease, freed = None, 1
         floor, ahead = self._floor(), request.ballot - now

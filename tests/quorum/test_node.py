@@ -140,7 +140,8 @@ class RealNode:
         )
 
     def _revoke(self, ask: Revoke) -> Any:
-        return self._run("revoke", (LEASE, FLOOR), f"incumbent1 {ask.claim} ", ask.ballot)
+        ended = (ask.ballot,) if ask.was_held else ()
+        return self._run("revoke", (LEASE, FLOOR), f"incumbent1 {ask.claim} ", ask.ballot, *ended)
 
     def _give(self, ask: Give) -> Any:
         head = f"incumbent1 {ask.claim} {ask.ballot} "
@@ -237,7 +238,7 @@ class Dice:
         members = self._common()[2]
         deadline = now + self.random.choice((-SECOND, SECOND))
         found = Found(members, deadline, self._longest())
-        give, revoke = Give(*self._again()), Revoke(*self._again())
+        give, revoke = Give(*self._again()), Revoke(*self._again(), self.random.random() < 0.5)
         return self.random.choice((revoke, give, give, Look(), found))
 
     def _longest(self) -> int:

@@ -164,7 +164,7 @@ def _plant(node: Node, said: list[str], now: int) -> Any:
 
 
 def _revoke(node: Node, said: list[str], now: int) -> Any:
-    return node.handle(Revoke(said[0].split()[1], int(said[1])), now)
+    return node.handle(Revoke(said[0].split()[1], int(said[1]), len(said) > 2), now)
 
 
 def _give(node: Node, said: list[str], now: int) -> Any:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from incumbent import clock
+from incumbent.errors import StoreUnavailable
 from incumbent.model import (
     ABSENT,
     UNLIMITED,
@@ -30,6 +31,7 @@ from incumbent.model import (
     Renewal,
     Slot,
     Stored,
+    TakeOutcome,
 )
 from incumbent.stores.base import Store
 from incumbent.stores.notices import encode_notice
@@ -44,7 +46,9 @@ PERMITS: dict[str, int | None] = {
     **dict.fromkeys(["r1", "r2"], UNLIMITED),
 }
 """The claims, and what each of them asks for."""
+SLOTS = [None, Slot("s1", 4.0), Slot("s2", 20.0)]
 QUEUES = [None, Queue(2.0, fair=True), Queue(8.0, fair=True), Queue(3.0), Queue(1.0)]
+Shown: TypeAlias = "list[tuple[Any, ...]]"
 WALL = 1_800_000_000.0
 LONG = 1e6
 
@@ -54,7 +58,9 @@ class Subject:
     """The store, and what it is like. `move(now, wall)`: set its clocks.
 
     `queues`, `permits`: those that it knows; `late_kept`: seconds, 0 if it never needs them;
-    `shows`: what it says of a holder in a refusal.
+    `shows`: what it says of the holders in a refusal; `tick`: seconds between any two requests, if
+    the store relies on it that its clock never stands still; `rests`: waiters that are told not to
+    ask stay candidates meanwhile.
     """
 
     store: Store
@@ -62,7 +68,9 @@ class Subject:
     queues: list[Queue | None] = field(default_factory=lambda: QUEUES)
     permits: dict[str, int | None] = field(default_factory=lambda: PERMITS)
     late_kept: float = 60.0
-    shows: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda holding: holding
+    shows: Callable[[str, Shown], Shown] = lambda reason, holdings: holdings
+    tick: float = 0.0
+    rests: bool = False
 
 
 def play(seed: int, subject: Subject, steps: int = 60) -> None:
@@ -86,7 +94,13 @@ class History:
         self.model.late_kept = subject.late_kept
         # Each claim asks alike, as claims do; few names and few claims, so that they meet often.
         self.queue = {claim: rng.choice(subject.queues) for claim in subject.permits}
+        self.slot = {claim: rng.choice(SLOTS) for claim in subject.permits}
         self.claims = rng.sample(sorted(subject.permits), rng.randint(2, 5))
+        if rng.random() < 0.5:
+            # Nearly all of them want the same, so that it is full.
+            permits = subject.permits[self.claims[0]]
+            alike = [claim for claim, those in subject.permits.items() if those == permits]
+            self.claims = [*alike, self.claims[1]]
         self.now = 1_000.0
         self.granted: dict[tuple[Key, str], tuple[Granted, Granted]] = {}
         self.token_of: dict[tuple[Key, int], int] = {}
@@ -105,12 +119,18 @@ class History:
     def step(self) -> None:
         """Do one thing."""
         rng = self.rng
-        if rng.random() < 0.5:
-            self.now += rng.choice([0.25, 0.5, 1.0, 1.0, 3.0, 5.0, 30.0])
+        passed = self.subject.tick
+        if rng.random() < 0.4:
+            passed += rng.choice([0.25, 0.25, 0.5, 0.5, 1.0, 1.0, 3.0, 5.0, 30.0])
+        if passed:
+            self.now += passed
             self.subject.move(self.now, self.wall)
         key = KEYS[0] if rng.random() < 0.8 else KEYS[1]
         claim = rng.choice(self.claims)
-        rng.choices([self.take, self.renew, self.give, self.put], [6, 2, 3, 2])[0](key, claim)
+        rng.choices([self.take, self.renew, self.give, self.put], [8, 2, 3, 2])[0](key, claim)
+
+    def seen(self, key: Key) -> str:
+        return self.store.read(key, self.until()).seen
 
     def say(self, what: str, ours: object, theirs: object) -> None:
         self.log.append((round(self.now, 2), what, ours, theirs))
@@ -120,19 +140,31 @@ class History:
     def take(self, key: Key, claim: str) -> None:
         rng, permits = self.rng, self.subject.permits[claim]
         ask = Ask(
-            rng.choice([0.5, 1.0, 3.0, 10.0]),
+            rng.choice([0.5, 1.0, 3.0, 10.0, 10.0]),
             f"holder of {claim}",
             permits,
-            self.queue[claim] if rng.random() < 0.8 else None,
+            self.queue[claim],
             claim.encode(),
-            rng.choice([None, Slot("s1", 4.0), Slot("s2", 20.0)]) if permits is None else None,
+            self.slot[claim] if permits is None else None,
             LONG,
             rng.choice([0.0, 0.0, 2.0, 9.0]),
         )
-        ours = self.store.take(key, claim, ask, self.until())
+        late = self.model.has_given_up(key, claim, self.now)
+        before = self.seen(key)
+        ours: TakeOutcome | str
+        try:
+            ours = self.store.take(key, claim, ask, self.until())
+        except StoreUnavailable as error:
+            ours = str(error)
         theirs = self.model.take(key, claim, ask, self.now, self.wall)
         self.say(f"take {key} {claim} {ask}", ours, theirs)
+        if late:
+            # That it came too late may be an error, for nobody waits for an answer.
+            assert not isinstance(ours, Granted | Queued), "a take that came too late"
+            return
         assert type(ours) is type(theirs), "another answer"
+        if isinstance(ours, Refused):
+            assert self.seen(key) == before, "a refusal that is seen as a change"
         if isinstance(ours, Granted) and isinstance(theirs, Granted):
             self._granted(key, claim, ours, theirs)
         elif isinstance(ours, Refused) and isinstance(theirs, Refused):
@@ -156,9 +188,8 @@ class History:
             assert ours.place == theirs.place, "another place in line"
         assert close(ours.retry_after) == close(theirs.retry_after), "another retry_after"
         show = self.subject.shows
-        assert [show(it) for it in self.plain(key, ours.holders)] == [
-            show(it) for it in self.plain(key, theirs.holders, theirs=True)
-        ], "other holders"
+        holders = self.plain(key, ours.holders), self.plain(key, theirs.holders, theirs=True)
+        assert show(ours.reason, holders[0]) == show(ours.reason, holders[1]), "other holders"
 
     def renew(self, key: Key, claim: str) -> None:
         if (key, claim) not in self.granted:
@@ -168,44 +199,56 @@ class History:
         ttl, meta = self.rng.choice([0.5, 1.0, 3.0, 10.0]), self.rng.choice([None, b"new"])
         asked = Renewal(key, claim, ours.token, ttl, ours.epoch, meta, shared)
         expected = replace(asked, token=theirs.token, epoch=theirs.epoch)
-        seen = (self.store.read(key, self.until()).seen, self.model.seen(key))
+        seen = (self.seen(key), self.model.seen(key))
         (got,) = self.store.renew([asked], self.until())
         wanted = self.model.renew(expected, self.now)
         self.say(f"renew {key} {claim} {ttl} {meta!r}", got, wanted)
         assert got == wanted, "another answer"
-        after = (self.store.read(key, self.until()).seen, self.model.seen(key))
+        after = (self.seen(key), self.model.seen(key))
         assert (after[0] == seen[0]) == (after[1] == seen[1]), "a change for one and not the other"
 
     def give(self, key: Key, claim: str) -> None:
         rng = self.rng
-        ours, theirs = self.granted.get((key, claim), (None, None))
-        known = rng.random() < 0.7
-        closed, successor = rng.choice([0.0, 0.0, 2.0]), rng.choice([None, "holder of c1"])
+        closed, successor = rng.choice([0.0, 0.0, 0.0, 2.0]), rng.choice([None, "holder of c1"])
         slot = rng.choice([None, "s1", "s2"])
         shared = self.subject.permits[claim] is not None
         if shared:
             closed, successor, slot = 0.0, None, None
+        tokens = self.tokens(key, claim)
         got = self.store.give(
-            *(key, claim, ours.token if ours and known else None, self.until()),
+            *(key, claim, tokens[0], self.until()),
             closed_for=closed,
             reserve_for=successor,
             slot=slot,
             shared=shared,
         )
-        token = theirs.token if theirs and known else None
-        wanted = self.model.give(*(key, claim, token, self.now, self.wall, closed, slot, successor))
-        self.say(f"give {key} {claim} {known} {closed} {successor} {slot}", got, wanted)
+        wanted = self.model.give(
+            *(key, claim, tokens[1], self.now, self.wall, closed, slot, successor)
+        )
+        self.say(f"give {key} {claim} {tokens[1]} {closed} {successor} {slot}", got, wanted)
         assert got == wanted, "another answer"
+
+    def tokens(self, key: Key, claim: str) -> tuple[int | None, int | None]:
+        """The token for a give: None in doubt, 0 for a claim that certainly holds nothing."""
+        granted, holds = self.granted.get((key, claim)), self.model.holds(key, claim, self.now)
+        if self.rng.random() < 0.05:
+            return None, None
+        if granted and (holds or self.rng.random() < 0.5):
+            return granted[0].token, granted[1].token
+        return 0, 0
 
     def put(self, key: Key, claim: str) -> None:
         rng = self.rng
-        name, removes = rng.choice(["pause", "resign", "state"]), rng.random() < 0.6
+        name, removes = rng.choice(["pause", *4 * ["resign", "state"]]), rng.random() < 0.6
         ours, theirs = self.granted.get((key, claim), (None, None))
-        guards: list[tuple[Guard, Guard]] = [(None, None), (ABSENT, ABSENT)]
-        guards += [
-            (ByVersion(self.version_of.get((key, version), version)), ByVersion(version))
-            for version in (1, 2)
-        ]
+        guards: list[tuple[Guard, Guard]] = [(None, None)]
+        if name != "resign":
+            # That is for operators, whose last word counts.
+            guards.append((ABSENT, ABSENT))
+            guards += [
+                (ByVersion(self.version_of.get((key, version), version)), ByVersion(version))
+                for version in (1, 2)
+            ]
         if ours and theirs:
             guards.append((ByClaim(claim, ours.token), ByClaim(claim, theirs.token)))
         guard, expected = rng.choice(guards)
@@ -228,12 +271,19 @@ class History:
         for key in KEYS:
             ours = self.shown(self.store.read(key, self.until()))
             theirs = self.shown(self.model.read(key, self.now), theirs=True)
+            if self.subject.rests:
+                theirs["candidates"] = self.longer(ours["candidates"], theirs["candidates"])
             for part, of in ours.items():
                 assert of == theirs[part], f"{part} of {key}: {of}, and not {theirs[part]}"
         found = self.store.scan("default", "a", self.until())
         assert [it.key for it in found if it.history or it.fields] == [
             it.key for it in self.model.scan("default", "a", self.now) if it.history or it.fields
         ], "another scan"
+
+    def longer(self, ours: Any, theirs: Any) -> Any:
+        """Ours, if each of theirs is there, and for at least as long; else theirs."""
+        left = dict(ours)
+        return ours if all(left.get(who, -1.0) >= it for who, it in theirs) else theirs
 
     def shown(self, record: Record, *, theirs: bool = False) -> dict[str, object]:
         key = record.key
@@ -252,9 +302,7 @@ class History:
             ],
         }
 
-    def plain(
-        self, key: Key, found: tuple[Holding, ...], *, theirs: bool = False
-    ) -> list[tuple[Any, ...]]:
+    def plain(self, key: Key, found: tuple[Holding, ...], *, theirs: bool = False) -> Shown:
         return [
             (
                 *(it.holder, self.token(key, it.token, theirs), close(it.remaining)),

@@ -296,6 +296,12 @@ class Model:
             if key.namespace == namespace and key.name.startswith(prefix)
         )
 
+    def holds(self, key: Key, claim: str, now: float) -> bool:
+        return any(it.claim == claim for it in self.names[key].at(now).held)
+
+    def has_given_up(self, key: Key, claim: str, now: float) -> bool:
+        return claim in self.names[key].at(now).dead
+
     def seen(self, key: Key) -> str:
         changes = self.names[key].changes if key in self.names else 0
         return f"{self.epoch}:{changes}" if changes else ""

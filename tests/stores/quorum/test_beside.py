@@ -194,7 +194,7 @@ BUGS: dict[Callable[[Node], None], tuple[str, str, str]] = {
     a_slot_is_kept_beyond_the_last_field: ("accept", "keep + last", "keep + 0"),
     a_slot_that_is_given_back_to_a_node_is_kept_as_long: ("accept", "keep + last", "keep + 0"),
     the_past_also_has_who_never_gave: ("take", "if last ~= '' then last", "if false then last"),
-    a_vote_that_was_taken_back_is_no_past: ("revoke", "last = string.match(last, '^(.*)\\n') or ''", ""),
+    a_vote_that_was_taken_back_is_no_past: ("revoke", "or before", "or last"),
     a_lease_that_is_planted_again_is_in_the_past_once: ("plant", "(last == '' and '' or last .. '\\n') .. token", "token"),
     the_past_is_bounded_and_ends: ("take", "if #ends > 20 then", "if false then"),
     an_end_is_told_to_who_looked: ("look", ".. '1' ..", ".. '0' .."),

@@ -18,7 +18,13 @@ from incumbent.stores.quorum.ballots import No, Silent
 
 CLOCK = SimpleNamespace(highest_admitted=lambda _now: 100, propose=max)
 THREE = SimpleNamespace(
-    names=("a", "b", "c"), need=2, where="here", taken_back={}, clock=CLOCK, dialect=Mock()
+    names=("a", "b", "c"),
+    need=2,
+    where="here",
+    taken_back={},
+    given_up={},
+    clock=CLOCK,
+    dialect=Mock(),
 )
 LOW = No("low", floor=9)
 COMING = Silent(StoreUnavailable("it has not answered yet"), sent=False, coming=True)

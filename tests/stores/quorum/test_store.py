@@ -19,7 +19,7 @@ from incumbent.stores.quorum.dialect import MARKER
 from incumbent.stores.quorum.engine import QuorumEngine, QuorumStore
 from tests.support.forks import in_a_child
 from tests.support.needs import needs
-from tests.support.pace import BUSY, lasted, took
+from tests.support.pace import BUSY, LONG, lasted, took
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
@@ -307,3 +307,22 @@ def test_who_is_refused_a_used_slot_writes_only_where_servers_differ(
     servers[2].cli("DEL", companion)
     assert refused()
     assert servers[2].cli("HEXISTS", companion, "u:day") == "1"
+
+
+def test_a_quorum_that_was_only_read_so_far_is_founded_by_the_first_take(
+    servers: list[RedisServer], key: Key
+) -> None:
+    for server in servers:
+        server.cli("FLUSHALL")
+    store = open_quorum(url_of(servers)).store()
+
+    def all_are_read() -> bool:
+        return all(it.endswith("free") for it in store.read(key, clock.now() + LONG).nodes)
+
+    try:
+        eventually(all_are_read)
+        assert isinstance(store.take(key, "a" * 32, ASK, clock.now() + LONG), Granted)
+        # Founded together, no server has a birth that others would have to wait for.
+        assert [server.cli("GET", MARKER).split()[2] for server in servers] == ["0"] * 3
+    finally:
+        store.close()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
 
-from incumbent.model import Ask, Gone, Granted, Queue, Queued
+from incumbent.model import UNLIMITED, Ask, Gone, Granted, Queue, Queued
 from tests.stores.redis.world import Party, new_claim, party, soon
 from tests.support.servers import RedisServer
 
@@ -145,3 +146,58 @@ def test_a_process_that_was_silent_in_its_turn_loses_all_its_places_and_is_told(
     assert line.words(*waiters) == ["turn 0 0", "turn 2 0"]
     places = [line.asks(one) for one in (again, silent)]
     assert [it.place for it in places if isinstance(it, Queued)] == [0, 1]
+
+
+def test_who_was_silent_in_its_turn_has_no_second_one_after_one_that_did_not_wait(
+    line: Line,
+) -> None:
+    line.heartbeat = BRIEF
+    line.waiter()
+    line.release()
+    time.sleep(BRIEF + 0.05)
+    for _ in range(2):
+        grant = line.holder.take(new_claim(), ask=Ask(TTL, "who tries once"))
+        line.holder.store.give(line.holder.key, grant.claim, grant.token, soon())
+
+
+def test_a_reader_behind_a_writer_that_leaves_is_told_at_once(line: Line) -> None:
+    line.release()
+    readers = Ask(TTL, "reader", permits=UNLIMITED)
+    line.holder.take(new_claim(), ask=readers)
+    writer = line.waiter()
+    reader = Party(writer.engine, writer.key, new_claim())
+    waiting = replace(readers, queue=Queue(HEARTBEAT))
+    assert isinstance(reader.store.take(reader.key, reader.claim, waiting, soon()), Queued)
+    assert writer.store.give(writer.key, writer.claim, 0, soon()) == Gone()
+    assert line.words(writer, reader) == ["turn 1 0"]
+
+
+def test_a_candidate_that_need_not_ask_stays_listed_no_shorter_than_it_asked(line: Line) -> None:
+    store, key, long = line.holder.store, line.holder.key, 600.0
+
+    def wait(claim: str, candidacy: float) -> None:
+        ask = Ask(TTL, claim, queue=Queue(HEARTBEAT, fair=True), candidacy=candidacy)
+        assert isinstance(store.take(key, claim, ask, soon()), Queued)
+
+    wait("first", 1.0)
+    wait("other", long)
+    # The first looks a second after the grant or later: then the others may rest.
+    time.sleep(1.1)
+    wait("first", 1.0)
+    listed = {it.holder: it.remaining for it in store.read(key, soon()).candidates}
+    assert listed["other"] > long / 2
+
+
+def test_who_gives_back_what_it_has_lost_stands_in_line_no_more(line: Line) -> None:
+    one = line.waiter()
+    line.release()
+    grant = line.asks(one)
+    assert isinstance(grant, Granted)
+    one.store.give(one.key, grant.claim, grant.token, soon())
+    line.holder.take(new_claim())
+    assert isinstance(line.asks(one), Queued)
+    assert one.store.give(one.key, grant.claim, grant.token, soon()) == Gone()
+    other = line.waiter()
+    queued = line.asks(other)
+    assert isinstance(queued, Queued)
+    assert queued.place == 0

@@ -494,7 +494,7 @@ async def refused_slot(
 ) -> Refused | None:
     """The refusal if another claim certainly used the slot: a look before the lease is taken.
 
-    None also while that claim holds the lease: it may still give the slot back.
+    None also while any claim holds the lease: that claim may still give the slot back.
     """
     quorum, entry = panel.quorum, _entry_of(slot.name)
     step = Step(quorum.dialect.state(key, [entry]) + quorum.dialect.value(key), 2)
@@ -506,7 +506,7 @@ async def refused_slot(
         if not isinstance(reply, Silent) and isinstance(reply[0], list)
     ]
     others = [(used, value) for used, value in found if used and _is_others(used, claim, now)]
-    if not others or any(_is_of(value, used.claim) for used, value in others):
+    if not others or any(_is_held(value) for _, value in found):
         return None
     # The entry may be of a claim without a majority: settle it if the nodes differ. If all agree,
     # write nothing: many instances that come late would abort each other's changes.
@@ -525,7 +525,9 @@ async def use_slot(
 
     def decide(entry: bytes | None, ballot: int) -> Edit | None:
         used = _used_of(entry)
-        return Edit(value) if used is None or used.left(now) <= 0 else None
+        # A take that is repeated because its answer was lost uses it no longer than the first one.
+        again = used is not None and (used.claim, used.token) == held
+        return None if again or _is_others(used, grant.claim, now) else Edit(value)
 
     held = ByClaim(grant.claim, grant.token)
     changed = await change(panel, key, _entry_of(slot.name), decide, until, held=held)
@@ -544,8 +546,10 @@ async def give_slot_back(panel: Panel, key: Key, claim: str, slot: str, until: f
     await change(panel, key, _entry_of(slot), decide, until, settles=True)
 
 
-def _is_of(value: object, claim: str) -> bool:
-    return isinstance(value, bytes) and value.split(b" ", 2)[1:2] == [claim.encode()]
+def _is_held(value: object) -> bool:
+    """Whether it is the value of a lease that somebody holds, or that another client wrote."""
+    closed = (b"incumbent1 closed ", b"incumbent1 reserved ")
+    return isinstance(value, bytes) and not value.startswith(closed)
 
 
 def _is_others(used: _Used | None, claim: str, unix_us: int) -> bool:

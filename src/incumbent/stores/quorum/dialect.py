@@ -214,10 +214,13 @@ class QuorumDialect:
             return SCRIPTS["give"].call(2, keys.main, keys.floor, held, *more)
         return b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % (keys.give, len(held), held, len(ended), ended)
 
-    def revoke(self, key: Key, claim: str, ballot: int) -> bytes:
-        """The request that takes the claim's vote back, if its ballot is at most this one."""
-        at = self.keys(key)
-        return SCRIPTS["revoke"].call(2, at.main, at.floor, _head_of(claim), ballot)
+    def revoke(self, key: Key, claim: str, ballot: int, *, ended: int = 0) -> bytes:
+        """The request that takes the claim's vote back, if its ballot is at most this one.
+
+        `ended`: unix us by the nodes' clocks, if it was perhaps a holding, for the history.
+        """
+        at, more = self.keys(key), (ended,) if ended else ()
+        return SCRIPTS["revoke"].call(2, at.main, at.floor, _head_of(claim), ballot, *more)
 
     def renew(self, batch: Sequence[Renewal]) -> tuple[bytes, bytes]:
         """One request for many leases, and the echo with which its reply begins."""

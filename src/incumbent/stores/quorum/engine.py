@@ -195,6 +195,8 @@ class QuorumStore(BlockingStore[_Blocking]):
         now = _now()
         if (
             panel.whole
+            # A new quorum is founded by the first take: see changes.found.
+            and (self._quorum.dialect.founded or not panel.blank)
             and now - panel.used < TRUSTED
             and panel.oldest + wait <= now < until
             and now - panel.looked < trust

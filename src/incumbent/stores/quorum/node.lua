@@ -298,7 +298,7 @@ return 1
 -- PART revoke
 -- Take back a vote that brought no majority, or that may still be on its way.
 -- KEYS: the lease, its floor
--- ARGV: 1 "incumbent1 <claim> "    2 ballot
+-- ARGV: 1 "incumbent1 <claim> "    2 ballot    3 <ended, unix us> if it was perhaps a holding
 -- A vote of that claim with a larger ballot is left alone: it is of a later try. The ballot becomes
 -- the floor, so that a vote asked for earlier which arrives only now is refused: for ten minutes at
 -- least, after which it is a minute behind the clock, where nothing is voted for without a floor.
@@ -307,7 +307,7 @@ return 1
 -- INCLUDE node:node
 -- INCLUDE node:floor
 local lease, floor_key = unpack(KEYS)
-local head, ballot = unpack(ARGV)
+local head, ballot, ended = unpack(ARGV)
 local KEEP_MS = 600000
 local value, kept = call('GET', lease), call('GET', floor_key)
 local last, freed = last_of(kept), 0
@@ -316,8 +316,11 @@ if value and starts_with(value, head) then
   if stored - ballot <= 0 then
     call('DEL', lease)
     call('PUBLISH', floor_key, '')
-    -- It was no holding.
-    if last_token(last) == stored then last = string.match(last, '^(.*)\n') or '' end
+    if last_token(last) == stored then
+      -- It was no holding, unless the claim was granted the lease and does not know it.
+      local before = string.match(last, '^(.*)\n') or ''
+      last = ended and last .. ' ' .. whole(math.max(stored, ended)) or before
+    end
     freed = 1
   end
 end

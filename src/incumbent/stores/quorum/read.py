@@ -252,6 +252,7 @@ def _merged(key: Key, views: Sequence[_View], need: int, nodes: tuple[str, ...])
     shown = max(agreed, key=lambda view: _left(view.record)).record if agreed else Record(key)
     newest = max(views, key=lambda view: view.state)
     seen = f"fields {newest.state}" if newest.state > NEVER else ""
+    past = _history(views, most)
     # Silent nodes may form a majority with the nodes that agree.
     votes = Counter(view.mark for view in views if view.raw)
     may_be_held = max(votes.values(), default=0) + len(nodes) - len(views) >= need
@@ -259,9 +260,9 @@ def _merged(key: Key, views: Sequence[_View], need: int, nodes: tuple[str, ...])
         key,
         _holdings(agreed, shown, need),
         shown.closed_for,
-        _present(newest.record.fields, shown),
+        _present(newest.record.fields, shown, past),
         newest.record.slots,
-        _history(views, most),
+        past,
         _candidates(views, most),
         f"lease {agreed[0].mark}" if agreed and agreed[0].raw else seen,
         shown.reserved_for,
@@ -292,9 +293,10 @@ def _holdings(agreed: Sequence[_View], shown: Record, need: int) -> tuple[Holdin
     return (ordered[need - 1].record.holdings[0],)
 
 
-def _present(fields: Mapping[str, Field], shown: Record) -> dict[str, Field]:
+def _present(fields: Mapping[str, Field], shown: Record, past: Sequence[Past]) -> dict[str, Field]:
     """The fields, without a request to resign that was meant for an earlier holder."""
-    token = max((holding.token for holding in shown.holdings), default=0)
+    tokens = [it.token for it in shown.holdings] + [it.token for it in past]
+    token = max(tokens, default=0)
     return {
         name: field for name, field in fields.items() if name != RESIGN or field.version > token
     }

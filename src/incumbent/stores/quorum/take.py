@@ -60,6 +60,8 @@ async def take(
     first: tuple[int, list[Reply]] | None = None,
 ) -> TakeOutcome:
     """See Store.take. `first`: the ballot and the replies of a round that is over already."""
+    if (key, claim) in panel.quorum.given_up:
+        raise StoreUnavailable(f"this claim of {key.name} was given up and is not asked again")
     if ask.slot is None:
         return await _Take(panel, key, claim, ask, until).run(first)
     return await _take_with_slot(panel, key, claim, ask, ask.slot, until)
@@ -157,9 +159,6 @@ class _Take:
 
     async def run(self, first: tuple[int, list[Reply]] | None = None) -> TakeOutcome:
         quorum, panel = self.quorum, self.panel
-        if (self.key, self.claim) in quorum.given_up:
-            name = self.key.name
-            raise StoreUnavailable(f"this claim of {name} was given up and is not asked again")
         await found(panel, self.until)
         if first is None and not quorum.clock.knows():
             nothing = await panel.ask([None] * len(quorum.names), self.until)
@@ -388,25 +387,30 @@ async def _give_lease(
     **parting: Unpack[Parting],
 ) -> GiveOutcome:
     quorum, now = panel.quorum, panel.quorum.clock.unix_us(_now())
-    closed_for = parting.get("closed_for", 0.0)
     ballot = max(quorum.clock.highest, now) if token is None else token
-    if first is None:
-        if token is None and closed_for <= 0:
+    if first is not None:
+        rounds = [first]
+    else:
+        requests = [quorum.dialect.give(key, claim, token, now, **parting)]
+        if token is None:
             # It is unknown whether the claim was granted: its votes may still be on their way.
             quorum.remember(quorum.given_up, key, claim, ballot)
-            request = quorum.dialect.revoke(key, claim, ballot)
-        else:
-            request = quorum.dialect.give(key, claim, token, now, **parting)
-        first = await panel.ask_all(request, until, agreed_by_most)
-    released = missing = 0
-    silent: list[Silent | None] = [None] * len(first)
-    for node, reply in enumerate(first):
-        if not isinstance(reply, Silent) and type(reply[0]) is int:
-            released += reply[0]
-            missing += 1 - reply[0]
-        else:
-            silent[node] = silent_of(reply, quorum.names[node])
-            panel.owe(node, key, claim, ballot)
+            if parting.get("closed_for", 0.0) <= 0:
+                requests.clear()
+            requests.append(quorum.dialect.revoke(key, claim, ballot, ended=now))
+        # One after the other: what is sent together is repeated together.
+        rounds = [await panel.ask_all(request, until, agreed_by_most) for request in requests]
+    silent: list[Silent | None] = [None] * len(quorum.names)
+    for replies in rounds:
+        for node, reply in enumerate(replies):
+            if isinstance(reply, Silent) or type(reply[0]) is not int:
+                silent[node] = silent_of(reply, quorum.names[node])
+                panel.owe(node, key, claim, ballot)
+    answers = [
+        reply[0] for reply in rounds[0] if not isinstance(reply, Silent) and type(reply[0]) is int
+    ]
+    released = sum(answers)
+    missing = len(answers) - released
     # Votes of a minority are no lease: a majority may have voted for another claim.
     any_will_do = token is None and released + missing >= quorum.need
     if released >= (1 if any_will_do else quorum.need):

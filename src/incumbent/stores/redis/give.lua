@@ -35,7 +35,8 @@ if type(quiet_until) == 'string' and quiet_until ~= '0' and value and ARGV[7] an
 end
 
 -- INCLUDE take:line
-local channel, closed_ms, any_token = ARGV[2], ARGV[3] or '0', ARGV[4]
+local channel, closed_ms = ARGV[2], ARGV[3] or '0'
+local any_token = ARGV[4] or string.match(head, '^%S+ %S+ ')
 local successor, is_believed = ARGV[5] ~= '' and ARGV[5], (ARGV[6] or '') == ''
 local sharers = ARGV[7] and KEYS[4]
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -67,6 +68,7 @@ end
 
 local function pass_on(left)
   -- The turn of the first who is there begins in `left` ms: at once, if the lease is free.
+  if turn.due == SILENT then call('ZREM', KEYS[3], turn.first) end
   while true do
     local first, since = unpack(try('ZRANGE', KEYS[3], 0, 0, 'WITHSCORES'))
     if not first then
@@ -98,7 +100,10 @@ local function leave(claim)
       break
     end
   end
-  local left = math.max(0, call('PTTL', KEYS[1]))
+  -- Beside those who share the lease there may be room for the next one at once, and who is first
+  -- while the name is closed asks when that will end.
+  local state = value and string.match(value, '^incumbent1 (%l+) ')
+  local left = state and 0 or math.max(0, call('PTTL', KEYS[1]))
   local watched = string.match(turn.watcher, '/(.*)$') == id_of(claim)
   if watched then turn.watcher, turn.looks = '-', 0 end
   if starts_with(turn.first, claim .. ' ') then
@@ -144,11 +149,14 @@ local function leave_the_others(claim)
   call('ZREM', sharers, claim .. ' ' .. token)
   try('HDEL', KEYS[2], FIELD.sharer .. claim)
   call('ZREMRANGEBYSCORE', sharers, '-inf', now_ms)
-  local last = call('ZRANGE', sharers, -1, -1, 'WITHSCORES')[2]
+  local last, until_ms = unpack(call('ZRANGE', sharers, -1, -1, 'WITHSCORES'))
   if last then
-    -- Another value, for those who wait see by it that something changed.
-    local new = string.gsub(value, '^(%S+ %S+ %S+ %S+) %d+', '%1 ' .. now)
-    call('SET', KEYS[1], new, 'PX', string.format('%.0f', last - now_ms))
+    -- Another value, for those who wait see by it that something changed; with the words of one that
+    -- stays.
+    local stays = try('HGET', KEYS[2], FIELD.sharer .. string.sub(last, 1, #claim)) or value
+    local which, who = string.match(stays, '(%d+ %d+) %d+( %d+ %S*)')
+    call('SET', KEYS[1], 'incumbent1 shared ' .. which .. ' ' .. now .. who
+      .. string.match(value, ' %d+$'), 'PX', string.format('%.0f', until_ms - now_ms))
   else
     call('DEL', KEYS[1])
   end
@@ -175,7 +183,7 @@ if part then
 end
 if not value or not starts_with(value, head) then
   if is_freed then call('PUBLISH', channel, '') end
-  if turn and any_token then leave(string.sub(any_token, 12, -2)) end
+  if turn then leave(string.sub(any_token, 12, -2)) end
   return 0
 end
 

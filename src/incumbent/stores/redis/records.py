@@ -35,7 +35,8 @@ FIELDS: Final = {
     "version": b"v",
     "field_count": b"k",
     # While there are waiters: "<end of the first waiter's turn, unix ms> <how often it was
-    # overtaken> <watcher> <when the watcher looks, unix ms> <first waiter>". The watcher
+    # overtaken> <watcher> <when the watcher looks, unix ms> <first waiter>". An end of 0: it was
+    # silent in its turn, and somebody who does not wait was granted the lease since. The watcher
     # ("<inbox>/<id>" of a waiter, or "-") was told to look, in case the first stays silent.
     "turn": b"q",
     # "<end, unix us> <a take's argument about the record>": until that end there is no waiter, no
@@ -134,7 +135,7 @@ def refused(kind: bytes, raw: bytes, left_ms: int, now_us: bytes, slot: str) -> 
     reason: _Reason = _REASONS.get(kind, "closed")
     looked_at = f"slot:{slot}" if kind == b"slot" else "lease"
     seen = f"{looked_at} {mark_of(raw)}"
-    permits = holding.permits or UNLIMITED
+    permits = (holding.permits or UNLIMITED) if reason == "permits" else UNLIMITED
     return Refused(reason, (holding,), holding.remaining, seen, permits=permits)
 
 

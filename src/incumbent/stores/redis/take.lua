@@ -138,8 +138,11 @@ if turn or waits then
     -- stays a candidate.
     for _, waiter in ipairs(waiters(1, 64)) do
       if tell(waiter, 'held', left) and candidacy then
-        local until_ms = string.format('%.0f', now_ms + candidacy)
-        try('ZADD', candidates, 'XX', until_ms, string.match(waiter, ' (%S*)$'))
+        local standing, longer = string.match(waiter, ' (%S*)$'), now_ms + candidacy
+        local ends = try('ZSCORE', candidates, standing)
+        if type(ends) == 'string' and tonumber(ends) < longer then
+          try('ZADD', candidates, string.format('%.0f', longer), standing)
+        end
       end
     end
   end
@@ -151,7 +154,7 @@ if turn or waits then
     unwatch()
     if me and (was_first or turn.due <= now_ms) then
       if not was_first then drop_silent() end
-      begin_turn(now_ms + looks_in)
+      begin_turn(looks_in == 0 and now_ms or now_ms + ttl)
       -- One that watches looks before the lease can end, and sees to it that the first does.
       if turn.first and looks_in == 0 then
         tell(turn.first, 'turn', 0)
@@ -160,6 +163,8 @@ if turn or waits then
       end
     else
       turn.overtaken = turn.overtaken + 1
+      -- One that does not wait has no key of the line: whoever has it next drops the silent first.
+      if turn.due <= now_ms then turn.due = SILENT end
       write_turn(turn)
     end
   end
@@ -168,7 +173,7 @@ if turn or waits then
     -- Returns the place, or nothing if it cannot be had.
     turn = turn or { watcher = '-', looks = 0 }
     unwatch()
-    if turn.first and turn.first ~= me and turn.due <= now_ms then
+    if turn.first and turn.due <= now_ms and (turn.first ~= me or turn.due == SILENT) then
       drop_silent()
       turn.first = nil
     end
@@ -289,7 +294,7 @@ local function share_again(mine)
   return { head .. own, left }
 end
 
-local value, full, is_first = false, false, true
+local value, full, others, is_first = false, false, false, true
 if permits then
   value = call('GET', KEYS[1])
   if value and string.sub(value, 1, 18) == 'incumbent1 shared ' then
@@ -297,12 +302,10 @@ if permits then
     local mine = call('HGET', KEYS[2], FIELD.sharer .. claim)
     local again = mine and share_again(mine)
     if again then return again end
-    if string.match(value, '%d+$') ~= permits then
-      return { 'permits', value, call('PTTL', KEYS[1]), now }
-    end
     is_first = false
-    full = permits ~= '0' and call('ZCARD', sharers) >= tonumber(permits)
-    if not full then value = false end
+    others = string.match(value, '%d+$') ~= permits
+    full = not others and permits ~= '0' and call('ZCARD', sharers) >= tonumber(permits)
+    if not others and not full then value = false end
   end
 end
 if not paused and not used and not ahead and not value then
@@ -341,8 +344,8 @@ if candidacy then
   end
 end
 local is_closed = state == 'closed' or state == 'reserved'
-local reason, left = is_closed and state or 'held', -1
-if full then
+local reason, left = others and 'permits' or is_closed and state or 'held', -1
+if full or others then
   left = call('ZRANGE', sharers, 0, 0, 'WITHSCORES')[2] - now_ms
 elseif value and not (is_closed and (used or paused)) then
   left = call('PTTL', KEYS[1])
@@ -353,8 +356,10 @@ elseif paused then
 else
   reason, value, left = 'line', turn.first, turn.due - now_ms
 end
--- Without a token the record expired during a long holding: the next renewal brings it back.
-local in_line = waits and last_token and stand_in_line(reason, value, left) or nil
+-- Waiting does not help against another number of permits. Without a token and a field the record
+-- expired during a long holding: the next renewal brings it back.
+local stands = waits and not others and (last_token or has_fields)
+local in_line = stands and stand_in_line(reason, value, left) or nil
 return { reason, value, left, now, in_line }
 
 -- PART looking
@@ -371,6 +376,9 @@ return {outcome, try('GET', marker), try('INFO', 'replication'), try('TIME'), tr
 -- PART line
 -- Those who wait for the lease: KEYS[3] is a sorted set of waiters by their time of arrival, each
 -- "<claim> <inbox> <f: fair, b: not> <heartbeat, ms> <holder>". Names a waiter: "<inbox>/<id>".
+-- SILENT: the end of the turn of a first waiter that did not use it, when another was granted the
+-- lease since.
+local SILENT = 0
 local function id_of(waiter) return string.sub(waiter, 1, 16) end
 local function inbox_of(waiter) return string.match(waiter, '^%S+ (%S+)') end
 local function heartbeat_of(waiter) return tonumber(string.match(waiter, '^%S+ %S+ %S+ (%d+)')) end

@@ -191,6 +191,13 @@ class LateCases:
         bench.outlive(bench.ttl)
         _arrives_in_vain(bench, claim)
 
+    def test_a_take_that_arrives_after_a_closing_in_doubt_brings_nothing(
+        self, bench: Bench
+    ) -> None:
+        claim = bench.draw()
+        assert bench.give_up(claim, closed_for=bench.long) == Gone()
+        _arrives_in_vain(bench, claim)
+
     def test_a_second_take_of_a_claim_that_was_granted_and_given_up_brings_nothing(
         self, bench: Bench
     ) -> None:

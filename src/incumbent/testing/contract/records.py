@@ -82,6 +82,11 @@ class RecordCases:
         bench.refused()
         assert [one.holder for one in bench.read().history] == ["alice"]
 
+    def test_a_claim_that_is_given_up_ends_in_the_history(self, bench: Bench) -> None:
+        bench.give_up(bench.granted(holder="alice").claim)
+        (past,) = bench.read().history
+        assert (past.holder, past.ended is not None) == ("alice", True)
+
     def test_the_history_is_bounded(self, bench: Bench) -> None:
         for index in range(HISTORY_KEPT + 5):
             bench.give(bench.granted(holder=f"h{index}"))
@@ -336,6 +341,13 @@ class NoticeCases:
         bench.give(first)
         assert bench.renew(bench.granted()) == Renewed()
 
+    def test_a_resign_notice_is_shown_no_more_once_the_next_holder_came(self, bench: Bench) -> None:
+        first = bench.granted()
+        bench.put(RESIGN, encode_notice(token=first.token))
+        bench.give(first)
+        bench.give(bench.granted())
+        assert bench.read().fields == {}
+
     def test_a_resign_notice_that_comes_too_late_hits_nobody(self, bench: Bench) -> None:
         first = bench.granted()
         bench.give(first)
@@ -382,6 +394,21 @@ class SlotCases:
         bench.granted(slot=_TODAY, holder="alice")
         refusal = bench.refused(slot=_TODAY)
         assert (refusal.reason, refusal.holders[0].holder) == ("held", "alice")
+
+    def test_a_name_that_is_held_is_refused_for_that_whatever_slot_is_used(
+        self, bench: Bench
+    ) -> None:
+        bench.give(bench.granted(slot=_TODAY, holder="alice"))
+        bench.granted(slot=Slot("2030-01-02", LONG), holder="bob")
+        refusal = bench.refused(slot=_TODAY)
+        assert (refusal.reason, refusal.holders[0].holder) == ("held", "bob")
+
+    def test_a_repeated_take_uses_its_slot_no_longer(self, bench: Bench) -> None:
+        slot = Slot("short", bench.ttl)
+        grant = bench.granted(slot=slot)
+        bench.outlive(bench.ttl)
+        assert bench.granted(claim=grant.claim, slot=slot).token == grant.token
+        assert bench.read().slots == {}
 
     def test_a_slot_outlives_a_holder_that_died(self, bench: Bench) -> None:
         bench.expired(slot=_TODAY, keep_record=bench.ttl)

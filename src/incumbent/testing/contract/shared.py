@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 
 from incumbent.errors import StoreError
@@ -17,6 +19,7 @@ from incumbent.testing.contract.waits import (
     line_of,
     queued,
     served,
+    wait_in_line,
 )
 
 _PERMITS = 3
@@ -180,6 +183,17 @@ class SharedCases:
         assert past[one.token] is not None
         assert past[other.token] is None
 
+    def test_a_refusal_names_nobody_who_has_left(self, bench: Bench) -> None:
+        bench.granted(permits=2, holder="alice")
+        bench.give(bench.granted(permits=2, holder="bob"))
+        assert [one.holder for one in bench.refused().holders] == ["alice"]
+
+    @needs("candidates")
+    def test_a_candidate_with_another_number_of_permits_is_listed(self, bench: Bench) -> None:
+        bench.granted(permits=2)
+        bench.refused(permits=3, holder="bob", candidacy=bench.long)
+        assert [one.holder for one in bench.read().candidates] == ["bob"]
+
     def test_an_exclusive_lease_is_no_shared_one(self, bench: Bench) -> None:
         grant = bench.granted()
         assert bench.refused(permits=1).reason == "held"
@@ -273,9 +287,12 @@ class SharedLineCases:
 
     def test_a_writer_who_leaves_the_line_lets_readers_in(self, bench: Bench) -> None:
         bench.granted(permits=UNLIMITED)
-        (writer,), (later,) = line_of(bench, 1), line_of(bench, 1, permits=UNLIMITED)
-        bench.give_up(writer)
-        served(bench, later, permits=UNLIMITED)
+        (writer,) = line_of(bench, 1)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(wait_in_line, bench, permits=UNLIMITED)
+            time.sleep(0.1)
+            bench.give_up(writer)
+            assert waiting.result() < HINTED_WITHIN
 
     def test_a_waiter_with_another_number_of_permits_keeps_its_place_until_it_leaves(
         self, bench: Bench

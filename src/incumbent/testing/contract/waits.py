@@ -220,6 +220,13 @@ class LineCases:
         bench.outlive(bench.ttl)
         served(bench, second)
 
+    def test_a_first_that_was_silent_in_its_turn_has_no_second_one(self, bench: Bench) -> None:
+        grant, _ = bench.granted(), line_of(bench, 1, heartbeat=bench.ttl)
+        bench.give(grant)
+        bench.outlive(bench.ttl)
+        for _ in range(2):
+            bench.give(bench.granted())
+
     def test_the_turn_passes_when_the_holder_died_and_the_first_is_silent(
         self, bench: Bench
     ) -> None:
@@ -319,24 +326,15 @@ class LineCases:
         queued(bench, second)
         served(bench, first)
 
+    @needs("notices")
+    def test_a_name_that_was_paused_before_anybody_held_it_has_a_line(self, bench: Bench) -> None:
+        bench.pause()
+        assert [queued(bench, bench.draw()).place for _ in range(2)] == [0, 1]
+
     def test_who_is_next_is_told_of_a_release(self, bench: Bench) -> None:
         grant = bench.granted()
-
-        def wait(_: int) -> float:
-            # The loop in which a claim waits in line is the loop that gets its hint.
-            with bench.another() as mine:
-                started, claim = clock.now(), mine.draw()
-                # A wait may end early, so try again, as real waiters do.
-                while isinstance(outcome := ask_in_line(mine, claim), Refused):
-                    mine.waited(outcome.seen, PATIENCE)
-                    if clock.now() - started > PATIENCE:
-                        break
-                else:
-                    mine.give(outcome)
-                return clock.now() - started
-
         with ThreadPoolExecutor(2) as pool:
-            waiting = [pool.submit(wait, number) for number in range(2)]
+            waiting = [pool.submit(wait_in_line, bench) for _ in range(2)]
             time.sleep(0.1)
             bench.give(grant)
             assert max(one.result() for one in waiting) < HINTED_WITHIN
@@ -347,6 +345,21 @@ class LineCases:
         claim = bench.draw()
         queued(bench, claim, candidacy=bench.long)
         assert [one.holder for one in bench.read().candidates] == [claim[:8]]
+
+
+def wait_in_line(bench: Bench, **ask: Any) -> float:
+    """Wait in line until the name is granted, give it back, and return how long that took."""
+    # The loop in which a claim waits in line is the loop that gets its hint.
+    with bench.another() as mine:
+        started, claim = clock.now(), mine.draw()
+        # A wait may end early, so try again, as real waiters do.
+        while isinstance(outcome := ask_in_line(mine, claim, **ask), Refused):
+            mine.waited(outcome.seen, PATIENCE)
+            if clock.now() - started > PATIENCE:
+                break
+        else:
+            mine.give(outcome)
+        return clock.now() - started
 
 
 def ask_in_line(
