@@ -409,8 +409,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _lua(
         "redis: a renewal brings no notice to one that shares it",
         "stores/redis/renew.lua",
-        "  if try('HGET', record, FIELD.field_count) then",
-        "  if false then",
+        "return try('HGET', record, FIELD.field_count) and notices_or_one(record) or 1",
+        "return 1",
         _AS_MODEL,
     ),
     _lua(

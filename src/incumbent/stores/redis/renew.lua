@@ -4,6 +4,7 @@
 --       then of those that want more: their place (from 1), their ttl, "-" or "=" and the new meta
 -- Returns the echo, then of each lease: 0 gone, 1 renewed, or {pause, resign} for the notices.
 local call, try, count = redis.call, redis.pcall, #KEYS / 2
+-- INCLUDE renew:notices
 
 local function change_meta(key, record, value, meta)
   local new = string.match(value, '^%S+ %S+ %S+ %S+ %S+ %S+ %S* ') .. meta
@@ -21,39 +22,27 @@ local function restore(record, value)
   end
 end
 
-local function renew(key, record, head, ttl, meta)
+local function renew(place, head, ttl, meta)
+  local key, record = KEYS[2 * place - 1], KEYS[2 * place]
   local value = try('GET', key)
   -- A key that somebody made a list or a hash is gone for its holder; the rest must not fail.
   if type(value) ~= 'string' or string.sub(value, 1, #head) ~= head then return 0 end
   if meta ~= '-' then change_meta(key, record, value, string.sub(meta, 2)) end
   if call('PTTL', key) < ttl then call('PEXPIRE', key, ttl) end
   local beside = try('HMGET', record, FIELD.token, FIELD.field_count)
-  if beside[2] then
-    local notices = call('HMGET', record, FIELD.put .. 'pause', FIELD.put .. 'resign')
-    if notices[1] or notices[2] then return notices end
-  elseif not beside[1] and not beside.err then
-    restore(record, value)
-  end
+  if beside[2] then return notices_or_one(record) end
+  if not beside[1] and not beside.err then restore(record, value) end
   return 1
 end
 
-local special, answers = {}, { ARGV[1] }
-for at = 3 + count, #ARGV, 3 do
-  special[tonumber(ARGV[at])] = { ttl = tonumber(ARGV[at + 1]), meta = ARGV[at + 2] }
-end
-local usual = { ttl = tonumber(ARGV[2]), meta = '-' }
-for place = 1, count do
-  local wants = special[place] or usual
-  answers[place + 1] =
-    renew(KEYS[2 * place - 1], KEYS[2 * place], ARGV[2 + place], wants.ttl, wants.meta)
-end
-return answers
+-- INCLUDE renew:each
 
 -- PART shared
 -- Renew, for many who share a lease, in one call.
 -- KEYS: of each, the lease, its record, and those who share it
 -- ARGV and what it returns: as renew's, but "<claim> <token>" of each
 local call, try, count = redis.call, redis.pcall, #KEYS / 3
+-- INCLUDE renew:notices
 local time = call('TIME')
 local now = time[1] .. string.sub('00000' .. time[2], -6)
 local now_ms = tonumber(string.sub(now, 1, -4))
@@ -71,7 +60,8 @@ local function change_meta(key, record, claim, meta)
   end
 end
 
-local function renew(key, record, sharers, member, ttl, meta)
+local function renew(place, member, ttl, meta)
+  local key, record, sharers = unpack(KEYS, 3 * place - 2, 3 * place)
   local value, ends = try('GET', key), try('ZSCORE', sharers, member)
   if type(value) ~= 'string' or string.sub(value, 1, 18) ~= 'incumbent1 shared '
       or type(ends) ~= 'string' or tonumber(ends) <= now_ms then
@@ -87,21 +77,26 @@ local function renew(key, record, sharers, member, ttl, meta)
   -- The record says who they are, for as long as they last.
   local left = call('PTTL', record)
   if left >= 0 and left < 43200000 then call('PEXPIRE', record, 86400000) end
-  if try('HGET', record, FIELD.field_count) then
-    local notices = call('HMGET', record, FIELD.put .. 'pause', FIELD.put .. 'resign')
-    if notices[1] or notices[2] then return notices end
-  end
-  return 1
+  return try('HGET', record, FIELD.field_count) and notices_or_one(record) or 1
 end
 
+-- INCLUDE renew:each
+
+-- PART notices
+local function notices_or_one(record)
+  local notices = call('HMGET', record, FIELD.put .. 'pause', FIELD.put .. 'resign')
+  return (notices[1] or notices[2]) and notices or 1
+end
+
+-- PART each
+-- Renew all: renew(place, who, ttl, meta) does one, and returns its answer.
 local special, answers = {}, { ARGV[1] }
 for at = 3 + count, #ARGV, 3 do
   special[tonumber(ARGV[at])] = { ttl = tonumber(ARGV[at + 1]), meta = ARGV[at + 2] }
 end
 local usual = { ttl = tonumber(ARGV[2]), meta = '-' }
 for place = 1, count do
-  local wants, at = special[place] or usual, 3 * place
-  answers[place + 1] =
-    renew(KEYS[at - 2], KEYS[at - 1], KEYS[at], ARGV[2 + place], wants.ttl, wants.meta)
+  local wants = special[place] or usual
+  answers[place + 1] = renew(place, ARGV[2 + place], wants.ttl, wants.meta)
 end
 return answers
