@@ -411,7 +411,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "stores/redis/renew.lua",
         "return try('HGET', record, FIELD.field_count) and notices_or_one(record) or 1",
         "return 1",
-        _AS_MODEL,
+        *_redis("test_a_pause_lets_nobody_in_and_tells_all_of_them"),
     ),
     _lua(
         "redis: a claim that was given up is granted later",
