@@ -351,7 +351,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         STORES,
         {
             "test_who_is_killed_at_work_leaves_room_and_nobody_is_beside_too_many": (
-                "redis-semaphore",
+                *("redis-semaphore", "etcd-semaphore"),
             ),
         },
     ),

@@ -235,8 +235,8 @@ def _check_permits(permits: int, settings: LockSettings, can: Capabilities) -> N
     if not can.shared:
         raise ConfigError(
             "permits, seats: this store has leases of one holder only; use redis:, postgresql:,"
-            " mysql:, sqlite: or memory: for a semaphore, a read-write lock or an election with"
-            " seats",
+            " mysql:, etcd:, sqlite: or memory: for a semaphore, a read-write lock or an election"
+            " with seats",
             name="permits",
         )
     if permits == UNLIMITED and not can.queue:

@@ -17,6 +17,7 @@ from tests.cli.tool import environment
 from tests.e2e.fleet import WORKER
 from tests.stores.mysql import world as mysql
 from tests.stores.postgresql.world import new_database
+from tests.support.etcd import EtcdServer
 from tests.support.mariadb import MariaServer
 from tests.support.postgresql import PostgresServer
 from tests.support.proxy import FaultProxy
@@ -246,10 +247,12 @@ class Server:
     def __init__(self, schedule: Schedule, instances: int) -> None:
         # All have the same ttl: without a name it would be that of leases with the default.
         self._wait = f"?restart_wait={TTL if schedule.restart_wait else 0}"
-        self._server: RedisServer | PostgresServer | MariaServer
+        self._server: RedisServer | PostgresServer | MariaServer | EtcdServer
+        self._database = ""
         if schedule.store == "redis":
             self._server = RedisServer(["--appendonly", "yes", "--appendfsync", "always"])
-            self._database = ""
+        elif schedule.store == "etcd":
+            self._server = EtcdServer()
         elif schedule.store == "mysql":
             self._server = MariaServer()
             self._database = mysql.new_database(self._server)
@@ -263,6 +266,8 @@ class Server:
         proxy, server = self._proxies[number], self._server
         if isinstance(server, PostgresServer | MariaServer):
             return server.url_of(self._database, port=proxy.port) + self._wait
+        if isinstance(server, EtcdServer):
+            return f"etcd://127.0.0.1:{proxy.port}{self._wait}"
         return proxy.url + self._wait
 
     def begin(self, kind: str, numbers: list[int]) -> None:

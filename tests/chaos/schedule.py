@@ -19,7 +19,7 @@ LENGTH = 3.2
 
 STORES = ("sqlite", "redis")
 SHARES = {
-    "permits": ("sqlite", "redis", "postgresql"),
+    "permits": ("sqlite", "redis", "postgresql", "etcd"),
     "readers": ("sqlite", "redis"),
 }
 """What several may hold at once, and on which stores: two permits, or two readers and a writer."""

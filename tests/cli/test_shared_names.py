@@ -89,7 +89,8 @@ def test_another_number_of_permits_is_refused_with_both(store: str) -> None:
 
 
 def test_a_store_without_shared_leases_refuses_permits() -> None:
-    done = incumbent("-s", "etcd://127.0.0.1:1", "run", "job", "--permits=2", "--", "echo", "ran")
+    quorum = "redis+quorum://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"
+    done = incumbent("-s", quorum, "run", "job", "--permits=2", "--", "echo", "ran")
     assert (done.returncode, done.stdout) == (USAGE, "")
     assert "leases of one holder only" in done.stderr
 

@@ -16,6 +16,7 @@ from tests.e2e.sharer import TTL
 from tests.history.checker import check
 from tests.history.events import History, Witness
 from tests.stores.postgresql.world import new_database
+from tests.support.etcd import EtcdServer
 from tests.support.servers import ROOT, RedisServer
 from tests.support.waiting import eventually
 
@@ -29,6 +30,9 @@ def url_of(store: str, request: pytest.FixtureRequest, folder: Path) -> str:
     if store == "redis":
         server: RedisServer = request.getfixturevalue("redis_server")
         return f"redis://127.0.0.1:{server.port}?restart_wait=0"
+    if store == "etcd":
+        etcd: EtcdServer = request.getfixturevalue("etcd_server")
+        return etcd.store_url(f"/{folder.name}")
     postgres = request.getfixturevalue("postgres_server")
     return str(postgres.url_of(new_database(postgres)))
 
@@ -73,7 +77,7 @@ class Sharer:
 
 @pytest.mark.parametrize(
     ("store", "kind"),
-    [*product(("sqlite", "redis"), KINDS), ("postgresql", "semaphore")],
+    [*product(("sqlite", "redis"), KINDS), ("postgresql", "semaphore"), ("etcd", "semaphore")],
 )
 def test_who_is_killed_at_work_leaves_room_and_nobody_is_beside_too_many(
     store: str, kind: str, request: pytest.FixtureRequest, tmp_path: Path

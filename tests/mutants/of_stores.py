@@ -29,6 +29,7 @@ _BALLOTS = ("tests/stores/quorum/test_ballots.py",)
 _PROMISES = ("tests/stores/quorum/test_promises.py",)
 _NODE = ("tests/quorum/test_node.py",)
 _FOREIGN = "tests/stores/etcd/test_foreign.py::"
+_SHARERS = "tests/stores/etcd/test_sharers.py::"
 _UNFIT = (
     "tests/stores/test_unfit.py::test_clients_that_are_connected_notice_that_a_store_became_unfit"
 )
@@ -316,15 +317,15 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "etcd: a ticket is believed, whatever became of it",
         "stores/etcd/foreign.py",
-        "    return [kv.absent(names.lease), same, kv.none_before(names.leases, ticket)]",
-        "    return [kv.absent(names.lease), kv.none_before(names.leases, ticket)]",
+        "    return [nobody, same, kv.none_before(names.leases, ticket)]",
+        "    return [nobody, kv.none_before(names.leases, ticket)]",
         f"{_FOREIGN}test_a_take_whose_ticket_went_meanwhile_is_refused",
     ),
     _d(
         "etcd: with a ticket older foreign keys are passed over",
         "stores/etcd/foreign.py",
-        "    return [kv.absent(names.lease), same, kv.none_before(names.leases, ticket)]",
-        "    return [kv.absent(names.lease), same]",
+        "    return [nobody, same, kv.none_before(names.leases, ticket)]",
+        "    return [nobody, same]",
         f"{_FOREIGN}test_a_take_whose_ticket_was_older_is_refused_while_an_older_foreign_key_is_there",
     ),
     _d(
@@ -375,6 +376,48 @@ MUTATIONS: tuple[Mutation, ...] = (
         '"with_ticket" if state.ticket else "claim"',
         '"claim"',
         f"{_FOREIGN}test_an_earlier_release_does_not_know_a_claim_with_a_ticket",
+    ),
+    _d(
+        "etcd: a seat is taken, whoever has it",
+        "stores/etcd/foreign.py",
+        "    return [kv.absent(seat), *others, beyond]",
+        "    return [*others, beyond]",
+        f"{_SHARERS}test_of_those_who_saw_the_same_seat_free_one_gets_it",
+    ),
+    _d(
+        "etcd: some share a name by other permits",
+        "stores/etcd/foreign.py",
+        "    others = [kv.absent(names.leases, area), kv.absent(kv.after(area), names.ticket)]",
+        "    others = [kv.absent(names.leases, names.sharers)]",
+        f"{_SHARERS}test_of_those_who_ask_for_other_permits_at_once_one_gets_it",
+    ),
+    _d(
+        "etcd: a seat is taken beside a foreign client that waits",
+        "stores/etcd/foreign.py",
+        "    others = [kv.absent(names.leases, area), kv.absent(kv.after(area), names.ticket)]",
+        "    others = [kv.absent(names.lease, area), kv.absent(kv.after(area), names.ticket)]",
+        f"{_SHARERS}test_who_would_share_waits_for_a_foreign_client_that_waits",
+    ),
+    _d(
+        "etcd: a seat is taken beside who holds the name alone",
+        "stores/etcd/foreign.py",
+        "    others = [kv.absent(names.leases, area), kv.absent(kv.after(area), names.ticket)]",
+        "    others = [kv.absent(names.leases, names.lease), kv.absent(kv.after(area), names.ticket)]",
+        f"{_SHARERS}test_of_those_who_want_it_alone_and_shared_at_once_one_gets_it",
+    ),
+    _d(
+        "etcd: a ticket lets in beside those who share the name",
+        "stores/etcd/foreign.py",
+        "    nobody = kv.absent(names.lease, kv.after(names.sharers))",
+        "    nobody = kv.absent(names.lease)",
+        f"{_SHARERS}test_a_ticket_lets_nobody_in_beside_those_who_share_it",
+    ),
+    _d(
+        "etcd: a take in doubt asks for another seat",
+        "stores/etcd/taking.py",
+        "        if doubted is not None and doubted.place and not doubted.revision:",
+        "        if False:",
+        f"{_SHARERS}test_a_take_in_doubt_asks_for_the_same_seat_again",
     ),
     _d(
         "etcd: a claim is forgotten before its key is removed",

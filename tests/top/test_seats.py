@@ -31,7 +31,10 @@ SHARING = pytest.mark.parametrize(
     "every_store",
     [
         *("memory", "sqlite"),
-        *(pytest.param(of, marks=pytest.mark.server) for of in ("redis", "postgresql", "mysql")),
+        *(
+            pytest.param(of, marks=pytest.mark.server)
+            for of in ("redis", "postgresql", "mysql", "etcd")
+        ),
     ],
     indirect=True,
 )

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,18 +29,23 @@ from incumbent.model import (
     Renewal,
     Renewed,
 )
-from incumbent.protocol.port import run
 from incumbent.stores.etcd.foreign import contenders
-from incumbent.stores.etcd.kv import Entry, Names, Steps
-from incumbent.stores.etcd.sessions import ClaimState
+from incumbent.stores.etcd.kv import Entry, Names
 from incumbent.stores.etcd.taking import Take
 from tests.stores.etcd.world import (
     ASK,
+    PREFIX,
     Party,
     acquired_by,
+    created_of,
     etcdctl_lock,
+    lease_of,
     new_claim,
+    operations,
     party,
+    place,
+    put_foreign,
+    sent,
     soon,
 )
 from tests.support.etcd import ETCDCTL, EtcdServer
@@ -49,7 +53,6 @@ from tests.support.waiting import eventually
 
 server = pytest.mark.server
 
-PREFIX = "/locks"
 WAITS = replace(ASK, queue=Queue(5.0))
 NAMES = Names("/p", Key("n", "job"))
 
@@ -62,24 +65,25 @@ def key(name: str, created: int) -> Entry:
 
 
 @pytest.mark.parametrize(
-    ("keys", "owner", "turn"),
+    ("keys", "holders", "turn"),
     [
-        ({}, None, 0),
-        ({"ticket": 3}, None, 0),
-        ({"held": 5}, "held", 0),
-        ({"held": 5, "ticket": 3, "7f": 4}, "held", 0),
-        ({"7f": 4}, "7f", 0),
-        ({"7f": 4, "6e": 2}, "6e", 0),
-        ({"7f": 4, "ticket": 5}, "7f", 0),
-        ({"7f": 4, "ticket": 3}, None, 3),
-        ({"7f": 4, "6e": 2, "ticket": 3}, "6e", 0),
+        ({}, (), 0),
+        ({"ticket": 3}, (), 0),
+        ({"held": 5}, ("held",), 0),
+        ({"held": 5, "ticket": 3, "7f": 4}, ("held",), 0),
+        ({"shared/2/0": 5, "shared/2/1": 7, "7f": 6}, ("shared/2/0", "shared/2/1"), 0),
+        ({"7f": 4}, ("7f",), 0),
+        ({"7f": 4, "6e": 2}, ("6e",), 0),
+        ({"7f": 4, "ticket": 5}, ("7f",), 0),
+        ({"7f": 4, "ticket": 3}, (), 3),
+        ({"7f": 4, "6e": 2, "ticket": 3}, ("6e",), 0),
     ],
 )
 def test_the_oldest_key_has_the_name_and_a_ticket_is_the_turn_of_ours(
-    keys: dict[str, int], owner: str | None, turn: int
+    keys: dict[str, int], holders: tuple[str, ...], turn: int
 ) -> None:
     found = contenders(NAMES, [key(*each) for each in keys.items()])
-    assert (found.holder and found.holder.key) == (owner and NAMES.leases + owner)
+    assert [entry.key for entry in found.holders] == [NAMES.leases + key for key in holders]
     assert found.turn == turn
     assert NAMES.ticket not in [entry.key for entry in found.keys]
 
@@ -99,19 +103,6 @@ def other(own_etcd: EtcdServer, here: Party) -> Iterator[Party]:
     with party(own_etcd.store_url(PREFIX)) as one:
         one.key = here.key
         yield one
-
-
-def place(one: Party, key: str = "") -> str:
-    return f"{PREFIX}/{one.key}/{key}"
-
-
-def put_foreign(server: EtcdServer, one: Party, key: str = "7f") -> None:
-    server.etcdctl("put", place(one, key), "")
-
-
-def lease_of(server: EtcdServer, key: str) -> int:
-    (found,) = json.loads(server.etcdctl("get", key, "-w", "json"))["kvs"]
-    return int(found.get("lease", 0))
 
 
 def wait_behind_a_holder(server: EtcdServer, here: Party, other: Party) -> None:
@@ -285,27 +276,8 @@ def by_ticket(one: Party, server: EtcdServer) -> Take:
     cluster = operations(one).cluster
     take = Take(cluster, one.key, new_claim(), ASK)
     take.incarnation = cluster.incarnation
-    (found,) = json.loads(server.etcdctl("get", place(one, "ticket"), "-w", "json"))["kvs"]
-    take.ticket = found["create_revision"]
+    take.ticket = created_of(server, place(one, "ticket"))
     return take
-
-
-def sent(one: Party, take: Take) -> bool:
-    """Whether its request was granted."""
-
-    def program() -> Steps[bool]:
-        session = yield from take.sessions.session(ASK.ttl)
-        state = ClaimState(one.key, take.claim, session, soon(), "h", 0.0, ASK.ttl)
-        state.history_key, state.ticket = take.sessions.history_key(one.key), take.ticket
-        reply = yield take.request(state, "")
-        return bool(reply.get("succeeded"))
-
-    return bool(run(operations(one).carry_out(program(), soon())))
-
-
-def operations(one: Party) -> Any:
-    store: Any = one.store
-    return store.operations
 
 
 @server

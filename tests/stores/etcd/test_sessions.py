@@ -240,7 +240,8 @@ def test_of_a_batch_nothing_is_proved_of_which_a_part_is_not(
     """After an election between two keep-alives only the session of the later one is confirmed."""
     work = renewing._Renewing(open_etcd("etcd://e1").store().operations.cluster, BORN, [])
     quiet = SimpleNamespace(at=0, alone=False)
-    written = SimpleNamespace(at=1, alone=True, renewal=SimpleNamespace(key=KEY))
+    one = {"renewal": SimpleNamespace(key=KEY), "state": SimpleNamespace(place="")}
+    written = SimpleNamespace(at=1, alone=True, **one)
     work.outcomes = [Renewed(), Renewed()]
     monkeypatch.setattr(work, "_verify_together", lambda _: told(loud))
     monkeypatch.setattr(work, "_verify_each", lambda _: told(each))

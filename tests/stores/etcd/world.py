@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+from incumbent.protocol.port import run
+from incumbent.stores.etcd.kv import Steps
+from incumbent.stores.etcd.sessions import ClaimState
+from incumbent.stores.etcd.taking import Take
 from incumbent.stores.url import open_engine
 from tests.stores.party import ASK, Party, new_claim, soon
 from tests.support.etcd import ETCDCTL, EtcdServer
 
 __all__ = [
     "ASK",
+    "PREFIX",
     "Party",
     "acquired_by",
+    "created_of",
     "etcdctl_lock",
+    "lease_of",
     "new_claim",
+    "operations",
     "party",
+    "place",
+    "put_foreign",
+    "sent",
     "soon",
     "watchers",
 ]
+
+PREFIX = "/locks"
 
 
 @contextmanager
@@ -62,3 +77,43 @@ def watchers(server: EtcdServer) -> int:
         if line.startswith("etcd_debugging_mvcc_watcher_total "):
             return int(float(line.split()[1]))
     return 0
+
+
+# -- keys
+
+
+def place(one: Party, key: str = "") -> str:
+    return f"{PREFIX}/{one.key}/{key}"
+
+
+def put_foreign(server: EtcdServer, one: Party, key: str = "7f") -> None:
+    server.etcdctl("put", place(one, key), "")
+
+
+def lease_of(server: EtcdServer, key: str) -> int:
+    (found,) = json.loads(server.etcdctl("get", key, "-w", "json"))["kvs"]
+    return int(found.get("lease", 0))
+
+
+def created_of(server: EtcdServer, key: str) -> int:
+    (found,) = json.loads(server.etcdctl("get", key, "-w", "json"))["kvs"]
+    return int(found["create_revision"])
+
+
+def sent(one: Party, take: Take) -> bool:
+    """Whether its request was granted."""
+
+    def program() -> Steps[bool]:
+        session = yield from take.sessions.session(ASK.ttl)
+        state = ClaimState(one.key, take.claim, session, soon(), "h", 0.0, ASK.ttl)
+        state.history_key, state.ticket = take.sessions.history_key(one.key), take.ticket
+        state.place, state.permits = take._seat(), take.ask.permits
+        reply = yield take.request(state, "")
+        return bool(reply.get("succeeded"))
+
+    return bool(run(operations(one).carry_out(program(), soon())))
+
+
+def operations(one: Party) -> Any:
+    store: Any = one.store
+    return store.operations

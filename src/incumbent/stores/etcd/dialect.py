@@ -97,7 +97,8 @@ class Dialect:
                 where = [kv.modified(place, version if version > 0 else -1)]
             case ByClaim(claim, token):
                 base = yield from self.cluster.base()
-                if (yield from self._sessions.find(key, claim, token, base)) is None:
+                state = yield from self._sessions.find(key, claim, token, base)
+                if state is None or state.permits is not None:
                     return Stale()
                 where = [kv.created(names.lease, token - base)]
         write = kv.delete(place) if value is None else kv.put(place, b64encode(value).decode())
@@ -167,7 +168,8 @@ class Dialect:
         held, found = (
             [entry for area in areas for entry in kv.entries_in(area)] for areas in (leases, others)
         )
-        now = kv.seen_in(held, found, sum(map(kv.count_of, others)))
+        count = sum(map(kv.count_of, leases if held else others))
+        now = kv.seen_in(held, found, count)
         return kv.revision_of(reply) + 1 if now == seen else 0
 
     def watch(self, key: Key, revision: int) -> Request:
@@ -239,7 +241,7 @@ class _Give:
         known = self.sessions.claims.get(self.id)
         history = yield from self.sessions.history_lease(_KEEP_HISTORY)
         mark = kv.packed(given_up=clock.wall())
-        done = [kv.put(self.names.given_up(self.claim), mark, history), kv.read(self.names.lease)]
+        done = [kv.put(self.names.given_up(self.claim), mark, history), kv.read_ours(self.names)]
         reply = yield kv.transaction([*done, *self.undo_slot])
         entry = kv.entry_of(self.claim, reply["responses"][1])
         if entry is None:

@@ -1,11 +1,11 @@
 """The line of foreign clients, such as `etcdctl lock` and Go's `concurrency.Mutex`, and our place.
 
 A foreign client puts a key of its own under the name, and has the name once no older key is left
-there (github.com/etcd-io/etcd, client/v3/concurrency/mutex.go). Of ours, only one key counts:
-`held`, which at most one client can create. Two keys under a name that one of ours may have:
+there (github.com/etcd-io/etcd, client/v3/concurrency/mutex.go). The keys of ours under a name:
 
-    held    the lease itself
-    ticket  the place in the foreign line for whichever of our clients is the next
+    held      the lease, which at most one client can create
+    shared/.  in its place, the leases of those who share the name: none beside a foreign key
+    ticket    the place in the foreign line for whichever of our clients is the next
 
     revision   7 ticket       9 foreign      12 held          15 foreign
                our waiter     waits for 7    granted by       waits for 7, 9 and 12
@@ -40,18 +40,19 @@ WAITS: Final = kv.b64("a waiter of incumbent")
 class Contenders(NamedTuple):
     """The keys under a name, from the oldest on.
 
-    `keys`: the lease and the foreign keys; `holder`: the one that has the name, if any; `ticket`:
-    the revision at which the ticket was created (0: there is none).
+    `keys`: all but the ticket; `holders`: those that have the name; `foreign`: the foreign ones;
+    `ticket`: the revision at which the ticket was created (0: there is none).
     """
 
     keys: list[Entry]
-    holder: Entry | None
+    holders: tuple[Entry, ...]
+    foreign: list[Entry]
     ticket: int
 
     @property
     def turn(self) -> int:
         """The ticket, if all foreign keys wait for it."""
-        return self.ticket if self.keys and self.holder is None else 0
+        return self.ticket if self.keys and not self.holders else 0
 
 
 def contenders(names: Names, entries: Iterable[Entry]) -> Contenders:
@@ -59,10 +60,15 @@ def contenders(names: Names, entries: Iterable[Entry]) -> Contenders:
     ordered = sorted(entries, key=lambda entry: entry.created)
     keys = [entry for entry in ordered if entry.key != names.ticket]
     ticket = next((entry.created for entry in ordered if entry.key == names.ticket), 0)
-    holder = next((entry for entry in keys if entry.key == names.lease), None)
-    if holder is None and keys and not 0 < ticket < keys[0].created:
-        holder = keys[0]
-    return Contenders(keys, holder, ticket)
+    ours = [entry for entry in keys if is_ours(names, entry.key)]
+    foreign = [entry for entry in keys if entry not in ours]
+    holders = ours or ([] if foreign and 0 < ticket < foreign[0].created else foreign[:1])
+    return Contenders(keys, tuple(holders), foreign, ticket)
+
+
+def is_ours(names: Names, key: str) -> bool:
+    """Whether one of ours holds the name by this key."""
+    return key == names.lease or key.startswith(names.sharers)
 
 
 def is_only_waited_for(kinds: Kinds) -> bool:
@@ -79,5 +85,18 @@ def may_take(names: Names, ticket: int) -> list[str]:
     """The comparisons: the name is free for us, by that ticket, or (0) without foreign keys."""
     if not ticket:
         return [kv.absent(*area) for area in beside_ticket(names)]
+    nobody = kv.absent(names.lease, kv.after(names.sharers))
     same = kv.created(names.ticket, ticket)
-    return [kv.absent(names.lease), same, kv.none_before(names.leases, ticket)]
+    return [nobody, same, kv.none_before(names.leases, ticket)]
+
+
+def may_share(names: Names, permits: int, seat: str) -> list[str]:
+    """The comparisons: nobody has that seat, and all who are there have so many permits.
+
+    There are as many seats as permits, so nobody counts. Beside a foreign key nobody is let in: it
+    waits for older keys only, and would have the name once those are gone.
+    """
+    area = names.seats(permits)
+    beyond = kv.absent(f"{names.ticket}\0", kv.after(names.leases))
+    others = [kv.absent(names.leases, area), kv.absent(kv.after(area), names.ticket)]
+    return [kv.absent(seat), *others, beyond]

@@ -1,6 +1,7 @@
 """Keys in etcd's flat, ordered key space, their values, requests and replies. Pure.
 
     PREFIX/NAMESPACE/NAME/held        the lease; a foreign key under PREFIX/NAMESPACE/NAME/, too
+    PREFIX/NAMESPACE/NAME/shared/...  PERMITS/SEAT: one of several leases on the name at once
     PREFIX/NAMESPACE/NAME/ticket      the place of our waiters among foreign ones, see `foreign`
     PREFIX/NAMESPACE!s/NAME/...       the switches "pause" and "resign", and the "closing"
     PREFIX/NAMESPACE!r/NAME/...       f/FIELD  h/RING/PLACE  t/SLOT/CLAIM  w/HOLDER
@@ -28,7 +29,7 @@ from binascii import b2a_base64
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import lru_cache
-from math import ceil
+from math import ceil, isfinite
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
 
@@ -91,13 +92,14 @@ class Names:
 
     __slots__ = (
         *("_given_up", "closing", "lease", "leases", "line", "record", "switches"),
-        *("ticket", "waiting"),
+        *("sharers", "ticket", "waiting"),
     )
 
     def __init__(self, prefix: str, key: Key) -> None:
         base, name = f"{prefix}/{key.namespace}", quote(key.name, safe=":@")
         self.leases = f"{base}/{name}/"
         self.lease = f"{base}/{name}/held"
+        self.sharers = f"{base}/{name}/shared/"
         self.ticket = f"{base}/{name}/ticket"
         self.switches = f"{base}!s/{name}/"
         self.closing = f"{base}!s/{name}/closing"
@@ -111,6 +113,10 @@ class Names:
         if field in (PAUSE, RESIGN):
             return self.switches + field
         return f"{self.record}f/{_part(field)}"
+
+    def seats(self, permits: int) -> str:
+        """The beginning of the keys of those who share the name with so many permits."""
+        return f"{self.sharers}{permits}/"
 
     def given_up(self, claim: str) -> str:
         """The key that marks a claim as given up."""
@@ -207,6 +213,12 @@ class Entry(NamedTuple):
     def ticket(self) -> int:
         """The ticket with which that claim was granted, see `foreign`; 0: without."""
         return int(number_in(self.fields.get("ticket")))
+
+    @property
+    def permits(self) -> int | None:
+        """How many may share the name with that claim; None: it holds it alone."""
+        found = self.fields.get("permits")
+        return found if isinstance(found, int) else None
 
     @property
     def value64(self) -> str:
@@ -312,6 +324,11 @@ def nested(compare: Sequence[str], success: Sequence[str], failure: Sequence[str
     return f'{{"request_txn":{_transaction(compare, success, failure)}}}'
 
 
+def read_ours(names: Names) -> str:
+    """Read the keys of those of ours who hold the name; `entry_of` finds a claim's among them."""
+    return read(names.lease, after(names.sharers))
+
+
 def _transaction(
     compare: Sequence[str], success: Sequence[str], failure: Sequence[str] = ()
 ) -> str:
@@ -368,7 +385,7 @@ def entry_of(claim: str, response: Mapping[str, Any]) -> Entry | None:
 
 def number_in(value: object, default: float = 0.0) -> float:
     """The value of a field if it is a number, else the default."""
-    return float(value) if isinstance(value, int | float) else default
+    return float(value) if isinstance(value, int | float) and isfinite(value) else default
 
 
 def check_format(entry: Entry, cure: str = "") -> dict[str, Any]:
@@ -387,12 +404,12 @@ def check_format(entry: Entry, cure: str = "") -> dict[str, Any]:
 def seen_in(leases: Sequence[Entry], others: Iterable[Entry] = (), count: int = 0) -> str:
     """The text that `wait_change` compares: the last revision of the entries, and their number.
 
-    If the name is held, only the lease counts. A switch or a field that is written meanwhile shows
-    in the watch, which begins at the revision of the asker's look. `count`: the number of others,
-    if `others` are only the newest.
+    If the name is held, only the leases count. A switch or a field that is written meanwhile shows
+    in the watch, which begins at the revision of the asker's look. `count`: the number of entries,
+    if these are only the newest.
     """
     written = [entry.modified for entry in leases or others]
-    newest, among = max(written, default=0), 1 if leases else max(count, len(written))
+    newest, among = max(written, default=0), max(count, len(written))
     return f"{newest}+{among}" if among > 1 else str(newest or "")
 
 
@@ -452,7 +469,7 @@ def record_of(
     changes = [entry for kind, found in kinds.items() if kind not in beside for _, entry in found]
     return Record(
         key,
-        (holding_of(at.holder, base, lives, wall),) if at.holder else (),
+        tuple(holding_of(one, base, lives, wall) for one in at.holders),
         left(closing) if closing else 0.0,
         {
             name: Field(entry.value, entry.modified)
@@ -482,6 +499,7 @@ def holding_of(entry: Entry, base: int, lives: Mapping[str, float], wall: float)
         max(0.0, wall - number_in(fields.get("since"), wall)),
         b64decode(str(fields.get("meta", ""))),
         entry.claim,
+        permits=entry.permits,
     )
 
 

@@ -63,7 +63,7 @@ def check_all(cluster: Cluster, incarnation: Incarnation, states: Sequence[Claim
     names = [kv.names_of(cluster.prefix, state.key) for state in states]
     for state, keys in zip(states, names, strict=True):
         if state is not newest:
-            compare.append(kv.created(keys.lease, state.revision))
+            compare.append(kv.created(state.place or keys.lease, state.revision))
     if len(states) <= kv.BATCH // 2:
         compare += [kv.free(keys.switches) for keys in names]
     else:
@@ -239,9 +239,9 @@ class _Renewing:
         ]
         for start in range(0, len(unknown), kv.BATCH):
             batch = unknown[start : start + kv.BATCH]
-            reply = yield self._sessions.lookup([renewal.key for _, renewal in batch])
-            for (at, renewal), response in zip(batch, reply["responses"], strict=True):
-                self._adopt_one(at, renewal, response)
+            found = yield from self._sessions.lookup([renewal.key for _, renewal in batch])
+            for at, renewal in batch:
+                self._adopt_one(at, renewal, found[renewal.key])
 
     def _adopt_one(self, at: int, renewal: Renewal, response: Reply) -> None:
         entry = kv.entry_of(renewal.claim, response)
@@ -337,7 +337,7 @@ class _Renewing:
             failure = []
             if item.write:
                 success += writes(names, state)
-                failure.append(kv.read(names.lease))
+                failure.append(kv.read_ours(names))
                 # If the reply is lost, the key itself names the etcd lease that it is attached to.
                 self._sessions.doubt(state)
             asked.append(kv.nested(self._sessions.proof(state, item.lease), success, failure))
@@ -385,9 +385,9 @@ def _apart(items: Sequence[_Item]) -> list[list[_Item]]:
     An old claim of ours on a name may still be remembered beside the new claim.
     """
     rounds: list[list[_Item]] = []
-    met: Counter[Key] = Counter()
+    met: Counter[tuple[Key, str]] = Counter()
     for item in items:
-        key = item.renewal.key
+        key = item.renewal.key, item.state.place
         if met[key] == len(rounds):
             rounds.append([])
         rounds[met[key]].append(item)

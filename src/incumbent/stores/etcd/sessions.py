@@ -130,7 +130,8 @@ class ClaimState:
     `due`: the instant at which it ends unless it is renewed, alone or in a `group`; `history_key`:
     the key of its entry in the history, once there is one; `history_lease`: the etcd lease of that
     entry; `surplus`: keys of the history to remove when the lease is given back; `ticket`: the
-    revision of the ticket with which it was granted (0: without), see `foreign`.
+    revision of the ticket with which it was granted (0: without), see `foreign`; `place`: its key
+    if it is not `held`, because it shares the name with others, `permits` of them at most.
     """
 
     key: Key
@@ -147,6 +148,8 @@ class ClaimState:
     history_key: str = ""
     group: RenewalGroup | None = None
     ticket: int = 0
+    place: str = ""
+    permits: int | None = None
 
     @property
     def id(self) -> tuple[Key, str]:
@@ -180,6 +183,8 @@ def state_of(key: Key, entry: Entry, session: Session, due: float) -> ClaimState
         *(kv.number_in(fields.get("ttl")), b64decode(str(fields.get("meta", "")))),
         revision=entry.created,
         ticket=entry.ticket,
+        place="" if entry.permits is None else entry.key,
+        permits=entry.permits,
     )
 
 
@@ -260,8 +265,12 @@ class Sessions:
 
         `lease`: the etcd lease of the key, if it is not yet that of the claim's session.
         """
-        key = kv.names_of(self.prefix, state.key).lease
+        key = self.place(state)
         return [kv.created(key, state.revision), kv.attached(key, lease or state.session.id)]
+
+    def place(self, state: ClaimState) -> str:
+        """The claim's key."""
+        return state.place or kv.names_of(self.prefix, state.key).lease
 
     def proof(self, state: ClaimState, lease: str = "") -> list[str]:
         """The same, and its ticket: without it, a foreign key would have the name as well."""
@@ -275,22 +284,26 @@ class Sessions:
     def removal(self, state: ClaimState) -> list[str]:
         """Operations: remove the claim's key, and its ticket."""
         names = kv.names_of(self.prefix, state.key)
-        remove = [kv.delete(names.lease)]
+        remove = [kv.delete(self.place(state))]
         if state.ticket:
             same = kv.created(names.ticket, state.ticket)
             remove.append(kv.nested([same], [kv.delete(names.ticket)]))
         return remove
 
-    def lookup(self, keys: list[Key]) -> Request:
-        """Read leases that are not remembered; `kv.entry_of` finds their claims in the reply."""
-        return kv.transaction([kv.read(kv.names_of(self.prefix, key).lease) for key in keys])
+    def lookup(self, keys: list[Key]) -> Steps[dict[Key, Reply]]:
+        """Read leases that are not remembered; `kv.entry_of` finds their claims in the replies."""
+        # Many may share one name: it is read once.
+        each = list(dict.fromkeys(keys))
+        reads = [kv.read_ours(kv.names_of(self.prefix, key)) for key in each]
+        reply = yield kv.transaction(reads)
+        return dict(zip(each, reply["responses"], strict=True))
 
     def find(self, key: Key, claim: str, token: int | None, base: int) -> Steps[ClaimState | None]:
         """The claim, with this token if one is given, as remembered or else as its key says."""
         state = self.claims.get((key, claim))
         if state is None or not state.has_token(token, base):
-            reply = yield self.lookup([key])
-            entry = kv.entry_of(claim, reply["responses"][0])
+            found = yield from self.lookup([key])
+            entry = kv.entry_of(claim, found[key])
             state = entry and unknown(key, entry)
         return state if state is not None and state.has_token(token, base) else None
 
@@ -483,15 +496,16 @@ class Sessions:
     def _found(self, batch: list[ClaimState]) -> Steps[list[tuple[ClaimState, str]]]:
         """The claims with a key on an etcd lease of ours, and that lease (it may have moved)."""
         found = []
-        reply = yield self.lookup([state.key for state in batch])
-        for state, response in zip(batch, reply["responses"], strict=True):
-            entry = kv.entry_of(state.claim, response)
+        there = yield from self.lookup([state.key for state in batch])
+        for state in batch:
+            entry = kv.entry_of(state.claim, there[state.key])
             if entry is None or entry.lease not in self.by_id:
                 self._drop_unless_newer(state)
             # A newer take of the same claim, noted since, is not overdue.
             elif self.claims.get(state.id) is state:
                 state.revision = entry.created
                 state.ticket = entry.ticket
+                state.place = "" if entry.permits is None else entry.key
                 found.append((state, entry.lease))
         return found
 

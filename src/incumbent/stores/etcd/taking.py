@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final, Literal, NamedTuple
+from dataclasses import replace
+from typing import Final, NamedTuple
+from urllib.parse import unquote
+from zlib import crc32
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.model import Ask, Granted, Holding, Key, Refused, TakeOutcome
-from incumbent.rules.record import HISTORY_KEPT
+from incumbent.model import UNLIMITED, Ask, Field, Granted, Holding, Key, Refused, TakeOutcome
+from incumbent.rules import taking as rules
+from incumbent.rules.record import HISTORY_KEPT, Closing, Grant, LeaseRecord, Moment, micros
 from incumbent.rules.taking import CANDIDATES_KEPT
 from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.incarnation import Cluster, Incarnation
@@ -19,6 +24,7 @@ from incumbent.stores.etcd.site import LeaseMissing, OtherIncarnation
 from incumbent.stores.notices import PAUSE, RESIGN
 
 _ROUNDS: Final = 6
+_ROUNDS_FOR_A_SEAT: Final = 20
 _FIRST: Final = ',"sort_order":"ASCEND","sort_target":"CREATE"'
 _OLDEST: Final = ',"sort_order":"ASCEND","sort_target":"CREATE","limit":"24","keys_only":true'
 
@@ -30,7 +36,8 @@ class Obstacles(NamedTuple):
 
     revision: int
     seen: str
-    lease: Entry | None = None
+    holders: tuple[Entry, ...] = ()
+    foreign: tuple[Entry, ...] = ()
     pause: Entry | None = None
     closing: Entry | None = None
     slots: tuple[Entry, ...] = ()
@@ -40,7 +47,7 @@ class Obstacles(NamedTuple):
     turn: int = 0
 
     def __bool__(self) -> bool:
-        return any((self.lease, self.turn, self.pause, self.closing, self.slots, self.given_up))
+        return any((self.holders, self.turn, self.pause, self.closing, self.slots, self.given_up))
 
 
 class Take:
@@ -49,6 +56,7 @@ class Take:
     `admitted_by`: the revision of the closing that reserves the name for the asker, 0 for none.
     None (at first): no switch at all may be set, not even a notice for the previous holder.
     `ticket`: the ticket that all foreign keys wait for; 0 (at first): there may be no foreign key.
+    `sharers`: the seats that are taken, as of the last look; None (at first): it has to look.
     `own_slot`: this same claim has taken the slot before; `slot_lease`: the slot's etcd lease.
     `history_index`, `line_count_index`: which response to a grant has the history, and which the
     number of places in line; 0: the take does not ask for it.
@@ -65,13 +73,15 @@ class Take:
         self.ask = ask
         self.admitted_by: int | None = None
         self.ticket = 0
+        self.sharers: tuple[Entry, ...] | None = None if ask.permits is not None else ()
         self.own_slot = False
         self.slot_lease = ""
         self.history_index = 0
         self.line_count_index = 0
 
     def run(self) -> Steps[TakeOutcome]:
-        for _ in range(_ROUNDS):
+        rounds = _ROUNDS if self.ask.permits is None else _ROUNDS_FOR_A_SEAT
+        for _ in range(rounds):
             try:
                 self.incarnation = yield from self.cluster.admit(self.ask.ttl)
                 outcome = yield from self._round()
@@ -89,7 +99,7 @@ class Take:
                 return outcome
         where = self.cluster.site.where
         raise StoreUnavailable(
-            f"{where}: gave up after {_ROUNDS} attempts: {self.key} keeps changing"
+            f"{where}: gave up after {rounds} attempts: {self.key} keeps changing"
         )
 
     def _forget_leases(self) -> None:
@@ -105,7 +115,7 @@ class Take:
         """The outcome of a round; None if it was not granted, and no obstacle is left to see."""
         ask, sessions = self.ask, self.sessions
         wants_slot = ask.slot is not None and not self.own_slot and not self.slot_lease
-        if wants_slot or not sessions.has(ask.ttl):
+        if wants_slot or self.sharers is None or not sessions.has(ask.ttl):
             outcome = yield from self._look_first()
             if outcome is not None:
                 return outcome
@@ -125,8 +135,10 @@ class Take:
             ttl=ask.ttl,
             meta=ask.meta,
             history_lease=history_lease,
-            history_key=sessions.history_key(self.key),
+            history_key=self._history_key(),
             ticket=self.ticket,
+            place=self._seat(),
+            permits=ask.permits,
         )
         return (yield from self._send(state))
 
@@ -160,11 +172,11 @@ class Take:
             self._restore(state, before)
             raise
         except OutcomeUnknown:
-            sessions.history_written(self.key)
+            self._history_written()
             raise
         session.confirm(proof, kv.term_of(reply))
         if reply.get("succeeded"):
-            sessions.history_written(self.key)
+            self._history_written()
             state.revision = kv.revision_of(reply)
             state.due = sent + self.ask.ttl
             state.surplus = self._surplus(reply)
@@ -180,6 +192,17 @@ class Take:
                 return None
         return (yield from self._obstructed(found))
 
+    def _history_key(self) -> str:
+        key = self.sessions.history_key(self.key)
+        if self.ask.permits is not None:
+            # Others of this process may be granted a seat before this take is answered.
+            self.sessions.history_written(self.key)
+        return key
+
+    def _history_written(self) -> None:
+        if self.ask.permits is None:
+            self.sessions.history_written(self.key)
+
     def _restore(self, state: ClaimState, before: ClaimState | None) -> None:
         self.sessions.drop(*state.id)
         if before is not None and not before.session.gone:
@@ -191,7 +214,7 @@ class Take:
         """The request of a take. Not repeatable: the caller repeats it in doubt, and notes that."""
         names, ask, admitted_by = self.names, self.ask, self.admitted_by
         self.history_index = self.line_count_index = 0
-        compare = [kv.absent(names.given_up(self.claim)), *foreign.may_take(names, self.ticket)]
+        compare = [kv.absent(names.given_up(self.claim)), *self._may_take(state)]
         past = kv.packed(holder=state.holder, since=state.since)
         success = [
             *writes(names, state),
@@ -200,7 +223,8 @@ class Take:
         if self._checks_history_length():
             self.history_index = len(success)
             success.append(kv.read_all(f"{names.record}h/", _OLDEST))
-        has_place = ask.queue is not None and self.key in self.sessions.names_with_our_place
+        waits = ask.queue is not None and ask.permits is None
+        has_place = waits and self.key in self.sessions.names_with_our_place
         if has_place and not self.cluster.turns.is_ours(self.key):
             # Further waiters of this process go to the end of the line.
             success.append(kv.delete(self.sessions.line_key(self.key)))
@@ -212,21 +236,47 @@ class Take:
             compare.append(kv.free(names.switches))
         else:
             compare += [kv.absent(names.field(PAUSE)), kv.modified(names.closing, admitted_by)]
-            success += [kv.delete(names.closing), kv.delete(names.field(RESIGN))]
+            success.append(kv.delete(names.closing))
+            if not self.sharers:
+                # A notice is for the holders before. If others share the lease, it still applies.
+                success.append(kv.delete(names.field(RESIGN)))
         if ask.slot is not None and not self.own_slot:
             keep = ask.slot.keep
             compare.append(kv.free(names.slot(ask.slot.name)))
             kept = kv.packed(holder=state.holder, kept=keep, until=state.since + keep)
             success.append(kv.put(names.slot(ask.slot.name, self.claim), kept, self.slot_lease))
         # Most refused takes only need the holder; `_look` reads the rest.
-        failure = [kv.read_all(names.leases, _FIRST)]
+        failure = [kv.read_all(names.leases, _FIRST), self._read_given_up()]
         if ask.candidacy > 0:
             success.append(kv.delete(names.candidate(state.holder)))
-            failure.append(self._as_candidate(state.since, candidacy))
-            failure.append(kv.read(names.waiting, kv.after(names.record), kv.COUNT))
+            failure.append(self._note(state.since, candidacy))
+            failure.append(self._count_candidates())
         return self.cluster.transaction(
             self.incarnation, compare, success, failure, repeatable=False
         )
+
+    def _may_take(self, state: ClaimState) -> list[str]:
+        if self.ask.permits is None:
+            return foreign.may_take(self.names, self.ticket)
+        return foreign.may_share(self.names, self.ask.permits, state.place)
+
+    def _seat(self) -> str:
+        """The key for a claim that shares the name: a seat that nobody had at the last look."""
+        permits = self.ask.permits
+        if permits is None:
+            return ""
+        doubted = self.sessions.claims.get((self.key, self.claim))
+        if doubted is not None and doubted.place and not doubted.revision:
+            # Its take may still arrive: with another seat, one claim would have two.
+            return doubted.place
+        area = self.names.seats(permits)
+        if permits == UNLIMITED:
+            return f"{area}{self.claim}"
+        taken = {entry.key for entry in self.sharers or ()}
+        first = crc32(self.claim.encode())
+        # As many as are taken, and one more: one of these is free, unless all are taken.
+        seats = (f"{area}{(first + nth) % permits}" for nth in range(len(taken) + 1))
+        return next((seat for seat in seats if seat not in taken), f"{area}{first % permits}")
 
     def _checks_history_length(self) -> bool:
         """Whether this take checks the history's length: about one of eight does."""
@@ -250,10 +300,18 @@ class Take:
         """The holder that a refused take found, if there is one."""
         responses = reply["responses"]
         at = foreign.contenders(self.names, kv.entries_in(responses[0]))
-        if at.holder is None:
+        if not at.holders or self.ask.permits is not None:
             return None
-        count = kv.count_of(responses[-1]) if self.ask.candidacy > 0 else 0
-        return Obstacles(kv.revision_of(reply), kv.seen_in(at.keys), at.holder, candidates=count)
+        return Obstacles(
+            kv.revision_of(reply),
+            kv.seen_in(at.keys),
+            at.holders,
+            candidates=kv.count_of(responses[-1]) if self.ask.candidacy > 0 else 0,
+            given_up=kv.count_of(responses[1]) > 0,
+        )
+
+    def _read_given_up(self) -> str:
+        return kv.read(self.names.given_up(self.claim), more=kv.COUNT)
 
     def _look(self) -> Steps[Obstacles]:
         """Read all possible obstacles, without a take."""
@@ -262,7 +320,7 @@ class Take:
             kv.read_all(names.leases, _FIRST),
             kv.read_all(names.switches),
             kv.read(names.record, names.waiting, kv.NEWEST),
-            kv.read(names.given_up(self.claim), more=kv.COUNT),
+            self._read_given_up(),
             kv.read(self.cluster.marker),
         ]
         if slot is not None:
@@ -271,12 +329,14 @@ class Take:
         responses = reply["responses"]
         leases, switches, others = map(kv.entries_in, responses[:3])
         at = foreign.contenders(names, leases)
+        self.sharers = tuple(entry for entry in at.holders if entry.permits is not None)
         marker = kv.entries_in(responses[4])
         by_key = {entry.key: entry for entry in switches}
         return Obstacles(
             kv.revision_of(reply),
             kv.seen_in(at.keys, [*switches, *others], len(switches) + kv.count_of(responses[2])),
-            at.holder,
+            at.holders,
+            tuple(at.foreign),
             by_key.get(names.field(PAUSE)),
             by_key.get(names.closing),
             tuple(kv.entries_in(responses[5])) if slot is not None else (),
@@ -299,8 +359,18 @@ class Take:
     def _note_candidate(self, outcome: TakeOutcome) -> Steps[None]:
         """Note the candidate also after a refusal that came without a take."""
         if isinstance(outcome, Refused) and self.ask.candidacy > 0:
-            lease = yield from self._candidacy()
-            yield kv.transaction([self._as_candidate(clock.wall(), lease)])
+            note = self._note(clock.wall(), (yield from self._candidacy()))
+            reply = yield kv.transaction([note, self._count_candidates()])
+            if kv.count_of(reply["responses"][1]) > CANDIDATES_KEPT:
+                yield from self._prune()
+
+    def _note(self, wall: float, lease: str) -> str:
+        """Note the candidate, unless its claim was given up."""
+        waits = kv.absent(self.names.given_up(self.claim))
+        return kv.nested([waits], [self._as_candidate(wall, lease)])
+
+    def _count_candidates(self) -> str:
+        return kv.read(self.names.waiting, kv.after(self.names.record), kv.COUNT)
 
     def _prune(self) -> Steps[None]:
         """Remove surplus candidates: those whose time ends first."""
@@ -317,29 +387,72 @@ class Take:
             return Refused("closed", seen=found.seen)
         if found.candidates > CANDIDATES_KEPT:
             yield from self._prune()
-        lease = found.lease
-        if lease is not None and lease.claim == self.claim:
-            return (yield from self._same_grant(lease))
+        mine = next((entry for entry in found.holders if entry.claim == self.claim), None)
+        if mine is not None:
+            return (yield from self._same_grant(mine))
         return (yield from self._refusal(found))
 
     def _refusal(self, found: Obstacles) -> Steps[Refused | None]:
-        """The refusal; or None, after noting here what the next round may overwrite."""
-        if found.lease is not None:
-            holding = kv.holding_of(found.lease, self.incarnation.base, {}, clock.wall())
-            # The key of a dead holder disappears with its etcd lease, and a watch shows that.
-            return Refused("held", (holding,), holding.ttl, found.seen)
-        slots = self._slots_of_others(found)
-        if slots:
-            return (yield from self._refuse_closed("used", slots[0], found.seen))
+        """The refusal by the rules of a lease.
+
+        Or None, after noting here what the next round may overwrite.
+        """
+        share = self.ask.permits is not None
+        there = found.foreign if share and found.foreign else found.holders
+        wall, base = clock.wall(), self.incarnation.base
+        holdings = tuple(kv.holding_of(entry, base, {}, wall) for entry in there)
+        if any(holding.foreign for holding in holdings):
+            return Refused("held", holdings, None, found.seen)
+        record, used = yield from self._record(found, holdings)
+        ask = Ask(self.ask.ttl, self.ask.holder, self.ask.permits)
+        outcome = rules.take(record, self.claim, ask, Moment(0, 0), used).outcome
+        if isinstance(outcome, Granted):
+            return self._admitted(found, holdings)
+        if outcome.reason in ("held", "permits"):
+            outcome = replace(outcome, holders=holdings)
+        return replace(outcome, seen=found.seen)
+
+    def _record(
+        self, found: Obstacles, holdings: Sequence[Holding]
+    ) -> Steps[tuple[LeaseRecord, Grant | None]]:
+        """What was found, as the rules know it at the instant 0; and who has used the slot."""
+        # The key of a dead holder disappears with its etcd lease, and a watch shows that.
+        record = LeaseRecord(grants=tuple(map(_grant_of, holdings)))
         if found.pause is not None:
-            return Refused("paused", seen=found.seen)
-        # The next round requires only the absence of real obstacles.
-        self.admitted_by = 0
+            record = record._replace(pause=Field(found.pause.value, found.pause.modified))
+        if found.holders and not self.sharers:
+            # Held alone: nothing else matters.
+            return record, None
+        slots = self._slots_of_others(found)
+        ends = yield from self._ends([*slots[:1], *filter(None, [found.closing])])
         if found.closing is not None:
-            reserved_for = found.closing.fields.get("reserved_for")
-            if not reserved_for or reserved_for != self.ask.holder:
-                return (yield from self._refuse_closed("closed", found.closing, found.seen))
-            self.admitted_by = found.closing.modified
+            facts, token = found.closing.fields, self.incarnation.base + found.closing.created
+            who = str(facts.get("holder", "")), int(kv.number_in(facts.get("token"), token))
+            reserved_for = str(facts.get("reserved_for", ""))
+            closing = Closing(*who, ends[found.closing.lease], reserved_for)
+            record = record._replace(closing=closing)
+        if not slots:
+            return record, None
+        slot, token = slots[0], self.incarnation.base + slots[0].created
+        holder, kept = str(slot.fields.get("holder", "")), kv.number_in(slot.fields.get("kept"))
+        claim, left = unquote(slot.key.rpartition("/")[2]), ends[slot.lease]
+        return record, Grant(claim, holder, token, micros(kept), left - micros(kept), left)
+
+    def _ends(self, entries: Sequence[Entry]) -> Steps[dict[str, int]]:
+        """When the etcd leases of these keys end: in how many microseconds."""
+        lives = yield from self.sessions.lives({entry.lease for entry in entries})
+        # At 0 it is over, and etcd is about to delete its key. Without one, it does not end.
+        left = {entry.lease: lives.get(entry.lease, self.ask.ttl) or 0.5 for entry in entries}
+        return {lease: micros(seconds) for lease, seconds in left.items()}
+
+    def _admitted(self, found: Obstacles, holdings: tuple[Holding, ...]) -> Refused | None:
+        """Note what the next round may overwrite: it requires the absence of real obstacles only.
+
+        Refused if the seat is taken for which an earlier take may still arrive.
+        """
+        if any(entry.key == self._seat() for entry in found.holders):
+            return Refused("held", holdings, self.ask.ttl, found.seen)
+        self.admitted_by = found.closing.modified if found.closing else 0
         self.own_slot = bool(found.slots)
         self.ticket = found.turn
         return None
@@ -348,21 +461,6 @@ class Take:
         """The entries of the slot that are not this claim's own."""
         own = self.names.slot(self.ask.slot.name, self.claim) if self.ask.slot else ""
         return [entry for entry in found.slots if entry.key != own]
-
-    def _refuse_closed(
-        self, reason: Literal["used", "closed"], entry: Entry, seen: str
-    ) -> Steps[Refused]:
-        """The refusal for the entry of a closing, or of a slot that another claim has taken."""
-        fields = entry.fields
-        lives = yield from self.sessions.lives({entry.lease})
-        left = lives.get(entry.lease)
-        if left is not None and left <= 0:
-            left = 0.5  # it is over, and etcd is about to delete its key
-        reserved_for = str(fields.get("reserved_for", ""))
-        if reserved_for:
-            return Refused("reserved", (Holding(reserved_for, 0, left),), left, seen)
-        token = int(fields.get("token", self.incarnation.base + entry.created))
-        return Refused(reason, (Holding(str(fields.get("holder", "")), token, left),), left, seen)
 
     # -- the same claim again -----------------------------------------------------------------
 
@@ -410,6 +508,14 @@ class Take:
         return self.cluster.transaction(self.incarnation, there, success, [current])
 
 
+def _grant_of(holding: Holding) -> Grant:
+    """A holding as the rules know it; how much of its ttl is left is not known."""
+    # It holds the name whatever its key says.
+    ttl = max(1, micros(holding.ttl or 0.0))
+    who = (holding.claim, holding.holder, holding.token)
+    return Grant(*who, ttl, since=0, expires=ttl, permits=holding.permits)
+
+
 def _granted(state: ClaimState, incarnation: Incarnation, sent: float) -> Granted:
     """The grant, proved from the instant `sent`, before its request was sent."""
     proved = min(state.session.proved, state.due) - sent
@@ -422,6 +528,8 @@ def value_of(state: ClaimState) -> str:
     # A version that knows no tickets would leave ours on another etcd lease: it finds no claim.
     who = {"with_ticket" if state.ticket else "claim": state.claim, "holder": state.holder}
     more = {"ticket": state.ticket} if state.ticket else {}
+    if state.permits is not None:
+        more["permits"] = state.permits
     return kv.packed(
         format=kv.RECORD_FORMAT, **who, ttl=state.ttl, since=state.since, meta=meta, **more
     )
@@ -429,7 +537,7 @@ def value_of(state: ClaimState) -> str:
 
 def writes(names: kv.Names, state: ClaimState) -> list[str]:
     """The operations that write a lease's key, and its ticket, on the etcd lease of its session."""
-    puts = [kv.put(names.lease, value_of(state), state.session.id)]
+    puts = [kv.put(state.place or names.lease, value_of(state), state.session.id)]
     if state.ticket:
         puts.append(kv.put(names.ticket, foreign.WAITS, state.session.id))
     return puts

@@ -104,7 +104,7 @@ class Standing:
             self.called = self.called or _is_reserved(b64decode(written.get("value", "")))
 
     def _is_foreign(self, key: str) -> bool:
-        return key.startswith(self.names.leases) and key != self.names.lease
+        return key.startswith(self.names.leases) and not foreign.is_ours(self.names, key)
 
     def _see_foreign(self, key: str, now: float, *, gone: bool) -> None:
         if key == self.names.ticket:
@@ -161,7 +161,7 @@ def join(cluster: Cluster, key: Key, seen: str) -> Steps[Standing]:
     at = order.index(place)
     ahead, before = (order[max(0, at - _FRONT)], order[at - 1]) if at else ("", "")
     resign = names.field(RESIGN)
-    free = at_name.holder is None and all(entry.key == resign for entry in switches)
+    free = not at_name.holders and all(entry.key == resign for entry in switches)
     # Only a successor that was named after the waiter's refusal counts.
     since = kv.newest_seen(seen)
     called = any(
@@ -169,8 +169,7 @@ def join(cluster: Cluster, key: Key, seen: str) -> Steps[Standing]:
         for entry in switches
     )
     found = (kv.revision_of(reply), at, ahead, before)
-    contested = any(entry.key != names.lease for entry in at_name.keys)
-    since_when = now if free else inf
+    since_when, contested = now if free else inf, bool(at_name.foreign)
     return Standing(key, names, seen, *found, since_when, called, contested=contested)
 
 
