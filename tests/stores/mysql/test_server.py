@@ -362,6 +362,33 @@ def test_an_error_that_may_come_after_a_commit_is_a_doubt_about_a_write(code: in
     assert isinstance(read, StoreUnavailable)
 
 
+@pytest.mark.parametrize("times", [1, 100])
+def test_a_commit_that_fails_certification_changed_nothing_and_is_asked_again(
+    here: Party, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """A node of Galera answers so to the second of two clients at two nodes."""
+    here.store.put(here.key, "state", b"1", None, soon())
+    left, ask = [times], Wire.ask
+
+    def uncertified(wire: Wire, asked: str, until: float, *, writes: bool) -> list[Reply]:
+        if not asked.endswith(";COMMIT") or not left[0]:
+            return ask(wire, asked, until, writes=writes)
+        left[0] -= 1
+        ask(wire, asked.removesuffix("COMMIT") + "ROLLBACK", until, writes=writes)
+        wire.in_doubt = True
+        raise ServerError(1213, "WSREP: certification failed", writes=writes)
+
+    monkeypatch.setattr(Wire, "ask", uncertified)
+    if times == 1:
+        assert isinstance(here.store.put(here.key, "state", b"2", None, soon()), Stored)
+        assert here.store.read(here.key, soon()).fields["state"].value == b"2"
+    else:
+        monkeypatch.setattr(again, "_SOON", 0.0)
+        with pytest.raises(StoreUnavailable, match="another client was quicker"):
+            here.store.put(here.key, "state", b"2", None, soon())
+        assert here.store.read(here.key, soon()).fields["state"].value == b"1"
+
+
 def test_an_error_after_something_was_written_is_a_doubt(
     here: Party, monkeypatch: pytest.MonkeyPatch
 ) -> None:
