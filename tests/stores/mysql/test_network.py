@@ -12,7 +12,6 @@ from types import FrameType
 
 import pytest
 
-from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import ABSENT, Gone, Granted, Released, Renewed, Stale, Stored
 from tests.stores.mysql.world import (
@@ -98,8 +97,8 @@ def test_a_network_that_swallows_delays_nobody_past_the_deadline(
     if how == "async":
         asyncio.run(main())
         return
-    with answers_within(0.5), pytest.raises(OutcomeUnknown):
-        far.store.renew([far.renewal(granted)], soon(0.5))
+    with answers_within(1.0), pytest.raises(OutcomeUnknown):
+        far.store.renew([far.renewal(granted)], soon(1.0))
     # This one has to connect first: certainly not applied.
     with answers_within(0.5), pytest.raises(StoreUnavailable):
         far.store.renew([far.renewal(granted)], soon(0.5))
@@ -129,9 +128,9 @@ def test_a_slow_network_is_waited_for_no_longer_than_asked(far: Party, network: 
     granted = far.take_and_use()
     network.delay(0.0, reply=0.2)
     assert far.store.renew([far.renewal(granted)], soon(5)) == [Renewed()]
-    network.delay(0.0, reply=0.9)
-    with answers_within(0.5), pytest.raises(OutcomeUnknown):
-        far.store.renew([far.renewal(granted)], soon(0.5))
+    network.delay(0.0, reply=3.0)
+    with answers_within(1.0), pytest.raises(OutcomeUnknown):
+        far.store.renew([far.renewal(granted)], soon(1.0))
     network.heal()
     # The late answer belongs to nobody: the next question gets its own.
     assert far.refused().holders[0].claim == far.claim
@@ -190,7 +189,7 @@ def test_a_take_that_the_network_held_back_until_its_time_was_over_is_refused(
     far.store.give(far.key, far.claim, far.take().token, soon())
     network.hold(WRITE)
     with pytest.raises(OutcomeUnknown):
-        far.store.take(far.key, far.claim, ASK, soon(0.5))
+        far.store.take(far.key, far.claim, ASK, soon(1.0))
     time.sleep(0.3)
     network.heal()
     eventually(lambda: network.live == 0)
@@ -318,14 +317,12 @@ def test_many_threads_share_few_connections(here: Party, maria_server: MariaServ
         assert list(pool.map(pairs, range(40))) == list(range(40))
     database = here.engine.url.rpartition("/")[2]
     asked = f"SELECT COUNT(*) FROM information_schema.processlist WHERE db='{database}'"
-    ((connections,),) = maria_server.sql(asked)
-    assert connections <= 11
+    eventually(lambda: maria_server.sql(asked)[0][0] <= 11)
 
 
 def test_a_wait_for_a_server_that_is_away_ends_in_time(far: Party, network: FaultProxy) -> None:
     far.take()
     seen = far.refused().seen
     network.blackhole()
-    started = clock.now()
-    far.store.wait_change(far.key, seen, soon(0.5))
-    assert clock.now() - started < 3
+    with answers_within(0.5):
+        far.store.wait_change(far.key, seen, soon(0.5))

@@ -21,11 +21,10 @@ from incumbent.stores.url import open_engine
 from tests.stores import party as parties
 from tests.stores.party import ASK, new_claim, soon
 from tests.support.mariadb import MariaServer
-from tests.support.pace import in_time
+from tests.support.pace import BUSY, in_time
 
 __all__ = [
     "ASK",
-    "LATE_AT_MOST",
     "Clock",
     "Party",
     "aged",
@@ -37,8 +36,6 @@ __all__ = [
     "patiently",
     "soon",
 ]
-
-LATE_AT_MOST = 0.3
 
 _T = TypeVar("_T")
 
@@ -116,4 +113,4 @@ def patiently(ask: Callable[[], _T], within: float = 10.0) -> _T:
             time.sleep(min(error.retry_after or 0.02, 1.5))
 
 
-answers_within = partial(in_time, late_at_most=LATE_AT_MOST)
+answers_within = partial(in_time, late_at_most=BUSY)
