@@ -53,7 +53,8 @@ from tests.support.waiting import eventually
 
 server = pytest.mark.server
 
-WAITS = replace(ASK, queue=Queue(5.0))
+LONG = replace(ASK, ttl=60.0)
+WAITS = replace(LONG, queue=Queue(5.0))
 NAMES = Names("/p", Key("n", "job"))
 
 
@@ -107,7 +108,7 @@ def other(own_etcd: EtcdServer, here: Party) -> Iterator[Party]:
 
 def wait_behind_a_holder(server: EtcdServer, here: Party, other: Party) -> None:
     """`other` waits for what `here` held; a foreign client came after it."""
-    granted = here.take()
+    granted = here.take(ask=LONG)
     queued = other.store.take(other.key, other.claim, WAITS, soon())
     assert isinstance(queued, Queued)
     eventually(lambda: wait_a_bit(server, other, queued))
@@ -218,7 +219,7 @@ def test_a_ticket_serves_for_one_lease_and_then_it_is_their_turn(own_etcd: EtcdS
 def test_by_a_ticket_the_lease_keeps_foreign_clients_out_until_it_ends(
     own_etcd: EtcdServer, here: Party, other: Party
 ) -> None:
-    granted = here.take()
+    granted = here.take(ask=LONG)
     queued = other.store.take(other.key, other.claim, WAITS, soon())
     assert isinstance(queued, Queued)
     eventually(lambda: wait_a_bit(own_etcd, other, queued))
@@ -287,7 +288,7 @@ def test_a_ticket_moves_with_its_lease_to_another_etcd_lease(
     granted = take_by_ticket(own_etcd, here, other)
     before = lease_of(own_etcd, place(here, "held"))
     assert before == lease_of(own_etcd, place(here, "ticket"))
-    longer = replace(other.renewal(granted), ttl=60.0)
+    longer = replace(other.renewal(granted), ttl=120.0)
     assert other.store.renew([longer], soon()) == [Renewed()]
     after = lease_of(own_etcd, place(here, "held"))
     assert before != after == lease_of(own_etcd, place(here, "ticket"))
@@ -298,10 +299,10 @@ def test_another_process_that_goes_on_with_a_lease_keeps_its_ticket(
     own_etcd: EtcdServer, here: Party, other: Party
 ) -> None:
     granted = take_by_ticket(own_etcd, here, other)
-    longer = Renewal(here.key, granted.claim, granted.token, 60.0, granted.epoch)
+    longer = Renewal(here.key, granted.claim, granted.token, 120.0, granted.epoch)
     assert here.store.renew([longer], soon()) == [Renewed()]
     assert lease_of(own_etcd, place(here, "held")) == lease_of(own_etcd, place(here, "ticket"))
-    again = here.take(claim=granted.claim, ask=replace(ASK, ttl=120.0))
+    again = here.take(claim=granted.claim, ask=replace(ASK, ttl=240.0))
     assert again.token == granted.token
     assert lease_of(own_etcd, place(here, "held")) == lease_of(own_etcd, place(here, "ticket"))
     given = here.store.give(here.key, granted.claim, granted.token, soon())
