@@ -9,6 +9,8 @@ _TIMES = ("tests/rules/test_times.py",)
 _MEMORY = ("tests/contract/test_memory.py",)
 _CODEC = ("tests/rules/test_codec.py",)
 _CLIENTS = ("tests/rules/test_interleavings.py",)
+_REGISTERS = ("tests/contract/test_registers.py",)
+_CROWDS = ("tests/rules/test_crowds.py",)
 _SHARED = ("tests/top/test_sharing.py", "tests/stores/test_table_shared.py")
 
 _r = in_area("rules")
@@ -27,6 +29,41 @@ def _line(about: str, old: str, new: str, *tests: str) -> Mutation:
 
 
 MUTATIONS: tuple[Mutation, ...] = (
+    _r(
+        "a store is relied on before it has shown that conditional writes hold",
+        "stores/register_store.py",
+        'if plan.kind == "take" and not self._proved:',
+        "if False:",
+        *_REGISTERS,
+    ),
+    _r(
+        "each take tries anew whether conditional writes hold",
+        "stores/register_store.py",
+        "            self._proved = True\n",
+        "",
+        *_REGISTERS,
+    ),
+    _r(
+        "that a second write by one version is carried out is not noticed",
+        "stores/probing.py",
+        "    if now is None or now.version == seen.version or",
+        "    if now is not None and",
+        *_REGISTERS,
+    ),
+    _r(
+        "that an acknowledged write is not there is not noticed",
+        "stores/probing.py",
+        "    if read.version in before:",
+        "    if False:",
+        *_REGISTERS,
+    ),
+    _r(
+        "a waiter that may join by one request swaps",
+        "stores/deciding.py",
+        "if self._quick.join and waits and isinstance(found, Seen):",
+        "if False:",
+        *_CROWDS,
+    ),
     _taking(
         "a take that comes late is granted",
         "if any(gone.claim == claim and gone.until > at.now for",

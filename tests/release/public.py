@@ -19,6 +19,8 @@ KEPT = Path(__file__).with_name("public.txt")
 MODULES = (
     *("incumbent", "incumbent.errors", "incumbent.fencing", "incumbent.metrics"),
     *("incumbent.model", "incumbent.stores.base", "incumbent.stores.inline"),
+    *("incumbent.rules.codec", "incumbent.stores.deciding", "incumbent.stores.pooled_registers"),
+    *("incumbent.stores.registers", "incumbent.stores.register_store"),
     *("incumbent.stores.mysql", "incumbent.stores.postgresql", "incumbent.stores.threaded"),
     *("incumbent.testing.clients", "incumbent.testing.contract", "incumbent.testing.proxy"),
 )

@@ -10,7 +10,17 @@ from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
 from incumbent.rules.codec import encoded
 from incumbent.rules.record import NOTHING, Beside, LeaseRecord, settled, settled_value
-from incumbent.stores.registers import Incarnation, Place, Seen, Swap, Wanted, record_in
+from incumbent.stores.deciding import present
+from incumbent.stores.registers import (
+    Incarnation,
+    Join,
+    Joined,
+    Place,
+    Seen,
+    Swap,
+    Wanted,
+    record_in,
+)
 
 __all__ = ["DictRegisters", "Row"]
 
@@ -25,7 +35,12 @@ class Row:
 
 
 class DictRegisters:
-    """See stores.registers.Registers. `left_out`: the rules that it does not keep."""
+    """See stores.registers.Registers. `left_out`: the rules that it does not keep.
+
+    "comparing": a swap is always carried out; "writes": it is acknowledged, and lost; "reads": what
+    is read is what was there first; "numbers": a write keeps the version; and those of
+    test_interleavings.
+    """
 
     def __init__(self, *left_out: str) -> None:
         self.now = self.wall = 1_000_000_000
@@ -33,15 +48,28 @@ class DictRegisters:
         self.incarnation = Incarnation("first")
         self.left_out = set(left_out)
         self.requests = 0
+        self._old: dict[Key, Seen | StoreError] = {}
         self._versions = count(1)
 
     def load(self, wanted: Sequence[Wanted], until: float) -> list[Seen | StoreError]:
         self.requests += 1
+        if "reads" in self.left_out:
+            return [self._old.setdefault(each.key, self._seen(each.key)) for each in wanted]
         return [self._seen(each.key) for each in wanted]
 
     def swap(self, swaps: Sequence[Swap], until: float) -> list[Seen | StoreError | None]:
         self.requests += 1
         return [self._swap(each) for each in swaps]
+
+    def join(self, request: Join, until: float) -> Seen | StoreError:
+        self.requests += 1
+        there = self._seen(request.key)
+        if isinstance(there, Seen):
+            joined = Joined(None, request.waiter, request.looks_in, self.now)
+            there = there._replace(joined=(joined,))
+            text = encoded(present(there))
+            self.rows[request.key] = Row(text, next(self._versions), dict(there.beside))
+        return there
 
     def scan(self, namespace: str, prefix: str, until: float) -> list[tuple[Key, Seen]]:
         return [
@@ -50,6 +78,15 @@ class DictRegisters:
             if (key.namespace, key.name.startswith(prefix)) == (namespace, True)
             and isinstance(seen := self._seen(key), Seen)
         ]
+
+    def pass_time(self, seconds: float) -> None:
+        """Time passes, and what nobody needs any more is forgotten."""
+        self.now += int(seconds * 1e6)
+        self.rows = {
+            key: row
+            for key, row in self.rows.items()
+            if record_in(row.text, key, "dict:").keep_until > self.now
+        }
 
     def fail_over_to(self, rows: dict[Key, Row], incarnation: Incarnation) -> None:
         """Another server goes on with these rows, which may lack the newest writes."""
@@ -73,7 +110,7 @@ class DictRegisters:
         there = self._seen(swap.wanted.key)
         if isinstance(there, StoreError):
             return there
-        same = there.version == swap.seen.version
+        same = there.version == swap.seen.version or "comparing" in self.left_out
         same_incarnation = there.incarnation.id == swap.seen.incarnation.id
         if not same or not (same_incarnation or "incarnation" in self.left_out):
             return there
@@ -86,11 +123,15 @@ class DictRegisters:
                 beside[kind, name] = settled_value(value, self.now)
         record = settled(swap.record, self.now)
         version = self._next(there, record)
+        if "writes" in self.left_out:
+            return None
         self.rows[swap.wanted.key] = Row(encoded(record), version, beside)
         return None
 
     def _next(self, there: Seen, record: LeaseRecord) -> int:
         if "renewals" in self.left_out and record.token == there.record.token:
+            return int(there.version)
+        if "numbers" in self.left_out:
             return int(there.version)
         if "versions" in self.left_out:
             return 1 if there.record == NOTHING else int(there.version) + 1

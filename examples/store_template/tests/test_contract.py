@@ -9,7 +9,7 @@ import pytest
 
 from incumbent.testing.contract import StoreContract, World
 from incumbent_directory import DirectoryEngine
-from incumbent_directory.registers import Moment
+from incumbent_directory.registers import Moment, Registers
 
 
 class DirectoryWorld(World):
@@ -29,6 +29,9 @@ class DirectoryWorld(World):
         # All clients are on this host: they count on its clock, whatever its wall clock was set to.
         return DirectoryEngine(self._folder, lambda: self._moment(clock_offset))
 
+    def registers(self) -> Registers:
+        return DirectoryEngine(self._folder, self._moment).registers
+
     def pass_time(self, seconds: float) -> None:
         self._shift += seconds
 
@@ -41,7 +44,7 @@ class DirectoryWorld(World):
 
 class TestDirectory(StoreContract):
     capabilities = DirectoryEngine.capabilities
-    hooks = frozenset({"restart", "other_client"})
+    hooks = frozenset({"restart", "other_client", "registers"})
     ttl = 10.0
 
     @pytest.fixture

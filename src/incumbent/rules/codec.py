@@ -35,6 +35,19 @@ from incumbent.rules.record import (
     settled_grant,
 )
 
+__all__ = [
+    "RECORD_FORMAT",
+    "Unreadable",
+    "decoded",
+    "decoded_entry",
+    "decoded_line",
+    "decoded_waiter",
+    "encoded",
+    "encoded_entry",
+    "encoded_line",
+    "encoded_waiter",
+]
+
 T = TypeVar("T")
 
 RECORD_FORMAT: Final = 1

@@ -67,6 +67,8 @@ from incumbent.stores.registers import (
     Wanted,
 )
 
+__all__ = ["Deciding", "display", "present"]
+
 T = TypeVar("T")
 
 Program: TypeAlias = Generator[Request, Any, T]

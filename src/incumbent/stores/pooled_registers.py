@@ -41,6 +41,8 @@ from incumbent.stores.registers import QuickRegisters
 if TYPE_CHECKING:
     from incumbent.stores.threaded_registers import ThreadedRegisterStore
 
+__all__ = ["Exchange", "PooledConnection", "PooledEngine", "PooledOperations", "PooledStore"]
+
 T = TypeVar("T")
 
 LOOK_EVERY: Final = 10.0

@@ -33,20 +33,34 @@ _KEPT: Final = 3_600_000_000
 
 
 def probe(where: str) -> Generator[Any, Any, None]:
-    """A program (see stores.deciding) that swaps twice from the same version.
+    """A program (see stores.deciding) that swaps twice from the same version, and reads in between.
 
-    Raises StoreUnavailable if the second swap is not refused, or if it leaves something behind.
+    Raises StoreUnavailable if the second swap is not refused, or leaves something behind, and if
+    what the first one wrote cannot be read.
     """
-    (seen,) = yield Load((Wanted(PROBE, (_PLACE,)),))
+    wanted = Load((Wanted(PROBE, (_PLACE,)),))
+    (seen,) = yield wanted
+    before = []
     for _ in range(_TRIES):
         if isinstance(seen, StoreError):
             raise seen
+        before.append(seen.version)
         (refused,) = yield Swaps((_swap(seen, 1),))
         if refused is None:
             break
         seen = refused  # another process probes, too
     else:
         return  # which shows that versions are compared
+    (read,) = yield wanted
+    if isinstance(read, StoreError):
+        raise read
+    if read.version in before:
+        raise StoreUnavailable(
+            f"{where} says that it has written, and has the version of before: it lost the write,"
+            " answers by an old copy, or numbers two writes alike, and two clients would be granted"
+            " the same lease. Is it a replica, a cache or an emulator? Name the server",
+            permanent=True,
+        )
     (now,) = yield Swaps((_swap(seen, 2),))
     if isinstance(now, StoreError):
         raise now

@@ -14,10 +14,12 @@ from typing import Any, TypeVar, Unpack, cast
 from incumbent.errors import StoreError
 from incumbent.model import Ask, GiveOutcome, Key, Queued, TakeOutcome
 from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
+from incumbent.protocol.port import run
 from incumbent.stores.base import Parting
 from incumbent.stores.deciding import Deciding
 from incumbent.stores.plan import BlockingTogether, Plan, PlannedTogether, Program, drive
 from incumbent.stores.polling import IN_LINE, LOCAL, NETWORK, Looks, Poll
+from incumbent.stores.probing import probe
 from incumbent.stores.registers import (
     Join,
     Load,
@@ -40,6 +42,7 @@ __all__ = [
     "Poll",
     "PollingOperations",
     "RegisterStore",
+    "prove",
     "replies",
 ]
 
@@ -53,6 +56,11 @@ def replies(registers: Registers, until: float) -> Callable[[Request], Awaitable
         return _reply(registers, request, until)
 
     return reply
+
+
+def prove(registers: Registers, where: str, until: float) -> None:
+    """Find out whether conditional writes hold. Raises StoreUnavailable if not; for `diagnose`."""
+    run(drive(probe(where), replies(registers, until)))
 
 
 def _reply(registers: Registers, request: Request, until: float) -> Any:
@@ -133,9 +141,15 @@ class RegisterOperations(PollingOperations):
         self.dialect = dialect
         self.looks = Looks(poll)
         self._wakeup = wakeup
+        self._proved = False
 
     async def run(self, plan: Plan[None, T], until: float) -> T:
-        return await drive(plan.start(None, until), replies(self.registers, until))
+        answer = replies(self.registers, until)
+        if plan.kind == "take" and not self._proved:
+            # Nobody relies on a lease before it is known that conditional writes hold.
+            await drive(probe(self.dialect.where), answer)
+            self._proved = True
+        return await drive(plan.start(None, until), answer)
 
     def wakeup(self) -> Wakeup:
         """See PollingOperations.wakeup."""

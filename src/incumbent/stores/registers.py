@@ -55,6 +55,30 @@ from incumbent.rules.record import (
 )
 from incumbent.stores.names import flat
 
+__all__ = [
+    "ALL",
+    "NOTHING_QUICK",
+    "Incarnation",
+    "Join",
+    "Joined",
+    "Load",
+    "Place",
+    "Quick",
+    "QuickRegisters",
+    "Registers",
+    "Scan",
+    "Seen",
+    "Swap",
+    "Swaps",
+    "TryGive",
+    "TryRenew",
+    "TryTake",
+    "Wanted",
+    "joined_in",
+    "record_in",
+    "value_in",
+]
+
 T = TypeVar("T")
 
 Place: TypeAlias = tuple[str, str]

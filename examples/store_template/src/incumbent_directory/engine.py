@@ -9,7 +9,8 @@ from urllib.parse import unquote, urlsplit
 from incumbent.errors import ConfigError
 from incumbent.model import Capabilities
 from incumbent.stores.deciding import Deciding
-from incumbent.stores.register_store import LOCAL, InlineRegisterStore, RegisterStore
+from incumbent.stores.register_store import LOCAL, InlineRegisterStore, RegisterStore, prove
+from incumbent.stores.registers import Quick
 from incumbent_directory.registers import Moment, Registers, this_host
 
 __all__ = ["DirectoryEngine", "open_directory"]
@@ -31,12 +32,12 @@ class DirectoryEngine:
 
     def __init__(self, folder: Path, moment: Callable[[], Moment] = this_host) -> None:
         self._folder = folder
-        self._registers = Registers(folder, moment)
+        self.registers = Registers(folder, moment)
         # No restart_wait: no holder outlives the boot whose clock ends its lease.
-        deciding = Deciding(self.url, restart_wait=0.0)
-        self._store = RegisterStore(self._registers, deciding, LOCAL)
+        deciding = Deciding(self.url, restart_wait=0.0, quick=Quick(join=True))
+        self._store = RegisterStore(self.registers, deciding, LOCAL)
         # Files answer at once, so a thread would cost more than it saves.
-        self._async_store = InlineRegisterStore(self._registers, deciding)
+        self._async_store = InlineRegisterStore(self.registers, deciding)
 
     @property
     def url(self) -> str:
@@ -53,8 +54,8 @@ class DirectoryEngine:
 
     def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
         """See Engine.diagnose."""
-        self._registers.probe(until)
-        return [("ok", f"{self._folder} can be written to and locked", "")]
+        prove(self.registers, self.url, until)
+        return [("ok", f"{self._folder} can be written to and locked, and compares versions", "")]
 
 
 def open_directory(url: str) -> DirectoryEngine:

@@ -6,7 +6,7 @@ they end, and what a reboot means.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,15 +16,21 @@ from incumbent.model import Key
 from incumbent.rules.codec import encoded, encoded_entry
 from incumbent.rules.record import (
     NOTHING,
+    Beside,
+    LeaseRecord,
     moved,
     moved_value,
     settled,
     settled_value,
     without_holders,
 )
+from incumbent.stores.deciding import present
 from incumbent.stores.registers import (
     ALL,
     Incarnation,
+    Join,
+    Joined,
+    Place,
     Seen,
     Swap,
     Wanted,
@@ -77,10 +83,16 @@ class Registers:
             ]
             return [(key, seen) for key, seen in found if isinstance(seen, Seen)]
 
-    def probe(self, until: float) -> None:
-        """Raise StoreUnavailable if the directory cannot be used."""
+    def join(self, request: Join, until: float) -> Seen | StoreError:
+        """See QuickRegisters.join: under the lock no version has to be compared."""
+        key, at = request.key, self._moment()
         with self._files.locked(until):
-            pass
+            there = self._seen(Wanted(key, ALL))
+            if isinstance(there, Seen):
+                joined = Joined(None, request.waiter, request.looks_in, at.now)
+                there = there._replace(joined=(joined,))
+                self._write(key, there, present(there), there.beside, at)
+            return there
 
     def _seen(self, wanted: Wanted) -> Seen | StoreError:
         try:
@@ -119,13 +131,23 @@ class Registers:
             beside.pop((kind, name), None)
             if value is not None:
                 beside[kind, name] = settled_value(value, at.now)
+        self._write(key, there, settled(swap.record, at.now), beside, at)
+        return None
+
+    def _write(
+        self,
+        key: Key,
+        there: Seen,
+        record: LeaseRecord,
+        beside: Mapping[Place, Beside],
+        at: Moment,
+    ) -> None:
         document = {
             # Not below the clock, so that none comes back after the file was removed.
             "version": max(there.version + 1, at.wall),
             "boot": at.boot,
             "wall_ahead": at.wall - at.now,
-            "record": encoded(settled(swap.record, at.now)).decode(),
+            "record": encoded(record).decode(),
             "beside": [[*which, encoded_entry(value).decode()] for which, value in beside.items()],
         }
         self._files.write(key, document)
-        return None

@@ -27,6 +27,7 @@ from incumbent.model import (
 )
 from incumbent.stores.base import Engine
 from incumbent.stores.notices import PAUSE, encode_notice
+from incumbent.stores.registers import Registers
 from incumbent.testing.contract.sides import (
     ANSWER_WITHIN,
     DRIVERS,
@@ -49,6 +50,7 @@ Hook: TypeAlias = Literal[
     "requests",
     "other_client",
     "slow_names",
+    "registers",
 ]
 """What a World can do. "restart_wait" is a promise: after a restart, wipe or failover the store
 grants nothing for one ttl. A store that no holder outlives (a file of one host) need not wait."""
@@ -141,6 +143,10 @@ class World:
         Without the hook it is the same client.
         """
         return self.engine
+
+    def registers(self) -> Registers:
+        """Hook "registers": those of the engine, for a store over registers."""
+        raise NotImplementedError
 
     def slow_names(self) -> AbstractContextManager[Engine]:
         """Hook "slow_names": a new client that knows the store by a host name.

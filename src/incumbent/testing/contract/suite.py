@@ -19,6 +19,7 @@ from incumbent.testing.contract import (
     processes,
     races,
     records,
+    registers,
     shared,
     waits,
 )
@@ -51,6 +52,7 @@ class StoreContract(
     processes.ForkCases,
     processes.InterruptionCases,
     processes.SlowNameCases,
+    registers.RegisterCases,
 ):
     """Subclass it, declare your store's capabilities and hooks, and define the fixture `world`."""
 
