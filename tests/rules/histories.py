@@ -114,7 +114,7 @@ class History:
         return self.now + WALL
 
     def until(self) -> float:
-        return clock.now() + 10.0
+        return clock.now() + 60.0
 
     def step(self) -> None:
         """Do one thing."""

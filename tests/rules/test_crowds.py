@@ -81,6 +81,7 @@ def test_without_a_join_they_refuse_each_other_a_bounded_number_of_times() -> No
     assert all(error.retry_after for error in refused)
 
 
+@pytest.mark.timeout(300)
 def test_a_crowd_joins_the_line_of_a_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,7 +53,7 @@ def test_the_scripts_answer_as_the_model_does(server: ShiftedServer, first: int)
             # As waiters do: who does not listen to its inbox is taken for dead.
             with client.pubsub() as inbox:
                 inbox.subscribe(inbox_channel(store.operations.commands.inbox))
-                assert inbox.get_message(timeout=10.0)
+                assert inbox.get_message(timeout=60.0)
                 play(
                     seed,
                     Subject(
