@@ -55,6 +55,7 @@ server = pytest.mark.server
 
 LONG = replace(ASK, ttl=60.0)
 WAITS = replace(LONG, queue=Queue(5.0))
+CANDIDATE = replace(LONG, candidacy=60.0)
 NAMES = Names("/p", Key("n", "job"))
 
 
@@ -375,3 +376,35 @@ def test_a_name_that_is_only_waited_for_is_not_listed(
     assert here.store.read(here.key, soon()).seen == ""
     assert isinstance(other.take(), Granted)
     assert not isinstance(other.take(), Refused)
+
+
+# -- candidates
+
+
+@server
+def test_a_candidate_has_its_turn_among_foreign_clients(own_etcd: EtcdServer, here: Party) -> None:
+    put_foreign(own_etcd, here, "5d")
+    assert here.refused(here.claim, ask=CANDIDATE).holders[0].foreign
+    put_foreign(own_etcd, here)
+    assert here.refused(here.claim, ask=CANDIDATE).holders[0].foreign
+    own_etcd.etcdctl("del", place(here, "5d"))
+    granted = here.take(ask=CANDIDATE)
+    assert lease_of(own_etcd, place(here, "held")) == lease_of(own_etcd, place(here, "ticket"))
+    assert here.store.give(here.key, here.claim, granted.token, soon()) == Released()
+    assert own_etcd.keys(place(here)) == [place(here, "7f")]
+
+
+@server
+def test_a_candidate_that_needs_no_ticket_any_more_leaves_none(
+    own_etcd: EtcdServer, here: Party
+) -> None:
+    put_foreign(own_etcd, here)
+    here.refused(here.claim, ask=CANDIDATE)
+    assert place(here, "ticket") in own_etcd.keys(place(here))
+    assert here.store.give(here.key, here.claim, None, soon()) == Gone()
+    assert own_etcd.keys(place(here)) == [place(here, "7f")]
+    claim = new_claim()
+    here.refused(claim, ask=CANDIDATE)
+    own_etcd.etcdctl("del", place(here, "7f"))
+    here.take(claim, ask=CANDIDATE)
+    assert own_etcd.keys(place(here)) == [place(here, "held")]

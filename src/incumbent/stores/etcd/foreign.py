@@ -22,7 +22,7 @@ there (github.com/etcd-io/etcd, client/v3/concurrency/mutex.go). The keys of our
   came meanwhile: both kinds have their turn.
 
 Until it serves, the ticket is attached to the etcd lease of a process that waits (see `waiting`),
-and only a hint: whether and when it goes makes no difference to anybody but who waits.
+or of a candidacy, and only a hint: whether and when it goes matters to nobody but who waits.
 """
 
 from __future__ import annotations

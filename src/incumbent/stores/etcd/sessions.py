@@ -34,7 +34,7 @@ from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
 from incumbent.stores.etcd.site import LeaseExists
 
-_NOTED_MAX: Final = 16_384
+NOTED_MAX: Final = 16_384
 _CANDIDACIES_MAX: Final = 4096
 _LINE_TTL: Final = 15
 """Seconds after which a dead process is gone from all lines of waiters."""
@@ -198,6 +198,7 @@ class Sessions:
 
     `by_ttl`: the session for new claims; `by_id`: all sessions; `seen_at`: see note_seen;
     `history_leases`, `candidacies`: the etcd leases of history entries and of candidates;
+    `tickets`: the etcd leases of tickets that our candidates may have left (see `foreign`);
     `names_with_our_place`: names for which this process stood in line; `line_lease_until`: the
     instant until which the etcd lease of these places lives; `term`: the raft term of the last
     reply.
@@ -216,6 +217,7 @@ class Sessions:
         self.by_id: dict[str, Session] = {}
         self.claims: dict[tuple[Key, str], ClaimState] = {}
         self.candidacies: dict[tuple[Key, str], Session] = {}
+        self.tickets: dict[Key, str] = {}
         self.names_with_our_place: set[Key] = set()
         self.line_lease_until = 0.0
         self._line = os.urandom(7)
@@ -309,7 +311,7 @@ class Sessions:
 
     def note_seen(self, key: Key, seen: str, revision: int) -> None:
         """Note that a refusal or a record with this `seen` was true at this revision."""
-        if len(self.seen_at) >= _NOTED_MAX:
+        if len(self.seen_at) >= NOTED_MAX:
             self.seen_at.clear()
         self.seen_at[key] = (seen, revision)
 
@@ -329,7 +331,7 @@ class Sessions:
 
     def history_written(self, key: Key) -> None:
         """Note that the history key of `key` was, or may have been, written."""
-        if len(self._written) >= _NOTED_MAX:
+        if len(self._written) >= NOTED_MAX:
             self._new_ring()
         self._written[key] = self._written.get(key, 0) + 1
 
@@ -344,10 +346,13 @@ class Sessions:
         """The etcd lease of all our keys in lines. These are only hints, so it is never proved."""
         return str(int.from_bytes(self._line) | 1)
 
-    def drop_ticket(self, key: Key) -> str:
-        """The operation: remove the ticket of `key` if this process keeps it for its waiters."""
+    def drop_ticket(self, key: Key, lease: str = "") -> str:
+        """The operation: remove the ticket of `key` if it is on that etcd lease.
+
+        Without one: if this process keeps it for its waiters in line.
+        """
         ticket = kv.names_of(self.prefix, key).ticket
-        return kv.nested([kv.attached(ticket, self.line_lease)], [kv.delete(ticket)])
+        return kv.nested([kv.attached(ticket, lease or self.line_lease)], [kv.delete(ticket)])
 
     def keep_line_lease(self) -> Steps[str]:
         """Keep that etcd lease alive, and return its id."""

@@ -19,7 +19,7 @@ from incumbent.rules.taking import CANDIDATES_KEPT
 from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.incarnation import Cluster, Incarnation
 from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
-from incumbent.stores.etcd.sessions import ClaimState, state_of
+from incumbent.stores.etcd.sessions import NOTED_MAX, ClaimState, state_of
 from incumbent.stores.etcd.site import LeaseMissing, OtherIncarnation
 from incumbent.stores.notices import PAUSE, RESIGN
 
@@ -180,6 +180,7 @@ class Take:
             state.revision = kv.revision_of(reply)
             state.due = sent + self.ask.ttl
             state.surplus = self._surplus(reply)
+            sessions.tickets.pop(self.key, None)
             if self._line_is_empty(reply):
                 cluster.turns.make_ours(self.key)
             return _granted(state, self.incarnation, sent)
@@ -249,6 +250,9 @@ class Take:
         failure = [kv.read_all(names.leases, _FIRST), self._read_given_up()]
         if ask.candidacy > 0:
             success.append(kv.delete(names.candidate(state.holder)))
+            left = self.sessions.tickets.get(self.key)
+            if left is not None and not self.ticket:
+                success.append(self.sessions.drop_ticket(self.key, left))
             failure.append(self._note(state.since, candidacy))
             failure.append(self._count_candidates())
         return self.cluster.transaction(
@@ -402,6 +406,7 @@ class Take:
         wall, base = clock.wall(), self.incarnation.base
         holdings = tuple(kv.holding_of(entry, base, {}, wall) for entry in there)
         if any(holding.foreign for holding in holdings):
+            yield from self._stand_among_them()
             return Refused("held", holdings, None, found.seen)
         record, used = yield from self._record(found, holdings)
         ask = Ask(self.ask.ttl, self.ask.holder, self.ask.permits)
@@ -411,6 +416,17 @@ class Take:
         if outcome.reason in ("held", "permits"):
             outcome = replace(outcome, holders=holdings)
         return replace(outcome, seen=found.seen)
+
+    def _stand_among_them(self) -> Steps[None]:
+        """Have a ticket, as a candidate: it stands in no line of ours that has one."""
+        if self.ask.candidacy <= 0 or self.ask.permits is not None:
+            return
+        lease, ticket = (yield from self._candidacy()), self.names.ticket
+        if len(self.sessions.tickets) >= NOTED_MAX:
+            self.sessions.tickets.clear()
+        self.sessions.tickets[self.key] = lease
+        put = kv.put(ticket, foreign.WAITS, lease)
+        yield kv.transaction([kv.nested([kv.absent(ticket)], [put])])
 
     def _record(
         self, found: Obstacles, holdings: Sequence[Holding]

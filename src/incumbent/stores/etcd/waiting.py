@@ -182,6 +182,9 @@ def pass_by(standing: Standing) -> Steps[None]:
 def leave(cluster: Cluster, key: Key) -> Steps[None]:
     """After a waiter has left: give up the place in line if it was the last of this process."""
     sessions, turns = cluster.sessions, cluster.turns
+    left = sessions.tickets.pop(key, "")
+    if left:
+        yield kv.transaction([sessions.drop_ticket(key, left)])
     if turns.waits(key) or key not in sessions.names_with_our_place:
         return
     if turns.waits():
