@@ -94,10 +94,10 @@ class Exchange:
 
     def join(self, request: kit.Join, until: float) -> kit.Seen | StoreError:
         (key, waiter, looks_in), wanted = request, [kit.Wanted(request.key)]
-        values = waiter.claim, encoded_waiter(waiter, looks_in), flat(key), flat(key)
+        values = flat(key), waiter.claim, encoded_waiter(waiter, looks_in), flat(key)
         joined = self._wire.quoted(statements.join(self._ours()), *values)
         replies = self._change(until, joined, *self._selects(wanted))
-        return self._seen(wanted, replies[2:], until)[0]
+        return self._seen(wanted, replies[4:], until)[0]
 
     # -- reading ------------------------------------------------------------------------------
 

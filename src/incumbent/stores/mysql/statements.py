@@ -218,16 +218,17 @@ DRAINED: Final = (  # name, name
 
 
 def join(ours: str) -> str:
-    """Leave a waiter beside a record, and mark the record. Values: claim, value, name, name.
+    """Mark a record, and leave a waiter beside it. Values: name, claim, value, name.
 
-    It comes after those that are there, also if the clock stands still or stepped back.
+    The mark locks the row, so waiters come one after the other: each finds those before it, and
+    comes after them, also if the clock stands still or stepped back.
     """
     return (
+        f"START TRANSACTION;UPDATE incumbent_lease SET joins=joins+1 WHERE name=%s AND {ours};"
         "REPLACE INTO incumbent_beside (name,kind,part,value,at) SELECT name,'join',%s,%s,"
         f"GREATEST({CLOCK},COALESCE((SELECT MAX(at)+1 FROM incumbent_beside AS b"
         " WHERE b.name=incumbent_lease.name AND b.kind='join'),0))"
-        f" FROM incumbent_lease WHERE name=%s AND {ours};"
-        f"UPDATE incumbent_lease SET joins=1 WHERE name=%s AND joins=0 AND {ours}"
+        f" FROM incumbent_lease WHERE name=%s AND {ours};COMMIT"
     )
 
 
