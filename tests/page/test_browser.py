@@ -87,6 +87,7 @@ class Looking:
         self.tab.fill("[name=token]", SECRET)
         self.tab.click("button")
         self.tab.wait_for_selector("main")
+        self.tab.wait_for_load_state()  # its script has run
         # The answer 401 with the question for the token is told there.
         self.complaints.clear()
 
