@@ -23,9 +23,9 @@ from incumbent import AsyncLock, Lock
 __all__ = ["bench_server", "postgresql_async_rows", "postgresql_rows"]
 
 _TTL = 15
-_TAKE = b"""select incumbent.take('bench/bare', %s, 15000000, 'bench', '', 86400000000, 0, null,
-    null, 0, 4102444800000000)"""
-_GIVE = b"select incumbent.give('bench/bare', %s, null, 0, null, null)"
+_TAKE = b"""select incumbent.take('bench/bare', %s, 15000000, 'bench', '', 86400000000, 0,
+    4102444800000000)"""
+_GIVE = b"select incumbent.give('bench/bare', %s, %s)"
 
 
 @contextmanager
@@ -64,8 +64,8 @@ def _bare_advisory(connection: psycopg.Connection[tuple[object, ...]]) -> Callab
 def _bare_lease(connection: psycopg.Connection[tuple[object, ...]]) -> Callable[[], object]:
     def pair() -> None:
         claim = secrets.token_hex(16)
-        connection.execute(_TAKE, (claim,)).fetchone()
-        connection.execute(_GIVE, (claim,)).fetchone()
+        (granted,) = connection.execute(_TAKE, (claim,)).fetchone() or ("",)
+        connection.execute(_GIVE, (claim, str(granted).split()[2])).fetchone()
 
     return pair
 
@@ -127,8 +127,8 @@ def postgresql_async_rows(turns: int, pairs: int) -> list[Row]:
 
         async def bare() -> None:
             claim = secrets.token_hex(16)
-            await (await connection.execute(_TAKE, (claim,))).fetchone()
-            await (await connection.execute(_GIVE, (claim,))).fetchone()
+            (granted,) = await (await connection.execute(_TAKE, (claim,))).fetchone() or ("",)
+            await (await connection.execute(_GIVE, (claim, str(granted).split()[2]))).fetchone()
 
         async def incumbent_lock() -> None:
             await (await ours.acquire()).release()

@@ -85,7 +85,7 @@ def _wait_for_quiet(url: str) -> None:
 
 def _after_a_crash(url: str, ours_url: str, turns: int) -> list[Figure]:
     question = (
-        b"select date_part('epoch', expires - clock_timestamp()) from incumbent.record"
+        b"select (expires - incumbent.clock()) / 1e6::float from incumbent.record"
         b" where key = 'default/bench'"
     )
     # One connection for all: making one takes as long as what is measured.

@@ -20,7 +20,7 @@ LENGTH = 3.2
 STORES = ("sqlite", "redis")
 SHARES = {
     "permits": ("sqlite", "redis", "postgresql", "etcd"),
-    "readers": ("sqlite", "redis"),
+    "readers": ("sqlite", "redis", "postgresql"),
 }
 """What several may hold at once, and on which stores: two permits, or two readers and a writer."""
 ISOLATIONS = ("pidns", "container", "pgroup")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -15,14 +16,15 @@ from tests.support.proxy import FaultProxy
 
 pytestmark = pytest.mark.server
 
+_CHANGES = re.compile(rb"incumbent\.(take|renew|give|swap|join_line)\(\$1")
+
 
 class PostgresWorld(NetworkWorld):
     """One server behind one network."""
 
     def __init__(self, server: PostgresServer, proxy: FaultProxy, options: str = "") -> None:
         url = server.url_of("postgres", port=proxy.port)
-        # Not just any request: a new connection first asks about the schema, without parameters.
-        super().__init__(open_postgresql, f"{url}{options}", [proxy], b"($1")
+        super().__init__(open_postgresql, f"{url}{options}", [proxy], _CHANGES)
         self._server = server
         self._make_schema()
 

@@ -77,7 +77,7 @@ class Sharer:
 
 @pytest.mark.parametrize(
     ("store", "kind"),
-    [*product(("sqlite", "redis"), KINDS), ("postgresql", "semaphore"), ("etcd", "semaphore")],
+    [*product(("sqlite", "redis", "postgresql"), KINDS), ("etcd", "semaphore")],
 )
 def test_who_is_killed_at_work_leaves_room_and_nobody_is_beside_too_many(
     store: str, kind: str, request: pytest.FixtureRequest, tmp_path: Path

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -128,21 +127,6 @@ def test_many_threads_of_one_process_never_hear_that_a_permit_is_unknown(
     with ThreadPoolExecutor(20) as pool:
         assert sum(pool.map(work, range(20))) > 0
     assert not [words for words in said if "an answer of another shape" in words]
-
-
-def test_sharers_that_nobody_can_list_any_more_are_still_in_the_way(
-    on_postgres: Party, postgres_server: PostgresServer, database: str
-) -> None:
-    postgres_server.psql(
-        "create or replace function incumbent.sharers(r incumbent.record, p_now timestamptz)"
-        " returns json language sql stable as 'select null::json'",
-        database,
-    )
-    ask = replace(ASK, permits=1)
-    on_postgres.take(ask=ask)
-    refused = on_postgres.refused(ask=ask)
-    assert (refused.reason, refused.holders, refused.retry_after) == ("held", (), 0.0)
-    assert on_postgres.refused(ask=replace(ASK, permits=2)).reason == "permits"
 
 
 # -- etcd -----------------------------------------------------------------------------------------

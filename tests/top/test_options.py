@@ -140,7 +140,7 @@ def test_one_url_has_one_link_in_a_process() -> None:
 
 def test_a_fair_lock_of_a_store_without_lines_fails_when_it_is_built() -> None:
     with pytest.raises(ConfigError, match="keeps no line of waiters") as caught:
-        Lock("a", store="postgresql://nowhere/leases", fair=True)
+        Lock("a", store="redis+quorum://a,b,c", fair=True)
     assert caught.value.name == "fair"
 
 

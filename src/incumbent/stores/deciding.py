@@ -90,6 +90,9 @@ class Deciding:
     `quick`: the quicker requests that the store answers; `late_kept`: see rules.keeping.give.
     """
 
+    began = "started"
+    """How an incarnation begins, for messages."""
+
     def __init__(
         self,
         where: str,
@@ -98,7 +101,7 @@ class Deciding:
         late_kept: float = keeping.LATE_KEPT,
     ) -> None:
         self.where = where
-        self._restart_wait = restart_wait
+        self.restart_wait = restart_wait
         self._quick = quick
         self._late_kept = late_kept
 
@@ -130,16 +133,21 @@ class Deciding:
 
         def rule(seen: Seen) -> Done[TakeOutcome]:
             self._admit(seen, ask.ttl)
-            return taking.take(present(seen), claim, ask, seen.moment, seen.use_of(slot))
+            asked = self.asked(key, claim, ask, seen)
+            return taking.take(present(seen), claim, asked, seen.moment, seen.use_of(slot))
 
         return Step(_with_slot(key, slot), rule)
+
+    def asked(self, key: Key, claim: str, ask: Ask, seen: Seen) -> Ask:
+        """What is asked for, once it is known what the store has."""
+        return ask
 
     def _admit(self, seen: Seen, ttl: float) -> None:
         """Raises StoreUnavailable while a holder from before the incarnation may believe."""
         age, longest = seen.incarnation.age, seen.incarnation.longest
-        wait = wait_after_restart(self._restart_wait, ttl, longest)
+        wait = wait_after_restart(self.restart_wait, ttl, longest)
         if age < wait:
-            words = restart_words(self.where, "started", age, wait - age)
+            words = restart_words(self.where, self.began, age, wait - age)
             raise StoreUnavailable(words, retry_after=wait - age)
 
     def _join(
@@ -148,7 +156,7 @@ class Deciding:
         """Join the line without a swap, if that is all that the take changes."""
         outcome, record, *_ = step.rule(seen)
         before = present(seen).line.waiters
-        if record is None or not isinstance(outcome, Queued) or _stands(before, claim):
+        if record is None or not isinstance(outcome, Queued) or stands(before, claim):
             return None
         left = ask.ttl if outcome.retry_after is None else min(ask.ttl, outcome.retry_after)
         now = _readable((yield Join(step.wanted.key, record.line.waiters[-1], micros(left))))
@@ -377,7 +385,8 @@ def present(seen: Seen) -> LeaseRecord:
     return record
 
 
-def _stands(waiters: Sequence[Waiter], claim: str) -> bool:
+def stands(waiters: Sequence[Waiter], claim: str) -> bool:
+    """Whether a claim is among them."""
     return any(waiter.claim == claim for waiter in waiters)
 
 

@@ -17,12 +17,13 @@ could find taken.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from math import inf
 from typing import Final, NamedTuple
 
 from incumbent import clock
 from incumbent.errors import StoreError
-from incumbent.model import Key
+from incumbent.model import Ask, Key, Queued, TakeOutcome
 from incumbent.net.readers import Wakeup
 from incumbent.rules.line import may_ask
 from incumbent.rules.record import seen_of
@@ -58,6 +59,15 @@ def may_have_changed(seen: str, found: Seen | StoreError) -> bool:
     if in_line and before.startswith(f"{found.incarnation.id}:"):
         return may_ask(present(found), claim, found.now)
     return seen_of(found.record, found.incarnation.id) != before
+
+
+def in_line(outcome: TakeOutcome, claim: str, ask: Ask) -> TakeOutcome:
+    """The outcome of a take, for a claim that only has to look when its turn may have come."""
+    # A pause or a closing concerns all, and candidates want to know who leads.
+    behind = isinstance(outcome, Queued) and outcome.place > 0 and not ask.candidacy
+    if isinstance(outcome, Queued) and behind and outcome.reason in ("held", "reserved"):
+        return replace(outcome, seen=f"{outcome.seen}{IN_LINE}{claim}")
+    return outcome
 
 
 class _Waiter:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any, TypeVar, Unpack, cast
 
 from incumbent.errors import StoreError
-from incumbent.model import Ask, GiveOutcome, Key, Queued, TakeOutcome
+from incumbent.model import Ask, GiveOutcome, Key, TakeOutcome
 from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
 from incumbent.protocol.port import run
 from incumbent.stores.base import Parting
 from incumbent.stores.deciding import Deciding
 from incumbent.stores.plan import BlockingTogether, Plan, PlannedTogether, Program, drive
-from incumbent.stores.polling import IN_LINE, LOCAL, NETWORK, Looks, Poll
+from incumbent.stores.polling import LOCAL, NETWORK, Looks, Poll, in_line
 from incumbent.stores.probing import probe
 from incumbent.stores.registers import (
     Join,
@@ -103,12 +102,7 @@ class PollingOperations(PlannedTogether[Any]):
         return await self.run(Plan("look", lambda _facts, _until: _loaded(key), (key,)), until)
 
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        outcome = await super().take(key, claim, ask, until)
-        # A pause or a closing concerns all, and candidates want to know who leads.
-        behind = isinstance(outcome, Queued) and outcome.place > 0 and not ask.candidacy
-        if isinstance(outcome, Queued) and behind and outcome.reason in ("held", "reserved"):
-            return replace(outcome, seen=f"{outcome.seen}{IN_LINE}{claim}")
-        return outcome
+        return in_line(await super().take(key, claim, ask, until), claim, ask)
 
     async def give(
         self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]

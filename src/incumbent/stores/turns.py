@@ -33,7 +33,7 @@ _SILENT: Final = 15.0
 _BRIEF: Final = 0.01
 TURN: Final = 0.05
 """The most seconds for which a process lets its own waiters follow each other."""
-_MARK: Final = "|"
+_MARK: Final = "@"
 
 Facts = TypeVar("Facts")
 
@@ -60,7 +60,8 @@ class _Line:
 
     `holder`: a claim of this process that holds the lease; `asked`: the instant of the last take of
     a new waiter; `refused`: the last refusal, of the instant `at`; `since`: the start of this
-    process's turn; `ours`: the first waiter follows without a look; `listens`: it looks already.
+    process's turn; `ours`: the first waiter follows without a look; `listens`: it looks already;
+    `stands`: the waiter that has a place in the store's line, and so is the first here, too.
     """
 
     def __init__(self) -> None:
@@ -72,6 +73,7 @@ class _Line:
         self.at = -inf
         self.since = inf
         self.ours = self.listens = False
+        self.stands = ""
 
     def keeps_turn(self, claim: str) -> bool:
         """Whether another waiter of this process may follow `claim`."""
@@ -81,6 +83,9 @@ class _Line:
     def first(self) -> _Waiter | None:
         """The first waiter that is not silent; it is its turn."""
         now = _now()
+        standing = self.waiters.get(self.stands)
+        if standing is not None and standing.due >= now:
+            return standing
         while self.waiters:
             try:
                 claim, waiter = next(iter(self.waiters.items()))
@@ -178,6 +183,11 @@ class Turns:
         """Whether a claim of this process holds the lease, as far as this process knows."""
         return self._seen(key).holder is not None
 
+    def is_of_us(self, key: Key, claim: str) -> bool:
+        """Whether a claim is of this process, and may hold the lease or stand for the others."""
+        line = self._seen(key)
+        return claim in (line.holder, line.stands) or claim in self.doubted
+
     def is_ours(self, key: Key) -> bool:
         """Whether a waiter of this process follows the claim that holds or asks for the lease."""
         return self._seen(key).ours
@@ -258,7 +268,8 @@ class Turns:
 class TakesTurns(Planned[Facts]):
     """Operations of an engine whose waiters take turns (`Capabilities.turns`).
 
-    Candidates do not, because they want to know the leader; nor do claims that share a lease.
+    Candidates do not, because they want to know the leader; nor do claims that share a lease, and
+    those that asked to be fair: the store keeps their line.
     """
 
     turns: Turns
@@ -280,7 +291,7 @@ class TakesTurns(Planned[Facts]):
         await self.wait_any_change(key, seen, until)
 
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        if ask.queue is None or ask.candidacy > 0 or ask.permits is not None:
+        if ask.queue is None or ask.queue.fair or ask.candidacy > 0 or ask.permits is not None:
             return await self.run(self.dialect.take(key, claim, ask), until)
         line = self.turns.line(key)
         if claim not in line.waiters and claim not in self.turns.doubted:
@@ -304,6 +315,8 @@ class TakesTurns(Planned[Facts]):
                     refused = Refused("held", (holding,), ask.ttl)
                 return outcome
             refused = outcome
+            if isinstance(outcome, Queued):
+                line.stands = claim
             return line.stand(claim, outcome)
         except StoreUnavailable:
             if not doubted:
@@ -325,9 +338,9 @@ class TakesTurns(Planned[Facts]):
             self.turns.given(key, claim)
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        seen, turn, claim = seen.partition(_MARK)
+        seen, turn, claim = seen.rpartition(_MARK)
         if not turn:
-            await self.wait_any_change(key, seen, until)
+            await self.wait_any_change(key, claim, until)
             return
         listen = partial(self.wait_turn, key, seen, until)
         await self.turns.wait(key, claim, until, self.wakeup(), listen)

@@ -14,7 +14,7 @@ import pytest
 
 from incumbent import Client
 from incumbent.errors import OutcomeUnknown
-from incumbent.model import Gone, Refused, Released, Slot
+from incumbent.model import Ask, Gone, Refused, Released, Slot
 from tests.stores.postgresql.world import (
     ASK,
     Party,
@@ -40,7 +40,7 @@ def settle(far: Party) -> None:
 
 def take_in_vain(far: Party, within: float) -> None:
     with pytest.raises(OutcomeUnknown):
-        far.store.take(far.key, far.claim, ONCE, soon(within))
+        far.store.take(far.key, far.claim, ASK, soon(within))
 
 
 def nothing_is_left(database: str, server: PostgresServer, key: str) -> None:
@@ -48,7 +48,7 @@ def nothing_is_left(database: str, server: PostgresServer, key: str) -> None:
         [],
         [("",)],
     )
-    assert server.psql("select * from incumbent.slot", database) == []
+    assert server.psql("select * from incumbent.beside", database) == []
 
 
 def test_a_take_that_the_network_held_back_until_its_time_was_over_is_refused(
@@ -71,7 +71,7 @@ def test_a_take_that_was_given_up_before_its_time_was_over_is_refused_when_it_ar
     async def main() -> None:
         store = await settled(far)
         network.blackhole()
-        taking = asyncio.create_task(store.take(far.key, far.claim, ONCE, soon(30)))
+        taking = asyncio.create_task(store.take(far.key, far.claim, ASK, soon(30)))
         await asyncio.sleep(0.1)
         taking.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -109,7 +109,7 @@ def freeze_during_a_take_on_asyncio(far: Party, server: PostgresServer) -> None:
         server.freeze()
         try:
             with pytest.raises(OutcomeUnknown):
-                await store.take(far.key, far.claim, ONCE, soon(1.0))
+                await store.take(far.key, far.claim, ASK, soon(1.0))
             await asyncio.sleep(0.3)
         finally:
             server.thaw()
@@ -190,11 +190,12 @@ def test_a_certain_release_leaves_no_mark(
     granted = near.take()
     near.store.give(near.key, near.claim, granted.token, soon())
     near.take()
-    assert postgres_server.psql("select * from incumbent.given_up", database) == []
+    assert postgres_server.psql("select rest from incumbent.record", database) == [("",)]
 
 
+@pytest.mark.parametrize("ask", [ASK, ONCE])
 def test_a_server_whose_clock_jumped_ahead_is_asked_what_time_it_is_and_serves_on(
-    near: Party,
+    near: Party, ask: Ask
 ) -> None:
     # What a connection knows of the server's clock may be old.
     near.take()
@@ -202,5 +203,5 @@ def test_a_server_whose_clock_jumped_ahead_is_asked_what_time_it_is_and_serves_o
     (wire,) = operations.idle
     wire.ahead -= 3600.0
     near.key = near.key._replace(name="other")
-    near.take(new_claim())
+    near.take(new_claim(), ask=ask)
     assert wire.closed

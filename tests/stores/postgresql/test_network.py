@@ -211,7 +211,7 @@ def test_a_waiter_is_told_at_once(
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(wait)
         # It listens, and the record says so.
-        awaited = "select 1 from incumbent.record where waited > clock_timestamp()"
+        awaited = "select 1 from incumbent.record where waited > incumbent.clock()"
         eventually(lambda: postgres_server.psql(awaited, database))
         given = clock.now()
         near.store.give(far.key, far.claim, None, soon())

@@ -17,16 +17,16 @@ from incumbent.model import (
     Gone,
     Granted,
     Key,
-    Notice,
     Refused,
     Renewal,
     Renewed,
     Slot,
-    Stale,
-    Stored,
     TakeOutcome,
 )
 from incumbent.net.pool import Broken, Mismatch, exchange_error, still_in_doubt
+from incumbent.rules.columns import columns_of
+from incumbent.rules.record import NOTHING, Grant, LastGrant, LeaseRecord, after, settled
+from incumbent.stores.base import Take
 from incumbent.stores.plan import Plan
 from incumbent.stores.postgresql.dialect import Dialect
 from incumbent.stores.postgresql.doctor import findings
@@ -45,15 +45,15 @@ CLAIM = "c" * 32
 DIALECT = Dialect("here", None)
 
 
-def requests_of(plan: Plan[float, Any], *replies: bytes | None, ahead: float = 0.0) -> list[Any]:
+def requests_of(plan: Plan[Any, Any], *replies: bytes | None, ahead: float = 0.0) -> list[Any]:
     """The parameters of the plan's requests, of which all but the last one get a reply."""
-    program = plan.start(ahead, 5.0)
+    program = DIALECT.spoken(plan, ahead, 5.0)
     return [next(program).parameters, *(program.send(reply).parameters for reply in replies)]
 
 
-def outcome_of(plan: Plan[float, T], *replies: bytes | None) -> T:
+def outcome_of(plan: Plan[Any, T], *replies: bytes | None) -> T:
     """What the plan makes of these replies."""
-    program = plan.start(0.0, 5.0)
+    program = DIALECT.spoken(plan, 0.0, 5.0)
     next(program)
     for reply in replies[:-1]:
         program.send(reply)
@@ -67,31 +67,59 @@ def taken(reply: bytes | None, claim: str = CLAIM) -> TakeOutcome:
     return outcome_of(DIALECT.take(KEY, claim, Ask(1, "me")), reply)
 
 
+def said(*rows: tuple[str, LeaseRecord], **change: Any) -> bytes:
+    """What the server says that it has of some names, written at 1 s; it is 2 s."""
+    shown = []
+    for name, record in rows:
+        columns = columns_of(settled(record, 1_000_000))
+        values = columns._replace(meta=columns.meta.hex(), rest=columns.rest.decode())  # type: ignore[arg-type]
+        line = record.line.due, record.line.overtaken
+        shown.append([name, 7, 1_000_000, values, *line, None, None, None])
+    epoch = ["1.epoch", 100.0, 15_000_000]
+    found = {"now": 2_000_000, "epoch": epoch, "floor": 0, "highest": 5, "rows": shown}
+    return json.dumps(found | change).encode()
+
+
+def held_by(claim: str) -> LeaseRecord:
+    grant = Grant(claim, "b", 5, 2_000_000, after(0), after(1_500_000), b"\x00\xff")
+    return NOTHING._replace(
+        token=5, granted=1, changes=1, grants=(grant,), last=LastGrant("b", 5, 1_000_000)
+    )
+
+
 # -- requests and answers
 
 
-def test_a_take_rounds_its_times_up_and_names_its_slot() -> None:
-    ask = Ask(1.0000001, "me", meta=b"\x00\xff", slot=Slot("today", 60.0), candidacy=2.0)
+def test_a_take_rounds_its_times_up_and_names_its_end() -> None:
+    ask = Ask(1.0000001, "me", meta=b"\x00\xff")
     assert requests_of(DIALECT.take(KEY, CLAIM, ask), ahead=2.5) == [(
         b"space/job", CLAIM.encode(), b"1000001", b"me", b"\\x00ff", b"86400000000", None,
-        b"today", b"60000000", b"2000000", b"7500000",
+        b"7500000",
     )]  # fmt: skip
 
 
 def test_a_restart_wait_of_nothing_is_said_and_none_is_left_to_the_server() -> None:
-    plans = [Dialect("here", wait).take(KEY, CLAIM, Ask(1, "me")) for wait in (0, 2)]
-    waits = [requests_of(plan)[0][6] for plan in plans]
+    waits = []
+    for wait in (0, 2):
+        dialect = Dialect("here", wait)
+        program = dialect.spoken(dialect.take(KEY, CLAIM, Ask(1, "me")), 0.0, 5.0)
+        waits.append(next(program).parameters[6])
     assert waits == [b"0", b"2000000"]
 
 
 def test_a_grant_must_echo_its_claim() -> None:
-    said = f"granted {CLAIM} 7 1500000 1.epoch".encode()
-    assert taken(said) == Granted(CLAIM, 7, 1.5, "1.epoch")
+    granted = f"granted {CLAIM} 7 1500000 1.epoch".encode()
+    assert taken(granted) == Granted(CLAIM, 7, 1.5, "1.epoch")
     with pytest.raises(Mismatch):
-        taken(said, "d" * 32)
-    for strange in (None, b"", b"granted", b"[]", b'{"reason": "new"}', b"7"):
+        taken(granted, "d" * 32)
+    for strange in (None, b"", b"granted", b"[]", b'{"now": 5}', b"7"):
         with pytest.raises(Mismatch):
             taken(strange)
+
+
+def test_an_answer_about_other_names_is_not_believed() -> None:
+    with pytest.raises(Mismatch, match="other names"):
+        taken(said(("space/other", held_by("x"))))
 
 
 def test_a_take_that_came_too_late_was_not_carried_out() -> None:
@@ -112,71 +140,91 @@ def test_only_a_take_may_not_be_repeated_without_its_caller() -> None:
 
 def test_a_young_store_is_unavailable_for_as_long_as_it_says() -> None:
     with pytest.raises(StoreUnavailable, match="restart_wait") as caught:
-        taken(b"wait 2500000 500000")
-    assert caught.value.retry_after == 2.5
+        taken(said(epoch=["1.epoch", 0.5, 20_000_000]))
+    assert caught.value.retry_after == 19.5
 
 
 def test_a_refusal_says_who_holds() -> None:
-    holding = {
-        "holder": "b", "token": 5, "claim": "x", "ttl": 2_000_000, "meta": "00ff", "for": 1.5,
-        "left": 0.5,
-    }  # fmt: skip
-    said = {"reason": "held", "seen": "5.1", "holding": holding, "reserved_for": ""}
-    refused = taken(json.dumps(said).encode())
+    refused = taken(said(("space/job", held_by("x"))))
     assert isinstance(refused, Refused)
     (shown,) = refused.holders
-    assert (shown.holder, shown.ttl, shown.held_for, shown.meta) == ("b", 2.0, 1.5, b"\x00\xff")
-    assert (refused.reason, refused.retry_after, refused.seen) == ("held", 0.5, "5.1")
+    assert (shown.holder, shown.ttl, shown.held_for, shown.meta) == ("b", 2.0, 1.0, b"\x00\xff")
+    assert (refused.reason, refused.retry_after, refused.seen) == ("held", 0.5, "1.epoch:1")
+
+
+def test_a_swap_names_the_version_the_epoch_and_the_clock_by_which_it_was_decided() -> None:
+    plan = DIALECT.put(KEY, "f", b"x", None)
+    _, (written, durable, _) = requests_of(plan, said(("space/job", held_by("x"))))
+    (swap,) = json.loads(written)
+    shown = [swap[name] for name in ("key", "version", "epoch", "not_before", "kinds", "names")]
+    assert shown == ["space/job", 7, "1.epoch", 2_000_000, ["field"], ["f"]]
+    assert durable == b"t"
+
+
+@pytest.mark.parametrize(
+    ("plan", "durable"),
+    [
+        (DIALECT.take(KEY, CLAIM, Ask(1, "me", slot=Slot("today", 60.0))), b"t"),
+        (DIALECT.take(KEY, CLAIM, Ask(1, "me", candidacy=1.0)), b"f"),
+        (DIALECT.give(KEY, CLAIM, None), b"f"),
+        (DIALECT.give(KEY, CLAIM, None, closed_for=1.0), b"f"),
+        (DIALECT.put(KEY, "pause", b"", None), b"t"),
+    ],
+)
+def test_only_what_outlives_a_crash_waits_for_the_disk(
+    plan: Plan[Any, Any], durable: bytes
+) -> None:
+    _, (_, waits, _) = requests_of(plan, said())
+    assert waits == durable
+
+
+def test_a_closing_waits_for_the_disk() -> None:
+    plan = DIALECT.give(KEY, CLAIM, 5, closed_for=1.0)
+    _, (_, waits, _) = requests_of(plan, said(("space/job", held_by(CLAIM))))
+    assert waits == b"t"
+
+
+def test_a_server_whose_clock_stepped_back_writes_nothing() -> None:
+    plan = DIALECT.put(KEY, "f", b"x", None)
+    with pytest.raises(StoreUnavailable, match=r"stepped back by 0\.250 s"):
+        now = json.loads(said(now=1_750_000))
+        outcome_of(plan, said(), json.dumps([["space/job", now]]).encode())
 
 
 def test_renewals_go_by_epoch_and_in_batches() -> None:
     asked = [Renewal(KEY, CLAIM, 1, 1.0, epoch) for epoch in ("a", "b", "a")]
     plan = DIALECT.renew(asked)
-    done = f"{CLAIM} [[1, null, null]]".encode()
+    done = f"{CLAIM} [1]".encode()
     assert [(each[0], each[3]) for each in requests_of(plan, done)] == [
         (b"a", b"{1,1}"),
         (b"b", b"{1}"),
     ]
-    assert outcome_of(plan, done, done) == [Renewed(), Renewed(), Gone()]
+    # The last one may have a record that says more.
+    assert outcome_of(plan, done, done, said()) == [Renewed(), Renewed(), Gone("store_restarted")]
     many = requests_of(DIALECT.renew([asked[0]] * 1001), done, done)
     assert [each[3].count(b"1") for each in many] == [500, 500, 1]
 
 
 def test_a_scan_goes_on_after_the_last_record_until_nothing_is_left() -> None:
-    holding = {"holder": "", "token": 0, "claim": "", "ttl": 0, "meta": "", "for": None, "left": 0}
-    record = {
-        "key": "space/job", "seen": "", "reserved_for": "", "holding": holding, "fields": None,
-        "slots": None, "candidates": None, "history": None,
-    }  # fmt: skip
-    plan = DIALECT.scan("space", "j")
-    found = json.dumps([record]).encode()
+    plan, found = DIALECT.scan("space", "j"), said(("space/job", held_by("x")))
     assert requests_of(plan, found) == [
         (b"space/j", b"", b"200"),
         (b"space/j", b"space/job", b"200"),
     ]
-    assert [each.key for each in outcome_of(plan, found, b"[]")] == [KEY]
+    assert [each.key for each in outcome_of(plan, found, said())] == [KEY]
 
 
 def test_a_batch_of_renewals_is_quoted_as_arrays() -> None:
-    asked = [
-        Renewal(KEY, 'a"\\', 1, 1.0, "e", b"\x00"),
-        Renewal(KEY, CLAIM, 2, 1.5, "e"),
-    ]
+    asked = [Renewal(KEY, 'a"\\', 1, 1.0, "e"), Renewal(KEY, CLAIM, 2, 1.5, "e")]
     assert requests_of(DIALECT.renew(asked)) == [(
         b"e", b'{"space/job","space/job"}', b'{"a\\"\\\\","%b"}' % CLAIM.encode(), b"{1,2}",
-        b"{1000000,1500000}", b'{"\\\\x00",NULL}',
+        b"{1000000,1500000}",
     )]  # fmt: skip
 
 
-def test_the_answer_to_renewals_says_which_were_done_and_what_is_asked() -> None:
-    asked = [Renewal(KEY, CLAIM, token, 1.0, "e") for token in (1, 2, 3)]
-    resign = json.dumps({"token": 3, "who": "op"}).encode().hex()
-    said = f'{CLAIM} [[3, null, "{resign}"], [1, null, null]]'.encode()
-    plan = DIALECT.renew(asked)
-    assert outcome_of(plan, said) == [Renewed(), Gone(), Renewed((Notice("resign", "op"),))]
-    assert outcome_of(plan, f"{CLAIM} null".encode()) == [Gone("store_restarted")] * 3
+def test_an_answer_to_other_renewals_is_not_believed() -> None:
     with pytest.raises(Mismatch):
-        outcome_of(plan, b"other []")
+        outcome_of(DIALECT.renew([Renewal(KEY, CLAIM, 1, 1.0, "e")]), b"other []")
 
 
 def test_a_give_must_echo_its_claim() -> None:
@@ -184,24 +232,35 @@ def test_a_give_must_echo_its_claim() -> None:
         outcome_of(DIALECT.give(KEY, CLAIM, 7), b"released other")
 
 
-def test_the_guards_of_a_write() -> None:
-    said = [
-        requests_of(DIALECT.put(KEY, "f", None, guard))[0][3:]
-        for guard in (None, ABSENT, ByVersion(3), ByClaim("c", 4))
-    ]
-    assert said == [
-        (b"none", None, None),
-        (b"absent", None, None),
-        (b"version", b"3", None),
-        (b"claim", b"4", b"c"),
-    ]
-    plan = DIALECT.put(KEY, "f", None, None)
-    assert [outcome_of(plan, it) for it in (b"-1", b"0", b"9")] == [Stale(), Stored(0), Stored(9)]
-
-
 def test_a_text_that_libpq_would_cut_is_refused() -> None:
-    with pytest.raises(ConfigError, match="NUL"):
-        DIALECT.take(KEY, CLAIM, Ask(1.0, "me\0you"))
+    for ask in (Ask(1.0, "me\0you"), Ask(1.0, "me\0you", candidacy=1.0)):
+        with pytest.raises(ConfigError, match="NUL"):
+            requests_of(DIALECT.take(KEY, CLAIM, ask), said())
+
+
+def test_what_only_reads_was_never_carried_out() -> None:
+    program = DIALECT.spoken(DIALECT.put(KEY, "f", b"x", None), 0.0, 5.0)
+    next(program)
+    with pytest.raises(Broken) as caught:
+        program.throw(Broken("no answer", sent=True))
+    assert not caught.value.sent
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(Broken("no answer", sent=False), Broken), (ErrorReply("55P03", "x"), OutcomeUnknown)],
+)
+def test_an_error_after_a_part_was_done_leaves_the_outcome_open(
+    error: Exception, raised: type[Exception]
+) -> None:
+    takes = [Take(Key("space", name), CLAIM, Ask(1.0, "me")) for name in ("a", "b")]
+    program = DIALECT.spoken(DIALECT.take_all(takes), 0.0, 5.0)
+    next(program)
+    program.send(said())
+    program.send(json.dumps([["space/a", None], ["space/b", json.loads(said())]]).encode())
+    with pytest.raises(raised) as caught:
+        program.throw(error)
+    assert getattr(caught.value, "sent", True)
 
 
 # -- errors

@@ -8,14 +8,26 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from incumbent.stores.postgresql import open_postgresql
+from incumbent.model import Ask, Key, TakeOutcome
+from incumbent.protocol.port import run
+from incumbent.stores.postgresql.dialect import Dialect
+from incumbent.stores.postgresql.engine import PostgresStore
+from incumbent.stores.postgresql.site import site_of_url
 from tests.rules.histories import Subject, play
 from tests.stores.postgresql.world import moved_database
 from tests.support.postgresql import PostgresServer
 
 pytestmark = pytest.mark.server
 
-_TABLES = ("record", "slot", "field", "history", "candidate", "given_up", "sharer")
+_TABLES = ("record", "beside", "history", "joined")
+
+
+class _EachForItself(PostgresStore):
+    """Its waiters do not take turns: each claim asks the server, as those of many processes do."""
+
+    def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        operations = self.operations
+        return run(operations.run(operations.dialect.take(key, claim, ask), until))
 
 
 @pytest.mark.timeout(180)
@@ -30,6 +42,7 @@ def test_the_server_answers_as_the_model_does(postgres_server: PostgresServer) -
             move(1_000.0, 1_800_000_000.0)
             for table in _TABLES:
                 operator.execute(f"delete from incumbent.{table}".encode())
-            store = open_postgresql(f"{url}?restart_wait=0").store()
-            play(seed, Subject(store, move, queues=[None], late_kept=3600.0))
+            site = site_of_url(f"{url}?restart_wait=0")
+            store = _EachForItself(site, Dialect(site.where, site.restart_wait))
+            play(seed, Subject(store, move))
             store.close()

@@ -101,12 +101,12 @@ def test_a_waiter_that_idles_too_long_for_the_server_still_hears(
     # Longer than a busy machine takes from a login to its first request.
     alter(postgres_server, database, "idle_session_timeout = '400ms'")
     with party(postgres_server.url_of(database)) as one:
-        one.take()
-        seen = one.refused().seen
+        patiently(one.take)
+        seen = patiently(one.refused).seen
         # Losing the connection is hint enough; a wait must neither fail nor outlast its time.
         with answers_within(1.0):
             one.store.wait_change(one.key, seen, soon(1.0))
-        assert one.refused().seen == seen
+        assert patiently(one.refused).seen == seen
 
 
 def test_a_request_on_its_way_while_its_session_ends_for_idling_was_not_carried_out(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import psycopg
 import pytest
 
-from incumbent.errors import ConfigError, LeaseLost
+from incumbent.errors import LeaseLost
 from incumbent.model import UNLIMITED, Ask, Gone, Granted, Refused, Released
-from incumbent.several import ReadWriteLock, Semaphore
+from incumbent.several import Semaphore
 from incumbent.stores.postgresql import with_token
 from tests.stores.postgresql.world import Party, new_claim, party, soon
 from tests.support.postgresql import PostgresServer
@@ -58,15 +59,24 @@ def test_who_is_renewed_while_another_waits_for_the_row_still_counts(
     database: str,
 ) -> None:
     one.take(ask=two())
-    dying = one.take(new_claim(), ask=two(0.5))
+    dying = one.take(new_claim(), ask=two(1.0))
+    kept = postgres_server.psql("select * from incumbent.record", database)
+    one.store.renew([replace(one.renewal(dying, 60.0), shared=True)], soon())
+    renewed = operator.execute("select rest, written, version from incumbent.record").fetchone()
+    assert renewed is not None
+    # As before the renewal, which then is written while the row is waited for.
+    operator.execute(
+        "update incumbent.record set rest = %s, written = %s, version = %s",
+        (kept[0][16], kept[0][2], kept[0][1]),
+    )
+    operator.commit()
+    eventually(lambda: one.store.read(one.key, soon()).holdings[1:] == ())
     operator.execute("select from incumbent.record for update")
     with ThreadPoolExecutor(1) as pool:
-        eventually(lambda: one.store.read(one.key, soon()).holdings[1:] == ())
         taking = pool.submit(one.store.take, one.key, new_claim(), two(), soon())
         eventually(lambda: waits(postgres_server, database))
         operator.execute(
-            "update incumbent.sharer set expires = expires + interval '1 minute' where claim = %s",
-            (dying.claim,),
+            "update incumbent.record set rest = %s, written = %s, version = %s", renewed
         )
         operator.commit()
         outcome = taking.result()
@@ -117,14 +127,6 @@ def test_the_longest_ttl_of_those_who_share_is_known_after_a_crash(
 # -- beside the rest -----------------------------------------------------------------------------
 
 
-def test_a_read_write_lock_is_refused_for_want_of_a_line(
-    postgres_server: PostgresServer, database: str
-) -> None:
-    url = postgres_server.url_of(database)
-    with pytest.raises(ConfigError, match="needs a line of waiters"):
-        ReadWriteLock("prices", store=url)
-
-
 def test_of_those_who_share_the_newest_alone_may_write_under_its_token(
     one: Party, postgres_server: PostgresServer, database: str
 ) -> None:
@@ -144,5 +146,5 @@ def test_readers_leave_nothing_behind(
     grants = [one.take(new_claim(), ask=Ask(10.0, "me", UNLIMITED)) for _ in range(3)]
     assert [leave(one, grant) for grant in grants] == [Released()] * 3
     assert [leave(one, grant) for grant in grants] == [Gone()] * 3
-    assert postgres_server.psql("select * from incumbent.sharer", database) == []
-    assert postgres_server.psql("select claim from incumbent.record", database) == [("",)]
+    left = "select claim, rest, expires from incumbent.record"
+    assert postgres_server.psql(left, database) == [("", "", 0)]

@@ -218,12 +218,12 @@ def test_a_copy_of_the_data_is_another_store(
 @pytest.mark.parametrize(
     ("call", "waits"),
     [
-        ("take('a/b', 'c', 9000000, 'h', '', 1, 0, NULL, NULL, 0, NULL)", "off"),
-        ("take('a/b', 'c', 9000000, 'h', '', 1, 0, 'today', 9000000, 0, NULL)", "on"),
-        ("renew('e', '{a/b}', '{c}', '{1}', '{1}', '{NULL}')", "off"),
-        ("give('a/b', 'c', NULL, 0, NULL, NULL)", "off"),
-        ("give('a/b', 'c', NULL, 1000000, NULL, NULL)", "on"),
-        ("put('a/b', 'pause', 'x', 'none', NULL, NULL)", "on"),
+        ("take('a/b', 'c', 9000000, 'h', '', 1, 0, NULL)", "off"),
+        ("renew('e', '{a/b}', '{c}', '{1}', '{1}')", "off"),
+        ("give('a/b', 'c', 1)", "off"),
+        ("join_line('e', 'a/b', 'c', 'x', 0)", "off"),
+        ("swap('[]', false, 0)", "off"),
+        ("swap('[]', true, 0)", "on"),
         ("changed('a/b', '', 1000000)", "off"),
     ],
 )
@@ -351,7 +351,7 @@ def test_who_waits_is_told_and_one_connection_serves_all(store: PostgresStore, r
     with ThreadPoolExecutor(6) as pool:
         first = [pool.submit(wait, _KEY, seen[_KEY]) for _ in range(3)]
         second = [pool.submit(wait, other, seen[other]) for _ in range(3)]
-        marked = "select count(*) from incumbent.record where waited > clock_timestamp()"
+        marked = "select count(*) from incumbent.record where waited > incumbent.clock()"
         eventually(lambda: run(marked) == [(2,)])
         time.sleep(0.1)
         listening = (
@@ -395,7 +395,7 @@ def test_who_waits_for_a_slot_is_told_when_it_is_given_back_after_the_lease_ende
     assert isinstance(refused, Refused)
     with ThreadPoolExecutor(1) as pool:
         waiter = pool.submit(store.wait_change, _KEY, refused.seen, soon(20))
-        marked = "select count(*) from incumbent.record where waited > clock_timestamp()"
+        marked = "select count(*) from incumbent.record where waited > incumbent.clock()"
         eventually(lambda: run(marked) == [(1,)])
         assert store.give(_KEY, _ONE, None, soon(), slot="today") == Gone()
         waiter.result(5)
@@ -522,7 +522,7 @@ def test_tokens_grow_over_promotions_to_servers_with_slower_clocks_that_lack_the
         assert isinstance(stored, Stored)
         versions.append(stored.version)
         world.server.psql(PROMOTED, world.database)
-        world.server.psql("delete from incumbent.field", world.database)
+        world.server.psql("delete from incumbent.beside", world.database)
         world.pass_time(1.0 - behind)
         tokens.append(granted(store).token)
     assert tokens == sorted(set(tokens))
@@ -622,19 +622,17 @@ def test_a_stale_holder_stays_refused_after_its_record_and_its_fence_were_forgot
     assert world.server.psql(fence.format(stale.token), world.database) == [(False,)]
 
 
-def test_claims_that_were_given_up_are_forgotten_after_an_hour(
+def test_claims_that_were_given_up_are_forgotten_after_a_minute(
     moved: Moved,
 ) -> None:
     world, store = moved
     store.give(_KEY, _ONE, None, soon())
-    world.pass_time(3599.0)
-    world.server.psql("select incumbent.sweep()", world.database)
+    world.pass_time(59.0)
     assert isinstance(store.take(_KEY, _ONE, _ASK, soon()), Refused)
     world.pass_time(2.0)
-    world.server.psql("select incumbent.sweep()", world.database)
-    left = "select count(*) from incumbent.given_up"
-    assert world.server.psql(left, world.database) == [(0,)]
     granted(store)
+    left = "select rest from incumbent.record"
+    assert world.server.psql(left, world.database) == [("",)]
 
 
 # -- connections

@@ -1,29 +1,28 @@
-"""Many waiters in several processes: while one process has its turn, the others ask for nothing."""
+"""Many waiters in several processes: who is told, and how much they ask."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, cast
 
 import psycopg
 import pytest
 
 from incumbent import AsyncClient, clock
-from incumbent.model import Refused
+from incumbent.model import Key, Queue, Queued, Released
 from incumbent.net.readers import SharedWakeup
+from incumbent.protocol.port import run
 from incumbent.stores import turns
+from incumbent.stores.deciding import present
 from incumbent.stores.names import flat
-from incumbent.stores.postgresql import subscriber
-from incumbent.stores.postgresql.dialect import OURS
+from incumbent.stores.plan import Plan
 from incumbent.stores.postgresql.runner import Runner
 from incumbent.stores.postgresql.subscriber import Subscriber
 from incumbent.stores.postgresql.wire import Wire
-from tests.stores.postgresql.world import Party, new_claim, new_database, party, soon
-from tests.support.pace import took
+from incumbent.stores.registers import Load, Wanted
+from tests.stores.postgresql.world import ASK, Party, new_claim, new_database, party, soon
 from tests.support.postgresql import PostgresServer
-from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -31,40 +30,29 @@ def url(postgres_server: PostgresServer) -> str:
     return postgres_server.url_of(new_database(postgres_server))
 
 
-def _leave_to_ours(one: Party, refused: Refused) -> None:
-    """As if another waiter of this process were about to follow."""
-    line = one.store.operations.turns.line(one.key)  # type: ignore[attr-defined]
-    line.stand(new_claim(), refused)
-    line.ours = True
-
-
 # -- what is notified
 
 
-@pytest.mark.parametrize("ours", [False, True])
-def test_a_release_says_whether_it_is_left_to_a_waiter_of_its_process(
-    url: str, ours: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # So long that a busy machine cannot make it look like that.
-    monkeypatch.setattr(subscriber, "_FOLLOWS", 1.5)
-    with party(url) as one, party(url) as other, psycopg.connect(url, autocommit=True) as listener:
+@pytest.mark.parametrize("waiting", [0, 2])
+def test_a_release_names_the_first_in_line(url: str, waiting: int) -> None:
+    with party(url) as one, psycopg.connect(url, autocommit=True) as listener:
         listener.execute("LISTEN incumbent")
-        granted, key = one.take(), flat(one.key)
-        refused = one.refused()
-        with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(other.store.wait_change, one.key, refused.seen, soon(20))
-            marked = "select from incumbent.record where waited > clock_timestamp()"
-            eventually(lambda: listener.execute(marked).rowcount == 1)
-            time.sleep(0.1)
-            if ours:
-                _leave_to_ours(one, refused)
-            began = clock.now()
-            one.store.give(one.key, one.claim, granted.token, soon())
-            # Even if nobody follows, the others look soon.
-            waiting.result(5)
-            assert (clock.now() - began >= subscriber._FOLLOWS) is ours
-        heard = [each.payload for each in listener.notifies(timeout=5, stop_after=1 + ours)]
-    assert heard == ([key + OURS, key] if ours else [key])
+        granted, key, ask = one.take(), flat(one.key), replace(ASK, queue=Queue(5.0, fair=True))
+        claims = [new_claim() for _ in range(waiting)]
+        for claim in claims:
+            refused = one.store.take(one.key, claim, ask, soon())
+            assert isinstance(refused, Queued)
+        # Whoever waits says so in the record.
+        _marks(one)
+        one.store.give(one.key, one.claim, granted.token, soon())
+        heard = [each.payload for each in listener.notifies(timeout=5, stop_after=1)]
+    assert heard == [" ".join([key, *claims[:1]])]
+
+
+def _marks(one: Party) -> None:
+    """As a waiter does that begins to wait."""
+    operations: Any = one.store.operations  # type: ignore[attr-defined]
+    run(operations.run(operations.dialect.unchanged(one.key, "", 20.0), soon()))
 
 
 # -- what is made of it
@@ -91,8 +79,8 @@ class _Scripted:
         self.closed = True
 
 
-async def _waits(batches: list[list[str]]) -> tuple[float, int]:
-    """For how long a waiter for "k" waits, and how many batches are left then."""
+async def _waits(batches: list[list[str]], claim: str) -> int:
+    """How many batches are left when a waiter for "k" goes on."""
     wire = _Scripted([*batches])
 
     async def connect(_: float) -> Wire:
@@ -101,41 +89,95 @@ async def _waits(batches: list[list[str]]) -> tuple[float, int]:
     async def same() -> bool:
         return True
 
-    began = clock.now()
-    await Subscriber(connect, SharedWakeup).wait("k", soon(10), same)
-    return took(began), len(wire.batches)
-
-
-_LEFT = ["k" + OURS, "k"]
+    await Subscriber(connect, SharedWakeup).wait("k", claim, soon(10), same)
+    return len(wire.batches)
 
 
 @pytest.mark.parametrize(
-    "batches",
+    ("claim", "batches"),
     [
-        [["k"], ["x"]],
-        [["j" + OURS, "j"], ["j" + OURS, "k"], ["x"]],
-        [_LEFT, ["k"], ["x"]],
-        [_LEFT, ["k" + OURS], ["k"], _LEFT * 2, ["k", "j"], ["x"]],
-        [[*_LEFT, "k"], ["x"]],
-        [_LEFT, ["k", *_LEFT], _LEFT, ["k"], ["x"]],
+        ("", [["k"], ["x"]]),
+        ("", [["j"], ["j", "k"], ["x"]]),
+        ("", [["j c"], ["k c"], ["x"]]),
+        ("c", [["k d"], ["k c"], ["x"]]),
+        ("c", [["j c", "k d"], ["k d", "k"], ["x"]]),
     ],
 )
-def test_a_waiter_looks_when_a_turn_is_over_and_not_before(
-    monkeypatch: pytest.MonkeyPatch, batches: list[list[str]]
+def test_a_waiter_looks_when_its_turn_may_have_come_and_not_before(
+    claim: str, batches: list[list[str]]
 ) -> None:
-    monkeypatch.setattr(subscriber, "_FOLLOWS", 5.0)
-    waited, left = asyncio.run(_waits(batches))
-    assert left == 1
-    assert waited < 4
-
-
-def test_a_waiter_looks_although_nobody_follows() -> None:
-    waited, left = asyncio.run(_waits([_LEFT]))
-    assert left == 0
-    assert subscriber._FOLLOWS <= waited < 5
+    assert asyncio.run(_waits(batches, claim)) == 1
 
 
 # -- many
+
+
+def test_one_waiter_of_a_process_stands_in_the_line_of_the_store(url: str) -> None:
+    unfair = replace(ASK, queue=Queue(5.0))
+    with party(url) as one, party(url) as other:
+        other.key = one.key
+
+        def stand(party: Party, count: int) -> list[str]:
+            claims = [new_claim() for _ in range(count)]
+            for claim in claims:
+                # Asked twice, as no refusal of another waiter is shared then.
+                for _ in range(2):
+                    assert isinstance(party.store.take(party.key, claim, unfair, soon()), Queued)
+            return claims
+
+        def in_line() -> list[str]:
+            operations: Any = one.store.operations  # type: ignore[attr-defined]
+            (seen,) = run(operations.run(_load(one.key), soon()))
+            return [waiter.claim for waiter in present(seen).line.waiters]
+
+        held = one.take()
+        theirs = stand(other, 3)
+        assert in_line() == theirs[:1]
+        other.store.give(other.key, theirs[0], None, soon())
+        assert in_line() == []
+        # The next one stands for the others now.
+        refused = other.store.take(other.key, theirs[2], unfair, soon())
+        assert isinstance(refused, Queued)
+        assert in_line() == theirs[2:]
+        assert one.store.give(one.key, one.claim, held.token, soon()) == Released()
+
+
+def _load(key: Key) -> Plan[Any, Any]:
+    def start(_facts: Any, _until: float) -> Any:
+        return (yield Load((Wanted(key),)))
+
+    return Plan("look", start, (key,))
+
+
+def test_150_that_join_a_line_at_once_ask_three_times_at_most(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bytes] = []
+    query = Wire.query
+
+    async def counted(self: Wire, request: Any, until: float) -> Any:
+        asked.append(request.sql)
+        return await query(self, request, until)
+
+    async def join(store: Any, one: Party) -> int:
+        ask = replace(ASK, queue=Queue(5.0, fair=True))
+        outcome = await store.take(one.key, new_claim(), ask, soon(60))
+        assert isinstance(outcome, Queued)
+        return outcome.place
+
+    async def all_at_once(one: Party) -> list[int]:
+        store = one.engine.async_store()
+        try:
+            return await asyncio.gather(*(join(store, one) for _ in range(150)))
+        finally:
+            await store.aclose()
+
+    monkeypatch.setattr(Wire, "query", counted)
+    with party(url) as one:
+        one.take(ask=replace(ASK, ttl=600.0))
+        places = asyncio.run(all_at_once(one))
+    assert sorted(places) == list(range(150))
+    assert sum(b"hello" not in sql for sql in asked) <= 3 * 150
 
 
 def test_of_a_turn_other_processes_ask_for_little(
@@ -150,8 +192,8 @@ def test_of_a_turn_other_processes_ask_for_little(
 
     monkeypatch.setattr(Runner, "carry_out", counted)
     # However slow this machine is.
-    for module, name in ((turns, "_BRIEF"), (turns, "TURN"), (subscriber, "_FOLLOWS")):
-        monkeypatch.setattr(module, name, 5.0)
+    for name in ("_BRIEF", "TURN"):
+        monkeypatch.setattr(turns, name, 5.0)
     asyncio.run(_in_clients(url, [20] * 8))
     # Where each looks at each change it is twice as many.
     assert asked.count("take") < 160 * 3

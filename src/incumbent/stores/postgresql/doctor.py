@@ -16,8 +16,8 @@ from incumbent.stores.findings import (
     grants_nothing,
     wait_after_restart,
 )
-from incumbent.stores.postgresql.dialect import HELLO, Request, read_object
 from incumbent.stores.postgresql.errors import OLDEST, check_schema
+from incumbent.stores.postgresql.exchange import HELLO, Request, read_object
 from incumbent.stores.postgresql.site import Site
 from incumbent.stores.postgresql.wire import Wire
 

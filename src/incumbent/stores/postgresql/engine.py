@@ -58,10 +58,10 @@ class PostgresEngine(ServerEngine[PostgresStore, AsyncPostgresStore]):
         waits="pubsub",
         ttl_unit=0.000_001,
         ttl_clock="wall",
+        queue=True,
         candidates=True,
         reservations=True,
         refuses_late=True,
-        turns=True,
         shared=True,
     )
 

@@ -11,7 +11,6 @@ import re
 from typing import Any, Final, NamedTuple
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.stores.findings import restart_words
 
 RECORD_FORMAT: Final = 1
 """The schema's format: a client refuses a schema of another one."""
@@ -113,12 +112,6 @@ def connect_error(words: str, where: str, *, final: bool = False, proved: bool) 
         permanent=(final or bool(meaning and meaning.final)) and not proved,
         retry_after=meaning.retry_after if meaning else None,
     )
-
-
-def restart_error(where: str, age: float, left: float) -> StoreUnavailable:
-    """The exception for a store that may have lost a lease on which its holder still relies."""
-    what = "crashed, was promoted, restored or made"
-    return StoreUnavailable(restart_words(where, what, age, left), retry_after=left)
 
 
 def check_server(number: int, where: str, *, proved: bool) -> None:

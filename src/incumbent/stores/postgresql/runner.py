@@ -19,7 +19,8 @@ from incumbent.net.readers import Wakeup
 from incumbent.stores.base import Gave, Give
 from incumbent.stores.names import flat
 from incumbent.stores.plan import Plan, PlannedTogether
-from incumbent.stores.postgresql.dialect import HELLO, Dialect, read_object
+from incumbent.stores.polling import IN_LINE
+from incumbent.stores.postgresql.dialect import Dialect
 from incumbent.stores.postgresql.errors import (
     ErrorReply,
     answered_error,
@@ -27,6 +28,7 @@ from incumbent.stores.postgresql.errors import (
     check_server,
     connect_error,
 )
+from incumbent.stores.postgresql.exchange import HELLO, read_object
 from incumbent.stores.postgresql.site import Site
 from incumbent.stores.postgresql.subscriber import Subscriber, pause
 from incumbent.stores.postgresql.wire import Side, Wire, connect
@@ -96,8 +98,9 @@ class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[Wire, floa
             return
         if self.site.direct:
             wait = max(0.0, until - _now())
+            waiter = flat(key), seen.partition(IN_LINE)[2]
             await self._subscriber.wait(
-                flat(key), until, lambda: self._is_same(key, seen, until, wait)
+                *waiter, until, lambda: self._is_same(key, seen, until, wait)
             )
         else:
             await self._poll(key, seen, until)
@@ -121,7 +124,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[Wire, floa
     # -- exchanges ----------------------------------------------------------------------------
 
     def carry_out(self, wire: Wire, plan: Plan[float, T], until: float) -> Coroutine[Any, Any, T]:
-        return wire.carry_out(plan, until)
+        return wire.carry_out(self.dialect.spoken(plan, wire.ahead, until), until)
 
     def settle(self, wire: Wire, idle: list[Wire], error: BaseException) -> None:
         """See PlanRunner.settle. Raises the server's error as a StoreError."""

@@ -6,13 +6,22 @@
 --     GRANT USAGE ON SCHEMA incumbent TO app;
 --     GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA incumbent TO app;
 --
--- Rules:
+-- Theory of operation:
+-- * A record is one row. Its columns have what every lease has: the last grant, and the claim that
+--   holds the name alone. `rest` is the text of everything else (a line, sharers, a pause), as
+--   incumbent.rules writes it; of a plain record it is empty. A plain record is granted, renewed and
+--   given back by one statement: take(), renew(), give(). So is one with a line but nothing else, as
+--   long as the line stays as it is: its hot fields are columns, too. Everything else is decided by
+--   the client, by what load() says, and written by swap() if the row still has the version read.
 -- * Each operation is one function, one statement, one transaction, and keeps nothing in its session.
--- * Instants are the server's clock_timestamp(), and never those of a transaction's start.
+-- * Instants are microseconds since 1970 by the server's clock_timestamp(), and never those of a
+--   transaction's start. One that begins with a write is 2^62 + the microseconds until then.
+-- * Each write has another version, a renewal as well: whoever decided by an older one is refused. The
+--   incarnation is compared in the same step.
 -- * What would only be lost in a crash does not wait for the disk (synchronous_commit off): a crash
 --   empties `epoch`, which is unlogged, and then nothing is granted for a while.
--- * A take is carried out by p_until or not at all, and never once its claim was given up: one that a
---   network or a frozen server kept back leaves nothing.
+-- * A take is carried out by p_until or not at all: one that a network or a frozen server kept back
+--   leaves nothing.
 
 BEGIN;
 SET LOCAL client_min_messages = warning;
@@ -47,96 +56,61 @@ CREATE UNLOGGED TABLE IF NOT EXISTS incumbent.epoch (
     floor bigint NOT NULL DEFAULT 0
 );
 
--- claim = '': nobody holds it; until `expires` it is closed, but for `reserved_for`. Until `doubted`
--- some claim of the key may be in `given_up`: hardly any take has to look there.
+-- claim: who holds the name alone, or held it last without giving it back; empty: nobody, or several
+-- share it, and then `ttl` is the longest of theirs, and `expires` the last end. `started`, `ended`:
+-- of the last grant. `due`, `overtaken`: of the line in `rest`, whose first waiter is next_claim if
+-- `rest` says nothing else. `noticed`: a notice waits; `waited`: somebody waits for a change.
 CREATE TABLE IF NOT EXISTS incumbent.record (
     key text COLLATE "C" PRIMARY KEY,
-    token bigint NOT NULL DEFAULT 0,
-    claim text NOT NULL DEFAULT '',
-    holder text NOT NULL DEFAULT '',
-    meta bytea NOT NULL DEFAULT '',
+    version bigint NOT NULL,
+    written bigint NOT NULL DEFAULT 0, token bigint NOT NULL DEFAULT 0,
+    granted bigint NOT NULL DEFAULT 0, changes bigint NOT NULL DEFAULT 0,
+    claim text NOT NULL DEFAULT '', holder text NOT NULL DEFAULT '',
     ttl bigint NOT NULL DEFAULT 0,
-    since timestamptz,
-    expires timestamptz NOT NULL DEFAULT '-infinity',
-    ended timestamptz,
-    reserved_for text NOT NULL DEFAULT '',
-    grants bigint NOT NULL DEFAULT 0,
-    changes bigint NOT NULL DEFAULT 0,
-    switched boolean NOT NULL DEFAULT false,
-    field_version bigint NOT NULL DEFAULT 0,
-    waited timestamptz NOT NULL DEFAULT '-infinity',
-    doubted timestamptz NOT NULL DEFAULT '-infinity',
+    since bigint NOT NULL DEFAULT 0, expires bigint NOT NULL DEFAULT 0,
+    meta bytea NOT NULL DEFAULT '',
+    started bigint NOT NULL DEFAULT 0, ended bigint NOT NULL DEFAULT 0,
+    field_version bigint NOT NULL DEFAULT 0, keep_until bigint NOT NULL DEFAULT 0,
+    rest text NOT NULL DEFAULT '',
+    due bigint NOT NULL DEFAULT 0, overtaken integer NOT NULL DEFAULT 0,
+    next_claim text NOT NULL DEFAULT '', next_heartbeat bigint NOT NULL DEFAULT 0,
+    next_fair boolean NOT NULL DEFAULT false,
+    noticed boolean NOT NULL DEFAULT false, waited bigint NOT NULL DEFAULT 0,
     forget_on date NOT NULL DEFAULT current_date + 2
 ) WITH (fillfactor = 40, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 -- By the day, so that an operation hardly ever changes what is indexed (a HOT update).
 CREATE INDEX IF NOT EXISTS record_forget_on ON incumbent.record (forget_on);
 
--- Those who hold a lease together. Its record is then a latch: its claim is '*', it ends with the last
--- of them, its ttl is the longest of theirs, and it names the one that was granted last. So whoever
--- asks for it exclusively finds it held. Without a latch these rows mean nothing, and the next latch
--- begins without them. They change only while the record is locked.
-CREATE TABLE IF NOT EXISTS incumbent.sharer (
+-- Fields, and slots until their end (`until`).
+CREATE TABLE IF NOT EXISTS incumbent.beside (
     key text COLLATE "C",
-    claim text COLLATE "C",
-    holder text NOT NULL,
-    token bigint NOT NULL,
-    ttl bigint NOT NULL,
-    meta bytea NOT NULL,
-    since timestamptz NOT NULL,
-    expires timestamptz NOT NULL,
-    permits integer NOT NULL,
-    PRIMARY KEY (key, claim)
-) WITH (fillfactor = 40, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
+    kind text COLLATE "C", name text COLLATE "C",
+    written bigint NOT NULL, until bigint,
+    value text NOT NULL,
+    PRIMARY KEY (key, kind, name)
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 
-CREATE TABLE IF NOT EXISTS incumbent.slot (
-    key text COLLATE "C",
-    name text COLLATE "C",
-    claim text NOT NULL,
-    token bigint NOT NULL,
-    holder text NOT NULL,
-    ttl bigint NOT NULL,
-    since timestamptz NOT NULL,
-    expires timestamptz NOT NULL,
-    PRIMARY KEY (key, name)
-);
-
-CREATE TABLE IF NOT EXISTS incumbent.field (
-    key text COLLATE "C",
-    name text COLLATE "C",
-    value bytea NOT NULL,
-    version bigint NOT NULL,
-    PRIMARY KEY (key, name)
-);
-
--- The 19 holdings before the one that `record` has.
+-- The 19 grants before the last one.
 CREATE TABLE IF NOT EXISTS incumbent.history (
     key text COLLATE "C",
     place smallint,
     holder text NOT NULL,
     token bigint NOT NULL,
-    started timestamptz NOT NULL,
-    ended timestamptz,
+    started bigint NOT NULL, ended bigint NOT NULL,
     PRIMARY KEY (key, place)
 ) WITH (fillfactor = 40, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 
-CREATE TABLE IF NOT EXISTS incumbent.candidate (
-    key text COLLATE "C",
-    holder text COLLATE "C",
-    expires timestamptz NOT NULL,
-    PRIMARY KEY (key, holder)
-) WITH (fillfactor = 40);
-
--- Claims that were given up while nobody knew whether they had been granted: a take of theirs may
--- still be on its way. A crash may empty it, for it ends the connections too.
-CREATE UNLOGGED TABLE IF NOT EXISTS incumbent.given_up (
+-- Who joined a line since its record was written: the next swap moves them into it.
+CREATE UNLOGGED TABLE IF NOT EXISTS incumbent.joined (
     key text COLLATE "C",
     claim text COLLATE "C",
-    until timestamptz NOT NULL,
+    place bigint GENERATED ALWAYS AS IDENTITY,
+    at bigint NOT NULL, value text NOT NULL,
     PRIMARY KEY (key, claim)
-);
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 
--- Where each new record begins: the highest token of all records that were forgotten, or lost with
--- an epoch before.
+-- Where each new record begins: the highest token and version of all records that were forgotten, or
+-- lost with an epoch before.
 CREATE TABLE IF NOT EXISTS incumbent.forgotten (
     one boolean PRIMARY KEY DEFAULT true CHECK (one),
     highest bigint NOT NULL
@@ -148,6 +122,24 @@ CREATE TABLE IF NOT EXISTS incumbent.fence (
     key text COLLATE "C" PRIMARY KEY,
     highest bigint NOT NULL
 ) WITH (fillfactor = 40);
+
+-- The server's clock.
+CREATE OR REPLACE FUNCTION incumbent.clock() RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT (date_part('epoch', clock_timestamp()) * 1000000)::bigint
+$$;
+
+-- An instant of a record that is written at p_written.
+CREATE OR REPLACE FUNCTION incumbent.known(p_instant bigint, p_written bigint) RETURNS bigint
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_instant < 2305843009213693952 THEN p_instant
+        ELSE p_instant - 4611686018427387904 + p_written END
+$$;
+
+-- The day from which on a record may be forgotten.
+CREATE OR REPLACE FUNCTION incumbent.forgettable(p_keep_until bigint) RETURNS date
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT date '1970-01-01' + (least(p_keep_until, 253402300800000000) / 86400000000)::integer + 2
+$$;
 
 -- Where this data lives: a copy of it, restored elsewhere or beside it, is another place.
 CREATE OR REPLACE FUNCTION incumbent.here() RETURNS text
@@ -177,8 +169,7 @@ BEGIN
     INSERT INTO incumbent.epoch (id, born, place, longest)
         SELECT '1.' || replace(gen_random_uuid()::text, '-', ''), clock_timestamp(), found_here,
             greatest(15000000, max(ttl))
-        FROM incumbent.record
-        WHERE claim <> '' AND expires > clock_timestamp() - ttl * interval '1 microsecond'
+        FROM incumbent.record WHERE expires > incumbent.clock() - ttl
         ON CONFLICT DO NOTHING;
     IF FOUND THEN
         -- The newest grants may be missing, and this server's clock be behind that of the one that
@@ -187,7 +178,7 @@ BEGIN
         -- before any token of this epoch.
         SET LOCAL synchronous_commit TO DEFAULT;
         INSERT INTO incumbent.forgotten AS f (highest)
-            VALUES (60000001 + (date_part('epoch', clock_timestamp()) * 1000000)::bigint)
+            VALUES (60000001 + incumbent.clock())
             ON CONFLICT (one) DO UPDATE SET highest = greatest(f.highest + 1, excluded.highest)
             RETURNING highest INTO lost;
         UPDATE incumbent.epoch SET floor = lost;
@@ -200,8 +191,7 @@ BEGIN
 END $$;
 
 -- What a client asks on a new connection.
-CREATE OR REPLACE FUNCTION incumbent.hello() RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER
+CREATE OR REPLACE FUNCTION incumbent.hello() RETURNS text LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
 DECLARE
     now CONSTANT timestamptz := clock_timestamp();
@@ -218,122 +208,135 @@ BEGIN
         'now', date_part('epoch', now));
 END $$;
 
--- Answers 'wait <us left> <us since the epoch began>', 'granted <claim> <token> <us> <epoch>',
--- 'late <claim>' after p_until (us since 1970), or what a refusal shows, as json. Durations are
--- microseconds; no p_wait means the longest ttl that may be believed.
--- It locks nothing before it has decided, and then changes only what is as it was: whoever is
--- refused writes nothing, and does not wait for those who do.
-CREATE OR REPLACE FUNCTION incumbent.take(
-    p_key text, p_claim text, p_ttl bigint, p_holder text, p_meta bytea, p_keep bigint,
-    p_wait bigint, p_slot text, p_slot_keep bigint, p_candidacy bigint, p_until bigint
-) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
-DECLARE
-    us CONSTANT interval := interval '1 microsecond';
-    wait bigint;
-    e incumbent.epoch;
-    r incumbent.record;
-    now timestamptz;
-    new_token bigint;
-    left_us bigint;
-    reason text;
-    fresh boolean := false;
+-- Begin a record. Only after a statement that found none: a record that is forgotten meanwhile would
+-- come back with a token and a version from before.
+CREATE OR REPLACE FUNCTION incumbent.remember(p_key text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF p_slot IS NULL THEN
-        PERFORM set_config('synchronous_commit', 'off', true);
+    INSERT INTO incumbent.record (key, token, field_version, version)
+        SELECT p_key, highest, highest, highest FROM incumbent.forgotten
+        ON CONFLICT DO NOTHING;
+    IF NOT FOUND AND NOT EXISTS (SELECT FROM incumbent.forgotten) THEN
+        RAISE EXCEPTION 'incumbent.forgotten has lost its row' USING ERRCODE = 'undefined_table';
     END IF;
+END $$;
+
+-- What is known of some names, as json, with the clock that was read before. Of the values beside
+-- them those of these kinds and names; or all, and the history, if p_kinds is null.
+CREATE OR REPLACE FUNCTION incumbent.load(p_keys text[], p_kinds text[], p_names text[])
+RETURNS text LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    now CONSTANT bigint := incumbent.clock();
+    e incumbent.epoch;
+BEGIN
     SELECT * INTO e FROM incumbent.epoch;
     IF NOT FOUND THEN
         e := incumbent.begin_epoch();
     END IF;
-    now := clock_timestamp();
-    IF now < e.born + coalesce(p_wait, greatest(p_ttl, e.longest)) * us
-        AND p_wait IS DISTINCT FROM 0
-    THEN
-        wait := coalesce(p_wait, greatest(p_ttl, e.longest));
-        left_us := wait - date_part('epoch', now - e.born) * 1000000;
-        RETURN 'wait ' || left_us || ' ' || (wait - left_us);
-    END IF;
+    RETURN (SELECT json_build_object('now', now,
+        'epoch', json_build_array(e.id, date_part('epoch', clock_timestamp() - e.born), e.longest),
+        'floor', e.floor, 'highest', (SELECT highest FROM incumbent.forgotten),
+        'rows', coalesce(json_agg(json_build_array(r.key, r.version, r.written,
+            json_build_array(r.token, r.granted, r.changes, r.claim, r.holder, r.ttl, r.since,
+                r.expires, encode(r.meta, 'hex'), r.started, r.ended, r.field_version,
+                r.keep_until, r.rest), r.due, r.overtaken,
+            (SELECT json_agg(json_build_array(j.place, j.value, j.at) ORDER BY j.place)
+                FROM incumbent.joined j WHERE j.key = r.key),
+            CASE WHEN p_kinds IS NULL THEN
+                (SELECT json_agg(json_build_array(b.kind, b.name, b.value, b.written))
+                    FROM incumbent.beside b WHERE b.key = r.key)
+            WHEN p_kinds <> '{}' THEN
+                (SELECT json_agg(json_build_array(b.kind, b.name, b.value, b.written))
+                    FROM unnest(p_kinds, p_names) AS w (kind, name)
+                    JOIN incumbent.beside b ON b.key = r.key AND b.kind = w.kind
+                        AND b.name = w.name)
+            END,
+            CASE WHEN p_kinds IS NULL THEN
+                (SELECT json_agg(json_build_array(h.place, h.holder, h.token, h.started, h.ended))
+                    FROM incumbent.history h WHERE h.key = r.key)
+            END)), '[]'))::text
+        FROM incumbent.record r WHERE r.key = ANY (p_keys));
+END $$;
 
+-- For people: as load(), all of at most p_count names that begin so, after p_after.
+CREATE OR REPLACE FUNCTION incumbent.scan(p_prefix text, p_after text, p_count integer) RETURNS text
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT incumbent.load(ARRAY(
+        SELECT key FROM incumbent.record
+        WHERE key > p_after AND key >= p_prefix AND starts_with(key, p_prefix)
+            AND key < p_prefix || chr(127)
+        ORDER BY key LIMIT p_count), NULL, NULL)
+$$;
+
+-- Answers 'granted <claim> <token> <us> <epoch>'; 'late <claim>' after p_until; or what load() does, if
+-- the name is not free, or its record not plain. Nothing is granted until p_wait us of the epoch are
+-- over: null means the longest ttl that may be believed.
+-- It locks nothing before it has decided, and then changes only what is as it was: whoever is
+-- refused writes nothing, and does not wait for those who do.
+CREATE OR REPLACE FUNCTION incumbent.take(
+    p_key text, p_claim text, p_ttl bigint, p_holder text, p_meta bytea, p_keep bigint,
+    p_wait bigint, p_until bigint
+) RETURNS text LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
+DECLARE
+    e incumbent.epoch;
+    r incumbent.record;
+    now bigint;
+    new_token bigint;
+BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true);
+    SELECT * INTO e FROM incumbent.epoch;
+    IF NOT FOUND THEN
+        e := incumbent.begin_epoch();
+    END IF;
+    IF p_wait IS DISTINCT FROM 0 AND clock_timestamp()
+        < e.born + coalesce(p_wait, greatest(p_ttl, e.longest)) * interval '1 microsecond'
+    THEN
+        RETURN incumbent.load(ARRAY[p_key], '{}', '{}');
+    END IF;
     LOOP
         SELECT * INTO r FROM incumbent.record WHERE key = p_key;
         IF NOT FOUND THEN
             PERFORM incumbent.remember(p_key);
-            fresh := true;
             CONTINUE;
         END IF;
-        now := clock_timestamp();
-        -- One condition, and a simple one: each costs every take some microseconds.
-        IF r.doubted > now OR now > timestamptz 'epoch' + p_until * us THEN
-            IF now > timestamptz 'epoch' + p_until * us THEN
-                RETURN 'late ' || p_claim;
-            END IF;
-            IF EXISTS (SELECT FROM incumbent.given_up
-                WHERE key = p_key AND claim = p_claim AND until > now)
-            THEN
-                RETURN json_build_object('reason', 'given_up', 'seen', r.token || '.' || r.changes);
-            END IF;
+        now := incumbent.clock();
+        IF now > p_until THEN
+            RETURN 'late ' || p_claim;
         END IF;
-
-        IF r.expires > now AND r.claim = p_claim THEN
-            UPDATE incumbent.record SET expires = greatest(expires, now + p_ttl * us)
-                WHERE key = p_key AND claim = p_claim AND token = r.token
-                    AND expires > clock_timestamp()
-                RETURNING ceil(date_part('epoch', expires - now) * 1000000) INTO left_us;
-            CONTINUE WHEN NOT FOUND;
-            RETURN concat_ws(' ', 'granted', p_claim, r.token, greatest(p_ttl, left_us), e.id);
+        -- A few may overtake a first waiter that is not fair, in its turn.
+        IF r.expires > now OR r.rest <> '' AND NOT (r.next_claim <> '' AND NOT r.next_fair
+            AND r.due > now AND r.overtaken < 4 AND position(p_claim IN r.rest) = 0)
+        THEN
+            RETURN incumbent.load(ARRAY[p_key], '{}', '{}');
         END IF;
-
-        IF r.expires > now OR r.switched OR p_slot IS NOT NULL THEN
-            reason := incumbent.why_not(r, now, p_claim, p_holder, p_slot);
-            IF reason IS NOT NULL THEN
-                IF p_candidacy > 0 THEN
-                    PERFORM incumbent.stand(p_key, p_holder, now, p_candidacy);
-                END IF;
-                RETURN reason;
-            END IF;
-        END IF;
-
-        new_token := greatest(r.token + 1, (date_part('epoch', now) * 1000000)::bigint, e.floor);
+        new_token := greatest(r.token + 1, now, e.floor);
         UPDATE incumbent.record SET
-            token = new_token, claim = p_claim, holder = p_holder, meta = p_meta, ttl = p_ttl,
-            since = now, expires = now + p_ttl * us, ended = NULL, reserved_for = '',
-            grants = r.grants + 1, changes = r.changes + 1,
-            forget_on = ((now + greatest(p_ttl, p_keep) * us) AT TIME ZONE 'UTC')::date + 2
-        WHERE key = p_key AND changes = r.changes AND token = r.token AND expires = r.expires
-            AND doubted = r.doubted;
+            version = greatest(r.version + 1, now), token = new_token, granted = r.granted + 1,
+            changes = r.changes + 1, claim = p_claim, holder = p_holder, ttl = p_ttl, since = now,
+            expires = now + p_ttl, meta = p_meta, started = now, ended = 0,
+            overtaken = r.overtaken + (r.next_claim <> '')::integer,
+            keep_until = greatest(r.keep_until, now + greatest(p_ttl, p_keep)),
+            forget_on = incumbent.forgettable(greatest(r.keep_until, now + greatest(p_ttl, p_keep)))
+        WHERE key = p_key AND version = r.version
+            AND NOT EXISTS (SELECT FROM incumbent.joined j WHERE j.key = p_key);
         EXIT WHEN FOUND;
+        IF EXISTS (SELECT FROM incumbent.joined j WHERE j.key = p_key) THEN
+            RETURN incumbent.load(ARRAY[p_key], '{}', '{}');
+        END IF;
     END LOOP;
     -- It may have waited for the row's lock: then nothing of it is kept.
-    IF clock_timestamp() > timestamptz 'epoch' + p_until * us THEN
+    IF incumbent.clock() > p_until THEN
         RAISE EXCEPTION 'the row was locked until nobody waited for the take any more'
             USING ERRCODE = 'lock_not_available';
     END IF;
-
-    IF r.grants > 0 THEN
-        INSERT INTO incumbent.history AS h (key, place, holder, token, started, ended)
-            VALUES (p_key, r.grants % 19, r.holder, r.token, r.since, r.ended)
+    IF r.granted > 0 THEN
+        INSERT INTO incumbent.history (key, place, holder, token, started, ended)
+            VALUES (p_key, (r.granted - 1) % 19, r.holder, r.token, r.started, r.ended)
             ON CONFLICT (key, place) DO UPDATE SET holder = excluded.holder,
                 token = excluded.token, started = excluded.started, ended = excluded.ended;
-    END IF;
-    IF r.switched THEN
-        DELETE FROM incumbent.field WHERE key = p_key AND name = 'resign';
-        UPDATE incumbent.record SET switched = false WHERE key = p_key;
-    END IF;
-    IF p_slot IS NOT NULL THEN
-        INSERT INTO incumbent.slot (key, name, claim, token, holder, ttl, since, expires)
-            VALUES (p_key, p_slot, p_claim, new_token, p_holder, p_ttl, now,
-                now + p_slot_keep * us)
-            ON CONFLICT (key, name) DO UPDATE SET claim = excluded.claim, token = excluded.token,
-                holder = excluded.holder, ttl = excluded.ttl, since = excluded.since,
-                expires = excluded.expires;
-        DELETE FROM incumbent.slot WHERE key = p_key AND expires <= now;
-    END IF;
-    IF p_candidacy > 0 THEN
-        DELETE FROM incumbent.candidate WHERE key = p_key AND holder = p_holder;
-        PERFORM pg_notify('incumbent', p_key) FROM incumbent.record
-            WHERE key = p_key AND (fresh OR waited > now);
     END IF;
     IF new_token % 256 = 0 THEN
         PERFORM incumbent.sweep();
@@ -341,220 +344,207 @@ BEGIN
     RETURN concat_ws(' ', 'granted', p_claim, new_token, p_ttl, e.id);
 END $$;
 
--- As take(), for p_permits at once (0: any number). Two takes of one latch follow each other; whoever
--- finds no room at the first look does not wait for them.
-CREATE OR REPLACE FUNCTION incumbent.share(
-    p_key text, p_claim text, p_ttl bigint, p_holder text, p_meta bytea, p_keep bigint,
-    p_wait bigint, p_permits integer, p_candidacy bigint, p_until bigint
-) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER
+-- Renews those that hold a name alone, without a notice: it leaves the rest of a record as it is.
+-- Answers the first claim, and as json which renewals were done.
+CREATE OR REPLACE FUNCTION incumbent.renew(
+    p_epoch text, p_keys text[], p_claims text[], p_tokens bigint[], p_ttls bigint[]
+) RETURNS text LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
 DECLARE
-    r incumbent.record;
-    s incumbent.sharer;
-    now timestamptz;
-    locked boolean := false;
-    latched boolean;
-    refusal text;
-    answer text;
+    now bigint;
+    done json;
 BEGIN
-    LOOP
-        SELECT * INTO r FROM incumbent.record WHERE key = p_key;
-        IF NOT FOUND THEN
-            PERFORM incumbent.remember(p_key);
-            CONTINUE;
-        END IF;
-        now := clock_timestamp();
-        latched := r.claim = '*' AND r.expires > now;
-        SELECT * INTO s FROM incumbent.sharer
-            WHERE latched AND key = p_key AND claim = p_claim AND expires > now;
-        refusal := NULL;
-        IF latched AND s.key IS NULL THEN
-            refusal := incumbent.no_room(r, now, p_permits);
-        ELSIF r.claim NOT IN ('', '*') AND r.expires > now THEN
-            refusal := incumbent.why_not(r, now, p_claim, p_holder, NULL);
-        END IF;
-        EXIT WHEN locked OR refusal IS NOT NULL;
-        PERFORM FROM incumbent.record WHERE key = p_key FOR UPDATE;
-        locked := FOUND;
-    END LOOP;
-    latched := latched AND locked;  -- else it may be another one by now
-
-    IF latched AND s.key IS NULL AND refusal IS NULL THEN
-        -- For a take to look at: nobody else sees it so. A notice to those who share is not over.
-        UPDATE incumbent.record SET claim = '', expires = '-infinity', switched = r.switched
-            AND EXISTS (SELECT FROM incumbent.field WHERE key = p_key AND name = 'pause')
-        WHERE key = p_key;
-    END IF;
-    answer := incumbent.take(p_key, p_claim, p_ttl, p_holder, p_meta, p_keep, p_wait, NULL, NULL,
-        CASE WHEN s.key IS NULL THEN p_candidacy ELSE 0 END, p_until);
-    IF answer LIKE 'granted %' THEN
-        DELETE FROM incumbent.sharer
-            WHERE key = p_key AND (NOT latched OR expires <= now OR claim = p_claim);
-        INSERT INTO incumbent.sharer
-            (key, claim, holder, token, ttl, meta, since, expires, permits)
-            SELECT key, claim, holder, token, ttl, meta, since, expires, p_permits
-            FROM incumbent.record WHERE key = p_key;
-        UPDATE incumbent.record SET claim = '*',
-            expires = CASE WHEN latched THEN greatest(expires, r.expires) ELSE expires END,
-            ttl = CASE WHEN latched THEN greatest(ttl, r.ttl) ELSE ttl END,
-            switched = CASE WHEN latched THEN r.switched ELSE switched END
-        WHERE key = p_key;
-        RETURN answer;
-    END IF;
-    IF latched AND s.key IS NULL AND refusal IS NULL THEN
-        UPDATE incumbent.record
-            SET claim = '*', expires = r.expires, switched = r.switched WHERE key = p_key;
-    END IF;
-    IF answer NOT LIKE '{"reason" : "held"%' THEN
-        RETURN answer;
-    ELSIF s.key IS NULL THEN
-        -- As it was at the first look: what changed since is news to whoever waits.
-        RETURN coalesce(refusal, answer);
-    END IF;
-    UPDATE incumbent.sharer
-        SET expires = greatest(expires, now + p_ttl * interval '1 microsecond')
-        WHERE key = p_key AND claim = p_claim RETURNING * INTO s;
-    UPDATE incumbent.record SET expires = greatest(expires, s.expires) WHERE key = p_key;
-    RETURN concat_ws(' ', 'granted', p_claim, s.token,
-        greatest(p_ttl, ceil(date_part('epoch', s.expires - now) * 1000000)::bigint),
-        (SELECT id FROM incumbent.epoch));
+    PERFORM set_config('synchronous_commit', 'off', true);
+    -- In the order of the keys, so that two batches never wait for each other.
+    PERFORM FROM incumbent.record WHERE key = ANY (p_keys) ORDER BY key FOR UPDATE;
+    now := incumbent.clock();
+    WITH renewed AS (
+        UPDATE incumbent.record r SET
+            version = greatest(r.version + 1, now), expires = greatest(r.expires, now + a.ttl),
+            keep_until = greatest(r.keep_until, now + a.ttl)
+        FROM unnest(p_keys, p_claims, p_tokens, p_ttls)
+            WITH ORDINALITY AS a (key, claim, token, ttl, which)
+        WHERE r.key = a.key AND r.claim = a.claim AND r.token = a.token AND r.expires > now
+            AND NOT r.noticed AND EXISTS (SELECT FROM incumbent.epoch WHERE id = p_epoch)
+        RETURNING a.which
+    )
+    SELECT json_agg(which) INTO done FROM renewed;
+    RETURN p_claims[1] || ' ' || coalesce(done::text, '[]');
 END $$;
 
--- Several takes in one transaction, each a json array of what take() is asked, without p_until. Answers
--- those up to the first that is not granted, as json. All records are locked before anything else, in
--- the order of their keys, as by renew(): two that want the same ones never wait for each other.
-CREATE OR REPLACE FUNCTION incumbent.take_all(p_takes json, p_until bigint) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
+-- Answers 'released <claim>'; or what load() does, if the claim does not hold the name, or the record
+-- is not plain but for a line: its first waiter's turn begins.
+CREATE OR REPLACE FUNCTION incumbent.give(p_key text, p_claim text, p_token bigint) RETURNS text LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
 DECLARE
-    next_key text;
-    t json;
-    answer text;
-    answers text[];
+    awaited boolean;
+    next_one text;
 BEGIN
-    FOR next_key IN
-        SELECT value ->> 0 FROM json_array_elements(p_takes) ORDER BY (value ->> 0) COLLATE "C"
+    PERFORM set_config('synchronous_commit', 'off', true);
+    UPDATE incumbent.record SET
+        version = greatest(version + 1, incumbent.clock()), changes = changes + 1, claim = '',
+        ttl = 0, since = 0, expires = 0, meta = '', ended = incumbent.clock(),
+        due = CASE WHEN rest = '' THEN 0 ELSE incumbent.clock() + next_heartbeat END
+    WHERE key = p_key AND claim = p_claim AND token = p_token AND expires > incumbent.clock()
+        AND (rest = '' OR next_claim <> '' AND position(p_claim IN rest) = 0)
+        AND NOT EXISTS (SELECT FROM incumbent.joined j WHERE j.key = p_key)
+    RETURNING waited > incumbent.clock(), next_claim INTO awaited, next_one;
+    IF NOT FOUND THEN
+        RETURN incumbent.load(ARRAY[p_key], '{}', '{}');
+    END IF;
+    IF awaited THEN
+        PERFORM pg_notify('incumbent', concat_ws(' ', p_key, nullif(next_one, '')));
+    END IF;
+    RETURN 'released ' || p_claim;
+END $$;
+
+-- Leaves a waiter beside the record, for the next swap; answers what load() does, or 'late' after
+-- p_until.
+CREATE OR REPLACE FUNCTION incumbent.join_line(
+    p_epoch text, p_key text, p_claim text, p_value text, p_until bigint
+) RETURNS text LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
+BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true);
+    -- One after the other, so that each sees who is before it.
+    PERFORM FROM incumbent.record WHERE key = p_key FOR UPDATE;
+    IF incumbent.clock() > p_until THEN
+        RETURN 'late';
+    END IF;
+    INSERT INTO incumbent.joined (key, claim, at, value)
+        SELECT p_key, p_claim, incumbent.clock(), p_value FROM incumbent.epoch
+        WHERE FOUND AND id = p_epoch
+        ON CONFLICT DO NOTHING;
+    RETURN incumbent.load(ARRAY[p_key], '{}', '{}');
+END $$;
+
+-- Writes records, in the order of their keys so that two swaps never wait for each other, each if its
+-- row has the version that was read; `version` 0 stands for a name that was not known. Answers for
+-- each, as json, [key, what]: null, or what load() says instead, also if the clock is behind
+-- `not_before`; or 'late' after p_until.
+CREATE OR REPLACE FUNCTION incumbent.swap(p_swaps json, p_durable boolean, p_until bigint)
+RETURNS text LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    s record;
+    n incumbent.record;
+    r incumbent.record;
+    now bigint;
+    fresh boolean;
+    wrote boolean := false;
+    what json;
+    answers json[];
+BEGIN
+    IF NOT p_durable THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+    FOR s IN SELECT * FROM json_to_recordset(p_swaps) AS s (
+        key text, version bigint, epoch text, not_before bigint, written json, entries json,
+        past json, joined json, wake text, kinds text[], names text[])
     LOOP
         LOOP
-            PERFORM FROM incumbent.record WHERE key = next_key FOR UPDATE;
-            EXIT WHEN FOUND;
-            PERFORM incumbent.remember(next_key);
+            SELECT * INTO r FROM incumbent.record WHERE key = s.key FOR UPDATE;
+            EXIT WHEN FOUND OR s.version <> 0;
+            PERFORM incumbent.remember(s.key);
         END LOOP;
-    END LOOP;
-    FOR t IN SELECT value FROM json_array_elements(p_takes) LOOP
-        answer := incumbent.take(t ->> 0, t ->> 1, (t ->> 2)::bigint, t ->> 3, (t ->> 4)::bytea,
-            (t ->> 5)::bigint, (t ->> 6)::bigint, t ->> 7, (t ->> 8)::bigint, (t ->> 9)::bigint,
-            p_until);
-        IF answer LIKE 'late %' AND answers IS NOT NULL THEN
+        -- Only of a record that was just begun nothing is known.
+        fresh := r.granted = 0 AND r.changes = 0 AND r.written = 0;
+        now := incumbent.clock();
+        IF NOT FOUND OR NOT (r.version = s.version OR s.version = 0 AND fresh)
+            OR now < s.not_before
+            OR NOT EXISTS (SELECT FROM incumbent.epoch WHERE id = s.epoch)
+        THEN
+            what := incumbent.load(ARRAY[s.key], s.kinds, s.names)::json;
+        ELSIF now > p_until AND wrote THEN
             RAISE EXCEPTION 'nobody waits for the takes any more'
                 USING ERRCODE = 'lock_not_available';
+        ELSIF now > p_until THEN
+            RETURN 'late';
+        ELSE
+            n := json_populate_record(NULL::incumbent.record, s.written);
+            n.keep_until := incumbent.known(n.keep_until, now);
+            UPDATE incumbent.record SET
+                version = greatest(r.version + 1, now), written = now, token = n.token,
+                granted = n.granted, changes = n.changes, claim = n.claim, holder = n.holder,
+                ttl = n.ttl, since = incumbent.known(n.since, now),
+                expires = incumbent.known(n.expires, now), meta = n.meta, started = n.started,
+                ended = n.ended, field_version = n.field_version, keep_until = n.keep_until,
+                rest = n.rest, due = incumbent.known(n.due, now), overtaken = n.overtaken,
+                next_claim = n.next_claim, next_heartbeat = n.next_heartbeat,
+                next_fair = n.next_fair, noticed = n.noticed,
+                forget_on = incumbent.forgettable(n.keep_until)
+            WHERE key = s.key;
+            PERFORM incumbent.beside(s.key, now, s.entries, s.past, s.joined);
+            IF s.wake IS NOT NULL AND (fresh OR r.waited > now) THEN
+                PERFORM pg_notify('incumbent', s.wake);
+            END IF;
+            what := NULL;
+            wrote := true;
         END IF;
-        answers := answers || answer;
-        EXIT WHEN answer NOT LIKE 'granted %';
+        answers := answers || json_build_array(s.key, what);
     END LOOP;
+    IF now % 256 = 0 THEN
+        PERFORM incumbent.sweep();
+    END IF;
     RETURN array_to_json(answers);
 END $$;
 
--- Begin a record. Only after a statement that found none: a record that is forgotten meanwhile would
--- come back with a token from before.
-CREATE OR REPLACE FUNCTION incumbent.remember(p_key text) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    INSERT INTO incumbent.record (key, token) SELECT p_key, highest FROM incumbent.forgotten
-        ON CONFLICT DO NOTHING;
-    IF NOT FOUND AND NOT EXISTS (SELECT FROM incumbent.forgotten) THEN
-        RAISE EXCEPTION 'incumbent.forgotten has lost its row' USING ERRCODE = 'undefined_table';
-    END IF;
-END $$;
-
--- Why a record is not granted, as json, or null. A switched record that is granted has no pause.
-CREATE OR REPLACE FUNCTION incumbent.why_not(
-    r incumbent.record, p_now timestamptz, p_claim text, p_holder text, p_slot text
-) RETURNS text
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    s incumbent.slot;
-    seen CONSTANT text := r.token || '.' || r.changes;
-    reason text;
-BEGIN
-    IF p_slot IS NOT NULL THEN
-        SELECT * INTO s FROM incumbent.slot
-            WHERE key = r.key AND name = p_slot AND expires > p_now AND claim <> p_claim;
-    END IF;
-    IF r.expires > p_now AND r.claim <> '' THEN
-        reason := 'held';
-    ELSIF s.key IS NOT NULL THEN
-        reason := 'used';
-        r.claim := s.claim; r.token := s.token; r.holder := s.holder; r.ttl := s.ttl;
-        r.since := s.since; r.expires := s.expires; r.meta := '';
-    ELSIF r.switched AND EXISTS (
-        SELECT FROM incumbent.field WHERE key = r.key AND name = 'pause'
-    ) THEN
-        reason := 'paused';
-    ELSIF r.expires > p_now AND r.reserved_for = '' THEN
-        reason := 'closed';
-    ELSIF r.expires > p_now AND r.reserved_for <> p_holder THEN
-        reason := 'reserved';
-    END IF;
-    IF reason IS NULL THEN
-        RETURN NULL;
-    END IF;
-    RETURN json_build_object('reason', reason, 'seen', seen,
-        'holding', incumbent.holding(r, p_now), 'reserved_for', r.reserved_for,
-        'sharers', CASE WHEN r.claim = '*' THEN incumbent.sharers(r, p_now) END);
-END $$;
-
--- Why nobody else can share a latch with p_permits, as json, or null.
-CREATE OR REPLACE FUNCTION incumbent.no_room(
-    r incumbent.record, p_now timestamptz, p_permits integer
-) RETURNS text
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    used integer;
-    is_full boolean;
-    in_the_way json;
-BEGIN
-    -- In one statement, at one instant: a sharer that was counted may be gone at the next one.
-    SELECT c.used, c.is_full, CASE WHEN c.is_full THEN incumbent.sharers(r, p_now) END
-    INTO used, is_full, in_the_way
-    FROM (
-        SELECT max(permits) AS used,
-            max(permits) <> p_permits OR count(*) >= nullif(p_permits, 0) AS is_full
-        FROM incumbent.sharer WHERE key = r.key AND expires > p_now
-    ) c;
-    IF is_full IS NOT TRUE THEN
-        RETURN NULL;
-    END IF;
-    RETURN json_build_object(
-        'reason', CASE WHEN used = p_permits THEN 'no_room' ELSE 'permits' END,
-        'seen', r.token || '.' || r.changes, 'permits', used, 'sharers', in_the_way);
-END $$;
-
-CREATE OR REPLACE FUNCTION incumbent.stand(
-    p_key text, p_holder text, p_now timestamptz, p_candidacy bigint
+-- What changes beside a record that is written now: [kind, name, value or null, us or null] of the
+-- values, [place, holder, token, started, ended] of the history, [claim, place] of those who joined.
+CREATE OR REPLACE FUNCTION incumbent.beside(
+    p_key text, p_now bigint, p_entries json, p_past json, p_joined json
 ) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    it json;
 BEGIN
-    INSERT INTO incumbent.candidate (key, holder, expires)
-        VALUES (p_key, p_holder, p_now + p_candidacy * interval '1 microsecond')
-        ON CONFLICT (key, holder) DO UPDATE SET expires = excluded.expires;
-    -- Whoever stands by at the same time may do it too: nobody waits for another here.
-    DELETE FROM incumbent.candidate d WHERE d.key = p_key AND d.holder IN (
-        SELECT c.holder FROM incumbent.candidate c
-        WHERE c.key = p_key AND (c.expires <= p_now OR c.holder IN (
-            SELECT o.holder FROM incumbent.candidate o WHERE o.key = p_key AND o.expires > p_now
-            ORDER BY o.expires DESC, o.holder DESC OFFSET 100))
-        FOR UPDATE SKIP LOCKED);
+    FOR it IN SELECT value FROM json_array_elements(p_entries) LOOP
+        DELETE FROM incumbent.beside
+            WHERE key = p_key AND (kind = it ->> 0 AND name = it ->> 1 OR until <= p_now);
+        INSERT INTO incumbent.beside (key, kind, name, written, until, value)
+            SELECT p_key, it ->> 0, it ->> 1, p_now, p_now + (it ->> 3)::bigint, it ->> 2
+            WHERE it ->> 2 IS NOT NULL;
+    END LOOP;
+    INSERT INTO incumbent.history (key, place, holder, token, started, ended)
+        SELECT p_key, (h ->> 0)::smallint, h ->> 1, (h ->> 2)::bigint, (h ->> 3)::bigint,
+            (h ->> 4)::bigint
+        FROM json_array_elements(p_past) AS h
+        ON CONFLICT (key, place) DO UPDATE SET holder = excluded.holder,
+            token = excluded.token, started = excluded.started, ended = excluded.ended;
+    DELETE FROM incumbent.joined j USING json_array_elements(p_joined) AS g
+        WHERE j.key = p_key AND j.claim = g ->> 0 AND j.place = (g ->> 1)::bigint;
+END $$;
+
+-- Answers 'same' if the record is as p_seen says, and what load() does if not. Whoever changes it in
+-- the next p_wait us notifies.
+CREATE OR REPLACE FUNCTION incumbent.changed(p_key text, p_seen text, p_wait bigint) RETURNS text LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
+DECLARE
+    now CONSTANT bigint := incumbent.clock();
+    seen text;
+BEGIN
+    IF p_wait > 0 THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+        -- For longer than asked, so that many waiters write it once.
+        UPDATE incumbent.record SET waited = now + 2 * p_wait
+            WHERE key = p_key AND waited < now + p_wait;
+    END IF;
+    SELECT concat(e.id, ':', r.changes) INTO seen FROM incumbent.record r, incumbent.epoch e
+        WHERE r.key = p_key AND r.changes > 0;
+    IF coalesce(seen, '') = p_seen THEN
+        RETURN 'same';
+    END IF;
+    RETURN incumbent.load(ARRAY[p_key], '{}', '{}');
 END $$;
 
 -- Looks at some records whose time is over, as many as it meets unlocked, and forgets those of which
--- nothing is left but the highest token. Answers how many these were.
+-- nothing is left but the highest token and version. Answers how many these were.
 CREATE OR REPLACE FUNCTION incumbent.sweep() RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    now CONSTANT timestamptz := clock_timestamp();
-    today CONSTANT date := (now AT TIME ZONE 'UTC')::date;
+    now CONSTANT bigint := incumbent.clock();
+    today CONSTANT date := (clock_timestamp() AT TIME ZONE 'UTC')::date;
     old text[];
 BEGIN
     -- One at a time: another sweep leaves it to this one.
@@ -562,9 +552,6 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    DELETE FROM incumbent.given_up WHERE (key, claim) IN (
-        SELECT key, claim FROM incumbent.given_up WHERE until <= now
-        LIMIT 256 FOR UPDATE SKIP LOCKED);
     SELECT array_agg(o.key) INTO old FROM (
         SELECT key FROM incumbent.record WHERE forget_on < today
         ORDER BY forget_on LIMIT 64 FOR UPDATE SKIP LOCKED
@@ -574,351 +561,21 @@ BEGIN
     END IF;
     -- A record that is still needed is looked at again later, or it would be in the way of the rest.
     UPDATE incumbent.record r SET forget_on = today + 7
-    WHERE r.key = ANY (old) AND (r.expires > now OR r.doubted > now
-        OR EXISTS (SELECT FROM incumbent.field f WHERE f.key = r.key)
-        OR EXISTS (SELECT FROM incumbent.slot s WHERE s.key = r.key AND s.expires > now));
+    WHERE r.key = ANY (old) AND (r.expires > now OR r.keep_until > now OR r.noticed
+        OR EXISTS (SELECT FROM incumbent.beside b
+            WHERE b.key = r.key AND coalesce(b.until > now, true)));
     SELECT array_agg(key) INTO old FROM incumbent.record
         WHERE key = ANY (old) AND forget_on < today;
-    DELETE FROM incumbent.slot WHERE key = ANY (old);
+    DELETE FROM incumbent.beside WHERE key = ANY (old);
     DELETE FROM incumbent.history WHERE key = ANY (old);
-    DELETE FROM incumbent.sharer WHERE key = ANY (old);
-    DELETE FROM incumbent.candidate WHERE key IN (
-        SELECT c.key FROM incumbent.candidate c WHERE c.key = ANY (old) FOR UPDATE SKIP LOCKED);
+    DELETE FROM incumbent.joined WHERE key = ANY (old);
     DELETE FROM incumbent.fence WHERE key IN (
         SELECT f.key FROM incumbent.fence f WHERE f.key = ANY (old) FOR UPDATE SKIP LOCKED);
-    WITH gone AS (DELETE FROM incumbent.record WHERE key = ANY (old) RETURNING token)
-    UPDATE incumbent.forgotten SET highest = greatest(highest, (SELECT max(token) FROM gone));
+    WITH gone AS (DELETE FROM incumbent.record WHERE key = ANY (old) RETURNING token, version)
+    UPDATE incumbent.forgotten SET highest = greatest(highest,
+        (SELECT max(greatest(token, version)) FROM gone));
     RETURN coalesce(cardinality(old), 0);
 END $$;
-
--- Answers the first claim, and as json [[1, pause, resign], ...] which renewals were done, with the
--- switches that their holders have to know; null if they are of an earlier epoch.
-CREATE OR REPLACE FUNCTION incumbent.renew(
-    p_epoch text, p_keys text[], p_claims text[], p_tokens bigint[], p_ttls bigint[], p_metas bytea[]
-) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
-DECLARE
-    now timestamptz;
-    answer json;
-BEGIN
-    PERFORM set_config('synchronous_commit', 'off', true);
-    PERFORM FROM incumbent.epoch WHERE id = p_epoch;
-    IF NOT FOUND THEN
-        RETURN p_claims[1] || ' null';
-    END IF;
-    -- In the order of the keys, so that two batches never wait for each other.
-    PERFORM FROM incumbent.record WHERE key = ANY (p_keys) ORDER BY key FOR UPDATE;
-    now := clock_timestamp();
-    WITH asked AS (
-        SELECT * FROM unnest(p_keys, p_claims, p_tokens, p_ttls, p_metas)
-            WITH ORDINALITY AS a (key, claim, token, ttl, meta, which)
-    ), done AS (
-        UPDATE incumbent.record r SET
-            expires = greatest(r.expires, now + a.ttl * interval '1 microsecond'),
-            meta = coalesce(a.meta, r.meta),
-            changes = r.changes + (a.meta IS DISTINCT FROM r.meta AND a.meta IS NOT NULL)::int
-        FROM asked a
-        WHERE r.key = a.key AND r.claim = a.claim AND r.token = a.token AND r.expires > now
-        RETURNING r.key, r.claim, r.token, r.switched
-    ), notified AS (
-        SELECT pg_notify('incumbent', r.key) FROM incumbent.record r JOIN asked a USING (key)
-        WHERE r.claim = a.claim AND r.token = a.token AND r.expires > now
-            AND r.waited > now AND a.meta IS NOT NULL AND a.meta <> r.meta
-    )
-    SELECT json_agg(CASE WHEN d.switched THEN json_build_array(a.which,
-            (SELECT encode(f.value, 'hex') FROM incumbent.field f
-                WHERE f.key = d.key AND f.name = 'pause'),
-            (SELECT encode(f.value, 'hex') FROM incumbent.field f
-                WHERE f.key = d.key AND f.name = 'resign'))
-        ELSE json_build_array(a.which, NULL, NULL) END) INTO answer
-    FROM asked a JOIN done d USING (key, claim, token)
-    WHERE (SELECT count(*) FROM notified) IS NOT NULL;
-    RETURN p_claims[1] || ' ' || coalesce(answer::text, '[]');
-END $$;
-
--- As renew(), for those who share.
-CREATE OR REPLACE FUNCTION incumbent.share_renew(
-    p_epoch text, p_keys text[], p_claims text[], p_tokens bigint[], p_ttls bigint[], p_metas bytea[]
-) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
-DECLARE
-    now timestamptz;
-    answer json;
-BEGIN
-    PERFORM set_config('synchronous_commit', 'off', true);
-    PERFORM FROM incumbent.epoch WHERE id = p_epoch;
-    IF NOT FOUND THEN
-        RETURN p_claims[1] || ' null';
-    END IF;
-    PERFORM FROM incumbent.record WHERE key = ANY (p_keys) ORDER BY key FOR UPDATE;
-    now := clock_timestamp();
-    WITH asked AS (
-        SELECT * FROM unnest(p_keys, p_claims, p_tokens, p_ttls, p_metas)
-            WITH ORDINALITY AS a (key, claim, token, ttl, meta, which)
-    ), done AS (
-        UPDATE incumbent.sharer s SET
-            expires = greatest(s.expires, now + a.ttl * interval '1 microsecond'),
-            meta = coalesce(a.meta, s.meta)
-        FROM asked a JOIN incumbent.record r ON r.key = a.key
-            JOIN incumbent.sharer o ON o.key = a.key AND o.claim = a.claim
-        WHERE s.key = a.key AND s.claim = a.claim AND s.token = a.token AND s.expires > now
-            AND r.claim = '*'
-        RETURNING a.which, s.key, s.expires, r.switched,
-            (a.meta IS NOT NULL AND a.meta <> o.meta)::int AS changed
-    ), latch AS (
-        UPDATE incumbent.record r
-        SET expires = greatest(r.expires, d.last), changes = r.changes + d.changed
-        FROM (SELECT key, max(expires) AS last, sum(changed) AS changed FROM done GROUP BY key) d
-        WHERE r.key = d.key
-        RETURNING r.key, d.changed > 0 AND r.waited > now AS notifies
-    ), notified AS (
-        SELECT pg_notify('incumbent', key) FROM latch WHERE notifies
-    )
-    SELECT json_agg(json_build_array(d.which,
-            (SELECT encode(f.value, 'hex') FROM incumbent.field f
-                WHERE d.switched AND f.key = d.key AND f.name = 'pause'),
-            (SELECT encode(f.value, 'hex') FROM incumbent.field f
-                WHERE d.switched AND f.key = d.key AND f.name = 'resign'))) INTO answer
-    FROM done d
-    WHERE (SELECT count(*) FROM notified) IS NOT NULL;
-    RETURN p_claims[1] || ' ' || coalesce(answer::text, '[]');
-END $$;
-
--- As give(), for one who shares. With the last of them the latch goes.
-CREATE OR REPLACE FUNCTION incumbent.share_give(p_key text, p_claim text, p_token bigint)
-RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
-DECLARE
-    now timestamptz;
-    given bigint;
-    last timestamptz;
-BEGIN
-    PERFORM set_config('synchronous_commit', 'off', true);
-    IF p_token IS NULL THEN
-        PERFORM incumbent.give_up(p_key, p_claim);
-    END IF;
-    -- The record's lock first, as everywhere.
-    PERFORM FROM incumbent.record WHERE key = p_key AND claim = '*' FOR UPDATE;
-    now := clock_timestamp();
-    DELETE FROM incumbent.sharer
-        WHERE FOUND AND key = p_key AND claim = p_claim AND (p_token IS NULL OR token = p_token)
-            AND expires > now
-        RETURNING token INTO given;
-    IF given IS NULL THEN
-        RETURN 'gone ' || p_claim;
-    END IF;
-    SELECT max(expires) INTO last FROM incumbent.sharer WHERE key = p_key AND expires > now;
-    UPDATE incumbent.record SET
-        claim = CASE WHEN last IS NULL THEN '' ELSE '*' END, expires = coalesce(last, '-infinity'),
-        ended = CASE WHEN token = given THEN now ELSE ended END, changes = changes + 1
-    WHERE key = p_key;
-    UPDATE incumbent.history SET ended = now WHERE key = p_key AND token = given;
-    PERFORM pg_notify('incumbent', p_key) FROM incumbent.record WHERE key = p_key AND waited > now;
-    RETURN 'released ' || p_claim;
-END $$;
-
-CREATE OR REPLACE FUNCTION incumbent.give(
-    p_key text, p_claim text, p_token bigint, p_closed_for bigint, p_reserve_for text, p_slot text
-) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
-DECLARE
-    freed boolean := false;
-    awaited boolean;
-    given boolean;
-BEGIN
-    IF p_closed_for = 0 AND p_slot IS NULL THEN
-        PERFORM set_config('synchronous_commit', 'off', true);
-    END IF;
-    IF p_slot IS NOT NULL THEN
-        -- The record's lock first, as everywhere.
-        PERFORM FROM incumbent.record WHERE key = p_key FOR UPDATE;
-        DELETE FROM incumbent.slot WHERE key = p_key AND name = p_slot AND claim = p_claim;
-        IF FOUND THEN
-            UPDATE incumbent.record SET changes = changes + 1 WHERE key = p_key
-                RETURNING waited > clock_timestamp() INTO freed;
-        END IF;
-    END IF;
-    IF p_token IS NULL THEN
-        PERFORM incumbent.give_up(p_key, p_claim);
-    END IF;
-    UPDATE incumbent.record SET
-        claim = '', ended = clock_timestamp(), changes = changes + 1,
-        reserved_for = CASE WHEN p_closed_for > 0 THEN coalesce(p_reserve_for, '') ELSE '' END,
-        expires = CASE WHEN p_closed_for > 0
-            THEN clock_timestamp() + p_closed_for * interval '1 microsecond'
-            ELSE '-infinity' END
-    WHERE key = p_key AND claim = p_claim AND (p_token IS NULL OR token = p_token)
-        AND expires > clock_timestamp()
-    RETURNING waited > clock_timestamp() INTO awaited;
-    given := FOUND;
-    IF awaited OR freed THEN
-        PERFORM pg_notify('incumbent', p_key);
-    END IF;
-    RETURN CASE WHEN given THEN 'released ' ELSE 'gone ' END || p_claim;
-END $$;
-
--- Several releases in one transaction; answers what give() does, as json.
-CREATE OR REPLACE FUNCTION incumbent.give_all(p_keys text[], p_claims text[], p_tokens bigint[])
-RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
-BEGIN
-    PERFORM FROM incumbent.record WHERE key = ANY (p_keys) ORDER BY key FOR UPDATE;
-    RETURN (SELECT json_agg(incumbent.give(key, claim, token, 0, NULL, NULL) ORDER BY place)
-        FROM unnest(p_keys, p_claims, p_tokens)
-            WITH ORDINALITY AS g (key, claim, token, place));
-END $$;
-
--- Nobody knows whether the claim was granted: for an hour, after which each of its connections is
--- dead, a take of it is refused.
-CREATE OR REPLACE FUNCTION incumbent.give_up(p_key text, p_claim text) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    life CONSTANT interval := interval '1 hour';
-BEGIN
-    LOOP
-        -- The record's lock first, as everywhere. It always changes: a take that looked looks again.
-        UPDATE incumbent.record
-            SET doubted = greatest(doubted + interval '1 microsecond', clock_timestamp() + life)
-            WHERE key = p_key;
-        EXIT WHEN FOUND;
-        PERFORM incumbent.remember(p_key);
-    END LOOP;
-    INSERT INTO incumbent.given_up (key, claim, until)
-        VALUES (p_key, p_claim, clock_timestamp() + life)
-        ON CONFLICT (key, claim) DO UPDATE SET until = excluded.until;
-END $$;
-
--- p_guard is 'none', 'absent', 'version' or 'claim'. Answers the version (0: removed; -1: the guard
--- did not hold). It waits for the disk as the database is set to.
-CREATE OR REPLACE FUNCTION incumbent.put(
-    p_key text, p_name text, p_value bytea, p_guard text, p_number bigint, p_claim text
-) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
-DECLARE
-    r incumbent.record;
-    old bigint;
-    now timestamptz;
-    next_version bigint := 0;
-    fresh boolean := false;
-BEGIN
-    SELECT * INTO r FROM incumbent.record WHERE key = p_key FOR UPDATE;
-    IF NOT FOUND THEN
-        IF p_guard IN ('version', 'claim') THEN
-            RETURN '-1';
-        ELSIF p_value IS NULL THEN
-            RETURN '0';
-        END IF;
-        LOOP
-            PERFORM incumbent.remember(p_key);
-            SELECT * INTO r FROM incumbent.record WHERE key = p_key FOR UPDATE;
-            EXIT WHEN FOUND;
-        END LOOP;
-        fresh := true;
-    END IF;
-    now := clock_timestamp();
-    SELECT version INTO old FROM incumbent.field WHERE key = p_key AND name = p_name;
-    IF (p_guard = 'absent' AND old IS NOT NULL)
-        OR (p_guard = 'version' AND old IS DISTINCT FROM p_number)
-        OR (p_guard = 'claim' AND NOT (
-            r.claim = p_claim AND r.token = p_number AND r.expires > now))
-    THEN
-        RETURN '-1';
-    END IF;
-    IF p_value IS NULL THEN
-        DELETE FROM incumbent.field WHERE key = p_key AND name = p_name;
-    ELSE
-        -- Not below the clock, so that none comes back after the record was forgotten or lost.
-        next_version := greatest(r.field_version + 1, (date_part('epoch', now) * 1000000)::bigint,
-            (SELECT highest FROM incumbent.forgotten));
-        INSERT INTO incumbent.field (key, name, value, version)
-            VALUES (p_key, p_name, p_value, next_version)
-            ON CONFLICT (key, name) DO UPDATE SET value = excluded.value, version = excluded.version;
-    END IF;
-    UPDATE incumbent.record SET
-        changes = changes + 1,
-        field_version = greatest(field_version, next_version),
-        forget_on = greatest(forget_on, (now AT TIME ZONE 'UTC')::date + 2),
-        switched = EXISTS (SELECT FROM incumbent.field
-            WHERE key = p_key AND name IN ('pause', 'resign'))
-    WHERE key = p_key;
-    IF fresh OR r.waited > now THEN
-        PERFORM pg_notify('incumbent', p_key);
-    END IF;
-    RETURN next_version::text;
-END $$;
-
--- Whether the record is as p_seen says. Whoever changes it in the next p_wait us notifies.
-CREATE OR REPLACE FUNCTION incumbent.changed(p_key text, p_seen text, p_wait bigint) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
-DECLARE
-    now timestamptz := clock_timestamp();
-    seen text;
-BEGIN
-    IF p_wait > 0 THEN
-        PERFORM set_config('synchronous_commit', 'off', true);
-        -- For longer than asked, so that many waiters write it once.
-        UPDATE incumbent.record SET waited = now + 2 * p_wait * interval '1 microsecond'
-            WHERE key = p_key AND waited < now + p_wait * interval '1 microsecond';
-    END IF;
-    SELECT token || '.' || changes INTO seen FROM incumbent.record WHERE key = p_key;
-    RETURN CASE WHEN coalesce(seen, '') = p_seen THEN 'same' ELSE 'changed' END;
-END $$;
-
-CREATE OR REPLACE FUNCTION incumbent.holding(r incumbent.record, p_now timestamptz) RETURNS json
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT json_build_object('holder', r.holder, 'token', r.token, 'claim', r.claim,
-        'ttl', r.ttl, 'meta', encode(r.meta, 'hex'), 'for', date_part('epoch', p_now - r.since),
-        'left', CASE WHEN r.expires > p_now THEN date_part('epoch', r.expires - p_now) ELSE 0 END)
-$$;
-
-CREATE OR REPLACE FUNCTION incumbent.sharers(r incumbent.record, p_now timestamptz) RETURNS json
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT json_agg(json_build_object('holder', s.holder, 'token', s.token, 'claim', s.claim,
-        'ttl', s.ttl, 'meta', encode(s.meta, 'hex'), 'for', date_part('epoch', p_now - s.since),
-        'left', date_part('epoch', s.expires - p_now), 'permits', s.permits) ORDER BY s.token)
-    FROM incumbent.sharer s WHERE s.key = r.key AND s.expires > p_now AND r.expires > p_now
-$$;
-
-CREATE OR REPLACE FUNCTION incumbent.shown(r incumbent.record, p_now timestamptz) RETURNS json
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT json_build_object('key', r.key, 'seen', r.token || '.' || r.changes,
-        'reserved_for', r.reserved_for, 'holding', incumbent.holding(r, p_now),
-        'sharers', CASE WHEN r.claim = '*' THEN incumbent.sharers(r, p_now) END,
-        'fields', (SELECT json_agg(json_build_array(f.name, encode(f.value, 'hex'), f.version))
-            FROM incumbent.field f WHERE f.key = r.key),
-        'slots', (SELECT json_agg(json_build_array(s.name, date_part('epoch', s.expires - p_now)))
-            FROM incumbent.slot s WHERE s.key = r.key AND s.expires > p_now),
-        'candidates', (SELECT json_agg(json_build_array(c.holder,
-                date_part('epoch', c.expires - p_now)) ORDER BY c.holder)
-            FROM incumbent.candidate c WHERE c.key = r.key AND c.expires > p_now),
-        'history', (SELECT json_agg(json_build_array(h.holder, h.token,
-                date_part('epoch', h.started), date_part('epoch', h.ended)) ORDER BY h.token)
-            FROM (SELECT holder, token, started, ended FROM incumbent.history WHERE key = r.key
-                UNION ALL SELECT r.holder, r.token, r.since, r.ended WHERE r.grants > 0) h))
-$$;
-
--- For people: one record, or nothing.
-CREATE OR REPLACE FUNCTION incumbent.read(p_key text) RETURNS text
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    SELECT incumbent.shown(r, clock_timestamp())::text FROM incumbent.record r WHERE r.key = p_key
-$$;
-
--- For people: at most p_count records whose key begins so, after p_after.
-CREATE OR REPLACE FUNCTION incumbent.scan(p_prefix text, p_after text, p_count integer) RETURNS text
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    SELECT coalesce(json_agg(incumbent.shown(s.r, clock_timestamp()))::text, '[]') FROM (
-        SELECT r FROM incumbent.record r
-        WHERE r.key > p_after AND r.key >= p_prefix AND starts_with(r.key, p_prefix)
-            AND r.key < p_prefix || chr(127)
-        ORDER BY r.key LIMIT p_count) s
-$$;
 
 -- In the writer's own transaction: whether p_token may write, which is so while its record is the last
 -- one of the key. A forgotten record has no holder. The row stays locked until the transaction ends,

@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final
 
 from incumbent import clock
 from incumbent.net.pool import Broken
 from incumbent.net.readers import Wakeup
-from incumbent.stores.postgresql.dialect import LISTEN, OURS
+from incumbent.stores.postgresql.exchange import LISTEN, TOLD
 from incumbent.stores.postgresql.wire import Wire
-
-_FOLLOWS: Final = 0.05
-"""Seconds within which the next waiter of a process that has its turn takes the lease."""
 
 _now = clock.now
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """A waiter for a key. `notified`: the key was notified, or the connection was lost."""
+    """A waiter for a key. `notified`: it was notified, or the connection was lost.
+
+    `claim`: if it stands in line, and is told alone when its turn comes.
+    """
 
     key: str
+    claim: str
     wakeup: Wakeup
     notified: bool = False
 
@@ -49,17 +49,17 @@ class Subscriber:
         self._waiters: set[_Waiter] = set()
         self._reading = threading.Lock()
         self._wire: Wire | None = None
-        self._later: dict[str, float] = {}
-        """The keys that are left to the waiters of one process, with the instant when that ends."""
-        self._before = ""
 
-    async def wait(self, key: str, until: float, is_same: Callable[[], Awaitable[bool]]) -> None:
+    async def wait(
+        self, key: str, claim: str, until: float, is_same: Callable[[], Awaitable[bool]]
+    ) -> None:
         """Return when `key` was notified, at `until`, or when `is_same` returns False.
 
+        `claim`: who stands in line, and need not hear that another one's turn has come; or "".
         `is_same` is called only while the connection listens, so that no change is missed. Raises
         StoreUnavailable if no connection can listen.
         """
-        waiter = _Waiter(key, self._wakeup())
+        waiter = _Waiter(key, claim, self._wakeup())
         self._waiters.add(waiter)
         asked_by: Wire | None = None
         try:
@@ -99,22 +99,18 @@ class Subscriber:
             if not await is_same():
                 return
             while not waiter.notified and _now() < until:
-                soon = min([until, *self._later.values()])
-                if all(each.key in self._later for each in list(self._waiters)):
-                    # Pause before reading, so that not all look at once when the turn is over.
-                    await waiter.wakeup.wait(min(soon, _now() + pause()))
-                self._hear(await wire.notified(soon))
+                for payload in await wire.notified(until):
+                    self._notify(*payload.split(TOLD, 1))
         except Broken:
             # All waiters return; their callers take again, and then wait on another connection.
             self._drop()
-            self._notify(None)
+            self._notify()
         except BaseException:
             self._drop()
             raise
 
     async def _begin(self, until: float) -> Wire:
         wire = await self._connect(until)
-        self._later.clear()
         try:
             await wire.query(LISTEN, until)
         except BaseException:
@@ -127,24 +123,11 @@ class Subscriber:
         if wire is not None:
             wire.close()
 
-    def _hear(self, payloads: Iterable[str]) -> None:
-        now = _now()
-        left_to_one: dict[str, bool] = {}
-        for payload in payloads:
-            before, self._before = self._before, payload
-            if not payload.endswith(OURS):
-                left_to_one[payload] = before == payload + OURS
-        for key, left in left_to_one.items():
-            self._later[key] = now + _FOLLOWS * left
-        for key, due in list(self._later.items()):
-            if due <= now:
-                del self._later[key]
-                self._notify(key)
-
-    def _notify(self, key: str | None) -> None:
-        """Wake the waiters for `key`; None: all waiters."""
+    def _notify(self, key: str = "", claim: str = "") -> None:
+        """Wake the waiters for `key`, or all. `claim`: of those who stand in line only this one."""
         for waiter in list(self._waiters):
-            if key is None or waiter.key == key:
+            told = not claim or waiter.claim in ("", claim)
+            if not key or (waiter.key == key and told):
                 waiter.notified = True
                 waiter.wakeup.wake()
 

@@ -21,9 +21,9 @@ from incumbent.net.limiter import DIAL_WITHIN
 from incumbent.net.names import is_unknown, resolve
 from incumbent.net.pool import Broken
 from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
-from incumbent.stores.plan import Plan, drive
-from incumbent.stores.postgresql.dialect import Request
+from incumbent.stores.plan import Program, drive
 from incumbent.stores.postgresql.errors import ErrorReply, connect_error
+from incumbent.stores.postgresql.exchange import Request
 from incumbent.stores.postgresql.site import DriverError, Site, Target, pq
 
 if TYPE_CHECKING:
@@ -269,9 +269,8 @@ class Wire:
             self.closed = True
             leave_to_parent(self._fd)
 
-    async def carry_out(self, plan: Plan[float, T], until: float) -> T:
-        """The outcome of a plan. Raises Broken, ErrorReply, and the errors of its program."""
-        program = plan.start(self.ahead, until)
+    async def carry_out(self, program: Program[T], until: float) -> T:
+        """The outcome of a program that yields Requests. Raises Broken, ErrorReply, its errors."""
         return await drive(program, lambda request: self.query(request, until))
 
     async def query(self, request: Request, until: float) -> bytes | None:

@@ -1,0 +1,475 @@
+"""The requests of an operation in SQL, and what the server's replies mean. Pure.
+
+The rules are decided by `stores.deciding`. Here each of its requests becomes a call of one function
+of schema.sql, in a transaction of its own; the server casts the values to its argument types.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import lru_cache
+from math import inf
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+
+from incumbent.errors import ConfigError, OutcomeUnknown, StoreError
+from incumbent.model import Ask, Granted, Key, Released, Renewal, Renewed
+from incumbent.net.pool import Broken, Mismatch, decoding
+from incumbent.rules.codec import Unreadable, encoded_entry, encoded_waiter
+from incumbent.rules.columns import Columns, columns_of, record_of
+from incumbent.rules.line import first
+from incumbent.rules.record import (
+    EVERYBODY,
+    NOTHING,
+    Entry,
+    Grant,
+    LastGrant,
+    LeaseRecord,
+    Line,
+    Waiter,
+    begun,
+    micros,
+)
+from incumbent.stores import registers as kit
+from incumbent.stores.names import flat, unflat
+from incumbent.stores.postgresql.errors import RECORD_FORMAT, ErrorReply, answered_error
+
+T = TypeVar("T")
+
+_BATCH: Final = 500
+"""The most leases renewed by one statement, which locks their rows (for some milliseconds)."""
+_AT_ONCE: Final = 200
+"""The most records read or written by one statement."""
+_OUR_FORMAT: Final = f"{RECORD_FORMAT}."
+TOLD: Final = " "
+"""Stands between a key and the claim that is told alone, in a notification."""
+
+Reply: TypeAlias = bytes | None
+
+
+class Request(NamedTuple):
+    """One statement; each parameter is text, or None for NULL. Its reply is one value."""
+
+    sql: bytes
+    parameters: tuple[bytes | None, ...] = ()
+
+
+def _call(function: str, *parameters: bytes | None) -> Request:
+    """The request that calls a function of schema.sql."""
+    return Request(_statement(function, len(parameters)), parameters)
+
+
+@lru_cache
+def _statement(function: str, count: int) -> bytes:
+    places = ", ".join(f"${place}" for place in range(1, count + 1))
+    return f"SELECT incumbent.{function}({places})".encode()
+
+
+HELLO: Final = _call("hello")
+LISTEN: Final = Request(b"LISTEN incumbent")
+
+_Program: TypeAlias = Generator[Request, Reply, T]
+
+
+def looked(key: Key, seen: str, wait: float) -> Request:
+    """Asks if a record is as `seen`; changes in the next `wait` seconds are notified."""
+    return _call("changed", flat(key).encode(), _text(seen), _microseconds(wait))
+
+
+class Exchange:
+    """The requests of one operation. `last`: when the server carries them out at the latest.
+
+    `wrote`: it has changed something, so that a later error does not mean that nothing was changed.
+    """
+
+    def __init__(self, where: str, wait: float | None = None, last: float = inf) -> None:
+        self._where = where
+        self._wait = None if wait is None else _microseconds(wait)
+        self._last = b"%d" % (min(last, 1e12) * 1_000_000)
+        self._epoch = ""
+        self.wrote = False
+
+    def speak(self, program: Generator[Any, Any, T]) -> _Program[T]:
+        """Carry out a program that yields the requests of stores.registers."""
+        try:
+            request = next(program)
+            while True:
+                try:
+                    reply = yield from _ANSWERED[type(request)](self, *request)
+                except (Broken, ErrorReply) as error:
+                    raise self._failure(error, request) from error
+                request = program.send(reply)
+        except StopIteration as done:
+            outcome: T = done.value
+            return outcome
+
+    def _failure(self, error: Broken | ErrorReply, request: object) -> Exception:
+        """The exception for a request that failed, after those before it."""
+        if isinstance(error, Broken):
+            reads = isinstance(request, kit.Load | kit.Scan)
+            sent = self.wrote or (error.sent and not reads)
+            return Broken(str(error), sent=sent, late=error.late)
+        if not self.wrote:
+            return error
+        failure = answered_error(error, self._where)
+        return OutcomeUnknown(f"{failure}; a part was done before")
+
+    def _ask(self, *request: Any) -> _Program[Reply]:
+        return (yield Request(*request))
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def _load(self, wanted: Sequence[kit.Wanted]) -> _Program[list[kit.Seen | StoreError]]:
+        found: list[kit.Seen | StoreError] = []
+        for some in _parts_of(wanted):
+            keys = [it.key for it in some]
+            names = _array(_quoted(flat(key).encode()) for key in keys)
+            reply = yield _call("load", names, *_beside(some))
+            found += self.loaded(reply, keys)
+        return found
+
+    def _scan(self, namespace: str, prefix: str) -> _Program[list[tuple[Key, kit.Seen]]]:
+        """One request for each 200 records, until one finds none."""
+        begin, after = _text(flat(Key(namespace, prefix))), b""
+        found: list[tuple[Key, kit.Seen]] = []
+        while True:
+            reply = _parsed((yield _call("scan", begin, after, b"%d" % _AT_ONCE)), dict)
+            with decoding():
+                rows = {row[0]: row for row in reply["rows"]}
+            if not rows:
+                return found
+            for name, row in rows.items():
+                key = unflat(name)
+                one = self._seen(reply, key, row)
+                if isinstance(one, kit.Seen):  # what cannot be read has no record to show
+                    found.append((key, one))
+            after = max(rows).encode()
+
+    def loaded(self, reply: Reply, keys: Sequence[Key]) -> list[kit.Seen | StoreError]:
+        """What the server has of these names."""
+        return self._found(_parsed(reply, dict), keys)
+
+    def _found(self, reply: dict[str, Any], keys: Sequence[Key]) -> list[kit.Seen | StoreError]:
+        with decoding():
+            rows = {row[0]: row for row in reply["rows"]}
+            if not rows.keys() <= {flat(key) for key in keys}:
+                raise Mismatch("the answer is about other names")
+        return [self._seen(reply, key, rows.get(flat(key))) for key in keys]
+
+    def _seen(self, reply: dict[str, Any], key: Key, row: Any) -> kit.Seen | StoreError:
+        with decoding():
+            now, (epoch, age, longest) = int(reply["now"]), reply["epoch"]
+            incarnation = kit.Incarnation(str(epoch), max(0.0, age), longest / 1e6)
+            floor, highest = int(reply["floor"]), int(reply["highest"] or 0)
+        self._epoch = _ours(incarnation.id)
+        if row is None:
+            nothing = NOTHING._replace(token=highest, version=highest)
+            return kit.Seen(nothing, 0, now, now, incarnation, floor)
+        try:
+            with decoding():
+                record, joined, beside = self._parts(key, row)
+            return kit.Seen(record, row[1], now, now, incarnation, floor, beside, joined)
+        except StoreError as error:
+            return error
+
+    def _parts(
+        self, key: Key, row: Sequence[Any]
+    ) -> tuple[LeaseRecord, tuple[kit.Joined, ...], dict[kit.Place, Any]]:
+        """The parts of a row. Raises StoreUnavailable for what is no record."""
+        _, _, written, values, due, overtaken, joined, beside, history = row
+        columns = Columns(*values)
+        columns = columns._replace(meta=bytes.fromhex(values[8]), rest=values[13].encode())
+        try:
+            record = record_of(columns, written)
+        except Unreadable as error:
+            raise kit.unreadable(f"the record of {flat(key)}", self._where, error) from error
+        if record.line.waiters:
+            record = record._replace(line=record.line._replace(due=due, overtaken=overtaken))
+        kept: dict[kit.Place, Any] = {
+            ("past", str(place)): LastGrant(*past) for place, *past in history or ()
+        }
+        for kind, name, text, at in beside or ():
+            place = (kind, name)
+            kept[place] = kit.value_in(text.encode(), key, place, self._where, at)
+        waiters = (
+            kit.joined_in(text.encode(), at, key, self._where)._replace(id=place)
+            for place, text, at in joined or ()
+        )
+        return record, tuple(waiters), kept
+
+    # -- the quick ones -----------------------------------------------------------------------
+
+    def _take(self, key: Key, claim: str, ask: Ask) -> _Program[Granted | kit.Seen | StoreError]:
+        reply = yield _call(
+            "take",
+            flat(key).encode(),
+            _text(claim),
+            _microseconds(ask.ttl),
+            _text(ask.holder),
+            _bytes(ask.meta),
+            _microseconds(ask.keep_record),
+            self._wait,
+            self._last,
+        )
+        words = _decoded(reply).split(" ")
+        if words[0] == "granted" and len(words) == 5:
+            _, echo, token, ttl, epoch = words
+            if echo != claim:
+                raise Mismatch("the answer is another claim's")
+            self.wrote = True
+            return Granted(claim, int(token), int(ttl) / 1e6, _ours(epoch))
+        if words == ["late", claim]:
+            raise _too_late()
+        return self.loaded(reply, [key])[0]
+
+    def _renew(self, renewals: Sequence[Renewal]) -> _Program[list[Renewed | None]]:
+        """One request for each epoch, and each 500 renewals."""
+        done: list[Renewed | None] = [None] * len(renewals)
+        for places in _batches(renewals):
+            batch = [renewals[place] for place in places]
+            echo, _, which = _decoded((yield _renew_request(batch))).partition(" ")
+            if echo != batch[0].claim:
+                raise Mismatch(f"expected the answer to {len(batch)} renewals")
+            with decoding():
+                for place in json.loads(which):
+                    done[places[place - 1]] = Renewed()
+            self.wrote = True
+        return done
+
+    def _give(self, key: Key, claim: str, token: int) -> _Program[Released | kit.Seen | StoreError]:
+        reply = yield _call("give", flat(key).encode(), _text(claim), b"%d" % token)
+        word, _, echo = _decoded(reply).partition(" ")
+        if word != "released":
+            return self.loaded(reply, [key])[0]
+        if echo != claim:
+            raise Mismatch("the answer is another claim's")
+        self.wrote = True
+        return Released()
+
+    def _join(self, key: Key, waiter: Waiter, looks_in: int) -> _Program[kit.Seen | StoreError]:
+        text = encoded_waiter(waiter, looks_in)
+        names = _text(self._epoch), flat(key).encode(), _text(waiter.claim)
+        reply = yield _call("join_line", *names, text, self._last)
+        if reply == b"late":
+            raise _too_late()
+        return self.loaded(reply, [key])[0]
+
+    # -- swaps --------------------------------------------------------------------------------
+
+    def _swap(self, swaps: Sequence[kit.Swap]) -> _Program[list[kit.Seen | StoreError | None]]:
+        replies: dict[int, kit.Seen | StoreError | None] = {}
+        ordered = sorted(swaps, key=lambda it: flat(it.wanted.key))
+        for some in _parts_of(ordered):
+            reply = yield _swap_request(some, self._last)
+            if reply == b"late":
+                raise _too_late()
+            answers = _parsed(reply, list)
+            with decoding():
+                for swap, (name, what) in zip(some, answers, strict=True):
+                    if name != flat(swap.wanted.key):
+                        raise Mismatch("the answer is about another name")
+                    replies[id(swap)] = None
+                    self.wrote = self.wrote or what is None
+                    if what is not None:
+                        (found,) = self._found(what, [swap.wanted.key])
+                        replies[id(swap)] = kit.unless_behind(swap, found, self._where)
+        return [replies[id(swap)] for swap in swaps]
+
+
+_ANSWERED: Final[dict[type, Callable[..., _Program[Any]]]] = {
+    Request: Exchange._ask,
+    kit.Load: Exchange._load,
+    kit.Scan: Exchange._scan,
+    kit.Swaps: Exchange._swap,
+    kit.TryTake: Exchange._take,
+    kit.TryRenew: Exchange._renew,
+    kit.TryGive: Exchange._give,
+    kit.Join: Exchange._join,
+}
+"""What carries out each of the requests of stores.registers."""
+
+
+def _ours(epoch: str) -> str:
+    """The id of an epoch. Raises Mismatch if it is one of a schema of another format."""
+    if not epoch.startswith(_OUR_FORMAT):
+        raise Mismatch("its schema was replaced by one of another format")
+    return epoch
+
+
+def _too_late() -> Broken:
+    # The connection's offset to the server's clock may be outdated.
+    return Broken("by the server's clock it came too late", sent=False)
+
+
+# -- the requests ----------------------------------------------------------------------------------
+
+
+def _parts_of(many: Sequence[T]) -> list[Sequence[T]]:
+    return [many[at : at + _AT_ONCE] for at in range(0, len(many), _AT_ONCE)]
+
+
+def _beside(wanted: Iterable[kit.Wanted]) -> tuple[bytes | None, bytes | None]:
+    """The kinds and names of the values beside records: NULL for all."""
+    places = [place for it in wanted for place in it.beside]
+    if kit.ALL[0] in places:
+        return None, None
+    kinds, names = (_array(_quoted(_text(place[at])) for place in places) for at in (0, 1))
+    return kinds, names
+
+
+def _batches(renewals: Sequence[Renewal]) -> list[list[int]]:
+    """The indexes of the renewals of each request: one epoch, at most _BATCH."""
+    alike: dict[str, list[int]] = {}
+    for place, renewal in enumerate(renewals):
+        if renewal.meta is None and not renewal.shared:
+            alike.setdefault(renewal.epoch, []).append(place)
+    return [
+        places[start : start + _BATCH]
+        for places in alike.values()
+        for start in range(0, len(places), _BATCH)
+    ]
+
+
+def _renew_request(batch: Sequence[Renewal]) -> Request:
+    return _call(
+        "renew",
+        _text(batch[0].epoch),
+        _array(_quoted(flat(each.key).encode()) for each in batch),
+        _array(_quoted(_text(each.claim)) for each in batch),
+        _array(b"%d" % each.token for each in batch),
+        _array(_microseconds(each.ttl) for each in batch),
+    )
+
+
+def _swap_request(swaps: Sequence[kit.Swap], last: bytes) -> Request:
+    written = json.dumps([_written(swap) for swap in swaps], separators=(",", ":"))
+    durable = any(_is_durable(swap) for swap in swaps)
+    return _call("swap", written.encode(), b"t" if durable else b"f", last)
+
+
+def _is_durable(swap: kit.Swap) -> bool:
+    """Whether it waits for the disk: a field, a slot, a closing or a pause outlives a crash."""
+    old, new = swap.seen.record, swap.record
+    closes = new.closing is not None and begun(new.closing.until) is not None
+    notices = (old.pause, old.resign) != (new.pause, new.resign)
+    return closes or notices or any(entry.kind != "past" for entry in swap.entries)
+
+
+def _written(swap: kit.Swap) -> dict[str, Any]:
+    """The parameter of a swap: see swap() in schema.sql."""
+    name, seen, wake = flat(swap.wanted.key), swap.seen, swap.wake
+    kinds, names = zip(*swap.wanted.beside, strict=True) if swap.wanted.beside else ((), ())
+    if wake:
+        wake = name if wake == EVERYBODY else f"{name}{TOLD}{wake}"
+    return {
+        "key": name,
+        "version": seen.version,
+        "epoch": seen.incarnation.id,
+        "not_before": swap.not_before,
+        "written": _columns(swap),
+        "entries": [_value(entry) for entry in swap.entries if entry.kind != "past"],
+        "past": [
+            (entry.name, *_holder(entry.value))
+            for entry in swap.entries
+            if isinstance(entry.value, LastGrant)
+        ],
+        "joined": [(joined.waiter.claim, joined.id) for joined in seen.joined],
+        "wake": wake or None,
+        "kinds": kinds,
+        "names": names,
+    }
+
+
+def _holder(past: LastGrant) -> LastGrant:
+    return past._replace(holder=_checked(past.holder))
+
+
+def _columns(swap: kit.Swap) -> dict[str, Any]:
+    record = swap.record
+    columns = columns_of(record)
+    if record.grants and not columns.claim:
+
+        def left(grant: Grant) -> int:
+            us = begun(grant.expires)
+            return grant.expires - swap.seen.now if us is None else us
+
+        longest = max(grant.ttl for grant in record.grants)
+        columns = columns._replace(ttl=longest, expires=max(record.grants, key=left).expires)
+    return {
+        **columns._asdict(),
+        "claim": _checked(columns.claim),
+        "holder": _checked(columns.holder),
+        "meta": _bytes(columns.meta).decode(),
+        "rest": columns.rest.decode(),
+        "noticed": record.pause is not None or record.resign is not None,
+        "due": record.line.due,
+        "overtaken": record.line.overtaken,
+        **_next(record),
+    }
+
+
+def _next(record: LeaseRecord) -> dict[str, Any]:
+    """The first waiter, if the line is all that the record says beyond a plain one."""
+    waiter = first(record.line)
+    if waiter is None or not record._replace(line=Line()).plain:
+        return {"next_claim": "", "next_heartbeat": 0, "next_fair": False}
+    claim, _, heartbeat, fair = waiter
+    return {"next_claim": _checked(claim), "next_heartbeat": heartbeat, "next_fair": fair}
+
+
+def _value(entry: Entry) -> tuple[str, str, str | None, int | None]:
+    """A value beside a record, and the microseconds for which it is kept."""
+    value, kind, name = entry.value, entry.kind, _checked(entry.name)
+    if value is None:
+        return kind, name, None, None
+    until = begun(value.expires) if isinstance(value, Grant) else None
+    return kind, name, encoded_entry(value).decode(), until
+
+
+# -- values ---------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def _microseconds(seconds: float) -> bytes:
+    # Rounded up, so that the store never forgets earlier than was asked.
+    return b"%d" % micros(seconds)
+
+
+def _checked(value: str) -> str:
+    if "\0" in value:
+        # libpq would cut the text there, and two names could become one.
+        raise ConfigError("PostgreSQL keeps no text with a NUL in it", name="store")
+    return value
+
+
+def _text(value: str) -> bytes:
+    return _checked(value).encode()
+
+
+def _bytes(value: bytes) -> bytes:
+    return b"\\x" + value.hex().encode()
+
+
+def _quoted(value: bytes) -> bytes:
+    return b'"%b"' % value.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
+
+
+def _array(values: Iterable[bytes]) -> bytes:
+    return b"{%b}" % b",".join(values)
+
+
+def read_object(reply: Reply) -> dict[str, Any]:
+    """The JSON object of a reply. Raises Mismatch."""
+    with decoding():
+        return dict(json.loads(reply or b"{}"))
+
+
+def _decoded(reply: Reply) -> str:
+    if reply is None:
+        raise Mismatch("an empty answer was not expected")
+    return reply.decode()
+
+
+def _parsed(reply: Reply, read: Callable[[Any], T]) -> T:
+    with decoding():
+        return read(json.loads(_decoded(reply)))
