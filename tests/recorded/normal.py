@@ -40,6 +40,7 @@ _RULES = [
         # The longest ttl that a quorum knows of.
         (r"(incumbent1 3:<id> 0) \d+ 0\b", r"\1 <longest> 0"),
         (r"(incumbent1 3:<id>  ?)\d{5,} (?=[a-z]:)", r"\1<longest> "),
+        (r"(incumbent1 3:<id>  0) \d{5,}\b", r"\1 <longest>"),
         # What the rules made of a record: of several writers which came first, and when.
         (r'"written":\{.*?\},"entries":', '"written":<record>,"entries":'),
         (r'"past":\[.*?\],"joined":\[.*?\],"wake"', '"past":<past>,"joined":<joined>,"wake"'),
