@@ -279,6 +279,7 @@ def test_a_signal_in_the_middle_of_an_answer_costs_the_connection_only(
 
 def test_a_forked_child_uses_connections_of_its_own(here: Party, maria_server: MariaServer) -> None:
     granted = here.take_and_use()
+    assert here.store.renew([here.renewal(granted, ttl=60.0)], soon()) == [Renewed()]
 
     def child() -> int:
         assert here.refused().holders[0].token == granted.token

@@ -114,7 +114,7 @@ def test_the_doctor_may_mend_again_and_again(postgres_server: PostgresServer) ->
     database = new_database(postgres_server)
     url = postgres_server.url_of(database)
     with party(url) as one:
-        granted = one.take()
+        granted = one.take(ask=Ask(60.0, "host-1"))
         for _ in range(2):
             assert incumbent("-s", url, "doctor", "--fix").returncode == 0
         assert one.store.renew([one.renewal(granted)], soon()) == [Renewed()]

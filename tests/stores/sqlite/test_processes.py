@@ -19,7 +19,9 @@ from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Granted, Key
 from incumbent.stores.sqlite import SqliteEngine
+from incumbent.stores.sqlite.file import SqliteFile
 from incumbent.stores.sqlite.host import this_host
+from tests.support.forks import in_a_child
 from tests.support.needs import needs
 from tests.support.pace import took
 from tests.support.waiting import written
@@ -302,6 +304,17 @@ print(os.waitstatus_to_exitcode(status))
 print(*store.renew([Renewal(key, "parent", got.token, 10.0, got.epoch)], soon()))
 """
     assert run(tmp_path / "leases.db", code) == ["1", "Renewed(notices=())"]
+
+
+def test_a_fork_waits_a_second_for_the_connections_of_all_files_together(tmp_path: Path) -> None:
+    files = [SqliteFile(tmp_path / f"{number}.db") for number in range(6)]
+    borrowed = [file.borrow() for file in files]
+    began = clock.now()
+    assert in_a_child(lambda: 0) == 0
+    assert took(began) < 4.0
+    for file, connection in zip(files, borrowed, strict=True):
+        file.put_back(connection)
+        file.close()
 
 
 def test_a_child_cleans_up_although_the_fork_left_its_parents_cleaning_behind(

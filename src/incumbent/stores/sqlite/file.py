@@ -236,10 +236,9 @@ class SqliteFile:
 
     # -- forks -------------------------------------------------------------------------------
 
-    def before_fork(self) -> None:
-        """Close every connection; wait up to a second for connections in use."""
-        until = time.monotonic() + _FORK_WAITS
-        self._opening.acquire(timeout=_FORK_WAITS)
+    def before_fork(self, until: float) -> None:
+        """Close every connection; wait until `until` (monotonic) for connections in use."""
+        self._opening.acquire(timeout=max(0.0, until - time.monotonic()))
         self.close()
         while self._open and time.monotonic() < until:
             time.sleep(0.0005)
@@ -367,9 +366,15 @@ def _for_each(act: Callable[[SqliteFile], None]) -> Callable[[], None]:
     return hook
 
 
+def _before_fork() -> None:
+    until = time.monotonic() + _FORK_WAITS  # of all files together
+    for file in list(_files):
+        file.before_fork(until)
+
+
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_for_each(SqliteFile.before_fork),
+        before=_before_fork,
         after_in_parent=_for_each(SqliteFile.after_fork),
         after_in_child=_for_each(SqliteFile.forked),
     )
