@@ -18,14 +18,12 @@ import pytest
 
 from tests.chaos import judge
 from tests.chaos.actors import PRODUCT, File, Instance
-from tests.chaos.schedule import ISOLATIONS, Schedule
+from tests.chaos.schedule import ISOLATIONS, TTL, Schedule
 from tests.support.needs import needs
 from tests.support.waiting import eventually
 
-LEASE = 3.0
-"""The ttl: much of it is left when the machine falls asleep."""
-ASLEEP = 1.6 * LEASE
-AT_ONCE = 1.0
+ASLEEP = 1.6 * TTL
+AT_ONCE = 0.3
 SHIM = Path(__file__).with_name("suspend.c")
 EVERYONE = ("supervisor", "guard", "child")
 
@@ -57,7 +55,6 @@ def sleep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sleep:
     made = Sleep(tmp_path)
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("tests.chaos.actors.TTL", LEASE)
     monkeypatch.setattr("tests.chaos.actors.environment", lambda: {**os.environ})
     return made
 
@@ -77,7 +74,9 @@ def test_the_shim_holds_back_the_one_clock_and_not_the_other(sleep: Sleep) -> No
 def test_a_command_that_slept_past_its_lease_is_killed_when_it_wakes(
     sleep: Sleep, tmp_path: Path, isolation: str, first: str
 ) -> None:
-    assert seconds_to_die(sleep, tmp_path, isolation, first) < AT_ONCE
+    # A busy machine may be late once; what misses the suspend lives on time and again, see below.
+    folders = [tmp_path / str(one) for one in range(3)]
+    assert not all(lives_on(sleep, one, PRODUCT, isolation, first) for one in folders)
 
 
 def test_a_clock_that_misses_the_suspend_is_caught(sleep: Sleep, tmp_path: Path) -> None:
@@ -86,14 +85,20 @@ def test_a_clock_that_misses_the_suspend_is_caught(sleep: Sleep, tmp_path: Path)
     assert any(lives_on(sleep, tmp_path / str(one), planted) for one in range(4))
 
 
-def lives_on(sleep: Sleep, folder: Path, product: tuple[str, ...]) -> bool:
+def lives_on(
+    sleep: Sleep,
+    folder: Path,
+    product: tuple[str, ...],
+    isolation: str = "pidns",
+    first: str = "guard",
+) -> bool:
     folder.mkdir()
     sleep.set(0.0)
-    return seconds_to_die(sleep, folder, "pidns", "guard", product) >= AT_ONCE
+    return seconds_to_die(sleep, folder, isolation, first, product) >= AT_ONCE
 
 
 def seconds_to_die(
-    sleep: Sleep, folder: Path, isolation: str, first: str, product: tuple[str, ...] = PRODUCT
+    sleep: Sleep, folder: Path, isolation: str, first: str, product: tuple[str, ...]
 ) -> float:
     """From waking; AT_ONCE if it lives that long. Of the instance `first` wakes first."""
     schedule = Schedule(0, "sqlite", isolation, ("--stubborn",))

@@ -195,8 +195,9 @@ def test_of_a_turn_other_processes_ask_for_little(
     for name in ("_BRIEF", "TURN"):
         monkeypatch.setattr(turns, name, 5.0)
     asyncio.run(_in_clients(url, [20] * 8))
-    # Where each looks at each change it is twice as many.
-    assert asked.count("take") < 160 * 3
+    # On a quiet machine it is twice as often as there are grants; where each process looks at each
+    # change, eight times.
+    assert asked.count("take") < 160 * 4
 
 
 def test_one_of_another_process_comes_before_hundreds_of_one_process_have_had_it(
