@@ -662,6 +662,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/stores/sqlite/test_sharers.py",
     ),
     _sql(
+        "sqlite: a renewal does not look which boot has the file",
+        "stores/sqlite/records.py",
+        "                self._check_boot(*self._db.execute(schema.SEE_BOOT).fetchone())\n",
+        "",
+        "tests/stores/sqlite/test_store.py::test_a_connection_that_is_open_renews_nothing_once_another_boot_has_come",
+    ),
+    _sql(
         "sqlite: tokens start again after a record was forgotten",
         "stores/sqlite/schema.py",
         "SET swept = ?, floor = max(floor, ?)",

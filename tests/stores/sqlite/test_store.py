@@ -165,6 +165,15 @@ def test_two_boots_at_once_on_one_file_are_refused_not_served(machine: Machine) 
     assert machine.store.renew([renewal(granted)], soon()) == [Gone("store_restarted")]
 
 
+def test_a_connection_that_is_open_renews_nothing_once_another_boot_has_come(
+    machine: Machine,
+) -> None:
+    """That boot grants the name to somebody else, and leaves the row as it is until then."""
+    granted = machine.grant()
+    machine.sql("UPDATE state SET boot = 'another machine', boots = boots + 1")
+    assert machine.store.renew([renewal(granted)], soon()) == [Gone("store_restarted")]
+
+
 # -- tokens ----------------------------------------------------------------------------------
 
 

@@ -110,6 +110,7 @@ class Records:
             case Swaps(swaps):
                 return self._swap(swaps)
             case TryRenew(renewals):
+                self._check_boot(*self._db.execute(schema.SEE_BOOT).fetchone())
                 return [self._try_renew(renewal) for renewal in renewals]
             case Scan(namespace, prefix):
                 return self._scan(f"{namespace}/{prefix}")
@@ -123,9 +124,13 @@ class Records:
         row = Row._make(
             (*found[:7], Columns._make(found[7:_LINE]), LineColumns._make(found[_LINE:]))
         )
-        if row.boot != self._db.host.boot_id:
-            raise in_use_elsewhere()
+        self._check_boot(row.boot)
         return row
+
+    def _check_boot(self, boot: str) -> None:
+        # That boot takes the holders of this one for gone, though their rows are as they were.
+        if boot != self._db.host.boot_id:
+            raise in_use_elsewhere()
 
     def load(self, wanted: Wanted) -> Seen:
         """See registers.Load. Raises StoreUnavailable for a record that cannot be read."""

@@ -106,7 +106,7 @@ _ROW: Final = (*_AGE, *Columns._fields, *LineColumns._fields)
 SEE: Final = f"""
     SELECT s.boot, s.floor, s.reserved, l.version, {", ".join(f"l.{name}" for name in _ROW)}
     FROM state AS s LEFT JOIN lease AS l ON l.key = ? WHERE s.id = 1"""
-SEE_CHANGE: Final = "SELECT changes, version FROM lease WHERE key = ?"
+SEE_BOOT: Final = "SELECT boot FROM state WHERE id = 1"
 SEE_KEYS: Final = "SELECT key FROM lease WHERE key >= ? AND key < ? ORDER BY key"
 _SEE_BESIDE: Final = """
     SELECT kind, name, boots, written, walled, value FROM beside WHERE key = ?"""
