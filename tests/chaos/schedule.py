@@ -11,16 +11,31 @@ import random
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
+from incumbent.model import Capabilities
+from incumbent.stores.etcd.engine import EtcdEngine
+from incumbent.stores.mysql.engine import MysqlEngine
+from incumbent.stores.postgresql.engine import PostgresEngine
+from incumbent.stores.redis.engine import RedisEngine
+from incumbent.stores.sqlite import SqliteEngine
+
 TTL = 1.0
 GRACE = 0.3
 INSTANCES = 3
 LENGTH = 3.2
 """Seconds from the first worker's begin to the end of the schedule: faults, and who follows."""
 
-STORES = ("sqlite", "redis")
+CAPABILITIES: dict[str, Capabilities] = {
+    "sqlite": SqliteEngine.capabilities,
+    "redis": RedisEngine.capabilities,
+    "postgresql": PostgresEngine.capabilities,
+    "mysql": MysqlEngine.capabilities,
+    "etcd": EtcdEngine.capabilities,
+}
+"""The quorum has a campaign of its own, see tests.quorum.campaign."""
+STORES = tuple(CAPABILITIES)
 SHARES = {
-    "permits": ("sqlite", "redis", "postgresql", "etcd"),
-    "readers": ("sqlite", "redis", "postgresql"),
+    "permits": tuple(store for store, can in CAPABILITIES.items() if can.shared),
+    "readers": tuple(store for store, can in CAPABILITIES.items() if can.shared and can.queue),
 }
 """What several may hold at once, and on which stores: two permits, or two readers and a writer."""
 ISOLATIONS = ("pidns", "container", "pgroup")
@@ -137,9 +152,17 @@ def draw_shared(seed: int, on: str = "") -> Schedule:
     )
 
 
-def _kinds(rng: random.Random, store: str) -> list[str]:
+def faults_of(store: str) -> tuple[str, ...]:
+    """What befalls a store and the network before it."""
+    if store == "sqlite":
+        return ON_FILE
+    # Nobody makes the tables of a server that lost them.
     of_server = ON_SERVER[:-1] if store in ("postgresql", "mysql") else ON_SERVER
-    of_store = ON_FILE if store == "sqlite" else (*of_server, *ON_NETWORK)
+    return (*of_server, *ON_NETWORK)
+
+
+def _kinds(rng: random.Random, store: str) -> list[str]:
+    of_store = faults_of(store)
     # As often the processes as the store, however many ways there are for each.
     drawn = [
         rng.choice(rng.choice((ON_PROCESSES, ON_PROCESSES, of_store, of_store, ON_CHILD)))

@@ -10,7 +10,15 @@ from itertools import combinations_with_replacement
 from pathlib import Path
 
 from tests.chaos.runner import Outcome
-from tests.chaos.schedule import ISOLATIONS, KINDS, draw, draw_shared, may_overlap
+from tests.chaos.schedule import (
+    ISOLATIONS,
+    KINDS,
+    SHARES,
+    STORES,
+    draw,
+    draw_shared,
+    may_overlap,
+)
 
 BEGIN, END = "<!-- made by make chaos -->", "<!-- end -->"
 BEGIN_SHARED, END_SHARED = "<!-- made by make chaos, shared -->", "<!-- end of shared -->"
@@ -30,6 +38,7 @@ class Result:
     wrong: str
     impossible: str
     shares: str = ""
+    store: str = ""
 
 
 def result_of(outcome: Outcome) -> Result:
@@ -41,7 +50,8 @@ def result_of(outcome: Outcome) -> Result:
         len(sight.terms),
         sight.wrong,
         may_overlap(schedule, schedule.isolation),
-        schedule.shares and f"{schedule.shares} on {schedule.store}",
+        schedule.shares,
+        schedule.store,
     )
 
 
@@ -65,7 +75,8 @@ def read(path: Path) -> list[Result]:
 
 def _is_drawn_so(result: Result) -> bool:
     schedule = (draw_shared if result.shares else draw)(result.seed)
-    return (schedule.isolation, schedule.kinds) == (result.isolation, result.kinds)
+    drawn = (schedule.shares, schedule.store, schedule.isolation, schedule.kinds)
+    return drawn == (result.shares, result.store, result.isolation, result.kinds)
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -87,10 +98,12 @@ def shared_tables(results: Sequence[Result]) -> str:
         f"{len(results)} schedules (seeds {_span(results)}), {len(judged)} judged:"
         f" **{wrong} with too many at once, or a token that came twice**."
     )
-    kinds = sorted({one.shares for one in judged})
-    by_share = [(name, [one for one in judged if one.shares == name]) for name in kinds]
-    by_fault = [(kind, [one for one in judged if kind in one.kinds]) for kind in KINDS]
-    rows = _grid("who shares, and the fault", [*by_share, *by_fault], least=2)
+    by_share = [
+        (f"{shares} on {name}", [one for one in of_store if one.shares == shares])
+        for shares in SHARES
+        for name, of_store in _by_store(judged)
+    ]
+    rows = _grid("who shares, and the fault", [*by_share, *_by_kind(judged)], least=2)
     apart = _impossible(results, "What nobody can prevent, counted apart:", least=2)
     return f"{said}\n\n{rows}\n\n{apart}"
 
@@ -106,7 +119,9 @@ def tables(results: Sequence[Result]) -> str:
         f" have lived; {sum(len(one.kinds) == 1 for one in judged)} had one fault, the others"
         " two or three."
     )
-    return "\n\n".join([said, _by_fault(judged), _by_pair(judged), _impossible(results)])
+    by_store = "### Store by store\n\n" + _grid("store", _by_store(judged))
+    by_fault = "### Fault by fault\n\n" + _grid("fault, alone or with others", _by_kind(judged))
+    return "\n\n".join([said, by_store, by_fault, _by_pair(judged), _impossible(results)])
 
 
 def _span(results: Sequence[Result]) -> str:
@@ -114,9 +129,12 @@ def _span(results: Sequence[Result]) -> str:
     return f"{min(seeds)} to {max(seeds)}" if seeds else "none"
 
 
-def _by_fault(judged: Sequence[Result]) -> str:
-    rows = [(kind, [one for one in judged if kind in one.kinds]) for kind in KINDS]
-    return "### Fault by fault\n\n" + _grid("fault, alone or with others", rows)
+def _by_store(judged: Sequence[Result]) -> list[tuple[str, list[Result]]]:
+    return [(store, [one for one in judged if one.store == store]) for store in STORES]
+
+
+def _by_kind(judged: Sequence[Result]) -> list[tuple[str, list[Result]]]:
+    return [(kind, [one for one in judged if kind in one.kinds]) for kind in KINDS]
 
 
 def _by_pair(judged: Sequence[Result]) -> str:

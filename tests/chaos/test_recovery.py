@@ -9,29 +9,27 @@ import pytest
 
 from tests.chaos.runner import run
 from tests.chaos.schedule import (
-    KINDS,
-    LOSES_KEYS,
     ON_CHILD,
-    ON_FILE,
     ON_PROCESSES,
+    STORES,
     TTL,
     Fault,
     Schedule,
+    faults_of,
 )
 from tests.support.needs import needs
 
-WITHIN = TTL + 5.0
+WITHIN = TTL + 15.0
 """Seconds after the end of the fault: a lease runs out, a restarted store waits for another."""
 
 AT_A_TIME = 6
 """Fleets of three, which all start their processes at once: more would not be quiet."""
 
 EVERYWHERE = (*ON_PROCESSES, *ON_CHILD)
-OF_REDIS = tuple(kind for kind in KINDS if kind not in (*EVERYWHERE, *ON_FILE, *LOSES_KEYS))
 GROUPS = {
-    "processes, SQLite": [("sqlite", kind) for kind in (*EVERYWHERE, *ON_FILE)],
+    "processes, SQLite": [("sqlite", kind) for kind in EVERYWHERE],
     "processes, Redis": [("redis", kind) for kind in EVERYWHERE],
-    "server and network": [("redis", kind) for kind in OF_REDIS],
+    **{store: [(store, kind) for kind in faults_of(store)] for store in STORES},
 }
 
 pytestmark = [
