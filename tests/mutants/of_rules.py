@@ -8,6 +8,8 @@ _MODEL = ("tests/rules/test_same_as_model.py",)
 _TIMES = ("tests/rules/test_times.py",)
 _MEMORY = ("tests/contract/test_memory.py",)
 _CODEC = ("tests/rules/test_codec.py",)
+_PLAIN_ROWS = "test_a_changed_rule_keeps_its_release_away_from_plain_rows_too"
+_RELEASES = (f"tests/rules/test_releases.py::{_PLAIN_ROWS}",)
 _CLIENTS = ("tests/rules/test_interleavings.py",)
 _REGISTERS = ("tests/contract/test_registers.py",)
 _CROWDS = ("tests/rules/test_crowds.py",)
@@ -366,6 +368,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        **record.more,\n",
         "",
         *_CODEC,
+    ),
+    _r(
+        "a record with a part of a later version is taken for a plain one",
+        "rules/record.py",
+        " == _PLAIN and not self.more\n",
+        " == _PLAIN\n",
+        *_CODEC,
+    ),
+    _r(
+        "a file with plain rows does not say that other rules wrote them",
+        "stores/sqlite/schema.py",
+        "RECORD_FORMAT: Final = codec.RECORD_FORMAT\n",
+        "RECORD_FORMAT: Final = 1\n",
+        *_RELEASES,
     ),
     _r(
         "a new incarnation grants at once",

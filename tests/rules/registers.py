@@ -8,8 +8,8 @@ from itertools import count
 
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
-from incumbent.rules.codec import encoded
-from incumbent.rules.record import NOTHING, Beside, LeaseRecord, settled, settled_value
+from incumbent.rules.codec import encoded, encoded_entry
+from incumbent.rules.record import NOTHING, LeaseRecord, settled, settled_value
 from incumbent.stores.deciding import present
 from incumbent.stores.registers import (
     Incarnation,
@@ -20,6 +20,7 @@ from incumbent.stores.registers import (
     Swap,
     Wanted,
     record_in,
+    value_in,
 )
 
 __all__ = ["DictRegisters", "Row"]
@@ -27,11 +28,11 @@ __all__ = ["DictRegisters", "Row"]
 
 @dataclass
 class Row:
-    """What the store keeps of a name."""
+    """What the store keeps of a name: the text of its record, and those of the values beside it."""
 
     text: bytes
     version: int
-    beside: dict[Place, Beside] = field(default_factory=dict)
+    beside: dict[Place, bytes] = field(default_factory=dict)
 
 
 class DictRegisters:
@@ -68,7 +69,7 @@ class DictRegisters:
             joined = Joined(None, request.waiter, request.looks_in, self.now)
             there = there._replace(joined=(joined,))
             text = encoded(present(there))
-            self.rows[request.key] = Row(text, next(self._versions), dict(there.beside))
+            self.rows[request.key] = Row(text, next(self._versions), self._beside(request.key))
         return there
 
     def scan(self, namespace: str, prefix: str, until: float) -> list[tuple[Key, Seen]]:
@@ -103,8 +104,14 @@ class DictRegisters:
             record = record_in(row.text if row else None, key, "dict:")
         except StoreUnavailable as error:
             return error
-        version, beside = (row.version, row.beside) if row else (0, {})
+        beside = {
+            place: value_in(text, key, place, "dict:") for place, text in self._beside(key).items()
+        }
+        version = row.version if row else 0
         return Seen(record, version, self.now, self.wall, self.incarnation, beside=beside)
+
+    def _beside(self, key: Key) -> dict[Place, bytes]:
+        return dict(self.rows[key].beside) if key in self.rows else {}
 
     def _swap(self, swap: Swap) -> Seen | StoreError | None:
         there = self._seen(swap.wanted.key)
@@ -116,11 +123,11 @@ class DictRegisters:
             return there
         if self.now < swap.not_before and "clock" not in self.left_out:
             return StoreUnavailable("dict: the clock stepped back")
-        beside = dict(there.beside)
+        beside = self._beside(swap.wanted.key)
         for kind, name, value in swap.entries:
             beside.pop((kind, name), None)
             if value is not None:
-                beside[kind, name] = settled_value(value, self.now)
+                beside[kind, name] = encoded_entry(settled_value(value, self.now))
         record = settled(swap.record, self.now)
         version = self._next(there, record)
         if "writes" in self.left_out:

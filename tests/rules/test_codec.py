@@ -87,6 +87,9 @@ def test_what_a_later_version_wrote_is_carried_on() -> None:
     text = _sealed({**json.loads(_body(encoded(NOTHING))), "quota": [1, "x"]})
     record = decoded(text, 0)
     assert b'"quota":[1,"x"]' in encoded(record._replace(changes=3))
+    # No statement decides over it: it goes by the rules, which carry on what they do not know.
+    assert NOTHING.plain
+    assert not record.plain
 
 
 @given(st.data())

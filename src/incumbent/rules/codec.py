@@ -5,7 +5,8 @@
 The number is the format: rules that decide otherwise write another one, because the clients of a
 store apply them side by side. The checksum tells a record that was cut short or edited by hand,
 which must not be taken for a free name. An instant that begins with the write is "+<us>". Parts
-with a name that is not known here are carried on as they are.
+with a name that is not known here are carried on as they are: so a later version adds only parts
+that decide nothing, and no "+<us>" in them, which would begin again with every write.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ __all__ = [
 T = TypeVar("T")
 
 RECORD_FORMAT: Final = 1
+"""Also part of the number of each store that keeps columns: a plain row has no text to say it."""
 
 _SEALED: Final = re.compile(rb"incumbent(\d{1,9}) ([0-9a-f]{8}) (.*)", re.DOTALL)
 _KNOWN: Final = frozenset({

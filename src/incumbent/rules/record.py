@@ -171,7 +171,8 @@ class LeaseRecord(NamedTuple):
     @property
     def plain(self) -> bool:
         """Whether it says no more than who holds the name alone, or held it last."""
-        return self[5:11] == _PLAIN and (not self.grants or self.grants[0].permits is None)
+        alone = not self.grants or self.grants[0].permits is None
+        return alone and self[5:11] == _PLAIN and not self.more
 
 
 NOTHING: Final = LeaseRecord()

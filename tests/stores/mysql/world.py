@@ -62,15 +62,15 @@ def aged(server: MariaServer, database: str) -> None:
 class Clock:
     """The server's clock, as our statements read it; `stands_at` microseconds, or `shift`ed."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, of: type[Wire] = Wire) -> None:
         self.stands_at: int | None = None
         self.shift = 0
-        ask = Wire.ask
+        ask = of.ask
 
         def moved(wire: Wire, asked: str, until: float, *, writes: bool) -> list[Reply]:
             return ask(wire, self._moved(asked), until, writes=writes)
 
-        monkeypatch.setattr(Wire, "ask", moved)
+        monkeypatch.setattr(of, "ask", moved)
 
     def _moved(self, asked: str) -> str:
         for real in (statements.CLOCK, statements.START):

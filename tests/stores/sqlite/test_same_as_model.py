@@ -10,6 +10,9 @@ from incumbent.stores.sqlite import SqliteEngine
 from incumbent.stores.sqlite.host import Host
 from tests.rules.histories import Subject, play
 
+QUEUES = [None, Queue(2.0, fair=True), Queue(8.0, fair=True)]
+"""Fair ones: for how long others may be silent is the store's to choose."""
+
 
 class Hands:
     """Two clocks that stand still but when they are moved."""
@@ -32,7 +35,5 @@ def test_the_file_answers_as_the_model_does(tmp_path: Path) -> None:
         clock = Hands()
         host = Host(clock.now, clock.wall, "boot")
         store = SqliteEngine(tmp_path / f"{seed}.db", host=partial(lambda it: it, host)).store()
-        # Fair ones: for how long others may be silent is the store's to choose.
-        queues = [None, Queue(2.0, fair=True), Queue(8.0, fair=True)]
-        play(seed, Subject(store, clock.move, queues=queues, late_kept=0.0))
+        play(seed, Subject(store, clock.move, queues=QUEUES, late_kept=0.0))
         store.close()

@@ -30,9 +30,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from incumbent.rules import codec
 from incumbent.rules.columns import Columns
 
-FORMAT: Final = 1
+FORMAT: Final = codec.RECORD_FORMAT
+"""The format of the tables."""
 CLOCK: Final = "TIMESTAMPDIFF(MICROSECOND,'1970-01-01',SYSDATE(6))"
 START: Final = "TIMESTAMPDIFF(MICROSECOND,'1970-01-01',NOW(6))"
 HERE: Final = "CONCAT_WS(' ',@@hostname,@@port,@@server_id,@@read_only IN ('0','OFF'))"

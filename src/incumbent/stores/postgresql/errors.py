@@ -11,8 +11,9 @@ import re
 from typing import Any, Final, NamedTuple
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.rules import codec
 
-RECORD_FORMAT: Final = 1
+RECORD_FORMAT: Final = codec.RECORD_FORMAT
 """The schema's format: a client refuses a schema of another one."""
 OLDEST: Final = 130_000
 """The oldest version of a server, as libpq writes versions."""

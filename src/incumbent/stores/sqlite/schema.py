@@ -23,12 +23,13 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from incumbent.rules import codec
 from incumbent.rules.columns import Columns, LineColumns
 
 APPLICATION_ID: Final = 0x1EA5E001
 """The mark in the file's header, so that another program's database is never written to."""
 
-RECORD_FORMAT: Final = 1
+RECORD_FORMAT: Final = codec.RECORD_FORMAT
 """The number of the file's format, which its header has as `user_version`."""
 
 JUMP: Final = 60 * 1_000_000
