@@ -7,6 +7,14 @@ WORKERS ?= 8
 FEWER ?= 5
 PYTEST_ARGS ?=
 CHAOS_ARGS ?=
+SIZE_ARGS ?=
+PROFILE_ARGS ?=
+
+# An engine has a folder of tests, a file of the contract, or both.
+ENGINES = $(sort $(patsubst tests/contract/test_%.py,%,$(wildcard $(addprefix tests/contract/test_, \
+  $(addsuffix .py,memory $(notdir $(patsubst %/,%,$(wildcard tests/stores/*/))))))))
+ENGINE_TESTS = $(if $(filter $(E),$(ENGINES)),$(wildcard tests/contract/test_$(E).py \
+  tests/contract/test_$(E)_*.py tests/stores/$(E)))
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +24,8 @@ TESTS := $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all quick chaos mutants lint format type bench docs servers promtool browser clean
+.PHONY: help demo check test test-all quick engine chaos mutants lint format type size profile bench docs \
+  servers promtool browser clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +45,13 @@ quick: $(VENV)/.test ## what needs no server, in a minute
 	  -m "not slow and not server and not full and not timing and not crowd" \
 	  tests --ignore=tests/cli --ignore=tests/e2e
 
+check: lint type size quick ## what to run before a commit
+
+engine: $(VENV)/.test servers ## the contract and all tests of one engine: make engine E=redis
+	@test -n "$(ENGINE_TESTS)" || { echo "make engine E=NAME, of:$(ENGINES)" >&2; exit 2; }
+	$(TESTS) thin $(FEWER) $(PYTEST_ARGS) $(ENGINE_TESTS)
+	$(TESTS) rest $(FEWER) $(PYTEST_ARGS) $(ENGINE_TESTS)
+
 lint: $(VENV)/.lint ## style and defects
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -47,6 +63,12 @@ format: $(VENV)/.lint ## put the code into its style
 type: $(VENV)/.lint $(VENV)/.bench ## mypy --strict, tests included; and what users see of our types
 	$(BIN)/mypy $(wildcard src tests examples benchmarks)
 	$(BIN)/python -m tests.typing
+
+size: $(VENV)/.core ## how much there is to read, against limits
+	@$(BIN)/python -m tests.architecture.size $(SIZE_ARGS)
+
+profile: $(VENV)/.test servers ## which files and functions a lease passes through, store by store
+	@$(BIN)/python -m tests.architecture.roads $(PROFILE_ARGS)
 
 chaos: $(VENV)/.test servers ## thousands of random faults on fleets; goes on where it ended
 	$(BIN)/python -m tests.chaos --write docs/chaos.md $(CHAOS_ARGS)

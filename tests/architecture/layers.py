@@ -158,3 +158,20 @@ NO_HANDLER = {
 
 LONGEST_FILE = 600
 LONGEST_FUNCTION = 50
+
+
+def within(module: str, name: str) -> bool:
+    return module == name or module.startswith(f"{name}.")
+
+
+def height_of(module: str) -> int:
+    """The height of a module's layer; `len(LAYERS)` if it has none."""
+    if not module:
+        return [layer.name for layer in LAYERS].index(ROOT)
+    matches = [
+        (len(name), height)
+        for height, layer in enumerate(LAYERS)
+        for name in layer.modules
+        if within(module, name)
+    ]
+    return max(matches)[1] if matches else len(LAYERS)

@@ -19,13 +19,14 @@ from tests.architecture.layers import (
     NO_HANDLER,
     PEEKING,
     PUBLIC_ALL_THE_SAME,
-    ROOT,
     SOCKETS,
     SOCKETS_OUTSIDE_NET,
     SPOKEN,
     TELL_APART,
     TRANSPORTS,
     WIDE,
+    height_of,
+    within,
 )
 
 MODULES = sorted(source.modules())
@@ -33,35 +34,18 @@ MODULES = sorted(source.modules())
 PLACED = [name for name in MODULES if not source.is_package(name)]
 
 
-def within(module: str, name: str) -> bool:
-    return module == name or module.startswith(f"{name}.")
-
-
-def level(module: str) -> int:
-    """The height of a module's layer; a test says which modules have none."""
-    if not module:
-        return [layer.name for layer in LAYERS].index(ROOT)
-    matches = [
-        (len(name), height)
-        for height, layer in enumerate(LAYERS)
-        for name in layer.modules
-        if within(module, name)
-    ]
-    return max(matches)[1] if matches else len(LAYERS)
-
-
 def test_every_module_has_its_layer() -> None:
     assert "errors" in MODULES
-    homeless = [name for name in MODULES if level(name) == len(LAYERS)]
+    homeless = [name for name in MODULES if height_of(name) == len(LAYERS)]
     assert not homeless, "place them in tests/architecture/layers.py"
 
 
 def test_imports_run_downwards_only() -> None:
     assert not [
-        f"{module} ({LAYERS[level(module)].name}) imports {used or 'incumbent'}"
+        f"{module} ({LAYERS[height_of(module)].name}) imports {used or 'incumbent'}"
         for module in PLACED
         for used in source.own_imports(module)
-        if level(used) > level(module)
+        if height_of(used) > height_of(module)
     ]
 
 
@@ -95,7 +79,7 @@ def test_a_decision_knows_nothing_of_the_world() -> None:
     assert not [
         f"{module} imports {used}"
         for module in PLACED
-        for used in outside(module) & LAYERS[level(module)].banned
+        for used in outside(module) & LAYERS[height_of(module)].banned
     ]
 
 
