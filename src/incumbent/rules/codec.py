@@ -16,6 +16,7 @@ import re
 from base64 import b64decode, b64encode
 from binascii import crc32
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from incumbent.model import Field
@@ -41,12 +42,11 @@ __all__ = [
     "Unreadable",
     "decoded",
     "decoded_entry",
-    "decoded_line",
     "decoded_waiter",
     "encoded",
     "encoded_entry",
-    "encoded_line",
     "encoded_waiter",
+    "waiters_of",
 ]
 
 T = TypeVar("T")
@@ -165,15 +165,15 @@ def decoded_waiter(text: bytes) -> tuple[Waiter, int]:
     return _read(lambda: (_to_waiter(*parts["waiter"]), _whole(parts["looks_in"])))
 
 
-def encoded_line(waiters: Iterable[Waiter]) -> bytes:
-    """The text of those who wait, for stores that keep them apart from the record."""
-    return _sealed({"line": [_from_waiter(waiter) for waiter in waiters]})
+def waiters_of(rows: Iterable[Iterable[Any]]) -> tuple[Waiter, ...]:
+    """The waiters of rows, each with the parts of a Waiter. Raises Unreadable."""
+    return _read(lambda: tuple(_waiter(*row) for row in rows))
 
 
-def decoded_line(text: bytes) -> tuple[Waiter, ...]:
-    """The waiters of a text. Raises Unreadable."""
-    parts = _opened(text)
-    return _read(lambda: tuple(_to_waiter(*waiter) for waiter in parts["line"]))
+@lru_cache(maxsize=1024)
+def _waiter(*row: Any) -> Waiter:
+    """The waiter of a row. Of a name that many want, the same rows are read again and again."""
+    return _to_waiter(*row)
 
 
 # -- texts -----------------------------------------------------------------------------------------

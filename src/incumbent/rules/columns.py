@@ -6,10 +6,10 @@ The usual record, of a name that somebody holds alone or held last, is all in th
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Final, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
 
-from incumbent.rules.codec import decoded, decoded_line, encoded, encoded_line
+from incumbent.rules.codec import decoded, encoded, waiters_of
 from incumbent.rules.record import (
     NOTHING,
     Grant,
@@ -17,7 +17,6 @@ from incumbent.rules.record import (
     LastGrant,
     LeaseRecord,
     Line,
-    Waiter,
 )
 
 
@@ -108,18 +107,17 @@ def record_of(it: Columns, written: Instant) -> LeaseRecord:
 
 
 class LineColumns(NamedTuple):
-    """The columns of a line, for stores that keep it apart from the rest; see Line.
+    """The columns of a line, for stores whose waiters are rows of their own; see Line.
 
     `heartbeat`: of the first waiter; 0: nobody waits. `fair`: whether the first asked for fairness.
-    `waiters`: the text of all of them, or nothing. So a statement can begin the first waiter's
-    turn, or count another grant before it, without a look at the text.
+    So a statement can begin the first waiter's turn, or count another grant before it, without a
+    look at who waits.
     """
 
     due: Instant = 0
     overtaken: int = 0
     heartbeat: int = 0
     fair: int = 0
-    waiters: bytes = b""
 
 
 def line_columns_of(line: Line) -> LineColumns:
@@ -127,16 +125,10 @@ def line_columns_of(line: Line) -> LineColumns:
     if not line.waiters:
         return LineColumns()
     first = line.waiters[0]
-    text = encoded_line(line.waiters)
-    return LineColumns(line.due, line.overtaken, first.heartbeat, int(first.fair), text)
+    return LineColumns(line.due, line.overtaken, first.heartbeat, int(first.fair))
 
 
-def line_of(it: LineColumns) -> Line:
-    """The line of columns. Raises Unreadable."""
-    return Line(_waiters_of(it.waiters), it.due, it.overtaken) if it.waiters else Line()
-
-
-@lru_cache(maxsize=64)
-def _waiters_of(text: bytes) -> tuple[Waiter, ...]:
-    """The waiters of a text. Of a name that many want, the same text is read again and again."""
-    return decoded_line(text)
+def line_of(it: LineColumns, rows: Iterable[Iterable[Any]]) -> Line:
+    """The line of columns, and of the rows of its waiters in order. Raises Unreadable."""
+    waiters = waiters_of(rows)
+    return Line(waiters, it.due, it.overtaken) if waiters else Line()

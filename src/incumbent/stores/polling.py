@@ -1,7 +1,8 @@
 """Waiters of one process that share their looks at a store which cannot notify them.
 
-For each name one of the waiters asks the store, at growing intervals, and tells the others what it
-found. A waiter only goes by a look that began after it came:
+For each name one of the waiters asks the store, and tells the others what it found. The pauses
+between its looks grow while nothing changes. After a change, whoever is next in line looks soon,
+and one that is further back looks later. A waiter only goes by a look that began after it came:
 
     asker     look ---- pause ---- look ------ pause ------ look          (goes: another one asks)
                 |                   |           ^             |
@@ -26,7 +27,7 @@ from incumbent.errors import StoreError
 from incumbent.model import Ask, Key, Queued, TakeOutcome
 from incumbent.net.readers import Wakeup
 from incumbent.rules.line import may_ask
-from incumbent.rules.record import seen_of
+from incumbent.rules.record import Line, seen_of
 from incumbent.stores.deciding import present
 from incumbent.stores.registers import Seen
 
@@ -85,6 +86,20 @@ class _Name:
         self.asker: _Waiter | None = None
         self.due = -inf
         self.pause = 0.0
+        self.changes = -1
+
+    def pause_after(self, found: Seen | StoreError, poll: Poll) -> float:
+        """Seconds until the look after one that `found` this."""
+        pause = self.pause * poll.growth
+        if not isinstance(found, StoreError) and found.record.changes != self.changes:
+            self.changes = found.record.changes
+            pause = poll.first * (1 + self._place_in(present(found).line))
+        return min(pause, poll.longest)
+
+    def _place_in(self, line: Line) -> int:
+        claims = {waiter.seen.partition(IN_LINE)[2] for waiter in list(self.waiters.values())}
+        places = (place for place, it in enumerate(line.waiters) if it.claim in claims)
+        return next(places, 0)
 
     def tell(self, found: Seen | StoreError, began: float) -> None:
         for waiter in list(self.waiters.values()):
@@ -136,9 +151,10 @@ class Looks:
                 if now < name.due:
                     await wakeup.wait(min(until, name.due))
                     continue
-                name.tell(await _looked(look(key, min(until, now + _LOOK_WITHIN))), now)
+                found = await _looked(look(key, min(until, now + _LOOK_WITHIN)))
+                name.tell(found, now)
+                name.pause = name.pause_after(found, self._poll)
                 name.due = _now() + name.pause
-                name.pause = min(name.pause * self._poll.growth, self._poll.longest)
         finally:
             self._leave(key, name, waiter)
 

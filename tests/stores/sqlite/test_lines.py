@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from incumbent import Lock, clock
-from incumbent.rules.codec import decoded_line
 from tests.support.pace import took
 from tests.support.waiting import eventually
 
@@ -125,8 +124,7 @@ def test_waiters_that_died_or_froze_keep_a_free_name_from_nobody_for_long(
 def stand_in_line(path: Path, count: int) -> bool:
     connection = sqlite3.connect(path)
     try:
-        hot = "SELECT waiters FROM lease WHERE key = 'default/hot'"
-        ((waiters,),) = connection.execute(hot).fetchall()
-        return len(decoded_line(waiters) if waiters else ()) == count
+        hot = "SELECT count(*) FROM waiting WHERE key = 'default/hot'"
+        return connection.execute(hot).fetchall() == [(count,)]
     finally:
         connection.close()

@@ -45,7 +45,7 @@ CAUGHT_BY = {
         "WRITE", "meta = excluded.meta", "meta = lease.meta"
     ),
     "a_fair_line_is_served_in_the_order_of_arrival": Bug(
-        "WRITE", "waiters = excluded.waiters", "waiters = lease.waiters"
+        "SEE_LINE", "ORDER BY place", "ORDER BY place DESC"
     ),
     "the_first_has_its_turn_also_when_the_holder_died": Bug(
         "WRITE", "due = excluded.due", "due = 0"
@@ -62,6 +62,7 @@ CAUGHT_BY_OWN = {
     "a_field_keeps_its_record_for_as_long_as_it_stands": Bug(
         "SEE_SWEPT", "b.kind IN ('field', 'slot')", "b.kind = 'slot'"
     ),
+    "nobody_waits_any_more_after_a_reboot": Bug("CLEAR_LINE", "key = ?", "key = ? || 'x'"),
     "a_renewal_that_comes_late_revives_nothing": Bug("RENEW", "expires > ?5", "expires >= ?5"),
 }
 

@@ -16,7 +16,7 @@ from incumbent.model import UNLIMITED, Ask, Granted, Queue, Queued, Refused, Rel
 from incumbent.protocol.port import run
 from incumbent.several import Semaphore
 from incumbent.stores.polling import may_have_changed
-from incumbent.stores.registers import Wanted
+from incumbent.stores.registers import Swap, Wanted
 from incumbent.stores.sqlite.connection import Connection
 from incumbent.stores.sqlite.records import Records
 from tests.stores.sqlite.test_store import ASK, KEY, Machine, soon
@@ -158,10 +158,10 @@ def test_a_thousand_permits_are_counted(machine: Machine) -> None:
 
     def others(db: Connection) -> None:
         records = Records(db)
-        record = records.load(Wanted(KEY)).record
-        (mine,) = record.grants
+        seen = records.load(Wanted(KEY))
+        (mine,) = seen.record.grants
         many = tuple(mine._replace(claim=f"{first.claim}{number}") for number in range(999))
-        records.write(KEY, record._replace(grants=(mine, *many)))
+        records.write(Swap(Wanted(KEY), seen, seen.record._replace(grants=(mine, *many))))
 
     machine.file.transact(others)
     refused = machine.take(ask=ask)

@@ -22,6 +22,8 @@ from incumbent.model import (
     Gone,
     Granted,
     Key,
+    Queue,
+    Queued,
     Refused,
     Released,
     Renewal,
@@ -75,6 +77,11 @@ class Machine:
     def grant(self, key: Key = KEY, claim: str = "", ask: Ask = ASK) -> Granted:
         outcome = self.take(key, claim, ask)
         assert isinstance(outcome, Granted)
+        return outcome
+
+    def queue(self, claim: str, ask: Ask) -> Queued:
+        outcome = self.store.take(KEY, claim, ask, soon())
+        assert isinstance(outcome, Queued)
         return outcome
 
     def give(self, granted: Granted, key: Key = KEY, closed_for: float = 0.0) -> None:
@@ -147,6 +154,17 @@ def test_a_wall_clock_set_back_over_a_reboot_prolongs_no_closing(machine: Machin
     assert isinstance(refused, Refused)
     assert refused.retry_after is not None
     assert refused.retry_after <= 60.0
+
+
+def test_nobody_waits_any_more_after_a_reboot(machine: Machine) -> None:
+    waits = Ask(10.0, "me", queue=Queue(60.0, fair=True))
+    machine.grant()
+    machine.queue("before", waits)
+    machine.reboot()
+    granted = machine.grant()
+    assert machine.queue("after", waits).place == 0
+    machine.give(granted)
+    machine.grant(claim="after", ask=waits)
 
 
 def test_fields_and_a_pause_outlive_a_reboot(machine: Machine) -> None:

@@ -22,7 +22,6 @@ from incumbent.model import (
     Ask,
     GiveOutcome,
     Gone,
-    Granted,
     Key,
     Queue,
     Released,
@@ -35,12 +34,12 @@ from incumbent.protocol.port import run
 from incumbent.stores.base import Parting
 from incumbent.stores.deciding import Deciding
 from incumbent.stores.plan import BlockingTogether, Plan
+from incumbent.stores.polling import in_line
 from incumbent.stores.register_store import PollingOperations
 from incumbent.stores.registers import Quick, Seen, Wanted
 from incumbent.stores.sqlite.connection import Connection, FileBusy, SpoiledFile
 from incumbent.stores.sqlite.file import (
     DURABLE,
-    LOOK,
     ONE_STATEMENT,
     PROBE,
     READ,
@@ -78,10 +77,16 @@ class SqliteOperations(PollingOperations):
         def work(db: Connection) -> Any:
             return Records(db).carry_out(plan.start(None, until))
 
-        outcome = await self.transact(work, until, READ if plan.kind in _READS else WRITE)
+        mode = READ if plan.kind in _READS else WRITE
+        return cast("T", await self._carry_out(work, until, mode))
+
+    async def _carry_out(
+        self, work: Callable[[Connection], Any], until: float, mode: Mode = WRITE
+    ) -> Any:
+        outcome = await self.transact(work, until, mode)
         if outcome is NEEDS_DISK:
             outcome = await self.transact(work, until, DURABLE)
-        return cast("T", outcome)
+        return outcome
 
     async def transact(
         self, work: Callable[[Connection], T], until: float, mode: Mode = WRITE
@@ -96,20 +101,17 @@ class SqliteOperations(PollingOperations):
                 await self._sleep(next(waits))
 
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        if ask.permits is None and ask.slot is None and not ask.candidacy:
+        alone = ask.permits is None and ask.slot is None and not ask.candidacy
 
-            def work(db: Connection) -> Granted | None:
-                return Records(db).try_take(key, claim, ask)
-
-            granted = await self.transact(work, until)
+        def work(db: Connection) -> Any:
+            records = Records(db)
+            granted = records.try_take(key, claim, ask) if alone else None
             if granted is not None:
                 return granted
-        if ask.queue is not None and not ask.queue.fair:
-            # The first looks every few milliseconds: one that is silent for longer is frozen, or
-            # dead, and loses its turn.
-            beat = min(ask.queue.heartbeat, _HEARTBEAT_MOST)
-            ask = replace(ask, queue=Queue(beat))
-        return await super().take(key, claim, ask, until)
+            plan = self.dialect.take(key, claim, _less_silent(ask))
+            return records.carry_out(plan.start(None, until))
+
+        return in_line(await self._carry_out(work, until), claim, ask)
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
         try:
@@ -132,7 +134,7 @@ class SqliteOperations(PollingOperations):
         return await super().give(key, claim, token, until, **parting)
 
     async def look(self, key: Key, until: float) -> Seen:
-        return await self.transact(lambda db: Records(db).load(Wanted(key)), until, LOOK)
+        return await self.transact(lambda db: Records(db).load(Wanted(key)), until, READ)
 
     def wakeup(self) -> Wakeup:
         """See PollingOperations.wakeup."""
@@ -141,6 +143,14 @@ class SqliteOperations(PollingOperations):
     def let_go(self) -> None:
         """Close the connections; a later operation opens the file again."""
         self.file.close()
+
+
+def _less_silent(ask: Ask) -> Ask:
+    if ask.queue is None or ask.queue.fair:
+        return ask
+    # The first looks every few milliseconds: one that is silent for longer is frozen, or dead, and
+    # loses its turn.
+    return replace(ask, queue=Queue(min(ask.queue.heartbeat, _HEARTBEAT_MOST)))
 
 
 # -- retrying --------------------------------------------------------------------------------------

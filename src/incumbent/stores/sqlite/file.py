@@ -78,8 +78,8 @@ ONE_STATEMENT: Final = Mode("", "", compare=False)
 """A statement that is a transaction of its own, without checking the path: if the file has just
 been removed, this change is lost just as the changes already in it are."""
 
-LOOK: Final = Mode("", "")
-"""One statement that reads, or a series that begins transactions itself."""
+SERIES: Final = Mode("", "")
+"""A series of transactions, which begins and ends them itself."""
 
 
 def _in_background(work: Callable[[], None]) -> None:
@@ -286,7 +286,7 @@ class SqliteFile:
             db.execute("COMMIT")
 
         try:
-            self.transact(work, LOOK)
+            self.transact(work, SERIES)
         except (StoreError, ConfigError, FileBusy):
             pass  # nobody waits for this; an operation with the same trouble will report it
         finally:

@@ -7,7 +7,7 @@ transaction ends, so what was loaded is still there when it is replaced, and no 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from incumbent.errors import StoreError
 from incumbent.model import OVERTAKEN_MOST, Ask, Granted, Key, Renewal, Renewed
@@ -28,6 +28,7 @@ from incumbent.rules.record import (
     LastGrant,
     LeaseRecord,
     Line,
+    Waiter,
     may_forget,
     micros,
     moved,
@@ -62,6 +63,7 @@ class NeedsDisk(NamedTuple):
 
 
 NEEDS_DISK: Final = NeedsDisk()
+Waiters: TypeAlias = tuple[Waiter, ...]
 _LINE: Final = 7 + len(Columns._fields)
 """Where the columns of the line begin in what SEE returns."""
 
@@ -145,7 +147,10 @@ class Records:
 
     def _record(self, key: Key, row: Row) -> LeaseRecord:
         try:
-            record = record_of(row.columns, 0)._replace(line=line_of(row.line))
+            record = record_of(row.columns, 0)
+            if row.line.heartbeat:
+                waiting = self._db.execute(schema.SEE_LINE, (flat(key),)).fetchall()
+                record = record._replace(line=line_of(row.line, waiting))
         except Unreadable as error:
             raise unreadable(f"the record of {flat(key)}", self._db.url, error) from error
         if row.boots == self._db.boots:
@@ -184,7 +189,7 @@ class Records:
         if lasting or not self._are_reserved(max(swap.record.token for swap in swaps)):
             return NEEDS_DISK
         for swap in swaps:
-            self.write(swap.wanted.key, swap.record, swap.entries)
+            self.write(swap)
         return [None] * len(swaps)
 
     def _are_reserved(self, token: int) -> bool:
@@ -195,13 +200,29 @@ class Records:
             self._db.execute(schema.RESERVE_TOKENS, (reserved,))
         return bool(token <= reserved)
 
-    def write(self, key: Key, record: LeaseRecord, entries: tuple[Entry, ...] = ()) -> None:
-        """Write a record, and values beside it."""
-        name, record = flat(key), settled(record, self.now)
+    def write(self, swap: Swap) -> None:
+        """Write a record, and what is beside it."""
+        name, record = flat(swap.wanted.key), settled(swap.record, self.now)
         line, columns = line_columns_of(record.line), columns_of(record._replace(line=Line()))
         self._db.execute(schema.WRITE, (name, *self._age, *columns, *line))
-        for entry in entries:
+        self._write_line(name, swap.seen.record.line.waiters, record.line.waiters)
+        for entry in swap.entries:
             self._put(name, entry)
+
+    def _write_line(self, name: str, old: Waiters, new: Waiters) -> None:
+        # The rules add waiters at the end, and never move one.
+        if new == old:
+            return
+        stay = frozenset(old) & frozenset(new)
+        if not stay:
+            # Also those of an earlier boot: they were not seen, and would come first.
+            self._db.execute(schema.CLEAR_LINE, (name,))
+        for waiter in old:
+            if stay and waiter not in stay:
+                self._db.execute(schema.LEAVE_LINE, (name, waiter.claim))
+        for waiter in new:
+            if waiter not in stay:
+                self._db.execute(schema.JOIN_LINE, (name, *waiter))
 
     @property
     def _age(self) -> tuple[int, int, int]:
@@ -227,7 +248,7 @@ class Records:
         name, now, wall = flat(key), self.now, self.wall
         row = self.see(name)
         old = row.columns
-        if row.is_known and not self._is_free_to(claim, row):
+        if row.is_known and not self._is_free_to(name, claim, row):
             return None
         token = max((old.token or 0) + 1, wall, row.floor + 1)
         if token > row.reserved:
@@ -240,7 +261,7 @@ class Records:
         self._db.execute(schema.GRANT, (name, *self._age, *granted))
         return Granted(claim, token, ask.ttl, self._db.epoch)
 
-    def _is_free_to(self, claim: str, row: Row) -> bool:
+    def _is_free_to(self, name: str, claim: str, row: Row) -> bool:
         """Whether a claim may have the name that is not the first in line, nor any in it."""
         columns, line = row.columns, row.line
         if columns.rest or columns.expires > self.now or row.boots != self._db.boots:
@@ -249,7 +270,7 @@ class Records:
             return True
         if line.fair or line.overtaken >= OVERTAKEN_MOST or line.due <= self.now:
             return False
-        return claim.encode() not in line.waiters
+        return not self._db.execute(schema.SEE_WAITER, (name, claim)).fetchone()
 
     def _try_renew(self, renewal: Renewal) -> Renewed | None:
         if renewal.epoch != self._db.epoch or renewal.meta is not None:

@@ -3,10 +3,11 @@
 A file of another format is refused and not changed.
 
 The record of a name is one row of `lease`. Its columns have what every lease has: the last grant,
-the claim that holds the name alone, and the turn of the first in line; `waiters` has the text of
-the line, and `rest` that of everything else (sharers, a closing, ...), by rules.codec. If `rest` is
-empty, a statement grants, renews or gives back the lease, and everything else is decided by the
-rules. `beside` has fields and uses of slots, `past` has the history but for the last holding.
+the claim that holds the name alone, and the turn of the first in line; `rest` has the text of
+everything else (sharers, a closing, ...), by rules.codec. If `rest` is empty, a statement grants,
+renews or gives back the lease, and everything else is decided by the rules. `waiting` has those in
+line, so that a grant beside a long line writes no more than another. `beside` has fields and uses
+of slots, `past` has the history but for the last holding.
 
 Instants are microseconds on the host's boot-time clock, which starts anew with each boot. So a row
 says in which boot it was written (`boots`), and by both clocks when (`written`, `walled`): what is
@@ -72,8 +73,17 @@ TABLES: Final = (
         due INTEGER NOT NULL DEFAULT 0,
         overtaken INTEGER NOT NULL DEFAULT 0,
         heartbeat INTEGER NOT NULL DEFAULT 0,
-        fair INTEGER NOT NULL DEFAULT 0,
-        waiters BLOB NOT NULL DEFAULT x''
+        fair INTEGER NOT NULL DEFAULT 0
+    ) WITHOUT ROWID""",
+    """
+    CREATE TABLE IF NOT EXISTS waiting (
+        key TEXT NOT NULL,
+        place INTEGER NOT NULL,
+        claim TEXT NOT NULL,
+        holder TEXT NOT NULL,
+        heartbeat INTEGER NOT NULL,
+        fair INTEGER NOT NULL,
+        PRIMARY KEY (key, place)
     ) WITHOUT ROWID""",
     """
     CREATE TABLE IF NOT EXISTS past (
@@ -108,6 +118,9 @@ SEE: Final = f"""
     SELECT s.boot, s.floor, s.reserved, l.version, {", ".join(f"l.{name}" for name in _ROW)}
     FROM state AS s LEFT JOIN lease AS l ON l.key = ? WHERE s.id = 1"""
 SEE_BOOT: Final = "SELECT boot FROM state WHERE id = 1"
+SEE_LINE: Final = """
+    SELECT claim, holder, heartbeat, fair FROM waiting WHERE key = ? ORDER BY place"""
+SEE_WAITER: Final = "SELECT 1 FROM waiting WHERE key = ? AND claim = ?"
 SEE_KEYS: Final = "SELECT key FROM lease WHERE key >= ? AND key < ? ORDER BY key"
 _SEE_BESIDE: Final = """
     SELECT kind, name, boots, written, walled, value FROM beside WHERE key = ?"""
@@ -143,6 +156,11 @@ WRITE: Final = f"""
     INSERT INTO lease (key, {", ".join(_ROW)}) VALUES (?{", ?" * len(_ROW)})
     ON CONFLICT (key) DO UPDATE SET version = version + 1,
         {", ".join(f"{name} = excluded.{name}" for name in _ROW)}"""
+JOIN_LINE: Final = """
+    INSERT INTO waiting (key, place, claim, holder, heartbeat, fair)
+    SELECT ?1, 1 + coalesce(max(place), 0), ?2, ?3, ?4, ?5 FROM waiting WHERE key = ?1"""
+LEAVE_LINE: Final = "DELETE FROM waiting WHERE key = ? AND claim = ?"
+CLEAR_LINE: Final = "DELETE FROM waiting WHERE key = ?"
 PUT: Final = """
     INSERT OR REPLACE INTO beside (key, kind, name, boots, written, walled, until, value)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
@@ -168,6 +186,7 @@ FORGET: Final = (
     "DELETE FROM lease WHERE key = ?",
     "DELETE FROM past WHERE key = ?",
     "DELETE FROM beside WHERE key = ?",
+    CLEAR_LINE,
 )
 # A deleted key starts again from the floor, which therefore rises above its last token.
 SWEPT: Final = "UPDATE state SET swept = ?, floor = max(floor, ?) WHERE id = 1"
