@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from incumbent import clock
-from incumbent.errors import StoreError
-from incumbent.model import Key
-from incumbent.protocol.port import run
 from incumbent.stores.mysql import open_mysql
 from incumbent.stores.mysql.engine import MysqlEngine
-from incumbent.stores.pooled_registers import Exchange
-from incumbent.stores.registers import Seen, Swap, Wanted
 from incumbent.testing.contract import NetworkWorld, StoreContract
+from tests.rules.registers import RegistersOf
 from tests.support.mariadb import MariaServer
 from tests.support.proxy import FaultProxy, Way
 
@@ -50,30 +45,6 @@ def _affected(reply: bytes) -> Iterator[int]:
         reply = reply[4 + size :]
 
 
-class Afresh:
-    """The store's registers, over a connection of its own for each call."""
-
-    def __init__(self, engine: MysqlEngine) -> None:
-        self._operations = engine.store().operations
-
-    @contextmanager
-    def _exchange(self, until: float) -> Iterator[Exchange]:
-        with closing(run(self._operations.dialled(until))) as wire:
-            yield self._operations.exchange(wire)
-
-    def load(self, wanted: Sequence[Wanted], until: float) -> list[Seen | StoreError]:
-        with self._exchange(until) as exchange:
-            return exchange.load(wanted, until)
-
-    def swap(self, swaps: Sequence[Swap], until: float) -> list[Seen | StoreError | None]:
-        with self._exchange(until) as exchange:
-            return exchange.swap(swaps, until)
-
-    def scan(self, namespace: str, prefix: str, until: float) -> list[tuple[Key, Seen]]:
-        with self._exchange(until) as exchange:
-            return exchange.scan(namespace, prefix, until)
-
-
 class MysqlWorld(NetworkWorld):
     """One server behind one network."""
 
@@ -90,9 +61,9 @@ class MysqlWorld(NetworkWorld):
         ((level, what, _),) = self.engine.fix(clock.now() + 20)
         assert level == "ok", what
 
-    def registers(self) -> Afresh:
+    def registers(self) -> RegistersOf:
         assert isinstance(self.engine, MysqlEngine)
-        return Afresh(self.engine)
+        return RegistersOf(self.engine.store().operations)
 
     def restart(self, *, empty: bool) -> None:
         self._server.restart(empty=empty)

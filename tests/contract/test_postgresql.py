@@ -11,6 +11,7 @@ from incumbent import clock
 from incumbent.stores.postgresql import open_postgresql
 from incumbent.stores.postgresql.engine import PostgresEngine
 from incumbent.testing.contract import NetworkWorld, StoreContract
+from tests.rules.registers import RegistersOf
 from tests.support.postgresql import PostgresServer
 from tests.support.proxy import FaultProxy
 
@@ -33,6 +34,10 @@ class PostgresWorld(NetworkWorld):
         ((level, what, _),) = self.engine.fix(clock.now() + 20)
         assert level == "ok", what
 
+    def registers(self) -> RegistersOf:
+        assert isinstance(self.engine, PostgresEngine)
+        return RegistersOf(self.engine.store().operations)
+
     def restart(self, *, empty: bool) -> None:
         self._server.restart(empty=empty)
         if empty:
@@ -41,7 +46,7 @@ class PostgresWorld(NetworkWorld):
 
 class TestPostgresql(StoreContract):
     capabilities = PostgresEngine.capabilities
-    hooks = NetworkWorld.hooks
+    hooks = NetworkWorld.hooks | {"registers"}
     ttl = 0.4
 
     @pytest.fixture

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import Any
 
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
+from incumbent.protocol.port import run
 from incumbent.rules.codec import encoded, encoded_entry
 from incumbent.rules.record import NOTHING, LeaseRecord, settled, settled_value
 from incumbent.stores.deciding import present
+from incumbent.stores.plan import Plan, Planned
 from incumbent.stores.registers import (
     Incarnation,
     Join,
     Joined,
+    Load,
     Place,
+    Request,
+    Scan,
     Seen,
     Swap,
+    Swaps,
     Wanted,
     record_in,
     value_in,
 )
 
-__all__ = ["DictRegisters", "Row"]
+__all__ = ["DictRegisters", "RegistersOf", "Row"]
 
 
 @dataclass
@@ -143,3 +150,25 @@ class DictRegisters:
         if "versions" in self.left_out:
             return 1 if there.record == NOTHING else int(there.version) + 1
         return next(self._versions)
+
+
+class RegistersOf:
+    """The registers of a store: each of these requests is an operation of its own."""
+
+    def __init__(self, operations: Planned[Any]) -> None:
+        self._operations = operations
+
+    def load(self, wanted: Sequence[Wanted], until: float) -> list[Seen | StoreError]:
+        return list(self._ask(Load(tuple(wanted)), until))
+
+    def swap(self, swaps: Sequence[Swap], until: float) -> list[Seen | StoreError | None]:
+        return list(self._ask(Swaps(tuple(swaps)), until))
+
+    def scan(self, namespace: str, prefix: str, until: float) -> list[tuple[Key, Seen]]:
+        return list(self._ask(Scan(namespace, prefix), until))
+
+    def _ask(self, request: Request, until: float) -> Any:
+        def start(_facts: Any, _until: float) -> Generator[Any, Any, Any]:
+            return (yield request)
+
+        return run(self._operations.run(Plan("look", start), until))

@@ -1,143 +1,92 @@
 """Two clients of one register, request by request: each rule of `stores.registers` is needed.
 
 Each history is played twice: with all rules, where nobody is wronged; and with the one that it is
-about left out, where two hold the name at once.
+about left out, where two hold the name at once. On registers in a dict, and on those of each store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from incumbent import clock
-from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.model import Ask, Gone, Granted, Key, Released, Renewal, Renewed
-from incumbent.stores.deciding import Deciding
-from incumbent.stores.plan import Plan
-from incumbent.stores.registers import Incarnation, Load, Swaps
-from tests.rules.registers import DictRegisters
+from incumbent.errors import StoreUnavailable
+from incumbent.model import Ask, Gone, Granted, Refused, Renewed
+from incumbent.stores.registers import Incarnation, Request, Swaps
+from incumbent.stores.sqlite import SqliteEngine
+from incumbent.stores.sqlite.records import Records
+from tests.rules.interleavings import HISTORIES, KEY, DictParty, Party
+from tests.rules.parties import MysqlParty, PostgresParty, SqliteParty
+from tests.stores.party import soon
 
-KEY = Key("default", "job")
-SECOND = 1_000_000
-
-
-class Client:
-    """One operation of one client, which goes on by one request at a time."""
-
-    def __init__(self, registers: DictRegisters, plan: Plan[None, Any]) -> None:
-        self._registers = registers
-        self._program = plan.start(None, 0.0)
-        self._request = next(self._program)
-        self.outcome: Any = None
-
-    def go(self) -> Any:
-        """Carry out one request."""
-        until = clock.now() + 5
-        match self._request:
-            case Load(wanted):
-                reply: Any = self._registers.load(wanted, until)
-            case Swaps(swaps):
-                reply = self._registers.swap(swaps, until)
-            case other:
-                raise AssertionError(other)
-        try:
-            self._request = self._program.send(reply)
-        except StopIteration as done:
-            self.outcome = done.value
-        except StoreError as error:
-            self.outcome = error
-        return self.outcome
-
-    def finish(self) -> Any:
-        """Carry out all that is left; returns the outcome or the error."""
-        while self.outcome is None:
-            self.go()
-        return self.outcome
+SHARED = Ask(10.0, "me", permits=1)
 
 
-class Party:
-    """A register, and what its clients ask for."""
-
-    def __init__(self, left_out: str) -> None:
-        self.registers = DictRegisters(left_out)
-        self._deciding = Deciding("dict:")
-
-    def take(self, claim: str) -> Client:
-        return self._client(self._deciding.take(KEY, claim, Ask(10.0, claim)))
-
-    def renew(self, grant: Granted) -> Client:
-        asked = Renewal(KEY, grant.claim, grant.token, 10.0, grant.epoch)
-        return self._client(self._deciding.renew([asked]))
-
-    def give(self, grant: Granted) -> Client:
-        return self._client(self._deciding.give(KEY, grant.claim, grant.token))
-
-    def pass_time(self, seconds: float) -> None:
-        self.registers.now += int(seconds * SECOND)
-
-    def _client(self, plan: Plan[Any, Any]) -> Client:
-        return Client(self.registers, plan)
+SERVERS = [pytest.param(it, marks=pytest.mark.full) for it in ("postgresql", "mysql")]
 
 
-def a_take_between_a_renewals_read_and_write(party: Party) -> bool:
-    """A's view is of the instant at which B's lease is over; B had read it just before."""
-    b = party.take("b").finish()
-    party.pass_time(9.999)
-    renewal = party.renew(b)
-    renewal.go()
-    party.pass_time(0.002)
-    a = party.take("a")
-    a.go()
-    renewed = renewal.finish() == [Renewed()]
-    return isinstance(a.finish(), Granted) and renewed
+@contextmanager
+def of(
+    store: str, left_out: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Party]:
+    match store:
+        case "postgresql":
+            party: Party = PostgresParty(left_out, request.getfixturevalue("postgres_server"))
+        case "mysql":
+            party = MysqlParty(left_out, request.getfixturevalue("maria_server"), monkeypatch)
+        case "sqlite":
+            party = SqliteParty(request.getfixturevalue("tmp_path"))
+        case _:
+            party = DictParty(left_out)
+    with closing(party):
+        yield party
 
 
-def a_take_by_a_version_from_before_the_name_was_forgotten(party: Party) -> bool:
-    """A's view is of a free name at its third version; B's lease comes to its third one, too."""
-    before = party.take("x").finish()
-    assert party.renew(before).finish() == [Renewed()]
-    assert party.give(before).finish() == Released()
-    a = party.take("a")
-    a.go()
-    party.registers.rows.clear()
-    b = party.take("b").finish()
-    renewed = [party.renew(b).finish() == [Renewed()] for _ in range(2)]
-    return isinstance(a.finish(), Granted) and all(renewed)
-
-
-def a_take_by_what_the_primary_of_before_had(party: Party) -> bool:
-    """B's grant was not replicated when the replica was promoted that A's swap reaches."""
-    assert party.give(party.take("x").finish()).finish() == Released()
-    replica = party.registers.copy()
-    a = party.take("a")
-    a.go()
-    b = party.take("b").finish()
-    party.registers.fail_over_to(replica, Incarnation("second", age=0.0))
-    # B believes for its ttl from now on, for it cannot know.
-    return isinstance(a.finish(), Granted) and isinstance(b, Granted)
-
-
-HISTORIES: dict[str, Callable[[Party], bool]] = {
-    "renewals": a_take_between_a_renewals_read_and_write,
-    "versions": a_take_by_a_version_from_before_the_name_was_forgotten,
-    "incarnation": a_take_by_what_the_primary_of_before_had,
-}
-
-
+@pytest.mark.parametrize("store", ["dict", *SERVERS])
 @pytest.mark.parametrize("rule", HISTORIES)
-def test_nobody_takes_what_another_holds(rule: str) -> None:
-    assert not HISTORIES[rule](Party("nothing"))
+def test_nobody_takes_what_another_holds(
+    rule: str, store: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with of(store, "nothing", request, monkeypatch) as party:
+        assert not HISTORIES[rule](party)
 
 
+@pytest.mark.parametrize("store", ["dict", "sqlite", *SERVERS])
 @pytest.mark.parametrize("rule", HISTORIES)
-def test_two_hold_the_name_where_the_rule_is_left_out(rule: str) -> None:
-    assert HISTORIES[rule](Party(rule))
+def test_two_hold_the_name_where_the_rule_is_left_out(
+    rule: str, store: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with of(store, rule, request, monkeypatch) as party:
+        assert HISTORIES[rule](party)
+
+
+def test_nothing_comes_between_the_requests_of_an_operation_on_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = [SqliteEngine(tmp_path / "leases.db").store() for _ in range(2)]
+    answer, came = Records._answer, list[str]()
+
+    def after_another_tried(records: Records, request: Request) -> Any:
+        if isinstance(request, Swaps):
+            monkeypatch.setattr(Records, "_answer", answer)
+            with pytest.raises(StoreUnavailable, match="stayed locked"):
+                stores[1].take(KEY, "b", SHARED, soon(0.3))
+            came.append("b")
+        return answer(records, request)
+
+    monkeypatch.setattr(Records, "_answer", after_another_tried)
+    assert isinstance(stores[0].take(KEY, "a", SHARED, soon()), Granted)
+    assert came == ["b"]
+    assert isinstance(stores[1].take(KEY, "b", SHARED, soon()), Refused)
+    for store in stores:
+        store.close()
 
 
 def test_a_swap_is_refused_once_the_clock_has_stepped_back() -> None:
-    party = Party("nothing")
+    party = DictParty("nothing")
     a = party.take("a")
     a.go()
     party.pass_time(-60)
@@ -148,14 +97,14 @@ def test_a_swap_is_refused_once_the_clock_has_stepped_back() -> None:
 
 
 def test_a_holder_from_before_a_failover_has_lost_its_lease() -> None:
-    party = Party("nothing")
+    party = DictParty("nothing")
     b = party.take("b").finish()
     party.registers.fail_over_to({}, Incarnation("second"))
     assert party.renew(b).finish() == [Gone("store_restarted")]
 
 
 def test_a_new_incarnation_grants_nothing_for_the_longest_ttl_that_it_knows_of() -> None:
-    party = Party("nothing")
+    party = DictParty("nothing")
     party.registers.fail_over_to({}, Incarnation("second", age=59.0, longest=60.0))
     refused = party.take("a").finish()
     assert isinstance(refused, StoreUnavailable)
@@ -165,7 +114,7 @@ def test_a_new_incarnation_grants_nothing_for_the_longest_ttl_that_it_knows_of()
 
 
 def test_a_name_that_changes_all_the_time_is_given_up_for_now() -> None:
-    party = Party("nothing")
+    party = DictParty("nothing")
     a = party.take("a")
     a.go()
     while a.outcome is None:
@@ -179,7 +128,7 @@ def test_a_name_that_changes_all_the_time_is_given_up_for_now() -> None:
 
 
 def test_a_renewal_goes_on_where_a_take_gives_up() -> None:
-    party = Party("nothing")
+    party = DictParty("nothing")
     b = party.take("b").finish()
     renewal = party.renew(b)
     renewal.go()
