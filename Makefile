@@ -24,7 +24,7 @@ TESTS := $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-all quick engine chaos mutants lint format type size profile bench docs \
+.PHONY: help demo check test test-all quick engine chaos mutants lint format type size profile bench dist docs \
   servers promtool browser clean
 
 help: ## show this
@@ -82,6 +82,10 @@ mutants: $(VENV)/.test servers ## which test dies of which changed line, for doc
 bench: $(VENV)/.bench servers ## the table of the speed page
 	$(BIN)/python -m benchmarks
 
+dist: $(VENV)/.dist ## the wheel and the source package, in dist/
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+
 docs: $(VENV)/.docs ## the documentation, warnings as errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "The documentation is in $(CURDIR)/site/index.html (open it, or: python3 -m http.server -d site)"
@@ -107,7 +111,7 @@ $(VENV)/.core: $(VENV)/.made $(PINS)
 	$(INSTALL) -e .
 	@touch $@
 
-$(VENV)/.lint $(VENV)/.docs $(VENV)/.browser: $(VENV)/.%: $(VENV)/.core
+$(VENV)/.lint $(VENV)/.docs $(VENV)/.browser $(VENV)/.dist: $(VENV)/.%: $(VENV)/.core
 	$(INSTALL) -e '.[$*]'
 	@touch $@
 

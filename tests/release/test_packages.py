@@ -53,7 +53,10 @@ def test_the_wheel_holds_each_file_of_the_package_and_no_other(wheel: Path) -> N
 def test_the_source_package_holds_what_its_tests_need(sources: Path) -> None:
     with tarfile.open(sources) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    places = ("src", "tests", "examples", "deploy", "docs", "scripts", "Makefile", "README.md")
+    places = (
+        *("src", "tests", "examples", "deploy", "docs", "scripts", "Makefile", "README.md"),
+        *(".ci", ".devcontainer", ".github", ".editorconfig", ".pre-commit-config.yaml"),
+    )
     assert kept_files(*places) - names == set()
 
 
