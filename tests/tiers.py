@@ -351,7 +351,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         STORES,
         {
             "test_who_is_killed_at_work_leaves_room_and_nobody_is_beside_too_many": (
-                *("redis-semaphore", "etcd-semaphore"),
+                *("redis-permits", "etcd-permits"),
             ),
         },
     ),
@@ -431,12 +431,35 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     (
+        "top/test_elections_stores.py",
+        STORES,
+        dict.fromkeys(
+            (
+                "test_metadata_a_proclamation_and_the_end_reach_an_observer_in_time",
+                "test_a_transfer_goes_to_the_named_one_of_three_candidates",
+                "test_a_reservation_for_a_candidate_that_is_gone_ends_by_itself",
+                "test_a_resignation_wakes_the_next_candidate",
+                "test_who_stands_by_beside_a_body_takes_over_at_once_behind_one_that_left",
+            ),
+            ("memory", "sqlite", "redis"),
+        ),
+    ),
+    (
         "top/test_multi_stores.py",
         STORES,
         {
             "test_two_processes_that_name_them_in_another_order_neither_overlap_nor_deadlock": (
                 *("sqlite", "etcd"),
-            )
+            ),
+            **dict.fromkeys(
+                (
+                    "test_all_names_are_held_or_none_is",
+                    "test_a_waiter_gets_all_of_them_when_the_last_is_free",
+                    "test_while_it_waits_for_a_name_those_behind_it_are_left_to_others",
+                    "test_tasks_of_one_loop_never_overlap",
+                ),
+                ("memory", "sqlite", "redis", "etcd", "postgresql", "mysql"),
+            ),
         },
     ),
     (

@@ -6,35 +6,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 
 import pytest
 
 from incumbent import clock
+from tests.chaos.schedule import SHARES
 from tests.e2e.sharer import TTL
 from tests.history.checker import check
 from tests.history.events import History, Witness
-from tests.stores.postgresql.world import new_database
-from tests.support.etcd import EtcdServer
-from tests.support.servers import ROOT, RedisServer
+from tests.support.servers import ROOT
 from tests.support.waiting import eventually
 
-KINDS = {"semaphore": ["2"] * 5, "readers and writers": ["read"] * 3 + ["write"] * 2}
+KINDS = {"permits": ["2"] * 5, "readers": ["read"] * 3 + ["write"] * 2}
 PERMITS = {"read": 0, "write": None}
-
-
-def url_of(store: str, request: pytest.FixtureRequest, folder: Path) -> str:
-    if store == "sqlite":
-        return f"sqlite://{folder}/leases.db"
-    if store == "redis":
-        server: RedisServer = request.getfixturevalue("redis_server")
-        return f"redis://127.0.0.1:{server.port}?restart_wait=0"
-    if store == "etcd":
-        etcd: EtcdServer = request.getfixturevalue("etcd_server")
-        return etcd.store_url(f"/{folder.name}")
-    postgres = request.getfixturevalue("postgres_server")
-    return str(postgres.url_of(new_database(postgres)))
 
 
 class Sharer:
@@ -76,14 +61,14 @@ class Sharer:
 
 
 @pytest.mark.parametrize(
-    ("store", "kind"),
-    [*product(("sqlite", "redis", "postgresql"), KINDS), ("etcd", "semaphore")],
+    ("every_store", "kind"),
+    [(store, kind) for kind, stores in SHARES.items() for store in stores],
+    indirect=["every_store"],
 )
 def test_who_is_killed_at_work_leaves_room_and_nobody_is_beside_too_many(
-    store: str, kind: str, request: pytest.FixtureRequest, tmp_path: Path
+    every_store: str, kind: str, tmp_path: Path
 ) -> None:
-    url = url_of(store, request, tmp_path)
-    sharers = [Sharer(url, kind, tmp_path / f"{n}") for n, kind in enumerate(KINDS[kind])]
+    sharers = [Sharer(every_store, kind, tmp_path / f"{n}") for n, kind in enumerate(KINDS[kind])]
     try:
         eventually(lambda: all(one.turns() >= 5 for one in sharers))
         victims = [sharers[0], sharers[-1]]

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import incumbent
+from tests.stores.mysql import world as mysql
 from tests.stores.postgresql.world import new_database
 from tests.support.proxy import FaultProxy, ProxiedLink
 from tests.support.servers import RedisServer
@@ -56,10 +57,21 @@ class Behind:
 
 # Takes and gives have their places, and the keeper one more. A connection whose answer was late is
 # replaced, and is there a little longer on a busy machine.
-MOST = {"redis": (4, 80), "quorum": (4, 80), "etcd": (140, 80), "postgresql": (16, 16)}
+MOST = {
+    "redis": (4, 80),
+    "quorum": (4, 80),
+    "etcd": (140, 80),
+    "postgresql": (16, 16),
+    "mysql": (16, 16),
+}
 
 
-@pytest.fixture(params=["redis", "quorum", "etcd", "postgresql", "sqlite"])
+@pytest.fixture(
+    params=[
+        *("redis", "quorum", "etcd", "postgresql", "sqlite"),
+        pytest.param("mysql", marks=pytest.mark.full),
+    ]
+)
 def behind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Behind]:
     with ExitStack() as ends:
         match request.param:
@@ -73,6 +85,13 @@ def behind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Behind]:
                 server = request.getfixturevalue("postgres_server")
                 ports = [server.port]
                 url = server.url_of(new_database(server)).replace(f"127.0.0.1:{server.port}", "{}")
+            case "mysql":
+                maria = request.getfixturevalue("maria_server")
+                ports = [maria.port]
+                url = maria.url_of(mysql.new_database(maria)).replace(
+                    f"127.0.0.1:{maria.port}", "{}"
+                )
+                url += "?restart_wait=0"
             case "redis":
                 ports = [request.getfixturevalue("own_redis").port]
                 url = "redis://{}?restart_wait=0"

@@ -15,15 +15,11 @@ import redis
 import incumbent
 from incumbent import AsyncClient, AsyncMultiLock, Client, Lock, MultiLock, NotAcquired
 from incumbent.stores.sqlite.file import SqliteFile
-from tests.stores.mysql import world as mysql
-from tests.stores.postgresql.world import new_database
 from tests.support.proxy import FaultProxy, requests_sent
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
 ROUNDS = 25
-SERVERS = ("redis", "etcd", "postgresql", "mysql")
-STORES = ("memory", "sqlite", *(pytest.param(name, marks=pytest.mark.server) for name in SERVERS))
 
 # Whoever is inside has the file; an overlap makes os.open raise.
 WORK = f"""
@@ -39,31 +35,12 @@ for _ in range({ROUNDS}):
 """
 
 
-@pytest.fixture(params=STORES)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    match request.param:
-        case "redis":
-            return f"{request.getfixturevalue('own_redis').url}?restart_wait=0"
-        case "etcd":
-            return f"{request.getfixturevalue('own_etcd').url}/multi?restart_wait=0"
-        case "postgresql":
-            server = request.getfixturevalue("postgres_server")
-            url = server.url_of(new_database(server))
-            return f"{url}{'&' if '?' in url else '?'}restart_wait=0"
-        case "mysql":
-            maria = request.getfixturevalue("maria_server")
-            return f"{maria.url_of(mysql.new_database(maria))}?restart_wait=0"
-        case "sqlite":
-            return f"sqlite:///{tmp_path}/leases.db"
-    return f"memory:{tmp_path}"
-
-
 def held(client: Client) -> list[str]:
     return sorted(found.key.name for found in client.scan() if found.holdings)
 
 
-def test_all_names_are_held_or_none_is(url: str) -> None:
-    with Client(url) as client:
+def test_all_names_are_held_or_none_is(every_store: str) -> None:
+    with Client(every_store) as client:
         with client.multi_lock(["b", "a", "c"], timeout=5) as first:
             assert held(client) == ["a", "b", "c"]
             assert first.renew() > 10
@@ -82,8 +59,8 @@ def test_all_names_are_held_or_none_is(url: str) -> None:
             assert all(lease.tokens[name] > tokens[name] for name in "abc")
 
 
-def test_a_waiter_gets_all_of_them_when_the_last_is_free(url: str) -> None:
-    with Client(url) as client:
+def test_a_waiter_gets_all_of_them_when_the_last_is_free(every_store: str) -> None:
+    with Client(every_store) as client:
         other = client.lock("b").acquire()
         got: list[Any] = []
         waiter = threading.Thread(
@@ -97,8 +74,8 @@ def test_a_waiter_gets_all_of_them_when_the_last_is_free(url: str) -> None:
         assert got[0].release()
 
 
-def test_while_it_waits_for_a_name_those_behind_it_are_left_to_others(url: str) -> None:
-    with Client(url) as client:
+def test_while_it_waits_for_a_name_those_behind_it_are_left_to_others(every_store: str) -> None:
+    with Client(every_store) as client:
         other = client.lock("b").acquire()
         got: list[Any] = []
         lock = client.multi_lock(["a", "b", "c"])
@@ -114,11 +91,12 @@ def test_while_it_waits_for_a_name_those_behind_it_are_left_to_others(url: str) 
 
 
 def test_two_processes_that_name_them_in_another_order_neither_overlap_nor_deadlock(
-    url: str, tmp_path: Path
+    every_store: str, tmp_path: Path
 ) -> None:
-    if url.startswith("memory:"):
+    if every_store.startswith("memory:"):
         threads = [
-            threading.Thread(target=cross, args=(url, names)) for names in (["a", "b"], ["b", "a"])
+            threading.Thread(target=cross, args=(every_store, names))
+            for names in (["a", "b"], ["b", "a"])
         ]
         for thread in threads:
             thread.start()
@@ -127,7 +105,7 @@ def test_two_processes_that_name_them_in_another_order_neither_overlap_nor_deadl
         assert not any(thread.is_alive() for thread in threads)
         return
     inside = str(tmp_path / "inside")
-    command = [sys.executable, "-c", WORK, url, inside]
+    command = [sys.executable, "-c", WORK, every_store, inside]
     workers = [subprocess.Popen([*command, *names]) for names in (("a", "b"), ("b", "a", "c"))]
     assert [worker.wait(120) for worker in workers] == [0, 0]
 
@@ -135,15 +113,15 @@ def test_two_processes_that_name_them_in_another_order_neither_overlap_nor_deadl
 _inside = threading.Semaphore(1)
 
 
-def cross(url: str, names: list[str]) -> None:
-    lock = MultiLock(names, store=url, timeout=30)
+def cross(every_store: str, names: list[str]) -> None:
+    lock = MultiLock(names, store=every_store, timeout=30)
     for _ in range(ROUNDS):
         with lock:
             assert _inside.acquire(blocking=False)
             _inside.release()
 
 
-def test_tasks_of_one_loop_never_overlap(url: str) -> None:
+def test_tasks_of_one_loop_never_overlap(every_store: str) -> None:
     inside = 0
 
     async def work(client: AsyncClient, names: list[str]) -> None:
@@ -157,7 +135,7 @@ def test_tasks_of_one_loop_never_overlap(url: str) -> None:
                 inside -= 1
 
     async def scenario() -> None:
-        async with AsyncClient(url) as client, asyncio.TaskGroup() as tasks:
+        async with AsyncClient(every_store) as client, asyncio.TaskGroup() as tasks:
             for names in (["a", "b"], ["b", "a"], ["c", "b"]):
                 tasks.create_task(work(client, names))
 
