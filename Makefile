@@ -24,7 +24,7 @@ TESTS := $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-all quick engine chaos mutants lint format type size profile bench dist docs \
+.PHONY: help demo check test test-all quick engine chaos mutants lint format type size profile bench changes dist docs \
   servers promtool browser clean
 
 help: ## show this
@@ -69,6 +69,9 @@ size: $(VENV)/.core ## how much there is to read, against limits
 
 profile: $(VENV)/.test servers ## which files and functions a lease passes through, store by store
 	@$(BIN)/python -m tests.architecture.roads $(PROFILE_ARGS)
+
+changes: $(VENV)/.lint ## what the next release will say of changes/
+	$(BIN)/towncrier build --draft --version next
 
 chaos: $(VENV)/.test servers ## thousands of random faults on fleets; goes on where it ended
 	$(BIN)/python -m tests.chaos --write docs/chaos.md $(CHAOS_ARGS)

@@ -19,6 +19,7 @@ import incumbent
 
 ROOT = Path(__file__).parent.parent.parent
 REFERENCE = "\n".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -121,7 +122,7 @@ def test_a_package_index_gets_a_readme_without_relative_links(
     interface.MetadataHookInterface = object  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, interface.__name__, interface)
     hook = runpy.run_path(str(ROOT / "scripts" / "package_readme.py"))
-    source = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Source"]
+    source = PROJECT["project"]["urls"]["Source"]
     made = hook["absolute"]((ROOT / "README.md").read_text(), source)
     links = re.findall(r"\]\(([^)]+)\)", made)
     assert len(links) > 20
@@ -130,7 +131,7 @@ def test_a_package_index_gets_a_readme_without_relative_links(
 
 
 def test_what_a_message_says_to_install_is_what_the_extra_brings() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = PROJECT["project"]
     source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     hints = re.findall(r"pip install '([^']+)' \(the extra (\w+)\)", source)
     assert len(hints) == 4 == source.count("pip install")
@@ -159,3 +160,13 @@ def test_every_test_that_a_page_names_exists() -> None:
         if f"def {name}(" not in tests
     ]
     assert missing == []
+
+
+def test_every_fragment_of_the_change_log_has_a_kind_and_a_sentence() -> None:
+    kinds = {kind["directory"] for kind in PROJECT["tool"]["towncrier"]["type"]}
+    for path in sorted((ROOT / "changes").iterdir()):
+        if path.name == "README.md":
+            continue
+        named = re.fullmatch(r"\+[a-z0-9-]+\.([a-z]+)\.md", path.name)
+        assert named and named[1] in kinds, f"changes/{path.name}: +NAME.KIND.md, of {kinds}"
+        assert path.read_text().rstrip().endswith("."), f"changes/{path.name}: a sentence"

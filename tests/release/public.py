@@ -1,6 +1,6 @@
 """What users may import: each public name with its signature.
 
-python -m tests.release.public     writes public.txt anew; the change belongs into the CHANGELOG
+python -m tests.release.public     writes public.txt anew; the change needs a fragment in changes/
 """
 
 from __future__ import annotations
