@@ -168,5 +168,6 @@ def test_every_fragment_of_the_change_log_has_a_kind_and_a_sentence() -> None:
         if path.name == "README.md":
             continue
         named = re.fullmatch(r"\+[a-z0-9-]+\.([a-z]+)\.md", path.name)
-        assert named and named[1] in kinds, f"changes/{path.name}: +NAME.KIND.md, of {kinds}"
+        kind = named[1] if named else None
+        assert kind in kinds, f"changes/{path.name}: it is +NAME.KIND.md, with one of {kinds}"
         assert path.read_text().rstrip().endswith("."), f"changes/{path.name}: a sentence"

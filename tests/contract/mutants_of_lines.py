@@ -99,7 +99,7 @@ class CountsOvertakingOn(_Lines):
 
 
 class WaitsForTheSilent(_Lines):
-    rules: ClassVar = {"_next_turn": _endless_turn, "free": _endless_free}
+    rules: ClassVar = {"_next_turn": _endless_turn, "begin_turn": _endless_free}
 
 
 class StaysInLineWhenGranted(_Lines):

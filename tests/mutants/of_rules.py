@@ -176,12 +176,12 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _taking(
         "a grant ends the candidacy of others",
-        "it.until > at.now and it.holder != granted\n",
-        "it.until > at.now and it.holder == granted\n",
+        "it.until > at.now and it.holder != elected\n",
+        "it.until > at.now and it.holder == elected\n",
     ),
     _taking(
         "the turn of the next waiter begins although there is no room for it",
-        "        line=lines.served(record.line, claim, 0 if room else ttl, at.now),\n",
+        "        line=lines.served(record.line, claim, 0 if room_beside else ttl, at.now),\n",
         "        line=lines.served(record.line, claim, 0, at.now),\n",
     ),
     _taking(
@@ -240,13 +240,13 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _keeping(
         "who leaves as the first is no change",
-        "    changes = int(first is not None and first.claim == claim)\n",
+        "    changes = 1 if first is not None and first.claim == claim else 0\n",
         "    changes = 0\n",
         *_MEMORY,
     ),
     _keeping(
         "a release begins nobody's turn",
-        "new = new._replace(line=lines.free(line), changes=",
+        "new = new._replace(line=lines.begin_turn(line), changes=",
         "new = new._replace(line=line, changes=",
     ),
     _keeping(
@@ -319,8 +319,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _line(
         "a waiter that was served stays in line",
-        "    return _next_turn(_without(line.waiters[1:], claim), ttl)\n",
-        "    return _next_turn(line.waiters, ttl)\n",
+        "    return _next_turn(_without(line.waiters[1:], claim), looks_in)\n",
+        "    return _next_turn(line.waiters, looks_in)\n",
     ),
     _line(
         "who leaves stays in line",

@@ -18,9 +18,9 @@ from incumbent.rules.record import (
     after,
     begun,
     holding_of,
+    later_of,
     may_forget,
     moved,
-    not_before,
     settled,
     without_holders,
 )
@@ -99,10 +99,10 @@ def test_a_claim_that_was_given_up_is_remembered_by_a_name_that_nobody_knew() ->
 
 
 def test_the_later_of_two_instants_is_kept() -> None:
-    assert not_before(5, 3, 2) == 5
-    assert begun(not_before(4, 3, 2)) == 3
-    assert begun(not_before(after(5), 3, 2)) == 5
-    assert begun(not_before(after(2), 3, 2)) == 3
+    assert later_of(5, 3, 2) == 5
+    assert begun(later_of(4, 3, 2)) == 3
+    assert begun(later_of(after(5), 3, 2)) == 5
+    assert begun(later_of(after(2), 3, 2)) == 3
 
 
 def test_no_instant_is_taken_for_one_that_begins_with_the_write() -> None:

@@ -32,8 +32,8 @@ from incumbent.rules.record import (
     after,
     holders,
     holding_of,
+    later_of,
     micros,
-    not_before,
 )
 from incumbent.rules.taking import past_place
 from incumbent.stores.notices import PAUSE, RESIGN, guard_holds, notices_for
@@ -46,7 +46,11 @@ _SWITCHES: Final = (PAUSE, RESIGN)
 
 
 def renew(record: LeaseRecord, renewal: Renewal, at: Moment) -> Done[RenewOutcome]:
-    """See Store.renew, for one lease: it never creates, and never shortens."""
+    """Store.renew, for one lease: it never creates, and never shortens.
+
+    Its answer tells the holder whether the name is paused, and whether an operator or a candidate
+    asks this holder to end (`stores.notices`): it holds the name until it gives it back.
+    """
     if renewal.epoch != at.epoch:
         return Done(Gone("store_restarted"))
     mine = holding_of(record, renewal.claim, at.now)
@@ -59,7 +63,7 @@ def renew(record: LeaseRecord, renewal: Renewal, at: Moment) -> Done[RenewOutcom
     new = record._replace(
         grants=tuple(longer if grant is mine else grant for grant in record.grants),
         changes=record.changes + changed,
-        keep_until=not_before(record.keep_until, us, at.now),
+        keep_until=later_of(record.keep_until, us, at.now),
     )
     pause, resign = (it and it.value for it in (record.pause, record.resign))
     notices = notices_for(mine.token, pause, resign)
@@ -78,15 +82,20 @@ def give(
     used: Grant | None = None,
     late_kept: float = LATE_KEPT,
 ) -> Done[GiveOutcome]:
-    """See Store.give. `used`: the last grant that used `slot`.
+    """Store.give. `token`: None if the claim is given up without knowing whether it was granted.
 
-    `late_kept`: LATE_KEPT; or 0 for a store that cannot tell a late take from a new one.
+    `closed_for`: seconds from this release for which the name stays closed, in which only the
+    holder `reserve_for`, if one is named, is granted it. (A lock's `at_least_for` counts from the
+    grant; what is left of it arrives here.)
+    `used`: the last grant that used `slot`.
+    `late_kept`: seconds for which takes of a claim that was given up are refused: LATE_KEPT, or 0
+    if no take can reach the store after its give.
     """
     new, entries = record, tuple[Entry, ...]()
     if token is None and late_kept:
         new = _given_up(record, claim, at, micros(late_kept))
     first = lines.first(record.line)
-    changes = int(first is not None and first.claim == claim)
+    changes = 1 if first is not None and first.claim == claim else 0
     if slot is not None and used and used.claim == claim and used.expires > at.now:
         entries, changes = (Entry("slot", slot, None),), changes + 1
     mine = holding_of(record, claim, at.now)
@@ -95,12 +104,12 @@ def give(
         # What the claim waited for may be somebody else's turn now.
         new = new._replace(line=line, changes=record.changes + changes)
         return _changed(Gone(), record, new, EVERYBODY if changes else "", entries)
-    new = new._replace(line=lines.free(line), changes=record.changes + changes + 1)
+    new = new._replace(line=lines.begin_turn(line), changes=record.changes + changes + 1)
     new, past = _ended(new, mine, at)
     if closed_for > 0:
         us = micros(closed_for)
         closing = Closing(mine.holder, mine.token, after(us), reserve_for or "")
-        kept = not_before(new.keep_until, us, at.now)
+        kept = later_of(new.keep_until, us, at.now)
         new = new._replace(closing=closing, keep_until=kept)
     next_one = lines.first(new.line)
     wake = EVERYBODY if next_one is None or closed_for > 0 else next_one.claim
@@ -118,7 +127,7 @@ def _given_up(record: LeaseRecord, claim: str, at: Moment, us: int) -> LeaseReco
     others = [it for it in record.given_up if it.until > at.now and it.claim != claim]
     return record._replace(
         given_up=(*others, GivenUp(claim, after(us))),
-        keep_until=not_before(record.keep_until, us, at.now),
+        keep_until=later_of(record.keep_until, us, at.now),
     )
 
 
@@ -138,7 +147,7 @@ def _ended(record: LeaseRecord, mine: Grant, at: Moment) -> tuple[LeaseRecord, t
 def put(
     record: LeaseRecord, name: str, value: bytes | None, guard: Guard, at: Moment, old: Field | None
 ) -> Done[PutOutcome]:
-    """See Store.put. `old`: the field as it is; "pause" and "resign" are in the record itself."""
+    """Store.put. `old`: the field as it is; "pause" and "resign" are in the record itself."""
     if name in _SWITCHES:
         old = record.pause if name == PAUSE else record.resign
     there = holders(record, at.now)
@@ -153,7 +162,7 @@ def put(
     new = record._replace(
         version=version,
         changes=record.changes + 1,
-        keep_until=not_before(record.keep_until, _PUT_KEEPS, at.now),
+        keep_until=later_of(record.keep_until, _PUT_KEEPS, at.now),
     )
     stored = Stored(version if field else 0)
     if name == PAUSE:

@@ -1,7 +1,8 @@
 """The line of those who wait for a name: who is next, and for how long it is their turn.
 
 Only the first in line has to show that it is alive: it asks again when the holder's ttl runs out,
-or when it is woken. Its turn ends its heartbeat after that; then the next one is the first.
+or when it is woken. If it does not ask within its heartbeat from then on, its turn is over (`due`),
+and the next one that asks becomes the first. Each time that it asks in vain, `due` moves on.
 """
 
 from __future__ import annotations
@@ -61,20 +62,25 @@ def place_of(line: Line, claim: str) -> int:
     return [waiter.claim for waiter in line.waiters].index(claim)
 
 
-def served(line: Line, claim: str, ttl: int, now: Instant) -> Line:
-    """The line after a grant to `claim`, in line or not. `ttl`: 0 if others may share the lease."""
+def served(line: Line, claim: str, looks_in: int, now: Instant) -> Line:
+    """The line after a grant to `claim`, which may stand in line or not.
+
+    `looks_in`: microseconds until the next waiter asks by itself: the ttl of the grant, or 0 if
+    there is room beside it.
+    """
     head = first(line)
     if head is None:
         return line
     if head.claim != claim and line.due > now:
+        # Somebody overtook the first, whose turn goes on.
         waiters = _without(line.waiters, claim)
         return line._replace(waiters=waiters, overtaken=line.overtaken + 1)
     # It was the first waiter's turn, or its turn passed unused.
-    return _next_turn(_without(line.waiters[1:], claim), ttl)
+    return _next_turn(_without(line.waiters[1:], claim), looks_in)
 
 
-def free(line: Line) -> Line:
-    """The line when the name was given back: the first waiter's turn begins."""
+def begin_turn(line: Line) -> Line:
+    """The line when the name was given back: the first waiter has its heartbeat to ask."""
     head = first(line)
     return line if head is None else line._replace(due=after(head.heartbeat))
 
@@ -89,7 +95,10 @@ def leave(line: Line, claim: str, looks_in: int) -> Line:
 
 
 def may_ask(record: LeaseRecord, claim: str, now: Instant) -> bool:
-    """Whether it makes sense that a claim which stands in line asks again."""
+    """Whether a waiter that looks at the record should ask again: advice, which no rule enforces.
+
+    It spares the store the takes of those whose turn it is not.
+    """
     line, head = record.line, first(record.line)
     waiter = next((it for it in line.waiters if it.claim == claim), None)
     if waiter is None or waiter is head or head is None:
@@ -102,6 +111,7 @@ def may_ask(record: LeaseRecord, claim: str, now: Instant) -> bool:
         return closing.reserved_for == waiter.holder
     if head.fair or line.overtaken >= OVERTAKEN_MOST:
         return line.due <= now
+    # Without a grant the name became free when the turn began, a heartbeat before its end.
     ended = max((grant.expires for grant in record.grants), default=line.due - head.heartbeat)
     return ended + _LEFT_TO_THE_FIRST <= now
 

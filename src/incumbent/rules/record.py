@@ -34,10 +34,11 @@ def after(us: int) -> Instant:
 
 def begun(instant: Instant) -> int | None:
     """The microseconds of an `after(...)`; None for an instant that is known already."""
+    # No known instant comes near half of it.
     return instant - _BEGUN if instant >= _BEGUN // 2 else None
 
 
-def not_before(instant: Instant, us: int, now: Instant) -> Instant:
+def later_of(instant: Instant, us: int, now: Instant) -> Instant:
     """`instant`, or `after(us)` if that is later."""
     known = begun(instant)
     left = instant - now if known is None else known
@@ -70,7 +71,7 @@ class Moment(NamedTuple):
 class Grant(NamedTuple):
     """A claim that was granted the name, until `expires`.
 
-    `number`: how many grants there were before it, which is its place in the history;
+    `ttl`: that of its first take; `number`: how many grants there were before it;
     `permits`: as in model.Ask: None if it holds the name alone.
     """
 
@@ -115,8 +116,8 @@ class Waiter(NamedTuple):
 class Line(NamedTuple):
     """The waiters in the order of arrival.
 
-    It is the first waiter's turn until `due`; `overtaken`: how many other claims were granted the
-    name since it became the first.
+    `due`: the first waiter keeps its place until then without asking, whether the name is held or
+    free; `overtaken`: how many other claims were granted the name since it became the first.
     """
 
     waiters: tuple[Waiter, ...] = ()
@@ -289,8 +290,8 @@ class Entry(NamedTuple):
 class Done(NamedTuple, Generic[OutcomeT]):
     """What a rule decided. `record`: the next record; None: it stays as it is.
 
-    `wake`: who has to look now: "" nobody, EVERYBODY, or one waiter's claim and all who do not
-    stand in line.
+    `wake`: who has to look now: "" is nobody; EVERYBODY; or a claim: this waiter, and all who wait
+    without a place in line.
     """
 
     outcome: OutcomeT

@@ -22,8 +22,8 @@ from incumbent.rules.record import (
     closed,
     holders,
     holding_of,
+    later_of,
     micros,
-    not_before,
     seen_of,
 )
 from incumbent.rules.showing import holding
@@ -35,7 +35,7 @@ CANDIDATES_KEPT: Final = 100
 def take(
     record: LeaseRecord, claim: str, ask: Ask, at: Moment, used: Grant | None = None
 ) -> Done[TakeOutcome]:
-    """See Store.take. `used`: the last grant that used the slot which is asked for."""
+    """Store.take. `used`: the last grant that used the slot which is asked for."""
     if any(gone.claim == claim and gone.until > at.now for gone in record.given_up):
         # Its caller has gone: nobody would know that it holds the name.
         return Done(Refused("closed", seen=seen_of(record, at.epoch)))
@@ -55,7 +55,7 @@ def _again(record: LeaseRecord, mine: Grant, ask: Ask, at: Moment) -> Done[TakeO
     grants = tuple(longer if grant is mine else grant for grant in record.grants)
     return Done(
         Granted(mine.claim, mine.token, us / 1e6, at.epoch),
-        record._replace(grants=grants, keep_until=not_before(record.keep_until, us, at.now)),
+        record._replace(grants=grants, keep_until=later_of(record.keep_until, us, at.now)),
     )
 
 
@@ -100,7 +100,7 @@ def _closed(record: LeaseRecord, ask: Ask, now: Instant, seen: str) -> Refused |
 
 def _not_its_turn(record: LeaseRecord, claim: str, now: Instant, seen: str) -> Refused | None:
     first = lines.preceding(record.line, claim, now)
-    # The holder for which the name is reserved precedes the line.
+    # If it is closed still, it is reserved for this asker, who precedes the line.
     if first is None or closed(record, now):
         return None
     left = (record.line.due - now) / 1e6
@@ -130,7 +130,7 @@ def _full(permits: int | None, count: int) -> bool:
 def _refuse(
     record: LeaseRecord, claim: str, ask: Ask, at: Moment, refusal: Refused
 ) -> Done[TakeOutcome]:
-    """The refusal, once candidate and waiter are on record. It is no change, and wakes nobody."""
+    """The refusal, once candidate and waiter are on record. Nobody has to be woken for that."""
     new = record
     if ask.candidacy > 0:
         new = new._replace(candidates=_standing(record, ask, at.now))
@@ -144,7 +144,7 @@ def _refuse(
         outcome = Queued(refusal.reason, refusal.holders, refusal.retry_after, refusal.seen, place)
     if new is record or new == record:
         return Done(outcome)
-    kept = not_before(record.keep_until, micros(max(ask.ttl, ask.candidacy)), at.now)
+    kept = later_of(record.keep_until, micros(max(ask.ttl, ask.candidacy)), at.now)
     return Done(outcome, new._replace(keep_until=kept))
 
 
@@ -167,9 +167,9 @@ def _grant(record: LeaseRecord, claim: str, ask: Ask, at: Moment) -> Done[TakeOu
         record.granted,
     )
     shares = ask.permits is not None
-    room = shares and not _full(ask.permits, len(beside) + 1)
+    room_beside = shares and not _full(ask.permits, len(beside) + 1)
     keep = max(ttl, micros(ask.keep_record))
-    granted = ask.holder if ask.candidacy > 0 else None
+    elected = ask.holder if ask.candidacy > 0 else None
     new = record._replace(
         token=token,
         granted=record.granted + 1,
@@ -179,19 +179,19 @@ def _grant(record: LeaseRecord, claim: str, ask: Ask, at: Moment) -> Done[TakeOu
         closing=None,
         # A notice is for the holders before. If others share the lease, it still applies to them.
         resign=record.resign if beside else None,
-        line=lines.served(record.line, claim, 0 if room else ttl, at.now),
+        line=lines.served(record.line, claim, 0 if room_beside else ttl, at.now),
         # What is over goes, too: the record of a name that is taken and given back is plain again.
         candidates=tuple(
-            it for it in record.candidates if it.until > at.now and it.holder != granted
+            it for it in record.candidates if it.until > at.now and it.holder != elected
         ),
         given_up=tuple(it for it in record.given_up if it.until > at.now),
-        keep_until=not_before(record.keep_until, keep, at.now),
+        keep_until=later_of(record.keep_until, keep, at.now),
     )
     entries = past_entries(record)
     if ask.slot is not None:
         slot = grant._replace(expires=after(micros(ask.slot.keep)), meta=b"")
         entries = (*entries, Entry("slot", ask.slot.name, slot))
-        new = new._replace(keep_until=not_before(new.keep_until, micros(ask.slot.keep), at.now))
+        new = new._replace(keep_until=later_of(new.keep_until, micros(ask.slot.keep), at.now))
     # Candidates want to know who leads. The next waiter may share the lease.
     wake = EVERYBODY if ask.candidacy > 0 or shares else ""
     return Done(Granted(claim, token, ask.ttl, at.epoch), new, wake, entries)
