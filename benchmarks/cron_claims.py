@@ -18,7 +18,7 @@ from benchmarks.cron_fleet import cpu_of_trees, end, events, start, until
 from benchmarks.harness import Figure
 from incumbent.cron.runs import Claimer
 from incumbent.cron.schedule import Every
-from incumbent.cron.spec import JobSpec, Slot
+from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.model import Refused
 from incumbent.protocol.link import new_link
 
@@ -58,7 +58,7 @@ def claim_rows(server: RedisServer) -> list[Figure]:
     for turn in range(_TURNS):
         before = _requests(server)
         for number in range(_CLAIMS):
-            slot = Slot(f"t{turn}.{number}", 0.0)
+            slot = JobSlot(f"t{turn}.{number}", 0.0)
             began = time.perf_counter()
             got = claimer.claim(spec, slot)
             granted.append(time.perf_counter() - began)
@@ -66,7 +66,7 @@ def claim_rows(server: RedisServer) -> list[Figure]:
             began = time.perf_counter()
             assert isinstance(other.claim(spec, slot), Refused)
             refused.append(time.perf_counter() - began)
-            claimer.give_back(got)
+            claimer.release(got)
         # The release is one request too; what asks for the count is not counted.
         trips.append((_requests(server) - before) / _CLAIMS - 1)
         with redis.Redis.from_url(server.url) as client:

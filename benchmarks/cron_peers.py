@@ -20,7 +20,7 @@ from benchmarks.harness import Figure
 from benchmarks.postgresql_pairs import bench_server
 from incumbent.cron.runs import Claimer
 from incumbent.cron.schedule import Every
-from incumbent.cron.spec import JobSpec, Slot
+from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.model import Refused
 from incumbent.protocol.link import new_link
 
@@ -49,7 +49,7 @@ def _ours(url: str, claims: int) -> tuple[list[float], list[float]]:
     one, two = (Claimer(link, "bench", {"holder": name}) for name in ("one", "two"))
     granted, refused = [], []
     for number in range(claims):
-        slot = Slot(f"{number}", 0.0)
+        slot = JobSlot(f"{number}", 0.0)
         began = time.perf_counter()
         got = one.claim(spec, slot)
         granted.append(time.perf_counter() - began)
@@ -57,7 +57,7 @@ def _ours(url: str, claims: int) -> tuple[list[float], list[float]]:
         began = time.perf_counter()
         assert isinstance(two.claim(spec, slot), Refused)
         refused.append(time.perf_counter() - began)
-        one.give_back(got)
+        one.release(got)
     link.close()
     return granted, refused
 

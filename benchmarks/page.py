@@ -10,19 +10,19 @@ from dataclasses import replace
 
 from tests.page.records import NOW, held, job, record, snapshot, switch
 
-from incumbent.cron.ledger import Run, State
+from incumbent.cron.ledger import Run, SlotState
 from incumbent.cron.schedule import slot_id
 from incumbent.model import Holding, Record
 from incumbent.page.documents import lasting_blocks, page, timed_blocks
 from incumbent.page.editions import Edition, next_edition
-from incumbent.page.snapshot import Fleet, Snapshot, fleet_of
+from incumbent.page.snapshot import FleetView, Snapshot, fleet_of
 
 LEASES, JOBS, SLOTS, READINGS = 1000, 300, 20, 5
 
 
 def main() -> None:
     """Print milliseconds of the first reading and of those after it, a third of leases renewed."""
-    fleet: Fleet | None = None
+    fleet: FleetView | None = None
     edition: Edition | None = None
     for number in range(READINGS):
         shown = _records(number)
@@ -34,8 +34,8 @@ def main() -> None:
 
 
 def _render(
-    shown: Snapshot, fleet: Fleet | None, before: Edition | None, number: int
-) -> tuple[Fleet, Edition, int]:
+    shown: Snapshot, fleet: FleetView | None, before: Edition | None, number: int
+) -> tuple[FleetView, Edition, int]:
     fleet = fleet_of(shown, fleet)
     blocks = lasting_blocks(shown, fleet) | timed_blocks(shown, fleet, "1h")
     edition = next_edition(before, shown, blocks, number)
@@ -60,7 +60,7 @@ def _job(place: int) -> Record:
     runs = []
     for slot in range(SLOTS):
         due = NOW - 170 * (SLOTS - slot) - place
-        state = State.FAILED if slot % 9 == 8 else State.OK
+        state = SlotState.FAILED if slot % 9 == 8 else SlotState.OK
         runs.append(Run(slot_id(due), state, due, "node-1", 7, due, due + 40, 0, output="done\n"))
     zone = "Europe/Berlin"
     return job(f"job-{place:03}", *runs, schedule=f"*/5 * * * * ({zone})", timezone=zone)

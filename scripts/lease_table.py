@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from incumbent.lease import TRANSITIONS, Input, State
+from incumbent.lease import TRANSITIONS, Input, LeaseState
 
 PAGE = Path(__file__).parent.parent / "docs" / "how-it-works.md"
 BEGIN, END = "<!-- transitions: begin -->", "<!-- transitions: end -->"
@@ -13,12 +13,12 @@ BEGIN, END = "<!-- transitions: begin -->", "<!-- transitions: end -->"
 def table() -> str:
     """One row a state: what it means, and where each input leads."""
     lines = ["| state | meaning | inputs |", "|---|---|---|"]
-    lines += [f"| {state.name} | {state.value} | {_inputs(state)} |" for state in State]
+    lines += [f"| {state.name} | {state.value} | {_inputs(state)} |" for state in LeaseState]
     return "\n".join(lines)
 
 
-def _inputs(state: State) -> str:
-    to: dict[State, list[Input]] = {}
+def _inputs(state: LeaseState) -> str:
+    to: dict[LeaseState, list[Input]] = {}
     for what, after in TRANSITIONS[state].items():
         to.setdefault(after, []).append(what)
     return "; ".join(

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from incumbent import clock
 from incumbent.errors import Misuse
-from incumbent.lease import State
+from incumbent.lease import LeaseState
 from incumbent.protocol.words import waits_for_itself
 
 if TYPE_CHECKING:
     from incumbent.model import Key
-    from incumbent.protocol.held import Held, Wanted
+    from incumbent.protocol.held import Claim, LeaseRequest
     from incumbent.protocol.link import Link
 
 T = TypeVar("T")
@@ -127,7 +127,7 @@ class Exclusion:
 
 # -- bodies: a caller inside one would wait for its name for ever ----------------------------------
 
-Bodies: TypeAlias = "list[tuple[weakref.ref[Held], Hashable]]"
+Bodies: TypeAlias = "list[tuple[weakref.ref[Claim], Hashable]]"
 """Leases, each with the identity of its store.
 
 Only bodies count: those of `with` and of decorated functions. A lease from a bare `acquire` may
@@ -150,7 +150,7 @@ def bodies_of_task() -> Bodies:
     return _bodies.get(task, []) if task is not None else []
 
 
-def enter(held: Held, store: Hashable) -> Callable[[], None]:
+def enter(held: Claim, store: Hashable) -> Callable[[], None]:
     """Note the body of a lease. Return a function that removes it: for any caller, also twice."""
     entry, task = (held.ref, store), current_task()
     callers = [threading.current_thread()] if task is None else [threading.current_thread(), task]
@@ -167,13 +167,13 @@ def enter(held: Held, store: Hashable) -> Callable[[], None]:
     return leave
 
 
-def forget_bodies(held: Held) -> None:
+def forget_bodies(held: Claim) -> None:
     """Remove the caller's bodies of a lease that is given up: `enter` may have been interrupted."""
     for bodies in (bodies_of_thread(), bodies_of_task()):
         bodies[:] = [entry for entry in bodies if entry[0] is not held.ref]
 
 
-def refuse_waiting_for_oneself(wanted: Wanted, store: Hashable, bodies: Bodies) -> None:
+def refuse_waiting_for_oneself(wanted: LeaseRequest, store: Hashable, bodies: Bodies) -> None:
     """Raise Misuse if one of `bodies` is of a lease on the wanted name that is still proved."""
     for ref, its_store in bodies:
         held = ref()
@@ -185,13 +185,13 @@ def refuse_waiting_for_oneself(wanted: Wanted, store: Hashable, bodies: Bodies) 
 
 # -- the holdings of each caller in reentrant locks ------------------------------------------------
 
-_Own: TypeAlias = "weakref.WeakValueDictionary[tuple[Hashable, Key], Held]"
+_Own: TypeAlias = "weakref.WeakValueDictionary[tuple[Hashable, Key], Claim]"
 
 _own: Final[weakref.WeakKeyDictionary[Any, _Own]] = weakref.WeakKeyDictionary()
-_links: Final[weakref.WeakKeyDictionary[Held, Link]] = weakref.WeakKeyDictionary()
+_links: Final[weakref.WeakKeyDictionary[Claim, Link]] = weakref.WeakKeyDictionary()
 
 
-def remember(held: Held, link: Link) -> None:
+def remember(held: Claim, link: Link) -> None:
     """Let the caller enter `held` again, until it has released all its leases on it."""
     held.inner = []
     _links[held] = link
@@ -199,7 +199,7 @@ def remember(held: Held, link: Link) -> None:
     own[link.same, held.wanted.key] = held
 
 
-def enter_again(key: Key, store: Hashable) -> tuple[Link, Held, bool] | None:
+def enter_again(key: Key, store: Hashable) -> tuple[Link, Claim, bool] | None:
     """Add a lease to the caller's holding of `key`; return the holding and whether it is proved.
 
     None if the caller holds nothing. A holding that was lost gets no more leases.
@@ -213,11 +213,11 @@ def enter_again(key: Key, store: Hashable) -> tuple[Link, Held, bool] | None:
         held.inner.append(None)
         proved = held.machine.valid(clock.now())
     except BaseException:
-        held.let_go_of_one()
+        held.exit_inner()
         raise
     if not proved:
-        held.let_go_of_one()
-        if held.machine.state is not State.LOST:
+        held.exit_inner()
+        if held.machine.state is not LeaseState.LOST:
             return None
     return _links[held], held, proved
 

@@ -14,8 +14,8 @@ from incumbent.callers import Exclusion
 from incumbent.durations import Duration
 from incumbent.election import (
     Absence,
+    CandidatePauses,
     Leader,
-    Standing,
     encode_metadata,
     leader_by_refusal,
     read_metadata,
@@ -23,7 +23,7 @@ from incumbent.election import (
 )
 from incumbent.errors import ConfigError, LeaseLost, Misuse, NotCandidate, NotHeld, StoreError
 from incumbent.handles import LeaseHandle, LockHandle, loss_of
-from incumbent.lease import State
+from incumbent.lease import LeaseState
 from incumbent.meters import Sample
 from incumbent.model import Record, Refused
 from incumbent.options import PERMITS_MOST, IfLost, LockSettings, OnLost, rank_from
@@ -32,7 +32,7 @@ from incumbent.protocol.observe import Observation, Watched
 from incumbent.protocol.threads import notifier
 
 if TYPE_CHECKING:
-    from incumbent.protocol.held import Held
+    from incumbent.protocol.held import Claim
     from incumbent.protocol.link import Link, StoreLike
 
 _log = logging.getLogger("incumbent")
@@ -61,7 +61,7 @@ class TermHandle(LeaseHandle):
 
     __slots__ = ("_asked", "_seen")
 
-    def __init__(self, link: Link, held: Held, on_lost: OnLost | None, if_lost: IfLost) -> None:
+    def __init__(self, link: Link, held: Claim, on_lost: OnLost | None, if_lost: IfLost) -> None:
         super().__init__(link, held, on_lost, if_lost)
         self._asked = False
         """Whether the term was asked to end."""
@@ -86,7 +86,7 @@ class TermHandle(LeaseHandle):
 
     def _why_ended(self) -> LeaseLost | None:
         """The loss that ended the term; None after an orderly end."""
-        if self._held.machine.state is State.LOST:
+        if self._held.machine.state is LeaseState.LOST:
             return loss_of(self._held)
         return None if self._asked else self._stopped_short()
 
@@ -94,7 +94,7 @@ class TermHandle(LeaseHandle):
         """The loss to report for a released term whose work had to stop for lack of proof."""
         raise NotImplementedError
 
-    def _asked_to_go(self) -> bool:
+    def _asked_to_stop(self) -> bool:
         """Whether this candidate, or a notice in the store, asked for another leader."""
         return self._asked or self._held.notice is not None
 
@@ -141,7 +141,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         if can.candidates:
             # A waiter asks again at least once a ttl, a queued one once in two: this outlasts one
             # lost request.
-            lined = can.queue and wanted.waiting.queue is not None
+            lined = can.queue and wanted.queued.queue is not None
             waits = 2 * policy.ttl if lined else policy.ttl
             candidacy = 2 * waits + policy.request_timeout
         meta = with_rank(encoded, rank)
@@ -152,7 +152,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         self._on_revoked = on_revoked
         self._on_leader_change = on_leader_change
         self._campaigning = Exclusion()
-        self._standing = Standing(policy.ttl, head_start=policy.renew_every)
+        self._standing = CandidatePauses(policy.ttl, head_start=policy.renew_every)
         self._leader: Leader | None = None
         self._absence = Absence()
         self._terms = (0, 0)
@@ -164,7 +164,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
     @property
     def holder(self) -> str:
         """This candidate's name, as others see it."""
-        return self._wanted.ask.holder
+        return self._wanted.once.holder
 
     @property
     def seats(self) -> int:
@@ -260,7 +260,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         """The instant of the next campaign after this term."""
         now = clock.now()
         lasted = now - term._held.began
-        pause = self._standing.pause(lasted, draw_jitter(), asked=term._asked_to_go())
+        pause = self._standing.pause(lasted, draw_jitter(), asked=term._asked_to_stop())
         return now + pause
 
     def _is_ours(self, lost: LeaseLost) -> bool:
@@ -337,5 +337,5 @@ def _permits_of(seats: int, *alone: str) -> int | None:
 
 def _leader_by_term(term: TermHandle) -> Leader:
     held = term._held
-    meta = held.wanted.ask.meta if held.proclaimed is None else held.proclaimed
+    meta = held.wanted.once.meta if held.proclaimed is None else held.proclaimed
     return Leader(term.holder, term.number, read_metadata(meta), meta)

@@ -57,7 +57,7 @@ from incumbent.stores.base import Engine
 from incumbent.stores.redis import engine_from_client
 
 if TYPE_CHECKING:
-    from incumbent.protocol.held import Wanted
+    from incumbent.protocol.held import LeaseRequest
     from incumbent.protocol.link import RedisClient, RedisClusterClient, RedisPool
 
     Client: TypeAlias = RedisClient | RedisPool | RedisClusterClient
@@ -137,7 +137,7 @@ class _BothFamilies:
 _both_families: Final = _BothFamilies()
 
 
-class _Kept:
+class _KeptLease:
     """A lease, and the token that it shows."""
 
     def __init__(self, lease: Any = None, token: bytes | None = None) -> None:
@@ -145,7 +145,7 @@ class _Kept:
         self.token = token
 
 
-class _OfThread(ByCaller[_Kept], threading.local):
+class _OfThread(ByCaller[_KeptLease], threading.local):
     pass
 
 
@@ -171,13 +171,13 @@ class _Handle(Generic[L]):
         self.blocking_timeout = blocking_timeout
         self.thread_local = bool(thread_local)
         self.raise_on_release_error = raise_on_release_error
-        self._kept = _OfThread() if self.thread_local else ByCaller[_Kept]()
+        self._kept = _OfThread() if self.thread_local else ByCaller[_KeptLease]()
         self._store = _engine_of(redis)
 
     @property
-    def local(self) -> _Kept:
+    def local(self) -> _KeptLease:
         """The caller's `token`, as in redis-py, and its `lease`."""
-        return self._kept.own() or _Kept()
+        return self._kept.own() or _KeptLease()
 
     def _settings(self, token: str | bytes | None) -> LockSettings:
         settings = LockSettings()
@@ -191,7 +191,7 @@ class _Handle(Generic[L]):
             settings["holder"] = token.decode() if isinstance(token, bytes) else token
         return settings
 
-    def _as_patient(self, wanted: Wanted, sleep: float | None) -> Wanted:
+    def _as_patient(self, wanted: LeaseRequest, sleep: float | None) -> LeaseRequest:
         every = parse_duration(self.sleep if sleep is None else sleep, "sleep")
         return wanted._replace(looks_every=max(_SLEEP_LEAST, every), outage_most=_OUTAGE)
 
@@ -206,7 +206,7 @@ class _Handle(Generic[L]):
 
     def _keep(self, lease: L, token: str | bytes | None) -> bool:
         given = lease.belief.claim if token is None else token
-        self._kept.keep(_Kept(lease, given.encode() if isinstance(given, str) else given))
+        self._kept.keep(_KeptLease(lease, given.encode() if isinstance(given, str) else given))
         return True
 
     def _mine(self) -> L | None:

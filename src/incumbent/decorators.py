@@ -20,7 +20,7 @@ from typing import (
 )
 
 from incumbent import clock
-from incumbent.cron.ledger import State
+from incumbent.cron.ledger import SlotState
 from incumbent.cron.once import OnceRun, begin_once
 from incumbent.durations import Duration
 from incumbent.errors import ConfigError, NotAcquired
@@ -28,7 +28,7 @@ from incumbent.handles import LeaseHandle, LockHandle
 from incumbent.inside import around_call
 from incumbent.locks import AsyncLease, AsyncLock, Lease, Lock
 from incumbent.options import LockSettings, require
-from incumbent.protocol.port import run as drive
+from incumbent.protocol.port import run_blocking as drive
 from incumbent.running import is_async, name_of, not_deferred, refuse_generator
 from incumbent.stores.names import (
     MARK,
@@ -146,12 +146,12 @@ def _slot_id(wall: float) -> str:
     return f"once/{datetime.fromtimestamp(wall, UTC).isoformat(timespec='milliseconds')[:23]}Z"
 
 
-def _end_to_record(error: BaseException, lease: LeaseHandle) -> tuple[State, str]:
+def _end_to_record(error: BaseException, lease: LeaseHandle) -> tuple[SlotState, str]:
     """The state and the reason to record for a call that raised."""
     if lease.valid:
-        return State.FAILED, f"{type(error).__name__}: {error}"
+        return SlotState.FAILED, f"{type(error).__name__}: {error}"
     bounded = lease.belief.proof.lost == "at_most_for"
-    return (State.TIMED_OUT if bounded else State.LOST), str(error) or type(error).__name__
+    return (SlotState.TIMED_OUT if bounded else SlotState.LOST), str(error) or type(error).__name__
 
 
 def _slot_template(settings: LockSettings) -> dict[str, str]:

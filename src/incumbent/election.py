@@ -45,14 +45,14 @@ class Leader:
         return None if rank is None else rank.priority
 
 
-class Rank(NamedTuple):
+class Priority(NamedTuple):
     """A leader's rank: `step_down_after` seconds into a term it yields to a higher `priority`."""
 
     priority: int
     step_down_after: float
 
 
-def with_rank(metadata: bytes, rank: Rank | None) -> bytes:
+def with_rank(metadata: bytes, rank: Priority | None) -> bytes:
     """The metadata with the candidate's rank added. Raises ConfigError."""
     if rank is None:
         return metadata
@@ -63,11 +63,11 @@ def with_rank(metadata: bytes, rank: Rank | None) -> bytes:
     return _fitting(json.dumps({**fields, **said}, ensure_ascii=False, separators=(",", ":")))
 
 
-def rank_of(raw: bytes) -> Rank | None:
+def rank_of(raw: bytes) -> Priority | None:
     """The rank in a leader's metadata; None if there is none."""
     try:
         priority, after = str(_mapping(raw)[PRIORITY]).split(" ")
-        return Rank(int(priority), float(after))
+        return Priority(int(priority), float(after))
     except (KeyError, ValueError):
         return None
 
@@ -158,7 +158,7 @@ def watch_for(record: Record, vacant: int, jitter: float, ttl: float) -> float:
 
 
 @dataclass(slots=True)
-class Standing:
+class CandidatePauses:
     """The pauses of a candidate between its terms. `ttl` and `head_start` are seconds.
 
     Full-jitter exponential backoff, so that a broken leader does not come back at once for ever; a

@@ -19,13 +19,13 @@ from incumbent.durations import Duration
 from incumbent.election import Leader, leaders_of
 from incumbent.errors import LeaseLost, LockError, StoreUnavailable
 from incumbent.handles import brief, give_up_all, shorten
-from incumbent.lease import State
+from incumbent.lease import LeaseState
 from incumbent.locks import AsyncLease, Lease
 from incumbent.options import IfLost, OnLost, parse_timeout
 from incumbent.protocol.acquire import acquire
-from incumbent.protocol.held import Held
+from incumbent.protocol.held import Claim
 from incumbent.protocol.link import Link
-from incumbent.protocol.port import Port, run
+from incumbent.protocol.port import Port, run_blocking
 from incumbent.protocol.words import lease_lost
 from incumbent.running import (
     AsyncNews,
@@ -54,7 +54,7 @@ class Term(TermHandle, Lease):
 
     __slots__ = ("_body", "_woken")
 
-    def __init__(self, link: Link, held: Held, on_lost: OnLost | None, if_lost: IfLost) -> None:
+    def __init__(self, link: Link, held: Claim, on_lost: OnLost | None, if_lost: IfLost) -> None:
         super().__init__(link, held, on_lost, if_lost)
         self._body: int | None = None
         self._woken = threading.Event()
@@ -91,7 +91,7 @@ class Term(TermHandle, Lease):
             return self.release()
         if self._body != threading.get_ident():
             self.wait_lost(timeout)
-        return self._held.machine.state is State.RELEASED
+        return self._held.machine.state is LeaseState.RELEASED
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -137,7 +137,7 @@ class Election(ElectionHandle[Term]):
         with self._one_campaign():
             wait = self._seconds(timeout)
             try:
-                held = run(acquire(port, self._wanted, wait, self._refused))
+                held = run_blocking(acquire(port, self._wanted, wait, self._refused))
             except LockError as error:
                 shorten(error)
                 raise
@@ -165,7 +165,7 @@ class Election(ElectionHandle[Term]):
 
     @contextmanager
     def running(self, work: Callable[[Term], object]) -> Iterator[Self]:
-        """Do `run(work)` in a thread beside the body, for an application's whole life.
+        """Do `run_blocking(work)` in a thread beside the body, for an application's whole life.
 
         At the end of the body the work is asked to stop (`term.stopping`) and awaited, and the
         lease is released; a waiting candidate ends within a second. An exception of `run` is logged
@@ -200,7 +200,7 @@ class Election(ElectionHandle[Term]):
             except LeaseLost as lost:
                 if not self._is_ours(lost):
                     raise
-            run(port.sleep_until(self._next_campaign(term)))
+            run_blocking(port.sleep_until(self._next_campaign(term)))
 
     def leader(self) -> Leader | None:
         """The current leader, by one request; perhaps outdated on arrival.
@@ -267,7 +267,7 @@ class AsyncTerm(TermHandle, AsyncLease):
 
     __slots__ = ("_inside",)
 
-    def __init__(self, link: Link, held: Held, on_lost: OnLost | None, if_lost: IfLost) -> None:
+    def __init__(self, link: Link, held: Claim, on_lost: OnLost | None, if_lost: IfLost) -> None:
         super().__init__(link, held, on_lost, if_lost)
         self._inside = False
 
@@ -300,7 +300,7 @@ class AsyncTerm(TermHandle, AsyncLease):
             return False
         self._scope.stop()
         await self.wait_lost(timeout)
-        return self._held.machine.state is State.RELEASED
+        return self._held.machine.state is LeaseState.RELEASED
 
 
 class AsyncElection(ElectionHandle[AsyncTerm]):
@@ -355,7 +355,7 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
 
     @asynccontextmanager
     async def running(self, work: Callable[[AsyncTerm], Awaitable[object]]) -> AsyncIterator[Self]:
-        """Do `run(work)` in a task beside the body, for an application's whole life.
+        """Do `run_blocking(work)` in a task beside the body, for an application's whole life.
 
         At the end of the body the work is cancelled and awaited, and the lease is released. An
         exception of `run` is logged at once and raised at the end of the body; until then, see

@@ -19,10 +19,10 @@ from incumbent.handles import brief, refuse_copy
 from incumbent.model import Capabilities
 from incumbent.options import refuse_unknown, require, wanted_from
 from incumbent.policy import TTL_MIN, Policy
-from incumbent.protocol.held import Wanted
+from incumbent.protocol.held import LeaseRequest
 from incumbent.protocol.link import link_for
 from incumbent.protocol.observe import Watched, WritingPort
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.protocol.roster import MEMBER, Roster, attend
 from incumbent.running import AsyncNews, EndablePort, News, task_beside, thread_beside
 from incumbent.stores import names
@@ -99,7 +99,7 @@ class GroupHandle:
     @property
     def holder(self) -> str:
         """The name of this process as a member, whether it has joined or not."""
-        return self._wanted.ask.holder
+        return self._wanted.once.holder
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} of {self._link.engine.url}>"
@@ -124,7 +124,7 @@ class GroupHandle:
         helds = (ref() for ref in self._link.keeper.refs())
         return any(held and held.wanted.key == key and held.machine.valid(now) for held in helds)
 
-    def _membership(self, meta: bytes) -> Wanted:
+    def _membership(self, meta: bytes) -> LeaseRequest:
         """The settings of this member's lease."""
         own = self.holder
         if names.MARK in own or not names.is_name(own):
@@ -135,7 +135,7 @@ class GroupHandle:
         wanted = wanted_from(namespace, name, can, policy=policy, holder=self.holder)
         return wanted.asking(meta=meta)
 
-    def _roster(self, own: Wanted | None = None, note: bytes = b"") -> Roster:
+    def _roster(self, own: LeaseRequest | None = None, note: bytes = b"") -> Roster:
         return Roster(self._wanted.key, self._wanted.policy, self._link.keeper, own, note)
 
     def _observation(self) -> tuple[Watched, Callable[[], tuple[Member, ...]]]:
@@ -203,26 +203,26 @@ class Group(GroupHandle):
         with self._one_membership():
             link, roster = self._link, self._roster(self._membership(encoded))
             with brief:
-                run(first_try(link.port, roster))
+                run_blocking(first_try(link.port, roster))
             port = EndablePort(link, self._wanted.policy.renew_every)
 
             def end() -> None:
                 port.end()
                 # This also wakes the thread, if the store notifies of changes.
-                run(roster.strike(link.port))
+                run_blocking(roster.strike(link.port))
 
             try:
-                work = partial(run, attend(port, roster))
+                work = partial(run_blocking, attend(port, roster))
                 with thread_beside(self.name, work, end, "membership"):
                     yield self
             finally:
-                run(roster.leave(link.port))
+                run_blocking(roster.leave(link.port))
 
     def members(self) -> tuple[Member, ...]:
         """The members, by name; one request, and one more for each member. Raises StoreError."""
         roster = self._roster()
         with brief:
-            run(roster.look(self._link.port))
+            run_blocking(roster.look(self._link.port))
         return _members(roster)
 
     def observe(self, timeout: Duration | None = None) -> Iterator[tuple[Member, ...]]:

@@ -1,4 +1,16 @@
-"""The part that blocking and asyncio leases and locks share: everything that does not wait."""
+"""The part that blocking and asyncio leases and locks share: everything that does not wait.
+
+How a lease ends, in four words:
+
+    | word    | what happens                                                    | ends in        |
+    |---------|-----------------------------------------------------------------|----------------|
+    | stop    | the work has to end, with time left for its clean-up; the lease | still held     |
+    |         | is proved: `renew_deadline`, an operator, a better candidate    |                |
+    | exit    | control leaves a body; the last one of a reentrant lock to      | a release, or  |
+    |         | exit releases                                                   | LeaseLost      |
+    | release | we are done: the store is told, so that others need not wait    | RELEASED       |
+    | lose    | the proof ended, or the store says that the lease is not ours   | LOST           |
+"""
 
 from __future__ import annotations
 
@@ -32,9 +44,9 @@ from incumbent.errors import (
     StoreError,
     StoreUnavailable,
 )
-from incumbent.lease import Proof, State
+from incumbent.lease import LeaseState, Proof
 from incumbent.options import IfLost, LockSettings, OnLost, parse_timeout, wanted_from
-from incumbent.protocol.held import Held, Wanted
+from incumbent.protocol.held import Claim, LeaseRequest
 from incumbent.protocol.link import Link, link_for
 from incumbent.protocol.release import give_up
 from incumbent.protocol.threads import notifier
@@ -56,7 +68,7 @@ _EXIT_LOST = 123
 _EXIT_AHEAD = 0.1
 """Seconds, at most half of the grace, by which the exit is early: the interpreter may be busy."""
 _STDERR = 2
-_LET_GO = (State.LEAVING, State.RELEASED)
+_RELEASED = (LeaseState.LEAVING, LeaseState.RELEASED)
 
 
 class AnyLease:
@@ -74,7 +86,7 @@ class AnyLease:
     def __init__(
         self,
         link: Link,
-        helds: Sequence[Held],
+        helds: Sequence[Claim],
         on_lost: OnLost | None = None,
         if_lost: IfLost = "raise",
     ) -> None:
@@ -121,11 +133,11 @@ class AnyLease:
     def __reduce__(self) -> NoReturn:
         refuse_copy(self)
 
-    def _why_not(self, held: Held, left: float, seconds: float) -> Error:
+    def _why_not(self, held: Claim, left: float, seconds: float) -> Error:
         lost, name = self._loss(), held.wanted.key.name
         if lost is not None:
             return lost
-        if held.machine.state in _LET_GO:
+        if held.machine.state in _RELEASED:
             return AlreadyReleased(f"the lease on {name!r} was released")
         why = f": {say_seconds(left)} left, {say_seconds(seconds)} needed"
         return lease_lost(name, "need", why)
@@ -135,39 +147,40 @@ class AnyLease:
         held = _first_lost(self._helds, self._now())
         return None if held is None else self._loss_of(held)
 
-    def _loss_of(self, held: Held) -> LeaseLost:
+    def _loss_of(self, held: Claim) -> LeaseLost:
         return loss_of(held, self._link.keeper.missed(held.machine.deadline))
 
-    def _let_go(self) -> bool:
-        return all(held.machine.state in _LET_GO for held in self._helds)
+    def _is_released(self) -> bool:
+        """Whether a release began, by us; it may have been confirmed or not."""
+        return all(held.machine.state in _RELEASED for held in self._helds)
 
     def _enter_body(self) -> None:
         if not self._leave_bodies:
             self._leave_bodies = [enter(held, self._link.same) for held in self._helds]
 
-    def _body_is_over(self) -> None:
+    def _exit_body(self) -> None:
         for leave in self._leave_bodies:
             leave()
 
-    def _take_leave(self) -> LeaseLost | None:
-        """The loss to report at a release, or None. Has lost claims cleaned up later."""
+    def _lost_before_release(self) -> LeaseLost | None:
+        """The loss that a release finds, or None. Has lost claims cleaned up later."""
         now = self._now()
         over = [held for held in self._helds if not held.machine.valid(now)]
         for held in over:
-            if not held.let_go_of_one() and held.machine.reason != "forked":
+            if not held.exit_inner() and held.machine.reason != "forked":
                 self._link.keeper.hand_over(held.debt(now, undo_slot=False))
         return self._loss() or self._loss_of(over[0]) if over else None
 
-    def _work_is_over(self) -> None:
-        """Note the start of a release: a loss that it finds is raised, and ends no process."""
+    def _begin_release(self) -> None:
+        """From here on a loss is raised by the release, and ends no process."""
         if self._exits is not None:
             self._unwatch(self._exits)
 
     def _refuse_release(self) -> NoReturn:
         held = self._helds[0]
-        if self._let_go():
+        if self._is_released():
             raise AlreadyReleased(f"the lease on {held.wanted.key.name!r} was released before")
-        raise self._take_leave() or self._loss_of(held)
+        raise self._lost_before_release() or self._loss_of(held)
 
     def _watch(self, tell: Callable[[], None], ahead: float | None = 0.0) -> None:
         for held in self._helds:
@@ -209,12 +222,12 @@ class LeaseHandle(AnyLease):
     __slots__ = ()
 
     def __init__(
-        self, link: Link, held: Held, on_lost: OnLost | None = None, if_lost: IfLost = "raise"
+        self, link: Link, held: Claim, on_lost: OnLost | None = None, if_lost: IfLost = "raise"
     ) -> None:
         super().__init__(link, (held,), on_lost, if_lost)
 
     @property
-    def _held(self) -> Held:
+    def _held(self) -> Claim:
         return self._helds[0]
 
     @property
@@ -225,7 +238,7 @@ class LeaseHandle(AnyLease):
     @property
     def holder(self) -> str:
         """The holder's name, as others see it."""
-        return self._held.wanted.ask.holder
+        return self._held.wanted.once.holder
 
     @property
     def fencing_token(self) -> int:
@@ -237,29 +250,29 @@ class LeaseHandle(AnyLease):
         return self._held.machine.token
 
     @property
-    def belief(self) -> Belief:
+    def belief(self) -> LeaseView:
         """The view for other parts of this package only: it changes without notice."""
-        return Belief(self._link, self._held)
+        return LeaseView(self._link, self._held)
 
     def __repr__(self) -> str:
         state = "valid" if self.valid else self._held.machine.reason or "released"
         return f"<{type(self).__name__} {self.name!r} token={self.fencing_token} {state}>"
 
-    def _goes_on(self) -> bool:
+    def _exit_inner(self) -> bool:
         """Release only this lease of a reentrant lock, if its holding has other leases left."""
         held = self._held
-        if held.inner is None or not held.let_go_of_one():
+        if held.inner is None or not held.exit_inner():
             return False
-        self._helds = (held.parted(),)
+        self._helds = (held.released_copy(),)
         return True
 
 
-class Belief:
+class LeaseView:
     """The view of a lease for the rest of this package. `link`: the drivers of its store."""
 
     __slots__ = ("_held", "link")
 
-    def __init__(self, link: Link, held: Held) -> None:
+    def __init__(self, link: Link, held: Claim) -> None:
         self.link: Final = link
         self._held = held
 
@@ -271,7 +284,7 @@ class Belief:
     @property
     def claim(self) -> str:
         """The identifier of this holding in the store."""
-        return self._held.claim
+        return self._held.id
 
     @property
     def token(self) -> int:
@@ -320,7 +333,7 @@ class Belief:
         """Change the record's metadata, by an extra renewal at most `after` seconds from now."""
         self._held.proclaim(meta)
         if self._held.machine.valid(clock.now()):
-            self.link.keeper.renew_now(self._held, nothing, after=after)
+            self.link.keeper.renew_now(self._held, ignore, after=after)
 
     def abandon(self) -> None:
         """Neither renew nor release: some work goes on, so only the ttl may end the lease."""
@@ -329,7 +342,7 @@ class Belief:
         self.link.keeper.disarm(self._held)
 
 
-def give_up_all(link: Link, helds: Sequence[Held], *, undo_slot: bool) -> None:
+def give_up_all(link: Link, helds: Sequence[Claim], *, undo_slot: bool) -> None:
     """Give up leases whose taking or release was interrupted: nobody else would release them."""
     for held in helds:
         give_up(link.port, held, undo_slot=undo_slot)
@@ -337,11 +350,11 @@ def give_up_all(link: Link, helds: Sequence[Held], *, undo_slot: bool) -> None:
         forget_bodies(held)
 
 
-def nothing() -> None:
+def ignore() -> None:
     """Do nothing: the callback of a renewal that nobody waits for."""
 
 
-class Entry(NamedTuple, Generic[A]):
+class LockEntry(NamedTuple, Generic[A]):
     """A lease on a lock: whose it is, and whether a `with` of the lock will release it.
 
     `home`: the thread or task that keeps the entry alive (its end removes it), None: the `with`. A
@@ -366,7 +379,7 @@ class AnyLock(Generic[A]):
         self._timeout = parse_timeout(timeout)
         self._on_lost = settings.get("on_lost")
         self._if_lost: IfLost = settings.get("if_lost", "raise")
-        self._entries: list[Entry[A]] = []
+        self._entries: list[LockEntry[A]] = []
 
     _bodies = staticmethod(bodies_of_thread)
 
@@ -377,7 +390,7 @@ class AnyLock(Generic[A]):
         """
         return present_caller()
 
-    def _all_wanted(self) -> Sequence[Wanted]:
+    def _all_wanted(self) -> Sequence[LeaseRequest]:
         raise NotImplementedError
 
     def _names(self) -> str:
@@ -409,7 +422,7 @@ class AnyLock(Generic[A]):
         return lease
 
     def _has_entered(self, lease: A) -> None:
-        self._entries.append(Entry(self._me(), lease, entered=True))
+        self._entries.append(LockEntry(self._me(), lease, entered=True))
 
     def _leave(self) -> A:
         """Remove the last lease that the caller entered, or else that of the only other caller."""
@@ -426,7 +439,7 @@ class AnyLock(Generic[A]):
             raise
         return entry.lease
 
-    def _last_inside(self) -> Entry[A]:
+    def _last_inside(self) -> LockEntry[A]:
         # From a copy: while other threads remove entries, an iteration of the list skips some.
         me, entries = self._me(), self._entries.copy()
         inside = [entry for entry in entries if entry.entered]
@@ -454,14 +467,14 @@ class LockHandle(AnyLock[L], Generic[L]):
         can = self._link.engine.capabilities
         self._wanted = wanted_from(namespace, name, can, self._permits, **settings)
         self._reentrant = settings.get("reentrant", False)
-        if self._reentrant and not (self._may_be_reentrant and self._wanted.ask.permits is None):
+        if self._reentrant and not (self._may_be_reentrant and self._wanted.once.permits is None):
             raise ConfigError("reentrant: only a Lock can be entered again", name="reentrant")
 
     _permits: int | None = None
     """`Ask.permits`: the number of holders at once; None: exclusive."""
     _may_be_reentrant = False
 
-    def _all_wanted(self) -> Sequence[Wanted]:
+    def _all_wanted(self) -> Sequence[LeaseRequest]:
         return (self._wanted,)
 
     @property
@@ -476,7 +489,7 @@ class LockHandle(AnyLock[L], Generic[L]):
             return bool(holdings)
         return 0 < permits <= len(holdings)
 
-    def _armed(self, held: Held) -> tuple[Link, Held, OnLost | None, IfLost]:
+    def _armed(self, held: Claim) -> tuple[Link, Claim, OnLost | None, IfLost]:
         """Make the keeper renew `held`; return the arguments of its lease object."""
         self._link.keeper.arm(held)
         if self._reentrant:
@@ -523,7 +536,7 @@ def refuse_copy(of: object) -> NoReturn:
     )
 
 
-def loss_of(held: Held, late: float = 0.0) -> LeaseLost:
+def loss_of(held: Claim, late: float = 0.0) -> LeaseLost:
     """The loss of `held`; `late`: seconds for which this process was not scheduled."""
     reason = held.machine.reason or "expired"
     starved = late and reason == "expired"
@@ -538,14 +551,16 @@ def _starved_for(late: float) -> str:
     )
 
 
-def _first_lost(helds: Sequence[Held], now: float) -> Held | None:
+def _first_lost(helds: Sequence[Claim], now: float) -> Claim | None:
     lost = [
-        held for held in helds if not held.machine.valid(now) and held.machine.state is State.LOST
+        held
+        for held in helds
+        if not held.machine.valid(now) and held.machine.state is LeaseState.LOST
     ]
     return min(lost, key=lambda held: held.machine.deadline, default=None)
 
 
-def _call_if_lost(helds: Sequence[Held], on_lost: list[OnLost]) -> None:
+def _call_if_lost(helds: Sequence[Claim], on_lost: list[OnLost]) -> None:
     held = _first_lost(helds, clock.now())
     if held is not None:
         notifier.call(partial(_call_once, on_lost, loss_of(held)))
@@ -557,7 +572,7 @@ def _call_once(on_lost: list[OnLost], lost: LeaseLost) -> None:
         on_lost.pop()(lost)
 
 
-def _exit_if_lost(helds: Sequence[Held]) -> None:
+def _exit_if_lost(helds: Sequence[Claim]) -> None:
     held = _first_lost(helds, clock.now())
     if held is not None:
         try:

@@ -26,7 +26,7 @@ class _Named(Enum):
     __hash__ = object.__hash__
 
 
-class State(_Named):
+class LeaseState(_Named):
     """The state of a claim."""
 
     NEW = "nothing of this claim can be in the store"
@@ -63,19 +63,19 @@ class Input(_Named):
     MISSED = "the store had nothing to take back, before the deadline"
 
 
-_S, _I = State, Input
+_S, _I = LeaseState, Input
 # Global names, because on Python 3.11 each look-up of a member calls a function of Enum's.
-_NEW, _HELD, _OWING = State.NEW, State.HELD, State.OWING
+_NEW, _HELD, _OWING = LeaseState.NEW, LeaseState.HELD, LeaseState.OWING
 _SEND, _GRANT, _LATE, _REFUSE = Input.SEND, Input.GRANT, Input.LATE, Input.REFUSE
 _LEAVE, _GIVEN = Input.LEAVE, Input.GIVEN
 _RENEWAL_ANSWERS = (_I.RENEWED, _I.UNRENEWED, _I.GONE, _I.BREAK, _I.EXPIRE)
 
 
-def _ignoring(state: State, *inputs: Input) -> dict[Input, State]:
+def _ignoring(state: LeaseState, *inputs: Input) -> dict[Input, LeaseState]:
     return dict.fromkeys((*_RENEWAL_ANSWERS, *inputs), state)
 
 
-TRANSITIONS: Final[dict[State, dict[Input, State]]] = {
+TRANSITIONS: Final[dict[LeaseState, dict[Input, LeaseState]]] = {
     _S.NEW: {_I.SEND: _S.ASKING, _I.ABANDON: _S.DROPPED, _I.FORK: _S.LOST},
     _S.ASKING: {
         _I.GRANT: _S.HELD,
@@ -329,7 +329,7 @@ class LeaseMachine:
         self.stop_at = stop_at if stop_at < self.bound else self.bound
         self.deadline = self.stop_at + self.policy.grace
 
-    def _require(self, what: Input) -> State:
+    def _require(self, what: Input) -> LeaseState:
         state = TRANSITIONS[self.state].get(what)
         if state is None:
             raise IllegalInput(f"{what.name} in state {self.state.name}")

@@ -25,9 +25,9 @@ from incumbent.durations import Duration
 from incumbent.errors import LeaseLost, LockError, Misuse, NotAcquired, NotHeld
 from incumbent.handles import (
     AnyLease,
-    Entry,
     L,
     LeaseHandle,
+    LockEntry,
     LockHandle,
     brief,
     give_up_all,
@@ -42,7 +42,7 @@ from incumbent.protocol.words import lease_lost, waits_for_itself
 if TYPE_CHECKING:
     from incumbent.model import Holding
     from incumbent.protocol.aio import LeaseScope
-    from incumbent.protocol.held import Held
+    from incumbent.protocol.held import Claim
     from incumbent.protocol.link import Link
 
 
@@ -73,8 +73,8 @@ class BlockingLease(AnyLease):
             self._unwatch(tell)
         return self.lost
 
-    def _end(self) -> LeaseLost | None:
-        """Release the lease at the end of a body; return the loss to report, if it was lost."""
+    def _exit(self) -> LeaseLost | None:
+        """Release the lease as its body exits; return the loss to report, if it was lost."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -84,10 +84,10 @@ class BlockingLease(AnyLease):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            self._body_is_over()
-            if self._let_go():
+            self._exit_body()
+            if self._is_released():
                 return
-            lost = self._end()
+            lost = self._exit()
         except BaseException:
             give_up_all(self._link, self._helds, undo_slot=False)
             raise
@@ -95,7 +95,7 @@ class BlockingLease(AnyLease):
             return
         if error is None:
             raise lost
-        note(error, lost)
+        add_loss_note(error, lost)
 
 
 class Lease(LeaseHandle, BlockingLease):
@@ -116,30 +116,30 @@ class Lease(LeaseHandle, BlockingLease):
         now = clock.now()
         if not self._held.machine.valid(now):
             self._refuse_release()
-        confirmed = self._goes_on() or self._release(now)
+        confirmed = self._exit_inner() or self._release(now)
         if not confirmed and (lost := self._loss()) is not None:
             raise lost
         return confirmed
 
     def _release(self, now: float | None = None, *, undo_slot: bool = False) -> bool:
         link, held = self._link, self._held
-        self._work_is_over()
+        self._begin_release()
         now = clock.now() if now is None else now
         try:
             return release_blocking(link.port, held, now, undo_slot=undo_slot)
         finally:
             link.keeper.disarm(held)
 
-    def _end(self) -> LeaseLost | None:
-        lost = self._take_leave()
-        if lost is None and not self._goes_on() and not self._release():
+    def _exit(self) -> LeaseLost | None:
+        lost = self._lost_before_release()
+        if lost is None and not self._exit_inner() and not self._release():
             lost = self._loss()
         return lost
 
 
-def give_back(lease: Lease, *, undo_slot: bool = False) -> bool:
-    """Release the lease; whether the store confirmed it. False, and no error, after a loss."""
-    if lease._take_leave() is not None:
+def release_unless_lost(lease: Lease, *, undo_slot: bool = False) -> bool:
+    """Release the lease, and return whether the store confirmed it: False after a loss."""
+    if lease._lost_before_release() is not None:
         return False
     return lease._release(undo_slot=undo_slot)
 
@@ -166,13 +166,13 @@ class SuspendingLease(AnyLease):
         await until_told(self._watch, parse_timeout(timeout), self._unwatch)
         return self.lost
 
-    async def _end(self) -> LeaseLost | None:
+    async def _exit(self) -> LeaseLost | None:
         """See BlockingLease."""
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
         self.check()
-        self._scope = enclose(self)
+        self._scope = cancel_at_deadline(self)
         self._enter_body()
         return self
 
@@ -182,15 +182,15 @@ class SuspendingLease(AnyLease):
         own_cancel = self._scope.close()
         if self._scope.watcher is not None:
             self._unwatch(self._scope.watcher)
-        self._body_is_over()
-        if self._let_go():
+        self._exit_body()
+        if self._is_released():
             return
-        lost = await self._end() or self._stopped()
+        lost = await self._exit() or self._stopped()
         if lost is None:
             return
         if error is None or (own_cancel and isinstance(error, CancelledError)):
             raise lost from error
-        note(error, lost)
+        add_loss_note(error, lost)
 
     def _stopped(self) -> LeaseLost | None:
         """The loss to report if the scope stopped the body, even of a proved lease; else None."""
@@ -215,32 +215,32 @@ class AsyncLease(LeaseHandle, SuspendingLease):
         """Release the lease; see Lease.release. A cancelled call ends the belief in it too."""
         if not self.valid:
             self._refuse_release()
-        confirmed = self._goes_on() or await self._release()
+        confirmed = self._exit_inner() or await self._release()
         if not confirmed and (lost := self._loss()) is not None:
             raise lost
         return confirmed
 
     async def _release(self, *, undo_slot: bool = False) -> bool:
-        self._work_is_over()
+        self._begin_release()
         try:
             return await release(self._link.async_port(), self._held, undo_slot=undo_slot)
         finally:
             self._link.keeper.disarm(self._held)
 
-    async def _end(self) -> LeaseLost | None:
-        lost = self._take_leave()
-        if lost is None and not self._goes_on() and not await self._release():
+    async def _exit(self) -> LeaseLost | None:
+        lost = self._lost_before_release()
+        if lost is None and not self._exit_inner() and not await self._release():
             lost = self._loss()
         return lost
 
 
-def note(error: BaseException, lost: LeaseLost) -> None:
+def add_loss_note(error: BaseException, lost: LeaseLost) -> None:
     """Add a note on the loss to the body's own error, unless the error says the same."""
     if str(lost) != str(error):
         error.add_note(str(lost))
 
 
-def enclose(lease: AnyLease) -> LeaseScope:
+def cancel_at_deadline(lease: AnyLease) -> LeaseScope:
     """Have the calling task cancelled at the end of the lease, until the scope is closed."""
     from incumbent.protocol.aio import LeaseScope
 
@@ -277,10 +277,10 @@ class TakingHandle(LockHandle[L], Generic[L]):
         """The caller's last lease that is not released, or else its last one."""
         me, entries = self._me(), self._entries.copy()
         own = [entry.lease for entry in entries if entry.caller == me] or self._handed_over(entries)
-        alive = (lease for lease in reversed(own) if not lease._let_go())
+        alive = (lease for lease in reversed(own) if not lease._is_released())
         return next(alive, own[-1] if own else None)
 
-    def _handed_over(self, entries: Sequence[Entry[L]]) -> list[L]:
+    def _handed_over(self, entries: Sequence[LockEntry[L]]) -> list[L]:
         """The lease for a caller that acquired none: others may have left theirs to it."""
         return []
 
@@ -295,12 +295,12 @@ class TakingHandle(LockHandle[L], Generic[L]):
 
     def _note(self, lease: L) -> L:
         for entry in self._entries.copy():
-            if not entry.entered and (entry.lease._let_go() or self._is_replaced(entry)):
+            if not entry.entered and (entry.lease._is_released() or self._is_replaced(entry)):
                 _drop(self._entries, entry)
         self._keep(lease)
         return lease
 
-    def _is_replaced(self, entry: Entry[L]) -> bool:
+    def _is_replaced(self, entry: LockEntry[L]) -> bool:
         """Whether a new lease of the caller takes its place."""
         # A live task keeps what it lost: else it would release the lease of the task after it.
         caller = entry.caller and entry.caller()
@@ -316,7 +316,7 @@ class TakingHandle(LockHandle[L], Generic[L]):
             if caller is None:
                 # A thread in which no task runs is both.
                 caller = kept_by if self._caller() is home else self._me()
-            self._entries.append(Entry(caller, lease, entered, kept_by))
+            self._entries.append(LockEntry(caller, lease, entered, kept_by))
 
     def _home(self) -> Any:
         """The thread or task that keeps the caller's leases alive."""
@@ -361,7 +361,7 @@ class TakingHandle(LockHandle[L], Generic[L]):
                 if entry.entered and entry.caller == me and entry.lease.valid:
                     raise Misuse(waits_for_itself(entry.lease._held.wanted, self._wanted))
 
-    def _enter_again(self, timeout: Duration | EllipsisType | None) -> tuple[Link, Held] | None:
+    def _enter_again(self, timeout: Duration | EllipsisType | None) -> tuple[Link, Claim] | None:
         """The caller's holding, entered again, or None. Raises LeaseLost if it was lost."""
         if timeout is not ...:
             parse_timeout(timeout)
@@ -389,7 +389,7 @@ def _forget(lock: weakref.ref[TakingHandle[Any]], home: weakref.ref[Any]) -> Non
                 _drop(alive._entries, entry)
 
 
-def _drop(entries: list[Entry[L]], entry: Entry[L]) -> None:
+def _drop(entries: list[LockEntry[L]], entry: LockEntry[L]) -> None:
     try:
         entries.remove(entry)
     except ValueError:
@@ -417,7 +417,7 @@ class Lock(TakingHandle[Lease]):
         # A task of this thread may end before another one releases what it acquired.
         return present_caller() if self._reentrant else threading.current_thread()
 
-    def _handed_over(self, entries: Sequence[Entry[Lease]]) -> list[Lease]:
+    def _handed_over(self, entries: Sequence[LockEntry[Lease]]) -> list[Lease]:
         """The oldest lease that ended tasks of this thread left: who lost one releases first."""
         here = None if self._reentrant else threading.current_thread()
         left = [
@@ -427,7 +427,7 @@ class Lock(TakingHandle[Lease]):
             # One that goes on may be in its body.
             if (caller := entry.caller()) is here or has_ended(caller)
         ]
-        return [lease for lease in left if not lease._let_go()][:1] or left[-1:]
+        return [lease for lease in left if not lease._is_released()][:1] or left[-1:]
 
     def acquire(self, timeout: Duration | EllipsisType | None = ...) -> Lease:
         """Wait for the lease, for at most `timeout` seconds (default: the lock's `timeout`).

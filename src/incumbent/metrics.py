@@ -13,7 +13,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from incumbent import clock, meters
-from incumbent.lease import State
+from incumbent.lease import LeaseState
 from incumbent.meters import METRICS, Labels, Provider, Sample
 from incumbent.net.subscriptions import subscription_losses
 from incumbent.protocol.keeper import remembered
@@ -83,7 +83,9 @@ def _gather(found: dict[str, _Series], samples: Iterable[Sample]) -> None:
 def _of_this_process() -> Iterator[Sample]:
     yield from meters.counted()
     now = clock.now()
-    deadlines = [held.machine.deadline for held in remembered() if held.machine.state is State.HELD]
+    deadlines = [
+        held.machine.deadline for held in remembered() if held.machine.state is LeaseState.HELD
+    ]
     proved = [deadline - now for deadline in deadlines if deadline > now]
     yield Sample("incumbent_leases_held", (), len(proved))
     if proved and (first := min(proved)) < inf:

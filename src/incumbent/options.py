@@ -13,11 +13,11 @@ from incumbent.durations import DAY, Duration, parse_duration, say_seconds
 from incumbent.errors import ConfigError, LeaseLost
 from incumbent.model import ONCE, UNLIMITED, Ask, Capabilities, Queue, Slot
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
-from incumbent.protocol.held import Wanted
+from incumbent.protocol.held import LeaseRequest
 from incumbent.stores.names import check_slot, make_key
 
 if TYPE_CHECKING:
-    from incumbent.election import Rank
+    from incumbent.election import Priority
     from incumbent.model import Key
 
 OnLost = Callable[[LeaseLost], None]
@@ -102,8 +102,8 @@ def policy_from(settings: LockSettings) -> Policy:
 
 
 def rank_from(
-    priority: object, step_down_after: Duration | None, wanted: Wanted, can: Capabilities
-) -> Rank | None:
+    priority: object, step_down_after: Duration | None, wanted: LeaseRequest, can: Capabilities
+) -> Priority | None:
     """The rank of a candidate for `wanted`; None without a priority. Raises ConfigError."""
     if priority is None:
         if step_down_after is not None:
@@ -128,9 +128,9 @@ def rank_from(
             name="step_down_after",
         )
     # Imported only here: most locks are made, held and released without an election.
-    from incumbent.election import Rank
+    from incumbent.election import Priority
 
-    return Rank(priority, after)
+    return Priority(priority, after)
 
 
 def overruled(settings: LockSettings, by: LockSettings) -> LockSettings:
@@ -157,7 +157,7 @@ def wanted_from(
     permits: int | None = None,
     /,
     **settings: Unpack[LockSettings],
-) -> Wanted:
+) -> LeaseRequest:
     """Check the settings against each other and the store's features. Raises ConfigError.
 
     `permits`: see Ask.
@@ -178,16 +178,16 @@ def wanted_from(
 @lru_cache(maxsize=256, typed=True)
 def _wanted(
     namespace: str, name: str, can: Capabilities, holder: str, permits: int | None, /, **given: Any
-) -> Wanted:
+) -> LeaseRequest:
     return _as_wanted(make_key(namespace, name), can, *_terms(can, holder, permits, **given))
 
 
 def _as_wanted(
     key: Key, can: Capabilities, ask: Ask, waiting: Ask, policy: Policy, most: float, least: float
-) -> Wanted:
+) -> LeaseRequest:
     # Foreign clients publish no release; a watch sees it all the same.
     every = _LOOKS_EVERY if can.waits == "pubsub" else inf
-    return Wanted(key, ask, waiting, policy, most, least, looks_every=every)
+    return LeaseRequest(key, ask, waiting, policy, most, least, looks_every=every)
 
 
 # Cached without the name too, because others make locks on ten thousand names.

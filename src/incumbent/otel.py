@@ -37,7 +37,7 @@ def instrument(
 
     meter = metrics.get_meter("incumbent", package_version(), meter_provider)
     tracer = trace.get_tracer("incumbent", package_version(), tracer_provider)
-    seen = _Snapshot()
+    seen = _MetricsSnapshot()
     histograms = {}
     for name, metric in METRICS.items():
         if metric.kind in ("histogram", "summary"):
@@ -63,7 +63,7 @@ def _unit(name: str) -> str:
     return "s" if "_seconds" in name else METRICS[name].unit
 
 
-class _Snapshot:
+class _MetricsSnapshot:
     """All metrics, read at most `_FRESH` seconds ago."""
 
     def __init__(self) -> None:

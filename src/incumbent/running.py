@@ -18,7 +18,7 @@ from incumbent.durations import Duration
 from incumbent.errors import ConfigError, Misuse
 from incumbent.options import parse_timeout
 from incumbent.protocol.observe import Watched, WritingPort, await_news
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.protocol.sync import SyncPort
 
 if TYPE_CHECKING:
@@ -85,12 +85,12 @@ def name_of(function: Callable[..., Any]) -> str:
 # -- beside a body ---------------------------------------------------------------------------------
 
 
-class Ended(Exception):
+class CandidacyEnded(Exception):
     """The candidacy was ended; raised by its waits."""
 
 
 class EndablePort(SyncPort):
-    """A blocking port whose waits another thread can end; they raise Ended from then on.
+    """A blocking port whose waits another thread can end; they raise CandidacyEnded from then on.
 
     `looks_every`: seconds, at most, until a wait for a change notices the end.
     """
@@ -111,19 +111,19 @@ class EndablePort(SyncPort):
 
     async def sleep_until(self, instant: float) -> None:
         if self._over.wait(max(0.0, instant - clock.now())):
-            raise Ended
+            raise CandidacyEnded
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         """Wait in parts; a change between two parts is found by `seen`."""
         while True:
             if self.over:
-                raise Ended
+                raise CandidacyEnded
             part = min(until, clock.now() + self._looks_every)
             self.store.wait_change(key, seen, part)
             if clock.now() < part or part >= until:
                 break
         if self.over:
-            raise Ended
+            raise CandidacyEnded
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def thread_beside(
     def attempt() -> None:
         try:
             work()
-        except Ended:
+        except CandidacyEnded:
             pass
         except BaseException as error:  # noqa: BLE001 - it is raised at the end of the body
             log_failure(name, what, error)
@@ -242,7 +242,7 @@ class News(_Observer[V]):
         return self
 
     def __next__(self) -> V:
-        if not run(self._await_news(self._link.port)):
+        if not run_blocking(self._await_news(self._link.port)):
             raise StopIteration
         return self._shown()
 

@@ -16,7 +16,7 @@ from incumbent.callers import bodies_of_task, current_task
 from incumbent.durations import Duration
 from incumbent.errors import ConfigError, LeaseLost, LockError, NotAcquired
 from incumbent.handles import AnyLease, AnyLock, L, brief, give_up_all, shorten
-from incumbent.lease import State
+from incumbent.lease import LeaseState
 from incumbent.locks import (
     AsyncLease,
     AsyncLock,
@@ -29,8 +29,8 @@ from incumbent.locks import (
 from incumbent.model import UNLIMITED
 from incumbent.options import PERMITS_MOST, LockSettings, wanted_from
 from incumbent.protocol.acquire import acquire_all
-from incumbent.protocol.held import Wanted
-from incumbent.protocol.port import ManyPort, run
+from incumbent.protocol.held import LeaseRequest
+from incumbent.protocol.port import ManyPort, run_blocking
 from incumbent.protocol.release import release_all
 
 if TYPE_CHECKING:
@@ -66,11 +66,11 @@ class MultiLeaseHandle(AnyLease):
         state = "valid" if self.valid else "lost" if self.lost else "released"
         return f"<{type(self).__name__} {', '.join(self.names)} {state}>"
 
-    async def _give_back(self, port: ManyPort) -> tuple[LeaseLost | None, bool]:
+    async def _release_all(self, port: ManyPort) -> tuple[LeaseLost | None, bool]:
         """Release all: the loss, if one was lost, and whether the store confirmed all others."""
-        self._work_is_over()
-        lost = self._take_leave()
-        alive = [held for held in self._helds if held.machine.state is State.HELD]
+        self._begin_release()
+        lost = self._lost_before_release()
+        alive = [held for held in self._helds if held.machine.state is LeaseState.HELD]
         try:
             confirmed = await release_all(port, alive)
         finally:
@@ -79,9 +79,9 @@ class MultiLeaseHandle(AnyLease):
         return lost or self._loss(), confirmed
 
     async def _released(self, port: ManyPort) -> bool:
-        if self._let_go():
+        if self._is_released():
             self._refuse_release()
-        lost, confirmed = await self._give_back(port)
+        lost, confirmed = await self._release_all(port)
         if lost is not None:
             raise lost
         return confirmed
@@ -97,10 +97,10 @@ class MultiLease(MultiLeaseHandle, BlockingLease):
 
     def release(self) -> bool:
         """Release all together; False if the store did not confirm it. See Lease.release."""
-        return run(self._released(self._link.port))
+        return run_blocking(self._released(self._link.port))
 
-    def _end(self) -> LeaseLost | None:
-        return run(self._give_back(self._link.port))[0]
+    def _exit(self) -> LeaseLost | None:
+        return run_blocking(self._release_all(self._link.port))[0]
 
 
 class AsyncMultiLease(MultiLeaseHandle, SuspendingLease):
@@ -115,8 +115,8 @@ class AsyncMultiLease(MultiLeaseHandle, SuspendingLease):
         """Release all together; see MultiLease.release."""
         return await self._released(self._link.async_port())
 
-    async def _end(self) -> LeaseLost | None:
-        return (await self._give_back(self._link.async_port()))[0]
+    async def _exit(self) -> LeaseLost | None:
+        return (await self._release_all(self._link.async_port()))[0]
 
 
 class MultiHandle(AnyLock[M], Generic[M]):
@@ -141,7 +141,7 @@ class MultiHandle(AnyLock[M], Generic[M]):
         can = self._link.engine.capabilities
         self._wanted = [wanted_from(namespace, it, can, **settings) for it in sorted(names)]
 
-    def _all_wanted(self) -> list[Wanted]:
+    def _all_wanted(self) -> list[LeaseRequest]:
         return self._wanted
 
     @property
@@ -180,7 +180,7 @@ class MultiLock(MultiHandle[MultiLease]):
     ) -> MultiLease:
         link, wait = self._link, self._seconds(timeout)
         try:
-            helds = run(acquire_all(link.port, link.keeper, self._wanted, wait))
+            helds = run_blocking(acquire_all(link.port, link.keeper, self._wanted, wait))
         except LockError as error:
             shorten(error)
             raise

@@ -18,16 +18,16 @@ from incumbent.election import encode_metadata
 from incumbent.elections import AsyncTerm, Term
 from incumbent.errors import LeaseLost
 from incumbent.groups import GroupHandle, GroupSettings, first_try
-from incumbent.handles import brief, nothing
+from incumbent.handles import brief, ignore
 from incumbent.options import parse_timeout
 from incumbent.protocol.chance import draw_jitter
-from incumbent.protocol.held import Held
+from incumbent.protocol.held import Claim
 from incumbent.protocol.link import Link
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.protocol.roster import Division, attend, check_count
 from incumbent.running import (
+    CandidacyEnded,
     EndablePort,
-    Ended,
     awaitable,
     cancel,
     ended,
@@ -56,7 +56,7 @@ class _ShardHandle(TermHandle):
 
     # No slots: the subclasses also inherit those of Term or AsyncTerm, and two sets conflict.
 
-    def __init__(self, link: Link, held: Held, number: int) -> None:
+    def __init__(self, link: Link, held: Claim, number: int) -> None:
         super().__init__(link, held, None, "raise")
         self._number = number
 
@@ -144,16 +144,16 @@ class _Membership(Generic[S]):
         if shard is not None:
             shard._ask_to_stop()
 
-    def start(self, number: int, held: Held) -> None:
+    def start(self, number: int, held: Claim) -> None:
         raise NotImplementedError
 
-    def _renew(self, held: Held) -> None:
+    def _renew(self, held: Claim) -> None:
         """Renew `held` together with other shards of this process, which takes fewer requests."""
         keeper, every = self._link.keeper, held.wanted.policy.renew_every
         step, now = every / _REQUESTS, clock.now()
         keeper.arm(held)
         after = every - (now - self._phase * every) % step
-        keeper.renew_now(held, nothing, after=after)
+        keeper.renew_now(held, ignore, after=after)
 
     def _stop_all(self) -> None:
         # `_over` is written before the shards are read; a shard is written before it reads `_over`.
@@ -200,7 +200,7 @@ class Shards(ShardsHandle[Shard]):
 
     @contextmanager
     def running(self, work: Callable[[Shard], object]) -> Iterator[Self]:
-        """Do `run(work)` in a thread beside the body, for an application's whole life.
+        """Do `run_blocking(work)` in a thread beside the body, for an application's whole life.
 
         At the end of the body all work is asked to stop (`shard.stopping`) and awaited, and the
         shards are released. An exception of `run` is logged at once and raised at the end of the
@@ -211,11 +211,11 @@ class Shards(ShardsHandle[Shard]):
             threads = _Threads(self, work)
             try:
                 with brief:
-                    run(first_try(self._link.port, threads.roster))
+                    run_blocking(first_try(self._link.port, threads.roster))
                 with thread_beside(self.name, threads.run, threads.end, "membership"):
                     yield self
             finally:
-                run(threads.roster.leave(self._link.port))
+                run_blocking(threads.roster.leave(self._link.port))
 
 
 class _Threads(_Membership[Shard]):
@@ -234,15 +234,15 @@ class _Threads(_Membership[Shard]):
         name = f"incumbent {self.roster.key.name} in time"
         threading.Thread(target=self._wake_in_time, name=name, daemon=True).start()
         try:
-            run(attend(self._port, self.roster, self._division))
-        except Ended:
+            run_blocking(attend(self._port, self.roster, self._division))
+        except CandidacyEnded:
             pass
         finally:
             self.end()
             for thread in list(self._threads.values()):
                 thread.join()
             self._done.set()
-            run(self.roster.leave(self._link.port))
+            run_blocking(self.roster.leave(self._link.port))
         if self._failure is not None:
             raise self._failure
 
@@ -263,9 +263,9 @@ class _Threads(_Membership[Shard]):
         self._port.end()
         self._stop_all()
         # This also wakes the thread of the membership, if the store notifies of changes.
-        run(self.roster.strike(self._link.port))
+        run_blocking(self.roster.strike(self._link.port))
 
-    def start(self, number: int, held: Held) -> None:
+    def start(self, number: int, held: Claim) -> None:
         self._renew(held)
         shard = self._shards[number] = Shard(self._link, held, number)
         name = f"incumbent {shard.name}"
@@ -307,7 +307,7 @@ class AsyncShards(ShardsHandle[AsyncShard]):
 
     @asynccontextmanager
     async def running(self, work: Callable[[AsyncShard], Awaitable[object]]) -> AsyncIterator[Self]:
-        """Do `run(work)` in a task beside the body, for an application's whole life.
+        """Do `run_blocking(work)` in a task beside the body, for an application's whole life.
 
         At the end of the body all work is cancelled and awaited, and the shards are released;
         see `Shards.running`.
@@ -354,7 +354,7 @@ class _Tasks(_Membership[AsyncShard]):
         await ended(*self._tasks.values())
         await self.roster.leave(self.port)
 
-    def start(self, number: int, held: Held) -> None:
+    def start(self, number: int, held: Claim) -> None:
         from asyncio import create_task
 
         self._renew(held)

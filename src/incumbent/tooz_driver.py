@@ -25,7 +25,7 @@ from incumbent.clients import Client
 from incumbent.durations import parse_duration
 from incumbent.elections import Election, Term
 from incumbent.errors import Error, NotAcquired, OutcomeUnknown, StoreUnavailable
-from incumbent.locks import Lease, give_back
+from incumbent.locks import Lease, release_unless_lost
 from incumbent.options import LockSettings
 from incumbent.policy import TTL_DEFAULT
 from incumbent.protocol.link import link_for
@@ -96,7 +96,7 @@ class Lock(locking.Lock):
             return False
         self._leases.drop(lease)
         self._driver.leases.discard(lease)
-        return give_back(lease)
+        return release_unless_lost(lease)
 
     def break_(self) -> bool:
         """Make the holder lose the lock; True once it has, False if nobody held the lock.
@@ -166,7 +166,7 @@ class Driver(coordination.CoordinationDriver):
 
     def _stop(self) -> None:
         for lease in (*self.leases, *self._terms.values()):
-            give_back(lease)
+            release_unless_lost(lease)
         for kept in (self.leases, self._candidates, self._terms):
             kept.clear()
         self.client.close()
@@ -209,7 +209,7 @@ class Driver(coordination.CoordinationDriver):
     def stand_down_group_leader(self, group_id: bytes) -> bool:
         """Release the leadership; False if this member had none or the store did not confirm."""
         term = self._terms.pop(self._candidate(group_id).name, None)
-        return term is not None and give_back(term)
+        return term is not None and release_unless_lost(term)
 
     def get_leader(self, group_id: bytes) -> coordination.CoordAsyncResult[bytes]:
         """The leader, None if there is none. The store is asked now, not when `get` is called.

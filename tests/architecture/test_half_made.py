@@ -30,7 +30,7 @@ FOUND = list(classes_that_clean_up())
 
 
 def test_there_are_such_classes() -> None:
-    assert ("incumbent.protocol.held", "Held") in FOUND
+    assert ("incumbent.protocol.held", "Claim") in FOUND
     assert ("incumbent.net.wire", "BlockingWire") in FOUND
 
 
@@ -42,11 +42,11 @@ def test_an_object_that_was_never_made_is_collected_quietly(module: str, name: s
 
 
 def test_a_claim_whose_drawing_fails_leaves_no_complaint_behind() -> None:
-    from incumbent.protocol.held import Held
+    from incumbent.protocol.held import Claim
 
     class NoRandom:
         def draw_claim(self) -> str:
             raise OSError("no random numbers")
 
     with pytest.raises(OSError, match="no random numbers"):
-        Held(NoRandom(), None)  # type: ignore[arg-type]  # it fails before it uses the rest
+        Claim(NoRandom(), None)  # type: ignore[arg-type]  # it fails before it uses the rest

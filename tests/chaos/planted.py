@@ -16,7 +16,7 @@ from incumbent.cli.main import main
 from incumbent.lease import LeaseMachine, Proof
 from incumbent.model import UNLIMITED
 from incumbent.supervise import child, guard
-from incumbent.supervise.plan import Verdict, Watch, judge
+from incumbent.supervise.plan import GuardVerdict, WatchedTerm, judge
 
 _LATE = 3.0
 
@@ -24,8 +24,8 @@ _LATE = 3.0
 def no_deadline_in_the_guard() -> None:
     """It kills when the supervisor is gone, and never because time is up."""
 
-    def supervised_is_enough(watch: Watch, now: float, *, supervised: bool) -> Verdict:
-        return Verdict.WAIT if supervised else judge(watch, now, supervised=False)
+    def supervised_is_enough(watch: WatchedTerm, now: float, *, supervised: bool) -> GuardVerdict:
+        return GuardVerdict.WAIT if supervised else judge(watch, now, supervised=False)
 
     guard.judge = supervised_is_enough  # type: ignore[attr-defined]
 

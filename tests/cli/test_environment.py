@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from incumbent.cli.parser import distance, flags_in, parse, settings_from, unknown_variables
-from incumbent.cli.table import COMMANDS, FLAGS, GLOBAL, SETTINGS, VARIABLES, Command, Option
+from incumbent.cli.table import COMMANDS, FLAGS, GLOBAL, SETTINGS, VARIABLES, CliCommand, Option
 from incumbent.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def options_of(command: str) -> tuple[Option, ...]:
     return (*GLOBAL, *COMMANDS[command].options)
 
 
-def line_of(name: str, command: Command) -> list[str]:
+def line_of(name: str, command: CliCommand) -> list[str]:
     return [name, *(["x"] if command.name else []), *(["--", "true"] if command.runs else [])]
 
 

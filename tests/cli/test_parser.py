@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from incumbent.cli.lead import seat_of
-from incumbent.cli.parser import Request, UsageError, parse
+from incumbent.cli.parser import CommandRequest, UsageError, parse
 from incumbent.cli.settings import number
 from incumbent.errors import ConfigError
 from incumbent.stores.url import with_password
 
 
-def parsed(line: str, **environ: str) -> Request:
+def parsed(line: str, **environ: str) -> CommandRequest:
     return parse(line.split(), {f"INCUMBENT_{name}": value for name, value in environ.items()})
 
 
@@ -159,7 +159,7 @@ def test_a_campaign_needs_its_separator_too(command: str) -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "1e3", "", "many", "100001", "9" * 40])
 def test_a_limit_that_is_no_number_is_refused(text: str) -> None:
-    request = Request("cron", {"max_runs": text})
+    request = CommandRequest("cron", {"max_runs": text})
     with pytest.raises(ConfigError, match=r"--max-runs=.*: a number from 1 to 100000"):
         number(request, "max_runs", 1, 100_000, 100)
 
@@ -167,4 +167,4 @@ def test_a_limit_that_is_no_number_is_refused(text: str) -> None:
 @pytest.mark.parametrize(("text", "found"), [(None, 100), ("1", 1), ("100000", 100_000)])
 def test_there_is_a_limit_unless_another_is_given(text: str | None, found: int) -> None:
     values = {} if text is None else {"max_runs": text}
-    assert number(Request("cron", values), "max_runs", 1, 100_000, 100) == found
+    assert number(CommandRequest("cron", values), "max_runs", 1, 100_000, 100) == found

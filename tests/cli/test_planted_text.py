@@ -14,13 +14,13 @@ from incumbent import Client, Lock, NotAcquired, clock
 from incumbent.cron.events import Events
 from incumbent.cron.fleet import PRESENCE, UP, encode
 from incumbent.cron.jobs import _log_event
-from incumbent.cron.ledger import JOB, RUN, Run, State
+from incumbent.cron.ledger import JOB, RUN, Run, SlotState
 from incumbent.cron.ledger import encode as encode_run
 from incumbent.errors import Error, LockError
 from incumbent.model import Ask, Key, Refused
 from incumbent.printable import json_line, printable, printable_lines
 from incumbent.protocol.link import link_for
-from incumbent.serve.health import Notifier
+from incumbent.serve.health import SystemdNotifier
 from incumbent.serve.situation import Situation
 from incumbent.stores.notices import PAUSE, RESIGN, encode_notice
 from tests.cli.tool import answer, incumbent
@@ -52,7 +52,7 @@ def planted(store: str) -> Iterator[str]:
             raw.put(Key("default", name), field, value, None, until)
         for slot in (f"manual/{EVIL}", "2026-11-21T05:30:00Z"):
             run = Run(
-                slot, State.FAILED, 1_795_000_000.0, EVIL, 5, why=EVIL, output=f"{APART}\nmore"
+                slot, SlotState.FAILED, 1_795_000_000.0, EVIL, 5, why=EVIL, output=f"{APART}\nmore"
             )
             raw.put(Key("default", JOB_NAME), RUN + slot, encode_run(run), None, until)
         yield store
@@ -146,7 +146,7 @@ def test_a_leaders_name_sets_no_variable_of_the_service_manager(tmp_path: Path) 
         manager.bind(path)
         manager.settimeout(5)
         situation = Situation("x", "us", elects=True)
-        notifier = Notifier(situation, {"NOTIFY_SOCKET": path})
+        notifier = SystemdNotifier(situation, {"NOTIFY_SOCKET": path})
         situation.heard(Refused("held", holders=()))
         situation.standby("eve\nMAINPID=1")
         seen: list[str] = []

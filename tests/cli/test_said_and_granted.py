@@ -22,15 +22,15 @@ from hypothesis import strategies as st
 
 from incumbent import clock
 from incumbent.cron.fleet import Presence
-from incumbent.cron.ledger import SLOT_KEEP, Ledger, Run, State
+from incumbent.cron.ledger import SLOT_KEEP, Ledger, Run, SlotState
 from incumbent.cron.schedule import Every, slot_id
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import StoreError
 from incumbent.model import Ask, Granted, Key, Refused, Slot
 from incumbent.page.documents import lasting_blocks
-from incumbent.page.snapshot import Reader, fleet_of
+from incumbent.page.snapshot import SnapshotReader, fleet_of
 from incumbent.protocol.link import Link
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.findings import FREE, GRANTS, HELD, UNKNOWN, WAITING
 from incumbent.stores.notices import BREAK, PAUSE, RESIGN, encode_notice
 from incumbent.stores.sqlite import SqliteEngine
@@ -52,7 +52,7 @@ steps = st.one_of(
     st.tuples(st.just("reserve"), names, st.just(4.0)),
     st.tuples(st.just("pause"), names, st.booleans()),
     st.tuples(st.just("resign"), names, st.sampled_from(("", BREAK))),
-    st.tuples(st.just("run"), st.just("nightly"), st.sampled_from((*State,))),
+    st.tuples(st.just("run"), st.just("nightly"), st.sampled_from((*SlotState,))),
     st.tuples(st.just("up"), st.just("nightly"), st.booleans()),
     st.tuples(st.just("pass"), st.just(""), st.sampled_from((0.5, 2.0, 4.5, 400.0, 5000.0))),
     st.tuples(st.just("reboot"), st.just(""), st.just(0)),
@@ -123,14 +123,14 @@ class World:
             self.link.store.close()
             self.now, self.boots = 5.0, self.boots + 1
 
-    def run(self, end: State) -> None:
+    def run(self, end: SlotState) -> None:
         """A slot of the job, run as far as this state."""
         ledger = Ledger(self.link.port, Key("default", JOB.name))
         facts = {"schedule": "every 1m", "timezone": "UTC", "since": self.wall}
-        run(ledger.register({}, facts))
+        run_blocking(ledger.register({}, facts))
         due = self.wall // 60 * 60
-        if end in (State.SKIPPED, State.MISSED):
-            run(ledger.note(Run(slot_id(due), end, due)))
+        if end in (SlotState.SKIPPED, SlotState.MISSED):
+            run_blocking(ledger.note(Run(slot_id(due), end, due)))
             return
         slot = slot_id(due)
         outcome = self.take(
@@ -138,9 +138,9 @@ class World:
         )
         if isinstance(outcome, Granted):
             self.granted[JOB.name] = outcome
-            began = Run(slot, State.RUNNING, due, "node-1", outcome.token, self.wall)
-            if run(ledger.begin(began)) and end is not State.RUNNING:
-                run(ledger.move(began, end, outcome.claim, ended=self.wall))
+            began = Run(slot, SlotState.RUNNING, due, "node-1", outcome.token, self.wall)
+            if run_blocking(ledger.begin(began)) and end is not SlotState.RUNNING:
+                run_blocking(ledger.move(began, end, outcome.claim, ended=self.wall))
 
 
 @contextmanager
@@ -171,7 +171,7 @@ Said = dict[str, dict[str, Any]]
 
 def page_of(url: str) -> dict[str, str]:
     """The state of each name on the page."""
-    with closing(Reader(url, "default")) as reader:
+    with closing(SnapshotReader(url, "default")) as reader:
         snapshot = reader.read()
         rows = lasting_blocks(snapshot, fleet_of(snapshot))["leases"]
         return {row.name: re.findall(r'class="state[^>]*>([^<]*)<', row.html)[0] for row in rows}
@@ -259,7 +259,10 @@ def check_page(said: dict[str, Any], word: str) -> None:
 
 
 def check_job(said: dict[str, Any], outcome: Granted | Refused | StoreError) -> None:
-    job, runs = said["job"], {run["slot"]: run for run in said["history"]}
+    job, runs = (
+        said["job"],
+        {run["slot"]: run for run in said["history"]},
+    )
     tokens = {by.token for by in outcome.holders} if isinstance(outcome, Refused) else set()
     held = expected(outcome) == {HELD}
     assert all(run["term"] in tokens for run in job["running"])
@@ -277,7 +280,7 @@ STRANGER = Ask(3.0, "somebody else")
 @settings(max_examples=40)
 @given(st.lists(steps, min_size=4, max_size=16))
 @example([("take", "lease", "once"), ("give", "lease", 0.0)])
-@example([("run", "nightly", State.RUNNING), ("pass", "", 4.5)])
+@example([("run", "nightly", SlotState.RUNNING), ("pass", "", 4.5)])
 def test_what_is_said_of_a_name_is_what_a_take_gets(done: list[tuple[str, str, Any]]) -> None:
     with world() as here:
         for step in done:
@@ -307,7 +310,7 @@ def test_a_file_that_somebody_keeps_locked_is_not_called_free(
 ) -> None:
     monkeypatch.setattr("incumbent.page.snapshot._EXAMINE_WITHIN", 0.1)
     monkeypatch.setattr("incumbent.page.snapshot._EXAMINE_EVERY", 0.0)
-    with world() as here, closing(Reader(here.url, "default")) as reader:
+    with world() as here, closing(SnapshotReader(here.url, "default")) as reader:
         assert reader.read().grants == GRANTS
         with closing(sqlite3.connect(here.url.removeprefix("sqlite://"))) as stuck:
             stuck.execute("BEGIN IMMEDIATE")

@@ -25,6 +25,13 @@ from tests.support.servers import ROOT
 __all__ = ["finds", "has_history", "tree_of"]
 
 _OURS = ("tests/history", "tests/combined", "tests/sim")
+_WORDS = {
+    r"\bLeaseState\b": "State",
+    r"\bLeaseRequest\b": "Wanted",
+    r"\bClaim\b": "Held",
+    r"\bheld\.id\b": "held.claim",
+    r"\bwanted\.once\b": "wanted.ask",
+}
 _THEN = {
     "incumbent.protocol": "incumbent._core",
     "redis.records import Naming": "redis.names import Naming",
@@ -53,7 +60,7 @@ _THEN = {
     "machine.sent_at": "machine._sent",
     "from incumbent.stores.base import Give, Take": "Give = Take = object",
 }
-"""What is used of the product by another name than before there was `protocol/`."""
+"""What is used of the product by another name than before there was `protocol/`; words first."""
 _CLAIMANT = Path("tests/quorum/claimant.py")
 _HOLDS = re.compile(r"    async def _hold.*?(?=    async def _give)", re.DOTALL)
 _CLAIMANT_THEN = {
@@ -110,6 +117,8 @@ def _speak_as_then(tree: Path) -> None:
 
 
 def _replaced(text: str, words: Mapping[str, str]) -> str:
+    for now, then in _WORDS.items():
+        text = re.sub(now, then, text)
     for now, then in words.items():
         text = text.replace(now, then)
     return text

@@ -8,9 +8,9 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from incumbent import policy
-from incumbent.lease import State
+from incumbent.lease import LeaseState
 from incumbent.model import Ask, Granted, Key, Slot
-from incumbent.protocol.held import Held, Wanted
+from incumbent.protocol.held import Claim, LeaseRequest
 from incumbent.protocol.port import Debt, Port
 from incumbent.protocol.release import settle
 from tests.combined.plan import Fault, Plan
@@ -46,7 +46,7 @@ class Teller(Judge):
         super().__init__(world)
         self.told = History()
         self.verdicts: list[str] = []
-        self._open: dict[str, tuple[Client, Held, float, float]] = {}
+        self._open: dict[str, tuple[Client, Claim, float, float]] = {}
         self._left_at: dict[str, float] = {}
         self._first: dict[str, float] = {}
 
@@ -63,44 +63,42 @@ class Teller(Judge):
         if ask.slot is not None:
             self.told.tell(Stands(key.name, claim, true, ask.slot.name))
 
-    def began(self, process: Client, held: Held, asked: list[str]) -> None:
+    def began(self, process: Client, held: Claim, asked: list[str]) -> None:
         """See Judge.began."""
         super().began(process, held, asked)
         sent = process.when(held.machine.sent_at)
-        self._open[held.claim] = (process, held, sent, self._world.now)
-        slot = held.wanted.ask.slot
+        self._open[held.id] = (process, held, sent, self._world.now)
+        slot = held.wanted.once.slot
         if slot is not None:
-            key, begin = held.wanted.key.name, self._first.get(held.claim, self._world.now)
+            key, begin = held.wanted.key.name, self._first.get(held.id, self._world.now)
             keep = slot.keep * (1 - 3 * held.wanted.policy.rho)
-            self.told.tell(Run(process.name, key, slot.name, held.claim, begin, keep))
+            self.told.tell(Run(process.name, key, slot.name, held.id, begin, keep))
 
-    def leaves(self, process: Client, held: Held, *, undone: bool) -> None:
+    def leaves(self, process: Client, held: Claim, *, undone: bool) -> None:
         """See Judge.leaves."""
         super().leaves(process, held, undone=undone)
-        self._ends(held.claim)
-        self._left_at[held.claim] = self._world.now
+        self._ends(held.id)
+        self._left_at[held.id] = self._world.now
         if undone:
             self.told.events = [
-                replace(one, undone=True)
-                if isinstance(one, Run) and one.claim == held.claim
-                else one
+                replace(one, undone=True) if isinstance(one, Run) and one.claim == held.id else one
                 for one in self.told.events
             ]
 
-    def left(self, process: Client, held: Held) -> None:
+    def left(self, process: Client, held: Claim) -> None:
         """See Judge.left."""
         super().left(process, held)
-        said = {State.RELEASED: "released", State.LOST: "lost"}
+        said = {LeaseState.RELEASED: "released", LeaseState.LOST: "lost"}
         word = said.get(held.machine.state, "unknown")
-        at = self._left_at.pop(held.claim)
-        self.told.tell(Left(process.name, held.wanted.key.name, held.claim, at, word))
+        at = self._left_at.pop(held.id)
+        self.told.tell(Left(process.name, held.wanted.key.name, held.id, at, word))
 
-    def lost(self, process: Client, held: Held) -> None:
+    def lost(self, process: Client, held: Claim) -> None:
         """See Judge.lost."""
         super().lost(process, held)
-        self._ends(held.claim)
+        self._ends(held.id)
         key = held.wanted.key.name
-        self.told.tell(Left(process.name, key, held.claim, self._world.now, "lost"))
+        self.told.tell(Left(process.name, key, held.id, self._world.now, "lost"))
 
     def died(self, process: Client) -> None:
         """See Judge.died."""
@@ -196,17 +194,17 @@ class CombinedWorld(simulated.World):
         # Which ttls there are, nobody says.
         self.server.restart_wait = None  # type: ignore[assignment]
 
-    def draw_wanted(self) -> Wanted:
+    def draw_wanted(self) -> LeaseRequest:
         """See World.draw_wanted: the ttl may be another one."""
         wanted = super().draw_wanted()
         factor = self._factor()
         if factor == 1.0:
             return wanted
         ttl = self.ttl * factor
-        slot = wanted.ask.slot
+        slot = wanted.once.slot
         slot = slot and Slot(slot.name, slot.keep * factor)
-        ask = replace(wanted.ask, ttl=ttl, slot=slot)
-        return Wanted(wanted.key, ask, ask, policy.make_policy(ttl))
+        ask = replace(wanted.once, ttl=ttl, slot=slot)
+        return LeaseRequest(wanted.key, ask, ask, policy.make_policy(ttl))
 
     def _factor(self) -> float:
         for fault in self.plan.faults:

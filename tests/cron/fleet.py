@@ -22,7 +22,7 @@ from incumbent.cron.execute import Executor
 from incumbent.cron.fleet import PRESENCE
 from incumbent.cron.ledger import Run, read_job, runs_of
 from incumbent.cron.load import load_jobs
-from incumbent.cron.spec import JobSpec, Slot
+from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.model import Key, Refused
 from incumbent.protocol.link import new_link
 from tests.cli.tool import command_line, environment, incumbent
@@ -166,10 +166,10 @@ class CronFleet:
 class Bystander:
     """A Launcher that gets nothing."""
 
-    def claim(self, spec: JobSpec, slot: Slot) -> Refused:
+    def claim(self, spec: JobSpec, slot: JobSlot) -> Refused:
         return Refused("closed", retry_after=60.0)
 
-    def launch(self, spec: JobSpec, slot: Slot, grant: object) -> None:
+    def launch(self, spec: JobSpec, slot: JobSlot, grant: object) -> None:
         raise AssertionError
 
     def failed(self, spec: JobSpec, run: Run) -> None:

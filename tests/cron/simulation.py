@@ -23,12 +23,12 @@ from math import inf
 from incumbent.cron.execute import Executor
 from incumbent.cron.fleet import PRESENCE, PRESENT_EVERY, UP, encode
 from incumbent.cron.folds import fold_number
-from incumbent.cron.ledger import RUN, SLOT_KEEP, Run, State, decode
+from incumbent.cron.ledger import RUN, SLOT_KEEP, Run, SlotState, decode
 from incumbent.cron.schedule import Every, Schedule, slot_id
 from incumbent.cron.slots import CLOCK_SPREAD, GRACE
-from incumbent.cron.spec import CatchUp, JobSpec, Slot
+from incumbent.cron.spec import CatchUp, JobSlot, JobSpec
 from incumbent.errors import NotAcquired, OutcomeUnknown, StoreUnavailable
-from incumbent.lease import State as LeaseState
+from incumbent.lease import LeaseState
 from incumbent.model import (
     Ask,
     Field,
@@ -47,9 +47,9 @@ from incumbent.model import (
 from incumbent.model import Slot as StoreSlot
 from incumbent.policy import make_policy
 from incumbent.protocol.acquire import acquire
-from incumbent.protocol.held import Held, Wanted
+from incumbent.protocol.held import Claim, LeaseRequest
 from incumbent.protocol.port import Debt
-from incumbent.protocol.port import run as drive
+from incumbent.protocol.port import run_blocking as drive
 from incumbent.protocol.release import release, settle
 from incumbent.stores.base import NO_LIMITS
 from incumbent.stores.memory import MemoryTable
@@ -108,7 +108,7 @@ class World:
     heap: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     events: int = 0
     outage_until: float = -inf
-    recorded: dict[tuple[str, str], State] = field(default_factory=dict)
+    recorded: dict[tuple[str, str], SlotState] = field(default_factory=dict)
     covered: list[tuple[str, float, float, int]] = field(default_factory=list)
     signs: dict[str, Callable[[], float]] = field(default_factory=dict)
     """The clock of each instance at its last sign of life."""
@@ -117,7 +117,7 @@ class World:
     faults: list[str] = field(default_factory=list)
     claims: int = 0
     requests: int = 0
-    held: dict[int, Held] = field(default_factory=dict)
+    held: dict[int, Claim] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.t = self.plan.start
@@ -267,7 +267,7 @@ class SimRun:
 
     instance: SimInstance
     spec: JobSpec
-    held: Held
+    held: Claim
     run: Run
     ends: float
 
@@ -313,9 +313,9 @@ class SimRun:
     def _end(self) -> None:
         world, instance = self.instance.world, self.instance
         ledger = instance.executor.ledger(self.spec.name)
-        state = State.FAILED if int(self.ends * 1000) % 10 == 0 else State.OK
+        state = SlotState.FAILED if int(self.ends * 1000) % 10 == 0 else SlotState.OK
         try:
-            drive(ledger.move(self.run, state, self.held.claim, ended=instance.wall()))
+            drive(ledger.move(self.run, state, self.held.id, ended=instance.wall()))
         except OutcomeUnknown:
             self._again()
             return
@@ -445,25 +445,31 @@ class SimInstance:
 
     # -- Launcher ------------------------------------------------------------------------------
 
-    def claim(self, spec: JobSpec, slot: Slot) -> Held | Refused:
+    def claim(self, spec: JobSpec, slot: JobSlot) -> Claim | Refused:
         name = slot.name
         store_slot = StoreSlot(name, SLOT_KEEP)
         ask = Ask(POLICY.ttl, f"i{self.index}", meta=name.encode(), slot=store_slot)
         said: list[object] = []
-        wanted = Wanted(Key(NAMESPACE, spec.name), ask, ask, POLICY)
+        wanted = LeaseRequest(Key(NAMESPACE, spec.name), ask, ask, POLICY)
         try:
             return drive(acquire(self.port, wanted, 0, said.append))
         except NotAcquired:
             return next(it for it in reversed(said) if isinstance(it, Refused))
 
-    def launch(self, spec: JobSpec, slot: Slot, grant: Held) -> None:
+    def launch(self, spec: JobSpec, slot: JobSlot, grant: Claim) -> None:
         world = self.world
         if world.chance.random() < world.plan.frail / 2:
             self._dies(spec, slot, grant)
             return
         token, wall = grant.machine.token, self.wall()
         run = Run(
-            slot.name, State.RUNNING, slot.due, f"i{self.index}", token, wall, attempt=slot.attempt
+            slot.name,
+            SlotState.RUNNING,
+            slot.due,
+            f"i{self.index}",
+            token,
+            wall,
+            attempt=slot.attempt,
         )
         try:
             begun = drive(self.executor.ledger(spec.name).begin(run))
@@ -485,7 +491,7 @@ class SimInstance:
         world.begins(spec.name, slot.name, slot.due, world.t)
         world.at(world.t + min(took, POLICY.ttl / 5), sim.turn)
 
-    def _dies(self, spec: JobSpec, slot: Slot, grant: Held) -> None:
+    def _dies(self, spec: JobSpec, slot: JobSlot, grant: Claim) -> None:
         """The run's process is killed; its instance sees that, and looks when the lease is over."""
         grant.machine.forked()
         self.executor.dispatcher.look_at(spec.name, slot, self.world.t + POLICY.ttl)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from incumbent.cron.agenda import CORRECTION, Agenda
 from incumbent.cron.schedule import Every, FixedTimes, Schedule, cron_schedule
 from incumbent.cron.slots import STEP, missed_slots, start_of
-from incumbent.cron.spec import CatchUp, JobSpec, Slot
+from incumbent.cron.spec import CatchUp, JobSlot, JobSpec
 
 MONDAY = datetime.fromisoformat("2026-11-23T00:00:00Z").timestamp()
 HOUR, DAY = 3600.0, 86_400.0
@@ -160,10 +160,10 @@ def test_what_is_on_record_beyond_our_clock_may_come_again() -> None:
     spec = job("a", "* * * * *")
     agenda = Agenda([spec], MONDAY, {"a": MONDAY + 300})
     assert agenda.next_at == MONDAY + 60
-    assert agenda.may_come_again(Slot.at(MONDAY + 300), "a")
-    assert not agenda.may_come_again(Slot.at(MONDAY + 360), "a")
+    assert agenda.may_come_again(JobSlot.at(MONDAY + 300), "a")
+    assert not agenda.may_come_again(JobSlot.at(MONDAY + 360), "a")
     agenda.replace([replace(spec, retries=1)], MONDAY)
-    assert agenda.may_come_again(Slot.at(MONDAY + 300), "a")
+    assert agenda.may_come_again(JobSlot.at(MONDAY + 300), "a")
 
 
 def test_a_clock_that_was_wrong_by_far_starts_the_jobs_anew() -> None:

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from incumbent import clock
-from incumbent.cron.ledger import Ledger, Run, State, joined, pruned_spans, runs_of
+from incumbent.cron.ledger import Ledger, Run, SlotState, joined, pruned_spans, runs_of
 from incumbent.cron.schedule import slot_id
 from incumbent.model import Ask, Granted, Key, Record
 from incumbent.protocol.link import Link, link_for
-from incumbent.protocol.port import run as drive
+from incumbent.protocol.port import run_blocking as drive
 
 KEY = Key("n", "job")
 NOW = 1_000_000_000.0
@@ -35,10 +35,10 @@ def claimed(link: Link, claim: str = "c") -> int:
 
 
 def run(token: int, due: float = NOW) -> Run:
-    return Run(slot_id(due), State.RUNNING, due, "i1", token, due)
+    return Run(slot_id(due), SlotState.RUNNING, due, "i1", token, due)
 
 
-def on_record(link: Link) -> dict[str, State]:
+def on_record(link: Link) -> dict[str, SlotState]:
     fields = link.store.read(KEY, clock.now() + 1).fields
     return {slot: it.state for slot, (it, _) in runs_of(fields).items()}
 
@@ -49,19 +49,19 @@ def test_who_lost_the_lease_cannot_write_ok(link: Link) -> None:
     assert drive(ledger.begin(its))
     link.store.give(KEY, "c", token, clock.now() + 1)
     claimed(link, "another")
-    assert drive(ledger.move(its, State.OK, "c")) is None
-    assert on_record(link) == {its.slot: State.RUNNING}
+    assert drive(ledger.move(its, SlotState.OK, "c")) is None
+    assert on_record(link) == {its.slot: SlotState.RUNNING}
     (_, version), *_ = runs_of(link.store.read(KEY, clock.now() + 1).fields).values()
     assert drive(ledger.lose(its, version, "gone", NOW))
     assert not drive(ledger.lose(its, version, "gone", NOW))
-    assert on_record(link) == {its.slot: State.LOST}
+    assert on_record(link) == {its.slot: SlotState.LOST}
 
 
 def test_a_slot_that_is_on_record_is_not_begun(link: Link) -> None:
     ledger, token = Ledger(link.port, KEY), claimed(link)
-    drive(ledger.note(Run(slot_id(NOW), State.SKIPPED, NOW, why="paused")))
+    drive(ledger.note(Run(slot_id(NOW), SlotState.SKIPPED, NOW, why="paused")))
     assert not drive(ledger.begin(run(token)))
-    assert on_record(link) == {slot_id(NOW): State.SKIPPED}
+    assert on_record(link) == {slot_id(NOW): SlotState.SKIPPED}
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_the_ledger_is_bounded_by_count_and_by_age_and_says_up_to_where(
     ledger = Ledger(link.port, KEY)
     for age in range(10):
         due = NOW - age * DAY
-        drive(ledger.note(Run(slot_id(due), State.OK if age != 3 else State.MISSED, due)))
+        drive(ledger.note(Run(slot_id(due), SlotState.OK if age != 3 else SlotState.MISSED, due)))
     drive(ledger.prune(keep, keep_for, NOW))
     left = [age for age in left if age < keep]
     assert sorted(on_record(link)) == sorted(slot_id(NOW - age * DAY) for age in left)
@@ -88,7 +88,7 @@ def pruned(link: Link, *dues: float, slot: Callable[[float], str] = slot_id) -> 
     """A ledger that had these, and has forgotten them; the newest of all is kept."""
     ledger = Ledger(link.port, KEY)
     for due in (*dues, max(dues) + 1):
-        drive(ledger.note(Run(slot(due), State.OK, due)))
+        drive(ledger.note(Run(slot(due), SlotState.OK, due)))
     drive(ledger.prune(1, 90 * DAY, NOW))
     return ledger
 
@@ -103,7 +103,7 @@ def test_a_slot_that_was_forgotten_is_not_begun_again(link: Link) -> None:
 
 def test_a_slot_that_is_missed_as_one_of_many_is_not_begun(link: Link) -> None:
     ledger, token = Ledger(link.port, KEY), claimed(link)
-    many = Run(slot_id(NOW), State.MISSED, NOW, count=3, first=NOW - 120)
+    many = Run(slot_id(NOW), SlotState.MISSED, NOW, count=3, first=NOW - 120)
     drive(ledger.note(many))
     assert not drive(ledger.begin(run(token, NOW - 60)))
     assert drive(ledger.begin(run(token, NOW - 180)))
@@ -131,9 +131,9 @@ def test_of_two_that_prune_at_a_time_none_undoes_the_others_word(
 ) -> None:
     ledger = Ledger(link.port, KEY)
     for second in range(3):
-        drive(ledger.note(Run(slot_id(NOW + second), State.OK, NOW + second)))
+        drive(ledger.note(Run(slot_id(NOW + second), SlotState.OK, NOW + second)))
     seen = drive(ledger.read())
-    drive(ledger.note(Run(slot_id(NOW + 3), State.OK, NOW + 3)))
+    drive(ledger.note(Run(slot_id(NOW + 3), SlotState.OK, NOW + 3)))
     assert drive(ledger.prune(1, DAY, NOW)) == 3
 
     async def stale() -> Record:
@@ -160,6 +160,6 @@ def test_joined_spans_cover_every_one_and_join_the_nearest(
 
 def test_what_was_noted_while_a_run_was_about_to_begin_counts(link: Link) -> None:
     ledger, token = Ledger(link.port, KEY), claimed(link)
-    drive(ledger.note(Run(slot_id(NOW), State.LOST, NOW, why="vanished")))
+    drive(ledger.note(Run(slot_id(NOW), SlotState.LOST, NOW, why="vanished")))
     assert not drive(ledger.begin_named(run(token)))
-    assert on_record(link) == {slot_id(NOW): State.LOST}
+    assert on_record(link) == {slot_id(NOW): SlotState.LOST}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from incumbent import clock
-from incumbent.cron.ledger import State
+from incumbent.cron.ledger import SlotState
 from tests.cli.tool import incumbent
 from tests.cron.fleet import NEVER_DUE, CronFleet
 from tests.support.pace import took
@@ -39,11 +39,11 @@ def test_a_run_whose_record_was_removed_is_lost_on_record_and_its_failure_is_tol
     try:
         fleet.trigger("job")
         (slot,) = fleet.runs("job")
-        assert fleet.runs("job")[slot].state is State.RUNNING
+        assert fleet.runs("job")[slot].state is SlotState.RUNNING
         removed = incumbent("-s", fleet.store, "break", "job", "--force")
         assert removed.returncode == 0, removed.stderr
         since = clock.now()
-        eventually(lambda: fleet.runs("job")[slot].state is State.LOST, within=WITHIN)
+        eventually(lambda: fleet.runs("job")[slot].state is SlotState.LOST, within=WITHIN)
         assert took(since) < WITHIN
         eventually(lambda: written(tmp_path / "told") == "lost\n", within=WITHIN)
         assert [it["slot"] for it in fleet.events("fault")] == []

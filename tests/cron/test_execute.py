@@ -14,10 +14,10 @@ import pytest
 from incumbent.cron.events import Events
 from incumbent.cron.execute import Executor, facts_of_job, without_secrets
 from incumbent.cron.fleet import PRESENCE, Peers, Present, encode
-from incumbent.cron.ledger import RUN, SLOT_KEEP, Run, State
+from incumbent.cron.ledger import RUN, SLOT_KEEP, Run, SlotState
 from incumbent.cron.ledger import encode as encode_run
 from incumbent.cron.schedule import Every
-from incumbent.cron.spec import JobSpec, Slot
+from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Key, Refused
 from incumbent.model import Slot as StoreSlot
@@ -50,7 +50,7 @@ def test_a_clock_that_is_an_hour_ahead_cancels_no_slot_that_is_yet_to_come() -> 
         said.append(event)
 
     wrong = Executor([spec], "n", link.port, Idle(), tell, lambda: right + 3600)
-    slots = tuple(Slot.at(due, missed=True) for due in (1_000_000_200.0, 1_000_000_800.0))
+    slots = tuple(JobSlot.at(due, missed=True) for due in (1_000_000_200.0, 1_000_000_800.0))
     link.store.put(Key("n", PRESENCE), "up/other", encode(since=1, seen=right), None, 1e12)
     wrong.begin([])
     wrong.dispatcher.look_at("job", slots[0], 0.0)
@@ -68,18 +68,18 @@ def test_a_clock_that_is_an_hour_ahead_cancels_no_slot_that_is_yet_to_come() -> 
 class Idle:
     """A Launcher that is never asked."""
 
-    def claim(self, spec: JobSpec, slot: Slot) -> Refused:
+    def claim(self, spec: JobSpec, slot: JobSlot) -> Refused:
         return Refused("held")
 
-    def launch(self, spec: JobSpec, slot: Slot, grant: object) -> None:
+    def launch(self, spec: JobSpec, slot: JobSlot, grant: object) -> None:
         raise AssertionError
 
     def failed(self, spec: JobSpec, run: Run) -> None:
         raise AssertionError
 
 
-LATE = Slot.at(1_000_000_000.0)
-GONE = Run(LATE.name, State.RUNNING, LATE.due, "gone", 3, LATE.due)
+LATE = JobSlot.at(1_000_000_000.0)
+GONE = Run(LATE.name, SlotState.RUNNING, LATE.due, "gone", 3, LATE.due)
 
 
 @pytest.mark.parametrize(
@@ -88,14 +88,19 @@ GONE = Run(LATE.name, State.RUNNING, LATE.due, "gone", 3, LATE.due)
         pytest.param(0, GONE, LATE, False, [("lost", 1)], id="no retries"),
         pytest.param(1, GONE, LATE, False, [], id="a retry to come"),
         pytest.param(
-            1, replace(GONE, state=State.LOST), LATE.again(), True, [("skipped", 2)], id="skipped"
+            1,
+            replace(GONE, state=SlotState.LOST),
+            LATE.again(),
+            True,
+            [("skipped", 2)],
+            id="skipped",
         ),
         pytest.param(0, None, LATE, None, [("lost", 1)], id="never begun"),
         pytest.param(1, None, LATE, None, [], id="never begun, a retry to come"),
     ],
 )
 def test_the_failure_of_a_lost_run_is_told_once_no_attempt_is_to_come(
-    retries: int, run: Run | None, slot: Slot, held: bool | None, told: list[tuple[str, int]]
+    retries: int, run: Run | None, slot: JobSlot, held: bool | None, told: list[tuple[str, int]]
 ) -> None:
     link = link_for(f"memory:on-failure-{next(NUMBERS)}")
     spec = JobSpec(name="job", schedule=Every(600), command=("true",), retries=retries)
@@ -125,12 +130,12 @@ def test_the_failure_of_a_lost_run_is_told_once_no_attempt_is_to_come(
 def test_a_run_that_was_stopped_with_its_only_instance_is_retried_when_it_is_back() -> None:
     link = link_for("memory:back-again")
     spec = JobSpec(name="job", schedule=Every(86_400), command=("true",), retries=1)
-    lost = replace(GONE, state=State.LOST)
+    lost = replace(GONE, state=SlotState.LOST)
     link.store.put(Key("n", "job"), RUN + lost.slot, encode_run(lost), None, 1e12)
     claimed: list[str] = []
 
     class Claims(Idle):
-        def claim(self, spec: JobSpec, slot: Slot) -> Refused:
+        def claim(self, spec: JobSpec, slot: JobSlot) -> Refused:
             claimed.append(slot.name)
             return Refused("held", retry_after=60.0)
 

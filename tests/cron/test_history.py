@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from incumbent.cron.ledger import State
+from incumbent.cron.ledger import SlotState
 from incumbent.cron.schedule import slot_id
 from incumbent.cron.slots import CLOCK_SPREAD
 from tests.cron import simulation
@@ -18,7 +18,7 @@ from tests.history.checker import check
 from tests.history.events import Due, Entry, History, Run
 
 FLEETS = Plan(instances=3, jobs=4, days=0.2, crash_every=1800.0, outage_every=3600.0)
-_RAN = {State.OK: "ok", State.FAILED: "failed"}
+_RAN = {SlotState.OK: "ok", SlotState.FAILED: "failed"}
 
 
 @dataclass

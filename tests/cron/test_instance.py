@@ -15,11 +15,11 @@ from incumbent import clock
 from incumbent.cli.main import main
 from incumbent.cron.fleet import CONTROL, PRESENCE, STALE, UP, Trigger, encode, presences, triggers
 from incumbent.cron.instance import Instance
-from incumbent.cron.ledger import JOB, RUN, Run, State, read_job, run_at
+from incumbent.cron.ledger import JOB, RUN, Run, SlotState, read_job, run_at
 from incumbent.cron.ledger import encode as encode_run
 from incumbent.cron.runs import ENDED_WELL, GAVE_BACK, HAD_ITS_TURN, Runs
 from incumbent.cron.schedule import Every
-from incumbent.cron.spec import JobSpec, Slot
+from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.model import Key, Record, Refused
 from incumbent.protocol.link import Link, link_for
 from incumbent.stores.notices import PAUSE
@@ -36,11 +36,11 @@ class Launches:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def claim(self, spec: JobSpec, slot: Slot) -> Refused:
+    def claim(self, spec: JobSpec, slot: JobSlot) -> Refused:
         self.asked.append(slot.name)
         return Refused("held", retry_after=60.0)
 
-    def launch(self, spec: JobSpec, slot: Slot, grant: object) -> None:
+    def launch(self, spec: JobSpec, slot: JobSlot, grant: object) -> None:
         raise AssertionError
 
     def failed(self, spec: JobSpec, run: Run) -> None:
@@ -120,7 +120,7 @@ def test_who_leaves_is_no_longer_present(link: Link) -> None:
 def test_the_sweep_finds_a_run_that_nobody_witnessed_and_forgets_who_is_long_gone(
     link: Link, instance: Instance, moved: Callable[[float], None]
 ) -> None:
-    orphan = Run("manual/x", State.RUNNING, clock.wall(), "gone", 7, clock.wall())
+    orphan = Run("manual/x", SlotState.RUNNING, clock.wall(), "gone", 7, clock.wall())
     put(link, "job", RUN + orphan.slot, encode_run(orphan))
     put(link, PRESENCE, f"{UP}gone", encode(since=1.0, seen=clock.wall() - 100_000))
     sweep(instance)
@@ -131,7 +131,7 @@ def test_the_sweep_finds_a_run_that_nobody_witnessed_and_forgets_who_is_long_gon
     instance.turn()
     found = run_at(read(link, "job").fields, orphan.slot)
     assert found is not None
-    assert (found.state, found.why) == (State.LOST, "gone vanished")
+    assert (found.state, found.why) == (SlotState.LOST, "gone vanished")
     assert [it.instance for it in presences(read(link, PRESENCE))] == ["me"]
 
 
@@ -148,13 +148,13 @@ def test_a_clock_two_days_ahead_forgets_nobody_who_lives(
 def test_a_trigger_by_a_clock_that_is_behind_is_taken_by_who_saw_it_come(
     link: Link, instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken: list[Slot] = []
+    taken: list[JobSlot] = []
     monkeypatch.setattr(instance, "_take_trigger", lambda _, slot: taken.append(slot))
     eventually(lambda: instance._looked > 0)
     trigger, now = Trigger("x", "job", clock.wall() - 3600.0), clock.wall()
     put(link, CONTROL, trigger.field, encode(job="job", when=trigger.when))
 
-    def hear() -> list[Slot]:
+    def hear() -> list[JobSlot]:
         instance._take_triggers()
         return taken
 
@@ -184,11 +184,11 @@ def test_a_clock_an_hour_ahead_takes_no_trigger_away_from_others(
 
 @pytest.mark.parametrize("code", [ENDED_WELL, HAD_ITS_TURN, GAVE_BACK, 125, -9])
 def test_a_trigger_stands_until_its_run_was_seen_to_its_end(link: Link, code: int) -> None:
-    trigger, runs, launches = Trigger("x", "job", clock.wall()), Runs[Slot](), Launches()
+    trigger, runs, launches = Trigger("x", "job", clock.wall()), Runs[JobSlot](), Launches()
     instance = Instance([SPEC], link, "n", "me", launches, quiet, runs)
     instance.turn()
     put(link, CONTROL, trigger.field, encode(job="job", when=trigger.when))
-    slot = Slot(trigger.slot, trigger.when)
+    slot = JobSlot(trigger.slot, trigger.when)
     runs.ended.append(("job", slot, code))
     instance.wake()
     instance.turn()
@@ -278,7 +278,7 @@ def test_what_nobody_has_is_hidden_after_a_day_and_forgotten_after_a_month(
     facts = {"schedule": "every 1d", "timezone": "UTC", "since": 1.0}
     for name, said in (("removed", facts), ("by-slot", {"schedule": "by slot"})):
         put(link, name, JOB, json.dumps(said).encode())
-        put(link, name, RUN + "s", encode_run(Run("s", State.OK, 1.0)))
+        put(link, name, RUN + "s", encode_run(Run("s", SlotState.OK, 1.0)))
     sweep(instance)
     assert jobs_shown(capsys, link)["removed"] == (True, True)
     moved(2 * DAY)

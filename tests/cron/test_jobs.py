@@ -14,14 +14,14 @@ import pytest
 import incumbent
 from incumbent import clock
 from incumbent.cron.jobs import Background
-from incumbent.cron.ledger import PRUNED, Run, State, read_job, runs_of
+from incumbent.cron.ledger import PRUNED, Run, SlotState, read_job, runs_of
 from incumbent.cron.runs import HAD_ITS_TURN
 from incumbent.cron.schedule import Every
-from incumbent.cron.spec import JobSpec, Slot
+from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.errors import ConfigError, LeaseLost, Misuse
 from incumbent.model import Capabilities, Key
 from incumbent.options import LockSettings
-from incumbent.protocol.held import Held
+from incumbent.protocol.held import Claim
 from incumbent.protocol.link import link_for
 from incumbent.stores.memory import MemoryEngine
 from tests.support.servers import free_port
@@ -64,7 +64,7 @@ def test_a_function_runs_in_each_slot_and_is_on_record(store: str, jobs: incumbe
     jobs.stop()
     assert len({run.slot for run in seen}) == len(seen)
     assert [run.fencing_token for run in seen] == sorted({run.fencing_token for run in seen})
-    eventually(lambda: {run.state for run in on_record(store, "tick")} == {State.OK})
+    eventually(lambda: {run.state for run in on_record(store, "tick")} == {SlotState.OK})
 
 
 def test_a_run_without_a_thread_gives_its_slot_back_and_is_tried_again(
@@ -86,7 +86,7 @@ def test_a_run_without_a_thread_gives_its_slot_back_and_is_tried_again(
     trigger(jobs, store, "tick")
     assert ran.wait(5)
     assert refused.is_set()
-    eventually(lambda: [it.state for it in on_record(store, "tick")] == [State.OK])
+    eventually(lambda: [it.state for it in on_record(store, "tick")] == [SlotState.OK])
 
 
 def test_two_instances_share_the_slots(store: str) -> None:
@@ -142,8 +142,8 @@ def test_a_coroutine_without_a_loop_gets_one_and_is_cancelled_in_time(
     assert cancelled.wait(5)
     jobs.stop()
     states = {run.state for run in on_record(store, "hangs")}
-    assert State.TIMED_OUT in states
-    assert State.OK not in states
+    assert SlotState.TIMED_OUT in states
+    assert SlotState.OK not in states
 
 
 def test_a_stop_lets_a_coroutine_end_within_the_drain(store: str, jobs: incumbent.Jobs) -> None:
@@ -152,9 +152,11 @@ def test_a_stop_lets_a_coroutine_end_within_the_drain(store: str, jobs: incumben
         await asyncio.sleep(0.2)
 
     trigger(jobs, store, "slow")
-    eventually(lambda: [it.state for it in on_record(store, "slow")] == [State.RUNNING], within=5)
+    eventually(
+        lambda: [it.state for it in on_record(store, "slow")] == [SlotState.RUNNING], within=5
+    )
     jobs.stop(drain=10)
-    assert [it.state for it in on_record(store, "slow")] == [State.OK]
+    assert [it.state for it in on_record(store, "slow")] == [SlotState.OK]
 
 
 def test_an_exception_is_a_failure_and_is_retried(store: str, jobs: incumbent.Jobs) -> None:
@@ -166,7 +168,7 @@ def test_an_exception_is_a_failure_and_is_retried(store: str, jobs: incumbent.Jo
         raise ValueError("no")
 
     trigger(jobs, store, "bad")
-    eventually(lambda: [it.state for it in on_record(store, "bad")] == [State.FAILED], within=5)
+    eventually(lambda: [it.state for it in on_record(store, "bad")] == [SlotState.FAILED], within=5)
     (run,) = on_record(store, "bad")
     assert (len(tries), run.attempt, run.why) == (3, 3, "ValueError: no")
     assert "raise ValueError" in run.output
@@ -183,9 +185,11 @@ def test_a_function_that_waits_for_its_retry_is_not_begun_again_once_its_instanc
         raise ValueError("no")
 
     trigger(jobs, store, "bad")
-    eventually(lambda: [it.state for it in on_record(store, "bad")] == [State.WAITING], within=5)
+    eventually(
+        lambda: [it.state for it in on_record(store, "bad")] == [SlotState.WAITING], within=5
+    )
     jobs.stop(drain=0)
-    assert [it.state for it in on_record(store, "bad")] == [State.LOST]
+    assert [it.state for it in on_record(store, "bad")] == [SlotState.LOST]
     assert len(tries) == 1
 
 
@@ -218,7 +222,7 @@ def test_work_that_outlived_its_lease_is_not_recorded_as_ok(
 
     trigger(jobs, store, "hangs")
     assert heard.wait(5)
-    eventually(lambda: [it.state for it in on_record(store, "hangs")] == [State.TIMED_OUT])
+    eventually(lambda: [it.state for it in on_record(store, "hangs")] == [SlotState.TIMED_OUT])
 
 
 def test_the_ledger_knows_what_the_jobs_are(store: str, jobs: incumbent.Jobs) -> None:
@@ -294,7 +298,7 @@ def test_once_is_on_record(store: str) -> None:
 
     assert [build(), build()] == [1, None]
     (run,) = on_record(store, "nightly")
-    assert (run.state, run.slot[:5]) == (State.OK, "once/")
+    assert (run.state, run.slot[:5]) == (SlotState.OK, "once/")
 
 
 def test_a_failure_of_once_is_on_record_and_still_raised(store: str) -> None:
@@ -305,7 +309,7 @@ def test_a_failure_of_once_is_on_record_and_still_raised(store: str) -> None:
     with pytest.raises(KeyError):
         asyncio.run(build())
     (run,) = on_record(store, "nightly")
-    assert (run.state, run.why) == (State.FAILED, "KeyError: 'gone'")
+    assert (run.state, run.why) == (SlotState.FAILED, "KeyError: 'gone'")
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -342,11 +346,11 @@ def test_a_start_that_cannot_be_put_on_record_gives_the_slot_back(
 def test_a_function_that_calls_exit_ends_its_own_run_and_nothing_else(
     store: str, jobs: incumbent.Jobs
 ) -> None:
-    exits: dict[str, tuple[Any, State, int]] = {
-        "nothing": (None, State.OK, 0),
-        "zero": (0, State.OK, 0),
-        "three": (3, State.FAILED, 3),
-        "text": ("no", State.FAILED, 1),
+    exits: dict[str, tuple[Any, SlotState, int]] = {
+        "nothing": (None, SlotState.OK, 0),
+        "zero": (0, SlotState.OK, 0),
+        "three": (3, SlotState.FAILED, 3),
+        "text": ("no", SlotState.FAILED, 1),
     }
 
     def add(name: str, code: Any) -> None:
@@ -433,11 +437,13 @@ def test_a_function_whose_record_was_removed_is_lost_on_record_within_a_ttl(stor
             time.sleep(0.01)
 
     trigger(jobs, store, "works_on")
-    eventually(lambda: [it.state for it in on_record(store, "works_on")] == [State.RUNNING])
+    eventually(lambda: [it.state for it in on_record(store, "works_on")] == [SlotState.RUNNING])
     key, table = Key("default", "works_on"), link_for(store).store
     (holding,) = table.read(key, clock.now() + 1).holdings
     table.give(key, holding.claim, holding.token, clock.now() + 1)
-    eventually(lambda: [it.state for it in on_record(store, "works_on")] == [State.LOST], within=8)
+    eventually(
+        lambda: [it.state for it in on_record(store, "works_on")] == [SlotState.LOST], within=8
+    )
     jobs.stop()
 
 
@@ -449,9 +455,9 @@ def test_a_slot_that_has_had_its_turn_closes_nothing_and_runs_nothing(store: str
     link.store.put(key, PRUNED, b"[[0, 2e9]]", None, clock.now() + 1)
     lock: LockSettings = {"holder": "me"}
     launcher = Background([spec], link, "default", lock, lambda *_, **__: None, None)
-    slot = Slot.at(1e9)
+    slot = JobSlot.at(1e9)
     held = launcher.claim(spec, slot)
-    assert isinstance(held, Held)
+    assert isinstance(held, Claim)
     launcher.launch(spec, slot, held)
     eventually(lambda: launcher.runs.ended == [("job", slot, HAD_ITS_TURN)])
     launcher._instance.close()

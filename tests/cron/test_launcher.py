@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 
 from incumbent import clock
-from incumbent.cron.ledger import Run, State
+from incumbent.cron.ledger import Run, SlotState
 from incumbent.cron.runs import ENDED_WELL, GAVE_BACK, HAD_ITS_TURN, Claimer
 from incumbent.cron.schedule import Every
 from incumbent.cron.serving import CommandLauncher
-from incumbent.cron.spec import JobSpec, Slot
+from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.model import Key, Refused
-from incumbent.protocol.held import Held
+from incumbent.protocol.held import Claim
 from incumbent.protocol.link import link_for
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.protocol.release import release
 
 SPEC = JobSpec(name="job", schedule=Every(60), command=("true",), on_failure=("true",))
-SLOT = Slot("manual/abc", 1_000_000_000.0)
+SLOT = JobSlot("manual/abc", 1_000_000_000.0)
 
 
 class FakeZygote:
@@ -61,7 +61,7 @@ def test_a_zygote_that_is_gone_is_noticed_whatever_it_was_to_do() -> None:
     zygote = FakeZygote()
     it = launcher(zygote)
     zygote.dead = True
-    it.failed(SPEC, Run(SLOT.name, State.LOST, SLOT.due))
+    it.failed(SPEC, Run(SLOT.name, SlotState.LOST, SLOT.due))
     assert it.gone
     it.stop_all()
 
@@ -69,10 +69,10 @@ def test_a_zygote_that_is_gone_is_noticed_whatever_it_was_to_do() -> None:
 def test_a_claim_takes_the_slot_along_with_the_lease() -> None:
     claimer = Claimer(link_for("memory:claimer"), "n", {"holder": "me"})
     held = claimer.claim(SPEC, SLOT)
-    assert isinstance(held, Held)
+    assert isinstance(held, Claim)
     record = claimer.link.store.read(Key("n", "job"), clock.now() + 1)
     assert list(record.slots) == [SLOT.name]
-    run(release(claimer.link.port, held))
+    run_blocking(release(claimer.link.port, held))
     refused = claimer.claim(SPEC, SLOT)
     assert isinstance(refused, Refused)
     assert refused.reason == "used"

@@ -15,7 +15,7 @@ from incumbent.cron.ledger import (
     TRANSITIONS,
     IllegalStep,
     Run,
-    State,
+    SlotState,
     decode,
     encode,
     known_slots,
@@ -26,13 +26,13 @@ from incumbent.cron.ledger import (
 )
 from incumbent.cron.schedule import Every, slot_id
 from incumbent.cron.slots import GRACE, gaps, judge, known_until, retry_due
-from incumbent.cron.spec import CatchUp, JobSpec, Slot
+from incumbent.cron.spec import CatchUp, JobSlot, JobSpec
 from incumbent.model import Field, Holding, Key, Record
 
 NOW = 1_000_000_020.0
 SPEC = JobSpec(name="job", schedule=Every(60), command=("true",))
 DUE = 999_999_960.0
-SLOT = Slot.at(DUE)
+SLOT = JobSlot.at(DUE)
 
 
 def record(
@@ -47,7 +47,9 @@ def record(
     return Record(Key("n", "job"), holdings, closed_for, {**written, **others}, slots or {})
 
 
-def run(state: State = State.RUNNING, due: float = DUE, token: int = 7, **more: object) -> Run:
+def run(
+    state: SlotState = SlotState.RUNNING, due: float = DUE, token: int = 7, **more: object
+) -> Run:
     return replace(Run(slot_id(due), state, due, "i1", token, due), **more)  # type: ignore[arg-type]
 
 
@@ -55,34 +57,36 @@ def run(state: State = State.RUNNING, due: float = DUE, token: int = 7, **more: 
 
 
 def test_what_has_ended_stays_as_it_is() -> None:
-    for state in State:
+    for state in SlotState:
         if state.ended:
             assert TRANSITIONS[state] == frozenset()
             with pytest.raises(IllegalStep):
-                step(run(state), State.OK)
+                step(run(state), SlotState.OK)
 
 
 def test_only_a_run_that_began_can_end_well() -> None:
-    assert [state for state, then in TRANSITIONS.items() if State.OK in then] == [State.RUNNING]
+    assert [state for state, then in TRANSITIONS.items() if SlotState.OK in then] == [
+        SlotState.RUNNING
+    ]
 
 
 def test_every_state_can_be_reached() -> None:
     reached = {state for then in TRANSITIONS.values() for state in then}
-    assert reached == set(State)
+    assert reached == set(SlotState)
 
 
 TEXTS = st.text(max_size=30)
 
 
 @given(
-    state=st.sampled_from(State),
+    state=st.sampled_from(SlotState),
     why=TEXTS,
     output=TEXTS,
     code=st.none() | st.integers(0, 255),
     count=st.integers(1, 9),
 )
 def test_a_record_is_read_back_as_it_was_written(
-    state: State, why: str, output: str, code: int | None, count: int
+    state: SlotState, why: str, output: str, code: int | None, count: int
 ) -> None:
     it = run(state, why=why, output=output, code=code, count=count)
     assert decode(it.slot, encode(it)) == it
@@ -107,7 +111,7 @@ def test_a_record_of_others_still_takes_its_slot(value: bytes) -> None:
 
 @pytest.mark.parametrize("value", NOT_OURS)
 def test_a_record_of_others_hides_none_of_ours_and_is_not_removed(value: bytes) -> None:
-    ours = [run(State.OK, DUE - 1e6), run(State.OK, DUE - 2e6)]
+    ours = [run(SlotState.OK, DUE - 1e6), run(SlotState.OK, DUE - 2e6)]
     fields = {**record(tuple(ours)).fields, RUN + SLOT.name: Field(value, 1)}
     known = runs_of(fields)
     assert list(known) == [SLOT.name, ours[1].slot, ours[0].slot]
@@ -119,20 +123,20 @@ def test_a_record_of_others_hides_none_of_ours_and_is_not_removed(value: bytes) 
 
 
 def test_the_oldest_records_beyond_the_bounds_go_first() -> None:
-    runs = [run(State.OK, DUE + 60 * number) for number in range(5)]
+    runs = [run(SlotState.OK, DUE + 60 * number) for number in range(5)]
     known = runs_of(record(tuple(runs)).fields)
     gone = [it.slot for it, _ in surplus(known, 3, 1e9, NOW)]
     assert sorted(gone) == [runs[0].slot, runs[1].slot]
 
 
 def test_what_is_too_old_goes_and_the_newest_stays_however_old() -> None:
-    runs = [run(State.OK, DUE - 1e6), run(State.OK, DUE - 2e6)]
+    runs = [run(SlotState.OK, DUE - 1e6), run(SlotState.OK, DUE - 2e6)]
     known = runs_of(record(tuple(runs)).fields)
     assert [it.due for it, _ in surplus(known, 100, 1000, NOW)] == [DUE - 2e6]
 
 
 def test_a_run_that_goes_on_is_never_removed() -> None:
-    runs = [run(State.RUNNING, DUE - 1e6), run(State.OK)]
+    runs = [run(SlotState.RUNNING, DUE - 1e6), run(SlotState.OK)]
     assert surplus(runs_of(record(tuple(runs)).fields), 1, 1000, NOW) == []
 
 
@@ -159,12 +163,12 @@ def test_a_lost_run_is_retried_as_often_as_the_job_says() -> None:
     spec = replace(SPEC, retries=1)
     assert [it.name for it in judge(spec, record((run(),)), [], NOW).claims] == [SLOT.name + "#2"]
     assert judge(SPEC, record((run(),)), [], NOW).claims == []
-    second = run(State.LOST, attempt=2, slot=f"{SLOT.name}#2")
-    assert judge(spec, record((second,)), [Slot(second.slot, DUE, 2)], NOW).claims == []
+    second = run(SlotState.LOST, attempt=2, slot=f"{SLOT.name}#2")
+    assert judge(spec, record((second,)), [JobSlot(second.slot, DUE, 2)], NOW).claims == []
 
 
 def test_a_lost_run_whose_lease_was_not_given_back_is_retried_when_that_ends() -> None:
-    spec, lost = replace(SPEC, retries=1), run(State.LOST)
+    spec, lost = replace(SPEC, retries=1), run(SlotState.LOST)
     found = judge(spec, record((lost,), (holding(left=4.0),)), [SLOT], NOW)
     assert found.claims == []
     assert [(round(delay), slot) for delay, slot in found.again] == [(4, SLOT)]
@@ -176,15 +180,15 @@ def test_a_lost_run_whose_lease_was_not_given_back_is_retried_when_that_ends() -
 def test_a_retry_that_somebody_has_is_left_to_it() -> None:
     spec = replace(SPEC, retries=1)
     second = run(slot=f"{SLOT.name}#2", attempt=2, token=9)
-    found = judge(spec, record((run(State.LOST), second), (holding(9),)), [SLOT], NOW)
+    found = judge(spec, record((run(SlotState.LOST), second), (holding(9),)), [SLOT], NOW)
     assert found.claims == []
 
 
 def test_a_retry_that_meets_a_newer_run_is_skipped_with_why_or_waits_as_the_job_says() -> None:
-    held = record((run(State.LOST),), (holding(9, meta="2001-01-01T00:00:00Z"),))
-    retry = Slot(SLOT.name, DUE).again()
+    held = record((run(SlotState.LOST),), (holding(9, meta="2001-01-01T00:00:00Z"),))
+    retry = JobSlot(SLOT.name, DUE).again()
     (note,) = judge(SPEC, held, [retry], NOW).notes
-    assert (note.slot, note.state, note.attempt) == (f"{SLOT.name}#2", State.SKIPPED, 2)
+    assert (note.slot, note.state, note.attempt) == (f"{SLOT.name}#2", SlotState.SKIPPED, 2)
     assert note.why == "held by i1, which runs 2001-01-01T00:00:00Z"
     queued = judge(replace(SPEC, overlap="queue"), held, [retry], NOW)
     assert (queued.notes, [slot.name for _, slot in queued.again]) == ([], [retry.name])
@@ -192,11 +196,11 @@ def test_a_retry_that_meets_a_newer_run_is_skipped_with_why_or_waits_as_the_job_
 
 def test_the_last_run_on_record_is_retried_if_nobody_saw_to_that() -> None:
     spec = replace(SPEC, retries=1)
-    lost = record((run(State.LOST),))
+    lost = record((run(SlotState.LOST),))
     assert retry_due(spec, lost, NOW) == SLOT
     assert retry_due(SPEC, lost, NOW) is None
     assert retry_due(spec, lost, NOW + 2 * spec.catch_up.window) is None
-    newer = record((run(State.LOST), run(State.OK, due=DUE + 60)))
+    newer = record((run(SlotState.LOST), run(SlotState.OK, due=DUE + 60)))
     assert retry_due(spec, newer, NOW) is None
 
 
@@ -205,20 +209,20 @@ def test_a_slot_that_was_claimed_and_never_begun_is_lost() -> None:
     assert judge(SPEC, early, [SLOT], NOW).notes == []
     late = record(slots={SLOT.name: SLOT_KEEP - 10})
     (note,) = judge(SPEC, late, [SLOT], NOW).notes
-    assert note.state is State.LOST
+    assert note.state is SlotState.LOST
 
 
 def test_a_slot_of_a_paused_job_is_skipped_with_who_paused_it() -> None:
     paused = record(pause=b'{"who": "ann", "reason": "month end"}')
     (note,) = judge(SPEC, paused, [SLOT], NOW).notes
-    assert (note.state, note.why) == (State.SKIPPED, "paused by ann (month end)")
+    assert (note.state, note.why) == (SlotState.SKIPPED, "paused by ann (month end)")
 
 
 def test_a_slot_that_meets_another_run_is_skipped_or_queued_as_the_job_says() -> None:
     held = record((), (holding(meta="2001-01-01T00:00:00Z"),))
     (note,) = judge(SPEC, held, [SLOT], NOW).notes
     assert (note.state, note.why) == (
-        State.SKIPPED,
+        SlotState.SKIPPED,
         "held by i1, which runs 2001-01-01T00:00:00Z",
     )
     queued = judge(replace(SPEC, overlap="queue"), held, [SLOT], NOW)
@@ -236,18 +240,18 @@ def test_nothing_is_missed_before_the_slowest_clock_has_had_its_turn() -> None:
     early = judge(SPEC, record(), [missed], DUE + GRACE - 10)
     assert (early.notes, [round(delay) for delay, _ in early.again]) == ([], [11])
     (note,) = judge(SPEC, record(), [missed], DUE + GRACE).notes
-    assert note.state is State.MISSED
+    assert note.state is SlotState.MISSED
 
 
 def test_many_missed_slots_are_one_record_that_counts_them() -> None:
-    slots = [Slot.at(DUE + 60 * number, missed=True) for number in range(5)]
+    slots = [JobSlot.at(DUE + 60 * number, missed=True) for number in range(5)]
     (note,) = judge(SPEC, record(), slots, NOW + 10_000).notes
     assert (note.count, note.first, note.due) == (5, DUE, DUE + 240)
 
 
 def test_a_record_of_missed_slots_reaches_back_to_the_last_run() -> None:
-    before = run(State.OK, DUE - 600)
-    (note,) = judge(SPEC, record((before,)), [Slot.at(DUE, missed=True)], NOW + 1000).notes
+    before = run(SlotState.OK, DUE - 600)
+    (note,) = judge(SPEC, record((before,)), [JobSlot.at(DUE, missed=True)], NOW + 1000).notes
     assert (note.count, note.first) == (10, DUE - 540)
 
 
@@ -260,7 +264,7 @@ def test_what_the_ledger_has_forgotten_does_not_run_again() -> None:
 def test_a_gap_between_two_records_is_found() -> None:
     facts = b'{"schedule":"every 1m","since":999999700}'
     spec = replace(SPEC, schedule=Every(60))
-    runs = (run(State.OK, DUE - 120), run(State.OK, DUE))
+    runs = (run(SlotState.OK, DUE - 120), run(SlotState.OK, DUE))
     found = gaps(spec, record(runs, job=facts.replace(b"every 1m", b"every 1m")))
     assert [slot.due for slot in found] == [DUE - 240, DUE - 180, DUE - 60]
     assert all(slot.missed for slot in found)
@@ -269,18 +273,18 @@ def test_a_gap_between_two_records_is_found() -> None:
 def test_a_slot_that_was_claimed_and_never_begun_is_found_at_the_next_start() -> None:
     """Its instance and its worker ended together: nobody is left who was refused it."""
     facts = b'{"schedule":"every 1m","since":999999800}'
-    runs = (run(State.OK, DUE - 120), run(State.OK, DUE))
+    runs = (run(SlotState.OK, DUE - 120), run(SlotState.OK, DUE))
     claimed = record(runs, slots={slot_id(DUE - 60): SLOT_KEEP - 60}, job=facts)
     (found,) = gaps(SPEC, claimed)
     assert found.due == DUE - 60
-    assert [note.state for note in judge(SPEC, claimed, [found], NOW).notes] == [State.LOST]
+    assert [note.state for note in judge(SPEC, claimed, [found], NOW).notes] == [SlotState.LOST]
 
 
 @pytest.mark.parametrize("since", [b"null", b'"today"'])
 def test_a_record_that_does_not_say_since_when_is_no_reason_to_fail(since: bytes) -> None:
     facts = b'{"schedule":"every 1m","since":%b}' % since
     spec = replace(SPEC, schedule=Every(60))
-    runs = (run(State.OK, DUE - 120), run(State.OK, DUE))
+    runs = (run(SlotState.OK, DUE - 120), run(SlotState.OK, DUE))
     assert DUE - 60 in [slot.due for slot in gaps(spec, record(runs, job=facts))]
 
 
@@ -289,16 +293,16 @@ def test_a_gap_of_a_job_that_runs_each_second_is_found_half_an_hour_later() -> N
     began = DUE - 1000
     facts = f'{{"schedule": "every 1s", "since": {began}}}'.encode()
     gap = began + 300
-    runs = [run(State.OK, due=began + at) for at in range(1, 1000) if began + at != gap]
+    runs = [run(SlotState.OK, due=began + at) for at in range(1, 1000) if began + at != gap]
     assert [slot.due for slot in gaps(spec, record(tuple(runs), job=facts))] == [gap]
 
 
 def test_a_job_whose_schedule_changed_begins_now() -> None:
     facts = b'{"schedule":"every 2m","since":1}'
-    assert known_until(SPEC, record((run(State.OK),), job=facts)) is None
+    assert known_until(SPEC, record((run(SlotState.OK),), job=facts)) is None
 
 
 def test_catching_up_comes_after_what_is_on_record() -> None:
     facts = b'{"schedule":"every 1m","since":1}'
     spec = replace(SPEC, catch_up=CatchUp("last"))
-    assert known_until(spec, record((run(State.OK),), job=facts)) == DUE
+    assert known_until(spec, record((run(SlotState.OK),), job=facts)) == DUE

@@ -14,10 +14,10 @@ import pytest
 
 from incumbent import Lock, clock
 from incumbent.cron import runs, worker
-from incumbent.cron.ledger import Run, State
+from incumbent.cron.ledger import Run, SlotState
 from incumbent.cron.runs import Attempts, End
 from incumbent.cron.schedule import Every
-from incumbent.cron.spec import JobSpec, Slot
+from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.cron.worker import run_on_failure
 from incumbent.supervise.launch import WITHHELD
 from tests.cli.tool import incumbent
@@ -131,7 +131,7 @@ def run_it(spec: JobSpec, store: str | None = None) -> list[tuple[str, dict[str,
     heard: list[tuple[str, dict[str, Any]]] = []
     events = cast("Any", lambda event, **facts: heard.append((event, facts)))
     output = cast("Any", SimpleNamespace(settle=lambda: heard.append(("settled", {}))))
-    ended = Run("2026-01-01T00:00:00Z", State.LOST, 0.0, why="vanished")
+    ended = Run("2026-01-01T00:00:00Z", SlotState.LOST, 0.0, why="vanished")
     run_on_failure(spec, ended, store, output, events)
     return heard
 
@@ -185,11 +185,11 @@ class Attempted:
         spec = spec_of("true", retries=5, retry_backoff=retry_backoff, at_most_for=at_most_for)
         self.lease = Lock("job", store=engine, at_most_for=at_most_for).acquire()
         emit = cast("Any", lambda event, **facts: self.heard.append(event))
-        self.attempts = Attempts(self.lease, spec, Slot("2026-01-01T00:00:00Z", 0.0), emit)
+        self.attempts = Attempts(self.lease, spec, JobSlot("2026-01-01T00:00:00Z", 0.0), emit)
         assert self.attempts.begin() is None
 
     def run(self, pause: Any) -> Run:
-        ended = self.attempts.run_attempts(lambda: End(State.FAILED, 3, "exit 3"), pause)
+        ended = self.attempts.run_attempts(lambda: End(SlotState.FAILED, 3, "exit 3"), pause)
         assert ended is not None
         return ended
 
@@ -206,7 +206,7 @@ def test_no_attempt_begins_for_which_at_most_for_leaves_no_time() -> None:
     ended = one.run(pause)
     # The second pause, of 40 s, would last beyond at_most_for.
     assert pauses == [20]
-    assert (ended.state, ended.attempt) == (State.FAILED, 2)
+    assert (ended.state, ended.attempt) == (SlotState.FAILED, 2)
     assert ended.why == "exit 3; at_most_for leaves no time for another attempt"
     assert one.lease.valid
     one.lease.release()
@@ -214,10 +214,10 @@ def test_no_attempt_begins_for_which_at_most_for_leaves_no_time() -> None:
 
 @pytest.mark.parametrize(
     ("reason", "state"),
-    [("paused", State.FAILED), ("broken", State.FAILED), ("taken", State.LOST)],
+    [("paused", SlotState.FAILED), ("broken", SlotState.FAILED), ("taken", SlotState.LOST)],
 )
 def test_an_end_between_attempts_says_what_ended_the_run(
-    monkeypatch: pytest.MonkeyPatch, reason: str, state: State
+    monkeypatch: pytest.MonkeyPatch, reason: str, state: SlotState
 ) -> None:
     one, said = Attempted(at_most_for=300, retry_backoff=1), list[End]()
 
@@ -226,7 +226,7 @@ def test_an_end_between_attempts_says_what_ended_the_run(
         return False
 
     monkeypatch.setattr(Attempts, "_end", lambda _, end: said.append(end))
-    one.attempts.run_attempts(lambda: End(State.FAILED, 3, "exit 3"), pause)
+    one.attempts.run_attempts(lambda: End(SlotState.FAILED, 3, "exit 3"), pause)
     (end,) = said
     assert (end.state, end.final) == (state, True)
     assert end.why.startswith("stopped after")
@@ -250,7 +250,7 @@ def test_a_run_has_taken_its_time_although_the_wall_clock_was_set_meanwhile(
 def test_an_instance_that_is_stopped_between_attempts_loses_the_run() -> None:
     one = Attempted(at_most_for=300, retry_backoff=1)
     ended = one.run(lambda _: False)
-    assert (ended.state, ended.why) == (State.LOST, "its instance was stopped between attempts")
+    assert (ended.state, ended.why) == (SlotState.LOST, "its instance was stopped between attempts")
     assert runs.code_of(ended)
     assert clock.now() < one.lease.belief.bound
     one.lease.release()

@@ -18,11 +18,11 @@ from incumbent import (
     exclusive,
     once,
 )
-from incumbent.cron.ledger import State, runs_of
+from incumbent.cron.ledger import SlotState, runs_of
 from incumbent.cron.once import begin_once
 from incumbent.model import Key
 from incumbent.protocol.link import link_for
-from incumbent.protocol.port import run as drive
+from incumbent.protocol.port import run_blocking as drive
 from tests.support.faulty import Fault, FaultyEngine
 from tests.support.waiting import eventually
 
@@ -178,7 +178,7 @@ def test_an_end_whose_answer_was_lost_is_on_record_all_the_same(
         raise OutcomeUnknown("planned")
 
     monkeypatch.setattr(engine.faulty, "put", lose_the_answer)
-    assert drive(run.end(State.OK, 1.0))
+    assert drive(run.end(SlotState.OK, 1.0))
     assert runs_on_record(engine) == ["ok"]
     with pytest.raises(LeaseLost):
         lease.release()

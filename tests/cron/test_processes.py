@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from incumbent.cron.ledger import State
+from incumbent.cron.ledger import SlotState
 from incumbent.cron.schedule import slot_id
 from tests.cron.fleet import NEVER_DUE, CronFleet, children, descendants, identity, note
 from tests.stores.postgresql.world import new_database
@@ -107,7 +107,7 @@ def _nothing_on_record(fleet: CronFleet, ended: float) -> list[str]:
     found = []
     for job, every in (("tick", 1.0), ("slow", 2.0)):
         runs = fleet.runs(job)
-        missed = [run for run in runs.values() if run.state is State.MISSED]
+        missed = [run for run in runs.values() if run.state is SlotState.MISSED]
         due = (fleet.since(job) // every + 1) * every
         while due < ended:
             if slot_id(due) not in runs and not any(it.since <= due <= it.due for it in missed):
@@ -132,14 +132,14 @@ def _check(fleet: CronFleet, ended: float) -> None:
         while due < ended:
             run = runs.get(slot_id(due))
             assert run is None or run.state.ended, f"{job} {slot_id(due)}: {run.state}"
-            if run is None or run.state is State.MISSED:
+            if run is None or run.state is SlotState.MISSED:
                 silent += 1
             due, slots = due + every, slots + 1
         states = Counter(str(run.state) for run in runs.values())
         sys.stdout.write(f"{job}: {slots} slots, {dict(states)}, {silent} missed on the way\n")
         # Instances are always up: only a store that did not answer in time makes them miss a slot.
         assert silent <= slots / 5
-        said = {f"{job}@{slot}" for slot, run in runs.items() if run.state is State.OK}
+        said = {f"{job}@{slot}" for slot, run in runs.items() if run.state is SlotState.OK}
         assert said <= set(ran)
 
 
@@ -155,10 +155,10 @@ def test_a_run_whose_instance_is_killed_is_lost_and_retried(fleet: CronFleet) ->
     began = fleet.events("started")[0]
     slot = began["slot"]
     fleet.kill(first if began["instance"] == "i1" else second)
-    eventually(lambda: fleet.runs("long")[slot].state is State.LOST)
+    eventually(lambda: fleet.runs("long")[slot].state is SlotState.LOST)
     eventually(lambda: fleet.runs("long").get(f"{slot}#2") is not None)
     # It takes six seconds.
-    eventually(lambda: fleet.runs("long")[f"{slot}#2"].state is State.OK, within=40)
+    eventually(lambda: fleet.runs("long")[f"{slot}#2"].state is SlotState.OK, within=40)
 
 
 def test_a_run_longer_than_the_ttl_ends_well_while_its_instance_claims_other_slots(
@@ -171,7 +171,7 @@ def test_a_run_longer_than_the_ttl_ends_well_while_its_instance_claims_other_slo
     fleet.trigger("long")
     (run,) = fleet.runs("long").values()
     eventually(lambda: fleet.runs("long")[run.slot].state.ended)
-    assert fleet.runs("long")[run.slot].state is State.OK
+    assert fleet.runs("long")[run.slot].state is SlotState.OK
 
 
 @two_stores
@@ -185,7 +185,7 @@ def test_a_term_lets_runs_end_and_starts_no_other(fleet: CronFleet) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
     (run,) = fleet.runs("long").values()
-    assert run.state is State.OK
+    assert run.state is SlotState.OK
 
 
 @two_stores
@@ -200,7 +200,7 @@ def test_a_drain_that_takes_too_long_stops_the_runs(fleet: CronFleet) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
     (run,) = fleet.runs("long").values()
-    assert (run.state, "SIGTERM" in run.why) == (State.LOST, True)
+    assert (run.state, "SIGTERM" in run.why) == (SlotState.LOST, True)
     eventually(lambda: written(fleet.folder / "on_failure") == "lost\n")
 
 
@@ -232,10 +232,10 @@ def test_what_a_command_writes_and_how_it_ended_is_kept(fleet: CronFleet) -> Non
     for job in ("bad", "late", "reads"):
         fleet.trigger(job)
 
-    def states() -> list[State]:
+    def states() -> list[SlotState]:
         return [run.state for job in ("bad", "late", "reads") for run in fleet.runs(job).values()]
 
-    eventually(lambda: states() == [State.FAILED, State.TIMED_OUT, State.OK])
+    eventually(lambda: states() == [SlotState.FAILED, SlotState.TIMED_OUT, SlotState.OK])
     (bad,) = fleet.runs("bad").values()
     assert (bad.code, bad.attempt, bad.output) == (3, 2, "two")
     eventually(lambda: written(fleet.folder / "on_failure") == "failed 3\n")
@@ -253,7 +253,7 @@ def test_a_schedule_that_changes_lets_the_run_that_is_on_end(fleet: CronFleet) -
     eventually(lambda: fleet.events("reloaded"))
     (reloaded,) = fleet.events("reloaded")
     assert reloaded["rescheduled"] == ["long"]
-    eventually(lambda: [it.state for it in fleet.runs("long").values()] == [State.OK])
+    eventually(lambda: [it.state for it in fleet.runs("long").values()] == [SlotState.OK])
 
 
 def test_a_worker_that_is_killed_leaves_nothing_behind_and_its_run_is_lost(
@@ -273,7 +273,7 @@ def test_a_worker_that_is_killed_leaves_nothing_behind_and_its_run_is_lost(
     below = {pid: identity(pid) for pid in descendants(worker)}
     assert len(below) >= 2
     os.kill(worker, signal.SIGKILL)
-    eventually(lambda: [it.state for it in fleet.runs("long").values()] == [State.LOST])
+    eventually(lambda: [it.state for it in fleet.runs("long").values()] == [SlotState.LOST])
     # A namespace's init stays until the machine's own PID 1 has reaped its last process.
     eventually(lambda: not any(it and identity(pid) == it for pid, it in below.items()))
     eventually((fleet.folder / "below" / "on_failure").exists)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from incumbent import clock
-from incumbent.cron.agenda import Agenda, Claim, Dispatcher
+from incumbent.cron.agenda import Agenda, ClaimOrder, Dispatcher
 from incumbent.cron.fleet import PRESENCE, UP, encode
 from incumbent.cron.instance import Capacity
 from incumbent.cron.runs import Task
 from incumbent.cron.schedule import Every
-from incumbent.cron.spec import JobSpec, Slot
-from incumbent.cron.zygote import Pool, Worker
+from incumbent.cron.spec import JobSlot, JobSpec
+from incumbent.cron.zygote import Worker, WorkerPool
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Key
 from incumbent.protocol.link import new_link
@@ -42,7 +42,7 @@ def test_what_had_no_room_is_asked_for_again_within_two_seconds_and_together() -
     spec = JobSpec(name="j", schedule=Every(60))
     chances = iter([0.0, 0.999, 0.3, 0.5] * 50)
     it = Dispatcher([spec], Agenda([spec], WALL), lambda: next(chances))
-    claim = Claim(spec, Slot.at(WALL))
+    claim = ClaimOrder(spec, JobSlot.at(WALL))
     wakes = set()
     for _ in range(40):
         it.no_room(claim, 100.1)
@@ -114,7 +114,7 @@ def test_one_that_died_before_it_was_prepared_is_replaced_though_nothing_is_hear
         made.append(Worker(1000 + len(made), ours, None, comes_up=task is None))
         return made[-1]
 
-    pool = Pool(fork, lambda *_: None, select.poll())
+    pool = WorkerPool(fork, lambda *_: None, select.poll())
     pool.stand_by(1, 1)
     assert pool.prepare() is None
     if first == "its channel":

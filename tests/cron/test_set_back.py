@@ -18,17 +18,17 @@ from typing import Any
 import pytest
 
 from incumbent import clock
-from incumbent.cron.agenda import Agenda, Claim, Dispatcher, Look
+from incumbent.cron.agenda import Agenda, ClaimOrder, Dispatcher, LedgerOrder
 from incumbent.cron.events import JobNumbers
 from incumbent.cron.fleet import Peers, Present
 from incumbent.cron.folds import FOLD, NO_FOLD, Fold, encode_fold, fold_number, fold_of
-from incumbent.cron.ledger import PRUNED, RUN, Ledger, Run, State, encode, is_settled, runs_of
+from incumbent.cron.ledger import PRUNED, RUN, Ledger, Run, SlotState, encode, is_settled, runs_of
 from incumbent.cron.schedule import Every, Schedule, cron_schedule, slot_id
 from incumbent.cron.slots import CLOCK_SPREAD, gaps, is_ahead, next_fold
-from incumbent.cron.spec import JobSpec, Slot
+from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.model import Field, Key, Record
 from incumbent.protocol.link import link_for
-from incumbent.protocol.port import run as drive
+from incumbent.protocol.port import run_blocking as drive
 from tests.cron.fleet import CronFleet
 from tests.cron.simulation import EPOCH, Plan, SimInstance, World
 from tests.support.needs import needs
@@ -41,7 +41,7 @@ NOW = 1_795_000_000.0
 
 
 def run_of(due: float, token: int, name: str = "", **more: Any) -> Run:
-    return Run(name or slot_id(due), State.OK, due, "i1", token, due, **more)
+    return Run(name or slot_id(due), SlotState.OK, due, "i1", token, due, **more)
 
 
 def record_of(*runs: Run, **fields: bytes) -> Record:
@@ -149,22 +149,27 @@ def test_a_rhythm_is_what_debians_cron_calls_a_wildcard_job(
 
 
 def test_a_slot_in_a_fold_is_named_by_the_time_for_which_it_comes() -> None:
-    fold, slot = Fold(3, NOW, NOW + HOUR), Slot.at(NOW + 20)
+    fold, slot = Fold(3, NOW, NOW + HOUR), JobSlot.at(NOW + 20)
     assert fold.named(slot).name == f"{slot.name}~3"
     assert fold.named(replace(slot, name=f"{slot.name}~2")).name == f"{slot.name}~3"
     assert fold.named(fold.named(slot)) == fold.named(slot)
-    for other in (Slot.at(NOW), Slot.at(NOW + HOUR + 1), Slot("manual/x", NOW + 20), slot.again()):
+    for other in (
+        JobSlot.at(NOW),
+        JobSlot.at(NOW + HOUR + 1),
+        JobSlot("manual/x", NOW + 20),
+        slot.again(),
+    ):
         assert fold.named(other) == other
     retry = fold.named(slot).again()
     assert retry.name == f"{slot.name}~3#2"
     assert fold_number(retry.name) == 3
-    assert Slot.held(retry.name, 0.0) == Slot(retry.name, slot.due, 2, missed=True)
+    assert JobSlot.held(retry.name, 0.0) == JobSlot(retry.name, slot.due, 2, missed=True)
 
 
 @pytest.mark.parametrize("value", [b"", b"[]", b"null", b'{"number": "x"}', b'{"number": 2}'])
 def test_a_fold_that_cannot_be_read_is_none(value: bytes) -> None:
     assert fold_of({FOLD: Field(value, 1)}) is NO_FOLD
-    assert NO_FOLD.named(Slot.at(NOW)) == Slot.at(NOW)
+    assert NO_FOLD.named(JobSlot.at(NOW)) == JobSlot.at(NOW)
 
 
 @pytest.mark.parametrize("name", ["2026-11-26T10:00:00Z~", "x~y", "x~²", "x~1", "x#2~2"])
@@ -186,7 +191,7 @@ def test_what_ran_in_a_time_that_was_taken_back_is_older_than_what_ran_since() -
 
 def test_what_was_removed_or_missed_one_time_may_run_the_next() -> None:
     slot = slot_id(NOW)
-    missed = replace(run_of(NOW + 60, 0), state=State.MISSED, count=9, first=NOW - 60)
+    missed = replace(run_of(NOW + 60, 0), state=SlotState.MISSED, count=9, first=NOW - 60)
     fields = record_of(missed, pruned=json.dumps([[NOW - 90, NOW - 60]]).encode()).fields
     assert is_settled(fields, slot, NOW)
     assert not is_settled(fields, f"{slot}~2", NOW)
@@ -203,7 +208,7 @@ def test_a_run_under_an_outdated_name_does_not_begin() -> None:
     link = link_for("memory:outdated names")
     ledger = Ledger(link.port, Key("n", "job"))
     assert drive(ledger.fold({}, FOLDED))
-    run = replace(run_of(NOW, 0), state=State.RUNNING)
+    run = replace(run_of(NOW, 0), state=SlotState.RUNNING)
     assert not drive(ledger.begin(run))
     assert drive(ledger.begin(replace(run, slot=f"{run.slot}~2")))
 
@@ -253,14 +258,14 @@ def test_what_may_come_again_is_looked_up_and_what_is_folded_is_claimed_at_once(
     begun = NOW // 60 * 60
     it = Dispatcher([spec], Agenda([spec], begun), lambda: 0.5)
     (order,) = it.orders(60, begun + 60)
-    assert isinstance(order, Claim)
+    assert isinstance(order, ClaimOrder)
     here = begun - 40 * MINUTE
     assert it.orders(61, here) == []
     (order,) = it.orders(121, here + 60)
-    assert isinstance(order, Look)
+    assert isinstance(order, LedgerOrder)
     it.folds["job"] = Fold(2, here, begun + 60)
     (order,) = it.orders(181, here + 120)
-    assert isinstance(order, Claim)
+    assert isinstance(order, ClaimOrder)
     assert order.slot.name == f"{slot_id(here + 120)}~2"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from incumbent.cron import agenda, execute, ledger, slots
-from incumbent.cron.ledger import State
+from incumbent.cron.ledger import SlotState
 from incumbent.cron.schedule import Every, cron_schedule, slot_id
 from incumbent.cron.spec import CatchUp, JobSpec
 from incumbent.model import Ask
@@ -138,7 +138,7 @@ def test_what_nobody_was_up_for_is_caught_up_as_asked_and_the_rest_is_on_record(
     for hour in set(DARK) - set(run):
         due = EPOCH + hour * HOUR
         covered = any(first <= due <= last for first, last in ranges)
-        assert covered or world.recorded["job", names[hour]] is State.MISSED
+        assert covered or world.recorded["job", names[hour]] is SlotState.MISSED
     for held in world.held.values():
         held.machine.forked()
 

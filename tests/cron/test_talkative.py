@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import pytest
 
-from incumbent.cron.ledger import State
+from incumbent.cron.ledger import SlotState
 from tests.cli.tool import command_line, environment
 from tests.cron.fleet import NEVER_DUE, TIMES, CronFleet
 from tests.support.waiting import eventually
@@ -93,7 +93,7 @@ def fleet(tmp_path: Path) -> Iterator[CronFleet]:
     running.stop()
 
 
-def states_of(fleet: CronFleet, job: str = "talk") -> list[State]:
+def states_of(fleet: CronFleet, job: str = "talk") -> list[SlotState]:
     return [run.state for run in fleet.runs(job).values()]
 
 
@@ -112,7 +112,7 @@ def test_a_job_whose_output_nobody_reads_ends_as_if_it_were_read(
         # On a busy machine a reader may be later than what is left is kept for it at the end.
         eventually(lambda: reader.has_read("the end"))
         (fleet.folder / "read").touch()
-        eventually(lambda: states_of(fleet) == [State.OK])
+        eventually(lambda: states_of(fleet) == [SlotState.OK])
         (run,) = fleet.runs("talk").values()
         assert run.output == "the end"
     events = reader.events()
@@ -125,7 +125,7 @@ def test_all_that_a_talkative_job_says_is_read_while_somebody_reads(fleet: CronF
     fleet.file.write_text(TALK.replace("COMMAND", both))
     fleet.start()
     fleet.trigger("talk")
-    eventually(lambda: states_of(fleet) == [State.OK])
+    eventually(lambda: states_of(fleet) == [SlotState.OK])
     fleet.stop()
     said = [event["line"] for event in fleet.events("output")]
     assert (said.count("y"), said[-1]) == (MANY // 10, "the end")
@@ -140,11 +140,11 @@ def test_a_job_that_writes_for_ever_is_stopped_in_time_and_keeps_no_other_waitin
     fleet.file.write_text(beat + talk)
     with unread(fleet):
         fleet.trigger("talk")
-        eventually(lambda: states_of(fleet) == [State.TIMED_OUT], within=30)
+        eventually(lambda: states_of(fleet) == [SlotState.TIMED_OUT], within=30)
         eventually((fleet.folder / "told").exists, within=30)
         states = states_of(fleet, "beat")
-        assert states.count(State.OK) >= 2
-        assert set(states) <= {State.OK, State.RUNNING}
+        assert states.count(SlotState.OK) >= 2
+        assert set(states) <= {SlotState.OK, SlotState.RUNNING}
 
 
 def test_what_a_job_says_costs_no_memory(fleet: CronFleet) -> None:
@@ -159,7 +159,7 @@ def test_what_a_job_says_costs_no_memory(fleet: CronFleet) -> None:
         def is_over() -> bool:
             nonlocal most
             most = max(most, rss_of_largest(process.pid))
-            return states_of(fleet) == [State.OK]
+            return states_of(fleet) == [SlotState.OK]
 
         eventually(is_over, within=60)
     assert most - before < 30_000_000

@@ -9,7 +9,7 @@ import pytest
 
 from incumbent.cli.why import explain_job
 from incumbent.cron.fleet import Present
-from incumbent.cron.ledger import JOB, Run, State, encode
+from incumbent.cron.ledger import JOB, Run, SlotState, encode
 from incumbent.cron.schedule import slot_id
 from incumbent.cron.slots import GRACE, NOT_CLAIMED
 from incumbent.model import Field, Holding, Key, Past, Record
@@ -18,7 +18,7 @@ DUE = 1_795_239_000.0
 """2026-11-21T05:30:00Z."""
 NOW = DUE + 4 * 3600
 FACTS = {"schedule": "30 5 * * * (UTC)", "timezone": "UTC", "since": DUE - 86_400}
-RUN = Run(slot_id(DUE), State.OK, DUE, "i1", 7, DUE + 0.1, DUE + 9)
+RUN = Run(slot_id(DUE), SlotState.OK, DUE, "i1", 7, DUE + 0.1, DUE + 9)
 UP = [Present("i1", DUE, NOW)]
 
 
@@ -47,7 +47,7 @@ def said(
 
 
 def skipped(why: str) -> Run:
-    return Run(slot_id(DUE), State.SKIPPED, DUE, why=why)
+    return Run(slot_id(DUE), SlotState.SKIPPED, DUE, why=why)
 
 
 @pytest.mark.parametrize(
@@ -58,17 +58,19 @@ def skipped(why: str) -> Run:
         (said(RUN, pause={"who": "ann"}), "paused by ann: no slot runs until `unpause`"),
         (said(skipped("held by i2, which runs x")), "skipped: held by i2, which runs x"),
         (
-            said(Run(slot_id(DUE), State.MISSED, DUE, why=NOT_CLAIMED)),
+            said(Run(slot_id(DUE), SlotState.MISSED, DUE, why=NOT_CLAIMED)),
             "missed: no instance claimed it in time: none was up, or none reached the store",
         ),
         (
-            said(Run(slot_id(DUE + 60), State.MISSED, DUE + 60, why="nobody", count=3, first=DUE)),
+            said(
+                Run(slot_id(DUE + 60), SlotState.MISSED, DUE + 60, why="nobody", count=3, first=DUE)
+            ),
             "(and 2 before it): missed x3",
         ),
         (said(replace(RUN, started=DUE + 30)), "it began 30s after its slot"),
         (said(RUN, past=True), "the clock of i1 was 59.9s behind the store's"),
-        (said(replace(RUN, state=State.RUNNING), held=True), "running on i1"),
-        (said(replace(RUN, state=State.RUNNING)), "lost on i1: i1 vanished"),
+        (said(replace(RUN, state=SlotState.RUNNING), held=True), "running on i1"),
+        (said(replace(RUN, state=SlotState.RUNNING)), "lost on i1: i1 vanished"),
         (said(), "nothing is on record: no instance was up, or none reached the store"),
         (said(now=DUE + GRACE / 2), "nothing is on record yet"),
         (said(at=DUE + 60), "has no slot at"),

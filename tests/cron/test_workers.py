@@ -17,11 +17,11 @@ import pytest
 
 from incumbent import clock
 from incumbent.cron.events import Events
-from incumbent.cron.ledger import Run, State, runs_of
+from incumbent.cron.ledger import Run, SlotState, runs_of
 from incumbent.cron.runs import GAVE_BACK, STATE_OF, Claimer
 from incumbent.cron.schedule import Every
-from incumbent.cron.spec import JobSpec, Slot
-from incumbent.cron.worker import STARTED, Fleet
+from incumbent.cron.spec import JobSlot, JobSpec
+from incumbent.cron.worker import STARTED, FleetSettings
 from incumbent.cron.zygote import Notify, StandBy, Zygote
 from incumbent.model import Key, Refused
 from incumbent.protocol.link import new_link
@@ -43,7 +43,9 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.url = f"sqlite:///{folder}/leases.db"
         self._log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT)
-        self.zygote = Zygote(Fleet(self.url, "default", "me", {"ttl": TTL}), Events(self._log))
+        self.zygote = Zygote(
+            FleetSettings(self.url, "default", "me", {"ttl": TTL}), Events(self._log)
+        )
         self.link = new_link(self.url)
         self.claimer = Claimer(self.link, "default", {"holder": "me", "ttl": TTL, "grace": 0.2})
         self.number = 0
@@ -52,7 +54,7 @@ class Bench:
         self.number += 1
         line = ("sh", "-c", command)
         spec = JobSpec(name="job", schedule=Every(60), command=line, **more)
-        slot = Slot(f"2026-01-01T00:00:{self.number:02}Z", 1_767_225_600.0 + self.number)
+        slot = JobSlot(f"2026-01-01T00:00:{self.number:02}Z", 1_767_225_600.0 + self.number)
         held = self.claimer.claim(spec, slot)
         assert not isinstance(held, Refused), held
         self.zygote.send(self.claimer.part_with(spec, slot, held))
@@ -123,7 +125,7 @@ def test_a_worker_does_one_task_after_the_other_and_each_has_its_own_output(benc
     before = bench.stand_by()
     for word in ("one", "two", "three"):
         run = bench.run(f"echo {word}; echo and $INCUMBENT_LEASE_SLOT >&2")
-        assert (run.state, run.output) == (State.OK, f"{word}\nand {run.slot}")
+        assert (run.state, run.output) == (SlotState.OK, f"{word}\nand {run.slot}")
     assert bench.run("exit 3").code == 3
     assert bench.workers() == before
     # Between tasks it has no task's pipe.
@@ -132,8 +134,8 @@ def test_a_worker_does_one_task_after_the_other_and_each_has_its_own_output(benc
     bench.zygote.send(StandBy(0, 1))
     slot = bench.send("sleep 0.3")
     bench.zygote.send(StandBy(0, 0))
-    assert STATE_OF[bench.ended()] is State.OK
-    assert bench.record(slot).state is State.OK
+    assert STATE_OF[bench.ended()] is SlotState.OK
+    assert bench.record(slot).state is SlotState.OK
     eventually(lambda: not bench.workers())
 
 
@@ -149,7 +151,7 @@ def test_a_task_that_moves_its_worker_or_feeds_it_is_the_last_of_it(
 
 def test_what_a_command_left_behind_is_gone_before_the_next_task(bench: Bench) -> None:
     (worker,) = bench.stand_by()
-    assert bench.run("sleep 300 & echo $!").state is State.OK
+    assert bench.run("sleep 300 & echo $!").state is SlotState.OK
     below = [name_of(pid) for pid in descendants(worker)]
     assert "sleep" not in below
     assert bench.workers() == [worker]
@@ -158,16 +160,16 @@ def test_what_a_command_left_behind_is_gone_before_the_next_task(bench: Bench) -
 def test_a_worker_that_is_gone_or_has_no_guard_is_replaced(bench: Bench) -> None:
     (worker,) = bench.stand_by()
     # One that dies while it comes up is replaced later.
-    assert bench.run("true").state is State.OK
+    assert bench.run("true").state is SlotState.OK
     os.kill(worker, signal.SIGKILL)
     eventually(lambda: bench.workers() not in ([], [worker]), within=6)
     (second,) = bench.stand_by()
-    assert bench.run("true").state is State.OK
+    assert bench.run("true").state is SlotState.OK
     os.kill(guard_of(second), signal.SIGKILL)
     # At once, and not when it would have prepared for the next task.
     eventually(lambda: second not in bench.workers(), within=6)
     (third,) = bench.stand_by()
-    assert bench.run("true").state is State.OK
+    assert bench.run("true").state is SlotState.OK
     assert bench.workers() == [third]
 
 
@@ -214,11 +216,11 @@ def test_a_child_of_the_zygote_never_goes_on_in_its_place(bench: Bench) -> None:
     notice = JobSpec(name="job", schedule=Every(60), command=("true",), on_failure=("true",))
     os.kill(bench.zygote.pid, signal.SIGSTOP)
     try:
-        bench.zygote.send(Notify(notice, Run("2025-01-01T00:00:00Z", State.FAILED, 0.0)))
+        bench.zygote.send(Notify(notice, Run("2025-01-01T00:00:00Z", SlotState.FAILED, 0.0)))
         bench.send("sleep 0.5")
     finally:
         os.kill(bench.zygote.pid, signal.SIGCONT)
-    assert STATE_OF[bench.ended()] is State.OK
+    assert STATE_OF[bench.ended()] is SlotState.OK
 
 
 def test_the_zygote_never_goes_on_as_its_instance(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from incumbent.demo.judge import (
     spans_shared,
 )
 from incumbent.demo.scenes import _describe_overlap, spell
-from incumbent.demo.story import Row, draw
+from incumbent.demo.story import StoryRow, draw
 
 
 def account(
@@ -69,34 +69,34 @@ def test_the_old_one_is_measured_from_the_first_write_of_the_new_one() -> None:
 # -- the drawing ---------------------------------------------------------------------------------
 
 
-def drawn(row: Row, *, end: float = 10.0, width: int = 10) -> str:
+def drawn(row: StoryRow, *, end: float = 10.0, width: int = 10) -> str:
     return draw({"one": row}, 0.0, end, width)[1].removeprefix("one".ljust(8))
 
 
 def test_a_span_fills_the_columns_of_its_time() -> None:
-    assert drawn(Row([(2.0, 5.0)])) == "  ###"
+    assert drawn(StoryRow([(2.0, 5.0)])) == "  ###"
 
 
 def test_a_column_belongs_to_whoever_fills_half_of_it() -> None:
-    assert drawn(Row([(0.0, 2.4)])) == "##"
-    assert drawn(Row([(2.4, 4.0)])) == "  ##"
-    assert drawn(Row([(2.6, 4.0)])) == "   #"
+    assert drawn(StoryRow([(0.0, 2.4)])) == "##"
+    assert drawn(StoryRow([(2.4, 4.0)])) == "  ##"
+    assert drawn(StoryRow([(2.6, 4.0)])) == "   #"
 
 
 def test_a_span_shorter_than_a_column_is_still_seen() -> None:
-    assert drawn(Row([(3.1, 3.2)])) == "   #"
+    assert drawn(StoryRow([(3.1, 3.2)])) == "   #"
 
 
 def test_a_mark_is_drawn_over_its_span() -> None:
-    assert drawn(Row([(0.0, 4.0)], [(2.1, "K")])) == "##K#"
+    assert drawn(StoryRow([(0.0, 4.0)], [(2.1, "K")])) == "##K#"
 
 
 def test_what_lies_outside_is_cut_off_and_a_late_mark_is_kept_at_the_edge() -> None:
-    assert drawn(Row([(-3.0, 1.0), (9.0, 99.0)], [(-1.0, "X"), (10.0, "T")])) == ("#        T")
+    assert drawn(StoryRow([(-3.0, 1.0), (9.0, 99.0)], [(-1.0, "X"), (10.0, "T")])) == ("#        T")
 
 
 def test_all_rows_begin_in_the_same_column_as_the_axis() -> None:
-    lines = draw({"a": Row([(0, 1)]), "a-long-name": Row([(0, 1)])}, 0.0, 10.0, 50)
+    lines = draw({"a": StoryRow([(0, 1)]), "a-long-name": StoryRow([(0, 1)])}, 0.0, 10.0, 50)
     at = len("a-long-name ")
     assert [line[at] for line in lines] == ["0", "#", "#"]
     assert lines[0][at:].split() == [str(second) for second in range(11)]
@@ -116,7 +116,7 @@ def test_a_short_time_is_said_in_milliseconds(seconds: float, said: str) -> None
 
 
 def test_no_time_at_all_can_be_drawn() -> None:
-    assert draw({"one": Row([])}, 1.0, 1.0, 10)
+    assert draw({"one": StoryRow([])}, 1.0, 1.0, 10)
 
 
 def test_both_wrote_from_the_first_write_of_the_next_until_the_last_of_the_old() -> None:

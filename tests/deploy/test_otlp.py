@@ -13,7 +13,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 import incumbent
 from incumbent import meters, metrics, otel
 from incumbent.cron.events import JobNumbers
-from incumbent.cron.ledger import State
+from incumbent.cron.ledger import SlotState
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec
 from incumbent.meters import METRICS, Sample
@@ -30,7 +30,7 @@ SPEC = JobSpec(name="nightly", schedule=Every(60), command=("true",))
 class JobsOfOne:
     def __init__(self) -> None:
         self._numbers = JobNumbers()
-        self._numbers.ended("nightly", State.OK, 2.5, 1000.0)
+        self._numbers.ended("nightly", SlotState.OK, 2.5, 1000.0)
 
     def samples(self) -> list[Sample]:
         of_fleet = ("incumbent_jobs", "incumbent_job_runs_running", "incumbent_job_slots_waiting")

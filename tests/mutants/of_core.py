@@ -103,7 +103,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "the answer to another's claim is believed",
         "protocol/acquire.py",
-        "    if grant.claim != held.claim:",
+        "    if grant.claim != held.id:",
         "    if grant.claim == '':",
         "tests/sim/test_simulator.py::test_no_history_breaks_a_rule[network-0]",
     ),

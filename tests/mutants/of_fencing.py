@@ -45,7 +45,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "http: a token that is too old is passed on",
         "fencing/http.py",
-        '            return _Refusal("409 Conflict", str(stale))',
+        '            return _HttpRefusal("409 Conflict", str(stale))',
         "            return token",
         "tests/fencing/test_http.py",
     ),

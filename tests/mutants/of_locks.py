@@ -18,8 +18,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "an inner exit of a reentrant lock gives the lease back",
         "handles.py",
-        "        if held.inner is None or not held.let_go_of_one():\n",
-        "        if held.inner is None or held.let_go_of_one():\n",
+        "        if held.inner is None or not held.exit_inner():\n",
+        "        if held.inner is None or held.exit_inner():\n",
         *_REENTRANT,
     ),
     _p(
@@ -39,15 +39,15 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "some names are kept though another was refused",
         "protocol/acquire.py",
-        "            await several.give_back(0)\n            raise\n    except BaseException:\n        several.end()\n        raise\n",
+        "            await several.release_from(0)\n            raise\n    except BaseException:\n        several.end()\n        raise\n",
         "            raise\n    finally:\n        pass\n",
         *_MULTI,
     ),
     _p(
         "names behind the one that is waited for stay held",
         "protocol/acquire.py",
-        "                await self.give_back(at + 1)\n",
-        "                await self.give_back(len(self.helds))\n",
+        "                await self.release_from(at + 1)\n",
+        "                await self.release_from(len(self.helds))\n",
         "tests/top/test_multi_stores.py::test_while_it_waits_for_a_name_those_behind_it_are_left_to_others[sqlite]",
     ),
     _p(
@@ -89,13 +89,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a reader is told that it may write",
         "callers.py",
         "held.wanted.key != wanted.key or",
-        "held.wanted.ask != wanted.ask or",
+        "held.wanted.once != wanted.once or",
         *_SHARING,
     ),
     _p(
         "a reader enters again, and writes",
         "handles.py",
-        "self._may_be_reentrant and self._wanted.ask.permits is None",
+        "self._may_be_reentrant and self._wanted.once.permits is None",
         "self._may_be_reentrant",
         *_SHARING,
     ),

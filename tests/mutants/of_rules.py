@@ -234,8 +234,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _keeping(
         "a give needs no token",
-        "    if mine is None or token not in (None, mine.token):\n        # What",
-        "    if mine is None:\n        # What",
+        "    if mine is None or token not in (None, mine.token):\n        # It held nothing",
+        "    if mine is None:\n        # It held nothing",
         *_MEMORY,
     ),
     _keeping(

@@ -38,15 +38,15 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "descendants of CMD are left alone",
         "supervise/plan.py",
-        "    if not tree:\n        return Step(course, Action.LEAVE)",
-        "    if not child:\n        return Step(course, Action.LEAVE)",
+        "    if not tree:\n        return CourseStep(course, Action.LEAVE)",
+        "    if not child:\n        return CourseStep(course, Action.LEAVE)",
         "tests/supervise/test_plan.py::test_the_descendants_are_asked_to_end_while_the_lease_is_renewed",
     ),
     _m(
         "what outlives KILL counts as gone",
         "supervise/plan.py",
-        "        return Step(course, Action.GIVE_UP, limit)",
-        "        return Step(course, Action.LEAVE, limit)",
+        "        return CourseStep(course, Action.GIVE_UP, limit)",
+        "        return CourseStep(course, Action.LEAVE, limit)",
         "tests/supervise/test_plan.py::test_what_outlives_kill_is_given_up_and_never_left",
     ),
     _m(
@@ -80,8 +80,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "an armed guard without a supervisor only leaves",
         "supervise/plan.py",
-        "        return Verdict.KILL_AND_LEAVE if watch.armed else Verdict.LEAVE",
-        "        return Verdict.LEAVE",
+        "        return GuardVerdict.KILL_AND_LEAVE if watch.armed else GuardVerdict.LEAVE",
+        "        return GuardVerdict.LEAVE",
         "tests/supervise/test_deadline.py::test_without_a_supervisor_the_tree_dies_at_once_and_the_guard_leaves",
     ),
     _m(
@@ -157,8 +157,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "the page calls a lease held while the store is silent",
         "page/documents.py",
-        "    if snapshot.problem:\n        return State(",
-        "    if False:\n        return State(",
+        "    if snapshot.problem:\n        return NameState(",
+        "    if False:\n        return NameState(",
         "tests/page/test_page.py::test_while_the_store_is_silent_nothing_is_called_held_or_free",
     ),
     _m(

@@ -8,7 +8,7 @@ import pytest
 
 from incumbent import OutcomeUnknown, StoreUnavailable, clock
 from incumbent.net.again import until_served
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 
 MOMENT = StoreUnavailable("in a moment", retry_after=0.05)
 NONE_OF_A_MOMENT = (
@@ -50,7 +50,9 @@ def test_a_refusal_for_a_moment_is_asked_again_until_it_is_served() -> None:
 
 def test_the_blocking_side_never_suspends() -> None:
     server = Server(MOMENT, 3)
-    assert run(until_served(server.ask, clock.now() + 20, server.blocking_rest)) == "served"
+    assert (
+        run_blocking(until_served(server.ask, clock.now() + 20, server.blocking_rest)) == "served"
+    )
 
 
 def test_at_its_deadline_it_raises_the_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +64,7 @@ def test_at_its_deadline_it_raises_the_refusal(monkeypatch: pytest.MonkeyPatch) 
         at = until
 
     with pytest.raises(StoreUnavailable, match="in a moment"):
-        run(until_served(server.ask, at + 0.3, rest))
+        run_blocking(until_served(server.ask, at + 0.3, rest))
     assert 100.2 < at < 100.3
     assert server.asked > 2
 
@@ -71,7 +73,7 @@ def test_at_its_deadline_it_raises_the_refusal(monkeypatch: pytest.MonkeyPatch) 
 def test_what_lasts_or_is_not_known_is_told_at_once(error: Exception) -> None:
     server = Server(error, 1)
     with pytest.raises(type(error)):
-        run(until_served(server.ask, clock.now() + 20, server.blocking_rest))
+        run_blocking(until_served(server.ask, clock.now() + 20, server.blocking_rest))
     assert (server.asked, server.rests) == (1, [])
 
 
@@ -87,4 +89,4 @@ def test_a_try_that_had_no_time_left_does_not_hide_the_refusal() -> None:
         raise StoreUnavailable("no time is left")
 
     with pytest.raises(StoreUnavailable, match="in a moment"):
-        run(until_served(ask, until, Server(MOMENT, 0).blocking_rest))
+        run_blocking(until_served(ask, until, Server(MOMENT, 0).blocking_rest))

@@ -15,7 +15,7 @@ from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.net.limiter import Limiter, limits
 from incumbent.net.readers import LockWakeup, SharedWakeup
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.base import Place
 from tests.support.forks import in_a_child
 
@@ -86,7 +86,7 @@ def test_threads_are_never_more_than_there_are_places() -> None:
 
     def work() -> None:
         for _ in range(50):
-            place = here.enter_now() or run(here.enter(soon()))
+            place = here.enter_now() or run_blocking(here.enter(soon()))
             with mutex:
                 inside[0] += 1
                 most[0] = max(most[0], inside[0])
@@ -141,7 +141,7 @@ def test_a_place_whose_caller_was_interrupted_is_made_anew() -> None:
     here = gate(blocking=True)
     entered(here)
     gc.collect()
-    run(here.enter(soon(1.0))).leave(answered=True)
+    run_blocking(here.enter(soon(1.0))).leave(answered=True)
 
 
 class Ticks:

@@ -12,10 +12,10 @@ import pytest
 
 from incumbent import clock
 from incumbent.clients import Client
-from incumbent.cron.ledger import JOB, RUN, Run, State, encode
+from incumbent.cron.ledger import JOB, RUN, Run, SlotState, encode
 from incumbent.cron.schedule import slot_id
 from incumbent.model import Ask, Key
-from incumbent.page.site import Site
+from incumbent.page.site import PageSite
 from incumbent.protocol.link import link_for
 from incumbent.serve.http import PageServer
 from tests.support.browser import chromium
@@ -43,7 +43,7 @@ def url(tmp_path: Path, client: Client) -> Iterator[str]:
     token_file.chmod(0o600)
     store = f"sqlite://{tmp_path / 'leases.db'}"
     with (
-        closing(Site(store, "default")) as site,
+        closing(PageSite(store, "default")) as site,
         closing(PageServer(site.routes(), "127.0.0.1:0", str(token_file))) as server,
     ):
         yield server.url
@@ -60,7 +60,13 @@ def seed(client: Client) -> None:
             store.give(key, claim, grant.token, until)  # type: ignore[union-attr]
     hostile = Ask(ttl=30.0, holder=HOSTILE)
     store.take(Key("default", "hostile"), "f" * 32, hostile, until)
-    states = (*[State.OK] * 16, State.FAILED, State.MISSED, State.LOST, State.OK)
+    states = (
+        *[SlotState.OK] * 16,
+        SlotState.FAILED,
+        SlotState.MISSED,
+        SlotState.LOST,
+        SlotState.OK,
+    )
     for name in ("nightly", "report"):
         key = Key("default", name)
         facts = b'{"schedule":"*/5 * * * * (Europe/Berlin)","timezone":"Europe/Berlin","since":0}'
@@ -189,7 +195,7 @@ def test_the_end_of_the_server_is_said(browser: Any, tmp_path: Path, client: Cli
     seed(client)
     store = f"sqlite://{tmp_path / 'leases.db'}"
     tab = browser.new_page()
-    with closing(Site(store, "default")) as site:
+    with closing(PageSite(store, "default")) as site:
         with closing(PageServer(site.routes(), "127.0.0.1:0", None)) as server:
             tab.goto(server.url)
             tab.wait_for_selector("#leases tr")

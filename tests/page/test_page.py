@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from incumbent.cron.ledger import RUN, Run, State
+from incumbent.cron.ledger import RUN, Run, SlotState
 from incumbent.model import Field, Holding, Past, Record
 from incumbent.page.documents import detail, page
 from incumbent.page.editions import next_edition
@@ -58,7 +58,7 @@ def of(row: str, *records: Record, **changes: object) -> str:
 
 
 def test_hostile_names_reasons_and_outputs_are_text() -> None:
-    run = Run(HOSTILE, State.FAILED, NOW, HOSTILE, 5, NOW, NOW, why=HOSTILE, output=HOSTILE)
+    run = Run(HOSTILE, SlotState.FAILED, NOW, HOSTILE, 5, NOW, NOW, why=HOSTILE, output=HOSTILE)
     holding = Holding(HOSTILE, 7, 12.0, 15.0, 60.0, claim=HOSTILE)
     records = (
         record(HOSTILE, holdings=(holding,), history=(Past(HOSTILE, 3, NOW - 9, NOW - 5),)),
@@ -80,7 +80,7 @@ def test_hostile_names_reasons_and_outputs_are_text() -> None:
 
 @pytest.mark.parametrize("due", ['"<b>"', "1e300", "null", "[]", "Infinity"])
 def test_what_cannot_be_an_instant_leaves_the_rest_of_the_page(due: str) -> None:
-    run = Run("2026-09-21T04:30:00Z", State.OK, NOW)
+    run = Run("2026-09-21T04:30:00Z", SlotState.OK, NOW)
     bad = Field(f'{{"v": 1, "state": "ok", "due": {due}, "started": {due}}}'.encode(), 1)
     found = job("a", run)
     odd = replace(found, fields={**found.fields, RUN + "x": bad})
@@ -122,7 +122,7 @@ def test_while_the_store_is_silent_nothing_is_called_held_or_free() -> None:
 
 def test_while_a_store_grants_nothing_nobody_is_told_that_a_lease_can_be_had() -> None:
     why = "nobody is given a lease yet: up for 3s, restart_wait 15s: it grants nothing yet"
-    grants = findings.State(findings.WAITING, why)
+    grants = findings.NameState(findings.WAITING, why)
     assert of("leases", record("a"), grants=grants) == f"a waiting {why}"
     assert of("leases", held("a"), grants=grants).startswith("a held node-1")
     assert f"waiting: {why}" in of("store", grants=grants)
@@ -223,7 +223,7 @@ def test_a_job_that_nobody_will_run_has_no_next_run() -> None:
 
 
 def test_the_last_slots_are_dots_that_are_told_in_words_too() -> None:
-    states = [State.OK, State.FAILED, State.OK, State.MISSED]
+    states = [SlotState.OK, SlotState.FAILED, SlotState.OK, SlotState.MISSED]
     runs = [Run(f"2026-09-21T0{n}:00:00Z", state, NOW - 99 + n) for n, state in enumerate(states)]
     row = blocks(snapshot(job("a", *runs)))["jobs"][0].html
     assert 'aria-label="last 4 slots: 2 ok, 1 failed, 1 missed"' in row
@@ -246,7 +246,9 @@ def test_the_page_without_javascript_finds_names_and_loads_itself_again() -> Non
 
 
 def test_the_page_of_a_job_has_the_output_of_each_run() -> None:
-    run = Run("2026-09-21T04:30:00Z", State.FAILED, NOW, "n1", 5, NOW, NOW + 2, 3, output="boom")
+    run = Run(
+        "2026-09-21T04:30:00Z", SlotState.FAILED, NOW, "n1", 5, NOW, NOW + 2, 3, output="boom"
+    )
     found = snapshot(job("a", run))
     html = detail(found, blocks(found), "a", "", "")
     assert html is not None
@@ -286,7 +288,7 @@ def test_a_renewal_is_news_and_time_that_passes_is_not() -> None:
 
 
 def test_what_is_read_of_a_job_is_kept_while_its_record_is_the_same() -> None:
-    run = Run("2026-09-21T04:30:00Z", State.OK, NOW)
+    run = Run("2026-09-21T04:30:00Z", SlotState.OK, NOW)
     first = fleet_of(snapshot(job("a", run), job("b", run)))
     second = fleet_of(snapshot(job("a", run), job("b", replace(run, output="x"))), first)
     assert second.jobs["a"] is first.jobs["a"]

@@ -21,8 +21,8 @@ import pytest
 from incumbent import clock
 from incumbent.clients import Client
 from incumbent.errors import LeaseLost, StoreUnavailable
-from incumbent.page.site import Site
-from incumbent.page.snapshot import Reader, Snapshot
+from incumbent.page.site import PageSite
+from incumbent.page.snapshot import Snapshot, SnapshotReader
 from incumbent.protocol.link import link_for
 from incumbent.serve.http import PageServer
 from incumbent.serve.pages import TEXT, Page
@@ -48,7 +48,7 @@ def client(store: str) -> Iterator[Client]:
 
 @contextmanager
 def serving(store: str, token_file: Path | None = None) -> Iterator[PageServer]:
-    with closing(Site(store, "default")) as site:
+    with closing(PageSite(store, "default")) as site:
         routes = {"/healthz": lambda _: Page(200, TEXT, "ok\n"), **site.routes()}
         secret = None if token_file is None else str(token_file)
         with closing(PageServer(routes, "127.0.0.1:0", secret)) as server:
@@ -105,7 +105,7 @@ def following(
         yield following_change
 
 
-class Stub(Reader):
+class Stub(SnapshotReader):
     """A reader of a store that is not there, which counts how often it is read."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class Stub(Reader):
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     made = Stub()
-    monkeypatch.setattr("incumbent.page.site.Reader", lambda *_: made)
+    monkeypatch.setattr("incumbent.page.site.SnapshotReader", lambda *_: made)
     yield made
     made.go.set()
 
@@ -298,7 +298,7 @@ def test_a_wish_that_the_store_does_not_hear_is_not_said_to_be_done(
     def silent(*_: object) -> None:
         raise StoreUnavailable("no answer")
 
-    monkeypatch.setattr(Site, "_do", silent)
+    monkeypatch.setattr(PageSite, "_do", silent)
     response, said = ask(guarded, "/act", "name=telnet&wish=pause", BEARER)
     assert response.status == 503
     assert "not done, or not known: no answer" in said
@@ -417,7 +417,7 @@ def test_what_the_store_says_to_wait_for_is_asked_until_it_is_over(
     store: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [grants_nothing("up for 1s: it grants nothing yet", "wait 14s"), ("warning", "x", "y")]
-    with closing(Reader(store, "default")) as reader:
+    with closing(SnapshotReader(store, "default")) as reader:
         engine = link_for(reader.client).engine
         monkeypatch.setattr(type(engine), "diagnose", lambda *_: list(found))
         why = "nobody is given a lease yet: up for 1s: it grants nothing yet"
@@ -432,7 +432,7 @@ def test_a_store_that_was_away_is_examined_at_once_and_may_leave_it_open(
     store: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.lock("telnet").acquire().release()
-    with closing(Reader(store, "default")) as reader:
+    with closing(SnapshotReader(store, "default")) as reader:
         assert reader.read().grants == GRANTS
 
         def fails(*_: object) -> None:
@@ -453,7 +453,7 @@ def test_a_store_that_was_away_is_examined_at_once_and_may_leave_it_open(
 def test_an_outage_is_said_with_its_beginning_and_its_reason(
     store: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader = Reader(store, "default")
+    reader = SnapshotReader(store, "default")
     with closing(reader):
         client.lock("telnet").acquire().release()
         assert reader.read().records

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from incumbent import clock
 from incumbent.clients import Client
-from incumbent.page.site import Site
+from incumbent.page.site import PageSite
 from incumbent.protocol.link import link_for
 from incumbent.serve.http import PageServer
 from incumbent.serve.pages import TEXT, Page
@@ -52,7 +52,7 @@ def test_five_hundred_viewers_and_a_deaf_one_cost_the_leader_no_renewal(tmp_path
     with (
         Client(store) as client,
         client.lock("telnet", ttl=3).acquire() as lease,
-        closing(Site(store, "default")) as site,
+        closing(PageSite(store, "default")) as site,
         closing(PageServer({**healthz, **site.routes()}, "127.0.0.1:0", None)) as server,
     ):
         port = server.url.rpartition(":")[2]

@@ -9,15 +9,15 @@ import pytest
 
 from incumbent import AcquireTimeout, Lock, NotAcquired, clock
 from incumbent.protocol.acquire import acquire, acquire_blocking
-from incumbent.protocol.held import Held, Wanted
+from incumbent.protocol.held import Claim, LeaseRequest
 from incumbent.protocol.link import link_for
-from incumbent.protocol.port import Debt, run
+from incumbent.protocol.port import Debt, run_blocking
 from incumbent.protocol.release import release, release_blocking
 from incumbent.protocol.sync import SyncPort
 from tests.support.faulty import Fault, FaultyEngine
 
-_Acquire = Callable[[SyncPort, Wanted], Held]
-_Release = Callable[[SyncPort, Held], bool]
+_Acquire = Callable[[SyncPort, LeaseRequest], Claim]
+_Release = Callable[[SyncPort, Claim], bool]
 
 
 def what_comes_of_it(
@@ -44,8 +44,8 @@ def what_comes_of_it(
 @pytest.mark.parametrize("fault", [None, *Fault])
 def test_a_take_and_a_give_that_meet_a_fault_end_alike(fault: Fault | None, timeout: float) -> None:
     protocol = what_comes_of_it(
-        lambda port, wanted: run(acquire(port, wanted, timeout)),
-        lambda port, held: run(release(port, held)),
+        lambda port, wanted: run_blocking(acquire(port, wanted, timeout)),
+        lambda port, held: run_blocking(release(port, held)),
         fault,
     )
     written_out = what_comes_of_it(
@@ -62,6 +62,6 @@ def test_a_refusal_is_the_same() -> None:
     with Lock("a", store=engine, ttl=2):
         for timeout, error in ((0, NotAcquired), (0.05, AcquireTimeout)):
             with pytest.raises(error):
-                run(acquire(port, wanted, timeout))
+                run_blocking(acquire(port, wanted, timeout))
             with pytest.raises(error):
                 acquire_blocking(port, wanted, timeout)

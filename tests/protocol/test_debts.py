@@ -11,9 +11,9 @@ from incumbent.cron.runs import adopt
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, GiveOutcome, Gone, Granted, Key, Refused, Released
 from incumbent.policy import make_policy
-from incumbent.protocol.held import Held, Wanted
+from incumbent.protocol.held import Claim, LeaseRequest
 from incumbent.protocol.link import Link
-from incumbent.protocol.port import BlockingPort, Debt, Port, run
+from incumbent.protocol.port import BlockingPort, Debt, Port, run_blocking
 from incumbent.protocol.release import release, release_blocking, settle
 from incumbent.stores.base import NO_LIMITS
 from incumbent.stores.memory import MemoryEngine
@@ -60,7 +60,7 @@ class _Awaited(_Port):
 
 
 def _settled(port: _Port, debt: Debt) -> bool:
-    return run(settle(cast("Port", port), debt, 1.0))
+    return run_blocking(settle(cast("Port", port), debt, 1.0))
 
 
 def _debt(doubt: int) -> Debt:
@@ -87,10 +87,10 @@ def test_a_certain_claim_is_settled_by_its_ttl() -> None:
     assert _settled(port, _debt(0))
 
 
-def _held(port: _Port) -> Held:
-    held = Held(cast("Port", port), Wanted(KEY, ASK, ASK, make_policy(15.0)))
+def _held(port: _Port) -> Claim:
+    held = Claim(cast("Port", port), LeaseRequest(KEY, ASK, ASK, make_policy(15.0)))
     held.machine.sent(port.now())
-    assert held.machine.granted(Granted(held.claim, 7, 15.0), port.now())
+    assert held.machine.granted(Granted(held.id, 7, 15.0), port.now())
     return held
 
 
@@ -113,7 +113,7 @@ def test_a_release_that_got_no_answer_stays_owed(failure: BaseException, blockin
         if blocking:
             assert not release_blocking(cast("BlockingPort", port), held, port.now())
         else:
-            assert not run(release(cast("Port", port), held))
+            assert not run_blocking(release(cast("Port", port), held))
     assert [(debt.claim, debt.doubt) for debt in port.owed] == [("claim", 0)]
 
 
@@ -122,11 +122,11 @@ def test_whoever_adopts_a_lease_gives_up_the_takes_in_doubt_along_with_it(unsure
     """A run of cron goes on in another process, and the take that got no answer may still come."""
     engine = MemoryEngine()
     link = Link(engine)
-    wanted = Wanted(KEY, ASK, ASK, make_policy(15.0))
-    granted = engine.store().take(KEY, "claim", wanted.ask, link.port.now() + 5)
+    wanted = LeaseRequest(KEY, ASK, ASK, make_policy(15.0))
+    granted = engine.store().take(KEY, "claim", wanted.once, link.port.now() + 5)
     assert isinstance(granted, Granted)
     assert adopt(link, wanted, "claim", unsure).release()
     link.keeper.drain(5.0)
-    late = engine.store().take(KEY, "claim", wanted.ask, link.port.now() + 5)
+    late = engine.store().take(KEY, "claim", wanted.once, link.port.now() + 5)
     assert isinstance(late, Refused if unsure else Granted)
     link.close()

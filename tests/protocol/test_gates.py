@@ -9,18 +9,18 @@ from typing import Any, cast
 import pytest
 
 from incumbent.errors import AcquireTimeout, NotAcquired, StoreUnavailable
-from incumbent.lease import State
+from incumbent.lease import LeaseState
 from incumbent.model import Ask, Granted, Key, Refused, Released
 from incumbent.policy import Policy
 from incumbent.protocol.acquire import acquire, acquire_all, acquire_blocking
-from incumbent.protocol.held import Held, Wanted
-from incumbent.protocol.port import BlockingPort, Debt, run
+from incumbent.protocol.held import Claim, LeaseRequest
+from incumbent.protocol.port import BlockingPort, Debt, run_blocking
 from incumbent.protocol.release import release, release_all, release_blocking
 from incumbent.stores.base import Limits, Place
 
 POLICY = Policy(15.0)
 KEY = Key("ns", "job")
-WANTED = Wanted(KEY, Ask(15.0, "me"), Ask(15.0, "me"), POLICY)
+WANTED = LeaseRequest(KEY, Ask(15.0, "me"), Ask(15.0, "me"), POLICY)
 AT_THE_GATE = 7.0
 """Seconds that everybody waits there, on the clock of these tests."""
 
@@ -103,23 +103,25 @@ class World:
 
 class _Blocking:
     def __init__(self, world: World) -> None:
-        self.take = lambda *given: run(world.take(*given))
-        self.give = lambda *given, **parting: run(world.give(*given, **parting))
+        self.take = lambda *given: run_blocking(world.take(*given))
+        self.give = lambda *given, **parting: run_blocking(world.give(*given, **parting))
 
 
 class Keeper:
-    def arm(self, held: Held) -> None: ...
+    def arm(self, held: Claim) -> None: ...
 
-    def disarm(self, held: Held) -> None: ...
+    def disarm(self, held: Claim) -> None: ...
 
 
-Acquire = Callable[[World, float | None], Held]
+Acquire = Callable[[World, float | None], Claim]
 ACQUIRES: dict[str, Acquire] = {
-    "a coroutine": lambda world, timeout: run(acquire(cast("Any", world), WANTED, timeout)),
+    "a coroutine": lambda world, timeout: run_blocking(
+        acquire(cast("Any", world), WANTED, timeout)
+    ),
     "blocking": lambda world, timeout: acquire_blocking(
         cast("BlockingPort", world), WANTED, timeout
     ),
-    "several": lambda world, timeout: run(
+    "several": lambda world, timeout: run_blocking(
         acquire_all(cast("Any", world), Keeper(), [WANTED], timeout)
     )[0],
 }
@@ -175,24 +177,24 @@ def test_without_a_turn_a_wait_goes_on(acquiring: Acquire) -> None:
     world = World(GRANT)
     cast("Gate", world.limits.takes).refuses = 2
     held = acquiring(world, 60.0)
-    assert held.machine.state is State.HELD
+    assert held.machine.state is LeaseState.HELD
     assert world.owed == []
     held.machine.left()
 
 
-RELEASES: dict[str, Callable[[World, Held], object]] = {
-    "a coroutine": lambda world, held: run(release(cast("Any", world), held)),
+RELEASES: dict[str, Callable[[World, Claim], object]] = {
+    "a coroutine": lambda world, held: run_blocking(release(cast("Any", world), held)),
     "blocking": lambda world, held: release_blocking(
         cast("BlockingPort", world), held, world.instant
     ),
-    "several": lambda world, held: run(release_all(cast("Any", world), [held])),
+    "several": lambda world, held: run_blocking(release_all(cast("Any", world), [held])),
 }
-Release = Callable[[World, Held], object]
+Release = Callable[[World, Claim], object]
 GIVING = pytest.mark.parametrize("giving", RELEASES.values(), ids=RELEASES)
 
 
-def holding(world: World) -> Held:
-    return run(acquire(cast("Any", world), WANTED, None))
+def holding(world: World) -> Claim:
+    return run_blocking(acquire(cast("Any", world), WANTED, None))
 
 
 @GIVING

@@ -18,7 +18,7 @@ from incumbent import Client, LeaseLost, Lock, Policy, clock
 from incumbent.model import Renewal, Renewed
 from incumbent.protocol.keeper import Keeper
 from incumbent.protocol.link import link_for
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.protocol.renew import renew
 from incumbent.protocol.threads import Alarm, Notifier, _QueueAlarm, make_alarm
 from tests.support.faulty import Fault, FaultyEngine
@@ -206,7 +206,7 @@ def test_one_lease_that_is_gone_does_not_cost_the_others(engine: FaultyEngine) -
     with Lock("kept", store=engine, ttl=3) as kept:
         gone = Lock("gone", store=engine, ttl=0.9).acquire()
         held = gone._held
-        engine.faulty.give(held.wanted.key, held.claim, None, 0)
+        engine.faulty.give(held.wanted.key, held.id, None, 0)
         assert gone.wait_lost(10)
         assert not kept.wait_lost(3.5)
 
@@ -294,5 +294,5 @@ def test_a_renewal_waits_for_its_answer_no_longer_than_a_request_may_take(
     with Lock("a", store=engine, policy=Policy(30, request_timeout=0.7)).acquire() as lease:
         sent = clock.now()
         monkeypatch.setattr(port, "renew", renew_until)
-        assert run(renew(port, [lease._held])) is None
+        assert run_blocking(renew(port, [lease._held])) is None
     assert patience == [pytest.approx(0.7, abs=0.3)]

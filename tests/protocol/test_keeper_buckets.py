@@ -11,10 +11,10 @@ from math import inf
 import pytest
 
 from incumbent import Lease, Lock, clock
-from incumbent.lease import LeaseMachine, State
+from incumbent.lease import LeaseMachine, LeaseState
 from incumbent.model import Batch, Renewal, RenewOutcome
 from incumbent.protocol.buckets import FULL, Bucket, Buckets, _next_in_phase, grid
-from incumbent.protocol.held import Held
+from incumbent.protocol.held import Claim
 from incumbent.protocol.keeper import Keeper, _requests
 from incumbent.protocol.link import link_for
 from tests.support.faulty import Fault, FaultyEngine
@@ -66,7 +66,7 @@ def test_what_is_taken_at_once_is_spread_over_buckets_of_a_bounded_size(
     lease = Lock("a", store=engine, ttl=60).acquire()
     buckets = Buckets(threading.RLock())
     now = clock.now()
-    some = [Held(lease._held.port, lease._held.wanted) for _ in range(4 * FULL)]
+    some = [Claim(lease._held.port, lease._held.wanted) for _ in range(4 * FULL)]
     for held in some:
         buckets.add(held, now + 11, earliest=now)
     sizes = [len(bucket) for bucket in buckets.take(inf)]
@@ -78,7 +78,7 @@ def test_what_finds_no_room_is_renewed_all_the_same(engine: FaultyEngine) -> Non
     lease = Lock("a", store=engine, ttl=60).acquire()
     buckets = Buckets(threading.RLock())
     now = clock.now()
-    some = [Held(lease._held.port, lease._held.wanted) for _ in range(2 * FULL + 1)]
+    some = [Claim(lease._held.port, lease._held.wanted) for _ in range(2 * FULL + 1)]
     for held in some:
         buckets.add(held, now + 1, earliest=now + 0.5)
     assert sum(len(bucket) for bucket in buckets.take(inf)) == len(some)
@@ -95,7 +95,7 @@ def test_one_that_is_asked_for_often_is_remembered_once(engine: FaultyEngine) ->
 def test_a_thread_that_is_late_asks_for_all_at_once(engine: FaultyEngine) -> None:
     lease = Lock("a", store=engine, ttl=60).acquire()
     due = [Bucket(100 + at / 8, 2.0) for at in range(4)]
-    some = [Held(lease._held.port, lease._held.wanted) for _ in range(1200)]
+    some = [Claim(lease._held.port, lease._held.wanted) for _ in range(1200)]
     lease.release()
     for number, bucket in enumerate(due):
         bucket.update(dict.fromkeys(held.ref for held in some[: 200 * number]))
@@ -239,7 +239,7 @@ def test_a_batch_that_is_answered_late_revives_nobody(
     wrap_renew(engine, monkeypatch, late)
     leases = take(engine, 20, ttl=0.4)
     assert answered.wait(5)
-    eventually(lambda: all(lease._held.machine.state is State.LOST for lease in leases))
+    eventually(lambda: all(lease._held.machine.state is LeaseState.LOST for lease in leases))
     assert not any(lease.valid for lease in leases)
 
 
@@ -273,13 +273,13 @@ def test_one_that_is_let_go_while_its_batch_is_made_costs_no_other(
     mark = LeaseMachine.renew_sent
 
     def after_the_look(self: LeaseMachine, now: float) -> None:
-        if self is leaver._held.machine and self.state is State.HELD:
+        if self is leaver._held.machine and self.state is LeaseState.HELD:
             leaver.release()
         mark(self, now)
 
     monkeypatch.setattr(LeaseMachine, "renew_sent", after_the_look)
     time.sleep(0.8)
-    assert leaver._held.machine.state is State.RELEASED
+    assert leaver._held.machine.state is LeaseState.RELEASED
     assert all(lease.valid for lease in leases)
     assert "ended by an error" not in caplog.text
     for lease in leases:

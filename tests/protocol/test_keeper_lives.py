@@ -193,7 +193,7 @@ def test_a_watcher_that_fails_costs_the_others_nothing(
         for watcher in (fail, told.set):
             keeper_of(engine).watch(gone._held, watcher)
         held = gone._held
-        engine.faulty.give(held.wanted.key, held.claim, None, 0)
+        engine.faulty.give(held.wanted.key, held.id, None, 0)
         assert told.wait(10)
         before = keeper_of(engine).stats.renewals
         eventually(lambda: keeper_of(engine).stats.renewals > before)

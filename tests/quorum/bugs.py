@@ -127,7 +127,7 @@ def _plants_anyhow(self: Any, answers: Sequence[Any]) -> Any:
     return _outcome(self, answers)
 
 
-_outcome: Callable[..., Any] = renew._Round._outcome
+_outcome: Callable[..., Any] = renew._QuorumRound._outcome
 
 PATCHES: dict[str, tuple[Any, str, Any]] = {
     "the same claim is mine": (take, "decide", _same_claim_is_mine),
@@ -135,5 +135,5 @@ PATCHES: dict[str, tuple[Any, str, Any]] = {
     "ballots of its own clock": (BallotClock, "propose", _own_clock),
     "what is being taken back counts": (Quorum, "remember", lambda *_: None),
     "a clock astray is followed": (ballots, "_ASTRAY", 10**18),
-    "plants without a majority": (renew._Round, "_outcome", _plants_anyhow),
+    "plants without a majority": (renew._QuorumRound, "_outcome", _plants_anyhow),
 }

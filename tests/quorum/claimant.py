@@ -17,7 +17,7 @@ from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Panel, Quorum, Repl
 from incumbent.stores.quorum.renew import renew
 from incumbent.stores.quorum.take import give, take
 from incumbent.stores.redis.records import Naming
-from incumbent.stores.redis.resp import Step
+from incumbent.stores.redis.resp import RequestBatch
 from tests.quorum.world import LOOK, Machine, Nap, Process, Round
 
 TTL = 1.0
@@ -109,7 +109,7 @@ class SimPanel(Panel):
                 self.process.network.send(self.machines[at], envelope, lambda reply: None)
 
     async def ask(
-        self, steps: Sequence[Step | None], until: float, enough: Enough | None = None
+        self, steps: Sequence[RequestBatch | None], until: float, enough: Enough | None = None
     ) -> list[Reply]:
         """See Panel."""
         replies: list[Reply | None] = [

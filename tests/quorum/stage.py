@@ -10,14 +10,14 @@ from typing import TypeVar
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Renewal, Renewed
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.quorum.ballots import BallotClock, Silent
 from incumbent.stores.quorum.dialect import SCRIPTS, QuorumDialect
 from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Panel, Quorum, Reply
 from incumbent.stores.quorum.renew import renew
 from incumbent.stores.quorum.take import give, take
 from incumbent.stores.redis.records import Naming
-from incumbent.stores.redis.resp import Step
+from incumbent.stores.redis.resp import RequestBatch
 from tests.quorum.bugs import Bugs
 from tests.quorum.claimant import SPAN, TTL, StaleClock
 from tests.quorum.node import LONGEST, SECOND, Node
@@ -145,7 +145,7 @@ class Actor(Panel):
 
     @staticmethod
     def run(coroutine: Awaitable[T]) -> T:
-        return run(coroutine)  # type: ignore[arg-type]
+        return run_blocking(coroutine)  # type: ignore[arg-type]
 
     # -- see Panel
 
@@ -163,13 +163,13 @@ class Actor(Panel):
         """It is."""
 
     async def ask(
-        self, steps: Sequence[Step | None], until: float, enough: Enough | None = None
+        self, steps: Sequence[RequestBatch | None], until: float, enough: Enough | None = None
     ) -> list[Reply]:
         """At once, for those in reach."""
         self.rounds_made += 1
         return [NOT_ASKED if step is None else self._one(at, step) for at, step in enumerate(steps)]
 
-    def _one(self, at: int, step: Step) -> Reply:
+    def _one(self, at: int, step: RequestBatch) -> Reply:
         deaf = self.deaf_to and SCRIPTS[self.deaf_to].sha in step.payload
         if deaf or at not in self.reach:
             return Silent(StoreUnavailable("out of reach"), sent=False)

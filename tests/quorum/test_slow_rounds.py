@@ -18,7 +18,7 @@ import pytest
 from incumbent.errors import StoreError
 from incumbent.stores.quorum import changes
 from incumbent.stores.quorum.changes import Edit
-from incumbent.stores.quorum.take import _Take, take
+from incumbent.stores.quorum.take import _QuorumTake, take
 from tests.quorum import claimant
 from tests.quorum.bugs import Bugs, planted
 from tests.quorum.claimant import KEY, Claimant, SimPanel
@@ -102,7 +102,9 @@ def test_contenders_in_slow_rounds_split_the_vote_neither_for_ever_nor_into_doub
 def test_who_begins_rounds_that_do_not_fit_any_more_leaves_doubts(
     outcomes: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_Take, "took", property(lambda _: 0.0, lambda *_: None), raising=False)
+    monkeypatch.setattr(
+        _QuorumTake, "took", property(lambda _: 0.0, lambda *_: None), raising=False
+    )
     longest_gap(0)
     assert outcomes["OutcomeUnknown"] > 0.12 * outcomes.total(), outcomes
 

@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.base import Store
 from incumbent.stores.names import flat
 from tests.rules.histories import Subject
@@ -116,7 +116,7 @@ class PostgresShelf(Shelf):
         store = of("stores.postgresql.engine").PostgresStore(site, dialect)
         operations = store.operations
         # Its waiters do not take turns: each claim asks the server, as those of many processes do.
-        store.take = lambda key, claim, ask, until: run(
+        store.take = lambda key, claim, ask, until: run_blocking(
             operations.run(dialect.take(key, claim, ask), until)
         )
         made: Store = store

@@ -17,9 +17,9 @@ from incumbent.serve.pages import (
     readyz,
     routes_of,
 )
-from incumbent.serve.situation import Situation, View
+from incumbent.serve.situation import InstanceView, Situation
 
-STANDBY = View(
+STANDBY = InstanceView(
     wall=1_700_000_000.0,
     name="switch-7",
     holder="node-1",
@@ -42,26 +42,26 @@ LEADER = replace(
 class Fixed(Situation):
     """One that is always the same."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: InstanceView) -> None:
         super().__init__(view.name, view.holder)
         self.view = view
 
-    def look(self) -> View:
+    def look(self) -> InstanceView:
         return self.view
 
 
-def page_of(path: str, view: View) -> Page:
+def page_of(path: str, view: InstanceView) -> Page:
     page = answer(routes_of(Fixed(view)), HttpRequest(path))
     assert isinstance(page, Page)
     return page
 
 
-def status(path: str, view: View) -> int:
+def status(path: str, view: InstanceView) -> int:
     return page_of(path, view).status
 
 
 @pytest.mark.parametrize("view", [STANDBY, LEADER, replace(STANDBY, leader=None)])
-def test_standby_leader_and_paused_are_ready_alike(view: View) -> None:
+def test_standby_leader_and_paused_are_ready_alike(view: InstanceView) -> None:
     assert status("/readyz", view) == 200
 
 
@@ -137,5 +137,5 @@ def test_an_unknown_path_is_told_the_known_ones() -> None:
         ),
     ],
 )
-def test_the_summary_is_one_line_for_people(view: View, line: str) -> None:
+def test_the_summary_is_one_line_for_people(view: InstanceView, line: str) -> None:
     assert summary(view) == line

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from incumbent.model import Ask, Guard, Key, PutOutcome, Record
 from incumbent.policy import Policy
-from incumbent.protocol.held import Held, Wanted
+from incumbent.protocol.held import Claim, LeaseRequest
 from incumbent.protocol.release import release
 from incumbent.protocol.roster import Division, Roster, attend, shards_of
 from tests.sim.judge import Judge
@@ -90,10 +90,10 @@ class Member(Process):
         place = Key(GROUP.namespace, f"{GROUP.name}/@{self.name}")
         shorter = Policy(0.8 * world.ttl)
         ask = Ask(world.ttl, self.name)
-        wanted = Wanted(GROUP, ask, ask, world.policy)
+        wanted = LeaseRequest(GROUP, ask, ask, world.policy)
         note = str(world.count).encode()
         self.roster = Roster(
-            GROUP, world.policy, self.keeper, Wanted(place, own, own, shorter), note
+            GROUP, world.policy, self.keeper, LeaseRequest(place, own, own, shorter), note
         )
         self.division = Division(world.count, wanted, _Bodies(self))
         self.going = False
@@ -145,7 +145,7 @@ class _Bodies:
     def numbers(self) -> list[int]:
         return list(self._member.bodies)
 
-    def start(self, number: int, held: Held) -> None:
+    def start(self, number: int, held: Claim) -> None:
         member = self._member
         member.keeper.arm(held)
         member.judge.began(member, held, [])
@@ -160,7 +160,7 @@ class _Bodies:
 class _Body:
     """The work of one shard: it looks at its lease now and then, and ends when it is asked to."""
 
-    def __init__(self, member: Member, number: int, held: Held) -> None:
+    def __init__(self, member: Member, number: int, held: Claim) -> None:
         self.member = member
         self.number = number
         self.held = held
@@ -223,7 +223,7 @@ class World(Setting):
         self.begins: dict[int, list[Member]] = defaultdict(list)
         self._vacant: dict[int, tuple[float, str]] = {}
         self._tokens: dict[int, int] = {}
-        self._working: dict[int, Held] = {}
+        self._working: dict[int, Claim] = {}
 
     def play(self, until: float) -> None:
         """Let everything happen until then; then nobody is left."""
@@ -247,7 +247,7 @@ class World(Setting):
 
     # -- what the members say --------------------------------------------------------------------
 
-    def begun(self, member: Member, shard: int, held: Held) -> None:
+    def begun(self, member: Member, shard: int, held: Claim) -> None:
         token = held.machine.token
         if token <= self._tokens.get(shard, 0):
             self.judge.fail("tokens", f"shard {shard}: {token} after {self._tokens[shard]}")
@@ -265,7 +265,7 @@ class World(Setting):
         if since is not None:
             self.vacancies.append(Vacancy(shard, since, self.now, after))
 
-    def ended(self, member: Member, shard: int, held: Held) -> None:
+    def ended(self, member: Member, shard: int, held: Claim) -> None:
         if self._working.get(shard) is held:
             del self._working[shard]
             valid = held.machine.valid(member.now())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from incumbent.lease import State
+from incumbent.lease import LeaseState
 from incumbent.model import (
     Ask,
     GiveOutcome,
@@ -17,7 +17,7 @@ from incumbent.model import (
     RenewOutcome,
     Slot,
 )
-from incumbent.protocol.held import Held, Wanted
+from incumbent.protocol.held import Claim, LeaseRequest
 from incumbent.several import MultiLeaseHandle
 from tests.sim.setting import Client, Setting
 
@@ -60,8 +60,8 @@ class Judge:
         self.losses = 0
         self._live: dict[Key, dict[str, _Live]] = defaultdict(dict)
         self._tokens: dict[Key, int] = {}
-        self._believing: dict[Key, list[tuple[Client, Held]]] = {}
-        self._all: list[tuple[Client, Held]] = []
+        self._believing: dict[Key, list[tuple[Client, Claim]]] = {}
+        self._all: list[tuple[Client, Claim]] = []
         self._closed: dict[Key, float] = {}
         self._at_least: dict[str, float] = {}
         self._floor: dict[Key, float] = {}
@@ -122,14 +122,14 @@ class Judge:
     def _check_whole(self, key: Key, claim: str) -> None:
         """While it believes in all of several, none of them is another's."""
         for process, multi in self._several:
-            theirs = {held.wanted.key: held.claim for held in multi._helds}
+            theirs = {held.wanted.key: held.id for held in multi._helds}
             if self._strict and theirs.get(key, claim) != claim and multi.valid:
                 self.fail("all or none", f"{process.name} believes, and {key.name} is another's")
 
     def _check_delay(self, key: Key, now: float) -> None:
         """Nobody follows a holder that did not release before its lock_delay is over."""
         for process, held in self._all:
-            if held.wanted.key != key or held.claim in self._given:
+            if held.wanted.key != key or held.id in self._given:
                 continue
             believed = self._world.store_clock.at(process.when(held.machine.deadline))
             early = believed + held.wanted.policy.lock_delay - now
@@ -186,54 +186,54 @@ class Judge:
 
     # -- what the processes believe ----------------------------------------------------------
 
-    def began(self, process: Client, held: Held, asked: list[str]) -> None:
+    def began(self, process: Client, held: Claim, asked: list[str]) -> None:
         """An acquire returned a lease."""
         machine, wanted, world = held.machine, held.wanted, self._world
         self._all.append((process, held))
         if world.history is not None:
-            text = f"holds {wanted.key.name} as {held.claim[-4:]}, token {machine.token}"
+            text = f"holds {wanted.key.name} as {held.id[-4:]}, token {machine.token}"
             world.say(process.name, f"{text}, for {machine.deadline - process.now():.3f} s")
         self.acquired += 1
         if not machine.valid(process.now()) or process.now() >= machine.stop_at:
             self.fail("unproved", f"{process.name} was given a lease that proves nothing")
         if machine.deadline > process.now() + wanted.at_most_for + wanted.policy.grace:
             self.fail("at most", f"{process.name} believes for longer than at_most_for")
-        self._expect_gone(process, wanted, [claim for claim in asked if claim != held.claim])
+        self._expect_gone(process, wanted, [claim for claim in asked if claim != held.id])
         if wanted.at_least_for:
             least = wanted.at_least_for * (1 - 3 * wanted.policy.rho)
-            self._at_least[held.claim] = world.now + least
-        if wanted.ask.slot is not None:
-            self._check_run(held, wanted.ask.slot)
+            self._at_least[held.id] = world.now + least
+        if wanted.once.slot is not None:
+            self._check_run(held, wanted.once.slot)
         self._believing.setdefault(wanted.key, []).append((process, held))
         self._check_proof(process, held)
 
-    def _check_run(self, held: Held, slot: Slot) -> None:
-        granted = self._granted_at.get(held.claim, 0.0)
+    def _check_run(self, held: Claim, slot: Slot) -> None:
+        granted = self._granted_at.get(held.id, 0.0)
         run = (held.wanted.key, slot.name)
         before = self._runs.get(run)
         if before is not None and granted < before[1] and before[0] not in self._undone:
-            self.fail("slot", f"{slot.name} ran as {before[0]} and as {held.claim}")
-        self._runs[run] = (held.claim, granted + slot.keep)
+            self.fail("slot", f"{slot.name} ran as {before[0]} and as {held.id}")
+        self._runs[run] = (held.id, granted + slot.keep)
 
-    def renewal_ended(self, process: Client, held: Held, *, noticed: bool) -> None:
+    def renewal_ended(self, process: Client, held: Claim, *, noticed: bool) -> None:
         """The keeper has tried; whatever came of it, this is where a belief may have grown."""
-        if held.machine.state is not State.HELD:
+        if held.machine.state is not LeaseState.HELD:
             return
         if noticed:
-            self.fail("notice", f"{process.name} was asked for {held.claim}, and goes on")
+            self.fail("notice", f"{process.name} was asked for {held.id}, and goes on")
         self._check_proof(process, held)
 
-    def acts(self, process: Client, held: Held) -> None:
+    def acts(self, process: Client, held: Claim) -> None:
         """A check said: still yours."""
         if not _believes(process, held):
             self.fail("told", f"{process.name} was told that it holds what it cannot prove")
         self._check_alone(process, held)
 
-    def _check_proof(self, process: Client, held: Held) -> None:
+    def _check_proof(self, process: Client, held: Claim) -> None:
         self._check_alone(process, held)
         if not self._strict or not _believes(process, held):
             return
-        live = self._live[held.wanted.key].get(held.claim)
+        live = self._live[held.wanted.key].get(held.id)
         if live is None or live.epoch != held.machine.epoch:
             # After a restart, restart_wait protects the holder in place of the record.
             return
@@ -242,12 +242,12 @@ class Judge:
             over = end - live.expires
             self.fail("outlives", f"{process.name} believes {over:.4f} s beyond its record")
 
-    def _check_alone(self, process: Client, held: Held) -> None:
+    def _check_alone(self, process: Client, held: Claim) -> None:
         if not _believes(process, held):
             return
         believing = self._believing.get(held.wanted.key, ())
         others = [one for one in believing if one[1] is not held and _believes(*one)]
-        if _fits(held.wanted.ask.permits, [theirs.wanted.ask.permits for _, theirs in others]):
+        if _fits(held.wanted.once.permits, [theirs.wanted.once.permits for _, theirs in others]):
             return
         self.overlaps += len(others)
         if self._strict:
@@ -255,50 +255,50 @@ class Judge:
             rest = " and ".join(f"{name}, which believes {left[name]:.4f} s more" for name in left)
             self.fail("overlap", f"{process.name} and {rest}")
 
-    def succeeded(self, process: Client, held: Held) -> None:
+    def succeeded(self, process: Client, held: Claim) -> None:
         """A body ended, and nothing tells its caller that the lease was lost."""
         if not _believes(process, held):
             self.fail("success", f"{process.name} reports success for a lease that it lost")
 
-    def leaves(self, process: Client, held: Held, *, undone: bool) -> None:
+    def leaves(self, process: Client, held: Claim, *, undone: bool) -> None:
         """A release begins."""
         if self._world.history is not None:
-            self._world.say(process.name, f"releases {held.wanted.key.name} as {held.claim[-4:]}")
+            self._world.say(process.name, f"releases {held.wanted.key.name} as {held.id[-4:]}")
         if undone:
-            self._undone.add(held.claim)
+            self._undone.add(held.id)
 
     def released(
-        self, process: Client, held: Held, outcome: GiveOutcome | None, *, confirmed: bool
+        self, process: Client, held: Claim, outcome: GiveOutcome | None, *, confirmed: bool
     ) -> None:
         """A release ended by an answer, or by none."""
-        lost = held.machine.state is State.LOST
+        lost = held.machine.state is LeaseState.LOST
         if self._world.history is not None:
             what = "confirmed" if confirmed else "lost before" if lost else "not known"
-            self._world.say(process.name, f"has released {held.claim[-4:]}: {what}")
+            self._world.say(process.name, f"has released {held.id[-4:]}: {what}")
         in_time = process.now() < held.machine.deadline
         if confirmed is not isinstance(outcome, Released):
             self.fail("release", f"{process.name} says {confirmed}, and heard {outcome}")
         if lost is not (isinstance(outcome, Gone) and in_time):
             self.fail("release", f"{process.name} reports loss: {lost}, and heard {outcome}")
 
-    def left(self, process: Client, held: Held) -> None:
+    def left(self, process: Client, held: Claim) -> None:
         """A release ended, by an answer or by an interruption."""
-        if held.machine.state is State.HELD:
+        if held.machine.state is LeaseState.HELD:
             self.fail("left", f"{process.name} still believes what it has released")
         self._forget(held)
-        self._expect_gone(process, held.wanted, [held.claim])
+        self._expect_gone(process, held.wanted, [held.id])
 
-    def lost(self, process: Client, held: Held) -> None:
+    def lost(self, process: Client, held: Claim) -> None:
         """A body ended in LeaseLost."""
         self.losses += 1
         if self._world.history is not None:
-            self._world.say(process.name, f"has lost {held.claim[-4:]}: {held.machine.reason}")
+            self._world.say(process.name, f"has lost {held.id[-4:]}: {held.machine.reason}")
         if self._world.profile.calm and held.machine.reason != "at_most_for":
             self.fail("lost", f"{process.name} lost a lease for no reason: {held.machine.reason}")
         self._forget(held)
 
     def ended_without(
-        self, process: Client, wanted: Wanted, asked: list[str], error: BaseException
+        self, process: Client, wanted: LeaseRequest, asked: list[str], error: BaseException
     ) -> None:
         """An acquire ended without a lease."""
         if self._world.history is not None:
@@ -354,7 +354,7 @@ class Judge:
         now = self._world.store_clock.at(self._world.now)
         for held in multi._helds:
             standing = self._live[held.wanted.key].values()
-            if any(one.claim != held.claim and one.expires > now for one in standing):
+            if any(one.claim != held.id and one.expires > now for one in standing):
                 self.fail("all or none", f"{process.name} acts, and {held.wanted.key} is another's")
             self.acts(process, held)
 
@@ -362,18 +362,18 @@ class Judge:
         """A release of several ended, by an answer or by an interruption."""
         self._several.remove((process, multi))
         for held in multi._helds:
-            if held.machine.state is State.LOST:
+            if held.machine.state is LeaseState.LOST:
                 self.lost(process, held)
             else:
                 self.left(process, held)
 
-    def _forget(self, held: Held) -> None:
+    def _forget(self, held: Claim) -> None:
         key = held.wanted.key
         self._believing[key] = [one for one in self._believing[key] if one[1] is not held]
 
     # -- nothing leaks -----------------------------------------------------------------------
 
-    def _expect_gone(self, process: Client, wanted: Wanted, claims: list[str]) -> None:
+    def _expect_gone(self, process: Client, wanted: LeaseRequest, claims: list[str]) -> None:
         world = self._world
         if world.profile.prompt and claims:
             by = world.now + world.ttl * world.profile.prompt
@@ -393,6 +393,6 @@ def _fits(permits: int | None, others: list[int | None]) -> bool:
     return not permits or len(others) < permits
 
 
-def _believes(process: Client, held: Held) -> bool:
+def _believes(process: Client, held: Claim) -> bool:
     # Not `valid`: looking must change nothing.
-    return held.machine.state is State.HELD and process.now() < held.machine.deadline
+    return held.machine.state is LeaseState.HELD and process.now() < held.machine.deadline

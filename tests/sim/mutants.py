@@ -14,10 +14,10 @@ import pytest
 
 from incumbent import policy
 from incumbent.errors import OutcomeUnknown, StoreError
-from incumbent.lease import TRANSITIONS, Input, LeaseMachine, State
+from incumbent.lease import TRANSITIONS, Input, LeaseMachine, LeaseState
 from incumbent.model import Ask, Granted
 from incumbent.protocol import acquire, release
-from incumbent.protocol.held import Held
+from incumbent.protocol.held import Claim
 from incumbent.protocol.port import Debt, ManyPort, Port
 from incumbent.protocol.release import release_all
 from incumbent.protocol.words import late_grant
@@ -109,15 +109,15 @@ def a_clock_that_misses_suspend(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("pauses", "told", "success", "unproved")
 def the_deadline_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LeaseMachine, "valid", lambda self, now: self.state is State.HELD)
+    patch.setattr(LeaseMachine, "valid", lambda self, now: self.state is LeaseState.HELD)
 
 
 @mutant("pauses", "overlap", overlaps_only=True)
 def a_late_renewal_revives(patch: pytest.MonkeyPatch) -> None:
     def renewed(self: LeaseMachine, now: float) -> None:
         self.renewing = False
-        if self.state in (State.HELD, State.LOST):
-            self.state = State.HELD
+        if self.state in (LeaseState.HELD, LeaseState.LOST):
+            self.state = LeaseState.HELD
             self.stop_at = now + self.policy.renew_deadline
             self.deadline = now + self.policy.span
 
@@ -140,8 +140,8 @@ def at_most_for_is_ignored(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("delays", "delay", "outlives")
 def renewals_ask_for_the_ttl_alone(patch: pytest.MonkeyPatch) -> None:
-    renewal = Held.renewal
-    patch.setattr(Held, "renewal", lambda self: replace(renewal(self), ttl=self.wanted.policy.ttl))
+    renewal = Claim.renewal
+    patch.setattr(Claim, "renewal", lambda self: replace(renewal(self), ttl=self.wanted.policy.ttl))
 
 
 @mutant("delays", "delay", "outlives")
@@ -173,12 +173,12 @@ def a_restarted_store_waits_for_the_ttl_alone(patch: pytest.MonkeyPatch) -> None
 def an_unsure_take_is_believed(patch: pytest.MonkeyPatch) -> None:
     take = acquire._take
 
-    async def believing(port: Port, held: Held, ask: Ask, *limits: float) -> Any:
+    async def believing(port: Port, held: Claim, ask: Ask, *limits: float) -> Any:
         outcome = await take(port, held, ask, *limits)
         if not isinstance(outcome, OutcomeUnknown):
             return outcome
         held.machine.sent(held.machine.sent_at)
-        hoped = Granted(held.claim, 1, held.wanted.policy.ttl)
+        hoped = Granted(held.id, 1, held.wanted.policy.ttl)
         if not held.machine.granted(hoped, port.now()):
             return late_grant(held.wanted, 0.0)
         held.began = port.now()
@@ -191,9 +191,9 @@ def an_unsure_take_is_believed(patch: pytest.MonkeyPatch) -> None:
 def a_retry_with_a_new_claim(patch: pytest.MonkeyPatch) -> None:
     take = acquire._take
 
-    async def anew(port: Port, held: Held, ask: Ask, *limits: float) -> Any:
-        if held.machine.state is State.DOUBT:
-            held.claim = port.draw_claim()
+    async def anew(port: Port, held: Claim, ask: Ask, *limits: float) -> Any:
+        if held.machine.state is LeaseState.DOUBT:
+            held.id = port.draw_claim()
         return await take(port, held, ask, *limits)
 
     patch.setattr(acquire, "_take", anew)
@@ -206,7 +206,7 @@ def no_compensation_after_a_cancel(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("signals", "leak")
 def a_refusal_after_doubt_is_clean(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(TRANSITIONS[State.ASKING_AGAIN], Input.REFUSE, State.NEW)
+    patch.setitem(TRANSITIONS[LeaseState.ASKING_AGAIN], Input.REFUSE, LeaseState.NEW)
 
 
 @mutant("signals", "leak")
@@ -223,7 +223,7 @@ def a_debt_of_two_takes_is_settled_by_one_release(patch: pytest.MonkeyPatch) -> 
 def a_release_forgets_the_take_that_got_no_answer(patch: pytest.MonkeyPatch) -> None:
     unanswered = acquire._unanswered
 
-    def forgets(port: Port, held: Held, error: StoreError) -> StoreError:
+    def forgets(port: Port, held: Claim, error: StoreError) -> StoreError:
         found = unanswered(port, held, error)
         held.unsure = 0
         return found
@@ -253,8 +253,8 @@ def _with_debts(patch: pytest.MonkeyPatch, **changed: Any) -> None:
 def the_echo_of_the_claim_is_not_compared(patch: pytest.MonkeyPatch) -> None:
     believe = acquire._believe
 
-    def trusting(port: Port, held: Held, grant: Granted, sent: float) -> Any:
-        return believe(port, held, grant._replace(claim=held.claim), sent)
+    def trusting(port: Port, held: Claim, grant: Granted, sent: float) -> Any:
+        return believe(port, held, grant._replace(claim=held.id), sent)
 
     patch.setattr(acquire, "_believe", trusting)
 
@@ -265,7 +265,7 @@ def the_echo_of_the_claim_is_not_compared(patch: pytest.MonkeyPatch) -> None:
 @mutant("calm", "overlap", overlaps_only=True)
 def belief_goes_on_until_the_release_is_confirmed(patch: pytest.MonkeyPatch) -> None:
     def given(self: LeaseMachine) -> None:
-        self.state = State.RELEASED
+        self.state = LeaseState.RELEASED
 
     patch.setattr(LeaseMachine, "left", lambda self: None)
     patch.setattr(LeaseMachine, "given", given)
@@ -299,7 +299,7 @@ def several_names_are_taken_in_the_order_given(patch: pytest.MonkeyPatch) -> Non
 
 @mutant("several", "leak")
 def the_first_is_kept_when_the_second_is_refused(patch: pytest.MonkeyPatch) -> None:
-    async def kept(port: ManyPort, helds: Sequence[Held]) -> bool:
+    async def kept(port: ManyPort, helds: Sequence[Claim]) -> bool:
         for held in helds:
             held.machine.left()
         return True
@@ -309,7 +309,7 @@ def the_first_is_kept_when_the_second_is_refused(patch: pytest.MonkeyPatch) -> N
 
 @mutant("several", "leak")
 def a_release_of_several_forgets_what_got_no_answer(patch: pytest.MonkeyPatch) -> None:
-    async def forgets(port: ManyPort, helds: Sequence[Held]) -> bool:
+    async def forgets(port: ManyPort, helds: Sequence[Claim]) -> bool:
         forgetful: Any = SimpleNamespace(
             now=port.now,
             limits=port.limits,

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 from incumbent.durations import backoff_delay
 from incumbent.errors import LockError, StoreError
-from incumbent.lease import State
+from incumbent.lease import LeaseState
 from incumbent.model import Ask, GiveOutcome, Key, Renewal, Renewed, RenewOutcome, TakeOutcome
 from incumbent.protocol.acquire import acquire
-from incumbent.protocol.held import Held, Wanted
+from incumbent.protocol.held import Claim, LeaseRequest
 from incumbent.protocol.port import Debt, one_by_one
 from incumbent.protocol.release import release, settle
 from incumbent.protocol.renew import first_due, next_due, renew
@@ -157,7 +157,7 @@ class Process:
         if held is not None:
             await self._use(held)
 
-    async def _acquire(self, wanted: Wanted) -> Held | None:
+    async def _acquire(self, wanted: LeaseRequest) -> Claim | None:
         world, port = self.world, self.port
         timeout = world.draw_timeout()
         port.asked = []
@@ -175,14 +175,14 @@ class Process:
         self.keeper.arm(held)
         return held
 
-    async def _use(self, held: Held) -> None:
+    async def _use(self, held: Claim) -> None:
         try:
             await self._body(held)
         finally:
             if not self.dead:
                 await self._leave(held)
 
-    async def _body(self, held: Held) -> None:
+    async def _body(self, held: Claim) -> None:
         """What is done under the lease: told at every step, and half of them stopped in time."""
         world, rng, machine = self.world, self.world.rng, held.machine
         now = self.now()
@@ -200,7 +200,7 @@ class Process:
             if rng.random() < world.profile.asks_renewal:
                 self.keeper.renew_now(held)
 
-    async def _leave(self, held: Held) -> None:
+    async def _leave(self, held: Claim) -> None:
         """As the facades do: a lease that was lost is no success, and what is left is owed."""
         world, machine = self.world, held.machine
         if not machine.valid(self.now()):
@@ -215,9 +215,9 @@ class Process:
         self.judge.leaves(self, held, undone=undo)
         try:
             confirmed = await release(self.port, held, undo_slot=undo)
-            outcome = self.port.released.get(held.claim)
+            outcome = self.port.released.get(held.id)
             self.judge.released(self, held, outcome, confirmed=confirmed)
-            if machine.state is State.LOST:
+            if machine.state is LeaseState.LOST:
                 self.judge.lost(self, held)
         finally:
             self.keeper.disarm(held)
@@ -333,21 +333,21 @@ class SimKeeper:
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self.due: dict[Held, float] = {}
+        self.due: dict[Claim, float] = {}
         self._owed: list[_Owed] = []
         self._task: Task | None = None
         self._resting = False
 
-    def arm(self, held: Held) -> None:
+    def arm(self, held: Claim) -> None:
         """Renew it from now on."""
         self.due[held] = first_due(held, self._process.port.jitter())
         self._wake()
 
-    def disarm(self, held: Held) -> None:
+    def disarm(self, held: Claim) -> None:
         """Renew it no longer."""
         self.due.pop(held, None)
 
-    def renew_now(self, held: Held) -> None:
+    def renew_now(self, held: Claim) -> None:
         """Renew it before it is due."""
         if held in self.due:
             self.due[held] = self._process.now()
@@ -402,15 +402,15 @@ class SimKeeper:
         if self._owed:
             await self._pay()
 
-    async def _renew(self, batch: list[Held], sent: float) -> None:
+    async def _renew(self, batch: list[Claim], sent: float) -> None:
         process = self._process
-        held_now = [held for held in batch if held.machine.state is State.HELD]
+        held_now = [held for held in batch if held.machine.state is LeaseState.HELD]
         live = [held for held in held_now if not held.machine.bounded]
         error = await renew(process.port, live)
         now = process.now()
         for held in batch:
             self._plan(held, sent, now)
-            noticed = error is None and held.claim in process.port.told_to_go
+            noticed = error is None and held.id in process.port.told_to_go
             process.judge.renewal_ended(process, held, noticed=noticed)
 
     def _replan(self, now: float) -> None:
@@ -418,7 +418,7 @@ class SimKeeper:
             if due <= now:
                 self._plan(held, now, now)
 
-    def _plan(self, held: Held, sent: float, now: float) -> None:
+    def _plan(self, held: Claim, sent: float, now: float) -> None:
         if held not in self.due:
             return
         if held.machine.valid(now):

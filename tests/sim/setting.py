@@ -8,7 +8,7 @@ from typing import Protocol
 
 from incumbent import policy
 from incumbent.model import Ask, Key, Queue, Slot
-from incumbent.protocol.held import Wanted
+from incumbent.protocol.held import LeaseRequest
 from tests.sim.profiles import Fate, Profile
 from tests.sim.tasks import Clock, Schedule
 
@@ -94,7 +94,7 @@ class Setting(Schedule):
         rng = self.rng
         return self.ttl * (rng.uniform(0.5, 2.5) if rng.random() < 0.3 else 0.6 * rng.random())
 
-    def draw_wanted(self) -> Wanted:
+    def draw_wanted(self) -> LeaseRequest:
         """What one acquire asks for."""
         profile, rng, ttl = self.profile, self.rng, self.ttl
         slot = None
@@ -107,19 +107,21 @@ class Setting(Schedule):
             at_most = max(at_least, ttl * (0.3 + rng.random()))
         ask = Ask(self.policy.kept, "sim", slot=slot)
         if not self._shares:
-            return Wanted(KEY, ask, ask, self.policy, at_most or _INF, at_least)
+            return LeaseRequest(KEY, ask, ask, self.policy, at_most or _INF, at_least)
         ask = replace(ask, permits=rng.choice(self._shares))
         waiting = replace(ask, queue=Queue(ttl / 3, fair=rng.random() < 0.7))
-        return Wanted(KEY, ask, waiting, self.policy)
+        return LeaseRequest(KEY, ask, waiting, self.policy)
 
-    def draw_several(self) -> list[Wanted]:
+    def draw_several(self) -> list[LeaseRequest]:
         """What one acquire of several names asks for, in their order."""
         names, rng, ttl = self.profile.names, self.rng, self.ttl
         ask = Ask(self.policy.kept, "sim")
         fair = rng.choice((None, True, False))
         waiting = ask if fair is None else replace(ask, queue=Queue(ttl / 3, fair=fair))
         drawn = rng.sample(names, rng.choice((1, 2, 2, 3)))
-        return [Wanted(Key("sim", name), ask, waiting, self.policy) for name in in_order(drawn)]
+        return [
+            LeaseRequest(Key("sim", name), ask, waiting, self.policy) for name in in_order(drawn)
+        ]
 
 
 def in_order(names: list[str]) -> list[str]:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 from incumbent.errors import LeaseLost, LockError
-from incumbent.lease import State
+from incumbent.lease import LeaseState
 from incumbent.model import Released
 from incumbent.protocol.acquire import acquire_all
-from incumbent.protocol.held import Held, Wanted
+from incumbent.protocol.held import Claim, LeaseRequest
 from incumbent.several import MultiLeaseHandle
 from tests.sim.process import Process
 from tests.sim.tasks import SIGNALS
@@ -35,7 +35,7 @@ class Several(Process):
         if helds:
             await self._use_all(helds)
 
-    async def _acquire_all(self, wanted: list[Wanted]) -> Sequence[Held]:
+    async def _acquire_all(self, wanted: list[LeaseRequest]) -> Sequence[Claim]:
         world, port, judge = self.world, self.port, self.judge
         timeout = world.draw_timeout()
         port.asked = []
@@ -54,7 +54,7 @@ class Several(Process):
         finally:
             judge.answered(self)
 
-    async def _use_all(self, helds: Sequence[Held]) -> None:
+    async def _use_all(self, helds: Sequence[Claim]) -> None:
         keeper = SimpleNamespace(
             hand_over=self.port.hand_over, disarm=self.keeper.disarm, missed=lambda _: 0.0
         )
@@ -82,7 +82,7 @@ class Several(Process):
         for held in alive:
             judge.leaves(self, held, undone=False)
         try:
-            lost, confirmed = await multi._give_back(self.port)
+            lost, confirmed = await multi._release_all(self.port)
             self._compare(multi, alive, lost, confirmed)
         finally:
             if not self.dead:
@@ -91,16 +91,16 @@ class Several(Process):
     def _compare(
         self,
         multi: MultiLeaseHandle,
-        alive: Sequence[Held],
+        alive: Sequence[Claim],
         lost: LeaseLost | None,
         confirmed: bool,
     ) -> None:
         """What the caller is told, and what the store has answered for each."""
-        outcomes = [self.port.released.get(held.claim) for held in alive]
+        outcomes = [self.port.released.get(held.id) for held in alive]
         for held, outcome in zip(alive, outcomes, strict=True):
-            given = held.machine.state is State.RELEASED
+            given = held.machine.state is LeaseState.RELEASED
             self.judge.released(self, held, outcome, confirmed=given)
-        ended = [held for held in multi._helds if held.machine.state is State.LOST]
+        ended = [held for held in multi._helds if held.machine.state is LeaseState.LOST]
         if (lost is None) is not (not ended):
             self.judge.fail("success", f"{self.name} is told {lost!r}, and has lost {len(ended)}")
         if confirmed is not all(isinstance(outcome, Released) for outcome in outcomes):

@@ -20,10 +20,10 @@ from incumbent.stores.postgresql import wire
 from incumbent.stores.postgresql.site import Site
 from incumbent.stores.postgresql.subscriber import Subscriber
 from incumbent.stores.quorum.dialect import QuorumDialect
-from incumbent.stores.quorum.links import Link
-from incumbent.stores.quorum.nodes import Node
+from incumbent.stores.quorum.links import QuorumLink
+from incumbent.stores.quorum.nodes import QuorumNode
 from incumbent.stores.quorum.waiting import MajorityHub
-from incumbent.stores.redis.aiowire import AsyncWire
+from incumbent.stores.redis.aiowire import AsyncRedisWire
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.subscription import LineHub
 from tests.stores.postgresql.world import new_database
@@ -82,7 +82,7 @@ def surfaces(url: str, side: str) -> None:
 
 CONNECTING: dict[str, list[Any]] = {
     "redis": [(dial, "tune"), (aiowire, "tune")],
-    "quorum": [(Node, "welcomed")],
+    "quorum": [(QuorumNode, "welcomed")],
     "etcd": [(dial, "tune"), (aiowire, "tune")],
     "postgresql": [(Site, "conninfo")],
 }
@@ -103,7 +103,7 @@ def test_while_a_connection_is_made(store: str, side: str, monkeypatch: pytest.M
 READING: dict[str, list[Any]] = {
     "redis": [(Commands, "taken")],
     # Where all nodes answer alike, the blocking side compares bytes, and decodes no vote.
-    "quorum": [(QuorumDialect, "read_vote"), (Link, "replies")],
+    "quorum": [(QuorumDialect, "read_vote"), (QuorumLink, "replies")],
     "etcd": [(Client, "_read")],
     "postgresql": [(wire, "_value_of")],
 }
@@ -116,8 +116,8 @@ def test_while_an_answer_is_read(store: str, side: str, monkeypatch: pytest.Monk
 
 
 ARRIVING: dict[str, list[Any]] = {
-    "redis": [(AsyncWire, "_deliver")],
-    "quorum": [(AsyncWire, "_deliver")],
+    "redis": [(AsyncRedisWire, "_deliver")],
+    "quorum": [(AsyncRedisWire, "_deliver")],
     "etcd": [(AsyncStream, "data_received")],
 }
 

@@ -7,33 +7,33 @@ from math import inf, nan
 from hypothesis import given
 from hypothesis import strategies as st
 
-from incumbent.supervise.plan import Verdict, Watch, begun, covers, ended, judge, proved
+from incumbent.supervise.plan import GuardVerdict, WatchedTerm, begun, covers, ended, judge, proved
 
 TTL = 10.0
 
 
-def armed(kill_at: float = 5.0) -> Watch:
+def armed(kill_at: float = 5.0) -> WatchedTerm:
     return proved(begun(1, TTL), 1, kill_at, 0.0)
 
 
-def verdict(watch: Watch, now: float, *, supervised: bool = True) -> Verdict:
+def verdict(watch: WatchedTerm, now: float, *, supervised: bool = True) -> GuardVerdict:
     return judge(watch, now, supervised=supervised)
 
 
 def test_nothing_may_run_before_the_first_proof() -> None:
     watch = begun(1, TTL)
     assert not covers(watch, 1, 0.0)
-    assert verdict(watch, 1e9) is Verdict.WAIT
+    assert verdict(watch, 1e9) is GuardVerdict.WAIT
 
 
 def test_the_tree_is_killed_at_the_deadline() -> None:
-    assert verdict(armed(), 4.9) is Verdict.WAIT
-    assert verdict(armed(), 5.0) is Verdict.KILL
+    assert verdict(armed(), 4.9) is GuardVerdict.WAIT
+    assert verdict(armed(), 5.0) is GuardVerdict.KILL
 
 
 def test_a_later_proof_that_was_waiting_in_the_queue_counts() -> None:
     thawed = proved(armed(), 1, 9.0, 8.0)
-    assert verdict(thawed, 8.0) is Verdict.WAIT
+    assert verdict(thawed, 8.0) is GuardVerdict.WAIT
 
 
 def test_proofs_that_overtake_each_other_take_nothing_back() -> None:
@@ -52,7 +52,7 @@ def test_what_is_no_number_and_what_belongs_to_another_term_says_nothing() -> No
 
 
 def test_after_its_end_a_term_is_killed_no_more() -> None:
-    assert verdict(ended(armed(), 1), 1e9) is Verdict.WAIT
+    assert verdict(ended(armed(), 1), 1e9) is GuardVerdict.WAIT
     assert not covers(ended(armed(), 1), 1, 0.0)
 
 
@@ -63,8 +63,8 @@ def test_a_command_may_begin_only_under_a_deadline_that_is_ahead() -> None:
 
 
 def test_without_a_supervisor_the_tree_dies_at_once_and_the_guard_leaves() -> None:
-    assert verdict(armed(), 0.1, supervised=False) is Verdict.KILL_AND_LEAVE
-    assert verdict(begun(1, TTL), 0.1, supervised=False) is Verdict.LEAVE
+    assert verdict(armed(), 0.1, supervised=False) is GuardVerdict.KILL_AND_LEAVE
+    assert verdict(begun(1, TTL), 0.1, supervised=False) is GuardVerdict.LEAVE
 
 
 EVENTS = st.tuples(
@@ -93,4 +93,6 @@ def test_in_every_history_an_armed_guard_kills_within_a_ttl_of_the_last_proof(
                 watch, last = begun(term, TTL), -inf
         assert watch.armed == (last > -inf and watch.term == term)
         assert not watch.armed or watch.kill_at <= last + TTL
-        assert covers(watch, term, now) == (watch.armed and verdict(watch, now) is Verdict.WAIT)
+        assert covers(watch, term, now) == (
+            watch.armed and verdict(watch, now) is GuardVerdict.WAIT
+        )

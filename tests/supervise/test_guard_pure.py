@@ -29,7 +29,7 @@ def test_one_that_forked_while_it_was_looked_for_is_found(
 
     monkeypatch.setattr(guard, "marked", lambda _mark: next(rounds, []))
     monkeypatch.setattr(guard, "send", send)
-    searching = guard._Guard.__new__(guard._Guard)
+    searching = guard._GuardProcess.__new__(guard._GuardProcess)
     searching._group = 0
     searching._kill_group(b"mark")
     assert killed == [101, 102]
@@ -37,7 +37,7 @@ def test_one_that_forked_while_it_was_looked_for_is_found(
 
 def test_what_is_left_in_a_namespace_is_killed_when_its_term_ends() -> None:
     killed: list[str] = []
-    ending = guard._Guard.__new__(guard._Guard)
+    ending = guard._GuardProcess.__new__(guard._GuardProcess)
     ending._isolation, ending._group = "pidns", 7
     ending._init = cast("Any", SimpleNamespace(kill=lambda: killed.append("init")))
     ending._watch = begun(1, 10.0)

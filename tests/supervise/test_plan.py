@@ -13,8 +13,8 @@ from incumbent.supervise.plan import (
     KILL_LEAD,
     Action,
     Course,
+    CourseStep,
     Phase,
-    Step,
     asked_to_leave,
     asked_to_stop,
     decide,
@@ -27,7 +27,7 @@ ORDER = list(Phase)
 
 def step(
     course: Course, now: float, proof: Proof, *, child: bool = True, tree: bool = True
-) -> Step:
+) -> CourseStep:
     return decide(course, now, proof, GRACE, child=child, tree=tree)
 
 
@@ -36,7 +36,7 @@ def held(stop_at: float = 10.0, *, lost: str = "", bounded: bool = False) -> Pro
 
 
 def test_a_command_with_a_proved_lease_is_left_alone() -> None:
-    assert step(Course(), 5, held()) == Step(Course(), Action.WAIT, 10.0)
+    assert step(Course(), 5, held()) == CourseStep(Course(), Action.WAIT, 10.0)
 
 
 def test_term_comes_when_the_work_has_to_stop_and_kill_before_the_deadline() -> None:
@@ -170,7 +170,7 @@ class World:
         if not self.proof.lost and self.now < self.proof.deadline:
             self.proof = held(self.now + 10)
 
-    def look(self) -> Step:
+    def look(self) -> CourseStep:
         if self.now >= self.proof.deadline and not self.proof.lost:
             self.proof = Proof(self.proof.stop_at, self.proof.deadline, "expired")
         found = step(self.course, self.now, self.proof, child=self.child, tree=self.tree)
@@ -210,7 +210,7 @@ def happen(world: World, event: str) -> None:
             world.child = world.tree = False
 
 
-def judge(world: World, found: Step) -> None:
+def judge(world: World, found: CourseStep) -> None:
     assert (found.action is Action.LEAVE) == (not world.tree)
     if not world.tree:
         return

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 import redis
 
-from incumbent.lease import State
+from incumbent.lease import LeaseState
 from incumbent.protocol.keeper import remembered
 from tests.support.servers import RedisServer
 
@@ -38,7 +38,7 @@ def has_failed() -> bool:
 
 def end_leases() -> list[str]:
     """Give back all leases that this process still holds; returns what they are on."""
-    left = [held for held in remembered() if held.machine.state is State.HELD]
+    left = [held for held in remembered() if held.machine.state is LeaseState.HELD]
     for held in left:
         # As if it was collected, without the warning.
         held.machine.left()

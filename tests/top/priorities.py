@@ -23,7 +23,7 @@ from incumbent.model import (
 )
 from incumbent.options import rank_from, wanted_from
 from incumbent.protocol.acquire import acquire
-from incumbent.protocol.held import Held, Wanted
+from incumbent.protocol.held import Claim, LeaseRequest
 from incumbent.protocol.port import Debt
 from incumbent.protocol.renew import renew
 from incumbent.stores.base import NO_LIMITS
@@ -111,8 +111,10 @@ class Candidate:
         rank = rank_from(priority, step_down_after, wanted, CAN)
         self.step_down_after = rank.step_down_after if rank else 0.0
         meta = with_rank(b'{"at":"x"}', rank)
-        self.wanted: Wanted = wanted.asking(meta=meta, candidacy=2.5 * ttl)._replace(rank=rank)
-        self.held: Held | None = None
+        self.wanted: LeaseRequest = wanted.asking(meta=meta, candidacy=2.5 * ttl)._replace(
+            rank=rank
+        )
+        self.held: Claim | None = None
         self.task = Task(self, self._live())
         fleet.at(joins, self.task.resume, 0)
         fleet.at(leaves, self.die)

@@ -257,7 +257,7 @@ def test_an_answer_leaks_no_claim_and_another_user_may_ask(lease: Lease) -> None
             answers.ready()
             facts = json.loads(peer.recv(4096))
         assert set(facts) == {"name", "holder", "term", "slot", "remaining", "lost"}
-        assert lease._held.claim not in json.dumps(facts)
+        assert lease._held.id not in json.dumps(facts)
         folder = Path(answers.path).parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o711
         assert stat.S_IMODE(Path(answers.path).stat().st_mode) == 0o666

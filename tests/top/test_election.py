@@ -7,8 +7,8 @@ import random
 import pytest
 
 from incumbent.election import (
+    CandidatePauses,
     Leader,
-    Standing,
     encode_metadata,
     leader_by_refusal,
     leader_of,
@@ -85,7 +85,7 @@ def test_an_observer_of_nobody_looks_soon_and_then_ever_more_rarely() -> None:
 
 
 def test_short_terms_make_the_pause_grow_and_a_long_one_resets_it() -> None:
-    standing = Standing(ttl=15, head_start=3)
+    standing = CandidatePauses(ttl=15, head_start=3)
     pauses = [standing.pause(0.1, 0.999) for _ in range(9)]
     assert pauses == sorted(pauses)
     assert pauses[0] < 0.21
@@ -94,8 +94,8 @@ def test_short_terms_make_the_pause_grow_and_a_long_one_resets_it() -> None:
 
 
 def test_the_pause_is_jittered_down_to_nothing() -> None:
-    assert Standing(ttl=15, head_start=3).pause(0.1, 0.0) == 0.0
+    assert CandidatePauses(ttl=15, head_start=3).pause(0.1, 0.0) == 0.0
 
 
 def test_who_was_asked_to_go_gives_the_others_a_head_start() -> None:
-    assert Standing(ttl=15, head_start=3).pause(60, 0.0, asked=True) == 3
+    assert CandidatePauses(ttl=15, head_start=3).pause(60, 0.0, asked=True) == 3

@@ -8,7 +8,7 @@ from math import inf
 
 import pytest
 
-from incumbent.lease import TRANSITIONS, IllegalInput, Input, LeaseMachine, State
+from incumbent.lease import TRANSITIONS, IllegalInput, Input, LeaseMachine, LeaseState
 from incumbent.model import Granted
 from incumbent.policy import make_policy
 
@@ -38,24 +38,24 @@ FEED: dict[Input, Callable[[LeaseMachine], object]] = {
 }
 
 _HOLDING = (Input.SEND, Input.GRANT)
-WAY_TO: dict[State, tuple[Input, ...]] = {
-    State.NEW: (),
-    State.ASKING: (Input.SEND,),
-    State.DOUBT: (Input.SEND, Input.UNSURE),
-    State.ASKING_AGAIN: (Input.SEND, Input.UNSURE, Input.SEND),
-    State.HELD: _HOLDING,
-    State.LEAVING: (*_HOLDING, Input.LEAVE),
-    State.RELEASED: (*_HOLDING, Input.LEAVE, Input.GIVEN),
-    State.LOST: (*_HOLDING, Input.GONE),
-    State.DROPPED: (Input.ABANDON,),
-    State.OWING: (Input.SEND, Input.ABANDON),
+WAY_TO: dict[LeaseState, tuple[Input, ...]] = {
+    LeaseState.NEW: (),
+    LeaseState.ASKING: (Input.SEND,),
+    LeaseState.DOUBT: (Input.SEND, Input.UNSURE),
+    LeaseState.ASKING_AGAIN: (Input.SEND, Input.UNSURE, Input.SEND),
+    LeaseState.HELD: _HOLDING,
+    LeaseState.LEAVING: (*_HOLDING, Input.LEAVE),
+    LeaseState.RELEASED: (*_HOLDING, Input.LEAVE, Input.GIVEN),
+    LeaseState.LOST: (*_HOLDING, Input.GONE),
+    LeaseState.DROPPED: (Input.ABANDON,),
+    LeaseState.OWING: (Input.SEND, Input.ABANDON),
 }
-PAIRS = list(product(State, Input))
+PAIRS = list(product(LeaseState, Input))
 LEGAL = [(state, what) for state, what in PAIRS if what in TRANSITIONS[state]]
 ILLEGAL = [(state, what) for state, what in PAIRS if what not in TRANSITIONS[state]]
 
 
-def machine_in(state: State, at_most_for: float = inf) -> LeaseMachine:
+def machine_in(state: LeaseState, at_most_for: float = inf) -> LeaseMachine:
     machine = LeaseMachine(POLICY, at_most_for)
     for what in WAY_TO[state]:
         FEED[what](machine)
@@ -71,18 +71,18 @@ def everything(machine: LeaseMachine) -> dict[str, object]:
 
 
 def test_the_table_has_every_state() -> None:
-    assert set(TRANSITIONS) == set(State)
+    assert set(TRANSITIONS) == set(LeaseState)
 
 
 @pytest.mark.parametrize(("state", "what"), LEGAL)
-def test_a_legal_input_leads_where_the_table_says(state: State, what: Input) -> None:
+def test_a_legal_input_leads_where_the_table_says(state: LeaseState, what: Input) -> None:
     machine = machine_in(state)
     FEED[what](machine)
     assert machine.state is TRANSITIONS[state][what]
 
 
 @pytest.mark.parametrize(("state", "what"), ILLEGAL)
-def test_an_illegal_input_raises_and_changes_nothing(state: State, what: Input) -> None:
+def test_an_illegal_input_raises_and_changes_nothing(state: LeaseState, what: Input) -> None:
     machine = machine_in(state)
     before = everything(machine)
     with pytest.raises(IllegalInput, match=state.name):
@@ -95,26 +95,28 @@ def test_only_a_grant_of_a_take_leads_to_held() -> None:
         (state, what)
         for state, moves in TRANSITIONS.items()
         for what, target in moves.items()
-        if target is State.HELD and state is not State.HELD
+        if target is LeaseState.HELD and state is not LeaseState.HELD
     }
-    assert entries == {(State.ASKING, Input.GRANT), (State.ASKING_AGAIN, Input.GRANT)}
+    assert entries == {(LeaseState.ASKING, Input.GRANT), (LeaseState.ASKING_AGAIN, Input.GRANT)}
 
 
 def test_no_way_leads_from_the_end_of_a_holding_back_to_it() -> None:
-    reached, new = set[State](), {State.LEAVING, State.LOST, State.RELEASED}
+    reached, new = set[LeaseState](), {LeaseState.LEAVING, LeaseState.LOST, LeaseState.RELEASED}
     while new:
         reached |= new
         new = {target for state in new for target in TRANSITIONS[state].values()} - reached
-    assert reached == {State.LEAVING, State.LOST, State.RELEASED}
+    assert reached == {LeaseState.LEAVING, LeaseState.LOST, LeaseState.RELEASED}
 
 
 def test_a_fork_leaves_no_state_believed() -> None:
-    assert all(moves.get(Input.FORK) not in {State.HELD, None} for moves in TRANSITIONS.values())
+    assert all(
+        moves.get(Input.FORK) not in {LeaseState.HELD, None} for moves in TRANSITIONS.values()
+    )
 
 
 def test_every_state_can_end() -> None:
-    ends = {State.RELEASED, State.LOST, State.DROPPED}
-    assert all(state in ends or ends & set(TRANSITIONS[state].values()) for state in State)
+    ends = {LeaseState.RELEASED, LeaseState.LOST, LeaseState.DROPPED}
+    assert all(state in ends or ends & set(TRANSITIONS[state].values()) for state in LeaseState)
 
 
 # -- instants --------------------------------------------------------------------------------
@@ -138,51 +140,51 @@ def test_a_repeat_counts_from_the_repeat() -> None:
 
 
 def test_nothing_is_believed_at_the_deadline_itself() -> None:
-    machine = machine_in(State.HELD)
+    machine = machine_in(LeaseState.HELD)
     assert machine.valid(machine.deadline - 0.001)
     assert not machine.valid(machine.deadline)
-    assert (machine.state, machine.reason) == (State.LOST, "expired")
+    assert (machine.state, machine.reason) == (LeaseState.LOST, "expired")
 
 
 def test_a_clock_that_goes_back_revives_nothing() -> None:
-    machine = machine_in(State.HELD)
+    machine = machine_in(LeaseState.HELD)
     assert not machine.valid(machine.deadline)
     assert not machine.valid(T0)
     assert machine.remaining(T0) == 0.0
 
 
 def test_remaining_is_the_time_to_the_deadline() -> None:
-    machine = machine_in(State.HELD)
+    machine = machine_in(LeaseState.HELD)
     assert machine.remaining(T0 + 4) == machine.deadline - (T0 + 4)
 
 
 def test_a_grant_that_comes_too_late_is_not_believed() -> None:
-    machine = machine_in(State.ASKING)
+    machine = machine_in(LeaseState.ASKING)
     assert not machine.granted(GRANT, T0 + POLICY.renew_deadline)
-    assert (machine.state, machine.valid(T0)) == (State.DOUBT, False)
+    assert (machine.state, machine.valid(T0)) == (LeaseState.DOUBT, False)
 
 
 def test_a_shorter_grant_is_believed_for_a_shorter_time() -> None:
-    machine = machine_in(State.ASKING)
+    machine = machine_in(LeaseState.ASKING)
     machine.granted(Granted("claim", 1, ttl=12.0), T0)
     assert machine.deadline <= T0 + 12 * 0.98 - 0.25
 
 
 def test_a_longer_grant_is_believed_no_longer_than_was_asked() -> None:
-    machine = machine_in(State.ASKING)
+    machine = machine_in(LeaseState.ASKING)
     machine.granted(Granted("claim", 1, ttl=600.0), T0)
     assert machine.deadline == pytest.approx(T0 + POLICY.span)
 
 
 def test_a_renewal_counts_from_when_it_was_sent() -> None:
-    machine = machine_in(State.HELD)
+    machine = machine_in(LeaseState.HELD)
     machine.renew_sent(T0 + 3)
     machine.renewed(T0 + 3.5)
     assert machine.deadline == pytest.approx(T0 + 3 + POLICY.span)
 
 
 def test_a_renewal_without_proof_leaves_the_deadline_where_it_was() -> None:
-    machine = machine_in(State.HELD)
+    machine = machine_in(LeaseState.HELD)
     before = machine.deadline
     machine.renew_sent(T0 + 3)
     assert machine.deadline == before
@@ -191,7 +193,7 @@ def test_a_renewal_without_proof_leaves_the_deadline_where_it_was() -> None:
 
 
 def test_an_answer_to_no_renewal_proves_nothing() -> None:
-    machine = machine_in(State.HELD)
+    machine = machine_in(LeaseState.HELD)
     before = machine.deadline
     machine.renew_sent(T0 + 3)
     machine.unrenewed()
@@ -200,22 +202,22 @@ def test_an_answer_to_no_renewal_proves_nothing() -> None:
 
 
 def test_a_late_renewal_does_not_revive() -> None:
-    machine = machine_in(State.HELD)
+    machine = machine_in(LeaseState.HELD)
     machine.renew_sent(T0 + 3)
     machine.renewed(machine.deadline)
-    assert (machine.state, machine.reason) == (State.LOST, "expired")
+    assert (machine.state, machine.reason) == (LeaseState.LOST, "expired")
 
 
 def test_a_renewal_that_was_overtaken_by_the_end_changes_nothing() -> None:
-    machine = machine_in(State.HELD)
+    machine = machine_in(LeaseState.HELD)
     machine.renew_sent(T0 + 3)
     machine.left()
     machine.renewed(T0 + 3.1)
-    assert (machine.state, machine.valid(T0 + 3.1)) == (State.LEAVING, False)
+    assert (machine.state, machine.valid(T0 + 3.1)) == (LeaseState.LEAVING, False)
 
 
 def test_a_second_renewal_waits_for_the_first() -> None:
-    machine = machine_in(State.HELD)
+    machine = machine_in(LeaseState.HELD)
     machine.renew_sent(T0 + 3)
     before = everything(machine)
     with pytest.raises(IllegalInput, match="on its way"):
@@ -261,7 +263,7 @@ def test_a_renewal_that_failed_is_not_mistaken_for_at_most_for() -> None:
 
 
 def test_the_first_reason_stays() -> None:
-    machine = machine_in(State.HELD)
+    machine = machine_in(LeaseState.HELD)
     machine.broken("paused")
     machine.gone("taken")
     machine.expired()
@@ -269,22 +271,23 @@ def test_the_first_reason_stays() -> None:
 
 
 def test_giving_up_says_whether_the_store_has_to_be_told() -> None:
-    assert not machine_in(State.NEW).abandoned()
+    assert not machine_in(LeaseState.NEW).abandoned()
     assert all(
-        machine_in(state).abandoned() for state in (State.ASKING, State.DOUBT, State.ASKING_AGAIN)
+        machine_in(state).abandoned()
+        for state in (LeaseState.ASKING, LeaseState.DOUBT, LeaseState.ASKING_AGAIN)
     )
 
 
 @pytest.mark.parametrize("answer", [Input.REFUSE, Input.UNSENT, Input.LATE, Input.UNSURE])
 def test_no_answer_but_a_grant_settles_an_earlier_doubt(answer: Input) -> None:
     """It is the answer to the second take; the first may arrive after it."""
-    machine = machine_in(State.ASKING_AGAIN)
+    machine = machine_in(LeaseState.ASKING_AGAIN)
     FEED[answer](machine)
     assert machine.abandoned()
 
 
 def test_the_token_and_the_incarnation_are_the_grants() -> None:
-    machine = machine_in(State.HELD)
+    machine = machine_in(LeaseState.HELD)
     assert (machine.token, machine.epoch) == (7, "first")
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from incumbent.lease import TRANSITIONS, IllegalInput, Input, LeaseMachine, State
+from incumbent.lease import TRANSITIONS, IllegalInput, Input, LeaseMachine, LeaseState
 from incumbent.model import Granted
 from incumbent.policy import Policy
 from tests.top.test_lease import FEED, POLICY, T0, everything
@@ -65,7 +65,7 @@ class Watched:
     def feed(self, what: Input | None, step: float, ttl: float) -> None:
         self.now += step
         before, was = everything(self.machine), self.machine.state
-        looks = what in {None, Input.RENEWED} and was is State.HELD
+        looks = what in {None, Input.RENEWED} and was is LeaseState.HELD
         self.over = self.over or (looks and self.now >= self.machine.deadline)
         try:
             self._call(what, ttl)
@@ -91,13 +91,15 @@ class Watched:
             case _:
                 FEED[what](machine)
 
-    def _learn(self, what: Input | None, was: State, before: dict[str, object], ttl: float) -> None:
-        held = self.machine.state is State.HELD
+    def _learn(
+        self, what: Input | None, was: LeaseState, before: dict[str, object], ttl: float
+    ) -> None:
+        held = self.machine.state is LeaseState.HELD
         if what is Input.RENEW:
             assert not before["renewing"]
         if what is not None and not _decided_by_time(what):
             assert self.machine.state is TRANSITIONS[was][what]
-        if held and was is not State.HELD:
+        if held and was is not LeaseState.HELD:
             assert not self.over, "a holding began again"
             self.held_since, self.limit = self.now, self._limit(ttl)
         elif held and what is Input.RENEWED and before["renewing"]:
@@ -106,7 +108,7 @@ class Watched:
             assert self.machine.deadline == before["deadline"]
         if what in {Input.SEND, Input.RENEW}:
             self.sent = self.now
-        self.over = self.over or (was is State.HELD and not held)
+        self.over = self.over or (was is LeaseState.HELD and not held)
 
     def _limit(self, ttl: float) -> float:
         """The latest instant that the last request can prove."""
@@ -116,12 +118,12 @@ class Watched:
 
     def check(self) -> None:
         machine, now = self.machine, self.now
-        if machine.state is State.HELD:
+        if machine.state is LeaseState.HELD:
             assert self.held_since is not None
             assert machine.deadline <= self.limit + 1e-6
             assert machine.stop_at <= self.held_since + self.at_most_for
             assert machine.deadline == pytest.approx(machine.stop_at + self.policy.grace)
-        proved = machine.state is State.HELD and now < machine.deadline
+        proved = machine.state is LeaseState.HELD and now < machine.deadline
         assert machine.remaining(now) == (machine.deadline - now if proved else 0.0)
         self.over = self.over or (self.held_since is not None and not proved)
         assert machine.valid(now) is proved

@@ -91,7 +91,7 @@ def test_what_the_store_cannot_do_is_refused_when_the_lock_is_built() -> None:
 def test_a_job_is_remembered_longer_than_a_lock() -> None:
     lock = wanted_from("default", "a", CAN)
     job = wanted_from("default", "a", CAN, once_per="12h")
-    assert job.ask.keep_record > lock.ask.keep_record
+    assert job.once.keep_record > lock.once.keep_record
 
 
 @pytest.mark.parametrize(
@@ -148,13 +148,13 @@ def test_a_job_that_runs_once_is_not_fair() -> None:
     can = replace(CAN, queue=True)
     with pytest.raises(ConfigError, match="decided by the slot"):
         wanted_from("default", "a", can, once_per="12h", fair=True)
-    assert wanted_from("default", "a", can, once_per="12h").waiting.queue is None
+    assert wanted_from("default", "a", can, once_per="12h").queued.queue is None
 
 
 def test_who_waits_stands_in_line_where_the_store_keeps_one() -> None:
     wanted = wanted_from("default", "a", replace(CAN, queue=True), ttl=15, fair=True)
-    assert wanted.ask.queue is None
-    queue = wanted.waiting.queue
+    assert wanted.once.queue is None
+    queue = wanted.queued.queue
     assert queue is not None
     assert (queue.fair, queue.heartbeat) == (True, 5.0)
-    assert wanted_from("default", "a", CAN).waiting.queue is None
+    assert wanted_from("default", "a", CAN).queued.queue is None

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from incumbent import AsyncElection, Client, ConfigError, Election, clock
-from incumbent.election import PRIORITY, Leader, Rank, rank_of, with_rank
+from incumbent.election import PRIORITY, Leader, Priority, rank_of, with_rank
 from incumbent.model import ABSENT, ByVersion, Field, Holding, Key, Record, Refused
 from incumbent.options import wanted_from
-from incumbent.protocol.observe import Challenge
+from incumbent.protocol.observe import Preemption
 from incumbent.stores.memory import MemoryEngine
 from incumbent.stores.notices import RESIGN, encode_notice
-from incumbent.supervise.candidate import Candidate as LeadCandidate
+from incumbent.supervise.candidate import CandidateLock as LeadCandidate
 from tests.support.waiting import eventually
 from tests.top.priorities import Fleet
 
@@ -147,13 +147,13 @@ def test_an_operators_request_is_not_written_over() -> None:
 
 def test_a_request_of_a_lower_candidate_is_written_over_and_one_of_a_higher_is_not() -> None:
     wanted = wanted_from("default", "a", MemoryEngine.capabilities, holder="me")
-    rank = Rank(5, 30.0)
-    theirs = with_rank(b"", Rank(1, 30.0))
+    rank = Priority(5, 30.0)
+    theirs = with_rank(b"", Priority(1, 30.0))
     holding = Holding("them", 7, 15.0, 15.0, 60.0, theirs)
     refused = Refused("held", (holding,))
 
     def decide(before: bytes | None = None) -> object:
-        challenge = Challenge(wanted, rank)
+        challenge = Preemption(wanted, rank)
         assert challenge.is_due(refused, 100.0)
         fields = {} if before is None else {RESIGN: Field(before, 3)}
         decided = challenge.decide(Record(wanted.key, (holding,), fields=fields), 100.0)

@@ -23,11 +23,11 @@ from incumbent import (
     handles,
     once,
 )
-from incumbent.cron.ledger import State, runs_of
+from incumbent.cron.ledger import SlotState, runs_of
 from incumbent.handles import LeaseHandle
-from incumbent.lease import State as LeaseState
+from incumbent.lease import LeaseState
 from incumbent.model import Ask, Gone, Granted, Key
-from incumbent.protocol.held import Held
+from incumbent.protocol.held import Claim
 from tests.support.faulty import Fault, FaultyEngine
 
 TTL = 60.0
@@ -93,7 +93,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of leases whose loss would have ended the process."""
     names: list[str] = []
 
-    def record(helds: Sequence[Held]) -> None:
+    def record(helds: Sequence[Claim]) -> None:
         lost = [held for held in helds if held.machine.state is LeaseState.LOST]
         names.extend(held.wanted.key.name for held in lost)
 
@@ -128,7 +128,7 @@ def test_a_loss_before_the_release_ends_the_process(engine: FaultyEngine, exits:
 def test_a_body_whose_deadline_passes_while_the_store_confirms_its_release_has_succeeded(
     engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = LeaseHandle._take_leave
+    look = LeaseHandle._lost_before_release
 
     def look_and_expire(self: LeaseHandle) -> LeaseLost | None:
         lost = look(self)
@@ -139,7 +139,7 @@ def test_a_body_whose_deadline_passes_while_the_store_confirms_its_release_has_s
         async with AsyncLock("a", store=engine, ttl=TTL):
             pass
 
-    monkeypatch.setattr(LeaseHandle, "_take_leave", look_and_expire)
+    monkeypatch.setattr(LeaseHandle, "_lost_before_release", look_and_expire)
     with Lock("a", store=engine, ttl=TTL):
         pass
     asyncio.run(work())
@@ -308,7 +308,7 @@ def test_once_does_not_report_success_and_the_ledger_says_lost(engine: FaultyEng
         asyncio.run(work_async())
     for name in ("blocking", "task"):
         fields = engine.faulty.read(Key("default", name), clock.now() + 1).fields
-        assert [run.state for run, _ in runs_of(fields).values()] == [State.LOST]
+        assert [run.state for run, _ in runs_of(fields).values()] == [SlotState.LOST]
 
 
 def test_a_term_whose_record_was_removed_ends_in_a_loss(engine: FaultyEngine) -> None:

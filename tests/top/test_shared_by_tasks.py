@@ -31,7 +31,7 @@ Step = Callable[[], Awaitable[Any]]
 def lose(engine: FaultyEngine, lease: Any) -> None:
     """Have the store forget the leases, and the keeper find out."""
     for held in lease._helds:
-        engine.faulty.give(held.wanted.key, held.claim, None, clock.now() + 1)
+        engine.faulty.give(held.wanted.key, held.id, None, clock.now() + 1)
         done = threading.Event()
         lease._link.keeper.renew_now(held, done.set)
         assert done.wait(PATIENCE)

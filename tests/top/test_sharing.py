@@ -21,7 +21,7 @@ from incumbent import (
     Semaphore,
     clock,
 )
-from incumbent.handles import Entry
+from incumbent.handles import LockEntry
 from incumbent.model import Capabilities, Key
 from tests.support.faulty import FaultyEngine
 from tests.support.waiting import eventually
@@ -549,8 +549,8 @@ def test_a_thread_that_leaves_at_the_same_time_hides_no_other(engine: FaultyEngi
             return 0
 
     with semaphore as lease:
-        first: Any = Entry(cast("Any", Leaving()), lease, entered=True)
-        last: Any = Entry(cast("Any", object()), lease, entered=True)
+        first: Any = LockEntry(cast("Any", Leaving()), lease, entered=True)
+        last: Any = LockEntry(cast("Any", object()), lease, entered=True)
         entries.insert(0, first)
         entries.append(last)
     assert entries == [last]

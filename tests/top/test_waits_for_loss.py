@@ -64,7 +64,7 @@ def test_a_process_that_was_frozen_before_it_entered_can_enter_again(
         if next(freezes, False):
             # As if the process had stood still for longer than the ttl.
             lease._held.machine.stop_at = lease._held.machine.deadline = clock.now() - 1
-            engine.faulty.give(lease._held.wanted.key, lease._held.claim, None, 0)
+            engine.faulty.give(lease._held.wanted.key, lease._held.id, None, 0)
         return lease
 
     monkeypatch.setattr(AsyncLock, "_acquire", frozen)

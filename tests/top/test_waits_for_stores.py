@@ -28,8 +28,8 @@ from incumbent.protocol.keeper import _Outage
 from incumbent.protocol.words import waiting_so_far
 from incumbent.stores.etcd.site import Site as EtcdSite
 from incumbent.stores.etcd.site import parse_etcd_url
-from incumbent.stores.redis.options import Target
-from incumbent.stores.redis.server import Site, connect_error
+from incumbent.stores.redis.options import RedisTarget
+from incumbent.stores.redis.server import RedisSite, connect_error
 from tests.support.faulty import FaultyEngine
 from tests.support.pace import BUSY, lasted, now
 from tests.support.postgresql import PostgresServer
@@ -159,10 +159,10 @@ def test_a_role_that_postgresql_has_not_is_told_at_once(
 def test_a_name_that_vanishes_later_may_come_back() -> None:
     unknown = socket.gaierror(socket.EAI_NONAME, "planned")
     assert is_unknown(unknown)
-    assert connect_error(unknown, Site(Target(), "here")).permanent
-    assert not connect_error(unknown, Site(Target(), "here", proved=True)).permanent
+    assert connect_error(unknown, RedisSite(RedisTarget(), "here")).permanent
+    assert not connect_error(unknown, RedisSite(RedisTarget(), "here", proved=True)).permanent
     # Another server named it: that one may name a better one next time.
-    assert not connect_error(unknown, Site(Target(), "here", named=False)).permanent
+    assert not connect_error(unknown, RedisSite(RedisTarget(), "here", named=False)).permanent
     site = EtcdSite(parse_etcd_url("etcd://a"))
     site.proved = True
     assert not site.cannot_connect(unknown, "a:2379").permanent
@@ -172,7 +172,7 @@ def test_a_resolver_that_cannot_be_asked_has_not_said_no() -> None:
     for code in (socket.EAI_AGAIN, socket.EAI_FAIL):
         error = socket.gaierror(code, "planned")
         assert not is_unknown(error)
-        assert not connect_error(error, Site(Target(), "here")).permanent
+        assert not connect_error(error, RedisSite(RedisTarget(), "here")).permanent
 
 
 # -- what can -------------------------------------------------------------------------------------

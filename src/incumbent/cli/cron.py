@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from incumbent import clock
-from incumbent.cli.parser import Request
+from incumbent.cli.parser import CommandRequest
 from incumbent.cli.settings import health, lock_times, number
 from incumbent.cli.text import place_of, print_json, say, table
 from incumbent.cron.events import Events
@@ -21,7 +21,7 @@ from incumbent.cron.load import Loaded, load_jobs
 from incumbent.cron.schedule import CronSchedule, find_zone, slot_id
 from incumbent.cron.serving import serve_jobs
 from incumbent.cron.spec import JobSpec, Problem
-from incumbent.cron.worker import MAX_RUNS, Fleet
+from incumbent.cron.worker import MAX_RUNS, FleetSettings
 from incumbent.durations import parse_duration
 from incumbent.errors import ConfigError, StoreError
 from incumbent.options import LockSettings, default_holder
@@ -40,7 +40,7 @@ _DRAIN = "25s"
 _MOST_RUNS = 100_000
 
 
-def command(request: Request) -> int:
+def command(request: CommandRequest) -> int:
     if request.on("check"):
         return _check(request)
     try:
@@ -53,7 +53,7 @@ def command(request: Request) -> int:
 # -- serving as one instance of a fleet, until TERM ------------------------------------------------
 
 
-def _serve_file(request: Request) -> int:
+def _serve_file(request: CommandRequest) -> int:
     """Serve the jobs of a file. All instances of a fleet do; each slot of each job runs once."""
     loaded = load_jobs(request.name, os.environ, clock.wall())
     _say_problems(request, loaded)
@@ -71,7 +71,7 @@ def _serve_file(request: Request) -> int:
     return serve_jobs(loaded.specs, fleet, reread, events, partial(health, request))
 
 
-def _fleet_from(request: Request) -> Fleet:
+def _fleet_from(request: CommandRequest) -> FleetSettings:
     make_key(request.namespace, "x")
     lock_times(request)
     drain = parse_duration(request.text("drain") or _DRAIN, "drain")
@@ -82,7 +82,7 @@ def _fleet_from(request: Request) -> Fleet:
     # The holder is also part of a field's name.
     if len(holder) > 200 or not holder.isprintable() or " " in holder:
         raise ConfigError("holder: 1 to 200 printable characters without blanks", name="holder")
-    return Fleet(
+    return FleetSettings(
         store_url(request.text("store")),
         request.namespace,
         holder,
@@ -94,7 +94,7 @@ def _fleet_from(request: Request) -> Fleet:
     )
 
 
-def _serve_module(request: Request) -> int:
+def _serve_module(request: CommandRequest) -> int:
     """Run the jobs of module:name; options that were given overrule the object's settings."""
     jobs = _find_jobs(request.name)
     ttl = lock_times(request).ttl
@@ -147,7 +147,7 @@ def _find_jobs(target: str) -> Jobs:
 # -- the next runs ---------------------------------------------------------------------------------
 
 
-def _check(request: Request) -> int:
+def _check(request: CommandRequest) -> int:
     now = clock.wall()
     if _is_module(request.name):
         # The settings of these jobs were checked when the module was imported.
@@ -179,7 +179,7 @@ def _warnings_of(specs: Iterable[JobSpec]) -> Iterator[Problem]:
                 yield Problem(path, int(line or 1), 1, f"job {spec.name}: {text}", warning=True)
 
 
-def _say_problems(request: Request, loaded: Loaded) -> None:
+def _say_problems(request: CommandRequest, loaded: Loaded) -> None:
     for problem in loaded.problems:
         if not (request.on("quiet") and problem.warning):
             say(str(problem))

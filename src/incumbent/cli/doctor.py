@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 from incumbent import clock
-from incumbent.cli.parser import Request
+from incumbent.cli.parser import CommandRequest
 from incumbent.cli.text import print_json, say
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError, StoreError
@@ -26,7 +26,7 @@ _FIX_WITHIN = 10.0
 _Finding = tuple[str, str, str]
 
 
-def command(request: Request) -> int:
+def command(request: CommandRequest) -> int:
     policy = make_policy(request.text("ttl") or TTL_DEFAULT, grace=request.text("grace"))
     url = store_url(request.text("store"))
     isolation = _of_the_isolation()
@@ -51,7 +51,7 @@ def _fixed(engine: Engine) -> list[_Finding]:
     return fix(clock.now() + _FIX_WITHIN)
 
 
-def _of_the_store(request: Request, engine: Engine, policy: Policy) -> list[_Finding]:
+def _of_the_store(request: CommandRequest, engine: Engine, policy: Policy) -> list[_Finding]:
     until = clock.now() + _WITHIN
     try:
         engine.store().read(make_key(request.namespace, "doctor"), until)
@@ -105,7 +105,7 @@ def _of_the_isolation() -> _Finding:
     )
 
 
-def _show(request: Request, findings: list[_Finding]) -> None:
+def _show(request: CommandRequest, findings: list[_Finding]) -> None:
     if request.on("json"):
         keys = ("level", "what", "advice")
         print_json(request, [dict(zip(keys, finding, strict=True)) for finding in findings])

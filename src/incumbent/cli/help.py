@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from incumbent.cli.parser import Request, did_you_mean, parse
+from incumbent.cli.parser import CommandRequest, did_you_mean, parse
 from incumbent.cli.table import (
     COMMANDS,
     EXAMPLES,
@@ -14,7 +14,7 @@ from incumbent.cli.table import (
     GROUPS,
     NOTES,
     OPTIONS,
-    Command,
+    CliCommand,
     Option,
     usage,
 )
@@ -22,7 +22,7 @@ from incumbent.errors import ConfigError
 from incumbent.supervise.codes import OK
 
 
-def command(request: Request) -> int:
+def command(request: CommandRequest) -> int:
     """Print the text. Raises ConfigError for an unknown command or shell."""
     if request.command == "completion":
         print(script_for(request.name), end="")
@@ -93,11 +93,11 @@ def script_for(shell: str) -> str:
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]()
 
 
-def _options_of(command: Command) -> tuple[Option, ...]:
+def _options_of(command: CliCommand) -> tuple[Option, ...]:
     return (*command.options, *GLOBAL)
 
 
-def _values_of(command: Command) -> tuple[str, ...]:
+def _values_of(command: CliCommand) -> tuple[str, ...]:
     """The words that may stand for NAME, as far as they are known without a store."""
     return {"[COMMAND]": tuple(COMMANDS), "SHELL": _SHELLS}.get(command.name, ())
 

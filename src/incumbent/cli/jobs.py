@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from incumbent import clock
 from incumbent.cli.operator import REQUEST_TIMEOUT, Operator, open_client, read_until, watch
-from incumbent.cli.parser import Request
+from incumbent.cli.parser import CommandRequest
 from incumbent.cli.settings import number
 from incumbent.cli.text import draw, iso, print_json, since_of, table, utc, waiting
 from incumbent.clients import Client
 from incumbent.cron import fleet
-from incumbent.cron.ledger import JOB, Run, State, runs_of
+from incumbent.cron.ledger import JOB, Run, SlotState, runs_of
 from incumbent.cron.schedule import slot_id
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.model import Key, Past, Record
@@ -36,18 +36,18 @@ _HOLDINGS_HEAD = ("STARTED", "DURATION", "HOLDER", "TOKEN")
 _PATIENCE: Final = "15s"
 _LOOK_AGAIN: Final = 0.25
 _MOST_SHOWN: Final = 1_000_000
-_FAILED: Final = (State.FAILED, State.TIMED_OUT, State.LOST, State.MISSED)
-_REFUSED: Final = (State.SKIPPED, State.MISSED, State.LOST)
+_FAILED: Final = (SlotState.FAILED, SlotState.TIMED_OUT, SlotState.LOST, SlotState.MISSED)
+_REFUSED: Final = (SlotState.SKIPPED, SlotState.MISSED, SlotState.LOST)
 
 
-def command(request: Request) -> int:
+def command(request: CommandRequest) -> int:
     return _COMMANDS[request.command](request)
 
 
 # -- jobs ------------------------------------------------------------------------------------------
 
 
-def _jobs(request: Request) -> int:
+def _jobs(request: CommandRequest) -> int:
     with open_client(request) as client:
         require(link_for(client).engine.capabilities, "jobs", "fields")
         if request.on("watch"):
@@ -57,7 +57,7 @@ def _jobs(request: Request) -> int:
     return OK
 
 
-def _show_jobs(request: Request, client: Client) -> None:
+def _show_jobs(request: CommandRequest, client: Client) -> None:
     records = client.scan("", _SCAN_WITHIN)
     now = clock.wall()
     found = fleet_of(Snapshot(client.url, request.namespace, now, records, read_at=now))
@@ -122,7 +122,7 @@ def say_up(present: Iterable[fleet.Present], now: float) -> str:
 # -- history ---------------------------------------------------------------------------------------
 
 
-def _history(request: Request) -> int:
+def _history(request: CommandRequest) -> int:
     since = request.text("since")
     start = float("-inf") if since is None else since_of(since, clock.wall())
     with open_client(request) as client:
@@ -143,7 +143,7 @@ def _history(request: Request) -> int:
     return OK
 
 
-def _show_runs(request: Request, runs: list[Run]) -> None:
+def _show_runs(request: CommandRequest, runs: list[Run]) -> None:
     if request.on("json"):
         print_json(request, [_run_as_json(run) for run in runs])
         return
@@ -212,7 +212,7 @@ def _past_as_json(past: Past) -> dict[str, object]:
 # -- trigger ---------------------------------------------------------------------------------------
 
 
-def _trigger(request: Request) -> int:
+def _trigger(request: CommandRequest) -> int:
     patience = parse_duration(request.text("timeout") or _PATIENCE, "timeout")
     with open_client(request) as client:
         operator = Operator(request, client, "fields")
@@ -257,7 +257,7 @@ def _run_once(operator: Operator, patience: float) -> int:
     return operator.answer(str(run.state), line, OK, slot=run.slot, instance=run.instance)
 
 
-_COMMANDS: Final[dict[str, Callable[[Request], int]]] = {
+_COMMANDS: Final[dict[str, Callable[[CommandRequest], int]]] = {
     "jobs": _jobs,
     "history": _history,
     "trigger": _trigger,

@@ -17,7 +17,7 @@ from math import inf
 from typing import Final, NoReturn
 
 from incumbent import clock
-from incumbent.cli.parser import Request
+from incumbent.cli.parser import CommandRequest
 from incumbent.cli.settings import cmd_of, health, lock_settings, lock_times, number
 from incumbent.cli.text import log_line, say
 from incumbent.clients import Client
@@ -34,10 +34,10 @@ from incumbent.supervise.campaign import (
     code_of_signal,
     restart_from,
 )
-from incumbent.supervise.candidate import Candidate
+from incumbent.supervise.candidate import CandidateLock
 from incumbent.supervise.codes import CANNOT_START, FAULT, OK, UNPROVED, USAGE, code_of
 from incumbent.supervise.guarding import start_guard
-from incumbent.supervise.kernel import Waiter, die_with_parent
+from incumbent.supervise.kernel import DescriptorWaiter, die_with_parent
 from incumbent.supervise.signals import FORWARDED, Signals
 
 _MOST_WORKERS = 1000
@@ -47,7 +47,7 @@ _MEANT_TO_END: Final = frozenset({OK, USAGE, *CANNOT_START})
 """Exit codes after which another start would end the same way."""
 
 
-def command(request: Request) -> int:
+def command(request: CommandRequest) -> int:
     if request.command == "work":
         return _work(request)
     return _lead(request, request.name, partial(health, request))
@@ -60,7 +60,7 @@ _Report = Callable[[Situation], AbstractContextManager[None]]
 """Reports a situation while its block runs."""
 
 
-def _lead(request: Request, label: str, report: _Report) -> int:
+def _lead(request: CommandRequest, label: str, report: _Report) -> int:
     """Run one instance, and return its exit code; `label` stands before its log lines."""
     url = store_url(request.text("store"))
     # Settings are checked before a process is forked or a file is made.
@@ -80,7 +80,7 @@ def _lead(request: Request, label: str, report: _Report) -> int:
             with Client(url, namespace=request.namespace) as client:
                 settings = lock_settings(request)
                 named = number(request, "priority", 0, PRIORITY_MOST, -1)
-                lock = Candidate(
+                lock = CandidateLock(
                     request.name,
                     store=client,
                     namespace=request.namespace,
@@ -102,7 +102,7 @@ def _lead(request: Request, label: str, report: _Report) -> int:
 # -- work ------------------------------------------------------------------------------------------
 
 
-def _work(request: Request) -> int:
+def _work(request: CommandRequest) -> int:
     workers = number(request, "workers", 1, _MOST_WORKERS, 0)
     holders = number(request, "holders", 1, _MOST_WORKERS, 1)
     if not workers:
@@ -120,7 +120,7 @@ def _work(request: Request) -> int:
     for index in range(holders):
         make_key(request.namespace, seat_of(request.name, index, holders))
     holder = request.text("holder") or default_holder()
-    places = [_Worker(index, Backoff(healthy)) for index in range(workers)]
+    places = [_ServiceWorker(index, Backoff(healthy)) for index in range(workers)]
 
     def serve(reports: socket.socket | None = None) -> int:
         with Signals() as signals:
@@ -133,7 +133,7 @@ def _work(request: Request) -> int:
 
 
 def _answer_for_all(
-    request: Request, holder: str, ttl: float, serve: Callable[[socket.socket], int]
+    request: CommandRequest, holder: str, ttl: float, serve: Callable[[socket.socket], int]
 ) -> int:
     """Report the workers' situation from this process: their parent may have no thread."""
     from incumbent.serve.workers import Workers
@@ -151,7 +151,7 @@ def _answer_for_all(
         code: int | None = None
         situation = Workers(request.name, holder, ours, ttl=ttl)
         try:
-            with health(request, situation), closing(Waiter()) as waiter:
+            with health(request, situation), closing(DescriptorWaiter()) as waiter:
                 ours.send(b"!")
                 while (code := _exit_code(pid)) is None:
                     situation.pulse(clock.now() + 2 * _LOOK_EVERY)
@@ -233,7 +233,7 @@ def seat_of(name: str, index: int, holders: int) -> str:
 
 
 @dataclass(slots=True)
-class _Worker:
+class _ServiceWorker:
     """A worker of the service; `pid` is its present process (0: none)."""
 
     index: int
@@ -248,10 +248,10 @@ class _Worker:
 class _Service:
     """The workers' parent. It has no thread and no connection: it forks whenever a worker died."""
 
-    request: Request
+    request: CommandRequest
     holders: int
     holder: str
-    workers: list[_Worker]
+    workers: list[_ServiceWorker]
     signals: Signals
     reports: socket.socket | None = None
     """The channel on which the workers report their situation."""
@@ -259,7 +259,7 @@ class _Service:
     """The exit code, once the service drains."""
 
     def run(self) -> int:
-        with closing(Waiter()) as waiter:
+        with closing(DescriptorWaiter()) as waiter:
             while True:
                 self._reap()
                 self._start_due()
@@ -299,7 +299,7 @@ class _Service:
                     report_end(self.reports, worker.index)
                 self._ended(worker, code)
 
-    def _ended(self, worker: _Worker, code: int) -> None:
+    def _ended(self, worker: _ServiceWorker, code: int) -> None:
         if self.code is not None:
             return
         worker.code = code

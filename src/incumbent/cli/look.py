@@ -15,7 +15,7 @@ from incumbent.cli.operator import (
     wait_for_change,
     watch,
 )
-from incumbent.cli.parser import Request
+from incumbent.cli.parser import CommandRequest
 from incumbent.cli.text import draw, facts_of, held, print_json, record_as_json, say, waiting
 from incumbent.clients import Client
 from incumbent.cron.fleet import is_job, jobs_of
@@ -27,7 +27,7 @@ from incumbent.stores.findings import (
     GRANTS,
     HELD,
     UNKNOWN,
-    State,
+    NameState,
     asked_to,
     said_by,
     said_of,
@@ -41,7 +41,7 @@ _HEAD = ("NAME", "STATE", "HOLDER", "HELD FOR", "TTL LEFT", "WAITING")
 _LOOK_AGAIN = 1.0
 
 
-def command(request: Request) -> int:
+def command(request: CommandRequest) -> int:
     if request.command == "wait":
         return _wait(request)
     with open_client(request) as client:
@@ -55,11 +55,11 @@ def command(request: Request) -> int:
 # -- wait ------------------------------------------------------------------------------------------
 
 
-def _wait(request: Request) -> int:
+def _wait(request: CommandRequest) -> int:
     text = request.text("timeout")
     timeout = float("inf") if text is None else parse_duration(text, "timeout")
     with open_client(request) as client:
-        state, record = State(UNKNOWN), Record(Key("", request.name))
+        state, record = NameState(UNKNOWN), Record(Key("", request.name))
 
         def is_free(seen: Record) -> bool:
             nonlocal state, record
@@ -81,7 +81,7 @@ def _wait(request: Request) -> int:
     return UNPROVED if state.word == UNKNOWN else BUSY
 
 
-def _state_of(client: Client, record: Record) -> State:
+def _state_of(client: Client, record: Record) -> NameState:
     """The state of one name; the store is examined only if that may change the answer."""
     state = state_of(record)
     return state_of(record, store_state(client)) if state.word == FREE else state
@@ -90,7 +90,7 @@ def _state_of(client: Client, record: Record) -> State:
 # -- status ----------------------------------------------------------------------------------------
 
 
-def _show(request: Request, client: Client) -> Record | None:
+def _show(request: CommandRequest, client: Client) -> Record | None:
     """Show one name, or all names; returns the record if it is one name."""
     if request.name:
         record = client.read(request.name, REQUEST_TIMEOUT)
@@ -117,14 +117,14 @@ def _show(request: Request, client: Client) -> Record | None:
     return None
 
 
-def _is_shown(request: Request, record: Record) -> bool:
+def _is_shown(request: CommandRequest, record: Record) -> bool:
     if record.holdings or request.on("all"):
         return True
     ours = record.key.name.startswith("@cron/") or is_job(record) or request.on("held")
     return not ours and (state_of(record) != (FREE, "") or bool(record.candidates))
 
 
-def _row(record: Record, store: State) -> tuple[str, ...]:
+def _row(record: Record, store: NameState) -> tuple[str, ...]:
     waiting = str(len(record.candidates) or "-")
     if not record.holdings:
         return (record.key.name, state_of(record, store).word, "-", "-", "-", waiting)
@@ -150,7 +150,7 @@ def _times(holding: Holding) -> list[str]:
     return ["-" if seconds is None else say_seconds(seconds) for seconds in both]
 
 
-def _facts(record: Record, state: State) -> Iterator[tuple[str, str]]:
+def _facts(record: Record, state: NameState) -> Iterator[tuple[str, str]]:
     """The facts about one name: a label and a text each."""
     holding = next(iter(record.holdings), None)
     yield "name", record.key.name

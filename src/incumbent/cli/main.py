@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from incumbent.cli.parser import Request, UsageError, flags_in, parse, unknown_variables
+from incumbent.cli.parser import CommandRequest, UsageError, flags_in, parse, unknown_variables
 from incumbent.cli.table import COMMANDS, overview
 from incumbent.cli.text import begin_log, fault_line, say
 from incumbent.errors import ConfigError
@@ -58,7 +58,7 @@ def _open_standard_streams() -> None:
             setattr(sys, name, file)
 
 
-def _call(request: Request) -> int:
+def _call(request: CommandRequest) -> int:
     module = import_module(f"incumbent.{COMMANDS[request.command].module}")
     try:
         code: int = module.command(request)

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 from incumbent import clock
 from incumbent.cron.execute import without_secrets
-from incumbent.cron.ledger import State, runs_of
+from incumbent.cron.ledger import SlotState, runs_of
 from incumbent.cron.once import OnceRun
 from incumbent.cron.schedule import slot_id
 from incumbent.decorators import begin_once_blocking
 from incumbent.errors import StoreError
-from incumbent.locks import Lease, give_back
-from incumbent.protocol.port import run as drive
+from incumbent.locks import Lease, release_unless_lost
+from incumbent.protocol.port import run_blocking as drive
 from incumbent.protocol.words import UNRECORDED
 from incumbent.supervise.run import Ending, release_after
 
-_STATES = {"ended": State.OK, "at_most_for": State.TIMED_OUT, "lost": State.LOST}
+_STATES = {"ended": SlotState.OK, "at_most_for": SlotState.TIMED_OUT, "lost": SlotState.LOST}
 _COMMAND_SHOWN = 200
 
 
@@ -31,7 +31,7 @@ def begin(words: Sequence[str], lease: Lease) -> OnceRun | None:
     try:
         return begin_once_blocking(lease, wall, f"once/{slot_id(wall)}", what)
     except StoreError:
-        give_back(lease, undo_slot=True)
+        release_unless_lost(lease, undo_slot=True)
         raise
 
 
@@ -43,7 +43,7 @@ def leave_to_the_record(lease: Lease) -> str:
         found = runs_of(record.fields).get(slot)
     except StoreError:
         found = None
-    give_back(lease, undo_slot=True)
+    release_unless_lost(lease, undo_slot=True)
     by = f": {found[0].state} by {found[0].instance}" if found else ""
     return f"skipped: slot {slot} is on record already{by}"
 
@@ -57,13 +57,13 @@ def end(
     """
     if ending is None:
         drive(once.undo())
-        give_back(lease, undo_slot=True)
+        release_unless_lost(lease, undo_slot=True)
         return None
     code = ending.status
-    state = _STATES.get(outcome, State.FAILED)
-    why = line if state is not State.OK else ""
-    if state is State.OK and code:
-        state, why = State.FAILED, f"exit {code}"
+    state = _STATES.get(outcome, SlotState.FAILED)
+    why = line if state is not SlotState.OK else ""
+    if state is SlotState.OK and code:
+        state, why = SlotState.FAILED, f"exit {code}"
     in_time = drive(once.end(state, clock.wall(), code=code, why=why))
     if ending.survivors:
         return ending
@@ -72,6 +72,6 @@ def end(
         # The ledger will show this run as lost, so we report it as lost too.
         return ending if ending.cause else replace(ending, cause=UNRECORDED, outlived=True)
     # The end was recorded under the lease: a loss of the lease from now on does not concern CMD.
-    ending = replace(ending, confirmed=give_back(lease))
+    ending = replace(ending, confirmed=release_unless_lost(lease))
     drive(once.prune(clock.wall()))
     return ending

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from incumbent import clock
-from incumbent.cli.parser import Request
+from incumbent.cli.parser import CommandRequest
 from incumbent.cli.text import held, print_json, say, waiting
 from incumbent.clients import Client
 from incumbent.durations import say_seconds
@@ -19,7 +19,7 @@ from incumbent.options import require
 from incumbent.policy import TTL_DEFAULT
 from incumbent.protocol.link import link_for
 from incumbent.stores.base import Store
-from incumbent.stores.findings import State, examine, places_of, state_of
+from incumbent.stores.findings import NameState, examine, places_of, state_of
 from incumbent.stores.names import make_key
 from incumbent.stores.notices import RESIGN, encode_notice
 from incumbent.stores.url import store_url
@@ -35,14 +35,14 @@ _REREAD_AFTER = 5.0
 """Seconds after which a record is read again without a hint, because hints may be lost."""
 
 
-def open_client(request: Request) -> Client:
+def open_client(request: CommandRequest) -> Client:
     """A client of the request's store and namespace. Raises ConfigError, also for a bad NAME."""
     if request.name:
         make_key(request.namespace, request.name)
     return Client(store_url(request.text("store")), namespace=request.namespace)
 
 
-def store_state(client: Client) -> State:
+def store_state(client: Client) -> NameState:
     """The state of a name that nobody holds, as far as it depends on the store alone."""
     return examine(link_for(client).engine, clock.now() + REQUEST_TIMEOUT)
 
@@ -154,7 +154,7 @@ class Operator:
 
     def __init__(
         self,
-        request: Request,
+        request: CommandRequest,
         client: Client,
         *parts: Literal["slots", "fields", "notices"],
         name: str = "",
@@ -231,7 +231,7 @@ def _patience(holding: Holding) -> float:
     return 2 * (holding.ttl or holding.remaining or TTL_DEFAULT)
 
 
-def _reason(request: Request) -> str:
+def _reason(request: CommandRequest) -> str:
     reason = request.text("reason") or ""
     if len(reason) > _REASON_MAX or not reason.isprintable():
         raise ConfigError(f"reason: at most {_REASON_MAX} printable characters", name="reason")

@@ -1,4 +1,4 @@
-"""Parses the words of the command line, and the environment, into a Request."""
+"""Parses the words of the command line, and the environment, into a CommandRequest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from incumbent.cli.table import (
     PREFIX,
     SETTINGS,
     VARIABLES,
-    Command,
+    CliCommand,
     Option,
     examples,
     overview,
@@ -31,7 +31,7 @@ class UsageError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CommandRequest:
     """A command with its options; a flag wins over a variable."""
 
     command: str
@@ -74,7 +74,7 @@ def _flag_of(dest: str) -> str:
     return f"--{dest.replace('_', '-')}"
 
 
-def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
+def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> CommandRequest:
     """Parse; `--help` and `--version` exit. Raises UsageError, or ConfigError for a variable."""
     words = list(arguments)
     separated = "--" in words
@@ -96,7 +96,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
         else option.flags[-1]
         for option in options
     }
-    request = Request(name, {**settings, **flags}, tuple(command_line), spelled)
+    request = CommandRequest(name, {**settings, **flags}, tuple(command_line), spelled)
     _check_choices(request, options)
     return request
 
@@ -149,7 +149,7 @@ def _flags_of(*options: Option) -> set[str]:
     return {flag for option in options for flag in option.flags if flag.startswith("--")}
 
 
-def _check_choices(request: Request, options: Sequence[Option]) -> None:
+def _check_choices(request: CommandRequest, options: Sequence[Option]) -> None:
     for option in options:
         value = request.text(option.dest)
         if value is not None and option.choices and value not in option.choices:
@@ -214,7 +214,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
-def _parser(name: str, command: Command, words: Sequence[str]) -> argparse.ArgumentParser:
+def _parser(name: str, command: CliCommand, words: Sequence[str]) -> argparse.ArgumentParser:
     """The parser of one command; only for `--help` does it contain the examples."""
     asks = {"-h", "--help"} & set(words)
     parser = _Parser(

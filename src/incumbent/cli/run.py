@@ -10,7 +10,7 @@ from signal import Signals as SignalName
 from typing import TYPE_CHECKING
 
 from incumbent import clock
-from incumbent.cli.parser import Request
+from incumbent.cli.parser import CommandRequest
 from incumbent.cli.settings import cmd_of, health, lock_settings, number
 from incumbent.cli.text import as_json, busy, fault_line, in_the_way, say, utc, waiting
 from incumbent.durations import parse_duration, say_seconds
@@ -23,7 +23,7 @@ from incumbent.protocol.words import lease_lost
 from incumbent.serve.situation import Situation
 from incumbent.stores.url import store_url
 from incumbent.supervise import codes
-from incumbent.supervise.candidate import Candidate
+from incumbent.supervise.candidate import CandidateLock
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.guarding import Guard, GuardFault, start_guard
 from incumbent.supervise.run import Command, Ending, outlives_kill, supervise
@@ -39,7 +39,7 @@ _HINT_BELOW = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Verdict:
+class _RunEnd:
     """The end of a `run`: the exit code, the line on stderr or "", and the result file's facts."""
 
     outcome: str
@@ -53,7 +53,7 @@ class _Verdict:
     ended: float | None = None
 
 
-def command(request: Request) -> int:
+def command(request: CommandRequest) -> int:
     result_file = request.text("result_file")
     if result_file:
         _check_result_file(result_file)
@@ -66,20 +66,20 @@ def command(request: Request) -> int:
     return verdict.code
 
 
-def _verdict(request: Request) -> _Verdict:
+def _verdict(request: CommandRequest) -> _RunEnd:
     try:
         return _run(request)
     except (ConfigError, Misuse) as error:
         why = request.as_typed(str(error))
-        return _Verdict("refused", codes.USAGE, why, why)
+        return _RunEnd("refused", codes.USAGE, why, why)
     except StoreError as error:
         line = f"the store could not be proved, nothing ran: {error}"
-        return _Verdict("unproved", codes.UNPROVED, line, str(error))
+        return _RunEnd("unproved", codes.UNPROVED, line, str(error))
     except Exception as error:  # noqa: BLE001 - a defect of ours has an exit code too
-        return _Verdict("fault", codes.FAULT, fault_line(error), fault_line(error))
+        return _RunEnd("fault", codes.FAULT, fault_line(error), fault_line(error))
 
 
-def _run(request: Request) -> _Verdict:
+def _run(request: CommandRequest) -> _RunEnd:
     busy_code = number(request, "busy_exit_code", 0, 255, codes.BUSY)
     wait = request.text("wait")
     if request.on("fair") and wait is None:
@@ -93,7 +93,7 @@ def _run(request: Request) -> _Verdict:
         settings = lock_settings(request)
         try:
             with signals.interrupting():
-                lock = Candidate(
+                lock = CandidateLock(
                     request.name,
                     permits=permits,
                     store=url,
@@ -105,33 +105,33 @@ def _run(request: Request) -> _Verdict:
         except Interrupted as signal:
             return _interrupted(signal)
         situation = Situation(request.name, lock.holder, guard.isolation, ttl=lock.policy.ttl)
-        run = _Run(request, cmd_of(request, url), signals, guard, situation, busy_code)
+        run = _RunCommand(request, cmd_of(request, url), signals, guard, situation, busy_code)
         with health(request, situation):
             return run.wait_and_hold(lock, timeout)
 
 
-def _permits_of(request: Request) -> int | None:
+def _permits_of(request: CommandRequest) -> int | None:
     if request.text("permits") is None:
         return None
     return number(request, "permits", 1, PERMITS_MOST, 1)
 
 
-def _interrupted(signal: Interrupted) -> _Verdict:
+def _interrupted(signal: Interrupted) -> _RunEnd:
     name = SignalName(signal.signum).name
     line = f"{name} while waiting for the lease; nothing ran"
-    return _Verdict("interrupted", 128 + signal.signum, line, name)
+    return _RunEnd("interrupted", 128 + signal.signum, line, name)
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    request: Request
+class _RunCommand:
+    request: CommandRequest
     cmd: Command
     signals: Signals
     guard: Guard
     situation: Situation
     busy_code: int
 
-    def wait_and_hold(self, lock: Candidate, timeout: float | None) -> _Verdict:
+    def wait_and_hold(self, lock: CandidateLock, timeout: float | None) -> _RunEnd:
         """Take the lease within `timeout` seconds, and run CMD."""
         request = self.request
 
@@ -156,7 +156,7 @@ class _Run:
                 lease = lock.take(timeout, learn)
         except NotAcquired as error:
             line = f"skipped: {busy(error, _permits_of(request))}"
-            return _Verdict("skipped", self.busy_code, line, error.reason, error.held_by)
+            return _RunEnd("skipped", self.busy_code, line, error.reason, error.held_by)
         except Interrupted as signal:
             return _interrupted(signal)
         if request.on("verbose"):
@@ -171,7 +171,7 @@ class _Run:
 # -- the verdict -----------------------------------------------------------------------------------
 
 
-def _hold(run: _Run, lease: Lease, turned: Callable[[], None]) -> _Verdict:
+def _hold(run: _RunCommand, lease: Lease, turned: Callable[[], None]) -> _RunEnd:
     """Run CMD. For a slot, record its start in the ledger before CMD starts, and then its end."""
     request, busy_code = run.request, run.busy_code
     once: OnceRun | None = None
@@ -182,19 +182,19 @@ def _hold(run: _Run, lease: Lease, turned: Callable[[], None]) -> _Verdict:
 
         once = begin(request.words, lease)
         if once is None:
-            return _Verdict("skipped", busy_code, leave_to_the_record(lease), "used")
+            return _RunEnd("skipped", busy_code, leave_to_the_record(lease), "used")
     try:
         keep = once is not None
         ending = supervise(lease, run.cmd, run.signals, run.guard, keep=keep, turned=turned)
         verdict = _ended(request, ending)
     except CannotStart as error:
-        verdict = _Verdict("not_started", error.code, str(error), str(error))
+        verdict = _RunEnd("not_started", error.code, str(error), str(error))
     except GuardFault as error:
-        verdict = _Verdict("fault", codes.FAULT, f"{error}; nothing ran", "guard")
+        verdict = _RunEnd("fault", codes.FAULT, f"{error}; nothing ran", "guard")
     except ConfigError as error:
         # CMD never started (see supervise), so the slot is given back at once.
         why = request.as_typed(str(error))
-        verdict = _Verdict("refused", codes.USAGE, why, why)
+        verdict = _RunEnd("refused", codes.USAGE, why, why)
     if once is not None:
         from incumbent.cli.once_record import end
 
@@ -204,33 +204,33 @@ def _hold(run: _Run, lease: Lease, turned: Callable[[], None]) -> _Verdict:
     return verdict
 
 
-def _on_record(request: Request) -> bool:
+def _on_record(request: CommandRequest) -> bool:
     return request.text("once_per") is not None or request.text("slot") is not None
 
 
-def _ended(request: Request, ending: Ending) -> _Verdict:
+def _ended(request: CommandRequest, ending: Ending) -> _RunEnd:
     after = f"after {say_seconds(ending.seconds)}"
     how = "CMD ended" if ending.outlived else "stopped"
     lost = f"{lease_lost(request.name, ending.cause)}; {how} {after}"
     if ending.survivors:
-        return _Verdict("fault", codes.FAULT, outlives_kill(ending), ending.cause or "survivors")
+        return _RunEnd("fault", codes.FAULT, outlives_kill(ending), ending.cause or "survivors")
     if ending.outlived and ending.status:
         # CMD's own failure is not masked.
-        return _Verdict("ended", ending.status, lost, ending.cause)
+        return _RunEnd("ended", ending.status, lost, ending.cause)
     if ending.cause == "at_most_for":
         line = f"reached --at-most-for, stopped {after}"
-        return _Verdict("at_most_for", codes.TOO_LONG, line, ending.cause)
+        return _RunEnd("at_most_for", codes.TOO_LONG, line, ending.cause)
     if ending.cause == "guard":
-        return _Verdict("fault", codes.FAULT, f"the guard is dead; stopped {after}", ending.cause)
+        return _RunEnd("fault", codes.FAULT, f"the guard is dead; stopped {after}", ending.cause)
     if ending.cause:
-        return _Verdict("lost", codes.LOST, lost, ending.cause)
+        return _RunEnd("lost", codes.LOST, lost, ending.cause)
     if request.on("verbose"):
         how = "released" if ending.confirmed else "let go, the store did not confirm it,"
         say(f"{request.name}: {'ended' if _on_record(request) else how} {after}")
-    return _Verdict("ended", ending.status or 0, _hint(request, ending))
+    return _RunEnd("ended", ending.status or 0, _hint(request, ending))
 
 
-def _hint(request: Request, ending: Ending) -> str:
+def _hint(request: CommandRequest, ending: Ending) -> str:
     kept = _on_record(request) or request.text("at_least_for") or request.text("permits")
     if ending.status or kept or request.on("quiet") or ending.seconds >= _HINT_BELOW:
         return ""
@@ -250,7 +250,7 @@ def _check_result_file(path: str) -> None:
         raise ConfigError(f"result_file={path!r} cannot be written", name="result_file")
 
 
-def _write_result(path: str, verdict: _Verdict, request: Request) -> None:
+def _write_result(path: str, verdict: _RunEnd, request: CommandRequest) -> None:
     """Write the file whole or not at all: a reader never sees half of it."""
     from pathlib import Path
 

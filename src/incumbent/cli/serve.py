@@ -7,9 +7,9 @@ import signal
 from contextlib import closing
 
 from incumbent import clock
-from incumbent.cli.parser import Request
+from incumbent.cli.parser import CommandRequest
 from incumbent.cli.text import say
-from incumbent.page.site import Site
+from incumbent.page.site import PageSite
 from incumbent.serve.health import start_health
 from incumbent.serve.http import PageServer
 from incumbent.serve.pages import OPEN_PATHS, TEXT, Page
@@ -24,14 +24,14 @@ _TURN = 5.0
 """Seconds between two promises to systemd."""
 
 
-def command(request: Request) -> int:
+def command(request: CommandRequest) -> int:
     make_key(request.namespace, "x")
     url = store_url(request.text("store"))
     # Raise errors of the URL here: later the page could only show them.
     open_engine(url)
     # Block the signals before threads start, because threads inherit the mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-    with closing(Site(url, request.namespace)) as site:
+    with closing(PageSite(url, request.namespace)) as site:
         alive = dict.fromkeys(OPEN_PATHS, lambda _: Page(200, TEXT, "ok\n"))
         listen, token_file = request.text("listen") or _LISTEN, request.text("token_file")
         pages = PageServer({**alive, **site.routes()}, listen, token_file)

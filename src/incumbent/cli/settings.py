@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
-from incumbent.cli.parser import Request
+from incumbent.cli.parser import CommandRequest
 from incumbent.cli.text import say
 from incumbent.errors import ConfigError
 from incumbent.options import LockSettings
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SLOT_KEPT = "30d"
 
 
-def lock_settings(request: Request) -> LockSettings:
+def lock_settings(request: CommandRequest) -> LockSettings:
     """The lock's settings in the request, unchecked: the lock checks them."""
     settings: LockSettings = {
         "grace": request.text("grace"),
@@ -47,14 +47,14 @@ def lock_settings(request: Request) -> LockSettings:
     return settings
 
 
-def lock_times(request: Request) -> Policy:
+def lock_times(request: CommandRequest) -> Policy:
     """The times that follow from the options. Raises ConfigError, which shows the numbers."""
     ttl, delay = request.text("ttl"), request.text("lock_delay") or 0.0
     grace = request.text("grace")
     return make_policy(TTL_DEFAULT if ttl is None else ttl, grace=grace, lock_delay=delay)
 
 
-def number(request: Request, dest: str, least: int, most: int, default: int) -> int:
+def number(request: CommandRequest, dest: str, least: int, most: int, default: int) -> int:
     """The number that was given for an option, else `default`. Raises ConfigError."""
     text = request.text(dest)
     if text is None:
@@ -66,13 +66,13 @@ def number(request: Request, dest: str, least: int, most: int, default: int) -> 
     return int(text)
 
 
-def cmd_of(request: Request, url: str) -> Command:
+def cmd_of(request: CommandRequest, url: str) -> Command:
     """CMD; with `--share-store` it gets `url` as its store."""
     return Command(request.words, url if request.on("share_store") else None)
 
 
 @contextmanager
-def health(request: Request, situation: Situation) -> Iterator[None]:
+def health(request: CommandRequest, situation: Situation) -> Iterator[None]:
     """Report `situation` to systemd, and on pages if `--listen` is given, until the block ends."""
     listen, token_file = request.text("listen"), request.text("token_file")
     with ExitStack() as stack:
@@ -91,20 +91,20 @@ def health(request: Request, situation: Situation) -> Iterator[None]:
         yield
 
 
-def _page(request: Request, stack: ExitStack) -> Routes:
+def _page(request: CommandRequest, stack: ExitStack) -> Routes:
     """The page about the store; none for jobs of a module, which may have another store."""
     named = request.text("store")
     of_module = named is None and request.command == "cron" and ":" in request.name
     # The page would open a memory: store of its own, without our leases.
     if of_module or (named or "").startswith("memory:"):
         return {}
-    from incumbent.page.site import Site
+    from incumbent.page.site import PageSite
 
-    site = stack.enter_context(closing(Site(store_url(named), request.namespace)))
+    site = stack.enter_context(closing(PageSite(store_url(named), request.namespace)))
     return site.routes()
 
 
-def _is_for_another(request: Request, error: ConfigError) -> bool:
+def _is_for_another(request: CommandRequest, error: ConfigError) -> bool:
     """Whether a `run` has only inherited its `--listen`, and another process has the port.
 
     The variable is for the main process of a container; other processes there inherit it.

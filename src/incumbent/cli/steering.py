@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from incumbent import clock
 from incumbent.cli.operator import REQUEST_TIMEOUT, Operator, open_client, read_until
-from incumbent.cli.parser import Request
+from incumbent.cli.parser import CommandRequest
 from incumbent.cli.text import print_json, say
 from incumbent.clients import Client
 from incumbent.cron.fleet import CONTROL, jobs_of
@@ -23,7 +23,7 @@ _RESERVED = 5.0
 """Seconds for which a name is reserved for a successor, at most."""
 
 
-def command(request: Request) -> int:
+def command(request: CommandRequest) -> int:
     switches = request.command in ("pause", "unpause")
     every_job = request.on("all")
     if switches and every_job == bool(request.name):
@@ -40,7 +40,7 @@ def command(request: Request) -> int:
 # -- break and resign ------------------------------------------------------------------------------
 
 
-def _end(request: Request, operator: Operator) -> int:
+def _end(request: CommandRequest, operator: Operator) -> int:
     record, to = operator.read(), request.text("to") or ""
     if to:
         _check_successor(operator.client, record, to)
@@ -148,7 +148,7 @@ def _unpause(operator: Operator) -> int:
     return operator.answer("unpaused", "may be held again")
 
 
-def _every_job(request: Request, operator: Operator) -> int:
+def _every_job(request: CommandRequest, operator: Operator) -> int:
     """Pause or unpause every job; the switch of all jobs comes first, so that new jobs find it."""
     value = operator.pause_value(all=True) if request.command == "pause" else None
     guard = None if value is None else ABSENT

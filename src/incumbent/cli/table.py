@@ -46,7 +46,7 @@ def _setting(names: str, help_: str, metavar: str = "", choices: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class CliCommand:
     """A command; `name`: its argument, as "[NAME]", or ""; `module`: defines its `command()`."""
 
     module: str
@@ -153,51 +153,57 @@ _AT = Option("--at", "about the slot of this instant: 05:30, 2026-11-21T05:30Z",
 _FORCE = Option("--force", "remove the record at once: the holder may go on for its ttl")
 
 COMMANDS: Final = {
-    "run": Command(
+    "run": CliCommand(
         "cli.run", "NAME", "take the lease, run CMD once, give it back", _RUN, runs=True
     ),
-    "lead": Command(
+    "lead": CliCommand(
         "cli.lead", "NAME", "campaign for ever; CMD runs during each term", _LEAD, runs=True
     ),
-    "work": Command(
+    "work": CliCommand(
         "cli.lead",
         "NAME",
         "start N workers here; at most M work at a time in the whole fleet",
         _WORK,
         runs=True,
     ),
-    "cron": Command(
+    "cron": CliCommand(
         "cli.cron", "FILE", "jobs by the clock, from a crontab or a job file (TOML)", _CRON
     ),
-    "status": Command("cli.look", "[NAME]", "show who holds what", _STATUS),
-    "wait": Command("cli.look", "NAME", "wait until NAME is free", (_TIMEOUT,)),
-    "break": Command("cli.steering", "NAME", "ask the holder to stop", (_FORCE, _REASON)),
-    "resign": Command("cli.steering", "NAME", "ask the holder to hand over", (_TO, _REASON)),
-    "pause": Command(
+    "status": CliCommand("cli.look", "[NAME]", "show who holds what", _STATUS),
+    "wait": CliCommand("cli.look", "NAME", "wait until NAME is free", (_TIMEOUT,)),
+    "break": CliCommand("cli.steering", "NAME", "ask the holder to stop", (_FORCE, _REASON)),
+    "resign": CliCommand("cli.steering", "NAME", "ask the holder to hand over", (_TO, _REASON)),
+    "pause": CliCommand(
         "cli.steering", "[NAME]", "stop the holder, and let nobody take NAME", (_REASON, _ALL)
     ),
-    "unpause": Command("cli.steering", "[NAME]", "let instances take NAME again", (_ALL,)),
-    "why": Command("cli.why", "NAME", "why NAME is held, or is not; why a job did not run", (_AT,)),
-    "history": Command(
+    "unpause": CliCommand("cli.steering", "[NAME]", "let instances take NAME again", (_ALL,)),
+    "why": CliCommand(
+        "cli.why", "NAME", "why NAME is held, or is not; why a job did not run", (_AT,)
+    ),
+    "history": CliCommand(
         "cli.jobs", "NAME", "who held NAME when; what became of a job's slots", _HISTORY
     ),
-    "jobs": Command("cli.jobs", "", "the jobs of the fleet: when next, how last, who", (_WATCH,)),
-    "trigger": Command("cli.jobs", "NAME", "run a job once now, somewhere", (_REASON, _TIMEOUT)),
-    "serve": Command(
+    "jobs": CliCommand(
+        "cli.jobs", "", "the jobs of the fleet: when next, how last, who", (_WATCH,)
+    ),
+    "trigger": CliCommand("cli.jobs", "NAME", "run a job once now, somewhere", (_REASON, _TIMEOUT)),
+    "serve": CliCommand(
         "cli.serve", "", "a page about all leases and jobs, to leave open in a browser", _LISTEN
     ),
-    "doctor": Command(
+    "doctor": CliCommand(
         "cli.doctor",
         "",
         "check the store and the settings, and say what to fix",
         (_TTL, _GRACE, _FIX),
     ),
-    "demo": Command(
+    "demo": CliCommand(
         "demo.story", "", "watch leaders being killed, frozen and cut off (20 s, no server)"
     ),
-    "help": Command("cli.help", "[COMMAND]", "show the commands, or the options of one"),
-    "completion": Command("cli.help", "SHELL", "print the completion script of bash, zsh or fish"),
-    "man": Command("cli.help", "", "print the manual page, for man(1)"),
+    "help": CliCommand("cli.help", "[COMMAND]", "show the commands, or the options of one"),
+    "completion": CliCommand(
+        "cli.help", "SHELL", "print the completion script of bash, zsh or fish"
+    ),
+    "man": CliCommand("cli.help", "", "print the manual page, for man(1)"),
 }
 
 OPTIONS = (*GLOBAL, *(option for command in COMMANDS.values() for option in command.options))

@@ -14,13 +14,13 @@ from os import environ, get_terminal_size
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from incumbent import clock
-from incumbent.cli.parser import Request
+from incumbent.cli.parser import CommandRequest
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import AcquireTimeout, ConfigError, NotAcquired
 from incumbent.model import Holding, Record, Refused
 from incumbent.printable import json_line, printable, printable_lines
 from incumbent.protocol.words import names_of
-from incumbent.stores.findings import State
+from incumbent.stores.findings import NameState
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def held(holders: Sequence[Holding]) -> str:
 
 
 @contextmanager
-def waiting(request: Request, until: float, what: Callable[[], str]) -> Iterator[None]:
+def waiting(request: CommandRequest, until: float, what: Callable[[], str]) -> Iterator[None]:
     """On a terminal, say what the body waits for (`what`, "" for nothing yet) after a second."""
     if request.on("quiet") or not sys.stderr.isatty():
         yield
@@ -113,7 +113,7 @@ def facts_of(holding: Holding) -> dict[str, str]:
     return {str(key): str(value) for key, value in found.items()}
 
 
-def record_as_json(record: Record, state: State) -> dict[str, Any]:
+def record_as_json(record: Record, state: NameState) -> dict[str, Any]:
     """A record as `status --json` shows it."""
     holding = record.holdings[0] if record.holdings else None
     facts = facts_of(holding) if holding else {}
@@ -206,7 +206,7 @@ def utc(instant: float) -> str:
     return f"{text.removesuffix('+00:00')}Z"
 
 
-def as_json(request: Request, result: object) -> str:
+def as_json(request: CommandRequest, result: object) -> str:
     """A result as JSON, in the envelope that all commands share."""
     from json import dumps
 
@@ -214,12 +214,12 @@ def as_json(request: Request, result: object) -> str:
     return dumps({**asked, "time": utc(clock.wall()), "result": result}, indent=2)
 
 
-def print_json(request: Request, result: object) -> None:
+def print_json(request: CommandRequest, result: object) -> None:
     """Print a result as JSON; see as_json."""
     print(as_json(request, result))
 
 
-def draw(request: Request, rows: Sequence[Sequence[str]], below: Sequence[str] = ()) -> None:
+def draw(request: CommandRequest, rows: Sequence[Sequence[str]], below: Sequence[str] = ()) -> None:
     """Print rows as a table, and lines below it.
 
     On a terminal lines are cut to its width, and coloured unless NO_COLOR is set.

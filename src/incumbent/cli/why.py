@@ -11,7 +11,7 @@ from datetime import datetime, tzinfo
 from incumbent import clock
 from incumbent.cli.jobs import say_up
 from incumbent.cli.operator import REQUEST_TIMEOUT, open_client, read_places, store_state
-from incumbent.cli.parser import Request
+from incumbent.cli.parser import CommandRequest
 from incumbent.cli.text import facts_of, instant_of, iso, print_json, record_as_json
 from incumbent.cron import fleet
 from incumbent.cron.ledger import JOB, Run, pruned_spans, read_job
@@ -27,7 +27,7 @@ from incumbent.stores.findings import (
     GRANTS,
     UNKNOWN,
     WAITING,
-    State,
+    NameState,
     asked_to,
     said_by,
     said_of,
@@ -45,7 +45,7 @@ _NEARLY_OUT = 0.4
 """Share of the ttl: a holder renews every fifth of it, so that less is left only after failures."""
 
 
-def command(request: Request) -> int:
+def command(request: CommandRequest) -> int:
     at = request.text("at")
     with open_client(request) as client:
         record = client.read(request.name, REQUEST_TIMEOUT)
@@ -79,7 +79,7 @@ def _zone_of(record: Record) -> tzinfo | None:
 
 
 def explain(
-    record: Record, now: float, store: State = GRANTS, places: Sequence[str] = ()
+    record: Record, now: float, store: NameState = GRANTS, places: Sequence[str] = ()
 ) -> list[str]:
     """Explain a record, a sentence a line, the answer first; `now`: the wall clock's time.
 

@@ -5,11 +5,11 @@ The agenda is a heap over the next slot of every job. It says which slots this i
 for*; only the ledger says which instance runs a slot. The agenda names a slot twice only after the
 clock was set back (see `moved`). The dispatcher makes the orders:
 
-    a slot is due --> Claim --granted--> the run's process takes over
-                        |
-                     refused --> Look: which run has the slot, is it recorded, was it skipped?
-                        |            |
-                 no reply: again     +--> again when the holder's lease ends
+    a slot is due --> ClaimOrder --granted--> the run's process takes over
+                            |
+                         refused --> LedgerOrder: who has the slot, is it recorded, was it skipped?
+                            |            |
+                     no reply: again     +--> again when the holder's lease ends
 
 `now` is in seconds on a clock that goes on during suspend. `wall` is this instance's wall clock,
 used for slots only. While the store does not reply, the dispatcher sends it one order at a time.
@@ -26,7 +26,7 @@ from typing import Final, TypeAlias
 from incumbent.cron.folds import NO_FOLD, Fold, fold_number
 from incumbent.cron.ledger import SLOT_KEEP
 from incumbent.cron.slots import GRACE, STEP, Findings, is_punctual, missed_slots, start_of
-from incumbent.cron.spec import JobSpec, Slot
+from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.durations import backoff_delay
 from incumbent.model import Refused
 
@@ -35,7 +35,7 @@ CORRECTION: Final = 3 * 3600.0
 
 
 @dataclass(slots=True)
-class _Entry:
+class _AgendaEntry:
     spec: JobSpec
     order: int
     placed: float = 0.0
@@ -67,7 +67,7 @@ class Agenda:
         self, specs: Iterable[JobSpec], now: float, known: Mapping[str, float] | None = None
     ) -> None:
         self._now = self.been = now
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _AgendaEntry] = {}
         for spec in specs:
             last = (known or {}).get(spec.name, now)
             # What is on record beyond our clock was run by a clock that was ahead of it.
@@ -75,10 +75,10 @@ class Agenda:
         self._pile_up()
 
     def _add(self, spec: JobSpec, placed: float, horizon: float = -inf) -> None:
-        entry = self._entries[spec.name] = _Entry(spec, len(self._entries), placed, horizon)
+        entry = self._entries[spec.name] = _AgendaEntry(spec, len(self._entries), placed, horizon)
         entry.place(placed)
 
-    def may_come_again(self, slot: Slot, name: str) -> bool:
+    def may_come_again(self, slot: JobSlot, name: str) -> bool:
         """Whether this slot of the job was perhaps decided before the clock was set back."""
         entry = self._entries.get(name)
         return entry is not None and slot.due <= entry.horizon
@@ -106,14 +106,14 @@ class Agenda:
                 places += (2 * place + 1, 2 * place + 2)
         return found
 
-    def due(self, now: float) -> list[tuple[JobSpec, Slot]]:
+    def due(self, now: float) -> list[tuple[JobSpec, JobSlot]]:
         """Return the slots that have become due, by instant, then in the order of the file.
 
         Late slots (the process or the machine was suspended, or the clock set forward) follow the
         job's catch-up rule. For a clock that was set back see `moved`.
         """
         self.moved(now)
-        found: list[tuple[float, int, JobSpec, Slot]] = []
+        found: list[tuple[float, int, JobSpec, JobSlot]] = []
         while self._heap and self._heap[0][0] <= now:
             entry = heappop(self._heap)[2]
             found += [(slot.due, entry.order, entry.spec, slot) for slot in _decided(entry, now)]
@@ -161,7 +161,7 @@ class Agenda:
         return changes
 
 
-def _decided(entry: _Entry, now: float) -> list[Slot]:
+def _decided(entry: _AgendaEntry, now: float) -> list[JobSlot]:
     """Return the entry's slots that are ready, and move the entry on to its next slot."""
     spec, first = entry.spec, entry.slot
     if first is None:
@@ -170,10 +170,10 @@ def _decided(entry: _Entry, now: float) -> list[Slot]:
     if (following is None or following > now) and is_punctual(spec, first, now):
         # The usual case: it costs one look at the schedule.
         entry.place(first)
-        return [Slot.at(first)]
+        return [JobSlot.at(first)]
     to_run, missed = missed_slots(spec, entry.placed, now)
     entry.place(max((*to_run, *missed)))
-    return [*(Slot.at(instant, missed=True) for instant in missed), *map(Slot.at, to_run)]
+    return [*(JobSlot.at(instant, missed=True) for instant in missed), *map(JobSlot.at, to_run)]
 
 
 # -- orders ----------------------------------------------------------------------------------------
@@ -189,23 +189,23 @@ _ROOM_EVERY: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ClaimOrder:
     """An order to claim a slot."""
 
     spec: JobSpec
-    slot: Slot
+    slot: JobSlot
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LedgerOrder:
     """An order to read the records of slots, and to record slots that no instance recorded."""
 
     spec: JobSpec
-    slots: tuple[Slot, ...]
+    slots: tuple[JobSlot, ...]
 
 
-Order: TypeAlias = Claim | Look
-_Waiting = dict[str, tuple[float, Slot]]
+Order: TypeAlias = ClaimOrder | LedgerOrder
+_Waiting = dict[str, tuple[float, JobSlot]]
 
 
 @dataclass(slots=True)
@@ -263,14 +263,14 @@ class Dispatcher:
                     self._put_back(order, now)
                 del found[1:]
                 break
-        claims = [order for order in found if isinstance(order, Claim)]
+        claims = [order for order in found if isinstance(order, ClaimOrder)]
         # The slots of one job oldest first, the jobs in random order.
         place = {claim.spec.name: self._jitter() for claim in claims}
         claims.sort(key=lambda claim: (place[claim.spec.name], claim.slot.due))
-        return [*claims, *(order for order in found if isinstance(order, Look))]
+        return [*claims, *(order for order in found if isinstance(order, LedgerOrder))]
 
     def _take_up(
-        self, spec: JobSpec, slot: Slot, now: float, wall: float, catching_up: set[str]
+        self, spec: JobSpec, slot: JobSlot, now: float, wall: float, catching_up: set[str]
     ) -> None:
         if not slot.missed and self._too_late(spec, slot, wall):
             catching_up.add(spec.name)
@@ -289,11 +289,11 @@ class Dispatcher:
         self._plan(name, pending)
         late = [slot for slot in claims if self._too_late(spec, slot, wall)]
         looks += self._by_the_rule(spec, late, wall)
-        found: list[Order] = [Claim(spec, slot) for slot in claims if slot not in late]
-        return [*found, Look(spec, tuple(looks))] if looks else found
+        found: list[Order] = [ClaimOrder(spec, slot) for slot in claims if slot not in late]
+        return [*found, LedgerOrder(spec, tuple(looks))] if looks else found
 
     @staticmethod
-    def _too_late(spec: JobSpec, slot: Slot, wall: float) -> bool:
+    def _too_late(spec: JobSpec, slot: JobSlot, wall: float) -> bool:
         age = wall - slot.due
         if age <= 2.0 or not slot.scheduled or slot.attempt > 1:
             return False
@@ -304,7 +304,7 @@ class Dispatcher:
         return age > min(gap, GRACE)
 
     @staticmethod
-    def _by_the_rule(spec: JobSpec, late: list[Slot], wall: float) -> list[Slot]:
+    def _by_the_rule(spec: JobSpec, late: list[JobSlot], wall: float) -> list[JobSlot]:
         """Mark slots that an outage delayed as caught or missed, by the job's catch-up rule."""
         rule = spec.catch_up
         most = {"no": 0, "last": 1, "all": rule.limit}[rule.mode]
@@ -318,7 +318,7 @@ class Dispatcher:
         """The store replied: end the back-off."""
         self._failures, self._silent_until = 0, -inf
 
-    def refused(self, claim: Claim, refused: Refused, now: float) -> None:
+    def refused(self, claim: ClaimOrder, refused: Refused, now: float) -> None:
         """The store refused a claim: the lease or the slot is taken, or the job is paused."""
         self.answered()
         holder = refused.holders[0] if refused.holders else None
@@ -329,7 +329,7 @@ class Dispatcher:
             delay += refused.retry_after or 0.0
         self.look_at(claim.spec.name, claim.slot, now + delay)
 
-    def found(self, look: Look, findings: Findings, now: float) -> None:
+    def found(self, look: LedgerOrder, findings: Findings, now: float) -> None:
         """A look is done and its records are written: plan the claims and looks that follow."""
         self.answered()
         name = look.spec.name
@@ -345,11 +345,11 @@ class Dispatcher:
         self._silent_until = now + delay
         self._put_back(order, now)
 
-    def given_back(self, name: str, slot: Slot, now: float) -> None:
+    def given_back(self, name: str, slot: JobSlot, now: float) -> None:
         """This instance could not run the slot: claim it again, as other instances do."""
         self.claim_at(name, slot, now + 0.5 + self._jitter())
 
-    def no_room(self, claim: Claim, now: float) -> None:
+    def no_room(self, claim: ClaimOrder, now: float) -> None:
         """This instance is at its limit of runs: claim later, unless others take the slot."""
         looks = (now + _ROOM_EVERY * (1 + 3 * self._jitter())) // _ROOM_EVERY
         self.claim_at(claim.spec.name, claim.slot, (looks + 1) * _ROOM_EVERY)
@@ -363,13 +363,13 @@ class Dispatcher:
 
     # -- pending slots -------------------------------------------------------------------------
 
-    def claim_at(self, name: str, slot: Slot, at: float) -> None:
+    def claim_at(self, name: str, slot: JobSlot, at: float) -> None:
         """Claim this slot at the instant `at`; no schedule need name the slot."""
         pending = self._pending.setdefault(name, _Pending())
         pending.claims[slot.name] = (at, slot)
         self._plan(name, pending)
 
-    def look_at(self, name: str, slot: Slot, at: float) -> None:
+    def look_at(self, name: str, slot: JobSlot, at: float) -> None:
         """Look at this slot at the instant `at`, or earlier if that was planned."""
         pending = self._pending.setdefault(name, _Pending())
         known = pending.looks.get(slot.name)
@@ -386,14 +386,14 @@ class Dispatcher:
             heappush(self._heap, (at, name))
 
     def _put_back(self, order: Order, now: float) -> None:
-        if isinstance(order, Claim):
+        if isinstance(order, ClaimOrder):
             self.claim_at(order.spec.name, order.slot, now)
         else:
             for slot in order.slots:
                 self.look_at(order.spec.name, slot, now)
 
 
-def _take(waiting: _Waiting, now: float, merge: float = 0.0) -> list[Slot]:
+def _take(waiting: _Waiting, now: float, merge: float = 0.0) -> list[JobSlot]:
     """Remove and return the due slots; if there are any, also those due within `merge` seconds."""
     if not any(when <= now for when, _ in waiting.values()):
         return []

@@ -35,7 +35,7 @@ _LIKE_A_FIELD: Final = re.compile(r"[\d*?][\d*/,?#L-]*|(?:MON|TUE|WED|THU|FRI|SA
 
 def parse_crontab(text: str, path: str) -> tuple[tuple[JobSpec, ...], tuple[Problem, ...]]:
     """Return all readable jobs, and all problems."""
-    reader = _Reader(path)
+    reader = _CrontabReader(path)
     for number, line in enumerate(text.split("\n"), 1):
         reader.read(number, line.removesuffix("\r"))
     reader.forget_name()
@@ -74,7 +74,7 @@ def derived_name(command: str) -> str:
 
 
 @dataclass(slots=True)
-class _Reader:
+class _CrontabReader:
     """Reads line by line: a setting applies to the jobs below it."""
 
     path: str

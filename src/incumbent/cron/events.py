@@ -12,7 +12,7 @@ from math import inf
 from typing import Any, Protocol
 
 from incumbent import clock
-from incumbent.cron.ledger import Run, State, runs_of
+from incumbent.cron.ledger import Run, SlotState, runs_of
 from incumbent.cron.spec import JobSpec
 from incumbent.meters import JOB_RUN, RUN_STATES, Sample, pass_on
 from incumbent.model import Record
@@ -129,7 +129,7 @@ class JobNumbers:
         for spec in specs:
             if (record := records.get(spec.name)) is not None:
                 runs = (run for run, _ in runs_of(record.fields).values())
-                ends = [run.ended or run.due for run in runs if run.state is State.OK]
+                ends = [run.ended or run.due for run in runs if run.state is SlotState.OK]
                 if ends:
                     self._succeeded[spec.name] = max(ends)
 
@@ -137,10 +137,10 @@ class JobNumbers:
         """Count a record that this instance wrote for slots that it did not run."""
         self._runs[job, run.state] += run.count
 
-    def ended(self, job: str, state: State, seconds: float | None, now: float) -> None:
+    def ended(self, job: str, state: SlotState, seconds: float | None, now: float) -> None:
         """Count a run of this instance that has ended."""
         self._runs[job, state] += 1
-        if state is State.OK:
+        if state is SlotState.OK:
             self._succeeded[job] = now
         if seconds is not None:
             runs, before = self._seconds.get(job, (0, 0.0))

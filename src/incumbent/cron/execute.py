@@ -10,11 +10,20 @@ from dataclasses import replace
 from math import inf
 from typing import Any, Final, Protocol, TypeVar
 
-from incumbent.cron.agenda import Agenda, Claim, Dispatcher, Look
+from incumbent.cron.agenda import Agenda, ClaimOrder, Dispatcher, LedgerOrder
 from incumbent.cron.events import Emit, JobNumbers
 from incumbent.cron.fleet import PRESENCE, PRESENT_EVERY, Peers, presences
 from incumbent.cron.folds import NO_FOLD, Fold, fold_of
-from incumbent.cron.ledger import JOB, Ledger, LedgerPort, Run, State, orphans, read_job, runs_of
+from incumbent.cron.ledger import (
+    JOB,
+    Ledger,
+    LedgerPort,
+    Run,
+    SlotState,
+    orphans,
+    read_job,
+    runs_of,
+)
 from incumbent.cron.schedule import slot_id
 from incumbent.cron.slots import (
     Findings,
@@ -26,10 +35,10 @@ from incumbent.cron.slots import (
     next_fold,
     retry_due,
 )
-from incumbent.cron.spec import JobSpec, Slot
+from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.errors import StoreError
 from incumbent.model import ABSENT, Field, Key, Record, Refused
-from incumbent.protocol.port import run as drive
+from incumbent.protocol.port import run_blocking as drive
 from incumbent.stores.notices import PAUSE
 
 T = TypeVar("T")
@@ -45,11 +54,11 @@ class CannotLaunch(Exception):
 class Launcher(Protocol[T]):
     """Runs granted slots, in a thread or process other than the caller's."""
 
-    def claim(self, spec: JobSpec, slot: Slot) -> T | Refused:
+    def claim(self, spec: JobSpec, slot: JobSlot) -> T | Refused:
         """Claim the slot, in one request. Raises StoreError."""
         ...
 
-    def launch(self, spec: JobSpec, slot: Slot, grant: T) -> None:
+    def launch(self, spec: JobSpec, slot: JobSlot, grant: T) -> None:
         """Start the run. Raises CannotLaunch; then the slot was given back."""
         ...
 
@@ -121,15 +130,15 @@ class Executor:
             ahead = is_ahead(record.fields, wall, self.dispatcher.agenda.been)
             if ahead and spec.schedule.keeps_rhythm and (runs := runs_of(record.fields)):
                 *_, (run, _) = runs.values()
-                look_at(spec.name, Slot(run.slot, run.due, run.attempt, missed=True), now)
+                look_at(spec.name, JobSlot(run.slot, run.due, run.attempt, missed=True), now)
             for slot in gaps(spec, record):
                 look_at(spec.name, slot, now)
             for run, _ in orphans(record):
-                look_at(spec.name, Slot(run.slot, run.due, run.attempt, missed=True), now)
+                look_at(spec.name, JobSlot(run.slot, run.due, run.attempt, missed=True), now)
             if (lost := retry_due(spec, record, wall)) is not None:
                 look_at(spec.name, lost, now)
             for holding in record.holdings:
-                held = Slot.held(holding.meta.decode("utf-8", "replace"), wall)
+                held = JobSlot.held(holding.meta.decode("utf-8", "replace"), wall)
                 if held is not None:
                     at = now + (holding.remaining or 0.0) + self._port.jitter()
                     look_at(spec.name, held, at)
@@ -167,11 +176,11 @@ class Executor:
         """
         dispatcher = self.dispatcher
         orders = dispatcher.orders(self._port.now(), self._wall())
-        claims = sum(isinstance(order, Claim) for order in orders)
+        claims = sum(isinstance(order, ClaimOrder) for order in orders)
         refused = turned_away = 0
         for place, order in enumerate(orders):
             try:
-                if isinstance(order, Look):
+                if isinstance(order, LedgerOrder):
                     self._look(order)
                 elif room() < 1:
                     dispatcher.no_room(order, self._port.now())
@@ -186,7 +195,7 @@ class Executor:
                 break
         return turned_away
 
-    def _claim(self, order: Claim) -> bool:
+    def _claim(self, order: ClaimOrder) -> bool:
         spec, slot, dispatcher = order.spec, order.slot, self.dispatcher
         grant = self._launcher.claim(spec, slot)
         self._answered()
@@ -201,7 +210,7 @@ class Executor:
             dispatcher.given_back(spec.name, slot, self._port.now())
         return True
 
-    def _look(self, order: Look) -> None:
+    def _look(self, order: LedgerOrder) -> None:
         spec, ledger = order.spec, self.ledger(order.spec.name)
         record = drive(ledger.read())
         self._answered()
@@ -213,7 +222,7 @@ class Executor:
         self._spare_what_is_to_come(order, findings)
         for run, version, why in findings.lost:
             if drive(ledger.lose(run, version, why, self._wall())):
-                self._written(spec, replace(run, state=State.LOST, why=why))
+                self._written(spec, replace(run, state=SlotState.LOST, why=why))
         for run in findings.notes:
             if drive(ledger.note(run)):
                 self._written(spec, run)
@@ -244,15 +253,15 @@ class Executor:
         record = drive(self._port.read(Key(self._namespace, PRESENCE), self._port.now() + _WITHIN))
         return self._peers.clocks(presences(record), self._port.now(), self._holder)
 
-    def _spare_what_is_to_come(self, order: Look, findings: Findings) -> None:
+    def _spare_what_is_to_come(self, order: LedgerOrder, findings: Findings) -> None:
         """Do not record slots as missed that others have yet to reach: our clock may be wrong."""
-        missed = [run for run in findings.notes if run.state is State.MISSED]
+        missed = [run for run in findings.notes if run.state is SlotState.MISSED]
         if not missed:
             return
         until = self._port.now() + _WITHIN
         record = drive(self._port.read(Key(self._namespace, PRESENCE), until))
         if self._peers.any_behind(presences(record), missed[-1].due, self._port.now()):
-            findings.notes = [run for run in findings.notes if run.state is not State.MISSED]
+            findings.notes = [run for run in findings.notes if run.state is not SlotState.MISSED]
             findings.again += [(PRESENT_EVERY, slot) for slot in order.slots if slot.missed]
 
     def _written(self, spec: JobSpec, run: Run) -> None:

@@ -21,7 +21,7 @@ from incumbent.cron.ledger import (
     PRUNED,
     RUN,
     Run,
-    State,
+    SlotState,
     read_job,
     read_value,
     running,
@@ -324,7 +324,7 @@ def runs_in(record: Record) -> list[Run]:
     return [
         run
         if run.state.ended or run.slot in alive
-        else replace(run, state=State.LOST, why=run.why or f"{run.instance} vanished")
+        else replace(run, state=SlotState.LOST, why=run.why or f"{run.instance} vanished")
         for run, _ in runs_of(record.fields).values()
     ]
 
@@ -332,7 +332,7 @@ def runs_in(record: Record) -> list[Run]:
 def result_of(run: Run) -> str:
     """The run's state, with its exit code and its count if they matter."""
     times = f" x{run.count}" if run.count > 1 else ""
-    code = f" ({run.code})" if run.code and run.state is State.FAILED else ""
+    code = f" ({run.code})" if run.code and run.state is SlotState.FAILED else ""
     return f"{str(run.state).replace('_', ' ')}{code}{times}"
 
 

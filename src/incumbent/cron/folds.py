@@ -20,7 +20,7 @@ from dataclasses import replace
 from math import inf
 from typing import Final, NamedTuple
 
-from incumbent.cron.spec import Slot, is_scheduled
+from incumbent.cron.spec import JobSlot, is_scheduled
 from incumbent.model import Field
 
 FOLD: Final = "fold"
@@ -41,7 +41,7 @@ class Fold(NamedTuple):
         """Whether this instant comes again."""
         return self.since < due <= self.until
 
-    def named(self, slot: Slot) -> Slot:
+    def named(self, slot: JobSlot) -> JobSlot:
         """The slot under the name that its instant has in this fold."""
         covered = slot.scheduled and slot.attempt == 1 and self.covers(slot.due)
         if not covered or fold_number(slot.name) >= self.number:

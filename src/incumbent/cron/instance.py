@@ -30,7 +30,7 @@ from incumbent.cron.fleet import (
     up_now,
 )
 from incumbent.cron.runs import ENDED_WELL, GAVE_BACK, HAD_ITS_TURN, STATE_OF, Runs
-from incumbent.cron.spec import JobSpec, Slot
+from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.durations import backoff_delay
 from incumbent.errors import NotAcquired, StoreError
 from incumbent.locks import Lock
@@ -38,9 +38,9 @@ from incumbent.meters import Sample
 from incumbent.model import Key, Record
 from incumbent.protocol.chance import draw_jitter
 from incumbent.protocol.link import Link
-from incumbent.protocol.port import run as drive
+from incumbent.protocol.port import run_blocking as drive
 from incumbent.serve.situation import Situation
-from incumbent.supervise.kernel import Waiter
+from incumbent.supervise.kernel import DescriptorWaiter
 from incumbent.unpatched import start_thread
 
 AHEAD: Final = 15.0
@@ -156,7 +156,7 @@ class Instance:
         self._executor = Executor(
             self.specs, namespace, link.port, launcher, emit, clock.wall, holder
         )
-        self._waiter = Waiter()
+        self._waiter = DescriptorWaiter()
         self._wake_fd, self._write_fd = os.pipe()
         for fd in (self._wake_fd, self._write_fd):
             os.set_blocking(fd, False)
@@ -375,9 +375,9 @@ class Instance:
                         self._over(trigger.slot)
                 elif trigger.id not in self._taken:
                     self._taken.add(trigger.id)
-                    self._take_trigger(trigger.job, Slot(trigger.slot, when))
+                    self._take_trigger(trigger.job, JobSlot(trigger.slot, when))
 
-    def _take_trigger(self, job: str, slot: Slot) -> None:
+    def _take_trigger(self, job: str, slot: JobSlot) -> None:
         if job in self._executor.dispatcher.specs:
             self._executor.dispatcher.claim_at(job, slot, clock.now())
 
@@ -389,7 +389,7 @@ class Instance:
             with suppress(StoreError), meters.asking():
                 self._link.store.put(Key(self._namespace, CONTROL), field, None, None, until)
 
-    def _see_to(self, job: str, slot: Slot, code: int) -> None:
+    def _see_to(self, job: str, slot: JobSlot, code: int) -> None:
         """A run of this instance has ended: remove its trigger, or claim or look again."""
         dispatcher = self._executor.dispatcher
         began = self._runs.began.pop((job, slot.name), None)

@@ -50,14 +50,14 @@ def parse_jobfile(text: str, path: str) -> tuple[tuple[JobSpec, ...], tuple[Prob
     Tables that are not TOML are left out. The other tables are read all the same, as far as their
     beginnings can be found.
     """
-    reader = _Reader(path)
+    reader = _JobFileReader(path)
     reader.read(cut(text.replace("\r\n", "\n")))
     problems = sorted(reader.problems, key=lambda problem: (problem.line, problem.column))
     return tuple(reader.specs), tuple(problems)
 
 
 @dataclass(slots=True)
-class _Reader:
+class _JobFileReader:
     path: str
     specs: list[JobSpec] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)

@@ -24,31 +24,31 @@ from incumbent import clock, meters
 from incumbent.cron.events import Emit
 from incumbent.cron.execute import CannotLaunch
 from incumbent.cron.instance import Instance
-from incumbent.cron.ledger import OUTPUT_MOST, Run, State
+from incumbent.cron.ledger import OUTPUT_MOST, Run, SlotState
 from incumbent.cron.runs import NOT_RECORDED, Attempts, Claimer, End, Runs, code_of, stopped
 from incumbent.cron.schedule import Every, Schedule, cron_schedule
 from incumbent.cron.spec import (
     DEFAULTS,
     GONE,
+    JobSlot,
     JobSpec,
-    Slot,
     bounds_conflict,
     check_job_name,
     job_fields,
 )
 from incumbent.durations import Duration, parse_duration
 from incumbent.errors import ConfigError, LeaseLost, Misuse, StoreError
-from incumbent.locks import Lease, enclose, give_back
+from incumbent.locks import Lease, cancel_at_deadline, release_unless_lost
 from incumbent.model import Refused
 from incumbent.options import LockSettings, default_holder, overruled
 from incumbent.printable import printable
 from incumbent.protocol.aio import LeaseScope
-from incumbent.protocol.held import Held
+from incumbent.protocol.held import Claim
 from incumbent.protocol.link import link_for
 from incumbent.running import is_async, not_deferred, refuse_generator
 from incumbent.serve.situation import Situation
 from incumbent.stores.names import make_key
-from incumbent.supervise.kernel import Waiter
+from incumbent.supervise.kernel import DescriptorWaiter
 from incumbent.supervise.signals import Signals
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class JobRun:
 
     __slots__ = ("_lease", "attempt", "due", "name", "slot")
 
-    def __init__(self, name: str, slot: Slot, attempt: int, lease: Lease) -> None:
+    def __init__(self, name: str, slot: JobSlot, attempt: int, lease: Lease) -> None:
         self._lease = lease
         self.name = name
         """The job's name."""
@@ -189,10 +189,10 @@ class Background:
 
     # -- the Launcher of its instance ------------------------------------------------------------
 
-    def claim(self, spec: JobSpec, slot: Slot) -> Held | Refused:
+    def claim(self, spec: JobSpec, slot: JobSlot) -> Claim | Refused:
         return self._claimer.claim(spec, slot)
 
-    def launch(self, spec: JobSpec, slot: Slot, grant: Held) -> None:
+    def launch(self, spec: JobSpec, slot: JobSlot, grant: Claim) -> None:
         link, runs, key = self._claimer.link, self.runs, (spec.name, slot.name)
         link.keeper.arm(grant)
         one = _FunctionRun(self, spec, slot, Lease(link, grant), self._emit)
@@ -203,17 +203,17 @@ class Background:
             life.start()
         except RuntimeError as error:
             del runs.running[key], runs.began[key]
-            give_back(one.lease, undo_slot=True)
+            release_unless_lost(one.lease, undo_slot=True)
             raise CannotLaunch(f"no thread can be started: {error}") from error
 
-    def _life(self, spec: JobSpec, slot: Slot, one: _FunctionRun) -> None:
+    def _life(self, spec: JobSpec, slot: JobSlot, one: _FunctionRun) -> None:
         code = NOT_RECORDED
         try:
             code = one.run()
         except BaseException as error:  # noqa: BLE001 - a defect of ours: the run's work is over
             self._emit("fault", job=spec.name, slot=slot.name, why=repr(error))
             # Nothing works under the lease any more: it must not be renewed for ever.
-            give_back(one.lease)
+            release_unless_lost(one.lease)
         finally:
             self.runs.ended.append((spec.name, slot, code))
             self.runs.running.pop((spec.name, slot.name), None)
@@ -225,7 +225,7 @@ class Background:
 
 class _FunctionRun:
     def __init__(
-        self, jobs: Background, spec: JobSpec, slot: Slot, lease: Lease, emit: Emit
+        self, jobs: Background, spec: JobSpec, slot: JobSlot, lease: Lease, emit: Emit
     ) -> None:
         self._jobs = jobs
         self._spec = spec
@@ -240,7 +240,7 @@ class _FunctionRun:
         if (code := self._attempts.begin()) is not None:
             return code
         ended = self._attempts.run_attempts(self._attempt, self._pause)
-        give_back(self.lease)
+        release_unless_lost(self.lease)
         self._attempts.prune()
         return code_of(ended)
 
@@ -254,7 +254,7 @@ class _FunctionRun:
         try:
             self._call()
         except LeaseLost as error:
-            return self._stopped(began) or End(State.LOST, why=str(error), final=True)
+            return self._stopped(began) or End(SlotState.LOST, why=str(error), final=True)
         except (asyncio.CancelledError, CancelledError):
             signal = "signal:stop" if self._jobs.stopping.is_set() else "expired"
             return self._stopped(began) or stopped(signal, clock.now() - began)
@@ -266,8 +266,8 @@ class _FunctionRun:
             why = f"{type(error).__name__}: {error}"
             facts = {"job": self._spec.name, "slot": self._slot.name}
             _log.error("%s: %s", self._spec.name, why, exc_info=error, extra=facts)
-            return self._stopped(began) or End(State.FAILED, why=why[:500], output=trace)
-        return self._stopped(began) or End(State.OK)
+            return self._stopped(began) or End(SlotState.FAILED, why=why[:500], output=trace)
+        return self._stopped(began) or End(SlotState.OK)
 
     def _stopped(self, began: float) -> End | None:
         """The end of an attempt that outlived its lease, which cannot be a success; else None."""
@@ -289,7 +289,7 @@ class _FunctionRun:
             raise exits
 
     async def _within(self, work: Coroutine[Any, Any, Any]) -> SystemExit | None:
-        scope = self._scope = enclose(self.lease)
+        scope = self._scope = cancel_at_deadline(self.lease)
         try:
             with self._span():
                 await work
@@ -318,9 +318,9 @@ class _FunctionRun:
 def _exited(error: SystemExit) -> End:
     """The end of a run that called sys.exit(), with the exit code of a process."""
     if error.code is None or error.code == 0:
-        return End(State.OK, 0)
+        return End(SlotState.OK, 0)
     code = error.code if isinstance(error.code, int) else 1
-    return End(State.FAILED, code, f"sys.exit({error.code!r})"[:500])
+    return End(SlotState.FAILED, code, f"sys.exit({error.code!r})"[:500])
 
 
 def _wants_run(call: Callable[..., Any]) -> bool:
@@ -540,7 +540,7 @@ class Jobs:
 
 
 def _await_end(signals: Signals) -> int:
-    with closing(Waiter()) as waiter:
+    with closing(DescriptorWaiter()) as waiter:
         while True:
             waiter.wait((signals.fd,), inf)
             for signum in signals.take():

@@ -58,7 +58,7 @@ _Spans = tuple[tuple[float, float], ...]
 _FORMAT: Final = 1
 
 
-class State(StrEnum):
+class SlotState(StrEnum):
     """The state of a slot."""
 
     RUNNING = "running"
@@ -76,19 +76,19 @@ class State(StrEnum):
         return self is not _GOING_ON and self is not _BETWEEN
 
 
-_S = State
+_S = SlotState
 # A page asks thousands of times: looking members up at their class takes several times as long.
 _GOING_ON, _BETWEEN = _S.RUNNING, _S.WAITING
-_BY_WORD: Final = {str(state): state for state in State}
+_BY_WORD: Final = {str(state): state for state in SlotState}
 _ENDS = frozenset({_S.OK, _S.FAILED, _S.TIMED_OUT, _S.LOST})
-TRANSITIONS: Final[dict[State | None, frozenset[State]]] = {
+TRANSITIONS: Final[dict[SlotState | None, frozenset[SlotState]]] = {
     # No record: the slot was not claimed, or its holder vanished before it wrote.
     None: frozenset({_S.RUNNING, _S.SKIPPED, _S.MISSED, _S.LOST}),
     # From RUNNING to RUNNING: the next attempt.
     _S.RUNNING: frozenset({_S.RUNNING, _S.WAITING}) | _ENDS,
     # Between two attempts, with the lease held.
     _S.WAITING: frozenset({_S.RUNNING, _S.FAILED, _S.TIMED_OUT, _S.LOST}),
-    **{state: frozenset() for state in State if state.ended},
+    **{state: frozenset() for state in SlotState if state.ended},
 }
 
 
@@ -105,7 +105,7 @@ class Run:
     """
 
     slot: str
-    state: State
+    state: SlotState
     due: float
     instance: str = ""
     token: int = 0
@@ -131,7 +131,7 @@ class Run:
         return self.due if self.first is None else self.first
 
 
-def step(run: Run, state: State, **changes: Any) -> Run:
+def step(run: Run, state: SlotState, **changes: Any) -> Run:
     """`run` in its next state. Raises IllegalStep if TRANSITIONS does not have that step."""
     if state not in TRANSITIONS[run.state]:
         raise IllegalStep(f"{run.slot}: {run.state} cannot become {state}")
@@ -223,7 +223,7 @@ def run_at(fields: Mapping[str, Field], slot: str) -> Run | None:
 
 def _read(slot: str, field: Field) -> Run:
     # A record that cannot be read counts as ended: its slot must not run again.
-    return decode(slot, field.value) or Run(slot, State.OK, _UNREADABLE, why="not readable")
+    return decode(slot, field.value) or Run(slot, SlotState.OK, _UNREADABLE, why="not readable")
 
 
 def read_job(fields: Mapping[str, Field]) -> dict[str, Any]:
@@ -423,14 +423,14 @@ class Ledger:
             return isinstance(await self._put(run, ABSENT), Stored)
         return _is_same(found, run)
 
-    async def move(self, run: Run, state: State, claim: str, **changes: Any) -> Run | None:
+    async def move(self, run: Run, state: SlotState, claim: str, **changes: Any) -> Run | None:
         """Record the run's next state, and return the run; None if its claim lost the lease."""
         moved = step(run, state, **changes)
         outcome = await self._put(moved, ByClaim(claim, run.token))
         return moved if isinstance(outcome, Stored) else None
 
     async def insist(
-        self, run: Run, state: State, claim: str, until: float, **changes: Any
+        self, run: Run, state: SlotState, claim: str, until: float, **changes: Any
     ) -> Run | None:
         """`move`, repeated through an outage until `until`, by the port's clock; then None."""
         try:
@@ -450,7 +450,7 @@ class Ledger:
                     raise
                 await self._port.sleep_until(wake)
 
-    async def outlived(self, run: Run, why: str, now: float) -> State | None:
+    async def outlived(self, run: Run, why: str, now: float) -> SlotState | None:
         """Record that a run went on beyond its lease, unless its end is recorded. Returns the
         state that is recorded then; None if the record is not this run's.
         """
@@ -459,7 +459,7 @@ class Ledger:
             return None
         if found.state.ended:
             return found.state
-        return State.LOST if await self.lose(found, version, why, now) else None
+        return SlotState.LOST if await self.lose(found, version, why, now) else None
 
     async def undo(self, run: Run) -> None:
         """Remove the run's record, as if it had not begun; the record of another run stays."""
@@ -496,7 +496,7 @@ class Ledger:
 
     async def lose(self, run: Run, version: int, why: str, now: float) -> bool:
         """Record that a run's holder vanished; return False if its record has changed meanwhile."""
-        lost = step(run, State.LOST, ended=now, why=why)
+        lost = step(run, SlotState.LOST, ended=now, why=why)
         return isinstance(await self._put(lost, ByVersion(version)), Stored)
 
     async def fold(self, fields: Mapping[str, Field], fold: Fold) -> bool:

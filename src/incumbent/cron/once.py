@@ -6,11 +6,11 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass
 
-from incumbent.cron.ledger import JOB, Ledger, LedgerPort, Run, State
+from incumbent.cron.ledger import JOB, Ledger, LedgerPort, Run, SlotState
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
 from incumbent.model import ABSENT, ONCE, Slot
-from incumbent.protocol.held import Held
+from incumbent.protocol.held import Claim
 from incumbent.protocol.words import UNRECORDED, lease_lost
 
 _KEEP_RUNS = 100
@@ -24,12 +24,12 @@ class OnceRun:
     """A run that is recorded as running; `wall` is an instant of the caller's wall clock."""
 
     port: LedgerPort
-    held: Held
+    held: Claim
     ledger: Ledger
     run: Run
 
     async def end(
-        self, state: State, wall: float, *, code: int | None = None, why: str = ""
+        self, state: SlotState, wall: float, *, code: int | None = None, why: str = ""
     ) -> bool:
         """Record the run's end, before the lease is given back; return False if that failed.
 
@@ -37,7 +37,7 @@ class OnceRun:
         """
         until = max(self.held.machine.deadline, self.port.now() + _SHORT)
         ended = await self.ledger.insist(
-            self.run, state, self.held.claim, until, ended=wall, code=code, why=why[:500]
+            self.run, state, self.held.id, until, ended=wall, code=code, why=why[:500]
         )
         if ended is not None:
             return True
@@ -51,7 +51,7 @@ class OnceRun:
     async def succeed(self, wall: float) -> None:
         """Record that the run succeeded. Raises LeaseLost if that is not possible."""
         machine = self.held.machine
-        state = State.OK if machine.valid(self.port.now()) else State.LOST
+        state = SlotState.OK if machine.valid(self.port.now()) else SlotState.LOST
         if not await self.end(state, wall):
             raise lease_lost(self.held.wanted.key.name, machine.reason or UNRECORDED)
         await self.prune(wall)
@@ -70,7 +70,7 @@ class OnceRun:
 
 
 async def begin_once(
-    port: LedgerPort, held: Held, wall: float, stamp: str, what: str
+    port: LedgerPort, held: Claim, wall: float, stamp: str, what: str
 ) -> OnceRun | None:
     """Record a lease just claimed as a running run; None if its slot has a record already.
 
@@ -78,10 +78,10 @@ async def begin_once(
     StoreError; then nothing may run, and no record is left, as after any other interruption.
     """
     wanted = held.wanted
-    slot = wanted.ask.slot
+    slot = wanted.once.slot
     name = stamp if slot is None or slot.name == ONCE else slot.name
     ledger = Ledger(port, wanted.key)
-    run = Run(name, State.RUNNING, wall, wanted.ask.holder, held.machine.token, wall)
+    run = Run(name, SlotState.RUNNING, wall, wanted.once.holder, held.machine.token, wall)
     once = OnceRun(port, held, ledger, run)
     try:
         if not await ledger.begin_named(run):

@@ -11,19 +11,19 @@ from typing import Any, Final, Generic, TypeVar
 
 from incumbent import clock
 from incumbent.cron.events import Emit
-from incumbent.cron.ledger import SLOT_KEEP, Ledger, Run, State
+from incumbent.cron.ledger import SLOT_KEEP, Ledger, Run, SlotState
 from incumbent.cron.schedule import FixedTimes
-from incumbent.cron.spec import JobSpec, Slot
+from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.durations import DAY, say_seconds
 from incumbent.errors import NotAcquired, StoreError
-from incumbent.locks import Lease, give_back
+from incumbent.locks import Lease, release_unless_lost
 from incumbent.model import Refused
 from incumbent.model import Slot as StoreSlot
 from incumbent.options import LockSettings, require, wanted_from
 from incumbent.protocol.acquire import acquire
-from incumbent.protocol.held import Held, Wanted
+from incumbent.protocol.held import Claim, LeaseRequest
 from incumbent.protocol.link import Link
-from incumbent.protocol.port import run as drive
+from incumbent.protocol.port import run_blocking as drive
 from incumbent.protocol.release import release
 
 _NEVER: Final = FixedTimes(())
@@ -37,8 +37,8 @@ class Task:
     """
 
     spec: JobSpec
-    slot: Slot
-    wanted: Wanted
+    slot: JobSlot
+    wanted: LeaseRequest
     claim: str
     unsure: int = 0
 
@@ -60,7 +60,7 @@ class Claimer:
         self.namespace = namespace
         self._settings = settings
 
-    def wanted(self, spec: JobSpec) -> Wanted:
+    def wanted(self, spec: JobSpec) -> LeaseRequest:
         """The request for a lease of this job, still without a slot. Raises ConfigError."""
         settings: Any = {**self._settings, "at_most_for": spec.at_most_for}
         if spec.at_least_for > 0:
@@ -70,7 +70,7 @@ class Claimer:
         # The lease's record is kept for as long as the fields of the ledger.
         return wanted.asking(keep_record=max(SLOT_KEEP, 30 * DAY))
 
-    def claim(self, spec: JobSpec, slot: Slot) -> Held | Refused:
+    def claim(self, spec: JobSpec, slot: JobSlot) -> Claim | Refused:
         """Ask for a slot once: the lease that is held now, or the store's refusal.
 
         Raises StoreError; then no lease is held, and one that may be in the store is given back.
@@ -83,14 +83,14 @@ class Claimer:
         except NotAcquired:
             return next(reply for reply in reversed(replies) if isinstance(reply, Refused))
 
-    def give_back(self, held: Held) -> None:
+    def release(self, held: Claim) -> None:
         """Give back a slot that did not run: any instance may take it again."""
         drive(release(self.link.port, held, undo_slot=True))
 
-    def part_with(self, spec: JobSpec, slot: Slot, held: Held) -> Task:
+    def part_with(self, spec: JobSpec, slot: JobSlot, held: Claim) -> Task:
         """Pass the lease on to another process: this one no longer counts as its holder."""
         held.machine.left()
-        return Task(without_schedule(spec), slot, held.wanted, held.claim, held.unsure)
+        return Task(without_schedule(spec), slot, held.wanted, held.id, held.unsure)
 
 
 def without_schedule(spec: JobSpec) -> JobSpec:
@@ -98,7 +98,7 @@ def without_schedule(spec: JobSpec) -> JobSpec:
     return replace(spec, schedule=_NEVER)
 
 
-def adopt(link: Link, wanted: Wanted, claim: str, unsure: int) -> Lease:
+def adopt(link: Link, wanted: LeaseRequest, claim: str, unsure: int) -> Lease:
     """Take over a lease that another process was granted: ask for it again with its claim.
 
     Copying its numbers would not do: a store may count on the process that it granted the lease to
@@ -123,10 +123,10 @@ HAD_ITS_TURN: Final = 74
 NOT_RECORDED: Final = 76
 """The lease was lost before the end was recorded: the next instance that looks records it."""
 STATE_OF: Final = {
-    240: State.OK,
-    241: State.FAILED,
-    242: State.TIMED_OUT,
-    243: State.LOST,
+    240: SlotState.OK,
+    241: SlotState.FAILED,
+    242: SlotState.TIMED_OUT,
+    243: SlotState.LOST,
 }
 """The state of a run whose end is recorded, by the code that its worker sends."""
 _CODE_OF: Final = {state: code for code, state in STATE_OF.items()}
@@ -149,14 +149,14 @@ class Runs(Generic[T]):
     running: dict[tuple[str, str], T] = field(default_factory=dict)
     starting: set[tuple[str, str]] = field(default_factory=set)
     began: dict[tuple[str, str], float] = field(default_factory=dict)
-    ended: list[tuple[str, Slot, int]] = field(default_factory=list)
+    ended: list[tuple[str, JobSlot, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class End:
     """The end of an attempt. `final`: no other attempt may follow."""
 
-    state: State
+    state: SlotState
     code: int | None = None
     why: str = ""
     output: str = ""
@@ -171,7 +171,7 @@ def code_of(ended: Run | None) -> int:
 class Attempts:
     """The attempts of one run of a slot, under its lease."""
 
-    def __init__(self, lease: Lease, spec: JobSpec, slot: Slot, emit: Emit) -> None:
+    def __init__(self, lease: Lease, spec: JobSpec, slot: JobSlot, emit: Emit) -> None:
         self._lease = lease
         self._spec = spec
         self._emit = emit
@@ -179,7 +179,7 @@ class Attempts:
         self._began = clock.now()
         self.run = Run(
             slot.name,
-            State.RUNNING,
+            SlotState.RUNNING,
             slot.due,
             lease.holder,
             lease.fencing_token,
@@ -196,7 +196,7 @@ class Attempts:
             return self.leave(str(error))
         if not begun:
             # Nothing ran, so at_least_for must not close the lease.
-            give_back(self._lease, undo_slot=True)
+            release_unless_lost(self._lease, undo_slot=True)
             return HAD_ITS_TURN
         late = round(clock.wall() - self.run.due, 3)
         self._emit("started", slot=self.run.slot, attempt=self.run.attempt, late=late)
@@ -204,7 +204,7 @@ class Attempts:
 
     def leave(self, why: str) -> int:
         """Give the slot back before anything ran: any instance may run it. Returns GAVE_BACK."""
-        give_back(self._lease, undo_slot=True)
+        release_unless_lost(self._lease, undo_slot=True)
         self._emit("given_back", slot=self.run.slot, why=why)
         return GAVE_BACK
 
@@ -218,7 +218,7 @@ class Attempts:
         while True:
             end = attempt()
             left = self._spec.retries - (self.run.attempt - 1)
-            if end.state is State.OK or end.final or left <= 0 or not self._lease.valid:
+            if end.state is SlotState.OK or end.final or left <= 0 or not self._lease.valid:
                 return self._end(end)
             attempts = self.run.attempt
             delay = min(self._spec.retry_backoff * 2.0 ** (attempts - 1), _LONGEST_PAUSE)
@@ -228,20 +228,20 @@ class Attempts:
                 return self._end(replace(end, why=why))
             if interrupted := self._wait(end, delay, pause):
                 return self._end(interrupted)
-            self._move(State.RUNNING, attempt=attempts + 1)
+            self._move(SlotState.RUNNING, attempt=attempts + 1)
 
     def _wait(self, end: End, delay: float, pause: Callable[[float], bool]) -> End | None:
         """Wait before the next attempt; the end of the run, if there must be none."""
         slot, attempt, began = self.run.slot, self.run.attempt, clock.now()
         self._emit("retry", slot=slot, attempt=attempt, why=end.why, seconds=delay)
-        self._move(State.WAITING, code=end.code, why=end.why, output=end.output)
+        self._move(SlotState.WAITING, code=end.code, why=end.why, output=end.output)
         if pause(delay) and self._lease.valid:
             return None
         if cause := self._lease.belief.proof.verdict(clock.now()):
             return stopped(cause, clock.now() - began)
-        return End(State.LOST, why="its instance was stopped between attempts")
+        return End(SlotState.LOST, why="its instance was stopped between attempts")
 
-    def _move(self, state: State, **changes: object) -> None:
+    def _move(self, state: SlotState, **changes: object) -> None:
         until = clock.now() + min(1.0, self._lease.remaining)
         claim = self._lease.belief.claim
         moved = drive(self._ledger.insist(self.run, state, claim, until, **changes))
@@ -275,14 +275,14 @@ class Attempts:
 
 def stopped(cause: str, seconds: float) -> End:
     """The end of an attempt that was stopped because of its lease or its instance."""
-    after, failed = f"after {say_seconds(seconds)}", State.FAILED
+    after, failed = f"after {say_seconds(seconds)}", SlotState.FAILED
     if cause.startswith("signal:"):
         why = f"its instance was stopped ({cause.partition(':')[2]}) {after}"
-        return End(State.LOST, why=why, final=True)
+        return End(SlotState.LOST, why=why, final=True)
     state, why = {
-        "at_most_for": (State.TIMED_OUT, "at_most_for"),
+        "at_most_for": (SlotState.TIMED_OUT, "at_most_for"),
         "paused": (failed, "the job was paused"),
         "broken": (failed, "an operator asked for it"),
         "guard": (failed, "the guard died"),
-    }.get(cause, (State.LOST, f"the lease was lost ({cause})"))
+    }.get(cause, (SlotState.LOST, f"the lease was lost ({cause})"))
     return End(state, why=f"stopped {after}: {why}", final=True)

@@ -28,12 +28,12 @@ from incumbent.cron.runs import (
     Runs,
     without_schedule,
 )
-from incumbent.cron.spec import JobSpec, Slot
-from incumbent.cron.worker import STARTED, Fleet
+from incumbent.cron.spec import JobSlot, JobSpec
+from incumbent.cron.worker import STARTED, FleetSettings
 from incumbent.cron.zygote import Notify, StandBy, Stop, Zygote
 from incumbent.errors import ConfigError
 from incumbent.model import Refused
-from incumbent.protocol.held import Held
+from incumbent.protocol.held import Claim
 from incumbent.protocol.link import new_link
 from incumbent.serve.situation import Situation
 from incumbent.supervise.signals import Signals, has_terminal
@@ -51,19 +51,19 @@ class CommandLauncher:
         self._zygote = zygote
         self._emit = emit
         self._stand_by = StandBy(0, 0)
-        self.runs: Runs[Slot] = Runs(ttl)
+        self.runs: Runs[JobSlot] = Runs(ttl)
 
     @property
     def gone(self) -> bool:
         """Whether nothing can be launched any more."""
         return self._zygote.gone
 
-    def claim(self, spec: JobSpec, slot: Slot) -> Held | Refused:
+    def claim(self, spec: JobSpec, slot: JobSlot) -> Claim | Refused:
         return self._claimer.claim(spec, slot)
 
-    def launch(self, spec: JobSpec, slot: Slot, grant: Held) -> None:
+    def launch(self, spec: JobSpec, slot: JobSlot, grant: Claim) -> None:
         if self.gone:
-            self._claimer.give_back(grant)
+            self._claimer.release(grant)
         else:
             self._zygote.send(self._claimer.part_with(spec, slot, grant))
         if self.gone:
@@ -105,7 +105,7 @@ class CommandLauncher:
 
 def serve_jobs(
     specs: Iterable[JobSpec],
-    fleet: Fleet,
+    fleet: FleetSettings,
     reread: Callable[[], tuple[JobSpec, ...]],
     events: Events,
     health: Callable[[Situation], AbstractContextManager[None]] = lambda _: nullcontext(),

@@ -18,7 +18,7 @@ from incumbent.cron.ledger import (
     RUN,
     SLOT_KEEP,
     Run,
-    State,
+    SlotState,
     alive,
     holds_slot,
     is_settled,
@@ -33,7 +33,7 @@ from incumbent.cron.ledger import (
     step,
 )
 from incumbent.cron.schedule import parse_instant, slot_id
-from incumbent.cron.spec import JobSpec, Slot, is_scheduled
+from incumbent.cron.spec import JobSlot, JobSpec, is_scheduled
 from incumbent.errors import ConfigError
 from incumbent.model import Field, Holding, Record
 from incumbent.stores.findings import said_by
@@ -64,29 +64,29 @@ class Findings:
 
     lost: list[tuple[Run, int, str]] = field(default_factory=list)
     notes: list[Run] = field(default_factory=list)
-    claims: list[Slot] = field(default_factory=list)
-    again: list[tuple[float, Slot]] = field(default_factory=list)
+    claims: list[JobSlot] = field(default_factory=list)
+    again: list[tuple[float, JobSlot]] = field(default_factory=list)
 
 
-def judge(spec: JobSpec, record: Record, slots: Iterable[Slot], now: float) -> Findings:
+def judge(spec: JobSpec, record: Record, slots: Iterable[JobSlot], now: float) -> Findings:
     """The findings on these slots, and on every run whose holder vanished; `now`: wall clock."""
     found = Findings()
     for run, version in orphans(record):
         found.lost.append((run, version, f"{run.instance} vanished"))
-        _retry(spec, record, step(run, State.LOST), now, found)
+        _retry(spec, record, step(run, SlotState.LOST), now, found)
     for slot in slots:
         _judge_slot(spec, record, slot, now, found)
     found.notes = _collapsed(spec, record, found.notes, now)
     return found
 
 
-def _judge_slot(spec: JobSpec, record: Record, slot: Slot, now: float, found: Findings) -> None:
+def _judge_slot(spec: JobSpec, record: Record, slot: JobSlot, now: float, found: Findings) -> None:
     run = run_at(record.fields, slot.name)
     if run is not None:
         # A worker that was killed just after it recorded its run as lost still holds the lease.
-        if (run.state is State.LOST or not run.state.ended) and alive(record, run):
+        if (run.state is SlotState.LOST or not run.state.ended) and alive(record, run):
             found.again.append((_lease_ends(record), slot))
-        elif run.state is State.LOST:
+        elif run.state is SlotState.LOST:
             _retry(spec, record, run, now, found)
     elif is_settled(record.fields, slot.name, slot.due):
         return
@@ -100,7 +100,7 @@ def _judge_slot(spec: JobSpec, record: Record, slot: Slot, now: float, found: Fi
 
 def _retry(spec: JobSpec, record: Record, run: Run, now: float, found: Findings) -> None:
     """Claim the next attempt of a lost run, if it has one left that no instance claimed."""
-    following = Slot(run.slot, run.due, run.attempt).again()
+    following = JobSlot(run.slot, run.due, run.attempt).again()
     known = RUN + following.name in record.fields
     if is_retried(spec, run, now) and not known and following not in found.claims:
         found.claims.append(following)
@@ -113,24 +113,24 @@ def is_retried(spec: JobSpec, run: Run, now: float) -> bool:
 
 def fails_for_good(spec: JobSpec, run: Run, now: float) -> bool:
     """Whether a run that was just recorded has begun and ended, with no attempt to come."""
-    if run.state is State.SKIPPED:
+    if run.state is SlotState.SKIPPED:
         # A retry that was skipped: the attempt before it was the last one.
         return run.attempt > 1
-    return run.state is State.LOST and not is_retried(spec, run, now)
+    return run.state is SlotState.LOST and not is_retried(spec, run, now)
 
 
-def _claimed_unreported(record: Record, slot: Slot, found: Findings) -> None:
+def _claimed_unreported(record: Record, slot: JobSlot, found: Findings) -> None:
     age = SLOT_KEEP - record.slots[slot.name]
     if age < _REPORTS_WITHIN:
         found.again.append((_REPORTS_WITHIN - age + _SOON, slot))
         return
     why = "claimed, and its holder vanished before it began"
-    found.notes.append(Run(slot.name, State.LOST, slot.due, attempt=slot.attempt, why=why))
+    found.notes.append(Run(slot.name, SlotState.LOST, slot.due, attempt=slot.attempt, why=why))
     # Once it is recorded as lost, it may be retried.
     found.again.append((_SOON, slot))
 
 
-def _unclaimed(spec: JobSpec, record: Record, slot: Slot, now: float, found: Findings) -> None:
+def _unclaimed(spec: JobSpec, record: Record, slot: JobSlot, now: float, found: Findings) -> None:
     holder = record.holdings[0] if record.holdings else None
     if PAUSE in record.fields:
         why = f"paused{said_by(record, PAUSE)}"
@@ -149,18 +149,18 @@ def _unclaimed(spec: JobSpec, record: Record, slot: Slot, now: float, found: Fin
     else:
         found.claims.append(slot)
         return
-    found.notes.append(Run(slot.name, State.SKIPPED, slot.due, attempt=slot.attempt, why=why))
+    found.notes.append(Run(slot.name, SlotState.SKIPPED, slot.due, attempt=slot.attempt, why=why))
 
 
 NOT_CLAIMED: Final = "no instance claimed it in time: none was up, or none reached the store"
 
 
-def _wait_or_miss(slot: Slot, now: float, found: Findings) -> None:
+def _wait_or_miss(slot: JobSlot, now: float, found: Findings) -> None:
     left = slot.due + GRACE - now
     if left > 0:
         found.again.append((left + _SOON, slot))
     else:
-        found.notes.append(Run(slot.name, State.MISSED, slot.due, why=NOT_CLAIMED))
+        found.notes.append(Run(slot.name, SlotState.MISSED, slot.due, why=NOT_CLAIMED))
 
 
 def _lease_ends(record: Record) -> float:
@@ -181,7 +181,9 @@ def _collapsed(spec: JobSpec, record: Record, notes: list[Run], now: float) -> l
 
     It reaches back to the last slot accounted for, as of very many only the last are asked about.
     """
-    missed = sorted((run for run in notes if run.state is State.MISSED), key=lambda run: run.due)
+    missed = sorted(
+        (run for run in notes if run.state is SlotState.MISSED), key=lambda run: run.due
+    )
     if not missed:
         return notes
     first = missed[0].due
@@ -193,7 +195,7 @@ def _collapsed(spec: JobSpec, record: Record, notes: list[Run], now: float) -> l
     count = len(missed) + _between(spec, first, missed[0].due)
     if count > 1:
         missed = [replace(missed[-1], count=count, first=first)]
-    return [*(run for run in notes if run.state is not State.MISSED), *missed]
+    return [*(run for run in notes if run.state is not SlotState.MISSED), *missed]
 
 
 def _accounted_before(record: Record, due: float) -> float | None:
@@ -291,17 +293,17 @@ def _since(record: Record) -> float | None:
     return float(since) if isinstance(since, int | float) else None
 
 
-def retry_due(spec: JobSpec, record: Record, now: float) -> Slot | None:
+def retry_due(spec: JobSpec, record: Record, now: float) -> JobSlot | None:
     """The slot of the last recorded run, if that is lost and has an attempt to come."""
     if not spec.retries or not (runs := runs_of(record.fields)):
         return None
     *_, (run, _) = runs.values()
-    if run.state is not State.LOST or not is_retried(spec, run, now):
+    if run.state is not SlotState.LOST or not is_retried(spec, run, now):
         return None
-    return Slot(run.slot, run.due, run.attempt)
+    return JobSlot(run.slot, run.due, run.attempt)
 
 
-def gaps(spec: JobSpec, record: Record) -> list[Slot]:
+def gaps(spec: JobSpec, record: Record) -> list[JobSlot]:
     """The slots in the gaps between the recorded slots."""
     runs = [run for run, _ in runs_of(record.fields).values() if is_scheduled(run.slot)]
     until = known_until(spec, record)
@@ -315,7 +317,7 @@ def gaps(spec: JobSpec, record: Record) -> list[Slot]:
     to_run, missed = missed_slots(spec, max(oldest, since), until)
     fold = fold_of(record.fields)
     return [
-        Slot.at(due, missed=True)
+        JobSlot.at(due, missed=True)
         for due in sorted((*to_run, *missed))
         if due < until
         and slot_id(due) not in taken

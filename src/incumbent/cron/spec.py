@@ -98,7 +98,7 @@ def is_scheduled(slot: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class JobSlot:
     """One piece of work of a job. `missed`: not to be run, only to be accounted for.
 
     `caught`: late, and to be run all the same by the job's catch-up rule.
@@ -116,12 +116,12 @@ class Slot:
         return is_scheduled(self.name)
 
     @classmethod
-    def at(cls, due: float, *, missed: bool = False) -> Slot:
+    def at(cls, due: float, *, missed: bool = False) -> JobSlot:
         """The slot of a scheduled instant."""
         return cls(slot_id(due), due, missed=missed)
 
     @classmethod
-    def held(cls, name: str, now: float) -> Slot | None:
+    def held(cls, name: str, now: float) -> JobSlot | None:
         """The slot that a holder names, to be accounted for; None if the text names no slot.
 
         `now`: the instant for a manual slot, whose name has none.
@@ -133,10 +133,10 @@ class Slot:
         except (ConfigError, ValueError):
             return None
 
-    def again(self) -> Slot:
+    def again(self) -> JobSlot:
         """The next attempt, after a holder vanished."""
         attempt = self.attempt + 1
-        return Slot(f"{self.name.partition('#')[0]}#{attempt}", self.due, attempt)
+        return JobSlot(f"{self.name.partition('#')[0]}#{attempt}", self.due, attempt)
 
 
 # -- settings, each with its reader ----------------------------------------------------------------

@@ -25,7 +25,7 @@ from typing import Any, Final
 from incumbent import clock
 from incumbent.cron.events import Events
 from incumbent.cron.fleet import CONTROL
-from incumbent.cron.ledger import OUTPUT_MOST, Run, State
+from incumbent.cron.ledger import OUTPUT_MOST, Run, SlotState
 from incumbent.cron.output import Output
 from incumbent.cron.runs import (
     GAVE_BACK,
@@ -40,14 +40,14 @@ from incumbent.cron.runs import (
 from incumbent.cron.spec import JobSpec
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError, NotAcquired, StoreError
-from incumbent.locks import Lease, give_back
+from incumbent.locks import Lease, release_unless_lost
 from incumbent.model import Key
 from incumbent.options import LockSettings, policy_from
 from incumbent.protocol.link import Link, new_link
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.guarding import Guard, GuardFault, start_guard
-from incumbent.supervise.kernel import Waiter
-from incumbent.supervise.launch import Ready, child_environment
+from incumbent.supervise.kernel import DescriptorWaiter
+from incumbent.supervise.launch import PreparedTerm, child_environment
 from incumbent.supervise.plan import Course, Phase
 from incumbent.supervise.run import Command, Ending, supervise
 from incumbent.supervise.signals import Signals
@@ -72,7 +72,7 @@ MAX_RUNS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class FleetSettings:
     """The settings on which the instances of a fleet agree, and those of this instance.
 
     `drain`: seconds. `max_runs`: the most runs at a time in this instance.
@@ -139,7 +139,9 @@ class Inbox:
 # -- the process -----------------------------------------------------------------------------------
 
 
-def be_worker(fleet: Fleet, channel: socket.socket, first: Task | None, events: Events) -> None:
+def be_worker(
+    fleet: FleetSettings, channel: socket.socket, first: Task | None, events: Events
+) -> None:
     """Run `first`, then the tasks from `channel`, until that is closed or a signal comes."""
     _give_stdin(None)
     with (
@@ -147,14 +149,14 @@ def be_worker(fleet: Fleet, channel: socket.socket, first: Task | None, events: 
         Signals() as signals,
         closing(new_link(fleet.url)) as link,
     ):
-        worker = _Worker(fleet, channel, link, guard, signals, events)
+        worker = _TaskRunner(fleet, channel, link, guard, signals, events)
         try:
             worker.run(first)
         finally:
             worker.clear()
 
 
-class _Worker:
+class _TaskRunner:
     """Runs one task after another; prepares a part of what a task needs before it comes.
 
     `stopped`: a signal to leave came. `worn`: a task left something that the next one must not
@@ -163,7 +165,7 @@ class _Worker:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: FleetSettings,
         channel: socket.socket,
         link: Link,
         guard: Guard,
@@ -180,7 +182,7 @@ class _Worker:
         self._channel = channel
         self._inbox = Inbox(channel)
         self._output: Output | None = None
-        self._ready: Ready | None = None
+        self._ready: PreparedTerm | None = None
 
     def say(self, *codes: int) -> None:
         """Send codes to the zygote."""
@@ -221,7 +223,10 @@ class _Worker:
         fds = [self._channel.fileno(), self.signals.fd]
         fds += [self.guard.fd] if self.guard.fd >= 0 else []
         prepare_at = clock.now() + rest
-        with closing(Waiter()) as waiter, suppress(GuardFault, ConfigError, OSError, EOFError):
+        with (
+            closing(DescriptorWaiter()) as waiter,
+            suppress(GuardFault, ConfigError, OSError, EOFError),
+        ):
             while True:
                 ready = waiter.wait(fds, prepare_at)
                 if _STOPPING & set(self.signals.take()) or not self.guard.alive():
@@ -235,7 +240,7 @@ class _Worker:
                     self.clear()
                     # Prepare all that needs neither task nor lease.
                     self.output()
-                    self._ready = Ready(self.guard, self.fleet.ttl)
+                    self._ready = PreparedTerm(self.guard, self.fleet.ttl)
                     self.say(PREPARED)
                     prepare_at = clock.now() + _STALE
         return None
@@ -249,7 +254,7 @@ class _Worker:
             self._output.become_stdout()
         return self._output
 
-    def take_ready(self) -> Ready | None:
+    def take_ready(self) -> PreparedTerm | None:
         """Hand the prepared process over to one attempt, which closes it; None if there is none."""
         ready, self._ready = self._ready, None
         return ready
@@ -296,7 +301,7 @@ def _give_stdin(text: str | None) -> None:
 
 
 class _CommandRun:
-    def __init__(self, task: Task, lease: Lease, worker: _Worker, events: Events) -> None:
+    def __init__(self, task: Task, lease: Lease, worker: _TaskRunner, events: Events) -> None:
         self._spec = task.spec
         self._slot = task.slot.name
         self._lease = lease
@@ -319,15 +324,15 @@ class _CommandRun:
         if ended is not None and self._failed_for_good(ended):
             self._on_failure(ended)
         if not self._survived:
-            give_back(self._lease)
+            release_unless_lost(self._lease)
         self._attempts.prune()
         return code_of(ended)
 
     def _failed_for_good(self, ended: Run) -> bool:
-        if ended.state is State.LOST:
+        if ended.state is SlotState.LOST:
             # Stopped with its instance: an instance that finds the record retries it, if it may.
             return ended.attempt > self._spec.retries
-        return ended.state in (State.FAILED, State.TIMED_OUT)
+        return ended.state in (SlotState.FAILED, SlotState.TIMED_OUT)
 
     def _report(self, course: Course) -> None:
         if course.phase is Phase.RUNNING:
@@ -344,11 +349,11 @@ class _CommandRun:
         except OSError as error:
             where = f"cwd={spec.cwd}" if spec.cwd else "it could not begin"
             why = f"{where}: {(error.strerror or str(error)).lower()}"
-            return End(State.FAILED, why=why, final=True)
+            return End(SlotState.FAILED, why=why, final=True)
         except CannotStart as error:
-            return End(State.FAILED, error.code, str(error))
+            return End(SlotState.FAILED, error.code, str(error))
         except (GuardFault, ConfigError) as error:
-            return End(State.FAILED, None, str(error), final=True)
+            return End(SlotState.FAILED, None, str(error), final=True)
         output.settle()
         return self._verdict(ending)
 
@@ -374,18 +379,18 @@ class _CommandRun:
             self._survived = self._worker.worn = True
             pids = ", ".join(map(str, ending.survivors))
             why = f"not even KILL ended {pids}; the lease is not given back"
-            return End(State.FAILED, ending.status, why, output, final=True)
+            return End(SlotState.FAILED, ending.status, why, output, final=True)
         if ending.cause:
             end = stopped(ending.cause, ending.seconds)
             return replace(end, code=ending.status, output=output)
         if ending.status in self._spec.success_codes:
-            return End(State.OK, ending.status, output=output)
-        return End(State.FAILED, ending.status, f"exit {ending.status}", output)
+            return End(SlotState.OK, ending.status, output=output)
+        return End(SlotState.FAILED, ending.status, f"exit {ending.status}", output)
 
     def _pause(self, seconds: float) -> bool:
         """Wait between attempts; False if a signal to stop or the end of the lease came first."""
         until, worker = clock.now() + seconds, self._worker
-        with closing(Waiter()) as waiter:
+        with closing(DescriptorWaiter()) as waiter:
             while not worker.stopped and self._lease.valid:
                 if (now := clock.now()) >= until:
                     return True
@@ -435,7 +440,7 @@ def run_on_failure(
     events("on_failure", slot=ended.slot, code=child.returncode, why=why)
 
 
-def notify(fleet: Fleet, spec: JobSpec, ended: Run, events: Events) -> None:
+def notify(fleet: FleetSettings, spec: JobSpec, ended: Run, events: Events) -> None:
     """Be the process that runs on_failure for a run that was lost with another instance."""
     # It ends in its time: TERM is for runs under a lease. A handler is not inherited by a command.
     signal.signal(signal.SIGTERM, lambda *_: None)

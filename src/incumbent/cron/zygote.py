@@ -32,7 +32,7 @@ from incumbent.cron.worker import (
     LEAVES,
     PREPARED,
     STARTED,
-    Fleet,
+    FleetSettings,
     Inbox,
     be_worker,
     notify,
@@ -76,7 +76,7 @@ class Zygote:
     `gone`: the zygote ended, so nothing can be started any more.
     """
 
-    def __init__(self, fleet: Fleet, events: Events) -> None:
+    def __init__(self, fleet: FleetSettings, events: Events) -> None:
         ours, its = socket.socketpair()
         _warm_up(fleet.url)
         gc.freeze()
@@ -132,7 +132,7 @@ def _warm_up(url: str) -> None:
 # -- the process -----------------------------------------------------------------------------------
 
 
-def _be_zygote(channel: socket.socket, fleet: Fleet, events: Events) -> NoReturn:
+def _be_zygote(channel: socket.socket, fleet: FleetSettings, events: Events) -> NoReturn:
     code = _FAULT
     try:
         # Leave the terminal: ^C must reach only the instance, which drains.
@@ -148,14 +148,14 @@ def _be_zygote(channel: socket.socket, fleet: Fleet, events: Events) -> NoReturn
 
 
 class _Forking:
-    def __init__(self, channel: socket.socket, fleet: Fleet, events: Events) -> None:
+    def __init__(self, channel: socket.socket, fleet: FleetSettings, events: Events) -> None:
         self._channel = channel
         self._inbox = Inbox(channel)
         self._fleet = fleet
         self._events = events
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
-        self._pool = Pool(self._fork_worker, self._say, self._poll)
+        self._pool = WorkerPool(self._fork_worker, self._say, self._poll)
         self._connected = True
         self._wake, self._write = os.pipe()
         for fd in (self._wake, self._write):
@@ -283,7 +283,7 @@ Report = Callable[[str, str, int], None]
 """A function that receives the start and the end of a task: job, slot, code."""
 
 
-class Pool:
+class WorkerPool:
     """The workers: see the module. `poll` watches their channels."""
 
     def __init__(self, fork: Fork, report: Report, poll: select.poll) -> None:

@@ -173,7 +173,7 @@ class Scene(NamedTuple):
     measured: str
 
 
-class Side:
+class DemoSide:
     """Three contenders and the faults that happen to them; `show` gets each scene at its end."""
 
     name: ClassVar[str]
@@ -259,7 +259,7 @@ class Side:
             self.silences.append((at, self._mark(STORE, "C")))
 
 
-class Ours(Side):
+class Ours(DemoSide):
     """`incumbent lead`. `late`: the device's answer to the late write; the judge is the device."""
 
     name = "ours"
@@ -340,7 +340,7 @@ class Ours(Side):
         )
 
 
-class Plain(Side):
+class Plain(DemoSide):
     """The plain loop: a leader is frozen and thawed, then the store is silent twice."""
 
     name = "plain"

@@ -18,7 +18,7 @@ from math import ceil, floor
 from typing import Final, NamedTuple
 
 from incumbent.demo.judge import Account, faults_in, seconds_shared, spans_shared
-from incumbent.demo.scenes import STORE, Ours, Plain, Scene, Side, Stage, spell
+from incumbent.demo.scenes import STORE, DemoSide, Ours, Plain, Scene, Stage, spell
 
 _WIDTH: Final = 72
 _LEGEND: Final = (
@@ -113,21 +113,23 @@ def _faults(ours: Ours, accounts: Sequence[Account]) -> list[str]:
     return faults
 
 
-def _rows(side: Side, accounts: Sequence[Account]) -> dict[str, Row]:
+def _rows(side: DemoSide, accounts: Sequence[Account]) -> dict[str, StoryRow]:
     rows = {
-        who: Row([a.span for a in accounts if a.who == who and a.span], side.marks.get(who, ()))
+        who: StoryRow(
+            [a.span for a in accounts if a.who == who and a.span], side.marks.get(who, ())
+        )
         for who in side.contenders
     }
-    rows[STORE] = Row(side.silences, side.marks.get(STORE, ()), "-")
+    rows[STORE] = StoryRow(side.silences, side.marks.get(STORE, ()), "-")
     if shared := spans_shared(accounts):
-        rows["both"] = Row(shared, (), "!")
+        rows["both"] = StoryRow(shared, (), "!")
     return rows
 
 
 # -- the drawing: instants in, lines out ----------------------------------------------------------
 
 
-class Row(NamedTuple):
+class StoryRow(NamedTuple):
     """One line: `spans` are drawn as `sign`, and over them each of the `marks` (instant, sign)."""
 
     spans: Sequence[tuple[float, float]]
@@ -135,7 +137,7 @@ class Row(NamedTuple):
     sign: str = "#"
 
 
-def draw(rows: Mapping[str, Row], start: float, end: float, width: int) -> list[str]:
+def draw(rows: Mapping[str, StoryRow], start: float, end: float, width: int) -> list[str]:
     """The axis, then a line for each row; one column is `(end - start) / width` seconds."""
     column = max(end - start, 1e-9) / width
     margin = max(map(len, (*rows, "seconds"))) + 1
@@ -155,7 +157,7 @@ def _axis(column: float, width: int) -> str:
     return "".join(cells).rstrip()
 
 
-def _cells(row: Row, start: float, column: float, width: int) -> str:
+def _cells(row: StoryRow, start: float, column: float, width: int) -> str:
     cells = [" "] * width
     for begin, end in row.spans:
         for at in _columns((begin - start) / column, (end - start) / column):

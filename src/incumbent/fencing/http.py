@@ -34,12 +34,12 @@ def headers(lease: Fenced, *, resource: str | None = None) -> dict[str, str]:
     return {_HEADER: str(token_of(lease)), _RESOURCE: quote(resource_of(lease, resource))}
 
 
-class _Refusal(NamedTuple):
+class _HttpRefusal(NamedTuple):
     status: str
     text: str
 
 
-class _Guard:
+class _TokenGuard:
     """Compares the tokens of requests; several processes of one host share its file."""
 
     def __init__(self, path: str, resource: str | None) -> None:
@@ -51,20 +51,20 @@ class _Guard:
                 create_table(tokens)
             tokens.execute("COMMIT")
 
-    def answer(self, method: str, sent: Mapping[str, str]) -> Token | _Refusal | None:
+    def answer(self, method: str, sent: Mapping[str, str]) -> Token | _HttpRefusal | None:
         """Compare a request's token; returns the token, a refusal, or None if it writes nothing."""
         if method in _SAFE:
             return None
         if _HEADER not in sent:
-            return _Refusal("428 Precondition Required", f"a write here needs {_HEADER}")
+            return _HttpRefusal("428 Precondition Required", f"a write here needs {_HEADER}")
         try:
             token = _token_of(sent, self._resource)
         except ValueError:
-            return _Refusal("400 Bad Request", f"{_HEADER} or {_RESOURCE} cannot be read")
+            return _HttpRefusal("400 Bad Request", f"{_HEADER} or {_RESOURCE} cannot be read")
         try:
             self._compare(token)
         except LeaseLost as stale:
-            return _Refusal("409 Conflict", str(stale))
+            return _HttpRefusal("409 Conflict", str(stale))
         return token
 
     def _compare(self, token: Token) -> None:
@@ -103,14 +103,14 @@ class FencedWSGI:
 
     def __init__(self, app: _WSGI, tokens: str, *, resource: str | None = None) -> None:
         self._app = app
-        self._guard = _Guard(tokens, resource)
+        self._guard = _TokenGuard(tokens, resource)
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> _Body:
         """Handle one request."""
         keys = ((name, f"HTTP_{name.upper().replace('-', '_')}") for name in (_HEADER, _RESOURCE))
         sent = {name: environ[key] for name, key in keys if key in environ}
         answer = self._guard.answer(environ["REQUEST_METHOD"], sent)
-        if isinstance(answer, _Refusal):
+        if isinstance(answer, _HttpRefusal):
             start_response(answer.status, [("Content-Type", "text/plain; charset=utf-8")])
             return [answer.text.encode()]
         return self._app({**environ, "incumbent.token": answer}, start_response)
@@ -124,7 +124,7 @@ class FencedASGI:
 
     def __init__(self, app: _ASGI, tokens: str, *, resource: str | None = None) -> None:
         self._app = app
-        self._guard = _Guard(tokens, resource)
+        self._guard = _TokenGuard(tokens, resource)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Handle one request; connections of another kind pass unchecked."""
@@ -139,14 +139,14 @@ class FencedASGI:
         keys = ((name, name.lower().encode()) for name in (_HEADER, _RESOURCE))
         sent = {name: arrived[key] for name, key in keys if key in arrived}
         answer = await asyncio.to_thread(self._guard.answer, scope["method"], sent)
-        if isinstance(answer, _Refusal):
+        if isinstance(answer, _HttpRefusal):
             await _refuse(send, answer)
             return
         state = {**scope.get("state", {}), "incumbent.token": answer}
         await self._app({**scope, "state": state}, receive, send)
 
 
-async def _refuse(send: Any, refusal: _Refusal) -> None:
+async def _refuse(send: Any, refusal: _HttpRefusal) -> None:
     await send(
         {
             "type": "http.response.start",

@@ -114,7 +114,7 @@ class SharedWakeup(LoopWakeup):
 # -- reading --------------------------------------------------------------------------------------
 
 
-class _Wire(Protocol):
+class _SubscriberWire(Protocol):
     used: float
 
     def send(self, request: bytes, until: float) -> None: ...
@@ -122,7 +122,7 @@ class _Wire(Protocol):
     def close(self) -> None: ...
 
 
-class _BlockingWire(_Wire, Protocol):
+class _BlockingSubscriberWire(_SubscriberWire, Protocol):
     def fileno(self) -> int: ...
 
     def fill(self) -> None:
@@ -132,14 +132,14 @@ class _BlockingWire(_Wire, Protocol):
         """A message that has been read already, or False. Raises Broken."""
 
 
-class _AsyncWire(_Wire, Protocol):
+class _AsyncSubscriberWire(_SubscriberWire, Protocol):
     on_message: Callable[[Any], None] | None
 
     @property
     def closed(self) -> bool: ...
 
 
-W = TypeVar("W", bound=_Wire)
+W = TypeVar("W", bound=_SubscriberWire)
 
 
 class Subscriber(Generic[W]):
@@ -195,12 +195,12 @@ class Subscriber(Generic[W]):
             self.drop(node)
 
 
-class BlockingSubscriber(Subscriber[_BlockingWire]):
+class BlockingSubscriber(Subscriber[_BlockingSubscriberWire]):
     """A Subscriber for threads. A socket pair wakes the reader: not every system polls pipes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._arrived: SimpleQueue[tuple[int, _BlockingWire | Exception]] = SimpleQueue()
+        self._arrived: SimpleQueue[tuple[int, _BlockingSubscriberWire | Exception]] = SimpleQueue()
         self._mine, self._others = self._ends = socket.socketpair()
         for end in self._ends:
             end.setblocking(False)
@@ -212,7 +212,7 @@ class BlockingSubscriber(Subscriber[_BlockingWire]):
         self._nodes |= {wire.fileno(): node for node, wire in self._wires.items()}
         self._ready = watch(*self._nodes)
 
-    def _put(self, node: int, wire: _BlockingWire | Exception) -> None:
+    def _put(self, node: int, wire: _BlockingSubscriberWire | Exception) -> None:
         self._arrived.put((node, wire))
         self.wake()
 
@@ -278,7 +278,7 @@ def _close_all(ends: tuple[socket.socket, ...]) -> None:
         end.close()
 
 
-class AsyncSubscriber(Subscriber[_AsyncWire]):
+class AsyncSubscriber(Subscriber[_AsyncSubscriberWire]):
     """A Subscriber for the tasks of one loop."""
 
     interruptible = True
@@ -288,7 +288,7 @@ class AsyncSubscriber(Subscriber[_AsyncWire]):
         self._inbox: deque[Message] = deque()
         self._wakeup = LoopWakeup()
 
-    def _put(self, node: int, wire: _AsyncWire | Exception) -> None:
+    def _put(self, node: int, wire: _AsyncSubscriberWire | Exception) -> None:
         if isinstance(wire, Exception):
             self._receive(node, wire)
             return

@@ -38,7 +38,7 @@ def subscription_losses() -> int:
     return _counts["lost"]
 
 
-class Waiter:
+class ChannelWaiter:
     """A waiter. `look_at`: when it must look (ask the store again), whatever messages come.
 
     `listens`: it has begun to rely on the connections, and must look when they are lost. `looks`:
@@ -68,7 +68,7 @@ class Subscription:
 
 H = TypeVar("H")
 S = TypeVar("S", bound=Subscription)
-W = TypeVar("W", bound=Waiter)
+W = TypeVar("W", bound=ChannelWaiter)
 
 
 class Role(Generic[S]):

@@ -27,8 +27,16 @@ from incumbent.page.markup import (
     time_line,
     when,
 )
-from incumbent.page.snapshot import Fleet, Job, Snapshot, Term, events_of, fleet_of, paused_at
-from incumbent.stores.findings import FREE, UNKNOWN, State, asked_to, said_by, said_of, state_of
+from incumbent.page.snapshot import (
+    FleetView,
+    Job,
+    Snapshot,
+    TermView,
+    events_of,
+    fleet_of,
+    paused_at,
+)
+from incumbent.stores.findings import FREE, UNKNOWN, NameState, asked_to, said_by, said_of, state_of
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
 
 WINDOWS: Final = {"15m": 900.0, "1h": 3600.0, "6h": 21_600.0, "1d": 86_400.0, "7d": 604_800.0}
@@ -38,7 +46,7 @@ _STILL: Final = 0.5
 """Seconds by which the end of a proof may differ between two readings and count as the same."""
 
 
-class Row(NamedTuple):
+class PageRow(NamedTuple):
     """An element with an id; it is unchanged as long as its `key` is."""
 
     id: str
@@ -48,11 +56,11 @@ class Row(NamedTuple):
     html: Html
 
 
-Blocks = dict[str, list[Row]]
+Blocks = dict[str, list[PageRow]]
 """Rows in order, by the id of the element that contains them."""
 
 
-def lasting_blocks(snapshot: Snapshot, fleet: Fleet) -> Blocks:
+def lasting_blocks(snapshot: Snapshot, fleet: FleetView) -> Blocks:
     """The blocks that do not depend on the window."""
     return {
         "store": list(_store(snapshot, fleet)),
@@ -65,7 +73,7 @@ def lasting_blocks(snapshot: Snapshot, fleet: Fleet) -> Blocks:
     }
 
 
-def timed_blocks(snapshot: Snapshot, fleet: Fleet, window: str) -> Blocks:
+def timed_blocks(snapshot: Snapshot, fleet: FleetView, window: str) -> Blocks:
     """The blocks that depend on the window; `window` is one of WINDOWS."""
     span = Window.ending(snapshot.now, WINDOWS[window])
     return {
@@ -108,7 +116,7 @@ def _state(kind: str, words: str) -> Html:
 # -- store and leases ------------------------------------------------------------------------------
 
 
-def _store(snapshot: Snapshot, fleet: Fleet) -> Iterator[Row]:
+def _store(snapshot: Snapshot, fleet: FleetView) -> Iterator[PageRow]:
     held = sum(1 for record in fleet.leases if record.holdings)
     who = ", ".join(one.instance for one in fleet.up[:8])
     facts: dict[str, object] = {"state": tag("strong", "answers", class_="good")}
@@ -128,10 +136,10 @@ def _store(snapshot: Snapshot, fleet: Fleet) -> Iterator[Row]:
     for name, value in facts.items():
         id_ = f"store-{name.replace(' ', '-')}"
         html = tag("div", tag("dt", name), tag("dd", value), id=id_)
-        yield Row(id_, "", html, html)
+        yield PageRow(id_, "", html, html)
 
 
-def _lease(snapshot: Snapshot, record: Record, place: int, holding: Holding | None) -> Row:
+def _lease(snapshot: Snapshot, record: Record, place: int, holding: Holding | None) -> PageRow:
     name = record.key.name
     id_ = _id("l", name, place)
     state, why = _state_of(snapshot, record)
@@ -159,15 +167,15 @@ def _lease(snapshot: Snapshot, record: Record, place: int, holding: Holding | No
         round(until / _STILL),
         holding and (holding.holder, holding.token),
     )
-    return Row(id_, name, key, _cells(id_, name, cells))
+    return PageRow(id_, name, key, _cells(id_, name, cells))
 
 
-def _state_of(snapshot: Snapshot, record: Record) -> State:
+def _state_of(snapshot: Snapshot, record: Record) -> NameState:
     if snapshot.problem:
-        return State(UNKNOWN, "the store gives no answer: what stands here was read before")
+        return NameState(UNKNOWN, "the store gives no answer: what stands here was read before")
     state = state_of(record, snapshot.grants)
     # Leave out the time left of used slots: the notes show an instant, which stays the same.
-    return State("not held") if state.word == FREE else state
+    return NameState("not held") if state.word == FREE else state
 
 
 def _clock(instant: float) -> str:
@@ -191,10 +199,10 @@ def _notes(record: Record, why: str, read_at: float) -> Iterator[str]:
 # -- time line, jobs and events --------------------------------------------------------------------
 
 
-def _time_lines(snapshot: Snapshot, fleet: Fleet, span: Window) -> Iterator[Row]:
+def _time_lines(snapshot: Snapshot, fleet: FleetView, span: Window) -> Iterator[PageRow]:
     marks = (span.start + share * (span.end - span.start) / 4 for share in range(5))
     axis = tag("li", *(when(at, snapshot.now) for at in marks), id="axis", class_="axis")
-    yield Row("axis", "", axis, axis)
+    yield PageRow("axis", "", axis, axis)
     if snapshot.outages:
         yield _line("", "store", outages_line(snapshot.outages, span))
     for record in fleet.leases:
@@ -204,11 +212,11 @@ def _time_lines(snapshot: Snapshot, fleet: Fleet, span: Window) -> Iterator[Row]
 
 
 @lru_cache(maxsize=4096)
-def _line_of_job(job: Job, span: Window) -> tuple[Row, ...]:
+def _line_of_job(job: Job, span: Window) -> tuple[PageRow, ...]:
     return tuple(_time_line(job.record, job.terms, span))
 
 
-def _time_line(record: Record, terms: tuple[Term, ...], span: Window) -> Iterator[Row]:
+def _time_line(record: Record, terms: tuple[TermView, ...], span: Window) -> Iterator[PageRow]:
     paused, name = paused_at(record), record.key.name
     if (paused or 0.0) >= span.start or any(term.ends >= span.start for term in terms):
         yield _line(name, link_to(name), _drawn(terms, span, paused))
@@ -217,13 +225,13 @@ def _time_line(record: Record, terms: tuple[Term, ...], span: Window) -> Iterato
 _drawn = lru_cache(maxsize=8192)(time_line)
 
 
-def _line(name: str, shown: object, line: Html) -> Row:
+def _line(name: str, shown: object, line: Html) -> PageRow:
     id_ = _id("t", name)
     html = Html(f'<li id="{id_}" data-name="{safe(name)}"><span>{shown}</span>{line}</li>')
-    return Row(id_, name, html, html)
+    return PageRow(id_, name, html, html)
 
 
-def _job(snapshot: Snapshot, fleet: Fleet, job: Job) -> Row:
+def _job(snapshot: Snapshot, fleet: FleetView, job: Job) -> PageRow:
     name, facts = job.record.key.name, job.facts
     zone, schedule = str(facts.get("timezone", "UTC")), str(facts.get("schedule", ""))
     last = job.last
@@ -240,7 +248,7 @@ def _job(snapshot: Snapshot, fleet: Fleet, job: Job) -> Row:
         at = when(last.ended or last.started or last.due, snapshot.now)
         cells["last"] = joined((_state(str(last.state), result_of(last)), " ", at))
     html = _cells(id_, name, cells)
-    return Row(id_, name, html, html)
+    return PageRow(id_, name, html, html)
 
 
 @lru_cache(maxsize=4096)
@@ -248,7 +256,7 @@ def _dots(job: Job) -> Html:
     return dots(job.runs)
 
 
-def _coming(snapshot: Snapshot, fleet: Fleet, job: Job, schedule: str, zone: str) -> object:
+def _coming(snapshot: Snapshot, fleet: FleetView, job: Job, schedule: str, zone: str) -> object:
     if snapshot.problem:
         return _state("cannot", "cannot tell: the store gives no answer")
     if PAUSE in job.record.fields or fleet.all_paused:
@@ -276,10 +284,10 @@ def next_runs(text: str, zone: str, instant: float) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _event(snapshot: Snapshot, at: float, name: str, kind: str, _: object, words: str) -> Row:
+def _event(snapshot: Snapshot, at: float, name: str, kind: str, _: object, words: str) -> PageRow:
     id_ = _id("e", at, name, kind, words)
     inside = (when(at, snapshot.now), " ", link_to(name), " ", words)
-    return Row(id_, name, id_, tag("li", *inside, id=id_, data_name=name, class_=kind))
+    return PageRow(id_, name, id_, tag("li", *inside, id=id_, data_name=name, class_=kind))
 
 
 # -- whole documents -------------------------------------------------------------------------------
@@ -312,7 +320,7 @@ def page(
     return _document(snapshot, _header(window, search, read), main, reload)
 
 
-def _matching(block: Iterable[Row], search: str) -> Html:
+def _matching(block: Iterable[PageRow], search: str) -> Html:
     low = search.lower()
     return Html("".join(row.html for row in block if not row.name or low in row.name.lower()))
 

@@ -18,7 +18,7 @@ from incumbent import clock
 from incumbent.durations import say_seconds
 from incumbent.page.documents import Blocks, lasting_blocks, timed_blocks
 from incumbent.page.markup import Html, joined, when
-from incumbent.page.snapshot import Fleet, Reader, Snapshot, fleet_of
+from incumbent.page.snapshot import FleetView, Snapshot, SnapshotReader, fleet_of
 
 _log = logging.getLogger("incumbent")
 
@@ -92,15 +92,15 @@ def next_edition(
     return made
 
 
-class Watch:
+class EditionWatch:
     """Makes editions in a thread of its own, for coroutines of one loop."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: SnapshotReader) -> None:
         self._reader = reader
         self.boot = token_hex(4)
         """Distinguishes our editions from the editions of an earlier process."""
         self._editions: dict[str, Edition] = {}
-        self._fleet: Fleet | None = None
+        self._fleet: FleetView | None = None
         self._every = _EVERY
         self._followers: Counter[str] = Counter()
         self._asked: set[str] = set()

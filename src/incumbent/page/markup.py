@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from incumbent.cron.fleet import result_of
-from incumbent.cron.ledger import Run, State
+from incumbent.cron.ledger import Run, SlotState
 from incumbent.durations import say_seconds
-from incumbent.page.snapshot import Term
+from incumbent.page.snapshot import TermView
 
 _UNSEEN: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
@@ -134,12 +134,12 @@ _MARKS: Final = {
 }
 
 
-def time_line(terms: tuple[Term, ...], window: Window, paused: float | None = None) -> Html:
+def time_line(terms: tuple[TermView, ...], window: Window, paused: float | None = None) -> Html:
     """A line with a bar for each term, and marks for ends without a release and for a pause."""
     shown = [term for term in terms if term.ends >= window.start]
     marks = [(term.ends, term.how) for term in shown if term.how in _MARKS]
     marks += [] if paused is None or paused < window.start else [(paused, "paused")]
-    by_holder: dict[tuple[str, bool], list[Term]] = {}
+    by_holder: dict[tuple[str, bool], list[TermView]] = {}
     for term in shown:
         by_holder.setdefault((term.holder, term.how == "expired"), []).append(term)
     drawn = [_bars(holder, theirs, window) for (holder, _), theirs in by_holder.items()]
@@ -148,13 +148,13 @@ def time_line(terms: tuple[Term, ...], window: Window, paused: float | None = No
     return _line(drawn, f"{len(shown)} in this time: {'; '.join(sentences)}")
 
 
-def _said(term: Term) -> str:
+def _said(term: TermView) -> str:
     if not term.how:
         return f"{term.holder} holds it"
     return f"{term.holder} for {say_seconds(max(0.0, term.ends - term.began))}, {term.how}"
 
 
-def _bars(holder: str, terms: Sequence[Term], window: Window) -> Html:
+def _bars(holder: str, terms: Sequence[TermView], window: Window) -> Html:
     """The bars of one holder, as one shape: the runs of a job may be thousands."""
     hue = crc32(holder.encode("utf-8", "replace")) % _HUES
     unsure = " unsure" if terms[0].how == "expired" else ""
@@ -188,11 +188,11 @@ def _line(drawn: Iterable[Html], label: str) -> Html:
 
 _DOTS: Final = 20
 _SIGNS: Final = {
-    State.FAILED: "M-4-4l8 8m0-8l-8 8",
-    State.TIMED_OUT: "M-4-4l8 8m0-8l-8 8",
-    State.LOST: "M-4-4h8v8h-8z",
-    State.MISSED: "M0-5l5 5-5 5-5-5z",
-    State.SKIPPED: "M-5 0h10",
+    SlotState.FAILED: "M-4-4l8 8m0-8l-8 8",
+    SlotState.TIMED_OUT: "M-4-4l8 8m0-8l-8 8",
+    SlotState.LOST: "M-4-4h8v8h-8z",
+    SlotState.MISSED: "M0-5l5 5-5 5-5-5z",
+    SlotState.SKIPPED: "M-5 0h10",
 }
 """Shapes of states, which colour alone must not distinguish; others are circles."""
 

@@ -20,8 +20,8 @@ from incumbent.cron.fleet import CONTROL, Trigger, encode, is_job_name
 from incumbent.errors import ConfigError, LockError
 from incumbent.model import ABSENT, Key
 from incumbent.page.documents import DEFAULT_WINDOW, WINDOWS, WISHES, detail, page
-from incumbent.page.editions import Watch
-from incumbent.page.snapshot import Reader
+from incumbent.page.editions import EditionWatch
+from incumbent.page.snapshot import SnapshotReader
 from incumbent.protocol.link import link_for
 from incumbent.serve.pages import TEXT, Handler, HttpRequest, Page, Pending
 from incumbent.stores.names import make_key
@@ -40,13 +40,13 @@ _WITHIN: Final = 2.0
 _REASON_MOST: Final = 200
 
 
-class Site:
+class PageSite:
     """The page about a namespace of a store, for one listener."""
 
     def __init__(self, store: str, namespace: str) -> None:
         self._namespace = namespace
-        self._reader = Reader(store, namespace)
-        self._watch = Watch(self._reader)
+        self._reader = SnapshotReader(store, namespace)
+        self._watch = EditionWatch(self._reader)
         self._key = token_bytes(16)
 
     def close(self) -> None:

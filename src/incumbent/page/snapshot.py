@@ -1,4 +1,4 @@
-"""The records of a namespace at one instant, and their terms and events. Pure but for `Reader`."""
+"""The records of a namespace at one instant, their terms and events; pure but for the reader."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from incumbent.durations import say_seconds
 from incumbent.errors import LockError
 from incumbent.model import Record
 from incumbent.protocol.link import link_for
-from incumbent.stores.findings import FREE, GRANTS, State, examine
+from incumbent.stores.findings import FREE, GRANTS, NameState, examine
 from incumbent.stores.notices import BREAK, PAUSE, RESIGN, read_notice
 
 _SCAN_WITHIN: Final = 5.0
@@ -57,7 +57,7 @@ class Snapshot:
     """Seconds that the last answer took."""
     problem: str = ""
     """Why the store does not answer; "" if it does."""
-    grants: State = GRANTS
+    grants: NameState = GRANTS
     """The state of a name that nobody holds, as far as it depends on the store alone."""
     outages: tuple[Span, ...] = ()
     """Spans in which the store gave no answer while somebody looked."""
@@ -69,7 +69,7 @@ class Snapshot:
         return next((record for record in self.records if record.key.name == name), None)
 
 
-class Reader:
+class SnapshotReader:
     """Reads the whole namespace, one snapshot after the other. It connects when it first reads."""
 
     def __init__(self, store: str, namespace: str) -> None:
@@ -99,7 +99,7 @@ class Reader:
             self._last = replace(last, records=records, read_at=wall, took=took, problem="")
         return self._last
 
-    def _grants(self, last: Snapshot) -> State:
+    def _grants(self, last: Snapshot) -> NameState:
         """Whether the store grants leases, as `doctor` says; examined rarely, and after trouble."""
         now = clock.now()
         calm = last.grants.word == FREE and not last.problem
@@ -132,7 +132,7 @@ class Job:
         return next(reversed(on or self.runs), None)
 
     @cached_property
-    def terms(self) -> tuple[Term, ...]:
+    def terms(self) -> tuple[TermView, ...]:
         """The job's runs, as terms."""
         return tuple(_term(run) for run in self.runs if run.started is not None)
 
@@ -146,12 +146,12 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class FleetView:
     """The jobs and the leases of a snapshot, without the fleet's own records."""
 
     jobs: dict[str, Job]
     leases: tuple[Record, ...]
-    terms: dict[str, tuple[Term, ...]]
+    terms: dict[str, tuple[TermView, ...]]
     """The terms of the leases, by name."""
     up: tuple[Present, ...]
     gone: frozenset[str]
@@ -159,7 +159,7 @@ class Fleet:
     all_paused: bool
 
 
-def fleet_of(snapshot: Snapshot, before: Fleet | None = None) -> Fleet:
+def fleet_of(snapshot: Snapshot, before: FleetView | None = None) -> FleetView:
     """The fleet in a snapshot, sorted by name; `before`: the fleet in the snapshot before."""
     by_name = {record.key.name: record for record in snapshot.records}
     old = {} if before is None else before.jobs
@@ -171,7 +171,7 @@ def fleet_of(snapshot: Snapshot, before: Fleet | None = None) -> Fleet:
     names = sorted(name for name in by_name if is_job_name(name) and name not in jobs)
     leases = tuple(by_name[name] for name in names)
     up = read_up(by_name.get(PRESENCE), by_name.get(KNOWN), snapshot.now)
-    return Fleet(
+    return FleetView(
         jobs,
         leases,
         {record.key.name: terms_of(record, snapshot.read_at) for record in leases},
@@ -184,7 +184,7 @@ def fleet_of(snapshot: Snapshot, before: Fleet | None = None) -> Fleet:
 # -- terms ---------------------------------------------------------------------------------------
 
 
-class Term(NamedTuple):
+class TermView(NamedTuple):
     """One term of a name, or one run of a job. `ends`: the latest instant of its end."""
 
     began: float
@@ -196,7 +196,7 @@ class Term(NamedTuple):
     """How the term ended; "" while it lasts."""
 
 
-def terms_of(record: Record, read_at: float) -> tuple[Term, ...]:
+def terms_of(record: Record, read_at: float) -> tuple[TermView, ...]:
     """The terms in a record's history and of its present holders, oldest first."""
     notice = read_notice(record.fields[RESIGN].value) if RESIGN in record.fields else {}
     asked = "broken" if notice.get("kind") == BREAK else "resigned"
@@ -210,20 +210,20 @@ def terms_of(record: Record, read_at: float) -> tuple[Term, ...]:
             ends, how = inf, ""
         elif one.ended is not None:
             ends, how = one.ended, asked if one.token == notice.get("token") else "released"
-        found.append(Term(one.started, ends, one.holder, one.token, how))
+        found.append(TermView(one.started, ends, one.holder, one.token, how))
     known = {one.token for one in past}
     for now in record.holdings:
         if now.token not in known:
             began = round(read_at - (now.held_for or 0.0))
-            found.append(Term(began, inf, now.holder, now.token, ""))
+            found.append(TermView(began, inf, now.holder, now.token, ""))
     return tuple(found)
 
 
-def _term(run: Run) -> Term:
+def _term(run: Run) -> TermView:
     began = run.started or 0.0
     if run.state.ended:
-        return Term(began, run.ended or began, run.instance, run.token, str(run.state))
-    return Term(began, inf, run.instance, run.token, "")
+        return TermView(began, run.ended or began, run.instance, run.token, str(run.state))
+    return TermView(began, inf, run.instance, run.token, "")
 
 
 def paused_at(record: Record) -> float | None:
@@ -242,11 +242,11 @@ class Event(NamedTuple):
     when: float
     name: str
     kind: str
-    source: Term | Run | None
+    source: TermView | Run | None
     words: str = ""
 
 
-def events_of(snapshot: Snapshot, fleet: Fleet, since: float, most: int) -> list[Event]:
+def events_of(snapshot: Snapshot, fleet: FleetView, since: float, most: int) -> list[Event]:
     """The newest events in the records, the newest first."""
     found = (event for event in _events(snapshot, fleet, since) if event.when >= since)
     newest = nlargest(most, found, key=lambda event: event[:3])
@@ -257,7 +257,7 @@ def _when(event: Event) -> float:
     return event.when
 
 
-def _events(snapshot: Snapshot, fleet: Fleet, since: float) -> Iterator[Event]:
+def _events(snapshot: Snapshot, fleet: FleetView, since: float) -> Iterator[Event]:
     """All events after `since`, and some from before."""
     for start, _ in snapshot.outages:
         yield Event(start, "", "down", None, "the store gave no answer to this page")

@@ -24,24 +24,24 @@ from incumbent.errors import (
     StoreError,
     StoreUnavailable,
 )
-from incumbent.lease import State
+from incumbent.lease import LeaseState
 from incumbent.model import Ask, Granted, Queued, Refused, TakeOutcome
-from incumbent.protocol.held import Held, Wanted
-from incumbent.protocol.port import BlockingPort, ManyPort, Port, pace, retry_delay, run
+from incumbent.protocol.held import Claim, LeaseRequest
+from incumbent.protocol.port import BlockingPort, ManyPort, Port, pace, retry_delay, run_blocking
 from incumbent.protocol.release import give_up, release_all
 from incumbent.protocol.words import late_grant, not_acquired, permits_differ, waited_in_vain
 from incumbent.stores.base import Take, Took
 
 if TYPE_CHECKING:
-    from incumbent.election import Rank
+    from incumbent.election import Priority
 
 OnRefusal: TypeAlias = "Callable[[Refused | StoreError], None] | None"
 """A callback for every outcome other than a grant; it must neither block nor raise."""
 
 _log = logging.getLogger("incumbent")
 
-_HELD = State.HELD
-_ON_ITS_WAY = (State.ASKING, State.ASKING_AGAIN)
+_HELD = LeaseState.HELD
+_ON_ITS_WAY = (LeaseState.ASKING, LeaseState.ASKING_AGAIN)
 _SOON = 1.0
 _HERD = 0.002
 """Seconds over which waiters spread when the holder's ttl runs out."""
@@ -49,12 +49,12 @@ _HERD = 0.002
 
 async def acquire(
     port: Port,
-    wanted: Wanted,
+    wanted: LeaseRequest,
     timeout: float | None,
     on_refusal: OnRefusal = None,
     *,
     claim: str | None = None,
-) -> Held:
+) -> Claim:
     """Take the lease within `timeout` seconds (None: wait; 0: try once).
 
     `claim`: a claim that was granted to another of our processes, which has handed it over; taking
@@ -64,19 +64,19 @@ async def acquire(
     OutcomeUnknown when the store gives no answer in time, ConfigError if the present holders share
     the lease with another number of permits.
     """
-    held = Held(port, wanted)
+    held = Claim(port, wanted)
     started = port.now()
     if claim is not None:
         # The store has seen this claim before, so unless it is granted now its release is owed.
-        held.claim = claim
+        held.id = claim
         held.machine.sent(started)
         held.machine.unsure()
     until, patience = _limits(wanted, timeout, started)
     try:
-        ask = wanted.ask if timeout == 0 else wanted.waiting
+        ask = wanted.once if timeout == 0 else wanted.queued
         outcome = await _take(port, held, ask, until, patience)
         if not isinstance(outcome, Granted):
-            attempt = _Attempt(port, held, started, _end(held, timeout, until), on_refusal)
+            attempt = _AcquireAttempt(port, held, started, _end(held, timeout, until), on_refusal)
             await attempt.go_on(outcome, timeout)
         if meters.on:
             _meter(held, port.now() - started)
@@ -88,16 +88,20 @@ async def acquire(
         raise
 
 
-def acquire_blocking(port: BlockingPort, wanted: Wanted, timeout: float | None) -> Held:
+def acquire_blocking(port: BlockingPort, wanted: LeaseRequest, timeout: float | None) -> Claim:
     """`acquire` with a first try that is no coroutine: that saves a thirtieth of a lease's cost."""
-    held = Held(port, wanted)
+    held = Claim(port, wanted)
     started = port.now()
     until, patience = _limits(wanted, timeout, started)
     try:
-        ask = wanted.ask if timeout == 0 else wanted.waiting
+        ask = wanted.once if timeout == 0 else wanted.queued
         outcome = _take_blocking(port, held, ask, until, patience)
         if not isinstance(outcome, Granted):
-            run(_Attempt(port, held, started, _end(held, timeout, until)).go_on(outcome, timeout))
+            run_blocking(
+                _AcquireAttempt(port, held, started, _end(held, timeout, until)).go_on(
+                    outcome, timeout
+                )
+            )
         if meters.on:
             _meter(held, port.now() - started)
         return held
@@ -108,30 +112,30 @@ def acquire_blocking(port: BlockingPort, wanted: Wanted, timeout: float | None) 
         raise
 
 
-def _limits(wanted: Wanted, timeout: float | None, started: float) -> tuple[float, float]:
+def _limits(wanted: LeaseRequest, timeout: float | None, started: float) -> tuple[float, float]:
     """The end of a wait, and for a single try the patience for a store that gives no answer."""
     if timeout == 0:
         return inf, wanted.policy.request_timeout
     return inf if timeout is None else started + timeout, inf
 
 
-def _end(held: Held, timeout: float | None, until: float) -> float:
+def _end(held: Claim, timeout: float | None, until: float) -> float:
     """The end of a wait, or of the request of a single try."""
     return held.machine.sent_at + held.wanted.policy.request_timeout if timeout == 0 else until
 
 
-def _log_wait(held: Held, waited: float) -> None:
+def _log_wait(held: Claim, waited: float) -> None:
     name, machine = held.wanted.key.name, held.machine
     facts = {
         "lease": name,
-        "holder": held.wanted.ask.holder,
+        "holder": held.wanted.once.holder,
         "token": machine.token,
         "waited": waited,
     }
     _log.info("%s: acquired after %s", name, say_seconds(waited), extra=facts)
 
 
-def _meter(held: Held, seconds: float) -> None:
+def _meter(held: Claim, seconds: float) -> None:
     outcome = "granted"
     if held.machine.state is not _HELD:
         match exc_info()[1]:
@@ -146,7 +150,7 @@ def _meter(held: Held, seconds: float) -> None:
     meters.acquired(held.wanted.key.name, seconds, outcome)
 
 
-def _compensate(port: Port, held: Held) -> None:
+def _compensate(port: Port, held: Claim) -> None:
     if held.machine.state is _HELD:
         # Interrupted after the grant: nobody else will release it.
         give_up(port, held, undo_slot=True)
@@ -162,11 +166,11 @@ def _compensate(port: Port, held: Held) -> None:
 
 
 @dataclass(slots=True)
-class _Attempt:
+class _AcquireAttempt:
     """An acquire whose first try was not granted."""
 
     port: Port
-    held: Held
+    held: Claim
     started: float
     until: float
     on_refusal: OnRefusal = None
@@ -191,7 +195,7 @@ class _Attempt:
         if isinstance(outcome, OutcomeUnknown) and not outcome.permanent:
             await port.sleep_until(min(until, port.now() + backoff_delay(0, port.jitter())))
             if port.now() < until:
-                again = await self._ask(held.wanted.ask)
+                again = await self._ask(held.wanted.once)
                 if isinstance(again, Granted):
                     return
                 outcome = again
@@ -222,7 +226,7 @@ class _Attempt:
                 if port.now() >= until:
                     # No time for another request: its failure would hide the store's refusal.
                     continue
-            answer = await self._ask(wanted.waiting)
+            answer = await self._ask(wanted.queued)
             if isinstance(answer, Granted):
                 return
             if not (isinstance(answer, StoreUnavailable) and port.now() >= until):
@@ -289,7 +293,7 @@ class _Attempt:
 
 
 async def _take(
-    port: Port, held: Held, ask: Ask, until: float, patience: float = inf
+    port: Port, held: Claim, ask: Ask, until: float, patience: float = inf
 ) -> Granted | Refused | StoreError:
     """Send one take when its turn has come, and feed its outcome to the lease machine.
 
@@ -304,7 +308,7 @@ async def _take(
     end, outcome = sent + wanted.policy.request_timeout, None
     held.machine.sent(sent)
     try:
-        outcome = await port.take(wanted.key, held.claim, ask, until if until < end else end)
+        outcome = await port.take(wanted.key, held.id, ask, until if until < end else end)
     except (OutcomeUnknown, StoreUnavailable) as error:
         return _unanswered(port, held, error)
     finally:
@@ -313,19 +317,19 @@ async def _take(
 
 
 def _take_blocking(
-    port: BlockingPort, held: Held, ask: Ask, until: float, patience: float
+    port: BlockingPort, held: Claim, ask: Ask, until: float, patience: float
 ) -> Granted | Refused | StoreError:
     """`_take`, without a coroutine."""
     gate = port.limits.takes
     try:
-        place = gate.enter_now() or run(gate.enter(until, patience))
+        place = gate.enter_now() or run_blocking(gate.enter(until, patience))
     except StoreUnavailable as error:
         return _not_sent(error)
     wanted, sent = held.wanted, port.now()
     end, outcome = sent + wanted.policy.request_timeout, None
     held.machine.sent(sent)
     try:
-        outcome = port.store.take(wanted.key, held.claim, ask, until if until < end else end)
+        outcome = port.store.take(wanted.key, held.id, ask, until if until < end else end)
     except (OutcomeUnknown, StoreUnavailable) as error:
         return _unanswered(port, held, error)
     finally:
@@ -339,7 +343,7 @@ def _not_sent(error: StoreUnavailable) -> StoreUnavailable:
     return error
 
 
-def _unanswered(port: Port, held: Held, error: StoreError) -> StoreError:
+def _unanswered(port: Port, held: Claim, error: StoreError) -> StoreError:
     if meters.on:
         meters.failed(error)
     if isinstance(error, OutcomeUnknown):
@@ -351,7 +355,7 @@ def _unanswered(port: Port, held: Held, error: StoreError) -> StoreError:
 
 
 def _answered(
-    port: Port, held: Held, outcome: TakeOutcome, sent: float
+    port: Port, held: Claim, outcome: TakeOutcome, sent: float
 ) -> Granted | Refused | StoreError:
     if isinstance(outcome, Granted):
         return _believe(port, held, outcome, sent)
@@ -363,9 +367,9 @@ def _answered(
     return outcome
 
 
-def _believe(port: Port, held: Held, grant: Granted, sent: float) -> Granted | StoreError:
+def _believe(port: Port, held: Claim, grant: Granted, sent: float) -> Granted | StoreError:
     now = port.now()
-    if grant.claim != held.claim:
+    if grant.claim != held.id:
         held.machine.unsure()
         held.unsure += 1
         return OutcomeUnknown("the store answered for another claim", name=held.wanted.key.name)
@@ -375,26 +379,26 @@ def _believe(port: Port, held: Held, grant: Granted, sent: float) -> Granted | S
     return grant
 
 
-def _patience(wanted: Wanted, place: int, jitter: float) -> float:
+def _patience(wanted: LeaseRequest, place: int, jitter: float) -> float:
     """Seconds that a waiter further back in line leaves to the waiters before it.
 
     The store wakes a waiter that becomes first. This covers waiters that died with the holder.
     """
-    queue = wanted.waiting.queue
+    queue = wanted.queued.queue
     if queue is None:
         return 0.0
     # A candidate stays listed only while it keeps asking.
-    most = wanted.policy.ttl if wanted.ask.candidacy else inf
+    most = wanted.policy.ttl if wanted.once.candidacy else inf
     return min(most, queue.heartbeat * (min(place, 3) ** 2 + jitter))
 
 
 def _pursuit(
-    port: Port, wanted: Wanted, rank: Rank, until: float
+    port: Port, wanted: LeaseRequest, rank: Priority, until: float
 ) -> Callable[[Refused], Awaitable[float]]:
     # Imported here, because most locks are made, held and released without an election.
-    from incumbent.protocol.observe import Challenge, WritingPort, pursue
+    from incumbent.protocol.observe import Preemption, WritingPort, preempt
 
-    return partial(pursue, cast("WritingPort", port), Challenge(wanted, rank), until)
+    return partial(preempt, cast("WritingPort", port), Preemption(wanted, rank), until)
 
 
 def _sight(refused: Refused) -> object:
@@ -407,17 +411,17 @@ def _sight(refused: Refused) -> object:
 # -- several names, all or none -------------------------------------------------------------------
 
 
-class Renewing(Protocol):
+class RenewingKeeper(Protocol):
     """The keeper, as far as leases held together and group members need it; see Keeper."""
 
-    def arm(self, held: Held) -> None: ...
+    def arm(self, held: Claim) -> None: ...
 
-    def disarm(self, held: Held) -> None: ...
+    def disarm(self, held: Claim) -> None: ...
 
 
 async def acquire_all(
-    port: ManyPort, keeper: Renewing, wanted: Sequence[Wanted], timeout: float | None
-) -> list[Held]:
+    port: ManyPort, keeper: RenewingKeeper, wanted: Sequence[LeaseRequest], timeout: float | None
+) -> list[Claim]:
     """Take all leases of `wanted` within `timeout` seconds, or none; see `acquire`.
 
     They are asked for together, once. From the first refused one on they are taken in order: during
@@ -434,7 +438,7 @@ async def acquire_all(
             several.meter()
             return several.helds
         except NotAcquired:
-            await several.give_back(0)
+            await several.release_from(0)
             raise
     except BaseException:
         several.end()
@@ -446,18 +450,18 @@ class _Several:
     """An acquire of several names, in their order."""
 
     port: ManyPort
-    keeper: Renewing
-    wanted: Sequence[Wanted]
+    keeper: RenewingKeeper
+    wanted: Sequence[LeaseRequest]
     timeout: float | None
     started: float
     until: float
     patience: float
-    helds: list[Held] = field(init=False)
+    helds: list[Claim] = field(init=False)
     refused: Refused | None = field(default=None, init=False)
     """The refusal that caused the last wait."""
 
     def __post_init__(self) -> None:
-        self.helds = [Held(self.port, each) for each in self.wanted]
+        self.helds = [Claim(self.port, each) for each in self.wanted]
 
     async def climb(self) -> bool:
         """Take all; False if a lease was lost meanwhile, and all have been given back."""
@@ -469,7 +473,7 @@ class _Several:
             at, outcome = await self._take_from(at)
             if outcome is not None:
                 # A waiter holds no name that comes after the one it waits for.
-                await self.give_back(at + 1)
+                await self.release_from(at + 1)
                 self.refused = outcome if isinstance(outcome, Refused) else None
                 await self._wait_for(self.helds[at], outcome)
                 self.keeper.arm(self.helds[at])
@@ -478,13 +482,13 @@ class _Several:
         machines = [held.machine for held in self.helds]
         complete = all(it.valid(now) and now < it.stop_at for it in machines)
         if not complete:
-            await self.give_back(0)
+            await self.release_from(0)
         return complete
 
     async def _take_from(self, at: int) -> tuple[int, Refused | StoreError | None]:
         """Ask for all from `at` on; returns the place and outcome of the first not granted."""
         port, helds = self.port, self.helds[at:]
-        takes = [Take(held.wanted.key, held.claim, held.wanted.ask) for held in helds]
+        takes = [Take(held.wanted.key, held.id, held.wanted.once) for held in helds]
         gate = port.limits.takes
         try:
             entered = gate.enter_now() or await gate.enter(self.until, self.patience)
@@ -519,10 +523,10 @@ class _Several:
                 first = (place, outcome)
         return first
 
-    async def _wait_for(self, held: Held, outcome: Refused | StoreError) -> None:
+    async def _wait_for(self, held: Claim, outcome: Refused | StoreError) -> None:
         """Acquire this lease, after its first take had `outcome`."""
-        port, waiting = self.port, held.wanted.waiting
-        attempt = _Attempt(port, held, self.started, self.until)
+        port, waiting = self.port, held.wanted.queued
+        attempt = _AcquireAttempt(port, held, self.started, self.until)
         queues = waiting.queue is not None and isinstance(outcome, Refused)
         if self.timeout != 0 and queues and port.now() < self.until:
             # Takes that are sent together do not join the line.
@@ -532,10 +536,10 @@ class _Several:
             outcome = again
         await attempt.go_on(outcome, self.timeout)
 
-    async def give_back(self, at: int) -> None:
+    async def release_from(self, at: int) -> None:
         """Give back the leases from `at` on; afterwards they can be taken anew."""
         now, helds = self.port.now(), self.helds[at:]
-        self.helds[at:] = [Held(self.port, each) for each in self.wanted[at:]]
+        self.helds[at:] = [Claim(self.port, each) for each in self.wanted[at:]]
         try:
             await release_all(self.port, [held for held in helds if held.machine.valid(now)])
         finally:
@@ -554,11 +558,11 @@ class _Several:
             for held in self.helds:
                 _meter(held, self.port.now() - self.started)
 
-    def _owe(self, held: Held) -> None:
+    def _owe(self, held: Claim) -> None:
         machine = held.machine
         if machine.token:
             self.keeper.disarm(held)
-            if machine.state in (_HELD, State.LOST):
+            if machine.state in (_HELD, LeaseState.LOST):
                 machine.left()
                 self.port.hand_over(held.debt(self.port.now(), undo_slot=False))
         else:

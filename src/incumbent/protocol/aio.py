@@ -11,10 +11,10 @@ from typing import TypeAlias, TypeVar
 from incumbent import clock
 from incumbent.errors import Misuse
 from incumbent.interrupts import raise_handlers
-from incumbent.lease import State
+from incumbent.lease import LeaseState
 from incumbent.model import Guard, Key, PutOutcome, Record
 from incumbent.protocol.chance import draw_claim, draw_jitter
-from incumbent.protocol.held import Held
+from incumbent.protocol.held import Claim
 from incumbent.protocol.port import one_by_one
 from incumbent.protocol.sync import Upkeep
 from incumbent.stores.base import (
@@ -90,7 +90,7 @@ class LeaseScope:
     cancellation from elsewhere is never mistaken for its own.
     """
 
-    def __init__(self, *helds: Held) -> None:
+    def __init__(self, *helds: Claim) -> None:
         task = asyncio.current_task()
         if task is None:
             raise Misuse("a lease can only be entered inside a task")
@@ -142,7 +142,7 @@ class LeaseScope:
 
     def _left(self, now: float) -> float:
         machines = [held.machine for held in self._helds]
-        return min(it.stop_at - now if it.state is State.HELD else 0.0 for it in machines)
+        return min(it.stop_at - now if it.state is LeaseState.HELD else 0.0 for it in machines)
 
 
 async def until_told(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from math import floor, frexp, inf, ldexp
 
-from incumbent.protocol.held import Held
+from incumbent.protocol.held import Claim
 from incumbent.protocol.renew import Batches
 
 FULL = 500
@@ -22,7 +22,7 @@ _PARTS = 16
 """The least number of buckets in a renewal interval; at most twice as many."""
 
 
-class Bucket(dict["weakref.ref[Held]", None]):
+class Bucket(dict["weakref.ref[Claim]", None]):
     """Leases with one renewal interval, due at one instant. Any thread may remove its own lease."""
 
     __slots__ = ("batches", "due", "every", "sent")
@@ -36,7 +36,7 @@ class Bucket(dict["weakref.ref[Held]", None]):
         self.batches = Batches()
         """The renewals that were sent."""
 
-    def leases(self) -> list[Held]:
+    def leases(self) -> list[Claim]:
         """The leases of this bucket that still exist."""
         found = []
         # A copy, made in one step: another thread may remove its lease meanwhile.
@@ -61,7 +61,7 @@ class Buckets:
         self._at: dict[float, dict[float, Bucket]] = {}
         self._in_hand: list[Bucket] = []
 
-    def add(self, held: Held, due: float, *, earliest: float = inf) -> float:
+    def add(self, held: Claim, due: float, *, earliest: float = inf) -> float:
         """Make `held` due at `due` instead of any other instant; returns the instant of its bucket.
 
         `earliest`: if the bucket is full, `held` may be due sooner, but not before this instant.
@@ -94,7 +94,7 @@ class Buckets:
         return bucket is not None and len(bucket) >= FULL
 
     @staticmethod
-    def discard(held: Held) -> None:
+    def discard(held: Claim) -> None:
         """Forget `held`."""
         if held.bucket is not None:
             held.bucket.pop(held.ref, None)
@@ -105,7 +105,7 @@ class Buckets:
             return min(self._at, default=inf)
 
     def take(self, now: float) -> list[Bucket]:
-        """The buckets that are due by `now`, longest due first; pass each to `give_back` later."""
+        """The buckets that are due by `now`, longest due first; pass each to `put_back` later."""
         with self.mutex:
             # Copies, made in one step: a finalizer may run in between and plan something.
             past = sorted(instant for instant in list(self._at) if instant <= now)
@@ -117,7 +117,7 @@ class Buckets:
                 bucket.sent = now
             return list(self._in_hand)
 
-    def give_back(self, bucket: Bucket) -> None:
+    def put_back(self, bucket: Bucket) -> None:
         """Plan `bucket`, which was renewed or failed to be, one period after it was sent."""
         bucket.due = _next_in_phase(bucket.due, bucket.every, bucket.sent)
         with self.mutex:
@@ -128,7 +128,7 @@ class Buckets:
                     _move(bucket, other)
             self._in_hand = [one for one in self._in_hand if one is not bucket]
 
-    def refs(self) -> Iterator[weakref.ref[Held]]:
+    def refs(self) -> Iterator[weakref.ref[Claim]]:
         """References to all leases, including those whose renewal is under way."""
         # Copies, each made in one step, without the mutex: in a fork's child it may stay locked.
         for found in list(self._at.values()):

@@ -13,34 +13,34 @@ from itertools import count
 from math import inf
 
 from incumbent import clock
-from incumbent.lease import IllegalInput, State
-from incumbent.protocol.held import Held
+from incumbent.lease import IllegalInput, LeaseState
+from incumbent.protocol.held import Claim
 from incumbent.protocol.threads import AlarmThread
 
 
 class Deadlines:
     """Calls `tell` once or more with each lease that is lost. Leases are not kept alive."""
 
-    def __init__(self, tell: Callable[[Held], None]) -> None:
+    def __init__(self, tell: Callable[[Claim], None]) -> None:
         self._tell = tell
-        self._new: dict[weakref.ref[Held], float] = {}
+        self._new: dict[weakref.ref[Claim], float] = {}
         """Leases without a place yet, with the seconds before the deadline at which each ends. Most
         leases are released before the thread wakes. Each operation on this dict is atomic."""
-        self._places: list[tuple[float, int, float, weakref.ref[Held]]] = []
+        self._places: list[tuple[float, int, float, weakref.ref[Claim]]] = []
         """A heap of the leases' ends. A renewal moves an end; that is noticed at the old end."""
-        self._ahead: dict[weakref.ref[Held], float] = {}
+        self._ahead: dict[weakref.ref[Claim], float] = {}
         """Seconds before its deadline of each lease's valid place; its other places are void."""
         self._numbers = count()
         self.thread = AlarmThread("incumbent-deadlines", self._next, self._act, ends_when_idle=True)
 
-    def watch(self, held: Held, ahead: float) -> None:
+    def watch(self, held: Claim, ahead: float) -> None:
         """Call `tell` when `held` runs out: at its deadline, or `ahead` seconds before."""
         self._new[held.ref] = max(ahead, self._new.get(held.ref, 0.0))
         # Write first, then compare; Keeper.arm says why.
         if held.machine.deadline - ahead < self.thread.planned:
             self.thread.wake()
 
-    def forget(self, held: Held) -> None:
+    def forget(self, held: Claim) -> None:
         """Stop watching `held`."""
         self._new.pop(held.ref, None)
 
@@ -58,9 +58,9 @@ class Deadlines:
     def _first(self) -> float:
         return self._places[0][0] if self._places else inf
 
-    def _place(self, held: Held, ahead: float) -> None:
+    def _place(self, held: Claim, ahead: float) -> None:
         sooner = ahead > self._ahead.get(held.ref, -1.0)
-        if sooner and held.machine.state in (State.HELD, State.LOST):
+        if sooner and held.machine.state in (LeaseState.HELD, LeaseState.LOST):
             self._ahead[held.ref] = ahead
             place = (held.machine.deadline - ahead, next(self._numbers), ahead, held.ref)
             heapq.heappush(self._places, place)
@@ -68,17 +68,17 @@ class Deadlines:
     def _act(self) -> None:
         for held, ahead in self._due(clock.now()):
             machine = held.machine
-            if machine.state is State.HELD:
+            if machine.state is LeaseState.HELD:
                 if clock.now() < machine.deadline - ahead:
                     self._place(held, ahead)
                     continue
                 # Another thread may be releasing the lease at this instant.
                 with suppress(IllegalInput):
                     machine.expired()
-            if machine.state is State.LOST:
+            if machine.state is LeaseState.LOST:
                 self._tell(held)
 
-    def _due(self, now: float) -> list[tuple[Held, float]]:
+    def _due(self, now: float) -> list[tuple[Claim, float]]:
         due = []
         while self._first() <= now:
             _, _, ahead, ref = heapq.heappop(self._places)

@@ -9,62 +9,62 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from incumbent.lease import LeaseMachine, State
+from incumbent.lease import LeaseMachine, LeaseState
 from incumbent.model import Ask, Key, Notice, Renewal
 from incumbent.policy import Policy
 from incumbent.protocol.port import Debt, Port
 from incumbent.stores.base import Parting
 
 if TYPE_CHECKING:
-    from incumbent.election import Rank
+    from incumbent.election import Priority
 
 _PLAIN: Final[Parting] = {}
 RESERVED = 5.0
 """Seconds for which a released name is reserved for a named successor; at most one ttl."""
 
 
-class Wanted(NamedTuple):
+class LeaseRequest(NamedTuple):
     """A lock's request; `at_most_for` and `at_least_for` are seconds from the grant.
 
-    `ask` is sent by a lock that tries once, `waiting` by a lock that waits in line. `looks_every`:
+    `once` is sent by a lock that tries once, `queued` by a lock that waits in line. `looks_every`:
     seconds between two looks while a foreign client holds the lease. `outage_most`: seconds of an
     outage after which a wait fails. `outwaits_slots`: it waits for a used slot without end.
     """
 
     key: Key
-    ask: Ask
-    waiting: Ask
+    once: Ask
+    queued: Ask
     policy: Policy
     at_most_for: float = inf
     at_least_for: float = 0.0
-    rank: Rank | None = None
+    rank: Priority | None = None
     looks_every: float = inf
     outage_most: float = inf
     outwaits_slots: bool = False
 
-    def asking(self, **changed: Any) -> Wanted:
-        """A copy whose `ask` and `waiting` have the `changed` fields."""
-        ask, waiting = replace(self.ask, **changed), replace(self.waiting, **changed)
-        return self._replace(ask=ask, waiting=waiting)
+    def asking(self, **changed: Any) -> LeaseRequest:
+        """A copy whose `once` and `queued` have the `changed` fields."""
+        once, queued = replace(self.once, **changed), replace(self.queued, **changed)
+        return self._replace(once=once, queued=queued)
 
     @property
     def slot(self) -> str | None:
         """The slot that is claimed along with the lease."""
-        return None if self.ask.slot is None else self.ask.slot.name
+        return None if self.once.slot is None else self.once.slot.name
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
-class Held:
+class Claim:
     """A claim of this process; collected while held, it is given back with a ResourceWarning.
 
     The keeper remembers only `ref`, so it never keeps alive a lease that nobody can release.
     """
 
     port: Port
-    wanted: Wanted
-    claim: str = field(init=False)
+    wanted: LeaseRequest
+    id: str = field(init=False)
     machine: LeaseMachine = field(init=False)
-    ref: weakref.ref[Held] = field(init=False)
+    ref: weakref.ref[Claim] = field(init=False)
     began: float = field(default=inf, init=False)
     """The instant of the grant."""
     unsure: int = field(default=0, init=False)
@@ -91,12 +91,12 @@ class Held:
     """The successor that the holder itself chose."""
     inner: list[None] | None = field(default=None, init=False)
     """An entry for each further lease that a reentrant lock gave on this claim; None: no more."""
-    bucket: dict[weakref.ref[Held], None] | None = field(default=None, init=False)
+    bucket: dict[weakref.ref[Claim], None] | None = field(default=None, init=False)
     """The keeper's bucket that has this claim."""
     _renewal: Renewal | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.claim = self.port.draw_claim()
+        self.id = self.port.draw_claim()
         self.machine = LeaseMachine(self.wanted.policy, self.wanted.at_most_for)
         self.ref = weakref.ref(self)
 
@@ -114,7 +114,7 @@ class Held:
             wanted, machine = self.wanted, self.machine
             kept = self._renewal = Renewal(
                 wanted.key,
-                self.claim,
+                self.id,
                 machine.token,
                 wanted.policy.kept,
                 machine.epoch,
@@ -123,7 +123,7 @@ class Held:
             )
         return kept
 
-    def let_go_of_one(self) -> bool:
+    def exit_inner(self) -> bool:
         """Remove one of the further leases on this claim; False if there was none."""
         try:
             if self.inner:
@@ -134,11 +134,11 @@ class Held:
         self.inner = None
         return False
 
-    def parted(self) -> Held:
+    def released_copy(self) -> Claim:
         """A released copy, for a lease that was released while others share this claim."""
-        seen, machine = Held(self.port, self.wanted), self.machine
+        seen, machine = Claim(self.port, self.wanted), self.machine
         seen.machine.token, seen.machine.bound = machine.token, machine.bound
-        seen.machine.stop_at, seen.machine.state = machine.stop_at, State.RELEASED
+        seen.machine.stop_at, seen.machine.state = machine.stop_at, LeaseState.RELEASED
         return seen
 
     @property
@@ -149,13 +149,13 @@ class Held:
     @property
     def shared(self) -> bool:
         """Whether others may hold the lease at the same time."""
-        return self.wanted.ask.permits is not None
+        return self.wanted.once.permits is not None
 
     def parting(self, now: float, *, undo_slot: bool) -> Parting:
         """The keywords of a give at `now`; see Debt.parting."""
         wanted = self.wanted
         plain = self.reserve_for is None and self.notice is None and not wanted.at_least_for
-        if plain and wanted.ask.permits is None and wanted.ask.slot is None:
+        if plain and wanted.once.permits is None and wanted.once.slot is None:
             return _PLAIN
         return self.debt(now, undo_slot=undo_slot).parting(now)
 
@@ -168,7 +168,7 @@ class Held:
         doubt = self.unsure + bool(self.machine.token) if self.unsure else 0
         return Debt(
             wanted.key,
-            self.claim,
+            self.id,
             slot,
             now + wanted.policy.kept + wanted.policy.request_timeout,
             doubt,
@@ -192,7 +192,7 @@ class Held:
 
     def __del__(self) -> None:
         # Making it may have failed: then there is no machine.
-        if hasattr(self, "machine") and self.machine.state is State.HELD:
+        if hasattr(self, "machine") and self.machine.state is LeaseState.HELD:
             self.machine.left()
             self.port.hand_over(self.debt(self.port.now(), undo_slot=False))
             warnings.warn(

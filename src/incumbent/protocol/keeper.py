@@ -21,15 +21,15 @@ from math import inf
 from incumbent import clock, meters
 from incumbent.durations import backoff_delay
 from incumbent.errors import StoreError
-from incumbent.lease import State
+from incumbent.lease import LeaseState
 from incumbent.model import Key
 from incumbent.protocol.buckets import FULL, Bucket, Buckets
 from incumbent.protocol.chance import draw_jitter
 from incumbent.protocol.deadlines import Deadlines
-from incumbent.protocol.held import Held
-from incumbent.protocol.port import Debt, Port, run
+from incumbent.protocol.held import Claim
+from incumbent.protocol.port import Debt, Port, run_blocking
 from incumbent.protocol.release import settle
-from incumbent.protocol.renew import SOONEST, Batches, Round, first_due, next_due, renew
+from incumbent.protocol.renew import SOONEST, Batches, RenewalRound, first_due, next_due, renew
 from incumbent.protocol.sync import SyncPort
 from incumbent.protocol.threads import AlarmThread, call_guarded, notifier
 from incumbent.protocol.words import waiting_so_far
@@ -115,7 +115,7 @@ class Debts:
         try:
             while self._owed and clock.now() < until:
                 owed = self._owed[0]
-                run(settle(port, owed.debt, until - clock.now()))
+                run_blocking(settle(port, owed.debt, until - clock.now()))
                 self._owed.popleft()
         finally:
             self._paying.release()
@@ -123,7 +123,7 @@ class Debts:
 
 def _settle_guarded(port: Port, debt: Debt, timeout: float) -> bool:
     try:
-        return run(settle(port, debt, timeout))
+        return run_blocking(settle(port, debt, timeout))
     except Exception:  # noqa: BLE001 - the thread must not end for it
         _log.exception("%s: a dead claim could not be given back; its ttl ends it", debt.key)
         return True
@@ -164,14 +164,14 @@ class Stats:
     last_answer: float = -inf
 
 
-class _State:
+class _KeeperState:
     """The state of one keeper thread; the child of a fork starts with a new one."""
 
     def __init__(self, keeper: Keeper) -> None:
         # One mutex for the buckets and the thread's wake-up time, which are decided together.
         self.mutex: threading.RLock = original("_thread", "RLock")()
         self.buckets = Buckets(self.mutex)
-        self.new: dict[weakref.ref[Held], None] = {}
+        self.new: dict[weakref.ref[Claim], None] = {}
         """Leases without a bucket yet: most end before the thread wakes. Its steps are atomic."""
         self.debts = Debts()
         self.thread = AlarmThread(
@@ -188,7 +188,7 @@ class _State:
         # Made by its type, because nothing can be imported any more.
         self.mutex = self.buckets.mutex = type(self.mutex)()
 
-    def refs(self) -> list[weakref.ref[Held]]:
+    def refs(self) -> list[weakref.ref[Claim]]:
         """References to all leases; a lease that is moving into its bucket may be there twice."""
         return [*self.new, *self.buckets.refs()]
 
@@ -198,13 +198,13 @@ class Keeper:
 
     def __init__(self, store: Store) -> None:
         self.port = SyncPort(store, self)
-        self._state = _State(self)
+        self._state = _KeeperState(self)
         self.stats = Stats()
         _keepers.add(self)
 
     # -- for leases --------------------------------------------------------------------------
 
-    def arm(self, held: Held) -> None:
+    def arm(self, held: Claim) -> None:
         """Renew `held` from now on, until it ends or is dropped."""
         state = self._state
         new = state.new
@@ -215,7 +215,7 @@ class Keeper:
         if soonest < state.thread.planned or len(new) > _NEW:
             self._place(state, held)
 
-    def disarm(self, held: Held) -> None:
+    def disarm(self, held: Claim) -> None:
         """Stop renewing `held`, because its holder releases it, and call its watchers."""
         self._state.new.pop(held.ref, None)
         self._state.buckets.discard(held)
@@ -223,7 +223,7 @@ class Keeper:
             self._state.deadlines.forget(held)
             self._tell_ended(held)
 
-    def watch(self, held: Held, watcher: Callable[[], None], *, ahead: float | None = 0.0) -> None:
+    def watch(self, held: Claim, watcher: Callable[[], None], *, ahead: float | None = 0.0) -> None:
         """Call `watcher` once when the holding ends; at once if it has ended.
 
         A holding that runs out ends at its deadline, or `ahead` seconds before, without waiting for
@@ -236,23 +236,23 @@ class Keeper:
         elif ahead is not None:
             self._state.deadlines.watch(held, ahead)
 
-    def unwatch(self, held: Held, watcher: Callable[[], None]) -> None:
+    def unwatch(self, held: Claim, watcher: Callable[[], None]) -> None:
         """Stop calling `watcher`, which must be the same object that was given to `watch`."""
         with self._state.mutex:
             held.watchers = tuple(one for one in held.watchers if one is not watcher)
 
-    def follow(self, held: Held, follower: Callable[[], None]) -> None:
+    def follow(self, held: Claim, follower: Callable[[], None]) -> None:
         """Call `follower` in the keeper's thread after every proved renewal, until `held` ends."""
         with self._state.mutex:
             held.followers += (follower,)
 
-    def renew_now(self, held: Held, asker: Callable[[], None], *, after: float = 0.0) -> None:
+    def renew_now(self, held: Claim, asker: Callable[[], None], *, after: float = 0.0) -> None:
         """Renew `held` in `after` seconds instead of when it is due, then call `asker`."""
         with self._state.mutex:
             held.askers += (asker,)
         self._plan(held, clock.now() + after)
 
-    def refs(self) -> set[weakref.ref[Held]]:
+    def refs(self) -> set[weakref.ref[Claim]]:
         """References to the leases that are renewed."""
         return set(self._state.refs())
 
@@ -291,7 +291,7 @@ class Keeper:
 
     def forked(self) -> None:
         """Reset in the child of a fork: it holds nothing, owes nothing, and has no thread."""
-        before, self._state = self._state, _State(self)
+        before, self._state = self._state, _KeeperState(self)
         self.stats = Stats()
         for ref in before.refs():
             if (held := ref()) is not None:
@@ -299,7 +299,7 @@ class Keeper:
 
     # -- the thread --------------------------------------------------------------------------
 
-    def _plan(self, held: Held, due: float, *, earliest: float = inf) -> None:
+    def _plan(self, held: Claim, due: float, *, earliest: float = inf) -> None:
         state = self._state
         if sys.is_finalizing():
             state.renew_mutex()
@@ -310,26 +310,26 @@ class Keeper:
             state.thread.planned = due
         state.thread.wake()
 
-    def _place(self, state: _State, held: Held) -> None:
+    def _place(self, state: _KeeperState, held: Claim) -> None:
         # With jitter, so that leases taken together do not stay synchronised.
         self._plan(held, first_due(held, draw_jitter()), earliest=held.began)
         state.new.pop(held.ref, None)
 
-    def _next(self, state: _State) -> float:
+    def _next(self, state: _KeeperState) -> float:
         with state.mutex:
             state.thread.planned = min(state.buckets.first(), state.debts.first())
             for ref in list(state.new):
                 self._admit(state, ref)
             return state.thread.planned
 
-    def _admit(self, state: _State, ref: weakref.ref[Held]) -> None:
+    def _admit(self, state: _KeeperState, ref: weakref.ref[Claim]) -> None:
         held = ref()
-        if held is None or held.bucket is not None or held.machine.state is not State.HELD:
+        if held is None or held.bucket is not None or held.machine.state is not LeaseState.HELD:
             state.new.pop(ref, None)
         else:
             self._place(state, held)
 
-    def _tick(self, state: _State) -> None:
+    def _tick(self, state: _KeeperState) -> None:
         now = clock.now()
         self._notice_lateness(state, now)
         due = state.buckets.take(now)
@@ -338,11 +338,11 @@ class Keeper:
                 self._renew_buckets(together)
         finally:
             for bucket in due:
-                state.buckets.give_back(bucket)
+                state.buckets.put_back(bucket)
         state.debts.pay(self.port, state.buckets.first())
 
     @staticmethod
-    def _notice_lateness(state: _State, now: float) -> None:
+    def _notice_lateness(state: _KeeperState, now: float) -> None:
         planned = state.thread.planned
         late = now - planned
         if planned > 0 and late > _LATE:
@@ -361,10 +361,10 @@ class Keeper:
         for start in range(0, len(leases), size):
             self._renew(leases[start : start + size], batches)
 
-    def _renew(self, leases: Sequence[Held], batches: Batches) -> None:
-        sent, turn = clock.now(), Round()
+    def _renew(self, leases: Sequence[Claim], batches: Batches) -> None:
+        sent, turn = clock.now(), RenewalRound()
         deadline = leases[0].machine.deadline
-        error = run(renew(self.port, leases, batches, turn))
+        error = run_blocking(renew(self.port, leases, batches, turn))
         now = clock.now()
         if error is not None:
             self.tell_outage(leases[0].wanted.key, error)
@@ -377,7 +377,7 @@ class Keeper:
         if error is None:
             self._tell_followers(turn.others)
 
-    def _plan_others(self, others: Sequence[Held], sent: float, now: float) -> int:
+    def _plan_others(self, others: Sequence[Claim], sent: float, now: float) -> int:
         """Plan the leases that leave their bucket's rhythm; returns how many left it, or ended."""
         stopped = 0
         for held in others:
@@ -409,20 +409,20 @@ class Keeper:
             meters.count(meters.RENEWALS, amount=renewed)
 
     @staticmethod
-    def _tell_followers(renewed: Sequence[Held]) -> None:
+    def _tell_followers(renewed: Sequence[Claim]) -> None:
         """Call the followers, after all is planned: they cannot delay another lease's renewal."""
         for held in renewed:
-            if held.followers and held.machine.state is State.HELD:
+            if held.followers and held.machine.state is LeaseState.HELD:
                 for follower in held.followers:
                     call_guarded(follower)
 
-    def _end(self, held: Held) -> None:
+    def _end(self, held: Claim) -> None:
         self._state.buckets.discard(held)
         # If the lease was released, the releaser calls the watchers once the store knows.
-        if held.machine.state is State.LOST:
+        if held.machine.state is LeaseState.LOST:
             self._tell_ended(held)
 
-    def _tell_ended(self, held: Held) -> None:
+    def _tell_ended(self, held: Claim) -> None:
         if sys.is_finalizing():
             self._state.renew_mutex()
         with self._state.mutex:
@@ -451,7 +451,7 @@ def _requests(due: Sequence[Bucket], now: float) -> Iterator[list[Bucket]]:
 _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
 
 
-def remembered() -> Iterator[Held]:
+def remembered() -> Iterator[Claim]:
     """The claims that the keepers of this process renew. From any thread."""
     while True:
         try:

@@ -14,10 +14,10 @@ from math import inf
 from typing import Protocol
 
 from incumbent import meters
-from incumbent.election import Leader, Rank, leader_of, rank_of, watch_for
+from incumbent.election import Leader, Priority, leader_of, rank_of, watch_for
 from incumbent.errors import StoreError
 from incumbent.model import ABSENT, ByVersion, Field, Guard, Key, PutOutcome, Record, Refused
-from incumbent.protocol.held import Wanted
+from incumbent.protocol.held import LeaseRequest
 from incumbent.protocol.port import Port, pace, retry_delay
 from incumbent.stores.notices import RESIGN, encode_notice, read_notice
 
@@ -111,12 +111,12 @@ async def outlast(port: Port, watched: Watched, error: StoreError, until: float)
 # -- challenging -----------------------------------------------------------------------------------
 
 
-class Challenge:
+class Preemption:
     """One candidate's knowledge of the leader it waits for. `due`: the instant of the next look."""
 
     __slots__ = ("_seen", "_token", "due", "rank", "wanted")
 
-    def __init__(self, wanted: Wanted, rank: Rank) -> None:
+    def __init__(self, wanted: LeaseRequest, rank: Priority) -> None:
         self.wanted = wanted
         self.rank = rank
         self.due = inf
@@ -151,7 +151,7 @@ class Challenge:
         if _asked_by(field, self._token) >= ours:
             self.due = now + self.wanted.policy.ttl
             return None
-        me, why = self.wanted.ask.holder, f"priority {ours} is above {theirs.priority}"
+        me, why = self.wanted.once.holder, f"priority {ours} is above {theirs.priority}"
         notice = encode_notice(who=me, reason=why, to=me, token=self._token, priority=ours)
         return notice, ABSENT if field is None else ByVersion(field.version)
 
@@ -165,7 +165,9 @@ def _asked_by(field: Field | None, token: int) -> float:
     return priority if isinstance(priority, int) else inf
 
 
-async def pursue(port: WritingPort, challenge: Challenge, until: float, refused: Refused) -> float:
+async def preempt(
+    port: WritingPort, challenge: Preemption, until: float, refused: Refused
+) -> float:
     """Ask the leader to hand over to us if it is time; returns the instant of the next look."""
     if not challenge.is_due(refused, port.now()):
         return challenge.due

@@ -136,7 +136,7 @@ class BlockingPort(Port, Protocol):
         ...
 
 
-def run(protocol: Coroutine[Any, Any, T]) -> T:
+def run_blocking(protocol: Coroutine[Any, Any, T]) -> T:
     """Drive a protocol to its end in one step; its port blocks instead of suspending."""
     try:
         protocol.send(None)

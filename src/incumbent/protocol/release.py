@@ -12,14 +12,14 @@ from math import inf
 
 from incumbent import meters
 from incumbent.errors import StoreError
-from incumbent.lease import State
+from incumbent.lease import LeaseState
 from incumbent.model import GiveOutcome, Released
-from incumbent.protocol.held import Held
-from incumbent.protocol.port import BlockingPort, Debt, ManyPort, Port, run
+from incumbent.protocol.held import Claim
+from incumbent.protocol.port import BlockingPort, Debt, ManyPort, Port, run_blocking
 from incumbent.stores.base import Gave, Give
 
 
-async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
+async def release(port: Port, held: Claim, *, undo_slot: bool = False) -> bool:
     """Give the lease back; True if the store confirmed it. `undo_slot`: give its slot back too.
 
     Raises no StoreError: the belief has ended, and the ttl ends the claim. If the answer shows that
@@ -36,7 +36,7 @@ async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
             now = port.now()
             parting = held.parting(now, undo_slot=undo_slot)
             answer = outcome = await port.give(
-                wanted.key, held.claim, machine.token, now + patience, **parting
+                wanted.key, held.id, machine.token, now + patience, **parting
             )
         finally:
             place.leave(answered=outcome is not None)
@@ -48,7 +48,7 @@ async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
 
 
 def release_blocking(
-    port: BlockingPort, held: Held, now: float, *, undo_slot: bool = False
+    port: BlockingPort, held: Claim, now: float, *, undo_slot: bool = False
 ) -> bool:
     """`release` at `now`, without a coroutine; acquire_blocking says why."""
     machine, gate, wanted = held.machine, port.limits.gives, held.wanted
@@ -58,12 +58,12 @@ def release_blocking(
     try:
         place = gate.enter_now()
         if place is None:
-            place = run(gate.enter(inf, patience))
+            place = run_blocking(gate.enter(inf, patience))
             now = port.now()
         try:
             parting = held.parting(now, undo_slot=undo_slot)
             answer = outcome = port.store.give(
-                wanted.key, held.claim, machine.token, now + patience, **parting
+                wanted.key, held.id, machine.token, now + patience, **parting
             )
         finally:
             place.leave(answered=outcome is not None)
@@ -74,12 +74,12 @@ def release_blocking(
     return confirmed
 
 
-async def release_all(port: ManyPort, helds: Sequence[Held]) -> bool:
+async def release_all(port: ManyPort, helds: Sequence[Claim]) -> bool:
     """`release` several held leases together; True if the store confirmed each of them."""
     if not helds:
         return True
     now, patience, confirmed = port.now(), helds[0].wanted.policy.request_timeout, 0
-    gives = [Give(held.wanted.key, held.claim, held.machine.token) for held in helds]
+    gives = [Give(held.wanted.key, held.id, held.machine.token) for held in helds]
     answers: Gave = []
     for held in helds:
         held.machine.left()
@@ -100,7 +100,7 @@ async def release_all(port: ManyPort, helds: Sequence[Held]) -> bool:
 
 def _conclude(
     port: Port,
-    held: Held,
+    held: Claim,
     answer: GiveOutcome | StoreError | None,
     now: float,
     *,
@@ -119,7 +119,7 @@ def _conclude(
     return confirmed
 
 
-def _learn(port: Port, held: Held, outcome: GiveOutcome) -> bool:
+def _learn(port: Port, held: Claim, outcome: GiveOutcome) -> bool:
     if isinstance(outcome, Released):
         held.machine.given()
         if meters.on:
@@ -131,12 +131,12 @@ def _learn(port: Port, held: Held, outcome: GiveOutcome) -> bool:
     return False
 
 
-def give_up(port: Port, held: Held, *, undo_slot: bool) -> None:
+def give_up(port: Port, held: Claim, *, undo_slot: bool) -> None:
     """After an interruption: believe in the lease no longer, and owe its release.
 
     It cannot wait for `__del__`: the exception's traceback keeps the lease alive.
     """
-    if not held.let_go_of_one() and held.machine.state is State.HELD:
+    if not held.exit_inner() and held.machine.state is LeaseState.HELD:
         held.machine.left()
         port.hand_over(held.debt(port.now(), undo_slot=undo_slot))
 

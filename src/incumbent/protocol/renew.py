@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 from incumbent.durations import backoff_delay
 from incumbent.errors import StoreError
-from incumbent.lease import IllegalInput, State
+from incumbent.lease import IllegalInput, LeaseState
 from incumbent.model import Batch, Gone, Renewal, Renewed, RenewOutcome
-from incumbent.protocol.held import Held
+from incumbent.protocol.held import Claim
 from incumbent.protocol.port import Port
 
 SOONEST = 0.9
 """The part of a renewal interval after which the first renewal is due at the earliest."""
-_HELD = State.HELD
+_HELD = LeaseState.HELD
 _NOTICED = {"pause": "paused", "resign": "broken", "transfer": "broken", "break": "broken"}
 
 
@@ -37,7 +37,7 @@ class Batches:
         """Begin another round: batches that the last round did not send are forgotten."""
         self._before, self._now = self._now, ()
 
-    def known(self, refs: Sequence[weakref.ref[Held]]) -> Batch | None:
+    def known(self, refs: Sequence[weakref.ref[Claim]]) -> Batch | None:
         """The batch that was last sent for exactly these leases, if any."""
         for sent in self._before:
             if sent.refs == refs:
@@ -45,7 +45,7 @@ class Batches:
                 return sent.batch
         return None
 
-    def new(self, leases: Sequence[Held], refs: Sequence[weakref.ref[Held]]) -> Batch:
+    def new(self, leases: Sequence[Claim], refs: Sequence[weakref.ref[Claim]]) -> Batch:
         """Make a new batch for `leases`."""
         batch = Batch([held.renewal() for held in leases])
         self._now += (_Sent(refs, batch),)
@@ -53,38 +53,38 @@ class Batches:
 
 
 class _Sent(NamedTuple):
-    refs: Sequence[weakref.ref[Held]]
+    refs: Sequence[weakref.ref[Claim]]
     batch: Batch
 
 
-class Round:
+class RenewalRound:
     """One request for many renewals, and its result."""
 
     __slots__ = ("asked", "news", "others", "refs", "skipped")
 
     def __init__(self) -> None:
-        self.asked: list[Held] = []
+        self.asked: list[Claim] = []
         """The leases that a renewal was sent for."""
-        self.refs: list[weakref.ref[Held]] = []
+        self.refs: list[weakref.ref[Claim]] = []
         self.news = False
         """Whether any renewal differs from the lease's last one."""
-        self.skipped: list[Held] = []
+        self.skipped: list[Claim] = []
         """The leases that no renewal was sent for."""
-        self.others: list[Held] = []
+        self.others: list[Claim] = []
         """The asked leases that need more than their next renewal: failed, bounded or followed."""
 
 
 async def renew(
     port: Port,
-    leases: Iterable[Held],
+    leases: Iterable[Claim],
     batches: Batches | None = None,
-    turn: Round | None = None,
+    turn: RenewalRound | None = None,
 ) -> StoreError | None:
     """Renew the leases that are still valid, and feed the outcomes to their machines.
 
     Returns the error if the store gave no answer: then no deadline changes.
     """
-    turn = turn or Round()
+    turn = turn or RenewalRound()
     answered = False
     try:
         until = _ask(turn, leases, port.now())
@@ -108,7 +108,7 @@ async def renew(
     return None
 
 
-def _ask(turn: Round, leases: Iterable[Held], sent: float) -> float:
+def _ask(turn: RenewalRound, leases: Iterable[Claim], sent: float) -> float:
     """Sort the leases into asked and skipped; returns the instant when the answer must be there."""
     policy, patience = None, inf
     asked, refs = turn.asked, turn.refs
@@ -139,7 +139,7 @@ def _ask(turn: Round, leases: Iterable[Held], sent: float) -> float:
 
 
 def _learn(
-    batch: Sequence[Held], outcomes: Sequence[RenewOutcome], now: float, others: list[Held]
+    batch: Sequence[Claim], outcomes: Sequence[RenewOutcome], now: float, others: list[Claim]
 ) -> None:
     for held, outcome in zip(batch, outcomes, strict=True):
         machine = held.machine
@@ -165,37 +165,37 @@ def _learn(
 
 
 def _learn_meta(
-    batch: Sequence[Held], renewals: Sequence[Renewal], outcomes: Sequence[RenewOutcome]
+    batch: Sequence[Claim], renewals: Sequence[Renewal], outcomes: Sequence[RenewOutcome]
 ) -> None:
     for held, renewal, outcome in zip(batch, renewals, outcomes, strict=True):
         if isinstance(outcome, Renewed):
             held.proclaimed = renewal.meta
 
 
-def _count_failures(batch: Sequence[Held]) -> None:
+def _count_failures(batch: Sequence[Claim]) -> None:
     for held in batch:
         if held.machine.renewing:
             _fail(held)
 
 
-def _fail(held: Held) -> None:
+def _fail(held: Claim) -> None:
     held.failures += 1
     held.machine.unrenewed()
 
 
-def first_due(held: Held, jitter: float) -> float:
+def first_due(held: Claim, jitter: float) -> float:
     """The instant of the first renewal; leases taken together must not stay synchronised."""
     every = held.wanted.policy.renew_every
     return held.began + every * (SOONEST + (1 - SOONEST) * jitter)
 
 
-def next_due(held: Held, sent: float, now: float, jitter: float) -> float:
+def next_due(held: Claim, sent: float, now: float, jitter: float) -> float:
     """The instant of the next renewal, or of the end of the belief if that comes first.
 
     A renewal counts from when the last one was *sent*, so its duration does not delay the next.
     """
     machine, every = held.machine, held.wanted.policy.renew_every
-    if machine.state is not State.HELD:
+    if machine.state is not LeaseState.HELD:
         return now
     if machine.bounded:
         return machine.deadline

@@ -22,12 +22,12 @@ from math import inf
 from typing import Final, NamedTuple, NoReturn, Protocol
 
 from incumbent.durations import say_seconds
-from incumbent.election import Standing
+from incumbent.election import CandidatePauses
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
 from incumbent.model import ByVersion, Field, Holding, Key, Record, Stored
 from incumbent.policy import Policy
-from incumbent.protocol.acquire import Renewing, acquire
-from incumbent.protocol.held import Held, Wanted
+from incumbent.protocol.acquire import RenewingKeeper, acquire
+from incumbent.protocol.held import Claim, LeaseRequest
 from incumbent.protocol.observe import WritingPort, outlast
 from incumbent.protocol.port import pace, retry_delay
 from incumbent.protocol.release import release
@@ -60,8 +60,8 @@ class Roster:
         self,
         key: Key,
         policy: Policy,
-        keeper: Renewing,
-        own: Wanted | None = None,
+        keeper: RenewingKeeper,
+        own: LeaseRequest | None = None,
         note: bytes = b"",
     ) -> None:
         self.key = key
@@ -74,7 +74,7 @@ class Roster:
         """The members as last seen, including ourselves, in the order of their names."""
         self.me = own.key.name.removeprefix(f"{key.name}/") if own else ""
         self._keeper = keeper
-        self._held: Held | None = None
+        self._held: Claim | None = None
         self._former: int | None = None
         """The token of our former membership: the store may keep it for longer than we did."""
         self._version = 0
@@ -114,7 +114,9 @@ class Roster:
             await self.leave(port)
             raise
 
-    async def _take_place(self, port: WritingPort, own: Wanted, timeout: float | None) -> Held:
+    async def _take_place(
+        self, port: WritingPort, own: LeaseRequest, timeout: float | None
+    ) -> Claim:
         patience = self.policy.ttl + 2 * self.policy.renew_every if timeout is None else timeout
         try:
             return await acquire(port, own, patience)
@@ -128,7 +130,7 @@ class Roster:
             if error.reason != "held" or await self._was_ours(port, own.key):
                 raise
             raise Misuse(
-                f"{self.key.name!r} has a member {own.ask.holder!r}, which still lives after"
+                f"{self.key.name!r} has a member {own.once.holder!r}, which still lives after"
                 f" {say_seconds(patience)}: give each member a holder= of its own"
             ) from None
 
@@ -283,7 +285,7 @@ class Bodies(Protocol):
         """The shards whose lease this process holds, including those whose body is ending."""
         ...
 
-    def start(self, number: int, held: Held) -> None:
+    def start(self, number: int, held: Claim) -> None:
         """Run the work of a shard, renew its lease meanwhile, and release it afterwards."""
         ...
 
@@ -303,15 +305,15 @@ class _Try:
 class Division:
     """The shards of one member. `wanted`: the request for their leases, with the group's key."""
 
-    def __init__(self, count: int, wanted: Wanted, bodies: Bodies) -> None:
+    def __init__(self, count: int, wanted: LeaseRequest, bodies: Bodies) -> None:
         self.name = wanted.key.name
         self.count = count
         # Only the member that will have a shard asks for it, so no line is needed.
-        self._wanted = wanted._replace(waiting=wanted.ask)
+        self._wanted = wanted._replace(queued=wanted.once)
         self._bodies = bodies
         self._mine: frozenset[int] = frozenset()
         self._tries: dict[int, _Try] = {}
-        self._begun: dict[int, tuple[float, Standing]] = {}
+        self._begun: dict[int, tuple[float, CandidatePauses]] = {}
         """For each shard, the start of its last body here, and the pauses between its bodies."""
 
     def assign(self, member: str, members: Collection[str]) -> None:
@@ -368,7 +370,10 @@ class Division:
             return False
         del self._tries[number]
         policy = wanted.policy
-        _, standing = self._begun.get(number) or (0.0, Standing(policy.ttl, policy.renew_every))
+        _, standing = self._begun.get(number) or (
+            0.0,
+            CandidatePauses(policy.ttl, policy.renew_every),
+        )
         self._begun[number] = (held.began, standing)
         self._bodies.start(number, held)
         return True

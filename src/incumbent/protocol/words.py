@@ -10,14 +10,14 @@ from incumbent.durations import say_seconds
 from incumbent.errors import AcquireTimeout, LeaseLost, NotAcquired, OutcomeUnknown, StoreError
 from incumbent.model import Holding, Notice, Refused
 from incumbent.printable import printable
-from incumbent.protocol.held import Wanted
+from incumbent.protocol.held import LeaseRequest
 
 _NAMED = 3
 """The most holders that a message names."""
 
 
 def not_acquired(
-    wanted: Wanted, refused: Refused, waited: float, *, timed_out: bool
+    wanted: LeaseRequest, refused: Refused, waited: float, *, timed_out: bool
 ) -> NotAcquired:
     """The error for a refusal."""
     held_by = refused.holders[0].holder if refused.holders else None
@@ -33,13 +33,13 @@ def not_acquired(
     )
 
 
-def _held(wanted: Wanted, refused: Refused, by: str, left: str) -> str:
+def _held(wanted: LeaseRequest, refused: Refused, by: str, left: str) -> str:
     if not refused.holders or refused.holders[0].permits is None:
         left = f", whose ttl has {left} left" if left else ""
         return f"is held by {by}{left}{_mismatch(wanted, refused)}"
     some = names_of(refused.holders)
-    if wanted.ask.permits:
-        return f"has no permit left of {wanted.ask.permits}: held by {some}"
+    if wanted.once.permits:
+        return f"has no permit left of {wanted.once.permits}: held by {some}"
     return f"is held by {some}"
 
 
@@ -52,7 +52,7 @@ def names_of(holdings: Sequence[Holding]) -> str:
     return " and ".join(filter(None, (", ".join(some[:-1]), *some[-1:])))
 
 
-def _why(wanted: Wanted, refused: Refused, held_by: str | None) -> str:
+def _why(wanted: LeaseRequest, refused: Refused, held_by: str | None) -> str:
     left = "" if refused.retry_after is None else say_seconds(max(0.0, refused.retry_after))
     by = held_by or "another"
     match refused.reason:
@@ -71,10 +71,10 @@ def _why(wanted: Wanted, refused: Refused, held_by: str | None) -> str:
             return "is shared with another number of permits"
 
 
-def waits_for_itself(inside: Wanted, wanted: Wanted) -> str:
+def waits_for_itself(inside: LeaseRequest, wanted: LeaseRequest) -> str:
     """The message for a caller that, in the body of a lease, waits for another of the same name."""
     name = repr(wanted.key.name)
-    match inside.ask.permits, wanted.ask.permits:
+    match inside.once.permits, wanted.once.permits:
         case 0, None:
             return (
                 f"{name} is read by this very caller, and a reader cannot go on to write: it would"
@@ -103,9 +103,9 @@ def waits_for_itself(inside: Wanted, wanted: Wanted) -> str:
     )
 
 
-def permits_differ(wanted: Wanted, refused: Refused) -> str:
+def permits_differ(wanted: LeaseRequest, refused: Refused) -> str:
     """The message for a number of permits that differs from the holders'; it names both numbers."""
-    ours, theirs = (_counted(number) for number in (wanted.ask.permits, refused.permits))
+    ours, theirs = (_counted(number) for number in (wanted.once.permits, refused.permits))
     by = printable(refused.holders[0].holder) if refused.holders else "another"
     return (
         f"{wanted.key.name!r} is held by {by} with {theirs}, and we ask with {ours}: use one number"
@@ -119,7 +119,7 @@ def _counted(permits: int | None) -> str:
     return f"{permits} permit{'s' if permits > 1 else ''}"
 
 
-def _mismatch(wanted: Wanted, refused: Refused) -> str:
+def _mismatch(wanted: LeaseRequest, refused: Refused) -> str:
     """A hint if the holder's ttl differs: with different ttls a crash is judged differently."""
     theirs, ours = refused.holders[0].ttl if refused.holders else None, wanted.policy.kept
     if theirs is None or abs(theirs - ours) < 0.001:
@@ -127,7 +127,7 @@ def _mismatch(wanted: Wanted, refused: Refused) -> str:
     return f"; it uses a ttl of {say_seconds(theirs)} and we {say_seconds(ours)}: use one for all"
 
 
-def late_grant(wanted: Wanted, took: float) -> OutcomeUnknown:
+def late_grant(wanted: LeaseRequest, took: float) -> OutcomeUnknown:
     """The error for a grant that came too late to act on."""
     return OutcomeUnknown(
         f"{wanted.key.name!r}: the store granted the lease, but took {say_seconds(took)} to answer;"

@@ -3,8 +3,9 @@
 A *record* is a value: who holds the name and until when, who waits for it, what keeps it closed.
 A *rule* is a pure function: it gets the record, a request and an instant, and answers with the
 outcome and the next record. A *store* keeps records: it reads one, and replaces it only if nobody
-replaced it meanwhile; else it reads again and asks the rule again. A renewal is such a write, too.
-Whatever can do that can be a store; see `stores.registers`.
+replaced it meanwhile; else it reads again and asks the rule again. That applies to each request: of
+a take and a renewal that were decided from the same record, one is written, and the other decides
+again. Whatever can read and replace like this can be a store; see `stores.registers`.
 
 The life of a name:
 
@@ -13,13 +14,13 @@ The life of a name:
      ^           |      |
      |           |      +-- its ttl ends: free, and the first waiter has its turn
      |           +--------- give: the same; or, with `closed_for`, closed for that long
-     +---------- closed_for ends        (to all, or to all but a successor that the holder named)
+     +---------- closed_for ends        (meanwhile only a successor that its holder named is let in)
 
 Words. A *claim* identifies one attempt to hold a name, and a *holder* is the name of an instance
 that people read. Several claims *share* a name if all of them ask with the same number of
 `permits`. A *slot* is a piece of work that is claimed along with the name, once. *Pause* is a
-field that keeps the name from all new claims; only writing the field again ends it. A *candidate*
-is listed for people. A claim is *given up* if its caller left without an answer to its take.
+field that keeps the name from all new claims until the field is removed. A *candidate* is listed
+for people. A claim is *given up* if its caller left without an answer to its take.
 
 Three rules of time:
 
@@ -31,9 +32,10 @@ Three rules of time:
    `after(us)`, and it means: that long after the instant at which the store wrote this record.
 
 Who is next, once a name is free: the successor that its holder named; then the first in line.
-Others may overtake a first waiter that did not ask to be `fair`, four times in a row
-(`model.OVERTAKEN_MOST`). Each waiter becomes the first in the order of arrival. A first waiter
-that stays silent for its heartbeat in its turn loses its place to the next one that asks.
+Others may overtake a first waiter that did not ask to be `fair`, four times since it became the
+first (`model.OVERTAKEN_MOST`). Waiters become the first in the order of arrival. A *turn* of the
+first begins when the name is given back, and lasts until it has been silent for its heartbeat;
+then it loses its place to the next claim that asks.
 
 `record` has the values. The rules follow a lease: `taking` (may it be granted, to whom, or where
 does the claim stand in line), `line`, `keeping` (renew, give, and the fields beside the lease).

@@ -84,9 +84,8 @@ def give(
 ) -> Done[GiveOutcome]:
     """Store.give. `token`: None if the claim is given up without knowing whether it was granted.
 
-    `closed_for`: seconds from this release for which the name stays closed, in which only the
-    holder `reserve_for`, if one is named, is granted it. (A lock's `at_least_for` counts from the
-    grant; what is left of it arrives here.)
+    `closed_for`: seconds from this release for which the name stays closed. In this time only the
+    holder `reserve_for`, if one is named, is granted it; so without `closed_for` it has no effect.
     `used`: the last grant that used `slot`.
     `late_kept`: seconds for which takes of a claim that was given up are refused: LATE_KEPT, or 0
     if no take can reach the store after its give.
@@ -101,7 +100,7 @@ def give(
     mine = holding_of(record, claim, at.now)
     line = lines.leave(record.line, claim, _looks_in(record, at))
     if mine is None or token not in (None, mine.token):
-        # What the claim waited for may be somebody else's turn now.
+        # It held nothing. If it was the first in line, it is another waiter's turn.
         new = new._replace(line=line, changes=record.changes + changes)
         return _changed(Gone(), record, new, EVERYBODY if changes else "", entries)
     new = new._replace(line=lines.begin_turn(line), changes=record.changes + changes + 1)

@@ -1,8 +1,8 @@
 """The line of those who wait for a name: who is next, and for how long it is their turn.
 
 Only the first in line has to show that it is alive: it asks again when the holder's ttl runs out,
-or when it is woken. If it does not ask within its heartbeat from then on, its turn is over (`due`),
-and the next one that asks becomes the first. Each time that it asks in vain, `due` moves on.
+or when it is woken. Its turn is over (`due`) if its heartbeat has passed since it should have
+asked; another one that asks takes its place then. Each time that it asks in vain, `due` moves on.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def served(line: Line, claim: str, looks_in: int, now: Instant) -> Line:
     if head is None:
         return line
     if head.claim != claim and line.due > now:
-        # Somebody overtook the first, whose turn goes on.
+        # Somebody overtook the first waiter, whose turn goes on.
         waiters = _without(line.waiters, claim)
         return line._replace(waiters=waiters, overtaken=line.overtaken + 1)
-    # It was the first waiter's turn, or its turn passed unused.
+    # The first waiter was served, or its turn passed unused: it leaves the line.
     return _next_turn(_without(line.waiters[1:], claim), looks_in)
 
 
@@ -86,7 +86,7 @@ def begin_turn(line: Line) -> Line:
 
 
 def leave(line: Line, claim: str, looks_in: int) -> Line:
-    """The line without `claim`."""
+    """The line without `claim`. `looks_in`: as for `join`, of the next waiter."""
     head = first(line)
     if head is not None and head.claim == claim:
         return _next_turn(line.waiters[1:], looks_in)
@@ -111,7 +111,7 @@ def may_ask(record: LeaseRecord, claim: str, now: Instant) -> bool:
         return closing.reserved_for == waiter.holder
     if head.fair or line.overtaken >= OVERTAKEN_MOST:
         return line.due <= now
-    # Without a grant the name became free when the turn began, a heartbeat before its end.
+    # `due` is a heartbeat after the instant at which the name was given back.
     ended = max((grant.expires for grant in record.grants), default=line.due - head.heartbeat)
     return ended + _LEFT_TO_THE_FIRST <= now
 

@@ -34,7 +34,7 @@ def after(us: int) -> Instant:
 
 def begun(instant: Instant) -> int | None:
     """The microseconds of an `after(...)`; None for an instant that is known already."""
-    # No known instant comes near half of it.
+    # No known instant comes near half of _BEGUN.
     return instant - _BEGUN if instant >= _BEGUN // 2 else None
 
 
@@ -87,7 +87,7 @@ class Grant(NamedTuple):
 
 
 class LastGrant(NamedTuple):
-    """The newest entry of the history; wall clock, `ended` 0 as long as it was not given back."""
+    """The newest entry of the history; wall clock. `ended`: 0 unless it was given back."""
 
     holder: str
     token: int
@@ -172,6 +172,7 @@ class LeaseRecord(NamedTuple):
     @property
     def plain(self) -> bool:
         """Whether it says no more than who holds the name alone, or held it last."""
+        # Compared is all from `closing` to `given_up`.
         alone = not self.grants or self.grants[0].permits is None
         return alone and self[5:11] == _PLAIN and not self.more
 
@@ -251,7 +252,7 @@ def moved_value(value: Beside, by: int) -> Beside:
 
 
 def without_holders(record: LeaseRecord) -> LeaseRecord:
-    """The record after a restart that no holder, waiter or candidate has outlived."""
+    """The record after a restart that no holder, waiter, candidate or late take has outlived."""
     return record._replace(grants=(), line=Line(), candidates=(), given_up=())
 
 

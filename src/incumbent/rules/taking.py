@@ -37,7 +37,8 @@ def take(
 ) -> Done[TakeOutcome]:
     """Store.take. `used`: the last grant that used the slot which is asked for."""
     if any(gone.claim == claim and gone.until > at.now for gone in record.given_up):
-        # Its caller has gone: nobody would know that it holds the name.
+        # Its caller has gone: nobody would know that it holds the name. "closed" ends a take that
+        # nobody waits for any more, whatever the reason says.
         return Done(Refused("closed", seen=seen_of(record, at.epoch)))
     mine = holding_of(record, claim, at.now)
     if mine is not None:
@@ -65,7 +66,7 @@ def _again(record: LeaseRecord, mine: Grant, ask: Ask, at: Moment) -> Done[TakeO
 def _refusal(
     record: LeaseRecord, claim: str, ask: Ask, at: Moment, used: Grant | None
 ) -> Refused | None:
-    """The first reason that keeps the claim out."""
+    """The first reason that keeps the claim out; a later reason counts on the ones before it."""
     now, seen = at.now, seen_of(record, at.epoch)
     return (
         _no_room(record, ask, now, seen)
@@ -100,7 +101,7 @@ def _closed(record: LeaseRecord, ask: Ask, now: Instant, seen: str) -> Refused |
 
 def _not_its_turn(record: LeaseRecord, claim: str, now: Instant, seen: str) -> Refused | None:
     first = lines.preceding(record.line, claim, now)
-    # If it is closed still, it is reserved for this asker, who precedes the line.
+    # If it is closed, `_closed` let this asker pass as the successor, who precedes the line.
     if first is None or closed(record, now):
         return None
     left = (record.line.due - now) / 1e6
@@ -177,7 +178,7 @@ def _grant(record: LeaseRecord, claim: str, ask: Ask, at: Moment) -> Done[TakeOu
         changes=record.changes + 1,
         last=LastGrant(ask.holder, token, at.wall),
         closing=None,
-        # A notice is for the holders before. If others share the lease, it still applies to them.
+        # It asked the holders before this one to resign. Some of them may share the lease still.
         resign=record.resign if beside else None,
         line=lines.served(record.line, claim, 0 if room_beside else ttl, at.now),
         # What is over goes, too: the record of a name that is taken and given back is plain again.
@@ -192,7 +193,7 @@ def _grant(record: LeaseRecord, claim: str, ask: Ask, at: Moment) -> Done[TakeOu
         slot = grant._replace(expires=after(micros(ask.slot.keep)), meta=b"")
         entries = (*entries, Entry("slot", ask.slot.name, slot))
         new = new._replace(keep_until=later_of(new.keep_until, micros(ask.slot.keep), at.now))
-    # Candidates want to know who leads. The next waiter may share the lease.
+    # Candidates want to know who leads; and the next waiter may share the lease, if there is room.
     wake = EVERYBODY if ask.candidacy > 0 or shares else ""
     return Done(Granted(claim, token, ask.ttl, at.epoch), new, wake, entries)
 

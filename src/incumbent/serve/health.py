@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from incumbent.errors import ConfigError
 from incumbent.printable import printable
-from incumbent.serve.situation import Situation, View
+from incumbent.serve.situation import InstanceView, Situation
 
 if TYPE_CHECKING:
     from incumbent.serve.pages import Routes
@@ -52,7 +52,7 @@ def start_health(
             server = PageServer({**routes_of(situation), **(routes or {})}, listen, token_file)
             url = stack.enter_context(closing(server)).url
         if os.environ.get("NOTIFY_SOCKET", "").startswith(("/", "@")):
-            stack.enter_context(closing(Notifier(situation, os.environ)))
+            stack.enter_context(closing(SystemdNotifier(situation, os.environ)))
         try:
             yield url
         finally:
@@ -66,7 +66,7 @@ _EVERY: Final = 5.0
 """Seconds between attempts to send a notification that systemd has not taken yet."""
 
 
-class Notifier:
+class SystemdNotifier:
     """Reports `situation` to the service manager of NOTIFY_SOCKET until it is closed."""
 
     def __init__(self, situation: Situation, environ: Mapping[str, str]) -> None:
@@ -98,7 +98,7 @@ class Notifier:
             self._wake.clear()
         self._report(self._situation.look())
 
-    def _report(self, view: View) -> None:
+    def _report(self, view: InstanceView) -> None:
         """Send the notifications that systemd has not taken yet, and the watchdog's."""
         up = view.unanswered_for < inf or view.role in ("standby", "leading")
         if not self._ready and up and view.role != "stopping":
@@ -127,7 +127,7 @@ def _watchdog_every(environ: Mapping[str, str]) -> float:
     return int(micros) / 2_000_000 if for_us and micros.isdecimal() and int(micros) else inf
 
 
-def summary(view: View) -> str:
+def summary(view: InstanceView) -> str:
     """The view in one line."""
     if view.role == "stopping":
         return f"stopping; {view.name} is still held" if view.leading else "stopping"

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from incumbent import metrics
 from incumbent.durations import say_seconds
-from incumbent.serve.situation import Situation, View
+from incumbent.serve.situation import InstanceView, Situation
 
 OPEN_PATHS: Final = ("/healthz", "/readyz")
 """Paths that need no token: probes send none, and these pages reveal only a yes or no."""
@@ -80,22 +80,22 @@ def answer(routes: Routes, request: HttpRequest) -> Page | Pending:
     return handler(request)
 
 
-def healthz(view: View) -> Page:
+def healthz(view: InstanceView) -> Page:
     """A page that says whether the main loop turns."""
     return _probe(view.healthy, "ok", _overdue(view))
 
 
-def readyz(view: View) -> Page:
+def readyz(view: InstanceView) -> Page:
     """A page that says whether this instance leads or could take over."""
     return _probe(view.ready, "ready", _not_ready(view))
 
 
-def leader(view: View) -> Page:
+def leader(view: InstanceView) -> Page:
     """The leader, the term and the role of this instance, in JSON."""
     return Page(200, "application/json", json.dumps(_leader_facts(view)) + "\n")
 
 
-def leaderz(view: View) -> Page:
+def leaderz(view: InstanceView) -> Page:
     """A page that says whether this instance leads."""
     return _probe(view.leading, f"leading, term {view.term}", "not leading")
 
@@ -104,11 +104,11 @@ def _probe(good: bool, yes: str, no: str) -> Page:
     return Page(200 if good else 503, TEXT, f"{yes if good else no}\n")
 
 
-def _overdue(view: View) -> str:
+def _overdue(view: InstanceView) -> str:
     return f"the main loop is overdue for {say_seconds(view.late)}"
 
 
-def _not_ready(view: View) -> str:
+def _not_ready(view: InstanceView) -> str:
     if view.role == "stopping":
         return "stopping"
     if not view.healthy:
@@ -118,7 +118,7 @@ def _not_ready(view: View) -> str:
     return f"no answer from the store {since}"
 
 
-def _leader_facts(view: View) -> dict[str, Any]:
+def _leader_facts(view: InstanceView) -> dict[str, Any]:
     until = datetime.fromtimestamp(view.wall + view.proven_for, UTC)
     return {
         "name": view.name,

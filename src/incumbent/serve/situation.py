@@ -1,7 +1,7 @@
 """The state of this instance, for its pages.
 
-The main loop reports (`standby`, `leading`, ...), and `look` returns a `View`. Each view asks the
-lease itself, at that instant, so that a missed report cannot make the view wrong.
+The main loop reports (`standby`, `leading`, ...), and `look` returns an `InstanceView`. Each
+view asks the lease itself, at that instant, so that a missed report cannot make the view wrong.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SLACK: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class InstanceView:
     """This instance at one instant. All durations are seconds."""
 
     name: str
@@ -101,7 +101,7 @@ class Situation:
     ) -> None:
         # Reentrant: a signal handler may report while its thread is reporting.
         self._mutex = threading.RLock()
-        self._reported = View(name, holder, isolation, patience=2 * ttl, elects=elects)
+        self._reported = InstanceView(name, holder, isolation, patience=2 * ttl, elects=elects)
         self._absence = Absence()
         self._lease: LeaseHandle | None = None
         self._keeper: Keeper | None = None
@@ -194,7 +194,7 @@ class Situation:
         with self._mutex:
             self._listeners += (listener,)
 
-    def look(self) -> View:
+    def look(self) -> InstanceView:
         """The view at this instant."""
         with self._mutex:
             now, reported, lease = clock.now(), self._reported, self._lease

@@ -13,7 +13,7 @@ from typing import Final
 from incumbent import clock
 from incumbent.meters import Sample
 from incumbent.metrics import families
-from incumbent.serve.situation import Situation, View
+from incumbent.serve.situation import InstanceView, Situation
 
 _EVERY: Final = 5.0
 """The most seconds between reports, a quarter of the ttl if that is less. Changes come at once."""
@@ -73,7 +73,7 @@ class Workers(Situation):
     def __init__(self, name: str, holder: str, channel: socket.socket, *, ttl: float) -> None:
         super().__init__(name, holder, ttl=ttl)
         self._channel = channel
-        self._reports: dict[int, tuple[float, View, list[Sample]]] = {}
+        self._reports: dict[int, tuple[float, InstanceView, list[Sample]]] = {}
 
     def receive(self) -> None:
         """Read the reports that have arrived."""
@@ -89,11 +89,11 @@ class Workers(Situation):
                     Sample(metric, tuple((key, text) for key, text in labels), value, suffix)
                     for metric, labels, value, suffix in samples
                 ]
-                self._reports[index] = (at, View(**facts), found)
+                self._reports[index] = (at, InstanceView(**facts), found)
                 leads = any(view.leading for _, view, _ in self._reports.values())
                 self._report(role="leading" if leads else facts["role"])
 
-    def look(self) -> View:
+    def look(self) -> InstanceView:
         """The joint view: ready if one worker is, healthy if all workers are."""
         whole, now = super().look(), clock.now()
         views = [_aged(view, now - at) for at, view, _ in list(self._reports.values())]
@@ -116,7 +116,7 @@ class Workers(Situation):
             yield from samples
 
 
-def _aged(view: View, age: float) -> View:
+def _aged(view: InstanceView, age: float) -> InstanceView:
     """A view as it is `age` seconds later if no news came."""
     proven_for = max(0.0, view.proven_for - age)
     return replace(

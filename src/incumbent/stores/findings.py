@@ -25,7 +25,7 @@ UNKNOWN: Final = "cannot tell"
 WAITING: Final = "waiting"
 
 
-class State(NamedTuple):
+class NameState(NamedTuple):
     """The state of a name at the instant of its record."""
 
     word: str
@@ -35,27 +35,27 @@ class State(NamedTuple):
     """A sentence; empty if one holder has the name, or if the name is free for everybody."""
 
 
-GRANTS: Final = State(FREE)
+GRANTS: Final = NameState(FREE)
 """The state of a name that nobody holds, in a store that grants leases."""
 
 
-def state_of(record: Record, store: State = GRANTS) -> State:
+def state_of(record: Record, store: NameState = GRANTS) -> NameState:
     """The state of a record's name; `store`: the result of `state_of_store`."""
     if record.holdings:
-        state = State(HELD, share_of(record.holdings))
+        state = NameState(HELD, share_of(record.holdings))
     elif record.undecided:
-        state = State(UNKNOWN, "too few servers say the same")
+        state = NameState(UNKNOWN, "too few servers say the same")
     elif PAUSE in record.fields:
-        state = State("paused", "nobody may hold it until `unpause`")
+        state = NameState("paused", "nobody may hold it until `unpause`")
     elif record.closed_for > 0:
         state = _closed(say_seconds(record.closed_for), record.reserved_for)
     elif store.word != FREE:
         state = store
     elif record.slots:
         used = (f"{name} for another {say_seconds(left)}" for name, left in record.slots.items())
-        state = State(FREE, f"but not for a run of a used slot: {', '.join(used)}")
+        state = NameState(FREE, f"but not for a run of a used slot: {', '.join(used)}")
     else:
-        state = State(FREE)
+        state = NameState(FREE)
     return state
 
 
@@ -69,13 +69,13 @@ def share_of(holdings: Sequence[Holding]) -> str:
     return f"{held} reader{'s' if held > 1 else ''}"
 
 
-def _closed(left: str, reserved_for: str) -> State:
+def _closed(left: str, reserved_for: str) -> NameState:
     if reserved_for:
-        return State("reserved", f"for {reserved_for}, for another {left}")
-    return State("closed", f"for another {left}: its last holder asked for that")
+        return NameState("reserved", f"for {reserved_for}, for another {left}")
+    return NameState("closed", f"for another {left}: its last holder asked for that")
 
 
-def said_of(state: State) -> str:
+def said_of(state: NameState) -> str:
     """The state's word and reason."""
     goes_on = state.why.startswith(("for ", "but "))
     return f"{state.word}{'' if goes_on or not state.why else ':'} {state.why}".rstrip()
@@ -137,19 +137,19 @@ def cannot_tell(what: str, advice: str = "") -> CannotTell:
     return CannotTell(("error", what, advice))
 
 
-def state_of_store(findings: Iterable[Finding]) -> State:
+def state_of_store(findings: Iterable[Finding]) -> NameState:
     """The state of a name that nobody holds, judged by the findings about its store alone."""
     reported = list(findings)
     refused = [found[1] for found in reported if isinstance(found, GrantsNothing)]
     unsure = [found[1] for found in reported if isinstance(found, CannotTell)]
     if refused:
-        return State(WAITING, f"nobody is given a lease yet: {'; '.join(refused)}")
+        return NameState(WAITING, f"nobody is given a lease yet: {'; '.join(refused)}")
     if unsure:
-        return State(UNKNOWN, f"whether the store gives leases now: {'; '.join(unsure)}")
+        return NameState(UNKNOWN, f"whether the store gives leases now: {'; '.join(unsure)}")
     return GRANTS
 
 
-def examine(engine: Engine, until: float) -> State:
+def examine(engine: Engine, until: float) -> NameState:
     """Diagnose a store for `state_of_store`; if it gives no answer, the state is UNKNOWN."""
     try:
         return state_of_store(engine.diagnose(TTL_DEFAULT, until))

@@ -55,7 +55,7 @@ _SWEEP_EVERY = 256
 
 
 @dataclass(slots=True)
-class _Kept:
+class _KeptName:
     """What is kept of a name: its record, and the values beside it by kind and name."""
 
     record: LeaseRecord = NOTHING
@@ -94,7 +94,7 @@ class MemoryTable:
     """LATE_KEPT; or 0.0 to be a store that treats a late take as a new one, as some stores do."""
 
     def __init__(self, started: float | None = None) -> None:
-        self._kept: dict[Key, _Kept] = {}
+        self._kept: dict[Key, _KeptName] = {}
         self._started = started
         self._longest = 0.0
         self._takes = 0
@@ -202,9 +202,9 @@ class MemoryTable:
         """The value that `wait_change` compares."""
         return seen_of(self._of(key).record, self.epoch)
 
-    def _of(self, key: Key) -> _Kept:
+    def _of(self, key: Key) -> _KeptName:
         """What is kept of `key`; nothing is kept by looking."""
-        return self._kept.get(key) or _Kept()
+        return self._kept.get(key) or _KeptName()
 
     def _at(self, now: float, wall: float = 0.0) -> Moment:
         return Moment(micros(now), micros(wall), 0, self.epoch)
@@ -212,7 +212,7 @@ class MemoryTable:
     def _apply(self, key: Key, now: float, done: Done[T]) -> T:
         """Write what a rule decided. Nobody else writes meanwhile."""
         if done.record is not None:
-            kept = self._kept.setdefault(key, _Kept())
+            kept = self._kept.setdefault(key, _KeptName())
             kept.record = settled(done.record, micros(now))
             for kind, name, value in done.entries:
                 if value is None:

@@ -33,7 +33,7 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.base import NO_LIMITS, Gave, Give, Limits, Parting, Take, Took
 
 T = TypeVar("T")
@@ -188,7 +188,7 @@ def _in_one_step(
     of: Callable[[Planned[Any]], Callable[P, Coroutine[Any, Any, T]]],
 ) -> Callable[Concatenate[BlockingStore[Any], P], T]:
     def operation(self: BlockingStore[Any], /, *args: P.args, **settings: P.kwargs) -> T:
-        return run(of(self.operations)(*args, **settings))
+        return run_blocking(of(self.operations)(*args, **settings))
 
     return operation
 
@@ -216,7 +216,7 @@ class BlockingTogether(BlockingStore[Many]):
     """A BlockingStore with the operations of stores.base.Together."""
 
     def take_all(self, takes: Sequence[Take], until: float) -> Took:
-        return run(self.operations.take_all(takes, until))
+        return run_blocking(self.operations.take_all(takes, until))
 
     def give_all(self, gives: Sequence[Give], until: float) -> Gave:
-        return run(self.operations.give_all(gives, until))
+        return run_blocking(self.operations.give_all(gives, until))

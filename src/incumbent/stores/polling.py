@@ -71,7 +71,7 @@ def in_line(outcome: TakeOutcome, claim: str, ask: Ask) -> TakeOutcome:
     return outcome
 
 
-class _Waiter:
+class _PollingWaiter:
     __slots__ = ("came", "hears", "seen", "wakeup")
 
     def __init__(self, seen: str, wakeup: Wakeup) -> None:
@@ -82,8 +82,8 @@ class _Name:
     """The waiters for one name; `asker`: who asks next, at the instant `due`."""
 
     def __init__(self) -> None:
-        self.waiters: dict[int, _Waiter] = {}
-        self.asker: _Waiter | None = None
+        self.waiters: dict[int, _PollingWaiter] = {}
+        self.asker: _PollingWaiter | None = None
         self.due = -inf
         self.pause = 0.0
         self.changes = -1
@@ -140,7 +140,7 @@ class Looks:
     ) -> None:
         """See Store.wait_change. Return at `until`, or when a look says so (may_have_changed)."""
         name = self._names.setdefault(key, _Name())
-        waiter = name.waiters[id(wakeup)] = _Waiter(seen, wakeup)
+        waiter = name.waiters[id(wakeup)] = _PollingWaiter(seen, wakeup)
         self._at_once(name)
         try:
             while not waiter.hears and (now := _now()) < until:
@@ -158,7 +158,7 @@ class Looks:
         finally:
             self._leave(key, name, waiter)
 
-    def _leave(self, key: Key, name: _Name, waiter: _Waiter) -> None:
+    def _leave(self, key: Key, name: _Name, waiter: _PollingWaiter) -> None:
         name.waiters.pop(id(waiter.wakeup), None)
         if name.asker is waiter:
             name.asker = None

@@ -26,7 +26,7 @@ from incumbent.net.names import is_unknown
 from incumbent.net.pool import Broken, Connection
 from incumbent.net.readers import LockWakeup
 from incumbent.policy import TTL_DEFAULT
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.rules.record import micros
 from incumbent.stores.deciding import Deciding
 from incumbent.stores.findings import Finding, cannot_tell, grants_nothing
@@ -158,7 +158,7 @@ class PooledOperations(PollingOperations, BoundedRunner[W, None]):
         try:
             self.examine(wire, until)
             if not self.proved:
-                run(drive(probe(self.where), replies(self.exchange(wire), until)))
+                run_blocking(drive(probe(self.where), replies(self.exchange(wire), until)))
         except BaseException as error:
             wire.close()
             if isinstance(error, self.answers):
@@ -242,7 +242,7 @@ class PooledEngine(
             exchange = operations.exchange(wire)
             try:
                 operations.examine(wire, until)
-                run(drive(probe(operations.where), replies(exchange, until)))
+                run_blocking(drive(probe(operations.where), replies(exchange, until)))
                 about = about_registers(exchange, self._restart_wait, ttl, until)
             except StoreError as error:
                 return [grants_nothing(str(error), self.advice, level="error")]
@@ -255,7 +255,7 @@ class PooledEngine(
         """The findings of `work`, over a connection of its own."""
         operations, wire = self._store.operations, None
         try:
-            wire = run(operations.dial(operations.places[0], until))
+            wire = run_blocking(operations.dial(operations.places[0], until))
             return work(wire)
         except (StoreError, Broken, operations.answers) as error:
             if isinstance(error, operations.answers):

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, Unpack, cast
 from incumbent.errors import StoreError
 from incumbent.model import Ask, GiveOutcome, Key, TakeOutcome
 from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.base import Parting
 from incumbent.stores.deciding import Deciding
 from incumbent.stores.plan import BlockingTogether, Plan, PlannedTogether, Program, drive
@@ -59,7 +59,7 @@ def replies(registers: Registers, until: float) -> Callable[[Request], Awaitable
 
 def prove(registers: Registers, where: str, until: float) -> None:
     """Find out whether conditional writes hold. Raises StoreUnavailable if not; for `diagnose`."""
-    run(drive(probe(where), replies(registers, until)))
+    run_blocking(drive(probe(where), replies(registers, until)))
 
 
 def _reply(registers: Registers, request: Request, until: float) -> Any:

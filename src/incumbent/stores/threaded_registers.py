@@ -9,7 +9,7 @@ from incumbent.model import Key
 from incumbent.net.bounded import AT_ONCE
 from incumbent.net.limiter import limits
 from incumbent.net.readers import SharedWakeup
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.plan import BlockingTogether
 from incumbent.stores.register_store import PollingOperations
 from incumbent.stores.registers import Seen
@@ -35,4 +35,4 @@ class ThreadedRegisterStore(ThreadedAsyncStore, Generic[Polling]):
 
     async def _look(self, key: Key, until: float) -> Seen | StoreError:
         operations = self._blocking.operations
-        return await self.run(lambda: run(operations.look(key, until)), until)
+        return await self.run(lambda: run_blocking(operations.look(key, until)), until)

@@ -40,7 +40,7 @@ Facts = TypeVar("Facts")
 _now = clock.now
 
 
-class _Waiter:
+class _TurnWaiter:
     """A waiter that loses its place at `due`; `told`: it has to look although it is not first."""
 
     __slots__ = ("due", "told", "wakeup")
@@ -55,7 +55,7 @@ class _Waiter:
             self.wakeup.wake()
 
 
-class _Line:
+class _TurnLine:
     """The waiters of one name in the order of arrival, and the `new` ones without a place yet.
 
     `holder`: a claim of this process that holds the lease; `asked`: the instant of the last take of
@@ -65,8 +65,8 @@ class _Line:
     """
 
     def __init__(self) -> None:
-        self.waiters: dict[str, _Waiter] = {}
-        self.new: dict[str, _Waiter] = {}
+        self.waiters: dict[str, _TurnWaiter] = {}
+        self.new: dict[str, _TurnWaiter] = {}
         self.asked = -inf
         self.holder: str | None = None
         self.refused: Refused | None = None
@@ -80,7 +80,7 @@ class _Line:
         others = len(self.waiters) > (claim in self.waiters)
         return others and not self.listens and _now() - self.since < TURN
 
-    def first(self) -> _Waiter | None:
+    def first(self) -> _TurnWaiter | None:
         """The first waiter that is not silent; it is its turn."""
         now = _now()
         standing = self.waiters.get(self.stands)
@@ -97,7 +97,7 @@ class _Line:
         return None
 
     def stand(self, claim: str, refused: Refused) -> Queued:
-        self.waiters.setdefault(claim, _Waiter()).due = _now() + _SILENT
+        self.waiters.setdefault(claim, _TurnWaiter()).due = _now() + _SILENT
         claims = list(self.waiters)
         place = claims.index(claim) if claim in claims else 0
         seen = f"{refused.seen}{_MARK}{claim}"
@@ -122,7 +122,7 @@ class _Line:
                     continue
                 # The answer may have come meanwhile, so the condition is checked again.
                 woken = wakeup()
-                self.new[claim] = _Waiter(woken)
+                self.new[claim] = _TurnWaiter(woken)
         finally:
             self.new.pop(claim, None)
         if now < self.at + _FRESH:
@@ -158,14 +158,14 @@ class Turns:
 
     def forget(self) -> None:
         """Drop all waiters; in the child of a fork they are the parent's."""
-        self._lines: dict[Key, _Line] = {}
+        self._lines: dict[Key, _TurnLine] = {}
         self.doubted: set[str] = set()
         """The claims whose last take got no answer: they may hold the lease."""
 
-    def line(self, key: Key) -> _Line:
+    def line(self, key: Key) -> _TurnLine:
         line = self._lines.get(key)
         if line is None:
-            line = self._lines.setdefault(key, _Line())
+            line = self._lines.setdefault(key, _TurnLine())
         return line
 
     def leave(self, key: Key, claim: str) -> None:
@@ -175,9 +175,9 @@ class Turns:
         line.leave(claim)
         self.tidy(key, line)
 
-    def _seen(self, key: Key) -> _Line:
+    def _seen(self, key: Key) -> _TurnLine:
         """The line of `key` for reading; an empty one that is not kept if nobody waits."""
-        return self._lines.get(key) or _Line()
+        return self._lines.get(key) or _TurnLine()
 
     def holds(self, key: Key) -> bool:
         """Whether a claim of this process holds the lease, as far as this process knows."""
@@ -211,7 +211,7 @@ class Turns:
             line.holder = None
             line.tell_first()
 
-    def tidy(self, key: Key, line: _Line) -> None:
+    def tidy(self, key: Key, line: _TurnLine) -> None:
         """Forget a line if nobody waits in it; another line may have begun since."""
         if line.waiters or line.new or self._lines.get(key) is not line:
             return
@@ -238,7 +238,7 @@ class Turns:
     ) -> None:
         """Return at `until`, when told to look, or (as first in line) when `listen` ends."""
         line = self.line(key)
-        waiter = line.waiters.setdefault(claim, _Waiter())
+        waiter = line.waiters.setdefault(claim, _TurnWaiter())
         # Not without end: a loop that was closed with its tasks in it never ends this wait.
         waiter.due, waiter.wakeup = until + _SILENT, wakeup
         listens = False

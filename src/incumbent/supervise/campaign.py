@@ -22,12 +22,12 @@ from incumbent.model import Refused
 from incumbent.protocol.chance import draw_jitter
 from incumbent.protocol.words import lease_lost
 from incumbent.serve.situation import Situation
-from incumbent.supervise.candidate import Candidate
+from incumbent.supervise.candidate import CandidateLock
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.codes import FAULT, LOST, OK, TOO_LONG
 from incumbent.supervise.guarding import Guard, GuardFault
-from incumbent.supervise.kernel import Waiter
-from incumbent.supervise.launch import Ready
+from incumbent.supervise.kernel import DescriptorWaiter
+from incumbent.supervise.launch import PreparedTerm
 from incumbent.supervise.plan import Course, Phase
 from incumbent.supervise.run import Command, Ending, outlives_kill, supervise
 from incumbent.supervise.signals import Interrupted, Signals, find_terminal
@@ -137,7 +137,7 @@ class Backoff:
 class Campaign:
     """One instance's campaign, in the main thread. `say` gets one line at each change."""
 
-    lock: Candidate
+    lock: CandidateLock
     command: Command
     restart: Restart
     signals: Signals
@@ -150,7 +150,7 @@ class Campaign:
         self._backoff = Backoff(self._ttl)
         self._last_line = ""
         self._answered = False
-        self._ready: Ready | None = None
+        self._ready: PreparedTerm | None = None
 
     def run(self) -> int:
         """Campaign until a signal or `--restart` ends it; returns the exit code.
@@ -195,7 +195,7 @@ class Campaign:
         if self._ready is None or self._ready.broken:
             # Prepare all that does not depend on the lease, so that the hand-over is shorter.
             self._discard()
-            self._ready = Ready(self.guard, self._ttl)
+            self._ready = PreparedTerm(self.guard, self._ttl)
         with self.signals.interrupting():
             return self.lock.stand(self._meta(), self._on_refusal)
 
@@ -285,7 +285,7 @@ class Campaign:
         until = clock.now() + seconds
         self.situation.backing_off()
         self._report_alive(seconds)
-        with closing(Waiter()) as waiter:
+        with closing(DescriptorWaiter()) as waiter:
             while clock.now() < until:
                 waiter.wait((self.signals.fd,), until)
                 for signum in self.signals.take():

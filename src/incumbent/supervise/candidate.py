@@ -10,13 +10,13 @@ from incumbent.locks import Lease, Lock
 from incumbent.options import rank_from
 from incumbent.policy import Policy
 from incumbent.protocol.acquire import OnRefusal, acquire
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 
 _STANDS_FOR = 1.5
 """The length of a candidacy in ttls: a candidate asks again at least once a ttl."""
 
 
-class Candidate(Lock):
+class CandidateLock(Lock):
     """A lock for `incumbent run`, and for `lead`: that one lists it as a candidate while it waits.
 
     Their status pages show the wait. `permits`: the number of holders at once; None: one.
@@ -54,17 +54,19 @@ class Candidate(Lock):
         policy = self.policy
         candidacy = policy.ttl * _STANDS_FOR + policy.request_timeout
         wanted = self._wanted.asking(meta=meta, candidacy=candidacy)
-        return Lease(*self._armed(run(acquire(self._link.port, wanted, None, on_refusal))))
+        return Lease(*self._armed(run_blocking(acquire(self._link.port, wanted, None, on_refusal))))
 
     def take(self, timeout: Duration | None, on_refusal: OnRefusal) -> Lease:
         """Acquire without being listed; `on_refusal` gets every outcome that is no grant."""
         wait = self._seconds(timeout)
-        return Lease(*self._armed(run(acquire(self._link.port, self._wanted, wait, on_refusal))))
+        return Lease(
+            *self._armed(run_blocking(acquire(self._link.port, self._wanted, wait, on_refusal)))
+        )
 
     @property
     def holder(self) -> str:
         """This candidate's name, as others see it."""
-        return self._wanted.ask.holder
+        return self._wanted.once.holder
 
     @property
     def policy(self) -> Policy:

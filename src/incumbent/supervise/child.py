@@ -25,7 +25,7 @@ from incumbent.supervise.kernel import (
     readable,
     send,
 )
-from incumbent.supervise.launch import Ready
+from incumbent.supervise.launch import PreparedTerm
 from incumbent.supervise.messages import MARK, mark_of
 from incumbent.supervise.signals import Terminal
 
@@ -81,7 +81,7 @@ class Child:
         command: Sequence[str],
         environment: Mapping[str, str],
         terminal: Terminal | None,
-        ready: Ready,
+        ready: PreparedTerm,
     ) -> None:
         self._term = ready
         self._guard = ready.guard

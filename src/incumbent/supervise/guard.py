@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from incumbent import clock
 from incumbent.supervise.kernel import (
-    Waiter,
+    DescriptorWaiter,
     descendants,
     die_with_parent,
     marked,
@@ -33,7 +33,7 @@ from incumbent.supervise.kernel import (
     send,
 )
 from incumbent.supervise.messages import MARK, Kind, Message, mark_of, receive
-from incumbent.supervise.plan import Watch, begun, covers, ended, judge, proved
+from incumbent.supervise.plan import WatchedTerm, begun, covers, ended, judge, proved
 
 _ROUNDS = 100
 _PAUSE = 0.002
@@ -52,11 +52,11 @@ def be_guard(
 
     `supervisor` is a pidfd; `namespaces`: whether to try PID namespaces.
     """
-    guard: _Guard | None = None
+    guard: _GuardProcess | None = None
     code = 1
     try:
         _detach((channel, supervisor))
-        guard = _Guard(channel, supervisor, supervisor_pid, secret)
+        guard = _GuardProcess(channel, supervisor, supervisor_pid, secret)
         guard.run(namespaces=namespaces)
         code = 0
     finally:
@@ -83,7 +83,7 @@ def _detach(fds: tuple[int, ...]) -> None:
 _DEFECTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 
 
-class _Guard:
+class _GuardProcess:
     def __init__(self, channel: int, supervisor: int, supervisor_pid: int, secret: str) -> None:
         self._socket = socket.socket(fileno=channel)
         self._socket.setblocking(False)
@@ -91,8 +91,8 @@ class _Guard:
         self._supervisor = supervisor
         self._supervisor_pid = supervisor_pid
         self._secret = secret
-        self._waiter = Waiter()
-        self._watch = Watch()
+        self._waiter = DescriptorWaiter()
+        self._watch = WatchedTerm()
         self._isolation = "pgroup"
         self._group = 0
         self._inits: _Inits | None = None

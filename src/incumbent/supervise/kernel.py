@@ -92,7 +92,7 @@ def become_subreaper() -> None:
 # -- waiting -------------------------------------------------------------------------------------
 
 
-class Waiter:
+class DescriptorWaiter:
     """Waits for descriptors until an instant of `clock.now`; a suspend does not make it late."""
 
     def __init__(self) -> None:

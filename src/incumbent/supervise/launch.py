@@ -174,7 +174,7 @@ _RESTORED: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that Python ignores, but that CMD gets as every other program does."""
 
 
-class Ready:
+class PreparedTerm:
     """A prepared term; `close` ends it, whether CMD was started or not.
 
     `ttl`: see `Guard.begin`. `init`: a pidfd of the init of the term's PID namespace; `namespace`:

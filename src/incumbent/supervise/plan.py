@@ -86,7 +86,7 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CourseStep:
     """The new course, the action to take now, and the instant (for WAIT) to decide again."""
 
     course: Course
@@ -113,11 +113,11 @@ def decide(
     child: bool,
     tree: bool,
     guarded: bool = True,
-) -> Step:
+) -> CourseStep:
     """The next step; `child`: CMD lives, `tree`: CMD or a descendant does, `guarded`: the guard."""
     course = _with_cause(course, now, proof, tree=tree, guarded=guarded)
     if not tree:
-        return Step(course, Action.LEAVE)
+        return CourseStep(course, Action.LEAVE)
     if course.phase is Phase.KILLED:
         return _after_kill(course, now)
     if not guarded:
@@ -133,43 +133,43 @@ def _with_cause(course: Course, now: float, proof: Proof, *, tree: bool, guarded
     return asked_to_stop(course, verdict or ("" if guarded else "guard"))
 
 
-def _running(course: Course, now: float, proof: Proof, grace: float, *, child: bool) -> Step:
+def _running(course: Course, now: float, proof: Proof, grace: float, *, child: bool) -> CourseStep:
     if child and not course.cause:
-        return Step(course, Action.WAIT, proof.stop_at)
+        return CourseStep(course, Action.WAIT, proof.stop_at)
     phase = Phase.STOPPING if course.cause else Phase.ENDING
     course = replace(course, phase=phase, kill_at=now + grace)
     if now >= min(course.kill_at, kill_at(proof)):
         return _kill(course, now, first=True)
-    return Step(course, Action.TERM)
+    return CourseStep(course, Action.TERM)
 
 
-def _leaving(course: Course, now: float, proof: Proof) -> Step:
+def _leaving(course: Course, now: float, proof: Proof) -> CourseStep:
     limit = min(course.kill_at, kill_at(proof))
     if now >= limit:
         return _kill(course, now, first=True)
-    return Step(course, Action.WAIT, limit)
+    return CourseStep(course, Action.WAIT, limit)
 
 
-def _kill(course: Course, now: float, *, first: bool) -> Step:
+def _kill(course: Course, now: float, *, first: bool) -> CourseStep:
     since = now if first else course.kill_at
     killed = replace(course, phase=Phase.KILLED, kill_at=since, again_at=now + _KILL_EVERY)
-    return Step(killed, Action.KILL)
+    return CourseStep(killed, Action.KILL)
 
 
-def _after_kill(course: Course, now: float) -> Step:
+def _after_kill(course: Course, now: float) -> CourseStep:
     limit = course.kill_at + _GIVE_UP_AFTER
     if now >= limit:
-        return Step(course, Action.GIVE_UP, limit)
+        return CourseStep(course, Action.GIVE_UP, limit)
     if now >= course.again_at:
         return _kill(course, now, first=False)
-    return Step(course, Action.WAIT, min(limit, course.again_at))
+    return CourseStep(course, Action.WAIT, min(limit, course.again_at))
 
 
 # -- the guard -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class WatchedTerm:
     """The watched term, 0 for none; `kill_at`: an instant, inf until the first proof."""
 
     term: int = 0
@@ -182,7 +182,7 @@ class Watch:
         return self.kill_at < inf
 
 
-class Verdict(Enum):
+class GuardVerdict(Enum):
     """The guard's next action: whether it `kills`, and whether it `leaves`."""
 
     WAIT = (False, False)
@@ -195,12 +195,12 @@ class Verdict(Enum):
         self.leaves = leaves
 
 
-def begun(term: int, ttl: float) -> Watch:
+def begun(term: int, ttl: float) -> WatchedTerm:
     """The watch of a new term: nothing runs before its first proof."""
-    return Watch(term, ttl)
+    return WatchedTerm(term, ttl)
 
 
-def proved(watch: Watch, term: int, kill_at: float, now: float) -> Watch:
+def proved(watch: WatchedTerm, term: int, kill_at: float, now: float) -> WatchedTerm:
     """The watch after a proof of `term` until `kill_at`, which is cut to one ttl from now."""
     if term == 0 or term != watch.term or isnan(kill_at):
         return watch
@@ -208,18 +208,18 @@ def proved(watch: Watch, term: int, kill_at: float, now: float) -> Watch:
     return replace(watch, kill_at=max(bounded, watch.kill_at) if watch.armed else bounded)
 
 
-def ended(watch: Watch, term: int) -> Watch:
+def ended(watch: WatchedTerm, term: int) -> WatchedTerm:
     """The watch once no process of the term's command is left."""
-    return Watch() if term == watch.term else watch
+    return WatchedTerm() if term == watch.term else watch
 
 
-def covers(watch: Watch, term: int, now: float) -> bool:
+def covers(watch: WatchedTerm, term: int, now: float) -> bool:
     """Whether a command of `term` may begin now."""
     return term == watch.term and watch.armed and now < watch.kill_at
 
 
-def judge(watch: Watch, now: float, *, supervised: bool) -> Verdict:
+def judge(watch: WatchedTerm, now: float, *, supervised: bool) -> GuardVerdict:
     """The guard's next action, after it read all messages; `supervised`: the supervisor exists."""
     if not supervised:
-        return Verdict.KILL_AND_LEAVE if watch.armed else Verdict.LEAVE
-    return Verdict.KILL if watch.armed and now >= watch.kill_at else Verdict.WAIT
+        return GuardVerdict.KILL_AND_LEAVE if watch.armed else GuardVerdict.LEAVE
+    return GuardVerdict.KILL if watch.armed and now >= watch.kill_at else GuardVerdict.WAIT

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from incumbent import clock
-from incumbent.locks import Lease, give_back
+from incumbent.locks import Lease, release_unless_lost
 from incumbent.supervise.child import Child
 from incumbent.supervise.guarding import Guard
-from incumbent.supervise.kernel import Waiter, pidfds
-from incumbent.supervise.launch import LeaseSocket, Ready, child_environment
+from incumbent.supervise.kernel import DescriptorWaiter, pidfds
+from incumbent.supervise.launch import LeaseSocket, PreparedTerm, child_environment
 from incumbent.supervise.plan import Action, Course, Phase, asked_to_leave, decide, kill_at
 from incumbent.supervise.signals import Signals, find_terminal
 
@@ -82,7 +82,7 @@ def supervise(
     stop_on: Collection[int] = frozenset(),
     report: Callable[[Course], object] = lambda _: None,
     turned: Callable[[], object] = lambda: None,
-    ready: Ready | None = None,
+    ready: PreparedTerm | None = None,
     keep: bool = False,
 ) -> Ending:
     """Run `command` to its end, or to the end of the lease, and give the lease back.
@@ -99,22 +99,22 @@ def supervise(
         prepared = None if ready is None else term.enter_context(closing(ready))
         if cause := lease.belief.proof.verdict(began):
             if not keep:
-                give_back(lease, undo_slot=True)
+                release_unless_lost(lease, undo_slot=True)
             return Ending(cause, None, 0.0)
         signals.follow_the_job()
         try:
             if prepared is None or prepared.broken:
                 # Close the broken term first, because the guard watches only one.
                 term.close()
-                prepared = term.enter_context(closing(Ready(guard, lease.belief.policy.ttl)))
+                prepared = term.enter_context(closing(PreparedTerm(guard, lease.belief.policy.ttl)))
             child = _begin(lease, command, prepared)
         except BaseException:
             # The process that waits to become CMD ends before another can have the lease.
             term.close()
             if not keep:
-                give_back(lease, undo_slot=True)
+                release_unless_lost(lease, undo_slot=True)
             raise
-        watch = _Watch(lease, child, signals, guard, stop_on, report, turned, prepared.socket)
+        watch = _TermLoop(lease, child, signals, guard, stop_on, report, turned, prepared.socket)
         ending = watch.end(began)
         return ending if keep or ending.survivors else release_after(lease, ending)
 
@@ -128,14 +128,14 @@ def outlives_kill(ending: Ending) -> str:
 def release_after(lease: Lease, ending: Ending) -> Ending:
     """Give the lease back; returns `ending` with the result of the release."""
     proved = lease.valid
-    confirmed = give_back(lease)
+    confirmed = release_unless_lost(lease)
     # If the lease ran out only after CMD had ended, CMD did not outlive it.
     outlived = proved and not confirmed and not ending.cause and lease.lost
     lost = lease.belief.proof.lost if outlived else ""
     return replace(ending, confirmed=confirmed, cause=ending.cause or lost, outlived=outlived)
 
 
-def _begin(lease: Lease, command: Command, ready: Ready) -> Child:
+def _begin(lease: Lease, command: Command, ready: PreparedTerm) -> Child:
     def prove() -> None:
         ready.prove(kill_at(lease.belief.proof))
 
@@ -155,7 +155,7 @@ def _begin(lease: Lease, command: Command, ready: Ready) -> Child:
 
 
 @dataclass(slots=True)
-class _Watch:
+class _TermLoop:
     """The loop of one term: decide, act, wait, until no process of the command is left."""
 
     lease: Lease
@@ -168,7 +168,7 @@ class _Watch:
     socket: LeaseSocket
     course: Course = field(default_factory=Course)
     stop_signal: int = signal.SIGTERM
-    waiter: Waiter = field(default_factory=Waiter)
+    waiter: DescriptorWaiter = field(default_factory=DescriptorWaiter)
 
     def end(self, began: float) -> Ending:
         try:

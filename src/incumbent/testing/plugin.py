@@ -31,12 +31,12 @@ import pytest
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.handles import LeaseHandle
-from incumbent.lease import State
+from incumbent.lease import LeaseState
 from incumbent.model import Key
 from incumbent.protocol import keeper as keepers
 from incumbent.protocol import link, threads
 from incumbent.protocol.aio import AsyncPort, LeaseScope
-from incumbent.protocol.held import Held
+from incumbent.protocol.held import Claim
 from incumbent.protocol.link import Link
 from incumbent.protocol.sync import SyncPort
 from incumbent.protocol.threads import AlarmThread, notifier
@@ -64,7 +64,7 @@ def incumbent_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(clock, "wall", world.wall)
     for port in (SyncPort, AsyncPort):
         monkeypatch.setattr(port, "now", staticmethod(world.now))
-    monkeypatch.setattr(threads, "make_alarm", lambda: _Alarm(world))
+    monkeypatch.setattr(threads, "make_alarm", lambda: _MovedAlarm(world))
     monkeypatch.setenv("INCUMBENT_STORE", world.url)
     monkeypatch.setitem(link._by_url, world.url, world._link)
     monkeypatch.setitem(link._by_object, world.store, world._link)
@@ -81,7 +81,7 @@ class World:
 
     def __init__(self) -> None:
         self._moved = 0.0
-        self._memory = _Store(self)
+        self._memory = _WorldStore(self)
         self.url = f"memory:incumbent-world-{next(_numbers)}"
         self.store = MemoryEngine(self.url, self._memory)
         self._link = Link(self.store)
@@ -136,7 +136,7 @@ class World:
         for keeper in list(keepers._keepers):
             for thread in (keeper._state.thread, keeper._state.deadlines.thread):
                 # A thread that ends meanwhile may be started anew when it is woken.
-                while isinstance(thread.alarm, _Alarm) and not thread.stopped:
+                while isinstance(thread.alarm, _MovedAlarm) and not thread.stopped:
                     if thread.alarm.look(thread):
                         break
         for held in self._held():
@@ -178,29 +178,29 @@ class World:
     def _keepers(self) -> list[keepers.Keeper]:
         return [one for one in list(keepers._keepers) if one.port.store is self._memory]
 
-    def _held(self) -> list[Held]:
+    def _held(self) -> list[Claim]:
         found = []
         for keeper in self._keepers():
             refs = keeper._state.refs()
             found += [held for ref in refs if (held := ref()) is not None]
-        return [held for held in found if held.machine.state is State.HELD]
+        return [held for held in found if held.machine.state is LeaseState.HELD]
 
-    def _which(self, lease: LeaseHandle | str) -> list[Held]:
+    def _which(self, lease: LeaseHandle | str) -> list[Claim]:
         if isinstance(lease, LeaseHandle):
             return [lease._held]
         return [held for held in self._held() if held.wanted.key.name == lease]
 
-    def _renew(self, held: Held) -> None:
+    def _renew(self, held: Claim) -> None:
         for keeper in self._keepers():
             if held.ref in keeper._state.refs():
                 keeper.renew_now(held, lambda: None)
 
 
 def _whose(lease: LeaseHandle | str) -> tuple[str, str | None]:
-    return (lease, None) if isinstance(lease, str) else (lease.name, lease._held.claim)
+    return (lease, None) if isinstance(lease, str) else (lease.name, lease._held.id)
 
 
-def _look_at_scopes(held: Held, now: float) -> None:
+def _look_at_scopes(held: Claim, now: float) -> None:
     if now < held.machine.stop_at:
         return
     for watcher in held.watchers:
@@ -217,7 +217,7 @@ def _await_callbacks() -> None:
         done.wait(_PATIENCE)
 
 
-class _Alarm:
+class _MovedAlarm:
     """The keeper's sleep on the moved clock; see incumbent.protocol.threads.Alarm."""
 
     def __init__(self, world: World) -> None:
@@ -253,7 +253,7 @@ class _Alarm:
         return True
 
 
-class _Store(MemoryStore):
+class _WorldStore(MemoryStore):
     """A memory store that can be cut off, and that forgets on request."""
 
     def __init__(self, world: World) -> None:

@@ -13,7 +13,7 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown
 from incumbent.model import Ask, Renewed
 from incumbent.net.pool import Broken
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.etcd import open_etcd
 from incumbent.stores.etcd.kv import TXN, Request
 from incumbent.stores.etcd.site import ErrorReply, LeaseMissing, OtherIncarnation
@@ -36,7 +36,7 @@ def call_that_meets(
 
     monkeypatch.setattr(client, "_try", fail)
     until = clock.now() + 5
-    return lambda: run(client.call(Request(TXN, b"", repeatable), until)), left
+    return lambda: run_blocking(client.call(Request(TXN, b"", repeatable), until)), left
 
 
 @pytest.mark.parametrize("then", [OtherIncarnation("e1"), ErrorReply(MISSING)])

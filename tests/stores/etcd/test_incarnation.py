@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Key
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.etcd import open_etcd
 from incumbent.stores.etcd.incarnation import (
     Cluster,
@@ -163,7 +163,7 @@ def _asked(born: Incarnation, *statuses: Status | str) -> tuple[bool, list[str]]
         return {"header": header, "raftTerm": status.term, "raftAppliedIndex": status.applied}
 
     cluster = new_cluster()
-    return run(drive(cluster.is_other(born, Endpoint("e1", 2379)), ask)), paths
+    return run_blocking(drive(cluster.is_other(born, Endpoint("e1", 2379)), ask)), paths
 
 
 def test_a_member_that_starts_or_got_a_snapshot_is_looked_at_again_after_it_did_something() -> None:
@@ -197,7 +197,7 @@ def test_a_new_marker_tells_how_far_the_log_was_when_it_was_written() -> None:
         return {"header": header}
 
     with pytest.raises(StoreUnavailable, match="keeps changing"):
-        run(drive(new_cluster()._learn(), ask))
+        run_blocking(drive(new_cluster()._learn(), ask))
     told = [(one["cluster"], one["term"], one["applied"]) for one in written]
     assert told == [(CLUSTER, 3, 12 + 16), (CLUSTER, 3, 12 + 33), (CLUSTER, 3, 12 + 50)]
 
@@ -245,14 +245,14 @@ def test_an_answer_proves_nothing_once_its_incarnation_is_known_to_be_over(
         return reply
 
     monkeypatch.setattr(client, "call", answer)
-    assert run(client.answer(request, 0.0))["succeeded"]
+    assert run_blocking(client.answer(request, 0.0))["succeeded"]
     client.cluster.incarnation = Incarnation("f", 6, "bmV3", 0.0)
     with pytest.raises(OutcomeUnknown, match="another incarnation"):
-        run(client.answer(request, 0.0))
+        run_blocking(client.answer(request, 0.0))
     client.cluster.incarnation = born
     monkeypatch.setattr(client, "call", answer_late)
     with pytest.raises(OutcomeUnknown, match="another incarnation"):
-        run(client.answer(request, 0.0))
+        run_blocking(client.answer(request, 0.0))
 
 
 @pytest.mark.parametrize("revision", [7, 12])
@@ -271,7 +271,7 @@ def test_a_late_answer_of_the_incarnation_before_says_nothing_of_this_one(
 
     monkeypatch.setattr(client, "call", answer_late)
     with pytest.raises(OutcomeUnknown, match="another incarnation"):
-        run(client.answer(Request(TXN), 0.0))
+        run_blocking(client.answer(Request(TXN), 0.0))
     assert (cluster.incarnation, cluster.floor) == (this, (CLUSTER, 3))
 
 
@@ -288,7 +288,7 @@ def test_what_was_learnt_while_another_thread_noticed_its_end_is_not_believed(
 
     monkeypatch.setattr(client.cluster, "_learn", learn)
     with pytest.raises(OtherIncarnation):
-        run(client.carry_out(client.cluster.identify(), 0.0))
+        run_blocking(client.carry_out(client.cluster.identify(), 0.0))
     assert client.cluster.incarnation is None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.etcd.kv import Steps
 from incumbent.stores.etcd.sessions import ClaimState
 from incumbent.stores.etcd.taking import Take
@@ -111,7 +111,7 @@ def sent(one: Party, take: Take) -> bool:
         reply = yield take.request(state, "")
         return bool(reply.get("succeeded"))
 
-    return bool(run(operations(one).carry_out(program(), soon())))
+    return bool(run_blocking(operations(one).carry_out(program(), soon())))
 
 
 def operations(one: Party) -> Any:

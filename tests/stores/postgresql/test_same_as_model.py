@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from incumbent.model import Ask, Key, TakeOutcome
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.postgresql.dialect import Dialect
 from incumbent.stores.postgresql.engine import PostgresStore
 from incumbent.stores.postgresql.site import site_of_url
@@ -27,7 +27,7 @@ class _EachForItself(PostgresStore):
 
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         operations = self.operations
-        return run(operations.run(operations.dialect.take(key, claim, ask), until))
+        return run_blocking(operations.run(operations.dialect.take(key, claim, ask), until))
 
 
 @pytest.mark.timeout(180)

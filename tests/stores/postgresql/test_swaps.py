@@ -12,7 +12,7 @@ import pytest
 
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Queue, Refused, Renewal
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.rules.codec import encoded
 from incumbent.rules.record import NOTHING
 from incumbent.stores.postgresql.engine import PostgresStore
@@ -51,7 +51,7 @@ def between(store: PostgresStore, ask: Ask, happens: Callable[[], object]) -> An
     happened = False
     while True:
         try:
-            request = program.send(run(wire.query(request, soon())))
+            request = program.send(run_blocking(wire.query(request, soon())))
         except StopIteration as done:
             assert happened
             return done.value

@@ -12,7 +12,7 @@ import pytest
 from incumbent import AsyncClient, clock
 from incumbent.model import Key, Queue, Queued, Released
 from incumbent.net.readers import SharedWakeup
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores import turns
 from incumbent.stores.deciding import present
 from incumbent.stores.names import flat
@@ -52,7 +52,7 @@ def test_a_release_names_the_first_in_line(url: str, waiting: int) -> None:
 def _marks(one: Party) -> None:
     """As a waiter does that begins to wait."""
     operations: Any = one.store.operations  # type: ignore[attr-defined]
-    run(operations.run(operations.dialect.unchanged(one.key, "", 20.0), soon()))
+    run_blocking(operations.run(operations.dialect.unchanged(one.key, "", 20.0), soon()))
 
 
 # -- what is made of it
@@ -127,7 +127,7 @@ def test_one_waiter_of_a_process_stands_in_the_line_of_the_store(url: str) -> No
 
         def in_line() -> list[str]:
             operations: Any = one.store.operations  # type: ignore[attr-defined]
-            (seen,) = run(operations.run(_load(one.key), soon()))
+            (seen,) = run_blocking(operations.run(_load(one.key), soon()))
             return [waiter.claim for waiter in present(seen).line.waiters]
 
         held = one.take()

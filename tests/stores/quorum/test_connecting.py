@@ -12,7 +12,7 @@ from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Ask, Granted
 from incumbent.stores.quorum.connecting import Dialer
-from incumbent.stores.quorum.links import Link
+from incumbent.stores.quorum.links import QuorumLink
 from tests.stores.quorum.world import Members, Party, party
 from tests.support.pace import BUSY, took
 
@@ -35,7 +35,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     """How many connections to each node were begun."""
     counts, connect = Counter[int](), Dialer.connect
 
-    async def counted(dialer: Dialer[Link], node: int, until: float) -> Link:
+    async def counted(dialer: Dialer[QuorumLink], node: int, until: float) -> QuorumLink:
         counts[node] += 1
         return await connect(dialer, node, until)
 
@@ -80,7 +80,7 @@ def test_a_connection_that_hangs_does_not_keep_new_ones_from_being_tried(
 ) -> None:
     counted, healed = Dialer.connect, threading.Event()
 
-    async def hanging(dialer: Dialer[Link], node: int, until: float) -> Link:
+    async def hanging(dialer: Dialer[QuorumLink], node: int, until: float) -> QuorumLink:
         if healed.is_set():
             return await counted(dialer, node, until)
         threading.Event().wait(max(0.0, until - clock.now()))

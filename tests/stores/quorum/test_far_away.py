@@ -11,7 +11,7 @@ from incumbent.errors import StoreUnavailable
 from incumbent.model import Key
 from incumbent.net import subscriptions
 from incumbent.net.readers import CONNECTED, Message, ReaderSide, Subscriber
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.quorum import waiting
 from incumbent.stores.quorum.waiting import MajorityHub
 
@@ -84,7 +84,7 @@ def test_who_waits_for_servers_that_are_far_away_hears_of_a_change(
 ) -> None:
     servers = FarAway(trip, told=5.0)
     hub = hub_of(servers, monkeypatch)
-    run(hub.wait(servers, KEY, "seen", servers.now + 30.0))
+    run_blocking(hub.wait(servers, KEY, "seen", servers.now + 30.0))
     assert servers.looks == 1
     assert servers.now == pytest.approx(1005.0 + trip, abs=0.05)
 
@@ -94,5 +94,5 @@ def test_servers_that_confirm_nothing_are_given_up(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(servers, "send", lambda *_: None)
     hub = hub_of(servers, monkeypatch)
     with pytest.raises(StoreUnavailable, match="no answer"):
-        run(hub.wait(servers, KEY, "seen", servers.now + 30.0))
+        run_blocking(hub.wait(servers, KEY, "seen", servers.now + 30.0))
     assert servers.now == pytest.approx(1002.0, abs=0.2)

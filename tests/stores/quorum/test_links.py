@@ -9,7 +9,7 @@ import pytest
 
 from incumbent import clock
 from incumbent.stores.quorum import open_quorum
-from incumbent.stores.quorum.links import Link, SyncPanel
+from incumbent.stores.quorum.links import QuorumLink, SyncPanel
 
 
 @pytest.fixture
@@ -18,16 +18,16 @@ def panel() -> SyncPanel:
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Link, socket.socket]]:
+def pair() -> Iterator[tuple[QuorumLink, socket.socket]]:
     ours, theirs = socket.socketpair()
-    link = Link(ours)
+    link = QuorumLink(ours)
     with theirs:
         yield link, theirs
     link.close()
 
 
 def test_replies_that_come_in_parts_are_waited_for_together(
-    pair: tuple[Link, socket.socket],
+    pair: tuple[QuorumLink, socket.socket],
 ) -> None:
     link, server = pair
     server.sendall(b":1\r\n:2\r\n:3")
@@ -37,7 +37,7 @@ def test_replies_that_come_in_parts_are_waited_for_together(
 
 
 def test_of_replies_that_nobody_waits_for_any_more_the_rest_is_skipped(
-    pair: tuple[Link, socket.socket], panel: SyncPanel
+    pair: tuple[QuorumLink, socket.socket], panel: SyncPanel
 ) -> None:
     link, server = pair
     server.sendall(b":1\r\n")
@@ -49,7 +49,7 @@ def test_of_replies_that_nobody_waits_for_any_more_the_rest_is_skipped(
 
 
 def test_a_connection_that_was_closed_after_a_late_reply_is_not_used(
-    pair: tuple[Link, socket.socket], panel: SyncPanel
+    pair: tuple[QuorumLink, socket.socket], panel: SyncPanel
 ) -> None:
     link, server = pair
     link.fall_behind(1)

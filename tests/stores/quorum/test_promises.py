@@ -11,7 +11,7 @@ import pytest
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, ByClaim, Granted, Key, Refused, Released, Slot, Stored
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.quorum import changes
 from incumbent.stores.quorum import take as taking
 from incumbent.stores.quorum.ballots import No, Silent
@@ -33,7 +33,7 @@ GONE = Silent(StoreUnavailable("it is down"), sent=False)
 
 def attempt() -> Any:
     panel = cast("Any", SimpleNamespace(quorum=THREE))
-    return changes._Attempt(panel, Key("n", "job"), "u:f", ByClaim("me", 7), 1e12)
+    return changes._ChangeAttempt(panel, Key("n", "job"), "u:f", ByClaim("me", 7), 1e12)
 
 
 def promised(*holds: bool) -> dict[int, Any]:
@@ -71,13 +71,13 @@ def test_while_two_nodes_disagree_a_third_that_is_still_being_connected_is_waite
     async def promises(_ballot: int) -> dict[int, Any]:
         return turns[len(rested)]
 
-    monkeypatch.setattr(changes, "_Attempt", lambda *_: it)
+    monkeypatch.setattr(changes, "_ChangeAttempt", lambda *_: it)
     monkeypatch.setattr(changes, "found", nothing)
     monkeypatch.setattr(it, "_ask_for_promises", promises)
     monkeypatch.setattr(it, "_accept", nothing)
     it.panel.rest, it.panel.open = rest, nothing
     write = changes.put_field(it.panel, it.key, "f", b"mine", it.held, 1e12)
-    assert isinstance(run(write), Stored)
+    assert isinstance(run_blocking(write), Stored)
     assert len(rested) == 2
 
 
@@ -101,7 +101,7 @@ def test_a_node_is_waited_for_while_it_is_being_connected_and_can_make_the_diffe
     it = attempt()
     it.panel.ask_all = ask_all
     with nullcontext() if waits else pytest.raises(StoreUnavailable):
-        assert run(it._ask_for_promises(7)) is None
+        assert run_blocking(it._ask_for_promises(7)) is None
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_what_others_wrote_last_is_settled_also_by_who_holds_the_lease_no_more(
 
     monkeypatch.setattr(it, "_ask_for_promises", promises)
     monkeypatch.setattr(it, "_accept", accept)
-    done = run(it.turn(lambda _entry, _ballot: changes.Edit(b"ours"), settles=False))
+    done = run_blocking(it.turn(lambda _entry, _ballot: changes.Edit(b"ours"), settles=False))
     assert done.edited == (3 in states or holds)
     assert guards == [ByClaim("me", 7) if guarded else None]
 
@@ -156,9 +156,9 @@ def test_a_used_slot_refuses_for_certain_only_if_the_lease_was_given_back(
 
     for name in ("refused_slot", "use_slot", "give"):
         monkeypatch.setattr(taking, name, answering(name))
-    monkeypatch.setattr(taking._Take, "run", answering("run"))
+    monkeypatch.setattr(taking._QuorumTake, "run", answering("run"))
     panel = cast("Any", SimpleNamespace(quorum=THREE))
     ask = Ask(10.0, "me", slot=Slot("2026", 60.0))
     taken = taking.take(panel, Key("n", "job"), "me", ask, 1e12)
     with nullcontext() if given_back else pytest.raises(OutcomeUnknown):
-        assert run(taken) == Refused("used")
+        assert run_blocking(taken) == Refused("used")

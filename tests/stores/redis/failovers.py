@@ -23,10 +23,10 @@ from typing import NamedTuple
 from incumbent.errors import StoreError
 from incumbent.stores.redis import sentinel
 from incumbent.stores.redis.dialect import too_early
-from incumbent.stores.redis.incarnation import TOKEN_JUMP, Acquaintance, Met
-from incumbent.stores.redis.options import Target
+from incumbent.stores.redis.incarnation import TOKEN_JUMP, Handshake, ServerFacts
+from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.sentinel import Opinion
-from incumbent.stores.redis.server import Site
+from incumbent.stores.redis.server import RedisSite
 from tests.stores.redis.meeting import NOW, Server
 
 TTL = 1.0
@@ -105,7 +105,7 @@ class Node(Server):
     def leads(self) -> bool:
         return self.info["role"] == "master"
 
-    def take(self, client: str, met: Met, now: float) -> Lease | None:
+    def take(self, client: str, met: Handshake, now: float) -> Lease | None:
         """As take.lua and renew.lua."""
         found = self.lease
         if found is not None and found.ends > now:
@@ -134,7 +134,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
-        self._site = Site(Target(), "here", restart_wait=self.clocks.wait)
+        self._site = RedisSite(RedisTarget(), "here", restart_wait=self.clocks.wait)
         self._failed_over = 0.0
         skew = self.clocks.skew
         self.nodes = [Node(number, self.random.uniform(-skew, skew)) for number in SERVERS]
@@ -228,7 +228,7 @@ class World:
         connection, term = node.connections, opinion.epoch if self.rules.terms else None
         met = node.at(self.now).met_by(f"{next(self._names)}", NOW + self.now, term=term)
         yield self._delay()
-        known = Acquaintance()
+        known = ServerFacts()
         known.introduce(met, self.now, self.rules.settle)
         sent = self.now
         if sent >= asked + self.rules.proves or too_early(self._site, known, TTL, sent) is not None:

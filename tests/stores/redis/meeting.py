@@ -6,10 +6,10 @@ from typing import Any
 
 import hiredis
 
-from incumbent.stores.redis.incarnation import Met, meet
-from incumbent.stores.redis.options import Target
+from incumbent.stores.redis.incarnation import Handshake, handshake
+from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.resp import SCRIPTS
-from incumbent.stores.redis.server import MARKER_KEY, QUORUM_KEY, Marker, Site
+from incumbent.stores.redis.server import MARKER_KEY, QUORUM_KEY, Marker, RedisSite
 
 NOW = 1_700_000_000
 PLAIN = {"run_id": "run1", "master_replid": "hist1", "master_replid2": "0000", "role": "master"}
@@ -36,10 +36,10 @@ class Server:
         *keys: str,
         term: int | None = None,
         longest: int = 0,
-    ) -> Met:
+    ) -> Handshake:
         marker = Marker(keys or (MARKER_KEY,))
-        program = meet(
-            Site(Target(), "here", proved=True, marker=marker),
+        program = handshake(
+            RedisSite(RedisTarget(), "here", proved=True, marker=marker),
             wall=self.clock if wall is None else wall,
             fresh=fresh,
             term=term,
@@ -56,7 +56,7 @@ class Server:
                 self.trips += 1
                 answers = list(self._written(step.payload))
         except StopIteration as end:
-            found: Met = end.value
+            found: Handshake = end.value
             return found
 
     def _written(self, payload: bytes) -> list[Any]:

@@ -276,7 +276,7 @@ def test_what_is_never_released_is_not_kept_for_ever(blocking: redis.Redis, name
     kept = lock._kept
 
     async def keep() -> None:
-        kept.keep(compat._Kept())
+        kept.keep(compat._KeptLease())
 
     async def main() -> None:
         await asyncio.gather(*(keep() for _ in range(3 * kept._MOST)))

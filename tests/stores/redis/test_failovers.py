@@ -9,7 +9,7 @@ import pytest
 
 from incumbent.errors import StoreUnavailable
 from incumbent.stores.redis import incarnation
-from incumbent.stores.redis.incarnation import TOKEN_JUMP, Mark
+from incumbent.stores.redis.incarnation import TOKEN_JUMP, IncarnationMarker
 from incumbent.stores.redis.sentinel import Opinion
 from tests.stores.redis.failovers import (
     HARSH,
@@ -43,7 +43,7 @@ LEFT_OUT = {
 }
 
 
-Floor = Callable[[int, Sequence[Mark]], int]
+Floor = Callable[[int, Sequence[IncarnationMarker]], int]
 JUMP = int(TOKEN_JUMP * 1e6)
 
 WRONG_FLOORS: dict[str, tuple[Floor, Clocks]] = {

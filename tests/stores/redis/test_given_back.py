@@ -15,35 +15,35 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Ask, Granted, Key, TakeOutcome
 from incumbent.net.pool import Broken
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis.cluster import ASKING, asking
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import Server, take_program
 from incumbent.stores.redis.errors import Outdated
 from incumbent.stores.redis.exchange import carry_out
-from incumbent.stores.redis.incarnation import Acquaintance, Mark, Met
+from incumbent.stores.redis.incarnation import Handshake, IncarnationMarker, ServerFacts
 from incumbent.stores.redis.layers import ReplicaConfirmation
-from incumbent.stores.redis.options import Target
+from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.records import Naming
 from incumbent.stores.redis.resp import SCRIPTS, Program
-from incumbent.stores.redis.server import Site
+from incumbent.stores.redis.server import RedisSite
 
 KEY, CLAIM, ASK = Key("n", "k"), "c1", Ask(10.0, "host-1")
-SITE, COMMANDS = Site(Target(), "here"), Commands(Naming(None), "here")
-MARK = Mark("aaaa", 1, 1, "run1", "hist1")
+SITE, COMMANDS = RedisSite(RedisTarget(), "here"), Commands(Naming(None), "here")
+MARK = IncarnationMarker("aaaa", 1, 1, "run1", "hist1")
 GRANT = b"incumbent1 c1 1700000000000000"
 TIME, MEMORY = [b"1700000000", b"0"], b"maxmemory:0\r\n"
 SAME = [MARK.text.encode(), b"role:master\r\nmaster_replid:hist1\r\n", TIME, MEMORY]
 DEMOTED = [MARK.text.encode(), b"role:slave\r\n", TIME, MEMORY]
 
 
-class Wire(Acquaintance):
+class Wire(ServerFacts):
     """Answers what it was told to, step by step; `sent` is what it was asked."""
 
     def __init__(self, *answers: Any) -> None:
         super().__init__()
-        self.introduce(Met(MARK, "key", "hist1", 1.7e9, 60.0), 50.0, 0.0)
+        self.introduce(Handshake(MARK, "key", "hist1", 1.7e9, 60.0), 50.0, 0.0)
         self.answers, self.sent = list(answers), list[bytes]()
 
     async def ask_all(self, payload: bytes, answers: int, until: float) -> list[Any]:
@@ -67,16 +67,16 @@ class Connections:
 
 
 def plainly(wire: Wire, ask: Ask = ASK) -> TakeOutcome:
-    return run(carry_out(cast("Any", wire), taking(wire, ask), clock.now() + 5))
+    return run_blocking(carry_out(cast("Any", wire), taking(wire, ask), clock.now() + 5))
 
 
 def by_asking(wire: Wire, ask: Ask = ASK) -> TakeOutcome:
-    return run(carry_out(cast("Any", wire), asking(taking(wire, ask)), clock.now() + 5))
+    return run_blocking(carry_out(cast("Any", wire), asking(taking(wire, ask)), clock.now() + 5))
 
 
 def confirmed(wire: Wire) -> TakeOutcome:
     layer = ReplicaConfirmation(cast("Any", Connections(wire)), 1, 0.1)
-    return run(layer.take(KEY, CLAIM, ASK, clock.now() + 5))
+    return run_blocking(layer.take(KEY, CLAIM, ASK, clock.now() + 5))
 
 
 def taking(wire: Wire, ask: Ask = ASK) -> Program[TakeOutcome]:

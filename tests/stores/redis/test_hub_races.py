@@ -12,7 +12,7 @@ from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.net.readers import BLOCKING, BlockingSubscriber, LockWakeup
 from incumbent.net.subscriptions import Role
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.redis.line import read_place
 from incumbent.stores.redis.subscription import LineHub, LineSubscription, LineWaiter, _Rest
 from tests.stores.redis.test_hub import (
@@ -121,7 +121,7 @@ def test_a_reader_that_a_handler_interrupted_notices_that_its_role_is_over() -> 
     subscriber = role.subscriber = BlockingSubscriber()
     assert hub._take_role("me") is not role
     began = clock.now()
-    run(subscriber.next(began + 5.0))
+    run_blocking(subscriber.next(began + 5.0))
     assert took(began) < BUSY
     subscriber.close()
 
@@ -146,5 +146,5 @@ def test_a_waiter_that_looks_is_not_asked_to_read() -> None:
     hub._waiters = {looking: None, asleep: None}
     hub._leave_role(role)
     began = clock.now()
-    run(asleep.wakeup.wait(began + 5.0))
+    run_blocking(asleep.wakeup.wait(began + 5.0))
     assert took(began) < BUSY

@@ -13,9 +13,15 @@ from hypothesis import strategies as st
 from incumbent.errors import StoreUnavailable
 from incumbent.stores.redis.dialect import too_early
 from incumbent.stores.redis.errors import Outdated
-from incumbent.stores.redis.incarnation import TOKEN_JUMP, Acquaintance, Mark, Met, read_mark
-from incumbent.stores.redis.options import Target
-from incumbent.stores.redis.server import MARKER_KEY, Site
+from incumbent.stores.redis.incarnation import (
+    TOKEN_JUMP,
+    Handshake,
+    IncarnationMarker,
+    ServerFacts,
+    read_mark,
+)
+from incumbent.stores.redis.options import RedisTarget
+from incumbent.stores.redis.server import MARKER_KEY, RedisSite
 from tests.stores.redis.meeting import NOW, PLAIN, Server
 
 FLOOR = int(TOKEN_JUMP * 1e6)
@@ -92,13 +98,13 @@ def test_a_master_of_the_same_promotion_that_restarts_was_not_promoted_again() -
     assert server.met_by("cccc", term=3).mark.floor > second.floor
 
 
-def promoted(server: Server) -> Mark:
+def promoted(server: Server) -> IncarnationMarker:
     server.met_by("aaaa")
     server.info |= PROMOTED
     return server.met_by("bbbb").mark
 
 
-def ahead(server: Server, mark: Mark) -> float:
+def ahead(server: Server, mark: IncarnationMarker) -> float:
     return mark.floor / 1e6 - server.clock
 
 
@@ -230,11 +236,11 @@ def test_a_refusal_says_nothing_of_clocks_that_agree() -> None:
     assert "4s ago. For 26s more nobody is given a lease" in refused
 
 
-def refusal(met: Met) -> str:
+def refusal(met: Handshake) -> str:
     """What one that asks with a ttl of 30 s is told; nothing if it is served."""
-    known = Acquaintance()
+    known = ServerFacts()
     known.introduce(met, 1000.0, 0.0)
-    return str(too_early(Site(Target("here"), "here"), known, 30.0, 1000.0) or "")
+    return str(too_early(RedisSite(RedisTarget("here"), "here"), known, 30.0, 1000.0) or "")
 
 
 def test_without_a_run_id_its_start_tells_one_run_from_another() -> None:
@@ -303,15 +309,18 @@ def test_a_marker_of_another_format_is_refused_for_good(there: bytes) -> None:
 
 
 def test_a_marker_is_read_as_it_was_written() -> None:
-    for mark in (Mark("a", 1, 2, "run", "hist", 3, 4), Mark("a", 1, 2, "", "")):
+    for mark in (
+        IncarnationMarker("a", 1, 2, "run", "hist", 3, 4),
+        IncarnationMarker("a", 1, 2, "", ""),
+    ):
         assert read_mark(mark.text.encode(), "here", "key") == mark
 
 
 # -- what a connection knows
 
 
-def known(server: Server) -> Acquaintance:
-    wire = Acquaintance()
+def known(server: Server) -> ServerFacts:
+    wire = ServerFacts()
     wire.introduce(server.met_by("aaaa"), 50.0, 0.0)
     return wire
 
@@ -321,7 +330,7 @@ def look(server: Server) -> list[Any]:
     return [server.data.get(MARKER_KEY), server.text, time, server.text]
 
 
-def compare(wire: Acquaintance, looked: list[Any], *, allow_eviction: bool = False) -> None:
+def compare(wire: ServerFacts, looked: list[Any], *, allow_eviction: bool = False) -> None:
     wire.compare(looked, 59.0, 60.0, allow_eviction=allow_eviction)
 
 

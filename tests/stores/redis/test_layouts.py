@@ -18,25 +18,25 @@ from hypothesis import strategies as st
 from incumbent import clock
 from incumbent.errors import ConfigError, StoreError, StoreUnavailable
 from incumbent.model import Gone, Key, Renewal, Renewed, RenewOutcome
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis import open_store, sentinel
 from incumbent.stores.redis.aio import AsyncRuntime
-from incumbent.stores.redis.cluster import SLOTS, Cluster, Topology, markers_of, slot_of
+from incumbent.stores.redis.cluster import SLOTS, KnownCluster, Topology, markers_of, slot_of
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import Server
-from incumbent.stores.redis.incarnation import Acquaintance, Mark, Met
+from incumbent.stores.redis.incarnation import Handshake, IncarnationMarker, ServerFacts
 from incumbent.stores.redis.layers import BlockingRuntime, Call, Runtime
 from incumbent.stores.redis.options import (
     RedisOptions,
-    Target,
+    RedisTarget,
     parse_address,
     parse_redis_url,
     say_address,
 )
 from incumbent.stores.redis.records import Naming
-from incumbent.stores.redis.resp import Step
-from incumbent.stores.redis.router import Part, Router, renew_part
+from incumbent.stores.redis.resp import RequestBatch
+from incumbent.stores.redis.router import NodePart, Router, renew_part
 from incumbent.stores.redis.sentinel import (
     Follow,
     Followed,
@@ -45,7 +45,7 @@ from incumbent.stores.redis.sentinel import (
     newest_of,
     verdict,
 )
-from incumbent.stores.redis.server import Site, read_facts
+from incumbent.stores.redis.server import RedisSite, read_facts
 from incumbent.stores.url import parse_hosts
 from tests.support.pace import lasted
 
@@ -243,9 +243,9 @@ def test_behind_sentinels_a_promotion_settles_for_longer_than_an_answer_proves()
 
 
 def test_a_master_that_was_promoted_a_moment_ago_has_yet_to_settle() -> None:
-    wire, plain = Acquaintance(), Mark("abc", 1, 1, "run", "hist")
+    wire, plain = ServerFacts(), IncarnationMarker("abc", 1, 1, "run", "hist")
     for mark, born in ((plain._replace(id="abc:promoted"), 62.0), (plain, 59.0)):
-        wire.introduce(Met(mark, "key", "hist", 1.7e9, 1.0), 60.0, 3.0)
+        wire.introduce(Handshake(mark, "key", "hist", 1.7e9, 1.0), 60.0, 3.0)
         assert wire.born == born
 
 
@@ -305,7 +305,7 @@ def test_a_node_without_slots_has_no_marker() -> None:
     assert markers_of(topology(), ("10.0.0.3", 6379)) == ()
 
 
-class Disturbed(Cluster):
+class Disturbed(KnownCluster):
     """A cluster whose other threads meet NEW at the instant before each change of it is seen."""
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -317,7 +317,7 @@ class Disturbed(Cluster):
 
 
 def test_a_node_that_another_thread_meets_while_an_answer_is_learnt_is_no_matter() -> None:
-    cluster = Disturbed(Site(Target(), "here"), (OLD, NEW))
+    cluster = Disturbed(RedisSite(RedisTarget(), "here"), (OLD, NEW))
     cluster.site_of(OLD)
     cluster._learn([topology()], [])
     assert len(cluster.sites) == 2
@@ -326,7 +326,7 @@ def test_a_node_that_another_thread_meets_while_an_answer_is_learnt_is_no_matter
 
 
 def test_a_node_has_its_markers_keys_by_the_topology_of_whoever_asks_for_it() -> None:
-    cluster = Cluster(Site(Target(), "here"), (OLD, NEW))
+    cluster = KnownCluster(RedisSite(RedisTarget(), "here"), (OLD, NEW))
     cluster.site_of(OLD)
     cluster.topology = topology()
     assert cluster.site_of(OLD).marker.keys == markers_of(topology(), OLD)
@@ -341,7 +341,7 @@ class Sent:
 
     async def run(self, plan: Plan[Server, None], until: float) -> None:
         wire = Wire("epoch", 0.0)
-        server = Server(Site(Target(), "here"), Commands(Naming(None), "here"), wire)
+        server = Server(RedisSite(RedisTarget(), "here"), Commands(Naming(None), "here"), wire)
         program = plan.start(server, until)
         echo = echo_of(next(program))
         self._router.redirections -= 1
@@ -359,7 +359,7 @@ class SentAbout:
         self.redirections = redirections
         self.paused = 0.0
 
-    def exchange(self, site: Site, _: Commands) -> Sent:
+    def exchange(self, site: RedisSite, _: Commands) -> Sent:
         return Sent(self, NEW if say_address(OLD) in site.where else OLD)
 
     async def gather(self, calls: Sequence[Callable[[float], Any]], until: float) -> list[Any]:
@@ -375,16 +375,16 @@ class SentAbout:
 @pytest.mark.parametrize("redirections", [0, 2, 5, 12])
 def test_a_renewal_follows_its_slot_for_as_long_as_there_is_time(redirections: int) -> None:
     runtime = SentAbout(redirections)
-    cluster = Cluster(Site(Target(), "here"), (OLD, NEW))
+    cluster = KnownCluster(RedisSite(RedisTarget(), "here"), (OLD, NEW))
     cluster.topology, cluster.doubted = topology(), False
-    router = Router(cast("Runtime", runtime), cluster, RedisOptions("redis+cluster", Target()))
+    router = Router(cast("Runtime", runtime), cluster, RedisOptions("redis+cluster", RedisTarget()))
     renewal = Renewal(Key("default", "job"), "c", 1, 1.0, "epoch")
-    assert run(router.renew([renewal], clock.now() + 5)) == [Renewed()]
+    assert run_blocking(router.renew([renewal], clock.now() + 5)) == [Renewed()]
     # Not in a busy loop.
     assert (runtime.paused > 0) == (redirections >= 5)
 
 
-class Wire(Acquaintance):
+class Wire(ServerFacts):
     def __init__(self, epoch: str, born: float) -> None:
         super().__init__()
         self.epoch, self.born = epoch, born
@@ -394,7 +394,7 @@ def spread(epoch_of_the_lease: str, wire: Wire, token: int) -> RenewOutcome | St
     """The outcome of one renewal that the node would grant."""
     renewal = Renewal(Key("default", "job"), "c", token, 1.0, epoch_of_the_lease)
     dialect = Commands(Naming(None), "here")
-    part = Part(("n", 1), by_asking=False)
+    part = NodePart(("n", 1), by_asking=False)
     part.places.append(0)
     outcomes: list[RenewOutcome | StoreError] = [StoreError("nothing was noted")]
     program = renew_part(dialect, [renewal], part, wire, outcomes)
@@ -403,7 +403,7 @@ def spread(epoch_of_the_lease: str, wire: Wire, token: int) -> RenewOutcome | St
     return outcomes[0]
 
 
-def echo_of(step: Step) -> bytes:
+def echo_of(step: RequestBatch) -> bytes:
     said = step.payload.split(b"\r\n")
     return next(part for part in said if part.startswith(b"c:"))
 
@@ -442,7 +442,7 @@ def test_what_interrupts_the_caller_is_not_kept_until_all_have_answered() -> Non
     began = clock.now()
     try:
         with pytest.raises(KeyboardInterrupt):
-            run(BlockingRuntime().gather([slow, interrupted], began + 5))
+            run_blocking(BlockingRuntime().gather([slow, interrupted], began + 5))
         assert lasted(began, 0.0, 2.5)
     finally:
         over.set()
@@ -474,7 +474,7 @@ def test_answers_that_are_not_enough_are_waited_with_for_the_others(
 
     began = clock.now()
     try:
-        answers = run(main()) if runtime is BlockingRuntime else asyncio.run(main())
+        answers = run_blocking(main()) if runtime is BlockingRuntime else asyncio.run(main())
     finally:
         over.set()
     assert lasted(began, 0.0, 10)

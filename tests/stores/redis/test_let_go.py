@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 
 from incumbent.errors import StoreUnavailable
-from incumbent.protocol.port import run
-from incumbent.stores.redis.aiowire import AsyncWire
+from incumbent.protocol.port import run_blocking
+from incumbent.stores.redis.aiowire import AsyncRedisWire
 from incumbent.stores.redis.dialect import DIALECT
 from incumbent.stores.redis.server import MARKER_KEY
-from incumbent.stores.redis.wire import Wire
+from incumbent.stores.redis.wire import RedisWire
 from tests.stores.party import ASK
 from tests.stores.redis.world import Party, new_claim, party, soon
 from tests.support.servers import RedisServer
@@ -27,10 +27,10 @@ def test_a_connection_that_was_being_made_when_all_were_let_go_of_is_not_kept(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with party(redis_server.url) as one:
-        exchange, made = one.engine.store().operations, list[Wire]()
+        exchange, made = one.engine.store().operations, list[RedisWire]()
         dial = exchange.dial
 
-        async def dial_meanwhile(until: float) -> Wire:
+        async def dial_meanwhile(until: float) -> RedisWire:
             made.append(await dial(until))
             exchange.let_go()
             return made[-1]
@@ -50,7 +50,7 @@ def test_a_connection_that_was_being_taken_when_all_were_let_go_of_is_not_kept(
         (kept,) = exchange.idle
         trusted = exchange.trusted
 
-        def trusted_meanwhile(*, trust: bool = True) -> Wire | None:
+        def trusted_meanwhile(*, trust: bool = True) -> RedisWire | None:
             wire = trusted(trust=trust)
             exchange.let_go()
             return wire
@@ -68,7 +68,7 @@ def test_no_marker_tells_of_a_promotion_that_was_overtaken_while_a_connection_wa
         exchange = one.engine.store().operations
         site, dial = exchange.site, exchange.dial
 
-        async def dial_meanwhile(until: float) -> Wire:
+        async def dial_meanwhile(until: float) -> RedisWire:
             wire = await dial(until)
             site.target = replace(site.target, term=2)
             return wire
@@ -89,17 +89,17 @@ def test_a_script_that_was_forgotten_is_not_sent_again_to_a_master_that_is_not_m
         monkeypatch.setattr(type(exchange.site), "means", lambda *_: meant.pop(0))
         own_redis.cli("SCRIPT", "FLUSH")
         with pytest.raises(StoreUnavailable, match="asked again"):
-            run(exchange.run(again, soon()))
+            run_blocking(exchange.run(again, soon()))
 
 
 def test_tasks_share_no_connection_that_was_being_made_when_all_were_let_go_of(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main(one: Party) -> None:
-        store, made = one.engine.async_store(), list[AsyncWire]()
+        store, made = one.engine.async_store(), list[AsyncRedisWire]()
         dial = store.dial
 
-        async def dial_meanwhile(until: float) -> AsyncWire:
+        async def dial_meanwhile(until: float) -> AsyncRedisWire:
             made.append(await dial(until))
             if len(made) == 1:
                 store.let_go()

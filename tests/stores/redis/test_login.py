@@ -14,8 +14,8 @@ import pytest
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.stores.redis import aiowire, wire
-from incumbent.stores.redis.options import Target
-from incumbent.stores.redis.server import Site
+from incumbent.stores.redis.options import RedisTarget
+from incumbent.stores.redis.server import RedisSite
 
 SECRET = "s3kr%t"
 OK = b"+OK\r\n"
@@ -56,11 +56,11 @@ def server(reply: bytes) -> Iterator[Server]:
         running.close()
 
 
-def blocking(site: Site) -> None:
+def blocking(site: RedisSite) -> None:
     wire.dial(site, clock.now() + 5).close()
 
 
-def on_asyncio(site: Site) -> None:
+def on_asyncio(site: RedisSite) -> None:
     async def main() -> None:
         (await aiowire.dial(site, clock.now() + 5)).close()
 
@@ -68,7 +68,7 @@ def on_asyncio(site: Site) -> None:
 
 
 SIDES = pytest.mark.parametrize("connect", [blocking, on_asyncio])
-Connect = Callable[[Site], None]
+Connect = Callable[[RedisSite], None]
 
 
 class Provider:
@@ -100,7 +100,7 @@ def test_a_login_is_one_round_trip(
     connect: Connect, given: dict[str, Any], requests: list[bytes]
 ) -> None:
     with server(OK * len(requests)) as running:
-        connect(Site(Target("127.0.0.1", running.port, **given), "here"))
+        connect(RedisSite(RedisTarget("127.0.0.1", running.port, **given), "here"))
     assert running.requests == [b"".join(requests)]
 
 
@@ -124,14 +124,14 @@ def test_the_first_error_is_the_reason_and_keeps_the_secret(
 ) -> None:
     reason = replies.decode().partition("-")[2].strip()
     with server(replies) as running:
-        target = Target("127.0.0.1", running.port, db=3, username="me", password=SECRET)
+        target = RedisTarget("127.0.0.1", running.port, db=3, username="me", password=SECRET)
         with pytest.raises(StoreUnavailable) as caught:
-            connect(Site(target, "here"))
+            connect(RedisSite(target, "here"))
         assert reason in str(caught.value)
         assert caught.value.permanent is permanent
         # A server that has served this process may come to its senses.
         with pytest.raises(StoreUnavailable) as caught:
-            connect(Site(target, "here", proved=True))
+            connect(RedisSite(target, "here", proved=True))
         assert not caught.value.permanent
 
 
@@ -141,7 +141,7 @@ def test_an_error_that_quotes_the_password_is_masked(connect: Connect) -> None:
         server(f"-ERR unknown command, with args beginning with: {SECRET}\r\n".encode()) as running,
         pytest.raises(StoreUnavailable) as caught,
     ):
-        connect(Site(Target("127.0.0.1", running.port, password=SECRET), "here"))
+        connect(RedisSite(RedisTarget("127.0.0.1", running.port, password=SECRET), "here"))
     assert SECRET not in str(caught.value)
     assert "***" in str(caught.value)
 
@@ -150,7 +150,7 @@ def test_an_error_that_quotes_the_password_is_masked(connect: Connect) -> None:
 @pytest.mark.parametrize("reply", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
 def test_what_is_no_reply_is_unavailable(connect: Connect, reply: bytes) -> None:
     with server(reply) as running, pytest.raises(StoreUnavailable) as caught:
-        connect(Site(Target("127.0.0.1", running.port), "here"))
+        connect(RedisSite(RedisTarget("127.0.0.1", running.port), "here"))
     assert not caught.value.permanent
 
 
@@ -170,7 +170,7 @@ def test_a_provider_that_hangs_holds_nobody_up() -> None:
         await aiowire.dial(site, clock.now() + 0.2)
 
     with server(OK) as running:
-        site = Site(Target("127.0.0.1", running.port, credentials=Hung()), "here")
+        site = RedisSite(RedisTarget("127.0.0.1", running.port, credentials=Hung()), "here")
         with pytest.raises(StoreUnavailable, match="in time"):
             wire.dial(site, clock.now() + 0.2)
         with pytest.raises(StoreUnavailable, match="in time"):
@@ -185,4 +185,4 @@ def test_a_provider_that_fails_is_unavailable(connect: Connect) -> None:
             raise KeyError("no token")
 
     with server(OK) as running, pytest.raises(StoreUnavailable, match="no token"):
-        connect(Site(Target("127.0.0.1", running.port, credentials=Failing()), "here"))
+        connect(RedisSite(RedisTarget("127.0.0.1", running.port, credentials=Failing()), "here"))

@@ -12,9 +12,9 @@ import pytest
 from incumbent import AsyncClient, Client, StoreUnavailable
 from incumbent.model import Granted, Key, Released, Renewal, Renewed
 from incumbent.stores.base import Give, Take
-from incumbent.stores.redis.aiowire import AsyncWire
+from incumbent.stores.redis.aiowire import AsyncRedisWire
 from incumbent.stores.redis.cluster import slot_of
-from incumbent.stores.redis.wire import Wire
+from incumbent.stores.redis.wire import RedisWire
 from tests.stores.redis.world import ASK, names, new_claim, party, soon, third
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_sentinels import Sentinels
@@ -36,7 +36,7 @@ def exchanges() -> Iterator[list[bytes]]:
     """What is asked of servers meanwhile, a round trip at a time."""
     asked: list[bytes] = []
     with pytest.MonkeyPatch.context() as patch:
-        for kind in (Wire, AsyncWire):
+        for kind in (RedisWire, AsyncRedisWire):
 
             def counted(self: Any, payload: bytes, *more: Any, ask: Any = kind.ask_all) -> Any:
                 asked.append(payload)

@@ -18,7 +18,7 @@ from incumbent import AsyncLock, clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Gone, Granted, Key, Refused, Released, Stored
 from incumbent.stores.redis.aio import AsyncRedisStore
-from incumbent.stores.redis.aiowire import AsyncWire
+from incumbent.stores.redis.aiowire import AsyncRedisWire
 from tests.stores.redis.world import ASK, Party, new_claim, party, soon
 from tests.support.forks import exit_code, fork
 from tests.support.pace import took
@@ -38,7 +38,7 @@ def a_key() -> Key:
     return Key("faults", secrets.token_hex(6))
 
 
-def shared(store: AsyncRedisStore) -> AsyncWire:
+def shared(store: AsyncRedisStore) -> AsyncRedisWire:
     assert store._shared is not None
     return store._shared
 

@@ -26,7 +26,7 @@ from incumbent.model import (
     Slot,
     Stale,
 )
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis.dialect import Server, give_back
 from incumbent.stores.redis.incarnation import TOKEN_JUMP
@@ -240,7 +240,7 @@ def test_who_looks_on_hears_of_a_grant_that_is_given_back(here: Party, raw: redi
         undo: Plan[Server, None] = Plan(
             "give", lambda server, _: give_back(server.commands, here.key, granted, ASK)
         )
-        run(here.store.operations.run(undo, soon()))
+        run_blocking(here.store.operations.run(undo, soon()))
         # As after a release: an empty message tells of a reservation or a field.
         assert heard.get_message(timeout=2)["data"] == b"given"
 

@@ -8,7 +8,7 @@ from incumbent.model import Batch, Gone, Key, Renewal, Renewed, RenewOutcome
 from incumbent.net.pool import Mismatch
 from incumbent.stores.redis.commands import Commands, renew_program
 from incumbent.stores.redis.records import Naming
-from incumbent.stores.redis.resp import Program, Step
+from incumbent.stores.redis.resp import Program, RequestBatch
 
 NAMING = Naming(None)
 
@@ -23,7 +23,7 @@ def program(
     return renew_program(Commands(naming, "here"), batch, epoch)
 
 
-def calls_of(step: Step) -> list[list[bytes]]:
+def calls_of(step: RequestBatch) -> list[list[bytes]]:
     """The arguments of each request of a payload."""
     found, rest = [], step.payload
     while rest:

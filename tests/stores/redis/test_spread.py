@@ -12,10 +12,10 @@ from incumbent.model import Gone, Key, Notice, Renewal, Renewed
 from incumbent.net.pool import Mismatch
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.errors import Moved
-from incumbent.stores.redis.incarnation import Acquaintance
+from incumbent.stores.redis.incarnation import ServerFacts
 from incumbent.stores.redis.records import Naming
-from incumbent.stores.redis.resp import SCRIPTS, Step, as_eval
-from incumbent.stores.redis.router import Part, renew_part
+from incumbent.stores.redis.resp import SCRIPTS, RequestBatch, as_eval
+from incumbent.stores.redis.router import NodePart, renew_part
 from tests.stores.redis.test_renewals_pure import calls_of, echo_of
 
 DIALECT = Commands(Naming(None), "here")
@@ -23,7 +23,7 @@ LOST = Gone("store_restarted")
 SILENT = OutcomeUnknown("nothing was noted")
 
 
-class Wire(Acquaintance):
+class Wire(ServerFacts):
     def __init__(self, epoch: str = "run", born: float = 0.0) -> None:
         super().__init__()
         self.epoch, self.born = epoch, born
@@ -33,8 +33,8 @@ def renewal(name: str, epoch: str = "n:1 run", meta: bytes | None = None) -> Ren
     return Renewal(Key("default", name), f"c-{name}", 5, 1.0, epoch, meta)
 
 
-def a_part(places: int, *, by_asking: bool = False) -> Part:
-    part = Part(("n", 1), by_asking=by_asking)
+def a_part(places: int, *, by_asking: bool = False) -> NodePart:
+    part = NodePart(("n", 1), by_asking=by_asking)
     part.places.extend(range(places))
     return part
 
@@ -50,14 +50,14 @@ class Asked:
     def __init__(
         self,
         renewals: list[Renewal],
-        part: Part | None = None,
+        part: NodePart | None = None,
         wire: Wire | None = None,
         dialect: Commands = DIALECT,
     ) -> None:
         self.outcomes: list[Any] = [SILENT] * len(renewals)
         part, wire = part or a_part(len(renewals)), wire or Wire()
         self.program = renew_part(dialect, renewals, part, wire, self.outcomes)
-        self.step: Step = next(self.program)
+        self.step: RequestBatch = next(self.program)
         self.calls = calls_of(self.step)
         self.echo = echo_of(self.calls[-1])
 

@@ -13,7 +13,7 @@ import pytest
 from incumbent import clock
 from incumbent.errors import NotAcquired
 from incumbent.model import UNLIMITED, Ask, Granted, Queue, Queued, Refused, Released
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.several import Semaphore
 from incumbent.stores.polling import may_have_changed
 from incumbent.stores.registers import Swap, Wanted
@@ -142,7 +142,7 @@ def test_who_is_behind_a_silent_first_looks_once_its_turn_is_over(machine: Machi
 
 def looks(machine: Machine, seen: str) -> bool:
     """Whether a waiter asks again at once."""
-    return may_have_changed(seen, run(machine.store.operations.look(KEY, soon())))
+    return may_have_changed(seen, run_blocking(machine.store.operations.look(KEY, soon())))
 
 
 def test_a_reboot_ends_what_was_shared(machine: Machine) -> None:

@@ -13,7 +13,7 @@ from incumbent.model import Capabilities
 from incumbent.net.dial import connect
 from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
 from incumbent.net.wire import BlockingWire
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.etcd.client import Client
 from incumbent.stores.etcd.dialect import Dialect
 from incumbent.stores.etcd.doctor import diagnose
@@ -132,4 +132,4 @@ class EtcdEngine(ServerEngine[BlockingStore[BlockingClient], AsyncEtcdStore]):
 
     def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
         """See Engine.diagnose. Looks even at a cluster that would be refused."""
-        return run(diagnose(self._store.operations, ttl, until))
+        return run_blocking(diagnose(self._store.operations, ttl, until))

@@ -10,7 +10,7 @@ from math import inf
 from incumbent.errors import StoreError
 from incumbent.model import Capabilities
 from incumbent.net.pool import Broken, Mismatch
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.findings import Finding, cannot_tell
 from incumbent.stores.loops import LoopEnd, ServerEngine, detach_in_child
 from incumbent.stores.plan import BlockingTogether
@@ -108,6 +108,6 @@ class PostgresEngine(ServerEngine[PostgresStore, AsyncPostgresStore]):
                 wire.close()
 
         try:
-            return run(find())
+            return run_blocking(find())
         except StoreError as error:
             return [cannot_tell(str(error), "check the address, the password and the network")]

@@ -16,12 +16,12 @@ from incumbent.stores.loops import LoopEnd
 from incumbent.stores.plan import Plan
 from incumbent.stores.quorum.ballots import Silent
 from incumbent.stores.quorum.connecting import LONGEST, ConnectedPanel, Dialer
-from incumbent.stores.quorum.nodes import NOT_ASKED, Node, Panel, Quorum, Reply
-from incumbent.stores.quorum.operations import Operations, carry_out
-from incumbent.stores.redis.aiowire import AsyncWire, dial
+from incumbent.stores.quorum.nodes import NOT_ASKED, Panel, Quorum, QuorumNode, Reply
+from incumbent.stores.quorum.operations import QuorumOperations, carry_out
+from incumbent.stores.redis.aiowire import AsyncRedisWire, dial
 from incumbent.stores.redis.exchange import UNUSABLE
-from incumbent.stores.redis.resp import Step, as_eval
-from incumbent.stores.redis.server import Site
+from incumbent.stores.redis.resp import RequestBatch, as_eval
+from incumbent.stores.redis.server import RedisSite
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class AsyncPanel(ConnectedPanel):
         self._wakeup = LoopWakeup()
 
     @property
-    def connections(self) -> Sequence[AsyncWire | None]:  # type: ignore[override]
+    def connections(self) -> Sequence[AsyncRedisWire | None]:  # type: ignore[override]
         return self._wires.all
 
     async def open(self, until: float) -> None:
@@ -56,7 +56,7 @@ class AsyncPanel(ConnectedPanel):
             # The node may still confirm the revocation, only later.
             _unless_confirmed(future, owes)
 
-    def _write(self, node: int, step: Step, until: float) -> Silent | None:
+    def _write(self, node: int, step: RequestBatch, until: float) -> Silent | None:
         self._futures.pop(node, None)
         wire = self._wires.all[node]
         if wire is None:
@@ -73,7 +73,7 @@ class AsyncPanel(ConnectedPanel):
         self,
         replies: list[Reply | None],
         missing: Sequence[int],
-        steps: Sequence[Step | None],
+        steps: Sequence[RequestBatch | None],
         by: float,
         until: float,
     ) -> bool:
@@ -86,7 +86,7 @@ class AsyncPanel(ConnectedPanel):
             replies[node] = self._reply_of(node, steps[node], until)
         return True
 
-    def _reply_of(self, node: int, step: Step | None, until: float) -> Reply | None:
+    def _reply_of(self, node: int, step: RequestBatch | None, until: float) -> Reply | None:
         future = self._futures[node]
         if future.cancelled() or step is None:
             return NOT_ASKED
@@ -106,7 +106,7 @@ class AsyncPanel(ConnectedPanel):
     def _is_slow(self, node: int) -> bool:
         return node in self._wires.slow
 
-    def _leave(self, node: int, step: Step | None) -> None:
+    def _leave(self, node: int, step: RequestBatch | None) -> None:
         slow = self._wires.slow
         slow.add(node)
         self._futures[node].add_done_callback(
@@ -114,18 +114,18 @@ class AsyncPanel(ConnectedPanel):
         )
 
 
-class _Wires(Dialer[AsyncWire]):
+class _Wires(Dialer[AsyncRedisWire]):
     """The connections of one event loop: one to each node, shared by all tasks."""
 
     shared = True
     side = SUSPENDING
 
     def __init__(
-        self, quorum: Quorum, nodes: Sequence[Node], also_let_go: Callable[[], None]
+        self, quorum: Quorum, nodes: Sequence[QuorumNode], also_let_go: Callable[[], None]
     ) -> None:
         super().__init__(quorum, nodes)
         self._also_let_go = also_let_go
-        self.all: list[AsyncWire | None] = [None] * len(nodes)
+        self.all: list[AsyncRedisWire | None] = [None] * len(nodes)
         self.slow: set[int] = set()
         """Nodes whose last reply has not come yet, and is no longer awaited."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -153,7 +153,7 @@ class _Wires(Dialer[AsyncWire]):
             if wire is not None and self.nodes[node].owed:
                 self._pay(node, wire)
 
-    async def _dial(self, site: Site, until: float) -> AsyncWire:
+    async def _dial(self, site: RedisSite, until: float) -> AsyncRedisWire:
         await self.end.watch()
         return await dial(site, min(until, _now() + LONGEST))
 
@@ -162,7 +162,7 @@ class _Wires(Dialer[AsyncWire]):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _pay(self, node: int, wire: AsyncWire) -> None:
+    def _pay(self, node: int, wire: AsyncRedisWire) -> None:
         """Send the revocations of votes that the node has not confirmed yet."""
         for vote in self.nodes[node].take_owed():
             owes = partial(self.nodes[node].owes, *vote)
@@ -187,12 +187,12 @@ class _Wires(Dialer[AsyncWire]):
         self._also_let_go()
 
 
-class AsyncQuorumStore(Operations):
+class AsyncQuorumStore(QuorumOperations):
     """A quorum as an AsyncStore (stores.base). Belongs to the event loop in which it was made."""
 
     dialer: _Wires
 
-    def __init__(self, quorum: Quorum, nodes: Sequence[Node]) -> None:
+    def __init__(self, quorum: Quorum, nodes: Sequence[QuorumNode]) -> None:
         super().__init__(quorum, SUSPENDING)
         self.dialer = _Wires(quorum, nodes, self.hub.let_go)
         self.limits = limits(

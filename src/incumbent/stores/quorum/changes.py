@@ -60,7 +60,7 @@ from incumbent.stores.quorum.nodes import (
     strangers,
 )
 from incumbent.stores.redis.records import quoted
-from incumbent.stores.redis.resp import Step, pack
+from incumbent.stores.redis.resp import RequestBatch, pack
 
 _BACK_OFF: Final = 0.001
 _DOUBLINGS: Final = 3
@@ -138,7 +138,7 @@ async def change(
     StoreUnavailable if nothing was changed, OutcomeUnknown if that is unknown.
     """
     await found(panel, until)
-    attempt = _Attempt(panel, key, entry, held, until)
+    attempt = _ChangeAttempt(panel, key, entry, held, until)
     for count in itertools.count():
         began = _now()
         changed = await attempt.turn(decide, settles=settles)
@@ -156,7 +156,7 @@ async def change(
     raise attempt.failure()
 
 
-class _Attempt:
+class _ChangeAttempt:
     """One change, in as many turns as rival changes make necessary."""
 
     def __init__(
@@ -317,11 +317,11 @@ class _Attempt:
         what = (self.entry, edit.value) if edit else None
         accept = partial(dialect.accept, self.key, ballot, what, held)
         to_change, to_all = accept(state), None if entries is None else accept(entries)
-        steps: list[Step | None] = [None] * len(names)
+        steps: list[RequestBatch | None] = [None] * len(names)
         for node, promise in enumerate(self.promises):
             # A silent node may have promised.
             request = to_all if node in behind else None if isinstance(promise, No) else to_change
-            steps[node] = None if request is None else Step(request, 1)
+            steps[node] = None if request is None else RequestBatch(request, 1)
         self.sent[ballot] = edit
         replies = await self.panel.ask(steps, self.until, _accepted_by_most)
         # If no node can have accepted the change, treat it as never sent.
@@ -331,7 +331,7 @@ class _Attempt:
 
     async def _entries(self, state: int, promised: Mapping[int, _Promised]) -> list[bytes] | None:
         """All entries of `state`, as names and values, from a node in it; None if that fails."""
-        steps: list[Step | None] = [None] * len(self.quorum.names)
+        steps: list[RequestBatch | None] = [None] * len(self.quorum.names)
         node = next(at for at, promise in promised.items() if promise.state == state)
         steps[node] = self.quorum.dialect.entries(self.key)
         reply = (await self.panel.ask(steps, self.until))[node]
@@ -497,7 +497,7 @@ async def refused_slot(
     None also while any claim holds the lease: that claim may still give the slot back.
     """
     quorum, entry = panel.quorum, _entry_of(slot.name)
-    step = Step(quorum.dialect.state(key, [entry]) + quorum.dialect.value(key), 2)
+    step = RequestBatch(quorum.dialect.state(key, [entry]) + quorum.dialect.value(key), 2)
     replies = await panel.ask([step] * len(quorum.names), until, answered_by_most)
     now = quorum.clock.unix_us(_now())
     found = [

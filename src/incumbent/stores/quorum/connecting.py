@@ -16,16 +16,16 @@ from incumbent.net.pool import Broken, decoding, exchange_error
 from incumbent.net.readers import ReaderSide, Wakeup
 from incumbent.stores.quorum.ballots import UNFIT, Silent
 from incumbent.stores.quorum.dialect import LOADS, MARKER
-from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Node, Panel, Quorum, Reply
+from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Panel, Quorum, QuorumNode, Reply
 from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.exchange import UNUSABLE, AnyWire, carry_out
 from incumbent.stores.redis.incarnation import LOOK_EVERY
-from incumbent.stores.redis.resp import Program, Step, as_eval, is_forgotten, pack
+from incumbent.stores.redis.resp import Program, RequestBatch, as_eval, is_forgotten, pack
 from incumbent.stores.redis.server import (
     INFO_LOOK,
     MARKER_KEY,
-    Facts,
-    Site,
+    InfoFacts,
+    RedisSite,
     admit,
     belongs_elsewhere,
     greeting,
@@ -35,7 +35,7 @@ from incumbent.stores.redis.server import (
 W = TypeVar("W", bound=AnyWire)
 
 
-class VoteAndLook(Step):
+class VoteAndLook(RequestBatch):
     """A step that asks for a vote, and for what may have made the server unfit meanwhile."""
 
 
@@ -61,7 +61,7 @@ class Dialer(ABC, Generic[W]):
     """Whether all callers share one connection to each node."""
     side: ReaderSide
 
-    def __init__(self, quorum: Quorum, nodes: Sequence[Node]) -> None:
+    def __init__(self, quorum: Quorum, nodes: Sequence[QuorumNode]) -> None:
         self.quorum, self.nodes = quorum, nodes
         self.made: WeakSet[W] = WeakSet()
         self._begin_anew()
@@ -74,7 +74,7 @@ class Dialer(ABC, Generic[W]):
         """The nodes that each caller waits for; it is woken when a connection is made or fails."""
 
     @abstractmethod
-    async def _dial(self, site: Site, until: float) -> W:
+    async def _dial(self, site: RedisSite, until: float) -> W:
         """A connection that is logged in. Raises StoreUnavailable."""
 
     @abstractmethod
@@ -211,14 +211,14 @@ def _take_spare(links: list[W | None], spare: list[list[W]]) -> None:
                 links[node] = link
 
 
-def _welcome(site: Site) -> Program[tuple[Facts, int, bytes | None]]:
+def _welcome(site: RedisSite) -> Program[tuple[InfoFacts, int, bytes | None]]:
     """Inspect a node and load the scripts there. Raises StoreUnavailable if the node is unfit.
 
     Returns the node's facts, its time (unix us), and its marker.
     """
     facts = yield from greeting(site.where, allow_eviction=site.allow_eviction, proved=site.proved)
     asked = (*LOADS, pack("TIME"), pack("GET", MARKER), pack("GET", MARKER_KEY))
-    *_, time, marker, alone = yield Step(b"".join(asked), len(asked))
+    *_, time, marker, alone = yield RequestBatch(b"".join(asked), len(asked))
     belongs_elsewhere(alone, MARKER_KEY, site.where)
     for reply in (time, marker):
         if isinstance(reply, Exception):
@@ -237,7 +237,7 @@ class ConnectedPanel(Panel):
     used: float
     """When the last request was sent."""
 
-    def __init__(self, quorum: Quorum, nodes: Sequence[Node]) -> None:
+    def __init__(self, quorum: Quorum, nodes: Sequence[QuorumNode]) -> None:
         self.quorum, self.nodes = quorum, nodes
 
     @property
@@ -249,7 +249,7 @@ class ConnectedPanel(Panel):
         return None not in self.connections and all(node.blank for node in self.nodes)
 
     @abstractmethod
-    def _write(self, node: int, step: Step, until: float) -> Silent | None:
+    def _write(self, node: int, step: RequestBatch, until: float) -> Silent | None:
         """Write a step to a connected node. Returns the reason if that failed, else None."""
 
     @abstractmethod
@@ -257,7 +257,7 @@ class ConnectedPanel(Panel):
         self,
         replies: list[Reply | None],
         missing: Sequence[int],
-        steps: Sequence[Step | None],
+        steps: Sequence[RequestBatch | None],
         by: float,
         until: float,
     ) -> bool:
@@ -268,26 +268,26 @@ class ConnectedPanel(Panel):
         """Whether the node's last reply has not come yet, and is no longer awaited."""
 
     @abstractmethod
-    def _leave(self, node: int, step: Step | None) -> None:
+    def _leave(self, node: int, step: RequestBatch | None) -> None:
         """Stop waiting for the node's reply to this step."""
 
-    def vote_step(self, node: int, request: bytes) -> Step:
+    def vote_step(self, node: int, request: bytes) -> RequestBatch:
         link, now = self.connections[node], _now()
         if link is None or (
             # Of many tasks that share a connection one looks.
             now - link.asked <= LOOK_EVERY and now - link.looked <= 2 * LOOK_EVERY
         ):
-            return Step(request, 1)
+            return RequestBatch(request, 1)
         link.asked = now
         return VoteAndLook(request + b"".join(INFO_LOOK), 1 + len(INFO_LOOK))
 
     async def ask(
-        self, steps: Sequence[Step | None], until: float, enough: Enough | None = None
+        self, steps: Sequence[RequestBatch | None], until: float, enough: Enough | None = None
     ) -> list[Reply]:
         self.used = _now()
         return await self._read_all(self._write_all(steps, until), steps, until, enough)
 
-    def _write_all(self, steps: Sequence[Step | None], until: float) -> list[Reply | None]:
+    def _write_all(self, steps: Sequence[RequestBatch | None], until: float) -> list[Reply | None]:
         replies: list[Reply | None] = []
         for node, step in enumerate(steps):
             if self.connections[node] is None:
@@ -299,7 +299,7 @@ class ConnectedPanel(Panel):
     async def _read_all(
         self,
         replies: list[Reply | None],
-        steps: Sequence[Step | None],
+        steps: Sequence[RequestBatch | None],
         until: float,
         enough: Enough | None,
         late: int = -1,
@@ -319,7 +319,7 @@ class ConnectedPanel(Panel):
             for node, reply in enumerate(replies)
         ]
 
-    def _late(self, node: int, step: Step | None) -> Silent:
+    def _late(self, node: int, step: RequestBatch | None) -> Silent:
         self._leave(node, step)
         return self._failed(node, Broken("no answer in time", sent=True))
 
@@ -328,7 +328,9 @@ class ConnectedPanel(Panel):
         sent = not isinstance(error, Broken) or error.sent
         return Silent(exchange_error(error, self.nodes[node].site.where), sent=sent)
 
-    def _replied(self, node: int, step: Step, reply: list[Any], until: float) -> Reply | None:
+    def _replied(
+        self, node: int, step: RequestBatch, reply: list[Any], until: float
+    ) -> Reply | None:
         """The reply; None after sending the step again with scripts that the node had forgotten."""
         if not any(map(is_forgotten, reply)):
             return self._looked(node, reply) if isinstance(step, VoteAndLook) else reply

@@ -25,8 +25,8 @@ from incumbent.stores.base import Parting
 from incumbent.stores.findings import wait_after_restart
 from incumbent.stores.quorum.ballots import Answer, No, Silent, Vote
 from incumbent.stores.redis.errors import answered_error
-from incumbent.stores.redis.records import Names, Naming, quoted, refused
-from incumbent.stores.redis.resp import Script, Step, milliseconds, pack
+from incumbent.stores.redis.records import Naming, RedisNames, quoted, refused
+from incumbent.stores.redis.resp import RequestBatch, Script, milliseconds, pack
 from incumbent.stores.redis.server import QUORUM_KEY
 
 FIELDS: Final = {
@@ -67,7 +67,7 @@ class Keys:
 
     __slots__ = ("candidates", "fields", "floor", "give", "main", "of_take", "past", "take")
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: RedisNames) -> None:
         beside = names.companion[:-1]
         self.main, self.fields, self.candidates = names.main, names.companion, names.candidates
         self.floor, self.past = beside + "b", beside + "h"
@@ -271,10 +271,10 @@ class QuorumDialect:
         changed = (entry, what if entry else b"", milliseconds(_STATE_KEPT))
         return SCRIPTS["accept"].call(4, *keys, *head, *changed, *entries)
 
-    def stand_by(self, key: Key, ask: Ask, unix_us: int) -> Step:
+    def stand_by(self, key: Key, ask: Ask, unix_us: int) -> RequestBatch:
         """The step that lists the asker as a candidate, although it asks no node for a vote."""
         line, till = self.keys(key).candidates, unix_us // 1000 + milliseconds(ask.candidacy)
-        return Step(
+        return RequestBatch(
             pack("ZADD", line, till, quoted(ask.holder))
             + pack("ZREMRANGEBYRANK", line, "0", "-101")
             + pack("PEXPIRE", line, milliseconds(max(86_400.0, ask.candidacy))),
@@ -285,9 +285,9 @@ class QuorumDialect:
         """The request for the newest change that a node accepted, and for these entries."""
         return pack("HMGET", self.keys(key).fields, FIELDS["states"], *entries)
 
-    def entries(self, key: Key) -> Step:
+    def entries(self, key: Key) -> RequestBatch:
         """The step that reads all entries beside the lease."""
-        return Step(pack("HGETALL", self.keys(key).fields), 1)
+        return RequestBatch(pack("HGETALL", self.keys(key).fields), 1)
 
     def value(self, key: Key) -> bytes:
         """The request for the value of the lease's own key."""
@@ -308,10 +308,10 @@ class QuorumDialect:
         """The request to mark a blank node as one of a new quorum, until this time by its clock."""
         return SCRIPTS["found"].call(1, MARKER, self._founded(0.0), until_us)
 
-    def record(self, key: Key) -> Step:
+    def record(self, key: Key) -> RequestBatch:
         """The step that reads all keys of one lease, the node's time and its marker."""
         at = self.keys(key)
-        return Step(
+        return RequestBatch(
             pack("TIME")
             + pack("GET", at.main)
             + pack("PTTL", at.main)

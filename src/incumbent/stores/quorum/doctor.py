@@ -8,13 +8,13 @@ from typing import Final, NamedTuple
 from incumbent import clock
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.findings import Finding, cannot_tell, grants_nothing
 from incumbent.stores.quorum.dialect import MARKER
-from incumbent.stores.quorum.nodes import Node, Quorum, strangers
+from incumbent.stores.quorum.nodes import Quorum, QuorumNode, strangers
 from incumbent.stores.redis.doctor import diagnosis
 from incumbent.stores.redis.exchange import UNUSABLE, carry_out
-from incumbent.stores.redis.resp import Program, Step, pack
+from incumbent.stores.redis.resp import Program, RequestBatch, pack
 from incumbent.stores.redis.server import MARKER_KEY, belongs_elsewhere, read_facts
 from incumbent.stores.redis.wire import dial
 
@@ -22,7 +22,9 @@ _APART: Final = 1.0
 _APART_MOST: Final = 60.0
 
 
-def diagnose(quorum: Quorum, nodes: Sequence[Node], ttl: float, until: float) -> list[Finding]:
+def diagnose(
+    quorum: Quorum, nodes: Sequence[QuorumNode], ttl: float, until: float
+) -> list[Finding]:
     """See Engine.diagnose."""
     found: list[Finding] = []
     offsets: list[float] = []
@@ -45,8 +47,8 @@ def diagnose(quorum: Quorum, nodes: Sequence[Node], ttl: float, until: float) ->
 
 
 def _of_node(
-    quorum: Quorum, node: Node, ttl: float, until: float
-) -> tuple[list[Finding], _Look | None]:
+    quorum: Quorum, node: QuorumNode, ttl: float, until: float
+) -> tuple[list[Finding], _NodeFindings | None]:
     name = quorum.names[node.index]
     try:
         wire = dial(node.site, until)
@@ -55,8 +57,8 @@ def _of_node(
         return [("error", f"{name}: {error}", advice)], None
     try:
         program = diagnosis(ttl, node.site.restart_wait)
-        about = run(carry_out(wire, program, until))
-        look = run(carry_out(wire, _look(quorum.dialect.wait_of(ttl)), until))
+        about = run_blocking(carry_out(wire, program, until))
+        look = run_blocking(carry_out(wire, _look(quorum.dialect.wait_of(ttl)), until))
     except (StoreError, *UNUSABLE) as error:
         return [("error", f"{name} answered nothing usable: {error}", "look at its log")], None
     finally:
@@ -66,7 +68,7 @@ def _of_node(
     return [*ours, _of_marker(quorum, name, look)], look
 
 
-class _Look(NamedTuple):
+class _NodeFindings(NamedTuple):
     """A node's marker, that of a server of its own, the offset of its clock, and its youth.
 
     `young`: seconds until it votes.
@@ -78,18 +80,18 @@ class _Look(NamedTuple):
     young: float
 
 
-def _look(wait: float) -> Program[_Look]:
+def _look(wait: float) -> Program[_NodeFindings]:
     asked = (pack("TIME"), pack("INFO", "server"), pack("GET", MARKER), pack("GET", MARKER_KEY))
-    time, info, raw, alone = yield Step(b"".join(asked), len(asked))
+    time, info, raw, alone = yield RequestBatch(b"".join(asked), len(asked))
     now = int(time[0]) + int(time[1]) / 1e6
     marker = raw if isinstance(raw, bytes) else None
     born = [read_facts(info).born(now)] if isinstance(info, bytes) else []
     if marker and marker.count(b" ") == 3:
         born.append(int(marker.split(b" ")[2]) / 1e6)
-    return _Look(marker, alone, now - clock.now(), max(born, default=0.0) + wait - now)
+    return _NodeFindings(marker, alone, now - clock.now(), max(born, default=0.0) + wait - now)
 
 
-def _of_marker(quorum: Quorum, name: str, look: _Look) -> Finding:
+def _of_marker(quorum: Quorum, name: str, look: _NodeFindings) -> Finding:
     marker = look.marker
     try:
         belongs_elsewhere(look.alone, MARKER_KEY, name)

@@ -12,7 +12,7 @@ from incumbent.model import Ask, Capabilities, GiveOutcome, Granted, Key, Releas
 from incumbent.net.limiter import CONNECTIONS, limits
 from incumbent.net.pool import KEPT, Mismatch, exchange_error
 from incumbent.net.readers import BLOCKING, LockWakeup
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores import base
 from incumbent.stores.loops import ServerEngine, detach_in_child
 from incumbent.stores.plan import BlockingStore, Plan
@@ -22,12 +22,12 @@ from incumbent.stores.quorum.connecting import LONGEST
 from incumbent.stores.quorum.dialect import QuorumDialect
 from incumbent.stores.quorum.doctor import diagnose
 from incumbent.stores.quorum.links import TRUSTED, LinkDialer, SyncPanel
-from incumbent.stores.quorum.nodes import Enough, Node, Panel, Quorum, Reply, agreed_by_most
-from incumbent.stores.quorum.operations import Operations, carry_out
+from incumbent.stores.quorum.nodes import Enough, Panel, Quorum, QuorumNode, Reply, agreed_by_most
+from incumbent.stores.quorum.operations import QuorumOperations, carry_out
 from incumbent.stores.quorum.take import give, is_decided, take
 from incumbent.stores.redis.incarnation import LOOK_EVERY
 from incumbent.stores.redis.records import Naming
-from incumbent.stores.redis.server import Site
+from incumbent.stores.redis.server import RedisSite
 
 if TYPE_CHECKING:
     from incumbent.stores.quorum.aio import AsyncQuorumStore
@@ -39,7 +39,7 @@ _GIVEN: Final = b":1\r\n"
 _RELEASED: Final = Released()
 
 
-class _Blocking(Operations):
+class _Blocking(QuorumOperations):
     """Operations whose coroutines never suspend.
 
     Panels are taken off a list and put back: `list.pop` and `list.append` are atomic, so there is
@@ -48,7 +48,7 @@ class _Blocking(Operations):
 
     dialer: LinkDialer
 
-    def __init__(self, quorum: Quorum, nodes: list[Node]) -> None:
+    def __init__(self, quorum: Quorum, nodes: list[QuorumNode]) -> None:
         super().__init__(quorum, BLOCKING)
         self.dialer = LinkDialer(quorum, nodes)
         self.idle: list[SyncPanel] = []
@@ -118,7 +118,7 @@ class _Blocking(Operations):
 class QuorumStore(BlockingStore[_Blocking]):
     """A quorum as a Store (stores.base). Take and give are faster if all nodes just replied."""
 
-    def __init__(self, quorum: Quorum, nodes: list[Node]) -> None:
+    def __init__(self, quorum: Quorum, nodes: list[QuorumNode]) -> None:
         super().__init__(_Blocking(quorum, nodes))
         self._quorum = quorum
         self._epoch = quorum.epoch
@@ -174,7 +174,7 @@ class QuorumStore(BlockingStore[_Blocking]):
             replies = panel.ask_identical(request, wanted, until, enough)
             outcome: T | U = agreed
             if replies is not None:
-                outcome = run(settle(replies))
+                outcome = run_blocking(settle(replies))
                 panel.rested()
         except BaseException as error:
             self.operations.interrupted(panel, idle, error)
@@ -221,12 +221,12 @@ class QuorumEngine(ServerEngine[QuorumStore, "AsyncQuorumStore"]):
     )
 
     def __init__(
-        self, sites: Sequence[Site], where: str, members: str, template: str | None = None
+        self, sites: Sequence[RedisSite], where: str, members: str, template: str | None = None
     ) -> None:
         dialect = QuorumDialect(Naming(template), members, sites[0].restart_wait, where)
         names = tuple(site.where.rpartition("@")[2].rpartition("://")[2] for site in sites)
         self._quorum = quorum = Quorum(dialect, BallotClock(len(sites)), names, where)
-        self._nodes = nodes = [Node(index, site) for index, site in enumerate(sites)]
+        self._nodes = nodes = [QuorumNode(index, site) for index, site in enumerate(sites)]
 
         def make() -> AsyncQuorumStore:
             # Imported only now: the blocking side has no use for asyncio.

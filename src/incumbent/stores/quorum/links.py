@@ -15,13 +15,13 @@ from incumbent.model import Key
 from incumbent.net.dial import watch
 from incumbent.net.pool import Broken
 from incumbent.net.readers import BLOCKING
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.quorum.ballots import Silent
 from incumbent.stores.quorum.connecting import ConnectedPanel, Dialer
 from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Reply
-from incumbent.stores.redis.resp import Step, as_eval
-from incumbent.stores.redis.server import Site
-from incumbent.stores.redis.wire import Wire, dial_as
+from incumbent.stores.redis.resp import RequestBatch, as_eval
+from incumbent.stores.redis.server import RedisSite
+from incumbent.stores.redis.wire import RedisWire, dial_as
 
 _LAG_MOST: Final = 1.5
 """Seconds for which a node may owe a reply before its connection is given up."""
@@ -36,7 +36,7 @@ _LITTLE: Final = 448
 """Bytes to receive at once for a short reply: such a buffer is a small object to CPython."""
 
 
-class Link(Wire):
+class QuorumLink(RedisWire):
     """A connection (redis.wire) that does not wait for late replies, but skips them later."""
 
     __slots__ = ("lag", "lag_since", "owed_undo", "parts", "pull", "push", "took")
@@ -95,22 +95,24 @@ class Link(Wire):
         self.parts.clear()
 
 
-class LinkDialer(Dialer[Link]):
+class LinkDialer(Dialer[QuorumLink]):
     """A Dialer on helper threads. Each panel has connections of its own."""
 
     shared = False
     side = BLOCKING
 
-    async def _dial(self, site: Site, until: float) -> Link:
-        return dial_as(Link, site, until)
+    async def _dial(self, site: RedisSite, until: float) -> QuorumLink:
+        return dial_as(QuorumLink, site, until)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         try:
-            threading.Thread(target=run, args=(work,), name="incumbent-dial", daemon=True).start()
+            threading.Thread(
+                target=run_blocking, args=(work,), name="incumbent-dial", daemon=True
+            ).start()
         except RuntimeError as error:
             raise_handlers(error)
             # The interpreter is shutting down, and starts no more threads.
-            run(work)
+            run_blocking(work)
 
     def forget(self) -> None:
         """In a forked child: close the descriptors; the helper threads are the parent's."""
@@ -129,7 +131,7 @@ class LinkDialer(Dialer[Link]):
 class SyncPanel(ConnectedPanel):
     """A Panel with one connection to each node, for one operation at a time."""
 
-    connections: list[Link | None]
+    connections: list[QuorumLink | None]
 
     def __init__(self, dialer: LinkDialer) -> None:
         super().__init__(dialer.quorum, dialer.nodes)
@@ -157,7 +159,7 @@ class SyncPanel(ConnectedPanel):
                 link.used = self.used
                 self._pay(node, link)
 
-    def _is_usable(self, link: Link, now: float) -> bool:
+    def _is_usable(self, link: QuorumLink, now: float) -> bool:
         if link.problem:
             return False
         if not link.lag:
@@ -171,7 +173,7 @@ class SyncPanel(ConnectedPanel):
         # The server may have closed the connection after its last reply.
         return not link.is_stale(trust=False)
 
-    def _pay(self, node: int, link: Link) -> None:
+    def _pay(self, node: int, link: QuorumLink) -> None:
         """Send the revocations of votes that the node has not confirmed yet."""
         owed = self.nodes[node].take_owed()
         if not owed:
@@ -237,7 +239,7 @@ class SyncPanel(ConnectedPanel):
     ) -> list[Reply]:
         """Go on as `ask` does after one node did not take the whole request at once."""
         self.whole = False
-        step = Step(request, 1)
+        step = RequestBatch(request, 1)
         replies: list[Reply | None] = [None] * len(self.connections)
         link: Any = self.connections[at]
         try:
@@ -246,7 +248,7 @@ class SyncPanel(ConnectedPanel):
             replies[at] = self._broken(at, broken)
         for node in range(at + 1, len(replies)):
             replies[node] = self._write(node, step, until)
-        return run(self._read_all(replies, [step] * len(replies), until, enough))
+        return run_blocking(self._read_all(replies, [step] * len(replies), until, enough))
 
     def _fall_back(
         self,
@@ -261,8 +263,8 @@ class SyncPanel(ConnectedPanel):
         if isinstance(data, OSError):
             raise_handlers(data)
         self.whole = False
-        step = Step(request, 1)
-        steps: list[Step | None] = [step] * len(self.connections)
+        step = RequestBatch(request, 1)
+        steps: list[RequestBatch | None] = [step] * len(self.connections)
         replies: list[Reply | None] = [None] * len(steps)
         for node in range(at + 1, len(steps)):
             replies[node] = [_parsed(wanted)]
@@ -276,9 +278,9 @@ class SyncPanel(ConnectedPanel):
             link: Any = self.connections[at]
             link.took(data)
             replies[at] = self._read(at, step, until)
-        return run(self._read_all(replies, steps, until, enough, late))
+        return run_blocking(self._read_all(replies, steps, until, enough, late))
 
-    def _write(self, node: int, step: Step, until: float) -> Silent | None:
+    def _write(self, node: int, step: RequestBatch, until: float) -> Silent | None:
         link: Any = self.connections[node]
         if until <= link.used:
             return NOT_ASKED
@@ -292,7 +294,7 @@ class SyncPanel(ConnectedPanel):
         self,
         replies: list[Reply | None],
         missing: Sequence[int],
-        steps: Sequence[Step | None],
+        steps: Sequence[RequestBatch | None],
         by: float,
         until: float,
     ) -> bool:
@@ -305,7 +307,7 @@ class SyncPanel(ConnectedPanel):
             if left <= 0:
                 return False
 
-    def _read(self, node: int, step: Step | None, until: float) -> Reply | None:
+    def _read(self, node: int, step: RequestBatch | None, until: float) -> Reply | None:
         link: Any = self.connections[node]
         if step is None:
             return NOT_ASKED
@@ -330,7 +332,7 @@ class SyncPanel(ConnectedPanel):
         link = self.connections[node]
         return link is not None and link.lag > 0
 
-    def _leave(self, node: int, step: Step | None) -> None:
+    def _leave(self, node: int, step: RequestBatch | None) -> None:
         link = self.connections[node]
         if link is not None and step is not None:
             link.fall_behind(step.answers)

@@ -23,8 +23,8 @@ from incumbent.net.pool import Mismatch
 from incumbent.stores.quorum import ballots
 from incumbent.stores.quorum.ballots import UNFIT, Answer, BallotClock, No, Silent, Vote
 from incumbent.stores.quorum.dialect import MARKER, RECORD_FORMAT, QuorumDialect, node_failure
-from incumbent.stores.redis.resp import Step
-from incumbent.stores.redis.server import Site
+from incumbent.stores.redis.resp import RequestBatch
+from incumbent.stores.redis.server import RedisSite
 
 Reply: TypeAlias = "list[Any] | Silent"
 """A node's replies to the requests of a step, or the reason why there are none."""
@@ -98,7 +98,7 @@ class Panel(ABC):
 
     @abstractmethod
     async def ask(
-        self, steps: Sequence[Step | None], until: float, enough: Enough | None = None
+        self, steps: Sequence[RequestBatch | None], until: float, enough: Enough | None = None
     ) -> list[Reply]:
         """Write each node's step (None: nothing) to it, then read the replies of all nodes.
 
@@ -114,23 +114,23 @@ class Panel(ABC):
     def owe(self, node: int, key: Key, claim: str, ballot: int) -> None:
         """Note that a node did not confirm a revocation: repeat it when the node replies again."""
 
-    def vote_step(self, node: int, request: bytes) -> Step:
+    def vote_step(self, node: int, request: bytes) -> RequestBatch:
         """The step that asks a node for its vote."""
-        return Step(request, 1)
+        return RequestBatch(request, 1)
 
     async def ask_all(
         self, request: bytes, until: float, enough: Enough | None = None
     ) -> list[Reply]:
         """Send every node the same request: see `ask`."""
-        return await self.ask([Step(request, 1)] * len(self.quorum.names), until, enough)
+        return await self.ask([RequestBatch(request, 1)] * len(self.quorum.names), until, enough)
 
 
 @dataclass(slots=True)
-class Node:
+class QuorumNode:
     """One member of the quorum, shared by all operations of a process."""
 
     index: int
-    site: Site
+    site: RedisSite
     failures: int = 0
     retry_at: float = 0.0
     why: StoreError | None = None

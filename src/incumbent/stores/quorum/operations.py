@@ -33,7 +33,7 @@ from incumbent.stores.quorum.nodes import Panel, Quorum
 from incumbent.stores.quorum.read import is_unchanged, read, scan
 from incumbent.stores.quorum.renew import renew
 from incumbent.stores.quorum.take import give, take
-from incumbent.stores.quorum.waiting import Host, MajorityHub
+from incumbent.stores.quorum.waiting import MajorityHub, QuorumHubHost
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class Plans:
         return _plan("scan", lambda panel, until: scan(panel, namespace, prefix, until))
 
 
-class Operations(Planned[Panel], Host):
+class QuorumOperations(Planned[Panel], QuorumHubHost):
     """The operations of a store (stores.base.AsyncStore), and the Host of its waiters."""
 
     dialect = Plans()

@@ -29,7 +29,7 @@ from incumbent.stores.quorum.nodes import (
     silent_of,
 )
 from incumbent.stores.redis.records import pairs, record_of
-from incumbent.stores.redis.resp import Step, pack
+from incumbent.stores.redis.resp import RequestBatch, pack
 
 T = TypeVar("T")
 
@@ -122,9 +122,9 @@ async def _scan_keys(
     keys: set[Key] = set()
     failed: list[Answer | None] = [None] * len(quorum.names)
     while cursors:
-        steps: list[Step | None] = [None] * len(quorum.names)
+        steps: list[RequestBatch | None] = [None] * len(quorum.names)
         for node, cursor in cursors.items():
-            steps[node] = Step(pack("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED), 1)
+            steps[node] = RequestBatch(pack("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED), 1)
         replies = await panel.ask(steps, until)
         for node in list(cursors):
             reply = replies[node]
@@ -152,7 +152,7 @@ async def _read_all(panel: Panel, keys: Sequence[Key], until: float) -> list[tup
     """The records, each with the number of nodes that have its newest fields."""
     quorum = panel.quorum
     one = [quorum.dialect.record(key) for key in keys]
-    step = Step(b"".join(each.payload for each in one), sum(each.answers for each in one))
+    step = RequestBatch(b"".join(each.payload for each in one), sum(each.answers for each in one))
     replies = await panel.ask([step] * len(quorum.names), until)
     if not answered_by_most(replies):
         silent = [
@@ -165,7 +165,7 @@ async def _read_all(panel: Panel, keys: Sequence[Key], until: float) -> list[tup
     return [_overlay(quorum, key, at, replies) for at, key in enumerate(keys)]
 
 
-class _View:
+class _NodeView:
     """One node's record of one key."""
 
     def __init__(self, quorum: Quorum, key: Key, replies: Sequence[Any]) -> None:
@@ -204,14 +204,14 @@ def pasts_of(floor: bytes | None, past: bytes | None) -> list[Past]:
 
 
 def _overlay(quorum: Quorum, key: Key, at: int, replies: Sequence[Reply]) -> tuple[Record, int]:
-    views: list[_View] = []
+    views: list[_NodeView] = []
     nodes: list[str] = []
     for name, reply in zip(quorum.names, replies, strict=True):
         if isinstance(reply, Silent):
             nodes.append(f"{name}: {reply.why}")
             continue
         try:
-            view = _View(quorum, key, reply[_ANSWERS * at : _ANSWERS * (at + 1)])
+            view = _NodeView(quorum, key, reply[_ANSWERS * at : _ANSWERS * (at + 1)])
         except ValueError as error:
             nodes.append(f"{name}: {error}")
             continue
@@ -225,7 +225,7 @@ def _overlay(quorum: Quorum, key: Key, at: int, replies: Sequence[Reply]) -> tup
     return _merged(key, views, quorum.need, tuple(nodes)), _agree(quorum, views)
 
 
-def _agree(quorum: Quorum, views: Sequence[_View]) -> int:
+def _agree(quorum: Quorum, views: Sequence[_NodeView]) -> int:
     """The number of nodes with the newest fields; all nodes if there is nothing to settle."""
     if all(view.marker is None for view in views):
         # A new quorum.
@@ -246,7 +246,7 @@ def _state(record: Record) -> str:
     return f"closed for another {say_seconds(record.closed_for)}" if record.closed_for else "free"
 
 
-def _merged(key: Key, views: Sequence[_View], need: int, nodes: tuple[str, ...]) -> Record:
+def _merged(key: Key, views: Sequence[_NodeView], need: int, nodes: tuple[str, ...]) -> Record:
     most = majority_of(len(views))
     agreed = _agreed(views, need)
     shown = max(agreed, key=lambda view: _left(view.record)).record if agreed else Record(key)
@@ -271,9 +271,9 @@ def _merged(key: Key, views: Sequence[_View], need: int, nodes: tuple[str, ...])
     )
 
 
-def _agreed(views: Sequence[_View], need: int) -> list[_View]:
+def _agreed(views: Sequence[_NodeView], need: int) -> list[_NodeView]:
     """The nodes with the same lease, if they are a majority."""
-    groups: dict[str, list[_View]] = {}
+    groups: dict[str, list[_NodeView]] = {}
     for view in views:
         groups.setdefault(view.mark, []).append(view)
     return next((group for group in groups.values() if len(group) >= need), [])
@@ -285,7 +285,7 @@ def _left(record: Record) -> float:
     return record.closed_for
 
 
-def _holdings(agreed: Sequence[_View], shown: Record, need: int) -> tuple[Holding, ...]:
+def _holdings(agreed: Sequence[_NodeView], shown: Record, need: int) -> tuple[Holding, ...]:
     """The holding, which lasts for as long as a majority has it."""
     if not shown.holdings:
         return ()
@@ -311,7 +311,7 @@ def _known_to(most: int, views: Sequence[Sequence[T]], name: Callable[[T], Any])
     return [same for _, same in sorted(found.items()) if len(same) >= most]
 
 
-def _history(views: Sequence[_View], most: int) -> tuple[Past, ...]:
+def _history(views: Sequence[_NodeView], most: int) -> tuple[Past, ...]:
     """Holdings that a majority has seen, so without votes that won nothing."""
     found = [
         max(same, key=lambda past: (past.ended is not None, past.ended or 0.0))
@@ -320,7 +320,7 @@ def _history(views: Sequence[_View], most: int) -> tuple[Past, ...]:
     return tuple(found[-_HISTORY_KEPT:])
 
 
-def _candidates(views: Sequence[_View], most: int) -> tuple[Candidate, ...]:
+def _candidates(views: Sequence[_NodeView], most: int) -> tuple[Candidate, ...]:
     """Candidates known to a majority, each with the longest time left on any node."""
     candidates = [view.record.candidates for view in views]
     remaining = attrgetter("remaining")

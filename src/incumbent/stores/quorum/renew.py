@@ -15,7 +15,7 @@ from incumbent.stores.notices import PAUSE, RESIGN, notices_for
 from incumbent.stores.quorum.ballots import Silent
 from incumbent.stores.quorum.changes import field_entry, last_entries
 from incumbent.stores.quorum.nodes import Panel, Reply, no_majority, silent_of, strangers
-from incumbent.stores.redis.resp import Step
+from incumbent.stores.redis.resp import RequestBatch
 
 _BATCH: Final = 500
 _PLANTED_AT_ONCE: Final = 200
@@ -27,11 +27,11 @@ async def renew(panel: Panel, renewals: Sequence[Renewal], until: float) -> list
     """See Store.renew. Raises StoreError if no outcome is known of any renewal."""
     outcomes: list[RenewOutcome] = []
     for start in range(0, len(renewals), _BATCH):
-        outcomes += await _Round(panel, renewals[start : start + _BATCH], until).run()
+        outcomes += await _QuorumRound(panel, renewals[start : start + _BATCH], until).run()
     return outcomes
 
 
-class _Round:
+class _QuorumRound:
     """One request to each node, and the outcomes by the nodes' replies.
 
     `words`: for each node, its word on each lease (see node.lua); None without a usable reply.
@@ -145,8 +145,8 @@ class _Round:
         return values
 
 
-def _together(requests: Sequence[bytes]) -> Step | None:
-    return Step(b"".join(requests), len(requests)) if requests else None
+def _together(requests: Sequence[bytes]) -> RequestBatch | None:
+    return RequestBatch(b"".join(requests), len(requests)) if requests else None
 
 
 def _is_strange(reply: Reply | None) -> bool:

@@ -39,7 +39,7 @@ from incumbent.stores.quorum.nodes import (
     silent_of,
     strangers,
 )
-from incumbent.stores.redis.resp import Step
+from incumbent.stores.redis.resp import RequestBatch
 
 _TURNS: Final = 10
 """Rounds of one take before a split vote counts as a refusal, if most nodes refuse."""
@@ -63,7 +63,7 @@ async def take(
     if (key, claim) in panel.quorum.given_up:
         raise StoreUnavailable(f"this claim of {key.name} was given up and is not asked again")
     if ask.slot is None:
-        return await _Take(panel, key, claim, ask, until).run(first)
+        return await _QuorumTake(panel, key, claim, ask, until).run(first)
     return await _take_with_slot(panel, key, claim, ask, ask.slot, until)
 
 
@@ -78,7 +78,7 @@ async def _take_with_slot(
             step = quorum.dialect.stand_by(key, ask, quorum.clock.unix_us(_now()))
             await panel.ask([step] * len(quorum.names), until, answered_by_most)
         return refused
-    outcome = await _Take(panel, key, claim, ask, until).run()
+    outcome = await _QuorumTake(panel, key, claim, ask, until).run()
     if not isinstance(outcome, Granted):
         return outcome
     try:
@@ -138,7 +138,7 @@ def _read_vote(quorum: Quorum, node: int, reply: Reply, claim: str, ballot: int)
     return answer
 
 
-class _Take:
+class _QuorumTake:
     """A take of the lease alone, without a slot, and its state between rounds."""
 
     def __init__(self, panel: Panel, key: Key, claim: str, ask: Ask, until: float) -> None:
@@ -299,7 +299,7 @@ class _Take:
         voted = {at: vote.ballot for at, vote in enumerate(self.answers) if isinstance(vote, Vote)}
         ballot = max(self.ballot, *voted.values(), 0)
         quorum.remember(quorum.taken_back, key, claim, ballot)
-        step = Step(quorum.dialect.revoke(key, claim, ballot), 1)
+        step = RequestBatch(quorum.dialect.revoke(key, claim, ballot), 1)
 
         # Those that answered will answer again; nobody waits for the others.
         there = [at for at, it in enumerate(self.answers) if not isinstance(it, Silent)]

@@ -17,7 +17,7 @@ from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Key
 from incumbent.net.readers import ReaderSide, Subscriber, Wakeup
-from incumbent.net.subscriptions import Role, Subscription, SubscriptionHub, Waiter
+from incumbent.net.subscriptions import ChannelWaiter, Role, Subscription, SubscriptionHub
 from incumbent.stores.quorum.nodes import Quorum
 from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.resp import pack
@@ -32,7 +32,7 @@ _CONFIRM_WITHIN: Final = 0.1
 _now = clock.now
 
 
-class Host(Protocol):
+class QuorumHubHost(Protocol):
     """The functions of the store that a hub needs during one call."""
 
     def begin(self, subscriber: Subscriber[Any], node: int, until: float) -> None:
@@ -42,14 +42,14 @@ class Host(Protocol):
         """Whether the state that `seen` describes is unchanged. Raises StoreError."""
 
 
-class _Waiter(Waiter):
+class _QuorumWaiter(ChannelWaiter):
     def __init__(self, wakeup: Wakeup, channel: str) -> None:
         super().__init__(wakeup, [channel])
         self.nodes: set[int] = set()
         """The nodes that have published a change."""
 
 
-class MajorityHub(SubscriptionHub[Host, Subscription, _Waiter]):
+class MajorityHub(SubscriptionHub[QuorumHubHost, Subscription, _QuorumWaiter]):
     """The waiters of one process or event loop."""
 
     lost = (
@@ -63,7 +63,7 @@ class MajorityHub(SubscriptionHub[Host, Subscription, _Waiter]):
         super().__init__(quorum.where, len(quorum.names), side)
         self._quorum = quorum
 
-    async def wait(self, host: Host, key: Key, seen: str, until: float) -> None:
+    async def wait(self, host: QuorumHubHost, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change. Raises StoreUnavailable if it can subscribe to no node."""
         channel = self._quorum.dialect.keys(key).floor
 
@@ -73,12 +73,16 @@ class MajorityHub(SubscriptionHub[Host, Subscription, _Waiter]):
                 raise StoreUnavailable(f"nobody of {self.where} can be listened to: {why}")
             return await host.is_unchanged(key, seen, until)
 
-        await self._wait(host, _Waiter(self.side.wakeup(), channel), until, goes_on)
+        await self._wait(host, _QuorumWaiter(self.side.wakeup(), channel), until, goes_on)
 
     # -- connections --------------------------------------------------------------------------
 
     async def _connect(
-        self, host: Host, role: Role[Subscription], subscriber: Subscriber[Any], until: float
+        self,
+        host: QuorumHubHost,
+        role: Role[Subscription],
+        subscriber: Subscriber[Any],
+        until: float,
     ) -> None:
         now = _now()
         for node in _missing(role):
@@ -98,10 +102,10 @@ class MajorityHub(SubscriptionHub[Host, Subscription, _Waiter]):
             return answered_error(str(error), self._quorum.names[node])
         return error
 
-    def _is_listened_to(self, role: Role[Subscription], waiter: _Waiter) -> bool:
+    def _is_listened_to(self, role: Role[Subscription], waiter: _QuorumWaiter) -> bool:
         return _confirmed(role, waiter.channels[0]) >= self._quorum.need
 
-    def _may_begin(self, waiter: _Waiter) -> bool:
+    def _may_begin(self, waiter: _QuorumWaiter) -> bool:
         """Whether a majority has confirmed the channel, or no other node will do so in time."""
         if self._is_listened_to(self._role, waiter):
             return True
@@ -119,14 +123,14 @@ class MajorityHub(SubscriptionHub[Host, Subscription, _Waiter]):
                 else:
                     waiter.look_at = min(waiter.look_at, _now() + LINGER)
 
-    def _wake_at(self, role: Role[Subscription], waiter: _Waiter, until: float) -> float:
+    def _wake_at(self, role: Role[Subscription], waiter: _QuorumWaiter, until: float) -> float:
         # A waiter that was told leaves as soon as it runs: its instant must not keep it from that.
         instants = [until, *(other.look_at for other in list(self._waiters) if not other.over)]
         if not waiter.listens:
             instants.append(_now() + self.glance)
         return min(*instants, *(role.retry_at[node] for node in _missing(role)), inf)
 
-    def _tell_due(self, waiter: _Waiter) -> None:
+    def _tell_due(self, waiter: _QuorumWaiter) -> None:
         """Tell all waiters that are due: so the others need not wake up for a first message."""
         now = _now()
         for each in list(self._waiters):

@@ -20,32 +20,32 @@ from incumbent.net.readers import SUSPENDING, SharedWakeup
 from incumbent.stores.base import Parting
 from incumbent.stores.loops import LoopEnd
 from incumbent.stores.plan import Plan, PlannedTogether
-from incumbent.stores.redis.aiowire import AsyncWire, dial
+from incumbent.stores.redis.aiowire import AsyncRedisWire, dial
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import DIALECT, Server, settle_take
 from incumbent.stores.redis.errors import Demoted, Outdated
-from incumbent.stores.redis.exchange import UNUSABLE, AnyWire, Exchange, carry_out
+from incumbent.stores.redis.exchange import UNUSABLE, AnyWire, RedisExchange, carry_out
 from incumbent.stores.redis.incarnation import LOOK_EVERY
 from incumbent.stores.redis.layers import Call, Discovery, Enough, Layer, Runtime
 from incumbent.stores.redis.resp import as_eval, is_forgotten
-from incumbent.stores.redis.server import Site
+from incumbent.stores.redis.server import RedisSite
 
 T = TypeVar("T")
 
 _now = clock.now
 
 
-class AsyncRedisStore(Exchange[AsyncWire]):
+class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
     """An AsyncStore (see stores.base). It belongs to the loop in which it was made."""
 
-    def __init__(self, site: Site, commands: Commands) -> None:
+    def __init__(self, site: RedisSite, commands: Commands) -> None:
         super().__init__(site, commands, SUSPENDING)
         self._end = LoopEnd(self._close_all)
-        self._shared: AsyncWire | None = None
+        self._shared: AsyncRedisWire | None = None
         self._dialing: asyncio.Task[StoreUnavailable | None] | None = None
         self.limits = limits(site.where, IN_FLIGHT, SharedWakeup, self.trusted, self._join)
 
-    async def dial(self, until: float) -> AsyncWire:
+    async def dial(self, until: float) -> AsyncRedisWire:
         await self._end.watch()
         wire = await dial(self.site, until)
         # Again: the store may have been closed meanwhile.
@@ -115,20 +115,22 @@ class AsyncRedisStore(Exchange[AsyncWire]):
             raise
 
     @staticmethod
-    async def _ask(wire: AsyncWire, request: bytes, until: float) -> Any:
+    async def _ask(wire: AsyncRedisWire, request: bytes, until: float) -> Any:
         reply = await wire.ask(request, until)
         return await wire.ask(as_eval(request), until) if is_forgotten(reply) else reply
 
     # -- the connection -----------------------------------------------------------------------
 
-    def trusted(self, *, trust: bool = True) -> AsyncWire | None:
+    def trusted(self, *, trust: bool = True) -> AsyncRedisWire | None:
         wire = self._shared
         return None if wire is None or wire.is_stale(trust=trust) else wire
 
-    def put_back(self, wire: AsyncWire, idle: list[AsyncWire]) -> None:
+    def put_back(self, wire: AsyncRedisWire, idle: list[AsyncRedisWire]) -> None:
         """Do nothing: the connection stays shared with other tasks."""
 
-    def settle(self, wire: AsyncWire, idle: list[AsyncWire], error: BaseException) -> None:
+    def settle(
+        self, wire: AsyncRedisWire, idle: list[AsyncRedisWire], error: BaseException
+    ) -> None:
         if isinstance(error, Outdated | Demoted) or wire.problem is not None:
             self._forget(wire)
         elif isinstance(error, UNUSABLE) and not isinstance(error, Broken):
@@ -140,16 +142,16 @@ class AsyncRedisStore(Exchange[AsyncWire]):
         if wire is not None and wire.epoch != epoch:
             self._forget(wire)
 
-    def _forget(self, wire: AsyncWire) -> None:
+    def _forget(self, wire: AsyncRedisWire) -> None:
         """The connection's facts about the server are outdated: the next request connects anew."""
         if self._shared is wire:
             self._shared = None
         wire.retire()
 
-    async def fresh(self, plan: Plan[Server, T], until: float) -> AsyncWire:
+    async def fresh(self, plan: Plan[Server, T], until: float) -> AsyncRedisWire:
         return await self._join(until, until)
 
-    async def _join(self, until: float, lasts: float = -inf) -> AsyncWire:
+    async def _join(self, until: float, lasts: float = -inf) -> AsyncRedisWire:
         """The connection of all tasks. Making it goes on if this caller has no more time.
 
         It lasts until `lasts`, or for as long as a dial may take, whichever is longer.
@@ -185,7 +187,7 @@ class AsyncRedisStore(Exchange[AsyncWire]):
             wire.close()
         return None
 
-    def _replace(self, wire: AsyncWire) -> None:
+    def _replace(self, wire: AsyncRedisWire) -> None:
         before, self._shared = self._shared, wire
         if before is not None:
             before.retire()
@@ -201,12 +203,12 @@ class AsyncRuntime(Runtime):
         self.stores: list[AsyncRedisStore] = []
         self._turn = asyncio.Lock()
 
-    def exchange(self, site: Site, commands: Commands) -> Exchange[Any]:
+    def exchange(self, site: RedisSite, commands: Commands) -> RedisExchange[Any]:
         store = AsyncRedisStore(site, commands)
         self.stores.append(store)
         return store
 
-    async def dial(self, site: Site, until: float) -> AnyWire:
+    async def dial(self, site: RedisSite, until: float) -> AnyWire:
         return await dial(site, until)
 
     async def pause(self, seconds: float) -> None:

@@ -21,8 +21,8 @@ from incumbent.interrupts import raise_handlers
 from incumbent.net.aiowire import AsyncConnection, connect, connect_unix
 from incumbent.net.pool import Broken
 from incumbent.stores.redis.exchange import AnyWire
-from incumbent.stores.redis.options import Target
-from incumbent.stores.redis.server import ProviderFailed, Site
+from incumbent.stores.redis.options import RedisTarget
+from incumbent.stores.redis.server import ProviderFailed, RedisSite
 from incumbent.stores.redis.wire import open_wire
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _Asked: TypeAlias = "tuple[asyncio.Future[Any], float, int, int]"
 """A request's future, its deadline, `_received` when it was made, and its number of answers."""
 
 
-class AsyncWire(AsyncConnection, AnyWire):
+class AsyncRedisWire(AsyncConnection, AnyWire):
     """An asynchronous AnyWire. Many tasks may call `ask`, but only one `send` and `next`."""
 
     def __init__(self) -> None:
@@ -238,7 +238,7 @@ def _failure_for(error: Exception, *, sent: bool) -> Exception:
 # -- making a connection --------------------------------------------------------------------------
 
 
-async def dial(site: Site, until: float) -> AsyncWire:
+async def dial(site: RedisSite, until: float) -> AsyncRedisWire:
     """A connection that is logged in.
 
     Raises StoreUnavailable, at `until` (an instant of clock.now) at the latest.
@@ -251,10 +251,10 @@ async def dial(site: Site, until: float) -> AsyncWire:
         raise StoreUnavailable(f"{site.where} cannot be reached: no connection in time") from error
 
 
-async def _connected(target: Target, tls: SSLContext | None) -> AsyncWire:
+async def _connected(target: RedisTarget, tls: SSLContext | None) -> AsyncRedisWire:
     if target.path:
-        return await connect_unix(AsyncWire, target.path)
-    return await connect(AsyncWire, target.host, target.port, tls=tls)
+        return await connect_unix(AsyncRedisWire, target.path)
+    return await connect(AsyncRedisWire, target.host, target.port, tls=tls)
 
 
 async def _login(credentials: Any) -> Sequence[str]:

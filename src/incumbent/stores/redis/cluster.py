@@ -16,8 +16,8 @@ from incumbent.net.pool import decoding
 from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.layers import Runtime, at_least
 from incumbent.stores.redis.options import Address, Reach, say_address, the_same
-from incumbent.stores.redis.resp import Program, Step, each_step, pack
-from incumbent.stores.redis.server import Site
+from incumbent.stores.redis.resp import Program, RequestBatch, each_step, pack
+from incumbent.stores.redis.server import RedisSite
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ def markers_of(topology: Topology, node: Address) -> tuple[str, ...]:
 
 def question(asked: Address, where: str, *, proved: bool) -> Program[Topology]:
     """Ask one node for the topology. Raises StoreUnavailable if it is part of no cluster."""
-    info, slots = yield Step(pack("CLUSTER", "INFO") + pack("CLUSTER", "SLOTS"), 2)
+    info, slots = yield RequestBatch(pack("CLUSTER", "INFO") + pack("CLUSTER", "SLOTS"), 2)
     for answer in (info, slots):
         if isinstance(answer, Exception):
             if "cluster support disabled" in str(answer):
@@ -118,33 +118,33 @@ def host_of(named: str, asked: Address | None) -> str:
 def asking(program: Program[T]) -> Program[T]:
     """Put ASKING before each step; its first request is for a key being moved to this node."""
 
-    def ask(step: Step) -> Program[list[Any]]:
-        _, *answers = yield Step(ASKING + step.payload, 1 + step.answers)
+    def ask(step: RequestBatch) -> Program[list[Any]]:
+        _, *answers = yield RequestBatch(ASKING + step.payload, 1 + step.answers)
         return answers
 
     return each_step(program, ask)
 
 
 @dataclass(slots=True)
-class Cluster:
+class KnownCluster:
     """A cluster as both sides of an engine know it. `site`: the template for each node's site.
 
     `seeds`: configured addresses, reached as they are; all others are as nodes announce them.
     `marked`: the topology by which each site has its marker's keys.
     """
 
-    site: Site
+    site: RedisSite
     seeds: tuple[Address, ...]
     reach: Reach = the_same
     advice: str = "check the nodes, their password and the network"
     topology: Topology = field(default_factory=Topology)
-    sites: dict[Address, Site] = field(default_factory=dict)
+    sites: dict[Address, RedisSite] = field(default_factory=dict)
     marked: dict[Address, Topology] = field(default_factory=dict)
     asked: float = -inf
     doubted: bool = True
     proved: bool = False
 
-    def site_of(self, address: Address) -> Site:
+    def site_of(self, address: Address) -> RedisSite:
         """The site of one node, with its marker's keys by the topology."""
         topology, site = self.topology, self.sites.get(address)
         if site is None:
@@ -176,7 +176,7 @@ class Cluster:
         addresses = list(dict.fromkeys((*self.topology.nodes(), *self.seeds)))
         sites = {address: self.site_of(address) for address in addresses}
 
-        def program(site: Site) -> Program[Topology]:
+        def program(site: RedisSite) -> Program[Topology]:
             asked = next(address for address, each in sites.items() if each is site)
             return question(asked, site.where, proved=self.proved)
 
@@ -221,7 +221,7 @@ class Cluster:
         what = f"a cluster of {len(nodes)} masters: {', '.join(map(say_address, nodes))}"
         return f"{what}; {missing} slots have none" if missing else what
 
-    def masters(self) -> list[tuple[str, Site]]:
+    def masters(self) -> list[tuple[str, RedisSite]]:
         """See Discovery.masters."""
         nodes = self.topology.nodes()
         return [(say_address(address), self.site_of(address)) for address in nodes]

@@ -32,8 +32,8 @@ from incumbent.stores.notices import notices_for
 from incumbent.stores.redis.errors import TooLate, answered_error
 from incumbent.stores.redis.incarnation import check_format
 from incumbent.stores.redis.line import in_line, line_words, new_inbox
-from incumbent.stores.redis.records import Names, Naming, quoted, refused
-from incumbent.stores.redis.resp import SCRIPTS, Part, Program, Step, milliseconds, pack
+from incumbent.stores.redis.records import Naming, RedisNames, quoted, refused
+from incumbent.stores.redis.resp import SCRIPTS, Part, Program, RequestBatch, milliseconds, pack
 
 _CACHED: Final = 1024
 _SHARED: Final = pack("", "", "shared").partition(b"\r\n")[2]
@@ -51,7 +51,7 @@ class Commands:
     def __init__(self, naming: Naming, where: str) -> None:
         self.naming = naming
         self.where = where
-        self._takes: dict[tuple[Key, int], _Take] = {}
+        self._takes: dict[tuple[Key, int], _PackedTake] = {}
         self._gives: dict[tuple[Key, bool], tuple[bytes, bytes]] = {}
         self.inbox = new_inbox()
 
@@ -65,7 +65,7 @@ class Commands:
     ) -> bytes:
         """The request of a take.
 
-        `sign`: the server's incarnation, see Acquaintance; `till`: the deadline of the answer, in
+        `sign`: the server's incarnation, see ServerFacts; `till`: the deadline of the answer, in
         seconds of the server's clock; `marker`: the marker's key, to check the server in the same
         step.
         """
@@ -83,7 +83,7 @@ class Commands:
             till * 1e6,
         )
 
-    def _prepare_take(self, key: Key, ask: Ask, sign: bytes, marker: str) -> _Take:
+    def _prepare_take(self, key: Key, ask: Ask, sign: bytes, marker: str) -> _PackedTake:
         names, slot, holder = self.naming.of(key), ask.slot, quoted(ask.holder)
         keys = [names.main, names.companion]
         keep = milliseconds(max(ask.ttl, ask.keep_record))
@@ -108,7 +108,7 @@ class Commands:
             keys.append(marker)
             script = SCRIPTS["take:looking"]
         rest = pack(*arguments).partition(b"\r\n")[2]
-        prepared = _Take(ask, sign, script.open_call(keys, len(arguments) + 2), rest)
+        prepared = _PackedTake(ask, sign, script.open_call(keys, len(arguments) + 2), rest)
         if not marker:
             if len(self._takes) >= _CACHED:
                 self._takes.clear()
@@ -226,7 +226,7 @@ class Commands:
         return Mismatch(f"an answer of type {type(reply).__name__} was not expected")
 
 
-def _keys_beside(names: Names, ask: Ask) -> list[str]:
+def _keys_beside(names: RedisNames, ask: Ask) -> list[str]:
     """The keys for what `ask` wants besides the lease, in the order of take.lua."""
     keys = [names.line] if ask.queue is not None else []
     if ask.slot is not None:
@@ -238,7 +238,7 @@ def _keys_beside(names: Names, ask: Ask) -> list[str]:
     return keys
 
 
-class _Take(NamedTuple):
+class _PackedTake(NamedTuple):
     """A packed take of one key, without the claim and the time."""
 
     ask: Ask
@@ -262,7 +262,7 @@ RESTARTED: Final = Gone("store_restarted")
 _echoes = count()
 
 
-class Call(NamedTuple):
+class ScriptCall(NamedTuple):
     """One script call: the places of its renewals, and its request without the echo."""
 
     places: Sequence[int]
@@ -270,12 +270,12 @@ class Call(NamedTuple):
     tail: bytes
 
 
-class _Prepared(NamedTuple):
+class _PreparedCalls(NamedTuple):
     """Packed calls, with the naming and the server's incarnation that they are for."""
 
     naming: Naming
     epoch: str
-    calls: Sequence[Call]
+    calls: Sequence[ScriptCall]
 
 
 def renew_program(
@@ -288,7 +288,7 @@ def renew_program(
         return outcomes
     # All are sent together: waiting for each answer would delay a process that is already late.
     echoes = [new_echo(renewals[call.places[0]]) for call in calls]
-    replies = yield Step(b"".join(map(request_of, calls, echoes)), len(calls))
+    replies = yield RequestBatch(b"".join(map(request_of, calls, echoes)), len(calls))
     for call, echo, reply in zip(calls, echoes, replies, strict=True):
         if type(reply) is not list:
             raise commands.unusable(reply, renewals[call.places[0]].key)
@@ -301,13 +301,13 @@ def new_echo(renewal: Renewal) -> bytes:
     return f"{renewal.claim}:{next(_echoes)}".encode()
 
 
-def request_of(call: Call, echo: bytes) -> bytes:
+def request_of(call: ScriptCall, echo: bytes) -> bytes:
     """The bytes of a call, with its echo."""
     return b"".join((call.head, _PART % (len(echo), echo), call.tail))
 
 
 def note(
-    call: Call,
+    call: ScriptCall,
     renewals: Sequence[Renewal],
     echo: bytes,
     reply: list[Any],
@@ -320,7 +320,7 @@ def note(
         outcomes[at] = _RENEWED if each == 1 else _outcome(renewals[at], each)
 
 
-def calls_of(naming: Naming, renewals: Sequence[Renewal], ours: Sequence[int]) -> list[Call]:
+def calls_of(naming: Naming, renewals: Sequence[Renewal], ours: Sequence[int]) -> list[ScriptCall]:
     """The calls for the renewals at the places `ours`."""
     shared = [at for at in ours if renewals[at].shared]
     alone = [at for at in ours if not renewals[at].shared] if shared else ours
@@ -332,7 +332,7 @@ def calls_of(naming: Naming, renewals: Sequence[Renewal], ours: Sequence[int]) -
                 # Nearly always true; a range is small, whatever their number.
                 places = range(places[0], places[-1] + 1)
             packed = _packed(naming, [renewals[at] for at in places], script)
-            calls.append(Call(places, *packed))
+            calls.append(ScriptCall(places, *packed))
     return calls
 
 
@@ -357,14 +357,14 @@ def _held_by(renewal: Renewal) -> bytes:
     return held_by(renewal.claim, renewal.token).encode()
 
 
-def _prepared(naming: Naming, renewals: Sequence[Renewal], epoch: str) -> Sequence[Call]:
+def _prepared(naming: Naming, renewals: Sequence[Renewal], epoch: str) -> Sequence[ScriptCall]:
     kept = renewals.prepared if isinstance(renewals, Batch) else None
-    if isinstance(kept, _Prepared) and kept.naming is naming and kept.epoch == epoch:
+    if isinstance(kept, _PreparedCalls) and kept.naming is naming and kept.epoch == epoch:
         return kept.calls
     ours = [at for at, renewal in enumerate(renewals) if renewal.epoch == epoch]
     calls = calls_of(naming, renewals, ours)
     if isinstance(renewals, Batch):
-        renewals.prepared = _Prepared(naming, epoch, calls)
+        renewals.prepared = _PreparedCalls(naming, epoch, calls)
     return calls
 
 

@@ -41,7 +41,13 @@ from incumbent.stores.findings import wait_after_restart
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis.commands import Commands, held_by, renew_program
 from incumbent.stores.redis.errors import Outdated, TooLate, restart_error
-from incumbent.stores.redis.incarnation import LOOK_EVERY, Acquaintance, Met, check_format, meet
+from incumbent.stores.redis.incarnation import (
+    LOOK_EVERY,
+    Handshake,
+    ServerFacts,
+    check_format,
+    handshake,
+)
 from incumbent.stores.redis.records import (
     FIELDS,
     history_of,
@@ -55,13 +61,13 @@ from incumbent.stores.redis.records import (
 from incumbent.stores.redis.resp import (
     SCRIPTS,
     Program,
-    Step,
+    RequestBatch,
     as_eval,
     is_forgotten,
     milliseconds,
     pack,
 )
-from incumbent.stores.redis.server import MARKER_KEY, Site
+from incumbent.stores.redis.server import MARKER_KEY, RedisSite
 
 T = TypeVar("T")
 
@@ -85,9 +91,9 @@ CAPABILITIES: Final = Capabilities(
 class Server(NamedTuple):
     """The server that a connection leads to: its site, its commands, and the known facts."""
 
-    site: Site
+    site: RedisSite
     commands: Commands
-    known: Acquaintance
+    known: ServerFacts
 
 
 _UNASKED: Final = Ask(TTL_DEFAULT, "")
@@ -108,7 +114,7 @@ class JoinedPlan(Plan[Server, "list[T | StoreError]"]):
     parts: Sequence[Plan[Server, T]] = ()
 
 
-class Dialect:
+class RedisDialect:
     """The plans of Redis; see stores.plan.DialectOfMany."""
 
     def take(self, key: Key, claim: str, ask: Ask) -> TakePlan:
@@ -152,7 +158,7 @@ class Dialect:
         def start(server: Server, _: float) -> Program[GiveOutcome]:
             commands = server.commands
             request = commands.give(key, claim, token, closed_for, reserve_for, slot, shared)
-            (reply,) = yield Step(request, 1)
+            (reply,) = yield RequestBatch(request, 1)
             return commands.given(reply, key)
 
         return Plan("give", start, (key,))
@@ -167,7 +173,7 @@ class Dialect:
             written = b"-" if value is None else b"=" + value
             fields = (FIELDS["put"] + field.encode(), *_guard(guard), written, names.channel)
             request = SCRIPTS["put"].call(2, names.main, names.companion, *fields)
-            (reply,) = yield Step(request, 1)
+            (reply,) = yield RequestBatch(request, 1)
             if type(reply) is not int:
                 raise server.commands.unusable(reply, key)
             return Stale() if reply < 0 else Stored(reply)
@@ -192,7 +198,7 @@ class Dialect:
         return Plan("look", lambda server, _: _server_time(server.commands))
 
 
-DIALECT: Final = Dialect()
+DIALECT: Final = RedisDialect()
 
 
 def _guard(guard: Guard) -> tuple[str, str]:
@@ -226,7 +232,7 @@ def together(programs: Sequence[Program[T]]) -> Program[list[T | StoreError]]:
     replies: dict[int, Any] = dict.fromkeys(range(len(programs)))
     asked = False
     while True:
-        steps: dict[int, Step] = {}
+        steps: dict[int, RequestBatch] = {}
         for at, reply in replies.items():
             try:
                 steps[at] = programs[at].send(reply)
@@ -243,21 +249,21 @@ def together(programs: Sequence[Program[T]]) -> Program[list[T | StoreError]]:
         replies = yield from _ask_together(steps)
 
 
-def _ask_together(steps: dict[int, Step]) -> Program[dict[int, Any]]:
+def _ask_together(steps: dict[int, RequestBatch]) -> Program[dict[int, Any]]:
     """The replies to each step. Steps of unknown scripts are sent again, but no done release."""
     replies = yield from _send_together(steps)
     unknown = {
-        at: Step(as_eval(step.payload), step.answers)
+        at: RequestBatch(as_eval(step.payload), step.answers)
         for at, step in steps.items()
         if any(map(is_forgotten, replies[at]))
     }
     return {**replies, **((yield from _send_together(unknown)) if unknown else {})}
 
 
-def _send_together(steps: dict[int, Step]) -> Program[dict[int, Any]]:
+def _send_together(steps: dict[int, RequestBatch]) -> Program[dict[int, Any]]:
     payload = b"".join(step.payload for step in steps.values())
     count = sum(step.answers for step in steps.values())
-    answers = iter((yield Step(payload, count, repeats=False)))
+    answers = iter((yield RequestBatch(payload, count, repeats=False)))
     return {at: [*islice(answers, step.answers)] for at, step in steps.items()}
 
 
@@ -268,7 +274,9 @@ def take_program(
     commands, known, now = server.commands, server.known, _now()
     if now - known.asked > LOOK_EVERY or ask.ttl > known.serves:
         return (yield from _take_looking(server, key, claim, ask, until))
-    (reply,) = yield Step(commands.take(key, claim, ask, known.sign, until + known.ahead), 1)
+    (reply,) = yield RequestBatch(
+        commands.take(key, claim, ask, known.sign, until + known.ahead), 1
+    )
     return (yield from settle_take(server, key, claim, ask, until, now, reply))
 
 
@@ -283,7 +291,7 @@ def settle_take(
     # On asyncio another task may have looked meanwhile: its reply came before this one.
     believed = sent - known.looked <= LOOK_EVERY
     if believed and type(reply) is list and len(reply) == 1:
-        (mark,) = yield Step(known.reread, 1)
+        (mark,) = yield RequestBatch(known.reread, 1)
         believed = known.is_marked(mark)
     if believed:
         return outcome
@@ -319,23 +327,23 @@ def _take_looking(
 
 
 def _take_and_look(
-    commands: Commands, known: Acquaintance, key: Key, claim: str, ask: Ask, till: float
+    commands: Commands, known: ServerFacts, key: Key, claim: str, ask: Ask, till: float
 ) -> Program[tuple[Any, Sequence[Any]]]:
     """The reply to the take, and the replies to the look."""
     if known.marked_at == MARKER_KEY:
         request = commands.take(key, claim, ask, known.sign, till, MARKER_KEY)
-        (reply,) = yield Step(request, 1)
+        (reply,) = yield RequestBatch(request, 1)
         if not (type(reply) is hiredis.ReplyError and str(reply).startswith("CROSSSLOT")):
             return (reply[0], reply[1:]) if type(reply) is list else (reply, ())
     # In a cluster the marker has another slot than the lease, and no script may use both.
     request = commands.take(key, claim, ask, known.sign, till)
-    reply, *look = yield Step(request + known.look, 5)
+    reply, *look = yield RequestBatch(request + known.look, 5)
     return reply, look
 
 
 def give_back(commands: Commands, key: Key, grant: Granted, ask: Ask) -> Program[None]:
     """Give back a grant that is not believed. Raises OutcomeUnknown if it may still be stored."""
-    (reply,) = yield Step(commands.undo(key, grant, ask), 1)
+    (reply,) = yield RequestBatch(commands.undo(key, grant, ask), 1)
     if reply != 1:
         what = "it was not found" if reply == 0 else f"the answer was {str(reply)!r}"
         raise OutcomeUnknown(
@@ -343,13 +351,13 @@ def give_back(commands: Commands, key: Key, grant: Granted, ask: Ask) -> Program
         )
 
 
-def meeting(site: Site, term: int | None, longest: float = 0.0) -> Program[Met]:
+def meeting(site: RedisSite, term: int | None, longest: float = 0.0) -> Program[Handshake]:
     """The program `incarnation.meet`, with `longest` in seconds."""
     fresh, most = os.urandom(4).hex(), milliseconds(longest) if longest else 0
-    return meet(site, wall=clock.wall(), fresh=fresh, term=term, longest=most)
+    return handshake(site, wall=clock.wall(), fresh=fresh, term=term, longest=most)
 
 
-def _tell_longest(site: Site, known: Acquaintance, ttl: float) -> Program[None]:
+def _tell_longest(site: RedisSite, known: ServerFacts, ttl: float) -> Program[None]:
     """Note the largest ttl so far in the marker, for clients that connect after a restart.
 
     Raises StoreError if it cannot be written: those clients would not know how long to wait.
@@ -362,7 +370,7 @@ def _tell_longest(site: Site, known: Acquaintance, ttl: float) -> Program[None]:
     known.mark = met.mark
 
 
-def too_early(site: Site, known: Acquaintance, ttl: float, now: float) -> StoreError | None:
+def too_early(site: RedisSite, known: ServerFacts, ttl: float, now: float) -> StoreError | None:
     """The exception if a holder from before the server's restart may still believe in its lease.
 
     Also if there is no marker to tell. Else None.
@@ -395,7 +403,7 @@ def _scan_records(commands: Commands, namespace: str, prefix: str) -> Program[tu
         cursor = b""
         while cursor != b"0":
             request = pack("SCAN", cursor or "0", "MATCH", pattern, "COUNT", _SCANNED)
-            (reply,) = yield Step(request, 1)
+            (reply,) = yield RequestBatch(request, 1)
             if type(reply) is not list:
                 raise commands.unusable(reply)
             cursor, names = reply
@@ -423,7 +431,7 @@ def _read_all(commands: Commands, keys: Sequence[Key]) -> Program[list[Any]]:
         + pack("ZRANGE", names.candidates, "0", "-1", "WITHSCORES")
         for names in places
     )
-    time, *replies = yield Step(request, 1 + 4 * len(keys))
+    time, *replies = yield RequestBatch(request, 1 + 4 * len(keys))
     if type(time) is not list:
         raise commands.unusable(time)
     now = int(time[0]) + int(time[1]) / 1e6
@@ -439,11 +447,11 @@ def _read_all(commands: Commands, keys: Sequence[Key]) -> Program[list[Any]]:
         history = history_of(fields)
         if named := slots_named(history):
             asked = b"".join(pack("PTTL", names.slot(slot)) for slot in named)
-            lefts = yield Step(asked, len(named))
+            lefts = yield RequestBatch(asked, len(named))
             slots = {slot: ms / 1000 for slot, ms in zip(named, lefts, strict=True) if ms > 0}
         sharing: list[Holding] = []
         if is_shared(raw):
-            (ends,) = yield Step(pack("ZRANGE", names.sharers, "0", "-1", "WITHSCORES"), 1)
+            (ends,) = yield RequestBatch(pack("ZRANGE", names.sharers, "0", "-1", "WITHSCORES"), 1)
             sharing = sharing_of(raw, fields, ends, now)
         about = (raw, left, fields, history, slots, candidates, now, sharing)
         records.append(record_of(names.key, *about))
@@ -459,7 +467,7 @@ def _is_unchanged(commands: Commands, key: Key, seen: str) -> Program[bool]:
         request = pack("HGET", names.companion, FIELDS["put"] + b"pause")
     elif what.startswith("slot:"):
         request = pack("GET", names.slot(what.removeprefix("slot:")))
-    replies = yield Step(request + pack("HGET", names.companion, FIELDS["version"]), 2)
+    replies = yield RequestBatch(request + pack("HGET", names.companion, FIELDS["version"]), 2)
     for reply in replies:
         if reply is not None and not isinstance(reply, bytes):
             raise commands.unusable(reply, key)
@@ -472,7 +480,7 @@ def _is_unchanged(commands: Commands, key: Key, seen: str) -> Program[bool]:
 
 def _server_time(commands: Commands) -> Program[int]:
     """The server's clock in microseconds."""
-    (reply,) = yield Step(pack("TIME"), 1)
+    (reply,) = yield RequestBatch(pack("TIME"), 1)
     if type(reply) is not list:
         raise commands.unusable(reply)
     return int(reply[0]) * 1_000_000 + int(reply[1])

@@ -9,7 +9,7 @@ from incumbent import clock
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.policy import TTL_DEFAULT
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.findings import (
     CannotTell,
     Finding,
@@ -27,11 +27,11 @@ from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.exchange import UNUSABLE, carry_out
 from incumbent.stores.redis.incarnation import LOOK_EVERY, read_mark
 from incumbent.stores.redis.layers import BlockingRuntime, Discovery
-from incumbent.stores.redis.resp import Program, Step, pack
+from incumbent.stores.redis.resp import Program, RequestBatch, pack
 from incumbent.stores.redis.server import (
     QUORUM_KEY,
-    Facts,
-    Site,
+    InfoFacts,
+    RedisSite,
     belongs_elsewhere,
     read_facts,
 )
@@ -41,12 +41,14 @@ _RESYNC_LEAST: Final = 2
 """Seconds of repl-diskless-sync-delay that keep a resync from ending between two looks."""
 
 
-def diagnose(site: Site, discovery: Discovery | None, ttl: float, until: float) -> list[Finding]:
+def diagnose(
+    site: RedisSite, discovery: Discovery | None, ttl: float, until: float
+) -> list[Finding]:
     """The findings about a store: about its one server, or the discovered masters."""
     reported, masters = list[Finding](), [("", site)]
     if discovery is not None:
         try:
-            run(discovery.ask(BlockingRuntime(), until))
+            run_blocking(discovery.ask(BlockingRuntime(), until))
         except StoreError as error:
             return [cannot_tell(str(error), discovery.advice)]
         reported, masters = [("ok", discovery.summary, "")], discovery.masters()
@@ -71,7 +73,7 @@ def _for_some(finding: Finding) -> Finding:
     return CannotTell(finding) if isinstance(finding, GrantsNothing) else finding
 
 
-def examine(ttl: float, site: Site, until: float) -> list[Finding]:
+def examine(ttl: float, site: RedisSite, until: float) -> list[Finding]:
     """The findings about one server, also if a store would refuse to use it."""
 
     def program() -> Program[list[Finding]]:
@@ -85,7 +87,7 @@ def examine(ttl: float, site: Site, until: float) -> list[Finding]:
     except StoreError as error:
         return [cannot_tell(str(error), "check the address, the password and the network")]
     try:
-        return run(carry_out(wire, program(), until))
+        return run_blocking(carry_out(wire, program(), until))
     except (StoreError, *UNUSABLE) as error:
         return [cannot_tell(f"{site.where} answered nothing usable: {error}", "look at its log")]
     finally:
@@ -101,10 +103,12 @@ def diagnosis(ttl: float, wait: float | None, *, marked: bool = False) -> Progra
     `marked`: a marker tells the server's age, so its uptime is not reported.
     """
     began = clock.now()
-    yield Step(pack("PING"), 1)
+    yield RequestBatch(pack("PING"), 1)
     trip = clock.now() - began
     asked = b"".join(pack("CONFIG", "GET", name) for name in _SETTINGS)
-    info, time, *answers = yield Step(pack("INFO") + pack("TIME") + asked, 2 + len(_SETTINGS))
+    info, time, *answers = yield RequestBatch(
+        pack("INFO") + pack("TIME") + asked, 2 + len(_SETTINGS)
+    )
     for answer in (info, time):
         if isinstance(answer, Exception):
             raise answered_error(str(answer), "the server")
@@ -139,20 +143,20 @@ _REPLICATED: Final = (
 )
 
 
-def _about_role(facts: Facts) -> Finding:
+def _about_role(facts: InfoFacts) -> Finding:
     what = f"{facts.product} {facts.version}, role {facts.role}"
     is_master = facts.role == "master"
     return found(is_master, what, advice="use the address of the master", level="error")
 
 
-def _about_memory(facts: Facts) -> Finding:
+def _about_memory(facts: InfoFacts) -> Finding:
     what = f"maxmemory {facts.maxmemory or 'unlimited'}, policy {facts.policy}: leases"
     fine, otherwise = f"{what} are not evicted", f"{what} may be evicted"
     advice = "set maxmemory-policy noeviction"
     return found(not facts.evicts, fine, otherwise, advice, level="error")
 
 
-def _about_disk(facts: Facts, settings: dict[str, str]) -> Finding:
+def _about_disk(facts: InfoFacts, settings: dict[str, str]) -> Finding:
     how = f", save {settings['save'] or 'off'}" if "save" in settings else ""
     return found(
         facts.aof,
@@ -162,7 +166,7 @@ def _about_disk(facts: Facts, settings: dict[str, str]) -> Finding:
     )
 
 
-def _about_writes(facts: Facts, settings: dict[str, str]) -> list[Finding]:
+def _about_writes(facts: InfoFacts, settings: dict[str, str]) -> list[Finding]:
     """Why the server takes no writes, as far as this user may ask it.
 
     The rules: https://redis.io/docs/latest/operate/oss_and_stack/management/persistence/ (MISCONF),
@@ -196,11 +200,11 @@ def _about_writes(facts: Facts, settings: dict[str, str]) -> list[Finding]:
 # -- its marker -----------------------------------------------------------------------------------
 
 
-def look_at_marker(site: Site, ttl: float) -> Program[list[Finding]]:
+def look_at_marker(site: RedisSite, ttl: float) -> Program[list[Finding]]:
     """Whether the server grants by now, and how long it would wait after a restart."""
     keys = site.marker.keys
     asked = [pack("INFO"), pack("TIME"), *(pack("GET", key) for key in (QUORUM_KEY, *keys))]
-    info, time, member, *markers = yield Step(b"".join(asked), len(asked))
+    info, time, member, *markers = yield RequestBatch(b"".join(asked), len(asked))
     if not isinstance(info, bytes) or not isinstance(time, list):
         raise answered_error(str(info), site.where)
     facts, now = read_facts(info), int(time[0]) + int(time[1]) / 1e6
@@ -239,7 +243,9 @@ def look_at_marker(site: Site, ttl: float) -> Program[list[Finding]]:
 
 def look_at_resync() -> Program[list[Finding]]:
     """Findings for `doctor`: how soon a master that becomes a replica has its new master's data."""
-    info, config = yield Step(pack("INFO") + pack("CONFIG", "GET", "repl-diskless-sync*"), 2)
+    info, config = yield RequestBatch(
+        pack("INFO") + pack("CONFIG", "GET", "repl-diskless-sync*"), 2
+    )
     settings = (
         dict(zip(config[::2], config[1::2], strict=False)) if isinstance(config, list) else {}
     )

@@ -15,7 +15,7 @@ from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import CAPABILITIES, Server
 from incumbent.stores.redis.options import RedisOptions
 from incumbent.stores.redis.records import Naming
-from incumbent.stores.redis.server import Site, site_of
+from incumbent.stores.redis.server import RedisSite, site_of
 from incumbent.stores.redis.sync import RedisStore
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class RedisEngine(ServerEngine[BlockingTogether[Any], "AsyncRedisStore | AsyncFa
         return diagnose(self._site, self._discovery, ttl, until)
 
 
-def _async_store(site: Site, commands: Commands) -> AsyncRedisStore:
+def _async_store(site: RedisSite, commands: Commands) -> AsyncRedisStore:
     # Imported only here: the blocking side does not need asyncio.
     from incumbent.stores.redis.aio import AsyncRedisStore
 
@@ -67,14 +67,14 @@ def _face(where: str, build: Callable[[Runtime], PlannedTogether[Server]]) -> As
 
 
 def _layers(
-    site: Site, options: RedisOptions
+    site: RedisSite, options: RedisOptions
 ) -> tuple[Callable[[Runtime], PlannedTogether[Server]], Discovery | None]:
     """A function that makes the layers of one Runtime, and the Discovery that all of them share."""
     if options.layout == "cluster":
-        from incumbent.stores.redis.cluster import Cluster
+        from incumbent.stores.redis.cluster import KnownCluster
         from incumbent.stores.redis.router import Router
 
-        cluster = Cluster(site, options.hosts, options.reach)
+        cluster = KnownCluster(site, options.hosts, options.reach)
         return lambda runtime: Router(runtime, cluster, options), cluster
     from incumbent.stores.redis.layers import connections
 

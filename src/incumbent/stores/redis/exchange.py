@@ -27,13 +27,13 @@ from incumbent.stores.redis.dialect import (
     too_early,
 )
 from incumbent.stores.redis.errors import Demoted, TooLate
-from incumbent.stores.redis.incarnation import Acquaintance
+from incumbent.stores.redis.incarnation import ServerFacts
 from incumbent.stores.redis.resp import Program, as_eval, is_forgotten
-from incumbent.stores.redis.server import Site
+from incumbent.stores.redis.server import RedisSite
 from incumbent.stores.redis.subscription import LineHub
 
 
-class AnyWire(Acquaintance, Connection):
+class AnyWire(ServerFacts, Connection):
     """A blocking or asynchronous connection. `used`: when the present (or last) exchange began."""
 
     used: float
@@ -59,13 +59,13 @@ UNUSABLE: Final = (Broken, Mismatch, hiredis.ProtocolError)
 _now = clock.now
 
 
-class Exchange(PlanRunner[W, Server], PlannedTogether[Server]):
+class RedisExchange(PlanRunner[W, Server], PlannedTogether[Server]):
     """Carries out the plans for one server, on the connections that it keeps."""
 
     dialect = DIALECT
     unusable = UNUSABLE
 
-    def __init__(self, site: Site, commands: Commands, side: ReaderSide) -> None:
+    def __init__(self, site: RedisSite, commands: Commands, side: ReaderSide) -> None:
         super().__init__(site.where)
         self.site = site
         self.commands = commands
@@ -185,7 +185,7 @@ async def carry_out(
     until: float,
     *,
     begun: bool = False,
-    site: Site | None = None,
+    site: RedisSite | None = None,
 ) -> T:
     """Carry out a program; return its outcome. Raises Broken, Mismatch, StoreError.
 
@@ -216,7 +216,7 @@ async def carry_out(
         raise Broken(str(error), sent=False, late=True) from error
 
 
-def _check_meant(wire: AnyWire, site: Site | None) -> None:
+def _check_meant(wire: AnyWire, site: RedisSite | None) -> None:
     """Check before each request, since the previous answer may have taken long. Raises Broken."""
     if site is not None and not site.means(wire.target):
         why = "it may no longer be the master: the sentinels have to be asked again"

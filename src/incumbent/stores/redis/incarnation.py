@@ -18,13 +18,13 @@ from typing import Any, Final, NamedTuple
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
 from incumbent.stores.redis.errors import Moved, Outdated, answered_error
-from incumbent.stores.redis.resp import SCRIPTS, Program, Script, Step, pack
+from incumbent.stores.redis.resp import SCRIPTS, Program, RequestBatch, Script, pack
 from incumbent.stores.redis.server import (
     INFO_LOOK,
     MARKER_KEY,
     QUORUM_KEY,
-    Facts,
-    Site,
+    InfoFacts,
+    RedisSite,
     admit,
     belongs_elsewhere,
     read_facts,
@@ -58,7 +58,7 @@ _LOADS: Final = tuple(pack("SCRIPT", "LOAD", script.text) for script in SCRIPTS.
 _write_over: Final = Script("put:marker")
 
 
-class Mark(NamedTuple):
+class IncarnationMarker(NamedTuple):
     """The content of the marker.
 
     `since`, `seen`: when it was written, by the server's clock and by the writer's (microseconds);
@@ -93,7 +93,7 @@ class Mark(NamedTuple):
         number = self.id.partition("@")[2].partition(":")[0]
         return int(number) if number.isdecimal() else 0
 
-    def is_of(self, facts: Facts, term: int | None, start: int) -> bool:
+    def is_of(self, facts: InfoFacts, term: int | None, start: int) -> bool:
         """Whether the server with these `facts` is still the one that the marker describes."""
         if term not in (None, self.term):
             return False
@@ -120,7 +120,7 @@ def check_format(raw: bytes, where: str, at: str) -> None:
         )
 
 
-def read_mark(raw: Any, where: str, key: str) -> Mark | None:
+def read_mark(raw: Any, where: str, key: str) -> IncarnationMarker | None:
     """The marker's content; None if there is none. Raises StoreUnavailable for another format."""
     if not isinstance(raw, bytes) or not raw:
         return None
@@ -129,21 +129,21 @@ def read_mark(raw: Any, where: str, key: str) -> Mark | None:
         _, identity, since, seen, run, replication, longest, floor = raw.decode().split(" ")
         numbers = (int(since), int(seen))
         run, replication = run.strip("-"), replication.strip("-")
-        return Mark(identity, *numbers, run, replication, int(longest), int(floor))
+        return IncarnationMarker(identity, *numbers, run, replication, int(longest), int(floor))
     except ValueError as error:
         raise_handlers(error)
         # Another client's value counts as no marker.
         return None
 
 
-class Met(NamedTuple):
+class Handshake(NamedTuple):
     """The facts of a new connection. `time`: the server's clock in seconds; `age`: in seconds.
 
     `problem`: why there is no marker, which only a take needs; `apart`: seconds between the
     server's age by its own clock and by ours, of which `age` is the smaller one.
     """
 
-    mark: Mark
+    mark: IncarnationMarker
     key: str
     replication: str
     time: float
@@ -152,9 +152,9 @@ class Met(NamedTuple):
     apart: float = 0.0
 
 
-def meet(
-    site: Site, *, wall: float, fresh: str, term: int | None = None, longest: int = 0
-) -> Program[Met]:
+def handshake(
+    site: RedisSite, *, wall: float, fresh: str, term: int | None = None, longest: int = 0
+) -> Program[Handshake]:
     """Look at the server, load the scripts there, and find or write its marker, in all copies.
 
     `wall`: our wall clock; `fresh`: the id for a new incarnation; `term`: the number of the
@@ -165,7 +165,7 @@ def meet(
     keys = site.marker.keys
     reads = [pack("GET", key) for key in keys]
     asked = (_INFO, _TIME, _MEMBER, *reads, *_LOADS)
-    info, time, member, *answers = yield Step(b"".join(asked), len(asked))
+    info, time, member, *answers = yield RequestBatch(b"".join(asked), len(asked))
     for answer in (info, time):
         if isinstance(answer, Exception):
             raise answered_error(str(answer), site.where, proved=site.proved)
@@ -195,11 +195,11 @@ def meet(
     ages = (now - mark.since) / _MICRO, wall - mark.seen / _MICRO
     apart, age = abs(ages[0] - ages[1]), max(0.0, min(ages))
     key = next(iter(there), MARKER_KEY)
-    return Met(mark, key, facts.replication, now / _MICRO, age, problem, apart)
+    return Handshake(mark, key, facts.replication, now / _MICRO, age, problem, apart)
 
 
 def _write(
-    todo: dict[str, bytes | None], mark: Mark, site: Site, replies: dict[str, Any]
+    todo: dict[str, bytes | None], mark: IncarnationMarker, site: RedisSite, replies: dict[str, Any]
 ) -> Program[dict[str, bytes | None]]:
     """Write the marker; return the values there afterwards. Raises StoreError if that fails."""
     writes = [
@@ -207,14 +207,14 @@ def _write(
     ]
     if not writes:
         raise _unmarked(list(replies.values()), site)
-    written = yield Step(b"".join(writes), len(writes))
+    written = yield RequestBatch(b"".join(writes), len(writes))
     for answer in written:
         if not isinstance(answer, bytes):
             raise _unmarked([answer], site)
     return dict(zip(todo, written, strict=False))
 
 
-def _unmarked(answers: Sequence[Any], site: Site) -> StoreError:
+def _unmarked(answers: Sequence[Any], site: RedisSite) -> StoreError:
     errors = [answered_error(str(answer), site.where, proved=site.proved) for answer in answers]
     for error in errors:
         # In a cluster, Moved would name the node of the marker, not that of the lease.
@@ -226,7 +226,7 @@ def _unmarked(answers: Sequence[Any], site: Site) -> StoreError:
 class _NewMark(NamedTuple):
     """The content of a possible new marker; instants in microseconds."""
 
-    facts: Facts
+    facts: InfoFacts
     now: int
     seen: int
     id: str
@@ -234,7 +234,9 @@ class _NewMark(NamedTuple):
     longest: int
 
 
-def _choose(there: dict[str, bytes | None], where: str, new: _NewMark) -> tuple[Mark, bool]:
+def _choose(
+    there: dict[str, bytes | None], where: str, new: _NewMark
+) -> tuple[IncarnationMarker, bool]:
     """The marker for all copies (the oldest that fits, or a new one), and whether one has it."""
     facts, term = new.facts, new.term
     found = [mark for key, raw in there.items() if (mark := read_mark(raw, where, key))]
@@ -252,10 +254,12 @@ def _choose(there: dict[str, bytes | None], where: str, new: _NewMark) -> tuple[
     if promoted:
         identity += ":promoted"
     floor = _floor(new.now, found)
-    return Mark(identity, new.now, new.seen, run, facts.replication, longest, floor), False
+    return IncarnationMarker(
+        identity, new.now, new.seen, run, facts.replication, longest, floor
+    ), False
 
 
-def _floor(now: int, before: Sequence[Mark]) -> int:
+def _floor(now: int, before: Sequence[IncarnationMarker]) -> int:
     """A number above the tokens of the incarnations before this one.
 
     While a floor is ahead of the clock, each take of a name adds one, and takes longer than one
@@ -271,13 +275,13 @@ def _micros(time: Sequence[bytes]) -> int:
     return int(time[0]) * _MICRO + int(time[1])
 
 
-class Acquaintance:
+class ServerFacts:
     """A connection's facts about its server.
 
     `born`: the latest instant at which the incarnation can have begun; `asked`: when the last look
     was sent; `looked`: when the last look that found it unchanged was sent; `ahead`: the least by
-    which the server's clock is ahead of ours, in seconds; `apart`: see Met; `serves`: the largest
-    ttl for which it is known to be old enough; `marked_at`: the marker's key; `sign`: the
+    which the server's clock is ahead of ours, in seconds; `apart`: see Handshake; `serves`: the
+    largest ttl for which it is known to be old enough; `marked_at`: the marker's key; `sign`: the
     incarnation, as an argument of a take; `target`: the server that the connection was made to.
     """
 
@@ -291,10 +295,10 @@ class Acquaintance:
         self.problem: StoreError | None = None
         self.target: object = None
         self.born = self.asked = self.looked = self.serves = self.ahead = self.apart = 0.0
-        self.mark = Mark("", 0, 0, "", "")
+        self.mark = IncarnationMarker("", 0, 0, "", "")
         self.replication = self.look = self.reread = self.sign = self.begins = b""
 
-    def introduce(self, met: Met, received: float, settle: float) -> None:
+    def introduce(self, met: Handshake, received: float, settle: float) -> None:
         """Take over the facts of `met`, whose answer came at `received`."""
         mark = met.mark
         self.mark, self.epoch, self.marked_at = mark, mark.id, met.key

@@ -19,14 +19,14 @@ from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
 from incumbent.model import Granted, Key
 from incumbent.net.pool import exchange_error
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import DIALECT, JoinedPlan, Server, give_back
-from incumbent.stores.redis.exchange import UNUSABLE, AnyWire, Exchange, carry_out
+from incumbent.stores.redis.exchange import UNUSABLE, AnyWire, RedisExchange, carry_out
 from incumbent.stores.redis.options import RedisOptions
-from incumbent.stores.redis.resp import Program, Step, each_step, milliseconds, pack
-from incumbent.stores.redis.server import Site
+from incumbent.stores.redis.resp import Program, RequestBatch, each_step, milliseconds, pack
+from incumbent.stores.redis.server import RedisSite
 from incumbent.stores.redis.sync import BlockingExchange
 from incumbent.stores.redis.wire import dial
 
@@ -70,7 +70,7 @@ class Discovery(Protocol):
     def summary(self) -> str:
         """The description for `doctor`."""
 
-    def masters(self) -> list[tuple[str, Site]]:
+    def masters(self) -> list[tuple[str, RedisSite]]:
         """The known masters, each with its name if there are several."""
 
     @property
@@ -85,11 +85,11 @@ class Runtime(ABC):
     """How one kind of caller (blocking or asyncio) connects, waits and runs calls in parallel."""
 
     @abstractmethod
-    def exchange(self, site: Site, commands: Commands) -> Exchange[Any]:
+    def exchange(self, site: RedisSite, commands: Commands) -> RedisExchange[Any]:
         """The connections to one server."""
 
     @abstractmethod
-    async def dial(self, site: Site, until: float) -> AnyWire:
+    async def dial(self, site: RedisSite, until: float) -> AnyWire:
         """A connection that is logged in. Raises StoreUnavailable."""
 
     @abstractmethod
@@ -112,8 +112,8 @@ class Runtime(ABC):
 
     async def survey(
         self,
-        sites: Sequence[Site],
-        program: Callable[[Site], Program[T]],
+        sites: Sequence[RedisSite],
+        program: Callable[[RedisSite], Program[T]],
         enough: Enough[T],
         until: float,
     ) -> list[T | StoreError]:
@@ -125,7 +125,9 @@ class Runtime(ABC):
         calls = [partial(self._ask, site, program) for site in sites]
         return await self.gather(calls, until, enough)
 
-    async def _ask(self, site: Site, program: Callable[[Site], Program[T]], until: float) -> T:
+    async def _ask(
+        self, site: RedisSite, program: Callable[[RedisSite], Program[T]], until: float
+    ) -> T:
         try:
             wire = await self.dial(site, until)
             try:
@@ -139,10 +141,10 @@ class Runtime(ABC):
 class BlockingRuntime(Runtime):
     """The Runtime of blocking callers."""
 
-    def exchange(self, site: Site, commands: Commands) -> Exchange[Any]:
+    def exchange(self, site: RedisSite, commands: Commands) -> RedisExchange[Any]:
         return BlockingExchange(site, commands)
 
-    async def dial(self, site: Site, until: float) -> AnyWire:
+    async def dial(self, site: RedisSite, until: float) -> AnyWire:
         return dial(site, until)
 
     async def pause(self, seconds: float) -> None:
@@ -160,7 +162,7 @@ class BlockingRuntime(Runtime):
 
         def run_call(index: int) -> None:
             try:
-                outcomes[index] = run(calls[index](until))
+                outcomes[index] = run_blocking(calls[index](until))
             except Exception as error:  # noqa: BLE001 - what is no StoreError is raised at the end
                 raise_handlers(error)
                 outcomes[index] = error
@@ -212,7 +214,7 @@ _SHARE: Final = 0.5
 
 
 def connections(
-    options: RedisOptions, site: Site, commands: Commands, runtime: Runtime
+    options: RedisOptions, site: RedisSite, commands: Commands, runtime: Runtime
 ) -> PlannedTogether[Server]:
     """The connections to one server, with the confirmation by replicas if the options want it."""
     exchange = runtime.exchange(site, commands)
@@ -261,7 +263,7 @@ class ReplicaConfirmation(Layer):
     def _renew(self, plan: Plan[Server, T], server: Server, until: float) -> Program[T]:
         """The program of `plan`, where each step counts only once enough replicas have it."""
 
-        def ask(step: Step) -> Program[list[Any]]:
+        def ask(step: RequestBatch) -> Program[list[Any]]:
             *answers, count_or_error = yield self._with_wait(step.payload, step.answers, until)
             if not self._has_enough(count_or_error):
                 few = self._describe_shortfall(count_or_error, server.site.where)
@@ -270,9 +272,11 @@ class ReplicaConfirmation(Layer):
 
         return each_step(plan.start(server, until), ask)
 
-    def _with_wait(self, payload: bytes, answers: int, until: float) -> Step:
+    def _with_wait(self, payload: bytes, answers: int, until: float) -> RequestBatch:
         patience = min(self._patience, max(0.0, until - _now()) * _SHARE)
-        return Step(payload + pack("WAIT", self._replicas, milliseconds(patience)), answers + 1)
+        return RequestBatch(
+            payload + pack("WAIT", self._replicas, milliseconds(patience)), answers + 1
+        )
 
     def _has_enough(self, count_or_error: Any) -> bool:
         return isinstance(count_or_error, int) and count_or_error >= self._replicas

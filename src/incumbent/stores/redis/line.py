@@ -22,7 +22,7 @@ _HELD: Final = b"held"
 _WORDS: Final = (b"turn", b"look", _HELD)
 
 
-class Place(NamedTuple):
+class LinePlace(NamedTuple):
     """The place of a waiter in line, as `Refused.seen` describes it.
 
     `looks_on`: the waiter also wants all messages about the name; `at`: when the server stored the
@@ -36,7 +36,7 @@ class Place(NamedTuple):
     looks_on: bool
 
 
-class Call(NamedTuple):
+class WaiterCall(NamedTuple):
     """A message to a waiter in line: look in `seconds`.
 
     `rest`: another holds the lease for `seconds`, and another waiter will look.
@@ -81,20 +81,20 @@ def in_line(
     return replace(queued, seen=f"{what} {mark} {claim[:_ID]} {now_us.decode()} {epoch}")
 
 
-def read_place(seen: str) -> Place | None:
+def read_place(seen: str) -> LinePlace | None:
     """The place that `seen` describes; None if it describes anything else."""
     what, *words = seen.split(" ")
     if what not in (_LINE, _BOTH) or len(words) != 4 or not words[2].isdigit():
         return None
-    return Place(words[1], words[0], int(words[2]), words[3], what == _BOTH)
+    return LinePlace(words[1], words[0], int(words[2]), words[3], what == _BOTH)
 
 
-def read_call(payload: bytes) -> Call | None:
+def read_call(payload: bytes) -> WaiterCall | None:
     """The message in an inbox; None if it cannot be read."""
     what, *words = payload.split(b" ")
     if what not in _WORDS or len(words) != 2 or not words[1].isdigit():
         return None
-    return Call(words[0].decode("utf-8", "replace"), int(words[1]) / 1000, what == _HELD)
+    return WaiterCall(words[0].decode("utf-8", "replace"), int(words[1]) / 1000, what == _HELD)
 
 
 def id_of(claim: str) -> str:

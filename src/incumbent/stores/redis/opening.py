@@ -17,7 +17,7 @@ from incumbent.stores.redis.options import (
     Address,
     Reach,
     RedisOptions,
-    Target,
+    RedisTarget,
     check_key,
     check_replicas,
     parse_redis_url,
@@ -106,7 +106,7 @@ def _refused(why: str) -> ConfigError:
 # -- one server -----------------------------------------------------------------------------------
 
 
-def _target_of_pool(pool: Any) -> tuple[str, Target]:
+def _target_of_pool(pool: Any) -> tuple[str, RedisTarget]:
     made_by = getattr(pool, "connection_class", None)
     given = getattr(pool, "connection_kwargs", None)
     if not isinstance(made_by, type) or not isinstance(given, dict):
@@ -130,8 +130,8 @@ def _transport_of(made_by: type, module: str) -> str:
     )
 
 
-def _target(transport: str, given: dict[str, Any]) -> Target:
-    return Target(
+def _target(transport: str, given: dict[str, Any]) -> RedisTarget:
+    return RedisTarget(
         host=str(given.get("host") or "localhost"),
         port=int(given.get("port") or 6379),
         path=str(given.get("path") or "") if transport == "unix" else "",
@@ -180,7 +180,7 @@ def _forced(host: str | None) -> Reach:
     return the_same if host is None else lambda address: (host, address[1])
 
 
-def _target_of_sentinel(client: Any) -> Target:
+def _target_of_sentinel(client: Any) -> RedisTarget:
     # A sentinel has no databases.
     return replace(_target_of_pool(client.connection_pool)[1], db=0)
 

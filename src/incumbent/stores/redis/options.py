@@ -64,7 +64,7 @@ def the_same(address: Address) -> Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RedisTarget:
     """A server's address and login. `path` is that of a unix socket, in place of a host.
 
     `credentials`: a CredentialProvider of redis-py, which is asked at each connection. `term`: the
@@ -94,7 +94,7 @@ class Target:
         found = (self.password, self.tls.password if self.tls else None)
         return tuple(secret for secret in found if secret and isinstance(secret, str))
 
-    def at(self, address: Address) -> Target:
+    def at(self, address: Address) -> RedisTarget:
         """The same target at another address."""
         return replace(self, host=address[0], port=address[1])
 
@@ -109,10 +109,10 @@ class RedisOptions:
     """
 
     scheme: str
-    target: Target
+    target: RedisTarget
     hosts: tuple[Address, ...] = ()
     service: str = ""
-    sentinels: tuple[Target, ...] = ()
+    sentinels: tuple[RedisTarget, ...] = ()
     reach: Reach = the_same
     key: str | None = None
     restart_wait: float | None = None
@@ -167,7 +167,7 @@ def parse_redis_url(url: str, password: str | None = None) -> RedisOptions:
     options = _options(query, transport, layout)
     user, _, secret = login.partition(":")
     service, path = _service(scheme, path) if layout == "sentinel" else ("", path)
-    target = Target(
+    target = RedisTarget(
         host=hosts[0].host,
         port=hosts[0].port,
         path=f"/{unquote(path)}" if transport == "unix" else "",

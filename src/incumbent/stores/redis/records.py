@@ -264,7 +264,7 @@ def quoted(text: str) -> str:
     return quote(text, safe="!#$&'()*+,/:;<=>?@[]^`{|}\"\\")
 
 
-class Names:
+class RedisNames:
     """The keys and the channel of one lease, as texts."""
 
     __slots__ = ("candidates", "channel", "companion", "key", "line", "main", "sharers", "slots")
@@ -289,9 +289,9 @@ class Naming:
 
     def __init__(self, template: str | None) -> None:
         self._template = template
-        self._cache: dict[Key, Names] = {}
+        self._cache: dict[Key, RedisNames] = {}
 
-    def of(self, key: Key) -> Names:
+    def of(self, key: Key) -> RedisNames:
         """The names of `key`."""
         names = self._cache.get(key)
         if names is None:
@@ -309,11 +309,11 @@ class Naming:
             tagged = b"incumbent:{%b}" % main
         return (main, tagged + b":r", tagged + b":p") if shared else (main, tagged + b":r")
 
-    def _make(self, key: Key) -> Names:
+    def _make(self, key: Key) -> RedisNames:
         if self._template is None:
-            return Names(key, f"incumbent:{{{flat(key)}}}", flat(key))
+            return RedisNames(key, f"incumbent:{{{flat(key)}}}", flat(key))
         main = self._fill(key.namespace, key.name)
-        return Names(key, main, main)
+        return RedisNames(key, main, main)
 
     def _fill(self, namespace: str, name: str) -> str:
         template = self._template or ""

@@ -19,7 +19,7 @@ Part: TypeAlias = "bytes | str | int"
 Folder: TypeAlias = "str | os.PathLike[str]"
 
 
-class Step(NamedTuple):
+class RequestBatch(NamedTuple):
     """Requests that are sent together, and the number of their answers.
 
     `repeats`: all of them may be sent again if the server did not know a script.
@@ -30,11 +30,11 @@ class Step(NamedTuple):
     repeats: bool = True
 
 
-Program: TypeAlias = Generator[Step, list[Any], T]
+Program: TypeAlias = Generator[RequestBatch, list[Any], T]
 """An operation of several steps on one connection; the transport sends, the program decides."""
 
 
-def each_step(program: Program[T], ask: Callable[[Step], Program[list[Any]]]) -> Program[T]:
+def each_step(program: Program[T], ask: Callable[[RequestBatch], Program[list[Any]]]) -> Program[T]:
     """The same program, where `ask` brings the answers of each step."""
     answers: Any = None
     try:

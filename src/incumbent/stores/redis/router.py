@@ -22,11 +22,11 @@ from incumbent.model import Batch, Granted, Key, Record, Renewal, RenewOutcome, 
 from incumbent.net.pool import Mismatch
 from incumbent.protocol.port import one_by_one
 from incumbent.stores.plan import Plan, PlannedTogether
-from incumbent.stores.redis.cluster import ASKING, Cluster, Topology, asking, host_of, slot_of
+from incumbent.stores.redis.cluster import ASKING, KnownCluster, Topology, asking, host_of, slot_of
 from incumbent.stores.redis.commands import (
     RESTARTED,
-    Call,
     Commands,
+    ScriptCall,
     calls_of,
     new_echo,
     note,
@@ -34,12 +34,12 @@ from incumbent.stores.redis.commands import (
 )
 from incumbent.stores.redis.dialect import DIALECT, JoinedPlan, Server, joined
 from incumbent.stores.redis.errors import Moved, answered_error
-from incumbent.stores.redis.exchange import Exchange, unless_over
-from incumbent.stores.redis.incarnation import TOKEN_JUMP, Acquaintance
+from incumbent.stores.redis.exchange import RedisExchange, unless_over
+from incumbent.stores.redis.incarnation import TOKEN_JUMP, ServerFacts
 from incumbent.stores.redis.layers import Runtime, connections
 from incumbent.stores.redis.options import Address, RedisOptions, parse_address, say_address
 from incumbent.stores.redis.records import Naming
-from incumbent.stores.redis.resp import Program, Step
+from incumbent.stores.redis.resp import Program, RequestBatch
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ _CLOCKS: Final = 10.0 + 2 * TOKEN_JUMP
 """Seconds by which a token may be ahead of the clock of another node."""
 
 
-class _Node(NamedTuple):
+class _RouterNode(NamedTuple):
     """One node, with the operations of one side there."""
 
     address: Address
@@ -68,12 +68,12 @@ class Router(PlannedTogether[Server]):
 
     dialect = DIALECT
 
-    def __init__(self, runtime: Runtime, cluster: Cluster, options: RedisOptions) -> None:
+    def __init__(self, runtime: Runtime, cluster: KnownCluster, options: RedisOptions) -> None:
         self._runtime = runtime
         self._cluster = cluster
         self._options = options
         self._naming = Naming(options.key)
-        self._nodes: dict[Address, _Node] = {}
+        self._nodes: dict[Address, _RouterNode] = {}
 
     async def run(self, plan: Plan[Server, T], until: float) -> T:
         """See Planned.run. A key that is being moved cannot be read."""
@@ -90,12 +90,12 @@ class Router(PlannedTogether[Server]):
         return outcome  # type: ignore[no-any-return]  # what the plan's kind says is T
 
     async def _run_at(
-        self, plan: Plan[Server, T], until: float, node: _Node, *, moving: bool
+        self, plan: Plan[Server, T], until: float, node: _RouterNode, *, moving: bool
     ) -> Any:
         """Carry out a plan at a node; `moving`: the key is being moved there."""
         if not moving:
             outcome: Any = await node.planned.run(plan, until)
-        elif not isinstance(node.planned, Exchange):
+        elif not isinstance(node.planned, RedisExchange):
             raise StoreUnavailable("the key is being moved, and its replicas cannot be asked yet")
         else:
             by_asking = replace(plan, start=lambda server, end: asking(plan.start(server, end)))
@@ -139,7 +139,7 @@ class Router(PlannedTogether[Server]):
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         """See Planned.wait_change. Every node receives what is published at any node."""
 
-        async def operate(node: _Node, *, moving: bool) -> None:
+        async def operate(node: _RouterNode, *, moving: bool) -> None:
             await node.planned.wait_change(key, seen, until)
 
         await unless_over(self._at(key, until, operate), until)
@@ -192,34 +192,34 @@ class Router(PlannedTogether[Server]):
             raise errors[0]
         return [Unproved(str(each)) if isinstance(each, StoreError) else each for each in outcomes]
 
-    def _parts(self, renewals: Sequence[Renewal]) -> Sequence[Part]:
+    def _parts(self, renewals: Sequence[Renewal]) -> Sequence[NodePart]:
         """The renewals by node; those of a Batch are kept, with the requests packed for them."""
         if not isinstance(renewals, Batch):
             return self._sorted(renewals, range(len(renewals)), {})
         plan, topology = renewals.prepared, self._cluster.topology
-        if not isinstance(plan, _Plan) or plan.topology is not topology:
+        if not isinstance(plan, _RenewalPlan) or plan.topology is not topology:
             parts = self._sorted(renewals, range(len(renewals)), {})
-            plan = renewals.prepared = _Plan(topology, parts)
+            plan = renewals.prepared = _RenewalPlan(topology, parts)
         return plan.parts
 
     def _sorted(
         self, renewals: Sequence[Renewal], places: Iterable[int], asks: dict[int, Address]
-    ) -> Sequence[Part]:
+    ) -> Sequence[NodePart]:
         topology = self._cluster.topology
-        parts: dict[tuple[Address | None, bool], Part] = {}
+        parts: dict[tuple[Address | None, bool], NodePart] = {}
         for at in places:
             slot = slot_of_key(self._naming, renewals[at])
             where = (asks.get(slot) or topology.master_of(slot), slot in asks)
             part = parts.get(where)
             if part is None:
-                part = parts[where] = Part(where[0], by_asking=where[1])
+                part = parts[where] = NodePart(where[0], by_asking=where[1])
             part.places.append(at)
         return list(parts.values())
 
     async def _renew_part(
         self,
         renewals: Sequence[Renewal],
-        part: Part,
+        part: NodePart,
         outcomes: list[RenewOutcome | StoreError],
         until: float,
     ) -> None:
@@ -238,7 +238,7 @@ class Router(PlannedTogether[Server]):
     def _slot(self, key: Key) -> int:
         return slot_of(self._naming.of(key).main)
 
-    def _node(self, address: Address | None) -> _Node:
+    def _node(self, address: Address | None) -> _RouterNode:
         if address is None:
             raise StoreUnavailable(
                 f"{self._cluster.site.where}: no node has the slot of this key", retry_after=1.0
@@ -248,7 +248,7 @@ class Router(PlannedTogether[Server]):
             site = self._cluster.site_of(address)
             commands = Commands(self._naming, site.where)
             planned = connections(self._options, site, commands, self._runtime)
-            node = self._nodes[address] = _Node(address, planned)
+            node = self._nodes[address] = _RouterNode(address, planned)
         return node
 
     def _learn(self, slot: int, error: Moved, by: Address | None, asks: dict[int, Address]) -> None:
@@ -296,18 +296,18 @@ class Router(PlannedTogether[Server]):
         return clock.now() < until
 
 
-def _granted_by(node: _Node, outcome: Any) -> Any:
+def _granted_by(node: _RouterNode, outcome: Any) -> Any:
     """The outcome; a grant also names its node, since the key may be moved later."""
     if not isinstance(outcome, Granted):
         return outcome
     return outcome._replace(epoch=f"{say_address(node.address)} {outcome.epoch}")
 
 
-class _Plan(NamedTuple):
+class _RenewalPlan(NamedTuple):
     """The renewals by node, valid for this topology only."""
 
     topology: Topology
-    parts: Sequence[Part]
+    parts: Sequence[NodePart]
 
 
 _UNASKED: Final = OutcomeUnknown("it was not asked for")
@@ -316,7 +316,7 @@ _UNASKED: Final = OutcomeUnknown("it was not asked for")
 # -- renewals at one node --------------------------------------------------------------------------
 
 
-class Part:
+class NodePart:
     """Renewals at one node: their places among all. `by_asking`: their slots are moving there."""
 
     __slots__ = ("address", "by_asking", "places", "ready")
@@ -325,14 +325,14 @@ class Part:
         self.address = address
         self.by_asking = by_asking
         self.places = array("l")
-        self.ready: _Ready | None = None
+        self.ready: _ReadyCalls | None = None
 
 
-class _Ready(NamedTuple):
+class _ReadyCalls(NamedTuple):
     """The calls for one incarnation; `lost`: the places of leases that it did not grant."""
 
     epoch: str
-    calls: Sequence[Call]
+    calls: Sequence[ScriptCall]
     lost: Sequence[int]
 
 
@@ -344,8 +344,8 @@ def slot_of_key(naming: Naming, renewal: Renewal) -> int:
 def renew_part(
     commands: Commands,
     renewals: Sequence[Renewal],
-    part: Part,
-    known: Acquaintance,
+    part: NodePart,
+    known: ServerFacts,
     outcomes: list[RenewOutcome | StoreError],
 ) -> Program[None]:
     """Renew the leases of one part; note the outcome of each at its place.
@@ -363,7 +363,7 @@ def renew_part(
     # With ASKING each call is two requests; the answer to the first says nothing.
     before, each = (ASKING, 2) if part.by_asking else (b"", 1)
     payload = b"".join([before + request_of(call, echo) for call in ready.calls])
-    answers = (yield Step(payload, len(ready.calls) * each))[each - 1 :: each]
+    answers = (yield RequestBatch(payload, len(ready.calls) * each))[each - 1 :: each]
     for call, answer in zip(ready.calls, answers, strict=True):
         if type(answer) is list:
             note(call, renewals, echo, answer, outcomes)
@@ -376,8 +376,8 @@ def renew_part(
 
 
 def _prepare(
-    naming: Naming, renewals: Sequence[Renewal], part: Part, known: Acquaintance
-) -> _Ready:
+    naming: Naming, renewals: Sequence[Renewal], part: NodePart, known: ServerFacts
+) -> _ReadyCalls:
     node = say_address(part.address) if part.address else ""
     since = clock.wall() - (clock.now() - known.born)
     slots: dict[int, list[int]] = {}
@@ -388,7 +388,7 @@ def _prepare(
         else:
             lost.append(at)
     calls = [call for places in slots.values() for call in calls_of(naming, renewals, places)]
-    return _Ready(known.epoch, calls, lost)
+    return _ReadyCalls(known.epoch, calls, lost)
 
 
 def _is_known(renewal: Renewal, node: str, epoch: str, since: float) -> bool:

@@ -23,8 +23,8 @@ from incumbent.stores.redis.errors import Demoted, answered_error
 from incumbent.stores.redis.exchange import unless_over
 from incumbent.stores.redis.layers import Layer, Runtime
 from incumbent.stores.redis.options import Address, Reach, RedisOptions, say_address, the_same
-from incumbent.stores.redis.resp import Program, Step, pack
-from incumbent.stores.redis.server import Site
+from incumbent.stores.redis.resp import Program, RequestBatch, pack
+from incumbent.stores.redis.server import RedisSite
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ def majority_of(sentinels: int) -> int:
 def question(service: str, where: str, *, proved: bool) -> Program[Opinion]:
     """Ask one sentinel. Raises StoreUnavailable if it knows no such master."""
     request = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
-    address, about = yield Step(request + pack("SENTINEL", "MASTER", service), 2)
+    address, about = yield RequestBatch(request + pack("SENTINEL", "MASTER", service), 2)
     for answer in (about, address):
         if isinstance(answer, Exception) and "No such master" not in str(answer):
             raise answered_error(str(answer), where, proved=proved)
@@ -125,8 +125,8 @@ class Followed:
     resets it.
     """
 
-    site: Site
-    sentinels: tuple[Site, ...]
+    site: RedisSite
+    sentinels: tuple[RedisSite, ...]
     service: str
     reach: Reach = the_same
     advice: str = "check the sentinels, their password and the name"
@@ -143,7 +143,7 @@ class Followed:
         """Ask where the master is. Raises StoreUnavailable, at `until` at the latest."""
         asked_at, site = _now(), self.site
 
-        def program(sentinel: Site) -> Program[Opinion]:
+        def program(sentinel: RedisSite) -> Program[Opinion]:
             return question(self.service, sentinel.where, proved=site.proved)
 
         def enough(opinions: Sequence[Opinion]) -> bool:
@@ -171,7 +171,7 @@ class Followed:
         master = say_address(self.opinion.address) if self.opinion else "unknown"
         return f"the sentinels say that the master is {master}"
 
-    def masters(self) -> list[tuple[str, Site]]:
+    def masters(self) -> list[tuple[str, RedisSite]]:
         """See Discovery.masters."""
         return [("", self.site)]
 
@@ -180,11 +180,11 @@ class Followed:
         self.checked = -inf
 
 
-def followed_of(site: Site, options: RedisOptions) -> Followed:
+def followed_of(site: RedisSite, options: RedisOptions) -> Followed:
     """The master and the sentinels that the options name."""
     site.marker, site.named = site.marker._replace(settle=SETTLE), False
     sentinels = tuple(
-        Site(target, f"the sentinel {say_address(address)}")
+        RedisSite(target, f"the sentinel {say_address(address)}")
         for target, address in zip(options.sentinels, options.hosts, strict=True)
     )
     return Followed(site, sentinels, options.service, options.reach)

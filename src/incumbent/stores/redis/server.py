@@ -15,8 +15,8 @@ from incumbent.errors import StoreUnavailable
 from incumbent.interrupts import raise_handlers
 from incumbent.net.names import is_unknown
 from incumbent.stores.redis.errors import Demoted, answered_error
-from incumbent.stores.redis.options import RedisOptions, Target
-from incumbent.stores.redis.resp import Program, Script, Step, pack
+from incumbent.stores.redis.options import RedisOptions, RedisTarget
+from incumbent.stores.redis.resp import Program, RequestBatch, Script, pack
 
 MARKER_KEY: Final = "incumbent:{incumbent}:server"
 QUORUM_KEY: Final = "incumbent:{quorum}:m"
@@ -37,7 +37,7 @@ MARKED: Final = Marker()
 
 
 @dataclass(slots=True)
-class Site:
+class RedisSite:
     """One configured server. `proved`: it has served this process before.
 
     `named`: the user named its host, not another server. `sighted`: the incarnation that this
@@ -45,7 +45,7 @@ class Site:
     no longer be the right server.
     """
 
-    target: Target
+    target: RedisTarget
     where: str
     restart_wait: float | None = None
     allow_eviction: bool = False
@@ -61,9 +61,9 @@ class Site:
         return clock.now() < self.meant_until and target is self.target
 
 
-def site_of(options: RedisOptions) -> Site:
+def site_of(options: RedisOptions) -> RedisSite:
     """The server that the options name."""
-    return Site(options.target, options.shown, options.restart_wait, options.allow_eviction)
+    return RedisSite(options.target, options.shown, options.restart_wait, options.allow_eviction)
 
 
 class LoginRefused(Exception):
@@ -90,7 +90,7 @@ _ALERTS: Final = ("ALERT_CERTIFICATE_", "ALERT_BAD_CERTIFICATE", "ALERT_UNKNOWN_
 """TLS alerts of a server that does not accept our certificate, or wants one."""
 
 
-def connect_error(error: BaseException, site: Site) -> StoreUnavailable:
+def connect_error(error: BaseException, site: RedisSite) -> StoreUnavailable:
     """The exception for a connection that could not be made: nothing was sent on it."""
     text = str(error) or type(error).__name__
     what, final = "cannot be reached", _is_bad_certificate(error)
@@ -124,7 +124,7 @@ _PROMOTED_KEY: Final = "incumbent:{incumbent}:promoted"
 """The key where clients note when they first saw a promoted replica as the master."""
 
 
-class Facts(NamedTuple):
+class InfoFacts(NamedTuple):
     """The part of INFO that a lease depends on. `uptime`: whole seconds, as the server counts.
 
     `promoted`: the replication id of a master that was a replica before, else ""; `master_for`:
@@ -164,7 +164,7 @@ class Facts(NamedTuple):
         return received - min(max(0, self.uptime - 1), self.master_for)
 
 
-def read_facts(text: bytes) -> Facts:
+def read_facts(text: bytes) -> InfoFacts:
     """Read the answer to INFO."""
     fields = dict(
         line.split(":", 1)
@@ -174,7 +174,7 @@ def read_facts(text: bytes) -> Facts:
     # Set only by a promotion (and by a restart from a snapshot, where waiting is right too).
     before = fields.get("master_replid2", "").strip("0")
     promoted = fields.get("master_replid", "") if before else ""
-    return Facts(
+    return InfoFacts(
         # A master that was a replica in between is another incarnation of the same process.
         epoch=fields.get("run_id", "") + (f":{promoted}" if promoted else ""),
         uptime=_number(fields, "uptime_in_seconds"),
@@ -218,19 +218,19 @@ def _product(fields: dict[str, str]) -> str:
     return "Valkey" if "valkey_version" in fields else "Redis"
 
 
-def greeting(where: str, *, allow_eviction: bool, proved: bool) -> Program[Facts]:
+def greeting(where: str, *, allow_eviction: bool, proved: bool) -> Program[InfoFacts]:
     """Check a node of a quorum: one round trip, or two for a promoted replica.
 
     Raises StoreUnavailable for a server that must not grant leases.
     """
-    (info,) = yield Step(_INFO, 1)
+    (info,) = yield RequestBatch(_INFO, 1)
     if not isinstance(info, bytes):
         raise answered_error(str(info), where, proved=proved)
     facts = read_facts(info)
     admit(facts, where, allow_eviction=allow_eviction, proved=proved)
     if facts.promoted:
         request = pack("EVAL", _PROMOTED.text, 1, _PROMOTED_KEY, facts.promoted)
-        (since,) = yield Step(request, 1)
+        (since,) = yield RequestBatch(request, 1)
         if not isinstance(since, int):
             raise answered_error(str(since), where, proved=proved)
         return facts._replace(master_for=max(0.0, since / 1000))
@@ -251,7 +251,7 @@ def belongs_elsewhere(found: object, key: str, where: str) -> None:
         )
 
 
-def admit(facts: Facts, where: str, *, allow_eviction: bool, proved: bool) -> None:
+def admit(facts: InfoFacts, where: str, *, allow_eviction: bool, proved: bool) -> None:
     """Raises StoreUnavailable for a server that must not grant leases.
 
     `proved`: it has served this process before, so that it may serve again.

@@ -18,10 +18,10 @@ from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Ask, Key, Queued, TakeOutcome
 from incumbent.net.pool import Broken
 from incumbent.net.readers import ReaderSide, Subscriber, Wakeup
-from incumbent.net.subscriptions import Role, Subscription, SubscriptionHub, Waiter
+from incumbent.net.subscriptions import ChannelWaiter, Role, Subscription, SubscriptionHub
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.errors import answered_error
-from incumbent.stores.redis.line import Place, id_of, inbox_channel, read_call, read_place
+from incumbent.stores.redis.line import LinePlace, id_of, inbox_channel, read_call, read_place
 from incumbent.stores.redis.resp import pack
 
 _REMEMBERED: Final = 4096
@@ -34,10 +34,10 @@ T = TypeVar("T")
 _now = clock.now
 
 
-class LineWaiter(Waiter):
+class LineWaiter(ChannelWaiter):
     """A waiter, perhaps with a place in line."""
 
-    def __init__(self, wakeup: Wakeup, place: Place | None, channels: list[str]) -> None:
+    def __init__(self, wakeup: Wakeup, place: LinePlace | None, channels: list[str]) -> None:
         super().__init__(wakeup, channels)
         self.place = place
         self.heard: LineSubscription | None = None
@@ -63,7 +63,7 @@ class LineSubscription(Subscription):
         return self.messages.get(waiter.channels[-1], 0)
 
 
-class Host(Protocol):
+class HubHost(Protocol):
     """The exchange that a hub belongs to, as far as the hub needs it; passed at each call."""
 
     async def open_subscriber(self, until: float) -> Any:
@@ -90,7 +90,7 @@ class _Asked(NamedTuple):
     outcome: Queued
 
 
-class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
+class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
     """All waiters of one process or loop. `commands` has the inbox; a fork's child has another."""
 
     lost = (
@@ -117,7 +117,7 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
         subscription = self._role.subscriptions[0]
         return subscription if subscription is not None and subscription.since else None
 
-    async def wait(self, host: Host, key: Key, seen: str, until: float) -> None:
+    async def wait(self, host: HubHost, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change. Raises StoreError if there can be no subscription."""
         place, channels = read_place(seen), [self._commands.naming.of(key).channel]
         if place is not None:
@@ -137,7 +137,7 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
 
         await self._wait(host, waiter, until, goes_on)
 
-    def _leave_behind(self, place: Place) -> None:
+    def _leave_behind(self, place: LinePlace) -> None:
         """Have the connection closed if its server is another incarnation than the place's."""
         subscription, subscriber = self._subscription, self._role.subscriber
         if subscription is not None and subscription.epoch != place.epoch:
@@ -167,7 +167,7 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
     # -- the connection -----------------------------------------------------------------------
 
     async def _connect(
-        self, host: Host, role: Role[LineSubscription], subscriber: Subscriber[Any], until: float
+        self, host: HubHost, role: Role[LineSubscription], subscriber: Subscriber[Any], until: float
     ) -> None:
         known = role.subscriptions[0]
         if known is not None and known.outdated:
@@ -195,7 +195,7 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
                 raise
 
     async def _open(
-        self, host: Host, role: Role[LineSubscription], subscriber: Subscriber[Any], until: float
+        self, host: HubHost, role: Role[LineSubscription], subscriber: Subscriber[Any], until: float
     ) -> None:
         wire = await host.open_subscriber(until)
         subscription = LineSubscription(self._inbox, wire.epoch)
@@ -251,7 +251,7 @@ class LineHub(SubscriptionHub[Host, LineSubscription, LineWaiter]):
         known = self._looked_at(subscription, place)
         return place.looks_on and known != subscription.messages_for(waiter)
 
-    def _looked_at(self, subscription: LineSubscription, place: Place) -> int | None:
+    def _looked_at(self, subscription: LineSubscription, place: LinePlace) -> int | None:
         """The number of messages when the waiter last left to look; None if it never did."""
         looked, messages = self._looked.get(place.id, (None, None))
         return messages if looked is subscription else None

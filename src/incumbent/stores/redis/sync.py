@@ -9,31 +9,31 @@ from incumbent.model import Ask, GiveOutcome, Key, Queued, TakeOutcome
 from incumbent.net.limiter import CONNECTIONS, DIAL_WITHIN, limits
 from incumbent.net.readers import BLOCKING, LockWakeup
 from incumbent.net.wire import STALE_AFTER
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.base import Parting
 from incumbent.stores.loops import detach_in_child
 from incumbent.stores.plan import BlockingTogether
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import DIALECT, Server, settle_take
-from incumbent.stores.redis.exchange import UNUSABLE, Exchange, carry_out
+from incumbent.stores.redis.exchange import UNUSABLE, RedisExchange, carry_out
 from incumbent.stores.redis.incarnation import LOOK_EVERY
-from incumbent.stores.redis.server import Site
-from incumbent.stores.redis.wire import Wire, dial
+from incumbent.stores.redis.server import RedisSite
+from incumbent.stores.redis.wire import RedisWire, dial
 
 _now = clock.now
 
 
-class BlockingExchange(Exchange[Wire]):
+class BlockingExchange(RedisExchange[RedisWire]):
     """The connections of all threads to one server."""
 
-    def __init__(self, site: Site, commands: Commands) -> None:
+    def __init__(self, site: RedisSite, commands: Commands) -> None:
         super().__init__(site, commands, BLOCKING)
         self.limits = limits(
             site.where, CONNECTIONS, LockWakeup, lambda: self.idle, self.keep_another
         )
         detach_in_child(self)
 
-    async def dial(self, until: float) -> Wire:
+    async def dial(self, until: float) -> RedisWire:
         return dial(self.site, until)
 
     async def keep_another(self, until: float) -> None:
@@ -50,7 +50,7 @@ class BlockingExchange(Exchange[Wire]):
 class RedisStore(BlockingTogether[BlockingExchange]):
     """A Store (see stores.base). With an idle connection, takes and gives need no plan."""
 
-    def __init__(self, site: Site, commands: Commands) -> None:
+    def __init__(self, site: RedisSite, commands: Commands) -> None:
         super().__init__(BlockingExchange(site, commands))
 
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
@@ -58,7 +58,7 @@ class RedisStore(BlockingTogether[BlockingExchange]):
         idle = exchange.idle
         wire = None if exchange.hub.waits_on else self._at_hand(idle, now, ask.ttl)
         if wire is None:
-            return run(exchange.take(key, claim, ask, until))
+            return run_blocking(exchange.take(key, claim, ask, until))
         outcome: TakeOutcome
         try:
             request = commands.take(key, claim, ask, wire.sign, until + wire.ahead)
@@ -68,10 +68,10 @@ class RedisStore(BlockingTogether[BlockingExchange]):
             else:
                 server = Server(exchange.site, commands, wire)
                 program = settle_take(server, key, claim, ask, until, now, reply)
-                outcome = run(carry_out(wire, program, until, begun=True))
+                outcome = run_blocking(carry_out(wire, program, until, begun=True))
         except UNUSABLE as error:
             wire.close()
-            outcome = run(exchange.again(error, DIALECT.take(key, claim, ask), until))
+            outcome = run_blocking(exchange.again(error, DIALECT.take(key, claim, ask), until))
         except BaseException as error:
             exchange.settle(wire, idle, error)
             raise
@@ -88,13 +88,15 @@ class RedisStore(BlockingTogether[BlockingExchange]):
         idle = exchange.idle
         wire = self._at_hand(idle, _now())
         if wire is None:
-            return run(exchange.give(key, claim, token, until, **parting))
+            return run_blocking(exchange.give(key, claim, token, until, **parting))
         try:
             reply = wire.ask(commands.give(key, claim, token, **parting), until)
             outcome = commands.given(reply, key)
         except UNUSABLE as error:
             wire.close()
-            return run(exchange.again(error, DIALECT.give(key, claim, token, **parting), until))
+            return run_blocking(
+                exchange.again(error, DIALECT.give(key, claim, token, **parting), until)
+            )
         except BaseException as error:
             exchange.settle(wire, idle, error)
             raise
@@ -102,7 +104,7 @@ class RedisStore(BlockingTogether[BlockingExchange]):
         return outcome
 
     @staticmethod
-    def _at_hand(idle: list[Wire], now: float, ttl: float = 0.0) -> Wire | None:
+    def _at_hand(idle: list[RedisWire], now: float, ttl: float = 0.0) -> RedisWire | None:
         """An idle connection that the server has not closed, or None.
 
         With a ttl, its server must have been checked just now, and be old enough for such a lease.

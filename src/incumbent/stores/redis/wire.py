@@ -15,18 +15,18 @@ from incumbent.net.dial import connect, connect_unix
 from incumbent.net.names import run_bounded
 from incumbent.net.pool import Broken
 from incumbent.net.wire import BlockingWire
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.redis.exchange import UNUSABLE, AnyWire
-from incumbent.stores.redis.options import Target
+from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.resp import as_eval, pack
-from incumbent.stores.redis.server import LoginRefused, ProviderFailed, Site, connect_error
+from incumbent.stores.redis.server import LoginRefused, ProviderFailed, RedisSite, connect_error
 
 if TYPE_CHECKING:
     from socket import socket
     from ssl import SSLContext
 
 
-class Wire(BlockingWire, AnyWire):
+class RedisWire(BlockingWire, AnyWire):
     """A blocking AnyWire. `ask` and `read` are no coroutines, and `next` blocks."""
 
     def __init__(self, sock: socket) -> None:
@@ -93,21 +93,21 @@ class Fresh(Protocol):
 
 
 F = TypeVar("F", bound=Fresh)
-W = TypeVar("W", bound=Wire)
+W = TypeVar("W", bound=RedisWire)
 
 
-def dial(site: Site, until: float) -> Wire:
+def dial(site: RedisSite, until: float) -> RedisWire:
     """A connection that is logged in.
 
     Raises StoreUnavailable, at `until` (an instant of clock.now) at the latest.
     """
-    return dial_as(Wire, site, until)
+    return dial_as(RedisWire, site, until)
 
 
-def dial_as(make: Callable[[socket], W], site: Site, until: float) -> W:
-    """As `dial`, for another kind of Wire."""
+def dial_as(make: Callable[[socket], W], site: RedisSite, until: float) -> W:
+    """As `dial`, for another kind of connection."""
 
-    async def connected(target: Target, tls: SSLContext | None) -> W:
+    async def connected(target: RedisTarget, tls: SSLContext | None) -> W:
         if target.path:
             return make(connect_unix(target.path, until))
         return make(connect(target.host, target.port, until, tls=tls))
@@ -119,7 +119,7 @@ def dial_as(make: Callable[[socket], W], site: Site, until: float) -> W:
 
     if clock.now() >= until:
         raise StoreUnavailable(f"{site.where}: no time is left to connect")
-    return run(open_wire(site, until, connected, login))
+    return run_blocking(open_wire(site, until, connected, login))
 
 
 def _asked(credentials: Any) -> Sequence[str]:
@@ -131,9 +131,9 @@ def _asked(credentials: Any) -> Sequence[str]:
 
 
 async def open_wire(
-    site: Site,
+    site: RedisSite,
     until: float,
-    connected: Callable[[Target, SSLContext | None], Awaitable[F]],
+    connected: Callable[[RedisTarget, SSLContext | None], Awaitable[F]],
     login: Callable[[Any], Awaitable[Sequence[str]]],
 ) -> F:
     """A connection that is logged in; `login` asks a credential provider. Raises StoreUnavailable.

@@ -30,7 +30,7 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.base import Parting
 from incumbent.stores.deciding import Deciding
 from incumbent.stores.plan import BlockingTogether, Plan
@@ -182,7 +182,7 @@ class SqliteStore(BlockingTogether[SqliteOperations]):
 
     def probe(self, until: float) -> str:
         """The journal mode. Raises StoreError if a take would."""
-        return run(self.operations.transact(_journal_mode, until, PROBE))
+        return run_blocking(self.operations.transact(_journal_mode, until, PROBE))
 
 
 class AsyncSqliteStore(SqliteOperations):
