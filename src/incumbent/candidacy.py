@@ -53,7 +53,7 @@ class ElectionSettings(LockSettings, Generic[T], total=False):
     on_leader_change: OnLeaderChange | None
     priority: int | None
     step_down_after: Duration | None
-    seats: int
+    permits: int
 
 
 class TermHandle(LeaseHandle):
@@ -128,12 +128,12 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         on_leader_change: OnLeaderChange | None = None,
         priority: int | None = None,
         step_down_after: Duration | None = None,
-        seats: int = 1,
+        permits: int = 1,
         **settings: Unpack[LockSettings],
     ) -> None:
         encoded = encode_metadata(metadata)
         alone = {"priority": priority, "on_leader_change": on_leader_change}
-        self._permits = _permits_of(seats, *(of for of, said in alone.items() if said is not None))
+        self._permits = _several(permits, *(of for of, said in alone.items() if said is not None))
         super().__init__(name, store=store, namespace=namespace, timeout=timeout, **settings)
         policy, can = self._wanted.policy, self._link.engine.capabilities
         wanted, candidacy = self._wanted, 0.0
@@ -167,7 +167,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         return self._wanted.once.holder
 
     @property
-    def seats(self) -> int:
+    def permits(self) -> int:
         """The number of candidates that may lead at once, in the whole fleet."""
         return self._permits or 1
 
@@ -244,7 +244,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         yield Sample("incumbent_terms_total", name, self._terms[0])
         if term is not None:
             yield Sample("incumbent_lease_remaining_seconds", name, term.remaining)
-        if self.seats == 1:
+        if self.permits == 1:
             leaderless = self._absence.seconds(clock.now())
             yield Sample("incumbent_leaderless_seconds_total", name, leaderless)
 
@@ -291,8 +291,10 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         return True
 
     def _refuse_transfer(self, to: str) -> T:
-        if self.seats > 1:
-            raise Misuse(f"transfer: one of {self.seats} seats cannot be kept for {to!r}; resign()")
+        if self.permits > 1:
+            raise Misuse(
+                f"transfer: one of {self.permits} permits cannot be kept for {to!r}; resign()"
+            )
         can = self._link.engine.capabilities
         if not (can.candidates and can.reservations):
             raise ConfigError("transfer: this store does not know who stands by", name="to")
@@ -312,27 +314,29 @@ class ElectionHandle(LockHandle[T], Generic[T]):
             )
         term._held.reserve_for = to
 
-    def _refuse_seats(self, what: str) -> None:
-        if self.seats > 1:
-            raise Misuse(f"{what}: {self.name!r} has {self.seats} seats: ask leaders() for all")
+    def _refuse_several(self, what: str) -> None:
+        if self.permits > 1:
+            raise Misuse(f"{what}: {self.name!r} has {self.permits} permits: ask leaders() for all")
 
     def _observation(self) -> tuple[Watched, Callable[[], Leader | None]]:
         """The observation for `observe`, and a function that returns its current leader."""
-        self._refuse_seats("observe")
+        self._refuse_several("observe")
         policy = self._wanted.policy
         seen = Observation(self._wanted.key, policy.ttl, policy.request_timeout)
         return seen, (lambda: seen.leader)
 
 
-def _permits_of(seats: int, *alone: str) -> int | None:
-    """`Ask.permits` for this many seats. `alone`: given settings that allow only one leader."""
-    if type(seats) is not int or not 1 <= seats <= PERMITS_MOST:
-        raise ConfigError(f"seats={seats!r:.40}: a number from 1 to {PERMITS_MOST:,}", name="seats")
-    if seats > 1 and alone:
+def _several(permits: int, *alone: str) -> int | None:
+    """`permits` as an Ask has it. `alone`: the given settings that allow only one leader."""
+    if type(permits) is not int or not 1 <= permits <= PERMITS_MOST:
         raise ConfigError(
-            f"{alone[0]} is for one leader, and seats={seats} has several", name=alone[0]
+            f"permits={permits!r:.40}: a number from 1 to {PERMITS_MOST:,}", name="permits"
         )
-    return None if seats == 1 else seats
+    if permits > 1 and alone:
+        raise ConfigError(
+            f"{alone[0]} is for one leader, and permits={permits} has several", name=alone[0]
+        )
+    return None if permits == 1 else permits
 
 
 def _leader_by_term(term: TermHandle) -> Leader:

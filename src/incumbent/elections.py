@@ -115,9 +115,9 @@ class Election(ElectionHandle[Term]):
     the changes that this candidate notices as it campaigns and leads (`observe` sees every change).
     `priority` (0 or more): a waiting candidate of higher priority takes over from this one once the
     term has lasted `step_down_after` (seconds; at least a ttl, by default two). None: neither takes
-    over nor yields. `seats`: the number of leaders at once, each in its own term, the same for all
-    candidates. `store`, `namespace` and the settings are those of `Lock`, all but reentrant (and,
-    with `seats`, once_per, slot and at_least_for). Raises ConfigError.
+    over nor yields. `permits`: the number of leaders at once, each in its own term, the same for
+    all candidates. `store`, `namespace` and the settings are those of `Lock`, all but reentrant
+    (and, with `permits`, once_per, slot and at_least_for). Raises ConfigError.
 
     >>> with Election("switch-7", store="memory:", metadata={"at": "10.0.0.7:80"}).lead() as term:
     ...     term.check(need=2)
@@ -205,13 +205,13 @@ class Election(ElectionHandle[Term]):
     def leader(self) -> Leader | None:
         """The current leader, by one request; perhaps outdated on arrival.
 
-        Raises StoreError, and Misuse if there are several `seats`.
+        Raises StoreError, and Misuse if there are several `permits`.
         """
-        self._refuse_seats("leader")
+        self._refuse_several("leader")
         return next(iter(self.leaders()), None)
 
     def leaders(self) -> tuple[Leader, ...]:
-        """All current leaders (several with `seats`), in the order of their terms; as `leader`."""
+        """All leaders (several with `permits`), in the order of their terms; see `leader`."""
         with brief:
             return leaders_of(self._link.store.read(self._wanted.key, self._read_until()))
 
@@ -220,7 +220,7 @@ class Election(ElectionHandle[Term]):
 
         Continues through outages and raises only a permanent StoreError. With `timeout` it ends
         after that many seconds without news. A change that is over before it is seen is skipped.
-        Raises Misuse if there are several `seats`.
+        Raises Misuse if there are several `permits`.
         """
         return News(self._link, *self._observation(), timeout)
 
@@ -251,7 +251,7 @@ class Election(ElectionHandle[Term]):
         """`resign`, and reserve the leadership for candidate `to`: min(ttl, 5 s) from the release.
 
         With `at_least_for` the name stays closed for that time instead. Raises as `resign`, and
-        NotCandidate if `to` is no candidate, Misuse if there are several `seats`, ConfigError,
+        NotCandidate if `to` is no candidate, Misuse if there are several `permits`, ConfigError,
         StoreError.
         """
         term = self._refuse_transfer(to)
@@ -368,7 +368,7 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
 
     async def leader(self) -> Leader | None:
         """The current leader, by one request; perhaps outdated on arrival. Raises StoreError."""
-        self._refuse_seats("leader")
+        self._refuse_several("leader")
         return next(iter(await self.leaders()), None)
 
     async def leaders(self) -> tuple[Leader, ...]:

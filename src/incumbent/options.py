@@ -234,9 +234,9 @@ def _terms(
 def _check_permits(permits: int, settings: LockSettings, can: Capabilities) -> None:
     if not can.shared:
         raise ConfigError(
-            "permits, seats: this store has leases of one holder only; use redis:, postgresql:,"
+            "permits: this store has leases of one holder only; use redis:, postgresql:,"
             " mysql:, etcd:, sqlite: or memory: for a semaphore, a read-write lock or an election"
-            " with seats",
+            " with permits",
             name="permits",
         )
     if permits == UNLIMITED and not can.queue:

@@ -369,8 +369,8 @@ def test_help_and_version_need_no_store() -> None:
         (("work", "job"), "--workers is missing"),
         (("work", "job", "--workers", "0"), "--workers='0'"),
         (
-            ("work", "job", "--workers", "2", "--holders", "3"),
-            "--holders=3 is more than --workers=2",
+            ("work", "job", "--workers", "2", "--permits", "3"),
+            "--permits=3 is more than --workers=2",
         ),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from incumbent.cli.lead import seat_of
+from incumbent.cli.lead import place_of
 from incumbent.cli.parser import CommandRequest, UsageError, parse
 from incumbent.cli.settings import number
 from incumbent.errors import ConfigError
@@ -146,9 +146,9 @@ def test_a_password_without_a_place_is_refused_and_not_shown(url: str) -> None:
     assert "other@" not in str(refused.value)
 
 
-def test_seats_go_round_and_one_seat_is_the_name_itself() -> None:
-    assert [seat_of("a", index, 2) for index in range(4)] == ["a/1", "a/2", "a/1", "a/2"]
-    assert seat_of("a", 3, 1) == "a"
+def test_places_go_round_and_one_place_is_the_name_itself() -> None:
+    assert [place_of("a", index, 2) for index in range(4)] == ["a/1", "a/2", "a/1", "a/2"]
+    assert place_of("a", 3, 1) == "a"
 
 
 @pytest.mark.parametrize("command", ["lead n --restart never", "work n --workers 4"])

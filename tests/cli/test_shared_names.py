@@ -127,9 +127,9 @@ def test_status_counts_readers(store: str, client: Client) -> None:
         assert (record["permits"], len(record["holders"])) == (None, 1)
 
 
-def test_no_seat_of_several_is_handed_to_a_candidate_by_name(store: str, client: Client) -> None:
+def test_no_permit_of_several_is_handed_to_a_candidate_by_name(store: str, client: Client) -> None:
     alice, bob, carol = (
-        client.election("feed", seats=2, holder=who) for who in ("alice", "bob", "carol")
+        client.election("feed", permits=2, holder=who) for who in ("alice", "bob", "carol")
     )
     terms = [alice.campaign(0), bob.campaign(0)]
     with pytest.raises(AcquireTimeout):

@@ -1,4 +1,4 @@
-"""`work`: many processes of one service, as many of them at work as there are seats."""
+"""`work`: many processes of one service, as many of them at work as there are permits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.waiting import eventually
 
 
 def work(fleet: Fleet, holders: int, *command: str) -> subprocess.Popen[str]:
-    words = ("work", "job", *TIMES, "--workers", "4", "--holders", str(holders))
+    words = ("work", "job", *TIMES, "--workers", "4", "--permits", str(holders))
     fleet.started.append(start("-s", fleet.store, *words, "--", *command))
     return fleet.started[-1]
 
@@ -65,7 +65,7 @@ def test_one_of_four_works_and_term_drains(fleet: Fleet) -> None:
     fleet.judge()
 
 
-def test_two_seats_are_held_by_two(fleet: Fleet) -> None:
+def test_two_permits_are_held_by_two(fleet: Fleet) -> None:
     service = work(fleet, 2, "sleep", "60")
     eventually(lambda: [it["state"] for it in records(fleet)] == ["held", "held"])
     assert [it["name"] for it in records(fleet)] == ["job/1", "job/2"]

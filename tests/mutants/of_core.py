@@ -7,7 +7,7 @@ from tests.mutants.mutation import Mutation, in_area
 _LEASE = ("tests/top/test_lease.py", "tests/top/test_lease_rules.py")
 _LOCKS = ("tests/top/test_locks_sync.py",)
 _PRIORITY = "tests/top/test_priority.py"
-_SEATS = "tests/top/test_seats.py"
+_PERMITS = "tests/top/test_permits.py"
 _KEEPER = ("tests/protocol/test_keeper.py", "tests/protocol/test_keeper_plan.py")
 
 _l = in_area("lease")
@@ -116,11 +116,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/sim/test_simulator.py::test_no_history_breaks_a_rule[delays-0]",
     ),
     _p(
-        "any number leads, whatever seats says",
+        "any number leads, whatever permits says",
         "candidacy.py",
-        "    return None if seats == 1 else seats",
-        "    return None if seats == 1 else 0",
-        f"{_SEATS}::test_as_many_lead_as_there_are_seats_each_with_its_term_and_metadata[memory]",
+        "    return None if permits == 1 else permits",
+        "    return None if permits == 1 else 0",
+        f"{_PERMITS}::test_as_many_lead_as_there_are_permits_each_with_its_term_and_metadata[memory]",
     ),
     _p(
         "an equal priority asks too",

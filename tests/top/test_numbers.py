@@ -118,7 +118,7 @@ TIMES: dict[str, Callable[[Any], object]] = {
 
 COUNTS: dict[str, Callable[[Any], object]] = {
     "permits": lambda number: Semaphore("a", number, store=STORE),
-    "seats": lambda number: Election("a", store=STORE, seats=number),
+    "permits of an election": lambda number: Election("a", store=STORE, permits=number),
     "priority": lambda number: Election("a", store=STORE, priority=number),
     "count": lambda number: Shards("a", number, store=STORE),
 }

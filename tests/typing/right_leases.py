@@ -94,9 +94,9 @@ def leads() -> None:
     assert_type(election.run(work), str)
     assert_type(election.term, incumbent.Term | None)
     assert_type(election.leader(), incumbent.Leader | None)
-    several = incumbent.Client("memory:").election("feed", seats=3)
+    several = incumbent.Client("memory:").election("feed", permits=3)
     assert_type(several.leaders(), tuple[incumbent.Leader, ...])
-    assert_type(several.seats, int)
+    assert_type(several.permits, int)
     with election.lead() as term:
         assert_type(term, incumbent.Term)
     assert_type(next(election.observe()), incumbent.Leader | None)

@@ -29,5 +29,5 @@ def follows(term: incumbent.AsyncTerm) -> None: ...
 
 
 incumbent.Election("switch", on_elected=follows)  # E: arg-type reportArgumentType
-incumbent.Election("switch", seats="3")  # E: arg-type reportArgumentType
+incumbent.Election("switch", permits="3")  # E: arg-type reportArgumentType
 incumbent.Client().election("switch", on_elected=follows)  # E: arg-type reportArgumentType

@@ -104,28 +104,28 @@ def _lead(request: CommandRequest, label: str, report: _Report) -> int:
 
 def _work(request: CommandRequest) -> int:
     workers = number(request, "workers", 1, _MOST_WORKERS, 0)
-    holders = number(request, "holders", 1, _MOST_WORKERS, 1)
+    permits = number(request, "permits", 1, _MOST_WORKERS, 1)
     if not workers:
         missing = f"--workers is missing: a number from 1 to {_MOST_WORKERS}"
         raise ConfigError(missing, name="workers")
-    if holders > workers:
+    if permits > workers:
         raise ConfigError(
-            f"holders={holders} is more than workers={workers}: the rest of the seats could never"
+            f"permits={permits} is more than workers={workers}: the rest could never"
             " be taken here, and instances of one fleet have to agree on both",
-            name="holders",
+            name="permits",
         )
     store_url(request.text("store"))
     restart_from(request.text("restart"))
     healthy = lock_times(request).ttl
-    for index in range(holders):
-        make_key(request.namespace, seat_of(request.name, index, holders))
+    for index in range(permits):
+        make_key(request.namespace, place_of(request.name, index, permits))
     holder = request.text("holder") or default_holder()
     places = [_ServiceWorker(index, Backoff(healthy)) for index in range(workers)]
 
     def serve(reports: socket.socket | None = None) -> int:
         with Signals() as signals:
             signals.follow_the_job()
-            return _Service(request, holders, holder, places, signals, reports).run()
+            return _Service(request, permits, holder, places, signals, reports).run()
 
     if request.text("listen") is None and not os.environ.get("NOTIFY_SOCKET"):
         return serve()
@@ -227,9 +227,9 @@ def _become(
         os._exit(code)
 
 
-def seat_of(name: str, index: int, holders: int) -> str:
-    """The name that worker `index` campaigns for; a single seat is NAME itself, as for `run`."""
-    return name if holders == 1 else f"{name}/{index % holders + 1}"
+def place_of(name: str, index: int, permits: int) -> str:
+    """The name that worker `index` campaigns for; a single place is NAME itself, as for `run`."""
+    return name if permits == 1 else f"{name}/{index % permits + 1}"
 
 
 @dataclass(slots=True)
@@ -249,7 +249,7 @@ class _Service:
     """The workers' parent. It has no thread and no connection: it forks whenever a worker died."""
 
     request: CommandRequest
-    holders: int
+    permits: int
     holder: str
     workers: list[_ServiceWorker]
     signals: Signals
@@ -323,9 +323,11 @@ class _Service:
 
     def _be_worker(self, index: int) -> int:
         name = f"w{index + 1}"
-        seat = seat_of(self.request.name, index, self.holders)
-        values = {**self.request.values, "name": seat, "holder": f"{self.holder}:{name}"}
-        return _lead(replace(self.request, values=values), f"{seat} {name}", self._report_of(index))
+        place = place_of(self.request.name, index, self.permits)
+        values = {**self.request.values, "name": place, "holder": f"{self.holder}:{name}"}
+        return _lead(
+            replace(self.request, values=values), f"{place} {name}", self._report_of(index)
+        )
 
     def _report_of(self, index: int) -> _Report:
         if self.reports is None:

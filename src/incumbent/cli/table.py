@@ -122,7 +122,7 @@ _CAMPAIGN = (
 _LEAD = (*_CAMPAIGN, *_LISTEN)
 _WORK = (
     Option("--workers", "processes of this service", "N"),
-    Option("--holders", "how many of them may hold at a time, in the whole fleet (1)", "M"),
+    Option("--permits", "how many of them may hold at a time, in the whole fleet (1)", "M"),
     *_LEAD,
 )
 _CRON = (
@@ -245,7 +245,7 @@ EXAMPLES: Final = {
     ),
     "work": (
         "incumbent work importer --workers 4 -- ./import.sh",
-        "incumbent work gpu --workers 8 --holders 2 -- ./train.sh",
+        "incumbent work gpu --workers 8 --permits 2 -- ./train.sh",
     ),
     "cron": ("incumbent cron --check jobs.toml", "incumbent cron jobs.toml"),
     "status": ("incumbent status", "incumbent status --held --watch"),

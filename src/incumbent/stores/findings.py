@@ -95,7 +95,7 @@ def said_by(record: Record, field: str) -> str:
 
 
 def places_of(name: str, records: Iterable[Record]) -> list[Record]:
-    """The records of the places NAME/1, NAME/2, ... of a pool (`work --holders`), in order."""
+    """The records of the places NAME/1, NAME/2, ... of a pool (`work --permits`), in order."""
     place = re.compile(rf"{re.escape(name)}/([1-9]\d{{0,3}})")
     found = [(place.fullmatch(record.key.name), record) for record in records]
     return [

@@ -1,4 +1,4 @@
-"""Elections with several seats: so many lead at once, each in a term of its own."""
+"""Elections with several permits: so many lead at once, each in a term of its own."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def engine() -> FaultyEngine:
     return FaultyEngine()
 
 
-def candidate(store: Any, holder: str, seats: int = 3, **settings: Any) -> Election:
-    return Election("sync", seats=seats, store=store, holder=holder, **settings)
+def candidate(store: Any, holder: str, permits: int = 3, **settings: Any) -> Election:
+    return Election("sync", permits=permits, store=store, holder=holder, **settings)
 
 
 def leading(election: Election) -> list[str]:
@@ -63,7 +63,9 @@ async def stand_by_async(_: AsyncTerm) -> None:
 
 
 @SHARING
-def test_as_many_lead_as_there_are_seats_each_with_its_term_and_metadata(every_store: str) -> None:
+def test_as_many_lead_as_there_are_permits_each_with_its_term_and_metadata(
+    every_store: str,
+) -> None:
     candidates = [
         candidate(every_store, f"c{n}", metadata={"at": f"10.0.0.{n}"}, timeout=20)
         for n in range(4)
@@ -93,9 +95,9 @@ def test_as_many_lead_as_there_are_seats_each_with_its_term_and_metadata(every_s
 @SHARING
 def test_who_resigns_hands_its_seat_to_the_candidate_that_waits(every_store: str) -> None:
     async def scenario() -> float:
-        first = AsyncElection("sync", seats=2, store=every_store, holder="first")
-        other = AsyncElection("sync", seats=2, store=every_store, holder="other")
-        follows = AsyncElection("sync", seats=2, store=every_store, holder="next")
+        first = AsyncElection("sync", permits=2, store=every_store, holder="first")
+        other = AsyncElection("sync", permits=2, store=every_store, holder="other")
+        follows = AsyncElection("sync", permits=2, store=every_store, holder="next")
         async with incumbent.AsyncClient(every_store) as client:
             async with first.running(stand_by_async), other.running(stand_by_async):
                 while len(await follows.leaders()) < 2:
@@ -118,13 +120,13 @@ def test_who_resigns_hands_its_seat_to_the_candidate_that_waits(every_store: str
 
 
 @SHARING
-def test_seats_that_two_candidates_count_differently_are_refused_with_both_numbers(
+def test_permits_that_two_candidates_count_differently_are_refused_with_both_numbers(
     every_store: str,
 ) -> None:
     term = candidate(every_store, "a", 3).campaign()
     fewer, more = candidate(every_store, "b", 2), candidate(every_store, "c", 4)
     for other, timeout in ((fewer, 0), (fewer, 20), (more, 0), (more, 20)):
-        with pytest.raises(ConfigError, match=rf"3 permits, and we ask with {other.seats}"):
+        with pytest.raises(ConfigError, match=rf"3 permits, and we ask with {other.permits}"):
             other.campaign(timeout)
         assert not other.is_leader
     assert leading(more) == ["a"]
@@ -134,7 +136,7 @@ def test_seats_that_two_candidates_count_differently_are_refused_with_both_numbe
 
 
 @pytest.mark.parametrize("fair", [False, True])
-def test_never_more_lead_than_there_are_seats_and_all_come_to_lead(
+def test_never_more_lead_than_there_are_permits_and_all_come_to_lead(
     engine: FaultyEngine, *, fair: bool
 ) -> None:
     led: list[int] = []
@@ -179,7 +181,7 @@ def test_a_leader_that_lost_its_seat_stands_again_and_the_others_lead_on(
 
 def test_one_seat_is_the_election_that_there_always_was(engine: FaultyEngine) -> None:
     one = candidate(engine, "a", 1, on_leader_change=print)
-    assert (one.seats, candidate(engine, "b").seats) == (1, 3)
+    assert (one.permits, candidate(engine, "b").permits) == (1, 3)
     with one.lead() as term, incumbent.Client(engine) as client:
         assert [held.permits for held in client.read("sync").holdings] == [None]
         leader = one.leader()
@@ -187,22 +189,22 @@ def test_one_seat_is_the_election_that_there_always_was(engine: FaultyEngine) ->
         assert (leader, one.leaders()) == (next(one.observe()), (leader,))
         assert leader.term == term.number
         assert Lock("sync", store=engine).try_acquire() is None
-        for seats in (1, 3):
+        for permits in (1, 3):
             with pytest.raises(NotAcquired):
-                candidate(engine, "b", seats).campaign(0)
+                candidate(engine, "b", permits).campaign(0)
     assert (one.leader(), one.leaders()) == (None, ())
 
 
-def test_what_names_one_leader_is_refused_with_several_seats(engine: FaultyEngine) -> None:
+def test_what_names_one_leader_is_refused_with_several_permits(engine: FaultyEngine) -> None:
     several = candidate(engine, "a", metadata={"v": "1"})
-    asynchronous = AsyncElection("sync", seats=3, store=engine, holder="b")
+    asynchronous = AsyncElection("sync", permits=3, store=engine, holder="b")
     asks: list[tuple[str, Callable[[], object]]] = [
-        ("leader: 'sync' has 3 seats: ask leaders", several.leader),
-        ("observe: 'sync' has 3 seats: ask leaders", several.observe),
-        ("leader: 'sync' has 3 seats", lambda: asyncio.run(asynchronous.leader())),
-        ("observe: 'sync' has 3 seats", asynchronous.observe),
-        ("one of 3 seats cannot be kept for 'b'", lambda: several.transfer("b")),
-        ("one of 3 seats cannot be kept", lambda: asyncio.run(asynchronous.transfer("a"))),
+        ("leader: 'sync' has 3 permits: ask leaders", several.leader),
+        ("observe: 'sync' has 3 permits: ask leaders", several.observe),
+        ("leader: 'sync' has 3 permits", lambda: asyncio.run(asynchronous.leader())),
+        ("observe: 'sync' has 3 permits", asynchronous.observe),
+        ("one of 3 permits cannot be kept for 'b'", lambda: several.transfer("b")),
+        ("one of 3 permits cannot be kept", lambda: asyncio.run(asynchronous.transfer("a"))),
     ]
     with several.lead() as term:
         for words, ask in asks:
@@ -216,20 +218,23 @@ def test_what_names_one_leader_is_refused_with_several_seats(engine: FaultyEngin
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        *(({"seats": bad}, "a number from 1 to 10,000") for bad in (0, -1, 10_001, 2.0, True, "2")),
-        ({"seats": None}, "seats=None: a number"),
-        ({"seats": 2, "priority": 0}, "priority is for one leader, and seats=2 has several"),
-        ({"seats": 2, "on_leader_change": print}, "on_leader_change is for one leader"),
-        ({"seats": 2, "at_least_for": 5}, "a shared lease has others inside"),
-        ({"seats": 2, "once_per": "1h"}, "a shared lease has others inside"),
-        ({"seats": 2, "reentrant": True}, "only a Lock can be entered again"),
+        *(
+            ({"permits": bad}, "a number from 1 to 10,000")
+            for bad in (0, -1, 10_001, 2.0, True, "2")
+        ),
+        ({"permits": None}, "permits=None: a number"),
+        ({"permits": 2, "priority": 0}, "priority is for one leader, and permits=2 has several"),
+        ({"permits": 2, "on_leader_change": print}, "on_leader_change is for one leader"),
+        ({"permits": 2, "at_least_for": 5}, "a shared lease has others inside"),
+        ({"permits": 2, "once_per": "1h"}, "a shared lease has others inside"),
+        ({"permits": 2, "reentrant": True}, "only a Lock can be entered again"),
     ],
     ids=str,
 )
-def test_seats_that_cannot_be_are_refused_when_the_election_is_built(
+def test_permits_that_cannot_be_are_refused_when_the_election_is_built(
     engine: FaultyEngine, settings: dict[str, Any], words: str
 ) -> None:
-    named = "seats" if len(settings) == 1 else list(settings)[1]
+    named = "permits" if len(settings) == 1 else list(settings)[1]
     with incumbent.Client(engine) as client:
         builds: list[Callable[[], object]] = [
             lambda: Election("sync", store=engine, **settings),
@@ -243,23 +248,23 @@ def test_seats_that_cannot_be_are_refused_when_the_election_is_built(
     assert engine.faulty.calls == {}
 
 
-def test_a_store_of_one_holder_refuses_seats_and_has_elections(engine: FaultyEngine) -> None:
+def test_a_store_of_one_holder_refuses_permits_and_has_elections(engine: FaultyEngine) -> None:
     engine.capabilities = Capabilities(shared=False)
-    with pytest.raises(ConfigError, match=r"leases of one holder only.* an election with seats"):
+    with pytest.raises(ConfigError, match=r"leases of one holder only.* an election with permits"):
         candidate(engine, "a", 2)
     with candidate(engine, "a", 1).lead() as term:
         term.check()
 
 
-def test_one_of_several_seats_that_is_empty_is_no_time_without_a_leader(
+def test_one_of_several_permits_that_is_empty_is_no_time_without_a_leader(
     engine: FaultyEngine,
 ) -> None:
     def names(election: Election) -> set[str]:
         return {sample.metric for sample in election.samples()}
 
     several = candidate(engine, "a", 2)
-    with ExitStack() as seats:
-        seats.enter_context(candidate(engine, "b", 2).lead())
+    with ExitStack() as permits:
+        permits.enter_context(candidate(engine, "b", 2).lead())
         with several.lead(timeout=0):
             assert "incumbent_is_leader" in names(several)
         assert "incumbent_leaderless_seconds_total" not in names(several)
