@@ -159,7 +159,7 @@ def test_a_lease_that_was_lost_during_the_wait_is_taken_anew(engine: FaultyEngin
             (mine,) = [
                 found
                 for ref in lock_keeper(engine).refs()
-                if (found := ref()) is not None and found.claim == first.claim
+                if (found := ref()) is not None and found.id == first.claim
             ]
             done = threading.Event()
             lock_keeper(engine).renew_now(mine, done.set)
