@@ -9,7 +9,7 @@ from typing import Any
 
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.rules.codec import encoded, encoded_entry
 from incumbent.rules.record import NOTHING, LeaseRecord, settled, settled_value
 from incumbent.stores.deciding import present
@@ -171,4 +171,4 @@ class RegistersOf:
         def start(_facts: Any, _until: float) -> Generator[Any, Any, Any]:
             return (yield request)
 
-        return run(self._operations.run(Plan("look", start), until))
+        return run_blocking(self._operations.run(Plan("look", start), until))

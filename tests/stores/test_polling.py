@@ -8,7 +8,7 @@ from itertools import count, pairwise, repeat
 import pytest
 
 from incumbent.model import Key
-from incumbent.protocol.port import run
+from incumbent.protocol.port import run_blocking
 from incumbent.rules.record import NOTHING, Grant, Line, Waiter
 from incumbent.stores import polling
 from incumbent.stores.polling import IN_LINE, LOCAL, Looks
@@ -51,7 +51,7 @@ def pauses(hands: Hands, place: int, changes: Iterator[int]) -> list[float]:
         return Seen(record, None, 1_000, 0, Incarnation("id"))
 
     seen = f"id:1{IN_LINE}{place}"
-    run(Looks(LOCAL).wait(KEY, seen, hands.time + 1.0, hands, look))
+    run_blocking(Looks(LOCAL).wait(KEY, seen, hands.time + 1.0, hands, look))
     return [after - before for before, after in pairwise(looked)]
 
 
