@@ -1,8 +1,27 @@
 """Waiting for messages of a store: one waiter reads for all waiters of a process or event loop.
 
-So no thread is needed, and a waiter that waits alone is woken by its own system call. When the
-reader leaves, its role passes to another waiter. A signal handler that waits in the reader's own
-thread gets another role, with other connections.
+Theory of operation. There is one role, the reader's, with the connections to the store. A waiter
+that finds the role free takes it: it connects, subscribes to the channels that waiters need, and
+passes on each message. So no thread is needed, and a waiter that waits alone is woken by its own
+system call. All others sleep, each on a wakeup of its own.
+
+    a waiter:   joins -----> may rely on messages -----> looks: asks the store -----> leaves
+                  |           (`listens`: its channels     ^                            |
+                  |            are confirmed)              |                            |
+                  |                        a message, its time (`look_at`), a lost      |
+                  |                        connection: its wait is `over`               |
+                  v                                                                     v
+    the role:   free ---> taken ---> the reader's wait is over ---> free ---> wakes another waiter
+                            |
+                            +-- a signal handler waits in the reader's own thread: it gets a new
+                                role with other connections, and the old one counts no more
+
+No message is missed, by three rules:
+
+1. A waiter is listed before it asks for its channels, and relies on messages only after they are
+   confirmed. What changed before that is found by one question to the store (`goes_on`).
+2. A waiter that leaves wakes another one that can read. One that looks cannot, and is passed over.
+3. When a connection is lost, or the role is a new one, each waiter that relied on it must look.
 
 An engine defines the channels and the meaning of messages. Both sides share these coroutines. No
 lock is needed: lists and dictionaries change in atomic steps, so a signal handler may run any time.

@@ -1,7 +1,21 @@
 """The keeper's memory: leases in buckets, by the instant at which they are renewed together.
 
+Theory of operation. Time is cut into instants of a grid, at least 16 in a renewal interval. Leases
+with one interval that are due at one instant are a bucket, and share a request.
+
+    time  --+----------+----------+----------+----------+----------+-->
+            |          |                     |
+         [a b c]     [d]                  [e f ...]        at most 500, else the one before
+            |
+     take: due, in hand -- the keeper renews them in one request -- put_back: one period later
+            |                                                                  [a b c]
+
 A bucket keeps its phase: however late a renewal was, the next is due a whole number of periods
 after it was due. So leases stay spread over time, and the request of a bucket stays the same.
+
+Any thread adds and removes leases, a finalizer or a signal handler may run between any two steps,
+and a fork may copy any state. So a lease that moves is in two places meanwhile, never in none, and
+each step is one operation of a dict or list.
 """
 
 from __future__ import annotations

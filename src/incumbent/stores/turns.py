@@ -1,11 +1,19 @@
 """Waiters of one process take turns: of the waiters for one name only the first asks the store.
 
-No further order is promised. A waiter leaves the line when it is granted the lease, gives up, or is
-silent for too long; then the next waiter is the first. A new waiter shares a refusal that another
-has just received, and sends no request.
+Theory of operation, for one name in one process:
 
-A process's turn is brief: while leases are held briefly, its waiters follow each other without a
-look at the store's line, and other processes wait until that ends.
+    take (new) -- another has just been refused --> in line, with that refusal: no request
+        |
+        +-- asks the store -- granted ------------> holder -- gives --> wakes the first in line
+                  |                                                     (`ours`: it follows at once,
+                  +-- refused --> in line                                while this turn lasts)
+                                    |
+              first in line: listens to the store, looks when something changes
+              others: sleep until the first leaves, or is silent past its `due`
+
+A process's turn is at most 50 ms: meanwhile its waiters follow each other without a look at the
+store's line; then other processes come first. A waiter leaves the line when it is granted the
+lease, gives up, or is silent for too long. No further order is promised.
 
 Blocking and asynchronous sides share this. Each change is one operation of a dict or one
 assignment, so there is no lock that a signal handler or a fork could find taken.

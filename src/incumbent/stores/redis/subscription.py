@@ -1,8 +1,21 @@
 """Waiting on one server: the places in its line, and the messages to their waiters.
 
-A message to a waiter in line names its claim, and is kept if that claim does not wait here yet. If
-a message may have been sent before the subscription, or while there was none, the wait ends and the
-waiter looks (asks the server again). So no message is missed.
+Theory of operation. A take that is refused gets a place in the server's line. The server notes the
+inbox of the waiter's process there, and calls the waiter by a message to that inbox when it is its
+turn, or when it has to look at a later time. Waiters without a place listen to the channel of the
+lease instead.
+
+    a place is written         the inbox is subscribed        a call
+    at `place.at`              `since` (server's clock)         |
+         |                            |                         +-- its waiter waits here: it looks
+         |   `at` before `since`:     |                         |   now, or at `look_at`
+         +---- the call may be lost --+-- look once more        +-- it has not come back yet: kept
+         |   `at` after `since`:      |                         |   in `_missed` until it does
+         +---- no call can be lost ---+-- wait                  +-- it need not look yet: `waits_on`
+                                                                    answers its next take
+
+A connection that is lost, or that leads to another incarnation of the server, ends the waits that
+relied on it. So no message is missed; see net.subscriptions for who reads.
 """
 
 from __future__ import annotations
