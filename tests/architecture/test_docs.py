@@ -171,3 +171,28 @@ def test_every_fragment_of_the_change_log_has_a_kind_and_a_sentence() -> None:
         kind = named[1] if named else None
         assert kind in kinds, f"changes/{path.name}: it is +NAME.KIND.md, with one of {kinds}"
         assert path.read_text().rstrip().endswith("."), f"changes/{path.name}: a sentence"
+
+
+RECORDS = [
+    page
+    for page in sorted((ROOT / "docs" / "design").glob("*.md"))
+    if page.name not in ("index.md", "sizes.md")
+]
+PARTS = {
+    *("The question", "The decision", "What else was considered", "What it costs"),
+    "Where it stands",
+}
+
+
+@pytest.mark.parametrize("page", RECORDS, ids=lambda page: page.stem)
+def test_a_design_record_has_all_its_parts_and_is_listed(page: Path) -> None:
+    assert set(re.findall(r"^## (.*)$", page.read_text(), re.MULTILINE)) >= PARTS
+    assert f"({page.name})" in (page.parent / "index.md").read_text()
+
+
+@pytest.mark.parametrize("page", RECORDS, ids=lambda page: page.stem)
+def test_the_files_that_a_design_record_names_exist(page: Path) -> None:
+    text = page.read_text()
+    named = re.findall(r"`((?:src|tests|docs|scripts|benchmarks)/[^`\s]+)`", text)
+    assert len(named) >= 4
+    assert [name for name in named if not (ROOT / name).exists()] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,16 @@ def test_a_limit_is_never_beyond_its_aim() -> None:
 
 def test_every_limit_is_measured() -> None:
     assert Sizes.of(source.PACKAGE).figures().keys() == LIMITS.keys()
+
+
+def test_the_page_of_sizes_is_about_right() -> None:
+    page = (source.PACKAGE.parents[1] / "docs" / "design" / "sizes.md").read_text()
+    rows = re.findall(r"^\| `?([\w/]+?)/?`? \| ([\d,]+) \|", page, re.MULTILINE)
+    said = {name.replace("top", "(top)"): int(lines.replace(",", "")) for name, lines in rows}
+    counted = Sizes.of(source.PACKAGE).folders
+    assert said.keys() == counted.keys()
+    off = {name: counted[name] - lines for name, lines in said.items()}
+    assert {name: by for name, by in off.items() if abs(by) > max(250, counted[name] / 5)} == {}
 
 
 def test_the_road_of_a_lease_is_the_files_that_it_passes_through() -> None:
