@@ -24,6 +24,9 @@ def problems(root: Path, tag: str) -> Iterator[str]:
     heading = rf"^## \[?{re.escape(version)}\b.*\d{{4}}-\d{{2}}-\d{{2}}"
     if not re.search(heading, (root / "CHANGELOG.md").read_text(), re.MULTILINE):
         yield f"CHANGELOG.md has no section with a date for {version}"
+    left = sorted(path.name for path in (root / "changes").glob("+*.md"))
+    if left:
+        yield f"changes/ has fragments that are in no release: {', '.join(left)}"
 
 
 if __name__ == "__main__":

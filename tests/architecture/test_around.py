@@ -188,6 +188,17 @@ def test_a_version_without_a_section_in_the_change_log_is_not_published(
     assert "CHANGELOG.md" in problem
 
 
+def test_a_change_that_the_change_log_lacks_is_not_forgotten(
+    problems: Callable[[str], list[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "changes").mkdir()
+    (tmp_path / "changes" / "README.md").write_text("")
+    assert problems("v1.2.0") == []
+    (tmp_path / "changes" / "+waits.fixed.md").write_text("A wait ends.\n")
+    (problem,) = problems("v1.2.0")
+    assert "+waits.fixed.md" in problem
+
+
 def test_an_address_that_is_an_example_is_not_published(
     problems: Callable[[str], list[str]], tmp_path: Path
 ) -> None:
