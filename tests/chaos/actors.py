@@ -28,10 +28,18 @@ PLANTED_PRODUCT = ("-m", "tests.chaos.planted")
 _ROLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "": (("lead",), ()),
     "permits": (("run", "--wait", "--permits", "2"), ("--one-of", "2")),
+    "seats": (("lead",), ("--one-of", "2")),
     "readers": (("run", "--wait", "--fair"), ("--reader",)),
     "writer": (("run", "--wait", "--fair"), ()),
 }
 """What an instance is asked to run, and what its worker tells the judge."""
+_ORDERS: dict[str, tuple[str, ...]] = {
+    "": (),
+    "fair": ("--fair",),
+    "priority": ("--step-down-after", "1s", "--priority"),
+}
+_NOT_IN_THE_PRODUCT = {"readers": "reading", "seats": "with_seats"}
+"""What the command line does not have; see `planted`."""
 _AS_PID_1 = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 _SIGNALS = {
     "kill": signal.SIGKILL,
@@ -77,9 +85,12 @@ class Instance:
         role = ""
         if schedule.shares:
             role = "writer" if schedule.shares == "readers" and number == 0 else schedule.shares
-        if role == "readers":
-            product = (*(PLANTED_PRODUCT if product is PRODUCT else product), "reading")
-        self._command = _command(schedule, role, self.holder, store, folder, product)
+        if role in _NOT_IN_THE_PRODUCT:
+            product = PLANTED_PRODUCT if product is PRODUCT else product
+            product = (*product, _NOT_IN_THE_PRODUCT[role])
+        order = _ORDERS[schedule.order]
+        order += (str(number),) if schedule.order == "priority" else ()
+        self._command = _command(schedule, role, order, self.holder, store, folder, product)
         self._known: dict[str, Process] = {}
         self._started: subprocess.Popen[bytes] | None = None
         self._ended_at: float | None = None
@@ -153,6 +164,7 @@ class Instance:
 def _command(
     schedule: Schedule,
     role: str,
+    order: tuple[str, ...],
     holder: str,
     store: str,
     folder: Path,
@@ -163,7 +175,7 @@ def _command(
     options = ("--holder", holder, "--ttl", str(TTL), "--grace", str(GRACE), *isolate)
     what, as_what = _ROLES[role]
     worker = (sys.executable, "-I", "-S", str(WORKER), str(folder), *schedule.worker, *as_what)
-    line = ("-s", store, what[0], "job", *what[1:], *options, "--", *worker)
+    line = ("-s", store, what[0], "job", *what[1:], *order, *options, "--", *worker)
     return [*outside, sys.executable, *product, *line]
 
 

@@ -1,7 +1,7 @@
 """`python -m tests.chaos.planted BUG ...`: the command line with a bug, for the judge to see.
 
-`reading` is no bug: a reader of a read-write lock, which the command line does not have. Its
-writer is a plain `run`.
+`reading` and `with_seats` are no bugs: a reader of a read-write lock, whose writer is a plain
+`run`, and an election with two seats, neither of which the command line has.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 from incumbent import clock
-from incumbent.cli import run
+from incumbent.cli import lead, run
 from incumbent.cli.main import main
 from incumbent.lease import LeaseMachine, Proof
 from incumbent.model import UNLIMITED
@@ -19,6 +20,7 @@ from incumbent.supervise import child, guard
 from incumbent.supervise.plan import GuardVerdict, WatchedTerm, judge
 
 _LATE = 3.0
+_seats = 2
 
 
 def no_deadline_in_the_guard() -> None:
@@ -60,8 +62,15 @@ def reading() -> None:
     run._permits_of = lambda request: UNLIMITED
 
 
+def with_seats() -> None:
+    """`incumbent lead` as a candidate for one of two seats."""
+    lead.Candidate = partial(lead.Candidate, permits=_seats)  # type: ignore[attr-defined, assignment]
+
+
 def one_permit_too_many() -> None:
-    """A semaphore of two lets three in."""
+    """A semaphore of two lets three in, and an election with two seats as well."""
+    global _seats  # noqa: PLW0603 - each process has one of these
+    _seats = 3
     run._permits_of = lambda request: 3
 
 
@@ -83,7 +92,7 @@ PLANTED: dict[str, Callable[[], None]] = {
 }
 
 if __name__ == "__main__":
-    plants = {**PLANTED, "reading": reading}
+    plants = {**PLANTED, "reading": reading, "with_seats": with_seats}
     line = sys.argv[1:]
     while line[0] in plants:
         plants[line.pop(0)]()

@@ -95,7 +95,7 @@ class _Fleet:
         for instance in self._instances:
             instance.start()
         # Else a fault would mostly meet a fleet whose second permit is free.
-        first = 2 if self._schedule.shares == "permits" else 1
+        first = 2 if self._schedule.shares in ("permits", "seats") else 1
         begin_by = time.monotonic() + BEGIN_WITHIN
         self._until(begin_by, lambda: len(judge.look(self._folder).terms) >= first)
         if not judge.leader(self._folder):

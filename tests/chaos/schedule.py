@@ -33,11 +33,17 @@ CAPABILITIES: dict[str, Capabilities] = {
 }
 """The quorum has a campaign of its own, see tests.quorum.campaign."""
 STORES = tuple(CAPABILITIES)
+HAVE_PERMITS = tuple(store for store, can in CAPABILITIES.items() if can.shared)
+HAVE_LINES = tuple(store for store, can in CAPABILITIES.items() if can.queue)
 SHARES = {
-    "permits": tuple(store for store, can in CAPABILITIES.items() if can.shared),
-    "readers": tuple(store for store, can in CAPABILITIES.items() if can.shared and can.queue),
+    "permits": HAVE_PERMITS,
+    "readers": tuple(store for store in HAVE_PERMITS if store in HAVE_LINES),
+    "seats": HAVE_PERMITS,
 }
-"""What several may hold at once, and on which stores: two permits, or two readers and a writer."""
+"""What several may hold at once, and on which stores: two permits, two readers and a writer, or an
+election with two seats."""
+ORDERS = {"fair": HAVE_LINES, "priority": STORES}
+"""Who is to lead next, and on which stores: who came first, or who has the highest priority."""
 ISOLATIONS = ("pidns", "container", "pgroup")
 # --daemon: leaves its group and its parents; --stranger: and the environment it was given.
 DESCENDANTS = ("--daemon", "--stranger")
@@ -98,7 +104,7 @@ class Fault:
 class Schedule:
     """One run of a fleet. `restart_wait` False: the URL opts out of the wait after a restart.
 
-    `shares`: of SHARES; empty: one leads.
+    `shares`: of SHARES; empty: one leads. `order`: of ORDERS; empty: anyone of those who wait.
     """
 
     seed: int
@@ -108,6 +114,7 @@ class Schedule:
     restart_wait: bool = True
     faults: tuple[Fault, ...] = ()
     shares: str = ""
+    order: str = ""
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -116,7 +123,8 @@ class Schedule:
     def __str__(self) -> str:
         wait = "" if self.restart_wait else ", restart_wait=0"
         worker = " ".join(self.worker) or "obedient"
-        what = f"{self.shares} on " if self.shares else ""
+        what = " ".join(word for word in (self.order, self.shares) if word)
+        what = f"{what} on " if what else ""
         head = f"seed {self.seed}: {what}{self.store}{wait}, {self.isolation}, worker {worker}"
         return "\n".join([head, *(f"  {fault}" for fault in self.faults)])
 
@@ -134,7 +142,12 @@ def draw(seed: int, on: str = "") -> Schedule:
     # The opt-out is for servers that keep their data; a wipe with it is drawn now and then.
     wipes = "restart empty" in kinds
     restart_wait = store == "sqlite" or rng.random() < (0.9 if wipes else 0.3)
-    return Schedule(seed, store, isolation, worker, restart_wait, faults)
+    return Schedule(seed, store, isolation, worker, restart_wait, faults, order=_order(seed, store))
+
+
+def _order(seed: int, store: str) -> str:
+    drawn = random.Random(f"chaos order {seed}").choice(("", "", "", "", "", "", *ORDERS))
+    return drawn if drawn and store in ORDERS[drawn] else ""
 
 
 def draw_shared(seed: int, on: str = "") -> Schedule:
@@ -143,6 +156,8 @@ def draw_shared(seed: int, on: str = "") -> Schedule:
     shares = rng.choice(("permits", "permits", "readers"))
     store, isolation = rng.choice(SHARES[shares]), rng.choice(ISOLATIONS)
     store = on or store
+    if shares == "permits" and random.Random(f"chaos seats {seed}").random() < 0.25:
+        shares = "seats"
     worker = rng.choice(WORKERS)
     if rng.random() < 0.6:
         # Else whoever waits comes in after a fault alone.

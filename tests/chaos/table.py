@@ -21,6 +21,7 @@ from tests.chaos.schedule import (
 )
 
 BEGIN, END = "<!-- made by make chaos -->", "<!-- end -->"
+_BY = {"fair": "arrival (`--fair`)", "priority": "`--priority`"}
 BEGIN_SHARED, END_SHARED = "<!-- made by make chaos, shared -->", "<!-- end of shared -->"
 
 
@@ -39,6 +40,7 @@ class Result:
     impossible: str
     shares: str = ""
     store: str = ""
+    order: str = ""
 
 
 def result_of(outcome: Outcome) -> Result:
@@ -52,6 +54,7 @@ def result_of(outcome: Outcome) -> Result:
         may_overlap(schedule, schedule.isolation),
         schedule.shares,
         schedule.store,
+        schedule.order,
     )
 
 
@@ -75,8 +78,8 @@ def read(path: Path) -> list[Result]:
 
 def _is_drawn_so(result: Result) -> bool:
     schedule = (draw_shared if result.shares else draw)(result.seed)
-    drawn = (schedule.shares, schedule.store, schedule.isolation, schedule.kinds)
-    return drawn == (result.shares, result.store, result.isolation, result.kinds)
+    drawn = (schedule.shares, schedule.order, schedule.store, schedule.isolation, schedule.kinds)
+    return drawn == (result.shares, result.order, result.store, result.isolation, result.kinds)
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -119,7 +122,10 @@ def tables(results: Sequence[Result]) -> str:
         f" have lived; {sum(len(one.kinds) == 1 for one in judged)} had one fault, the others"
         " two or three."
     )
-    by_store = "### Store by store\n\n" + _grid("store", _by_store(judged))
+    by_order = [
+        (f"by {name}", [one for one in judged if one.order == order]) for order, name in _BY.items()
+    ]
+    by_store = "### Store by store\n\n" + _grid("store", [*_by_store(judged), *by_order])
     by_fault = "### Fault by fault\n\n" + _grid("fault, alone or with others", _by_kind(judged))
     return "\n\n".join([said, by_store, by_fault, _by_pair(judged), _impossible(results)])
 

@@ -63,8 +63,9 @@ WITNESSES = [
 # Whoever is killed or stopped has a permit, or reads or writes; all others want in.
 SHARED_WITNESSES = [
     *(
-        ("one_permit_too_many", Schedule(0, store, "pidns", shares="permits"))
-        for store in SHARES["permits"]
+        ("one_permit_too_many", Schedule(0, store, "pidns", shares=shares))
+        for shares, stores in (("permits", SHARES["permits"]), ("seats", ("sqlite",)))
+        for store in stores
     ),
     *(
         ("a_writer_beside_others", Schedule(0, store, "pidns", ("--for", "0.5"), shares="readers"))

@@ -6,6 +6,7 @@ import pytest
 
 from tests.chaos.schedule import (
     KINDS,
+    ORDERS,
     SHARES,
     Fault,
     Schedule,
@@ -40,6 +41,11 @@ def test_everything_that_can_be_shared_is_drawn_on_every_store_that_has_it() -> 
         (shares, store) for shares in SHARES for store in SHARES[shares]
     }
     assert all(from_text(to_text(one)) == one for one in drawn)
+
+
+def test_every_order_is_drawn_on_every_store_that_has_it() -> None:
+    drawn = {(one.order, one.store) for one in map(draw, MANY) if one.order}
+    assert drawn == {(order, store) for order, stores in ORDERS.items() for store in stores}
 
 
 def test_every_fault_is_drawn_and_most_schedules_are_judged() -> None:
