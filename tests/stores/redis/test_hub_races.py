@@ -104,9 +104,13 @@ def test_a_reader_that_runs_out_of_its_own_time_bars_no_patient_waiter(
 
     async def play(it: Scene) -> None:
         it.host = Slow()
-        for _ in range(3):
-            with pytest.raises(StoreUnavailable):
+        failures = 0
+        while failures < 3:
+            try:
+                # On a busy machine its time may be over before it connects: then it just returns.
                 await it.wait(queued(OTHER).seen, within=0.02)
+            except StoreUnavailable:
+                failures += 1
         patient = it.wait(queued().seen)
         await asyncio.sleep(0.3)
         assert not patient.done()
