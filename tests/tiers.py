@@ -368,7 +368,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         STORES,
         {
             "test_one_of_four_works_and_term_drains": ("postgresql",),
-            "test_two_seats_are_held_by_two": ("redis",),
+            "test_two_permits_are_held_by_two": ("redis",),
             "test_a_worker_that_is_killed_is_replaced": ("etcd",),
             "test_workers_drain_when_their_parent_is_killed": ("sqlite",),
             "test_a_command_that_does_not_exist_ends_the_service": ("redis",),
