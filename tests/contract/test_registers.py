@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from incumbent.testing.contract import Bench, StoreContract, World
 from incumbent.testing.contract.bench import DRIVERS
 from incumbent.testing.contract.registers import RegisterCases
 from incumbent.testing.contract.sides import until
+from incumbent.testing.contract.together import TogetherCases
 from tests.rules.registers import DictRegisters
 
 FAULTS = ("comparing", "writes", "reads", "numbers")
@@ -123,3 +125,48 @@ def test_registers_that_hold_are_tried_once() -> None:
         assert isinstance(granted, Granted)
         requests.append(engine.registers.requests - before)
     assert requests[1] == 2 < requests[0]
+
+
+# -- several leases at once ------------------------------------------------------------------------
+
+
+def in_another_order(outcomes: list[Any], asked: Sequence[Any]) -> list[Any]:
+    return outcomes[::-1]
+
+
+def only_the_first(outcomes: list[Any], asked: Sequence[Any]) -> list[Any]:
+    return [outcomes[0]] * len(asked)
+
+
+def granted_whatever_others_hold(outcomes: list[Any], asked: Sequence[Any]) -> list[Any]:
+    return [Granted(it.claim, at + 1, 60.0, "first") for at, it in enumerate(asked)]
+
+
+@pytest.mark.parametrize(
+    ("bug", "operation", "case"),
+    [
+        (in_another_order, "take", "each_with_its_claim_and_token"),
+        (only_the_first, "take", "each_with_its_claim_and_token"),
+        (granted_whatever_others_hold, "take", "each_with_its_claim_and_token"),
+        (granted_whatever_others_hold, "take", "is_refused_and_said_in_its_place"),
+        (granted_whatever_others_hold, "take", "at_once_each_name_has_one"),
+        (only_the_first, "give", "a_strangers_is_not"),
+    ],
+)
+def test_the_suite_catches_what_is_wrong_with_several_leases_at_once(
+    bug: Callable[[list[Any], Sequence[Any]], list[Any]],
+    operation: str,
+    case: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = getattr(RegisterStore, f"{operation}_all")
+
+    def wrong(store: RegisterStore, asked: Sequence[Any], until: float) -> list[Any]:
+        return bug(list(right(store, asked, until)), asked)
+
+    (named,) = [name for name in dir(TogetherCases) if name.endswith(case)]
+    with _bench() as bench:
+        getattr(TogetherCases(), named)(bench)
+    monkeypatch.setattr(RegisterStore, f"{operation}_all", wrong)
+    with _bench() as bench, pytest.raises(AssertionError):
+        getattr(TogetherCases(), named)(bench)

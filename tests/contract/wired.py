@@ -87,6 +87,12 @@ class WireServer:
             finally:
                 self._client_now = None
 
+    def _take_all(self, takes: Any, until: float) -> Any:
+        return [self.store.take(it.key, it.claim, it.ask, until) for it in takes]
+
+    def _give_all(self, gives: Any, until: float) -> Any:
+        return [self.store.give(it.key, it.claim, it.token, until) for it in gives]
+
     def _load(self, key: Any, _: float) -> Any:
         """For a planted bug: the record itself, and which incarnation this is."""
         table = self.store._table

@@ -19,7 +19,7 @@ from __future__ import annotations
 import pytest
 
 # This must come before the cases are imported, or their failures would not show values.
-_PARTS = "suite leases records waits shared faults races crowds processes registers"
+_PARTS = "suite leases records waits shared faults races crowds together processes registers"
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS.split()))
 
 from incumbent.testing.contract.bench import Bench, Hook, World  # noqa: E402 - see above

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias, cast
 import pytest
 
 from incumbent import clock
-from incumbent.stores.base import Engine, Store
+from incumbent.stores.base import AsyncTogether, Engine, Store, Together
 
 __all__ = [
     "ANSWER_WITHIN",
@@ -69,6 +69,10 @@ class Side(Protocol):
 
     store: Store
 
+    @property
+    def together(self) -> bool:
+        """Whether the store has the operations of stores.base.Together."""
+
     def at_once(self, requests: Sequence[Request]) -> list[Any]:
         """Send all requests at the same time; their outcomes in order."""
 
@@ -90,6 +94,10 @@ class BlockingSide:
 
     def __init__(self, engine: Engine) -> None:
         self.store = engine.store()
+
+    @property
+    def together(self) -> bool:
+        return isinstance(self.store, Together)
 
     def at_once(self, requests: Sequence[Request]) -> list[Any]:
         start = StartingLine(len(requests))
@@ -164,6 +172,13 @@ class AsyncSide:
         self._runner = asyncio.Runner()
         self.store = cast("Store", _LoopStore(self))
         self.run = self._runner.run
+
+    @property
+    def together(self) -> bool:
+        async def is_together() -> bool:
+            return isinstance(self._engine.async_store(), AsyncTogether)
+
+        return self.run(is_together())
 
     async def asked(self, operation: str, *args: Any, **how: Any) -> Any:
         """The outcome of one operation."""

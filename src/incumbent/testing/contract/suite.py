@@ -21,6 +21,7 @@ from incumbent.testing.contract import (
     records,
     registers,
     shared,
+    together,
     waits,
 )
 from incumbent.testing.contract.bench import DRIVERS, Bench, Hook, World, needs_of
@@ -48,6 +49,7 @@ class StoreContract(
     faults.RestartCases,
     races.RaceCases,
     crowds.CrowdCases,
+    together.TogetherCases,
     processes.ClockCases,
     processes.ForkCases,
     processes.InterruptionCases,
