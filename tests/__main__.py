@@ -2,9 +2,9 @@
 
     python -m tests thin|rest WORKERS [arguments of pytest]
 
-`thin` is what `make test` runs, `rest` is what it leaves to `make test-all`; tests/tiers.py says
-which and why. Tests that measure time run after the others, and those that load the machine alone,
-so that nobody measures the load of others.
+`thin` is what `make test` runs, `rest` is what it leaves to `make test-all`; marks beside the tests
+say which and why, see tests/tiers.py. Tests that measure time run after the others, and those that
+load the machine alone, so that nobody measures the load of others.
 
 Bytecode is written even where the environment says otherwise: the tests start a thousand
 interpreters, and each of them would compile the product again. That of the tests is written before
@@ -40,14 +40,13 @@ MANY = 20
 
 def main(tier: str, workers: str, *given: str) -> int:
     within = {"thin": tiers.THIN, "rest": tiers.REST}[tier]
-    timing, crowd = set(tiers.TIMING), set(tiers.CROWD)
+    timing, crowd = tiers.files_with("timing"), tiers.files_with("crowd")
     later = timing | crowd
     if tier == "rest":
-        left = {left.file for left in tiers.LEFT} | tiers.TURNS
+        left = tiers.files_left()
         together, timing, crowd = named(left - later), left & timing, left & crowd
     else:
-        wholly = {left.file for left in tiers.LEFT if left.test == left.file and not left.kept}
-        together = [f"--ignore={file}" for file in named(later | wholly)]
+        together = [f"--ignore={file}" for file in named(later | tiers.files_left_wholly())]
     rewrite()
     os.environ[RUN] = str(run_folder())
     codes = {

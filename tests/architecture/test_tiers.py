@@ -1,19 +1,28 @@
-"""The lists of tests/tiers.py speak of files that there are."""
+"""Each test runs in one tier, at one time, and the files of each are found without collecting."""
 
 from __future__ import annotations
+
+import pytest
 
 from tests import tiers
 
 
 def test_the_tiers_name_files_that_exist() -> None:
-    names = {*tiers.TIMING, *tiers.CROWD, *tiers.TURNS, *(left.file for left in tiers.LEFT)}
-    assert not [name for name in sorted(names) if not (tiers.TESTS / name).exists()]
-
-
-def test_no_test_is_left_twice() -> None:
-    names = [left.test for left in tiers.LEFT]
-    assert sorted(names) == sorted(set(names))
+    assert not [name for name in sorted(tiers.files_left()) if not (tiers.TESTS / name).exists()]
 
 
 def test_no_file_runs_at_two_times() -> None:
-    assert not tiers.TIMING.keys() & tiers.CROWD.keys()
+    assert not tiers.files_with("timing") & tiers.files_with("crowd")
+
+
+@pytest.mark.parametrize(
+    ("text", "wholly"),
+    [
+        ("pytestmark = pytest.mark.left(tiers.LONG)\n", True),
+        ('pytestmark = [\n    pytest.mark.server,\n    pytest.mark.left("a reason"),\n]\n', True),
+        ('pytestmark = pytest.mark.left(tiers.LONG, "redis-*")\n', False),
+        ("pytestmark = pytest.mark.server\n\n\n@pytest.mark.left(tiers.LONG)\n", False),
+    ],
+)
+def test_a_file_that_is_left_wholly_is_known_by_its_text(text: str, wholly: bool) -> None:
+    assert bool(tiers._WHOLLY.search(text)) == wholly

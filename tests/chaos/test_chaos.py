@@ -14,6 +14,7 @@ from itertools import count, islice
 
 import pytest
 
+from tests import tiers
 from tests.chaos.actors import PLANTED_PRODUCT
 from tests.chaos.planted import PLANTED
 from tests.chaos.runner import Outcome, run
@@ -38,6 +39,7 @@ pytestmark = [
         os.geteuid() == 0 and shutil.which("unshare") is not None,
         "root and unshare(1): PID namespaces, and instances that are PID 1",
     ),
+    pytest.mark.crowd(tiers.MANY),
 ]
 
 A_STOP = Fault(0.1, "stop supervisor", 2.9)
@@ -78,6 +80,7 @@ SHARED_WITNESSES = [
 ]
 
 
+@pytest.mark.left(tiers.SEEDS, "0")
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("part", range(len(BATCHES)))
 def test_no_random_schedule_has_one_worker_too_many(part: int) -> None:
@@ -87,6 +90,7 @@ def test_no_random_schedule_has_one_worker_too_many(part: int) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.left(tiers.NET)
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("shared", [False, True], ids=["one", "several"])
 def test_the_judge_sees_every_planted_bug(shared: bool) -> None:
@@ -102,6 +106,7 @@ def test_the_judge_sees_every_planted_bug(shared: bool) -> None:
     assert not missed, "\n".join(outcome.report for outcome in outcomes)
 
 
+@pytest.mark.left(tiers.NET)
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("shared", [False, True], ids=["one", "several"])
 def test_the_same_schedules_without_a_bug_have_no_overlap(shared: bool) -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests import tiers
 from tests.chaos.runner import run
 from tests.chaos.schedule import (
     ON_CHILD,
@@ -36,9 +37,11 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.server,
     needs(os.geteuid() == 0, "root: PID namespaces"),
+    pytest.mark.crowd(tiers.MANY),
 ]
 
 
+@pytest.mark.left(tiers.LONG)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("group", GROUPS)
 def test_after_a_single_fault_one_leads_again(group: str) -> None:

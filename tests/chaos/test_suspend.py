@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
 from tests.chaos import judge
 from tests.chaos.actors import PRODUCT, File, Instance
 from tests.chaos.schedule import ISOLATIONS, TTL, Schedule
@@ -31,6 +32,7 @@ pytestmark = [
     pytest.mark.slow,
     needs(shutil.which("cc") is not None, "a C compiler: the clock is a preloaded library"),
     needs(os.geteuid() == 0, "root: PID namespaces"),
+    pytest.mark.timing(tiers.PROCESSES),
 ]
 
 
@@ -69,6 +71,7 @@ def test_the_shim_holds_back_the_one_clock_and_not_the_other(sleep: Sleep) -> No
     assert float(said.stdout) - here == pytest.approx(-100.0, abs=0.5)
 
 
+@pytest.mark.left(tiers.SIDES, "supervisor-pidns", "guard-pgroup")
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 @pytest.mark.parametrize("first", EVERYONE[:2])
 def test_a_command_that_slept_past_its_lease_is_killed_when_it_wakes(

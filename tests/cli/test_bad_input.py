@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
 from tests.cli.tool import command_line, environment, incumbent, start
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
@@ -46,6 +47,7 @@ def refused(done: subprocess.CompletedProcess[str], said: str, code: int = 64) -
     assert len(line) < 500
 
 
+@pytest.mark.left(tiers.FORMS, "a b")
 @pytest.mark.parametrize(
     "name", ["", "a b", "a\nb", "ü", "../x", "a..b", "x" * 201, "x" * 100_000, "*", "a\\b"]
 )
@@ -53,6 +55,7 @@ def test_a_name_outside_the_alphabet(store: str, touched: Path, name: str) -> No
     refused(run(store, touched, name), "is not a name")
 
 
+@pytest.mark.left(tiers.FORMS, "nan")
 @pytest.mark.parametrize(
     "ttl", ["0", "-1", "nan", "inf", "1e30", "99d", "0.05", "soon", "", "1s1", "15 s"]
 )
@@ -64,6 +67,7 @@ def test_a_ttl_that_does_not_fit_the_grace(store: str, touched: Path) -> None:
     refused(run(store, touched, "job", "--ttl", "5s", "--grace", "4s"), "is too short: drift 100ms")
 
 
+@pytest.mark.left(tiers.FORMS, "options7*", "options9*")
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -86,6 +90,7 @@ def test_an_option_that_cannot_work(
     refused(run(store, touched, "job", *options), said)
 
 
+@pytest.mark.left(tiers.FORMS, "redis:*port", "withheld*")
 @pytest.mark.parametrize(
     ("url", "said"),
     [
@@ -115,6 +120,7 @@ def test_a_misspelt_variable_is_refused(store: str, touched: Path) -> None:
     refused(run(store, touched, INCUMBENT_TLL="5"), "INCUMBENT_TLL is not a setting: did you mean")
 
 
+@pytest.mark.left(tiers.FORMS, "ONCE_PER")
 @pytest.mark.parametrize("variable", ["SLOT", "ONCE_PER", "AT_LEAST_FOR", "WAIT"])
 def test_a_variable_that_is_about_one_start_is_named_and_changes_none(
     store: str, variable: str
@@ -173,6 +179,7 @@ def test_a_missing_separator_shows_the_line_with_it(store: str, touched: Path) -
     refused(incumbent("-s", store, "run", "job", "touch", touched), f"run job -- touch {touched}")
 
 
+@pytest.mark.left(tiers.FORMS, "words0")
 @pytest.mark.parametrize("words", [("job", "--wait", "5"), ("--wait", "5s", "job")])
 def test_a_duration_of_wait_without_its_sign_shows_it(
     store: str, touched: Path, words: tuple[str, ...]
@@ -180,6 +187,7 @@ def test_a_duration_of_wait_without_its_sign_shows_it(
     refused(run(store, touched, *words), f"--wait={words[2] if words[0] == 'job' else words[1]}")
 
 
+@pytest.mark.left(tiers.FORMS, "named0")
 @pytest.mark.parametrize("named", [("--store", ""), ("-q",)])
 def test_a_store_that_is_named_and_empty_is_refused(touched: Path, named: tuple[str, ...]) -> None:
     empty = {"INCUMBENT_STORE": ""}
@@ -202,6 +210,7 @@ def test_closed_standard_streams_are_given_to_no_file_and_no_socket(store: str) 
     assert (done.returncode, done.stdout) == (0, "/dev/null" * 3)
 
 
+@pytest.mark.left(tiers.FORMS, "status")
 @pytest.mark.parametrize("words", ["status", "--version"])
 def test_an_answer_that_cannot_be_written_is_told_in_one_line(store: str, words: str) -> None:
     refused(shell(f"$I {words} >/dev/full", store), "the answer cannot be written: No space", 125)
@@ -278,6 +287,7 @@ def test_a_password_file_that_cannot_be_read(touched: Path) -> None:
     refused(run("redis://host", touched, **env), "/nowhere/password cannot be read")
 
 
+@pytest.mark.left(tiers.FORMS, "write0")
 @pytest.mark.parametrize("write", [("SET", "foreign"), ("RPUSH", "foreign")])
 def test_a_foreign_value_counts_as_held_and_stays(
     redis_server: RedisServer, touched: Path, write: tuple[str, str]
@@ -307,6 +317,7 @@ BOUNDED = [
 ]
 
 
+@pytest.mark.left(tiers.FORMS, "command0-*", "command3-*")
 @pytest.mark.parametrize(("command", "deadline"), BOUNDED)
 def test_a_black_hole_gets_69_within_the_deadline(
     proxy: FaultProxy, command: tuple[str, ...], deadline: float
@@ -331,6 +342,7 @@ def silent_port() -> Iterator[int]:
             sock.close()
 
 
+@pytest.mark.left(tiers.FORMS, "command1-*")
 @pytest.mark.parametrize(("command", "deadline"), BOUNDED[:3])
 def test_an_address_that_never_answers_gets_69_within_the_deadline(
     silent_port: int, command: tuple[str, ...], deadline: float
@@ -357,6 +369,7 @@ def test_help_and_version_need_no_store() -> None:
 # -- lead and work -------------------------------------------------------------------------------
 
 
+@pytest.mark.left(tiers.FORMS, "words0-*")
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -19,6 +19,7 @@ from incumbent import clock
 from incumbent.durations import parse_duration
 from incumbent.model import Ask, Granted, Key
 from incumbent.protocol.link import link_for
+from tests import tiers
 from tests.cli.tool import command_line, environment, incumbent, python, start
 from tests.support.servers import RedisServer, free_port
 from tests.support.waiting import eventually
@@ -51,6 +52,7 @@ def result_of(path: Path) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.left(tiers.SIDES, "0", "75")
 @pytest.mark.parametrize("code", [0, 1, 7, 75, 255])
 def test_the_commands_own_code_is_untouched(store: str, code: int) -> None:
     done = incumbent("-s", store, "run", "-q", "job", "--", *python(f"raise SystemExit({code})"))
@@ -142,6 +144,7 @@ def test_waiting_ends_when_the_holder_does(store: str) -> None:
         assert us.returncode == 0
 
 
+@pytest.mark.left(tiers.SIDES, "2", "15")
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_ends_the_wait_and_leaves_nothing_behind(store: str, signum: int) -> None:
     with holder(store) as them:
@@ -242,6 +245,7 @@ def test_a_command_that_outlived_its_lease_reports_no_success(
         assert '"ok"' not in history_of(store)
 
 
+@pytest.mark.left(tiers.SIDES, "7")
 @pytest.mark.server
 @pytest.mark.parametrize("code", [0, 7])
 def test_an_end_that_the_ledger_cannot_be_told_in_time_is_lost_here_and_there(

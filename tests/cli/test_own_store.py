@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
+
 TEMPLATE = Path(__file__).resolve().parents[2] / "examples" / "store_template"
 
 
@@ -95,6 +97,7 @@ def test_an_installed_store_over_registers_has_slots(installed: Path, tmp_path: 
     assert (tmp_path / "ran").read_text() == "ran\n"
 
 
+@pytest.mark.left(tiers.FORMS, "cron*", "*--slot*", "break*")
 @pytest.mark.parametrize(
     ("words", "lacks"),
     [
@@ -139,6 +142,7 @@ def test_without_the_package_the_scheme_is_unknown(tmp_path: Path) -> None:
     assert "incumbent.stores" in done.stderr
 
 
+@pytest.mark.left(tiers.LONG)
 @pytest.mark.timeout(180)
 def test_the_template_keeps_the_contract_by_its_one_fixture(
     installed: Path, tmp_path: Path

@@ -36,6 +36,7 @@ from incumbent.stores.notices import BREAK, PAUSE, RESIGN, encode_notice
 from incumbent.stores.sqlite import SqliteEngine
 from incumbent.stores.sqlite.host import Host
 from incumbent.stores.url import open_engine
+from tests import tiers
 from tests.cli.tool import answer, incumbent
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
@@ -387,6 +388,7 @@ def snapshot_failed(here: Server) -> None:
     eventually(lambda: "rdb_last_bgsave_status:err" in here.server.cli("INFO", "persistence"))
 
 
+@pytest.mark.left(tiers.STORES, "full")
 @pytest.mark.server
 @pytest.mark.parametrize(
     "begin",

@@ -10,8 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests import tiers
 from tests.combined.__main__ import report
 from tests.combined.worlds import WORLDS
+
+pytestmark = [pytest.mark.left(tiers.LONG), pytest.mark.crowd(tiers.MANY)]
 
 FLEETS = 3
 

@@ -9,6 +9,7 @@ import random
 
 import pytest
 
+from tests import tiers
 from tests.combined.__main__ import report
 from tests.combined.against import finds, has_history, with_our_checker
 from tests.combined.regressions import REGRESSIONS, Regression
@@ -44,6 +45,7 @@ def test_a_plan_is_one_history() -> None:
         assert world.play(known.plan) == world.play(known.plan)
 
 
+@pytest.mark.left(tiers.NET)
 @needs(has_history(BEFORE), f"a full clone, with commit {BEFORE}")
 @pytest.mark.slow
 @pytest.mark.timeout(240)

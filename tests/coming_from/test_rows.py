@@ -65,6 +65,13 @@ def side_of(environment: str) -> Side:
     return There(bin_of(environment) / "python") if environment else Here()
 
 
+@pytest.mark.left(
+    "installs the libraries of which `make test` has no other use",
+    "redis-py:*",
+    "python-redis-lock:*",
+    "redlock-ng:*",
+    "filelock:*",
+)
 @pytest.mark.parametrize("row", all_rows(), ids=lambda row: row.id)
 def test_both_calls_of_a_row_do_what_the_page_says(row: Row, both: Both) -> None:
     CASES[row.section, row.theirs](both)

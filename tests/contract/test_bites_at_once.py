@@ -15,6 +15,7 @@ import pytest
 from incumbent.testing.contract import Bench, StoreContract, World, races, sides
 from incumbent.testing.contract.bench import ANSWER_WITHIN, DRIVERS
 from incumbent.testing.contract.processes import A_DAY
+from tests import tiers
 from tests.contract import mutants_of_clients as clients
 from tests.contract import mutants_of_races as racing
 from tests.contract.wired import WireEngine, wire_world
@@ -115,6 +116,7 @@ def _is_caught(bench: Bench, case: str, how: dict[str, Any]) -> None:
         getattr(StoreContract(), f"test_{case}")(bench, **how)
 
 
+@pytest.mark.left(tiers.SEEDS, "*-0")
 @run_after_run
 @each_side
 @pytest.mark.parametrize(("bug", "case", "how"), RACES, ids=_name)
@@ -132,6 +134,7 @@ def test_a_store_that_reads_and_then_writes_is_caught(
         _is_caught(bench, case, how)
 
 
+@pytest.mark.left(tiers.SEEDS, "*-0")
 @run_after_run
 @each_side
 @pytest.mark.parametrize(("bug", "case", "how"), CLIENTS, ids=_name)

@@ -21,6 +21,7 @@ from incumbent.stores.quorum.engine import QuorumEngine
 from incumbent.stores.redis import open_store
 from incumbent.stores.redis.engine import RedisEngine
 from incumbent.testing.contract import StoreContract, World
+from tests import tiers
 from tests.support.etcd_cluster import EtcdCluster
 from tests.support.mariadb import MariaServer
 from tests.support.postgresql import PostgresServer
@@ -28,7 +29,7 @@ from tests.support.redis_sentinels import Sentinels
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.left(tiers.LONG)]
 
 
 class FailoverWorld(World):

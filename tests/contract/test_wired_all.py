@@ -7,7 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from incumbent.testing.contract import NetworkWorld, StoreContract
+from tests import tiers
 from tests.contract.wired import WireEngine, WireWorld, wire_world
+
+pytestmark = pytest.mark.left(tiers.LONG)
 
 
 class TestAllOfWired(StoreContract):

@@ -9,12 +9,13 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from tests import tiers
 from tests.cookbook.recipe import BINARIES, Program, Recipe, cooked
 from tests.stores.postgresql.world import AGED
 from tests.support.postgresql import PostgresServer
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.left(tiers.FRAMEWORKS)]
 
 COMMAND = ("python", "manage.py", "close_books")
 

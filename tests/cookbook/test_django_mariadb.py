@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
 from tests.cookbook.recipe import BINARIES, Recipe, cooked
 from tests.cookbook.test_django import COMMAND, held
 from tests.stores.mysql.world import aged
 from tests.support.mariadb import MariaServer
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.left(tiers.FRAMEWORKS)]
 
 
 @pytest.fixture

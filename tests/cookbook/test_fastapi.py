@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
 from tests.cookbook.recipe import Program, Recipe, cooked
 from tests.cron.fleet import descendants
 from tests.support.pace import now, took
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.left(tiers.FRAMEWORKS)]
 
 COMMAND = ("uvicorn", "app:app", "--port", "PORT", "--log-level", "warning")
 AT = "127.0.0.1:PORT"

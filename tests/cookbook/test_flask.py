@@ -13,12 +13,13 @@ from urllib.parse import quote
 import pytest
 
 import incumbent
+from tests import tiers
 from tests.cookbook.recipe import Program, Recipe, cooked
 from tests.cron.fleet import children
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.left(tiers.FRAMEWORKS)]
 
 Answer = tuple[int, str]
 

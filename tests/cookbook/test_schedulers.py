@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
 from tests.cookbook.recipe import Program, Recipe, cooked
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.left(tiers.FRAMEWORKS)]
 
 
 def ticks(*programs: Program) -> list[float]:

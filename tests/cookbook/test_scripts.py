@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
 from tests.cookbook.recipe import Recipe, cooked
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.left(tiers.FRAMEWORKS)]
 
 
 @pytest.fixture

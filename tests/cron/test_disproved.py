@@ -9,6 +9,7 @@ import pytest
 
 from incumbent import clock
 from incumbent.cron.ledger import SlotState
+from tests import tiers
 from tests.cli.tool import incumbent
 from tests.cron.fleet import NEVER_DUE, CronFleet
 from tests.support.pace import took
@@ -18,6 +19,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(120),
     pytest.mark.skipif(sys.platform != "linux", reason="/proc"),
+    pytest.mark.timing(tiers.PROCESSES),
 ]
 
 JOBS = f"""

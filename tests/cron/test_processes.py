@@ -16,6 +16,7 @@ import pytest
 
 from incumbent.cron.ledger import SlotState
 from incumbent.cron.schedule import slot_id
+from tests import tiers
 from tests.cron.fleet import NEVER_DUE, CronFleet, children, descendants, identity, note
 from tests.stores.postgresql.world import new_database
 from tests.support.etcd import EtcdServer
@@ -63,6 +64,7 @@ def fleet(store: str, tmp_path: Path) -> Iterator[CronFleet]:
     made.stop()
 
 
+@pytest.mark.left(tiers.STORES, "redis")
 def test_each_slot_runs_once_through_kills_and_freezes(fleet: CronFleet) -> None:
     seed = random.SystemRandom().randrange(10**6)
     chance = random.Random(seed)
@@ -143,6 +145,7 @@ def _check(fleet: CronFleet, ended: float) -> None:
         assert said <= set(ran)
 
 
+@pytest.mark.left(tiers.STORES, "etcd")
 def test_a_run_whose_instance_is_killed_is_lost_and_retried(fleet: CronFleet) -> None:
     fleet.file.write_text(
         f'[[job]]\nname = "long"\n{NEVER_DUE}\ncommand = {note("time.sleep(6)")}\nretries = 1\n'
@@ -161,6 +164,7 @@ def test_a_run_whose_instance_is_killed_is_lost_and_retried(fleet: CronFleet) ->
     eventually(lambda: fleet.runs("long")[f"{slot}#2"].state is SlotState.OK, within=40)
 
 
+@pytest.mark.left(tiers.STORES, "postgresql")
 def test_a_run_longer_than_the_ttl_ends_well_while_its_instance_claims_other_slots(
     fleet: CronFleet,
 ) -> None:
@@ -174,6 +178,7 @@ def test_a_run_longer_than_the_ttl_ends_well_while_its_instance_claims_other_slo
     assert fleet.runs("long")[run.slot].state is SlotState.OK
 
 
+@pytest.mark.left(tiers.STORES, "sqlite")
 @two_stores
 def test_a_term_lets_runs_end_and_starts_no_other(fleet: CronFleet) -> None:
     fleet.file.write_text(
@@ -188,6 +193,7 @@ def test_a_term_lets_runs_end_and_starts_no_other(fleet: CronFleet) -> None:
     assert run.state is SlotState.OK
 
 
+@pytest.mark.left(tiers.STORES, "redis")
 @two_stores
 def test_a_drain_that_takes_too_long_stops_the_runs(fleet: CronFleet) -> None:
     fleet.file.write_text(
@@ -204,6 +210,7 @@ def test_a_drain_that_takes_too_long_stops_the_runs(fleet: CronFleet) -> None:
     eventually(lambda: written(fleet.folder / "on_failure") == "lost\n")
 
 
+@pytest.mark.left(tiers.STORES, "sqlite")
 @two_stores
 def test_a_hup_reads_the_jobs_anew_and_keeps_them_if_they_are_broken(fleet: CronFleet) -> None:
     process = fleet.start()
@@ -218,6 +225,7 @@ def test_a_hup_reads_the_jobs_anew_and_keeps_them_if_they_are_broken(fleet: Cron
     eventually(lambda: len(fleet.ran()) > before + 2)
 
 
+@pytest.mark.left(tiers.STORES, "redis")
 @two_stores
 def test_what_a_command_writes_and_how_it_ended_is_kept(fleet: CronFleet) -> None:
     fleet.file.write_text(
@@ -241,6 +249,7 @@ def test_what_a_command_writes_and_how_it_ended_is_kept(fleet: CronFleet) -> Non
     eventually(lambda: written(fleet.folder / "on_failure") == "failed 3\n")
 
 
+@pytest.mark.left(tiers.STORES, "sqlite")
 @two_stores
 def test_a_schedule_that_changes_lets_the_run_that_is_on_end(fleet: CronFleet) -> None:
     job = f'[[job]]\nname = "long"\ncommand = {note("time.sleep(1.5)")}\n'
@@ -256,6 +265,7 @@ def test_a_schedule_that_changes_lets_the_run_that_is_on_end(fleet: CronFleet) -
     eventually(lambda: [it.state for it in fleet.runs("long").values()] == [SlotState.OK])
 
 
+@pytest.mark.left(tiers.STORES, "quorum")
 def test_a_worker_that_is_killed_leaves_nothing_behind_and_its_run_is_lost(
     fleet: CronFleet,
 ) -> None:

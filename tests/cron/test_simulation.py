@@ -13,6 +13,7 @@ from incumbent.cron.ledger import SlotState
 from incumbent.cron.schedule import Every, cron_schedule, slot_id
 from incumbent.cron.spec import CatchUp, JobSpec
 from incumbent.model import Ask
+from tests import tiers
 from tests.cron import simulation
 from tests.cron.quick import remembering
 from tests.cron.simulation import (
@@ -30,6 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 HARSH = Plan(days=0.6, crash_every=3 * 3600.0, outage_every=2 * 3600.0, dark_every=21_600.0)
 
 
+@pytest.mark.left(tiers.SEEDS, "0")
 @pytest.mark.parametrize("seed", range(2))
 def test_each_slot_runs_at_most_once_and_is_on_record(seed: int) -> None:
     with remembering():
@@ -41,6 +43,7 @@ def test_each_slot_runs_at_most_once_and_is_on_record(seed: int) -> None:
     assert outcome.states["missed"] > 0
 
 
+@pytest.mark.left(tiers.NET)
 def test_a_simulation_that_remembers_answers_shows_what_one_without_shows() -> None:
     plan = replace(HARSH, days=0.2, seed=3)
     with remembering():
@@ -67,6 +70,7 @@ BEHIND = Plan(
 )
 
 
+@pytest.mark.left(tiers.SEEDS, "1")
 @pytest.mark.parametrize("seed", range(2))
 def test_clocks_one_to_two_hours_behind_run_nothing_that_the_ledger_has_forgotten(
     seed: int,
@@ -93,6 +97,7 @@ def test_a_night_with_a_change_of_clocks_and_wrong_clocks_runs_nothing_twice(
     assert outcome.slots > 60
 
 
+@pytest.mark.left(tiers.SEEDS, "0", "1")
 @pytest.mark.parametrize("seed", range(12))
 def test_no_slot_runs_twice_whatever_comes_together(seed: int) -> None:
     plan = drawn_plan(seed)
@@ -242,6 +247,7 @@ def a_slot_of_an_hour_ago_begins_unseen(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ledger.Ledger, "begin", ledger.Ledger.begin_named)
 
 
+@pytest.mark.left(tiers.NET)
 @pytest.mark.parametrize(
     "plant",
     [
@@ -261,6 +267,7 @@ def test_a_planted_bug_that_needs_wrong_clocks_is_seen_by_chance(
     pytest.fail("nobody saw it")
 
 
+@pytest.mark.left(tiers.NET)
 @pytest.mark.parametrize("plant", BUGS, ids=lambda it: it.__name__)
 def test_a_planted_bug_is_seen(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
@@ -272,6 +279,7 @@ def test_a_planted_bug_is_seen(
     pytest.fail("nobody saw it")
 
 
+@pytest.mark.left(tiers.NET)
 def test_without_a_bug_the_same_plans_show_no_fault() -> None:
     for seed in range(2):
         assert simulate(replace(MILD, seed=seed)).faults == ()

@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import incumbent
 from incumbent import metrics
 from incumbent.cron.events import JobNumbers
@@ -17,6 +19,8 @@ from incumbent.serve.situation import Situation
 from tests.deploy.watching import ALERTS, queries
 from tests.support.faulty import FaultyEngine
 from tests.support.servers import ROOT
+
+pytestmark = pytest.mark.left("promtool is brought by `make test-all` alone: it is 19 MB")
 
 PROMTOOL = ROOT / ".servers" / "bin" / "promtool"
 SPEC = JobSpec(name="nightly", schedule=Every(60), command=("true",))

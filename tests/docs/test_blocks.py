@@ -101,6 +101,7 @@ def folder(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Folder
     return Folder(tmp_path / "checkout", addresses)
 
 
+@pytest.mark.left("starts what the other pages start", "docs/index.md", "docs/sqlite.md")
 @pytest.mark.parametrize("page", TRIED, ids=name_of)
 def test_the_blocks_of_a_page_run_in_order(page: Path, folder: Folder) -> None:
     blocks = blocks_of(page)

@@ -28,6 +28,7 @@ def folder(tmp_path: Path, own_redis: RedisServer) -> Folder:
     )
 
 
+@pytest.mark.left("starts the fleet of the README, and waits for a Redis that has just started")
 def test_the_shell_of_the_readme_runs_from_top_to_bottom(folder: Folder) -> None:
     said = folder.shell([block for block in BLOCKS if block.language == "sh"])
     assert said.count("README.md 200") == 2, "once with SQLite, once with Redis"

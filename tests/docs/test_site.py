@@ -14,6 +14,8 @@ import pytest
 
 from tests.support.browser import chromium
 
+pytestmark = pytest.mark.left("needs MkDocs and a browser; `make docs` builds the site")
+
 ROOT = Path(__file__).parent.parent.parent
 LOADS = re.compile(
     r"""<(?:script|img|iframe|source|video|audio|embed)\b[^>]*?\bsrc=["']?((?:https?:)?//[^"'\s>]+)"""

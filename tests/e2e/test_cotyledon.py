@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
 from tests.cli.tool import environment
 from tests.support.etcd import EtcdServer
 from tests.support.servers import RedisServer
@@ -93,11 +94,13 @@ def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Service]
         running.stop()
 
 
+@pytest.mark.left(tiers.STORES, "sqlite")
 def test_every_worker_gets_its_turn_and_none_prints_into_another_s(service: Service) -> None:
     eventually(lambda: service.workers_since(0) == {0, 1, 2, 3}, within=20)
     judge(service.lines())
 
 
+@pytest.mark.left(tiers.STORES, "redis")
 def test_a_killed_worker_is_restarted_and_its_lease_is_taken_over(service: Service) -> None:
     eventually(lambda: service.workers_since(0) == {0, 1, 2, 3}, within=20)
     killed = service.pid_that_prints()
@@ -109,6 +112,7 @@ def test_a_killed_worker_is_restarted_and_its_lease_is_taken_over(service: Servi
     judge(lines)
 
 
+@pytest.mark.left(tiers.STORES, "etcd")
 def test_on_term_the_turn_ends_in_order_and_the_service_exits(service: Service) -> None:
     service.pid_that_prints()
     assert service.stop() == 0

@@ -16,6 +16,7 @@ import pytest
 from incumbent.demo import judge
 from incumbent.demo.judge import Account
 from incumbent.demo.scenes import Stage
+from tests import tiers
 from tests.cli.tool import command_line, environment
 from tests.support.servers import ROOT
 from tests.support.waiting import eventually
@@ -53,6 +54,7 @@ def start_demo(folder: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.left(tiers.SIDES, "15-*")
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_ended_demo_ends_its_processes_and_removes_its_folder(
     folder: Path, signum: int, code: int

@@ -5,10 +5,15 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from incumbent import clock
+from tests import tiers
 from tests.e2e.test_demo import ESCAPE, processes_in, start_demo
 from tests.support.pace import took
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.timing(tiers.PROCESSES)
 
 AT_MOST = 40.0
 """Seconds: some fifteen where nothing else runs."""

@@ -10,11 +10,14 @@ from incumbent import clock
 from incumbent.model import Key
 from incumbent.policy import make_policy
 from incumbent.stores.redis.records import Naming
+from tests import tiers
 from tests.cli.tool import incumbent, start
 from tests.e2e.fleet import WORKER, Fleet
 from tests.support.pace import BUSY, took
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.timing(tiers.PROCESSES)
 
 TIMES = ("--ttl", "18s", "--grace", "8s")
 POLICY = make_policy("18s", grace="8s")

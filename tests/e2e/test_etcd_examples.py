@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
+from tests import tiers
 from tests.cli.tool import environment
 from tests.support.etcd import EtcdServer
 from tests.support.etcd_cluster import EtcdCluster
@@ -133,6 +136,7 @@ def test_the_client_carries_on_in_its_term_when_its_server_dies(tmp_path: Path) 
             assert max(later.at - sooner.at for sooner, later in pairwise(steps)) < 1.0
 
 
+@pytest.mark.left(tiers.LONG)
 def test_the_client_stops_inside_the_lease_without_a_majority_and_comes_back(
     tmp_path: Path,
 ) -> None:

@@ -14,12 +14,15 @@ from pathlib import Path
 import pytest
 
 from incumbent import clock
+from tests import tiers
 from tests.cli.tool import incumbent
 from tests.e2e.fleet import TTL, Fleet, Place, died_within
 from tests.support.proxy import FaultProxy
 from tests.support.redis_age import pretend_age
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.timing(tiers.PROCESSES)
 
 FAULTS = [
     ("sqlite", "silent"),
@@ -37,6 +40,15 @@ FAULTS = [
 ]
 
 
+@pytest.mark.left(
+    tiers.MEET,
+    "obedient-sqlite-silent",
+    "obedient-redis-black hole",
+    "obedient-etcd-one-way loss",
+    "stubborn-redis-killed",
+    "stubborn-etcd-silent",
+    "stubborn-postgresql-black hole",
+)
 @pytest.mark.parametrize(("place", "fault"), FAULTS, indirect=["place"])
 @pytest.mark.parametrize("worker", [(), ("--stubborn",)], ids=["obedient", "stubborn"])
 def test_the_worker_dies_inside_the_lease_when_the_store_is_away(
@@ -60,6 +72,7 @@ def test_the_worker_dies_inside_the_lease_when_the_store_is_away(
     fleet.judge()
 
 
+@pytest.mark.left(tiers.STORES, "redis")
 def test_a_short_outage_stops_nobody(place: Place, fleet: Fleet) -> None:
     begin, end = place.faults["silent"]
     # Long enough for a busy machine; a renewal, every 0.6 s, falls into the outage.
@@ -102,6 +115,7 @@ def test_the_worker_is_stopped_when_the_record_is_gone(
     fleet.close()
 
 
+@pytest.mark.left(tiers.STORES, "etcd")
 def test_an_instance_that_is_killed_takes_its_worker_along(place: Place, fleet: Fleet) -> None:
     first = fleet.begin()
     second = fleet.start("--wait=10")
@@ -112,6 +126,7 @@ def test_an_instance_that_is_killed_takes_its_worker_along(place: Place, fleet: 
     fleet.judge()
 
 
+@pytest.mark.left(tiers.STORES, "sqlite")
 def test_an_instance_that_was_frozen_past_its_lease_kills_at_once(fleet: Fleet) -> None:
     first = fleet.begin(worker=("--stubborn",))
     first.send_signal(signal.SIGSTOP)
@@ -121,6 +136,7 @@ def test_an_instance_that_was_frozen_past_its_lease_kills_at_once(fleet: Fleet) 
     assert first.wait(20) == 123
 
 
+@pytest.mark.left(tiers.STORES, "postgresql")
 def test_what_the_command_leaves_behind_is_stopped_before_the_release(
     place: Place, fleet: Fleet
 ) -> None:
@@ -133,6 +149,7 @@ def test_what_the_command_leaves_behind_is_stopped_before_the_release(
     assert '"state": "free"' in record
 
 
+@pytest.mark.left(tiers.STORES, "redis")
 def test_a_stopped_worker_keeps_its_lease_and_dies_when_the_store_is_away(
     place: Place, fleet: Fleet
 ) -> None:

@@ -7,8 +7,11 @@ import sys
 
 import pytest
 
+from tests import tiers
 from tests.cli.tool import environment
 from tests.support.servers import ROOT
+
+pytestmark = pytest.mark.left(tiers.LONG)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
 from tests.cli.tool import answer, incumbent, start
 from tests.e2e.fleet import WORKER, Fleet
 from tests.support.waiting import eventually
@@ -59,6 +60,7 @@ def ask(fleet: Fleet, *words: str) -> subprocess.CompletedProcess[str]:
     return incumbent("-s", fleet.store, *words)
 
 
+@pytest.mark.left(tiers.STORES, "postgresql")
 def test_the_instance_of_higher_priority_takes_over_once_it_is_there(fleet: Fleet) -> None:
     times = ("--ttl", "3", "--grace", "0.3", "--step-down-after", "3")
     lead(fleet, "small", (*times, "--priority", "1"))
@@ -71,6 +73,7 @@ def test_the_instance_of_higher_priority_takes_over_once_it_is_there(fleet: Flee
     eventually(lambda: candidates(fleet) == ["small"])
 
 
+@pytest.mark.left(tiers.STORES, "redis")
 def test_on_term_the_next_one_leads(fleet: Fleet) -> None:
     leads = three(fleet)
     while leads:
@@ -85,6 +88,7 @@ def test_on_term_the_next_one_leads(fleet: Fleet) -> None:
     fleet.judge()
 
 
+@pytest.mark.left(tiers.STORES, "sqlite")
 def test_a_candidate_obeys_signals(fleet: Fleet) -> None:
     leads = three(fleet)
     codes = iter([(signal.SIGINT, 130), (signal.SIGTERM, 0)])
@@ -96,6 +100,7 @@ def test_a_candidate_obeys_signals(fleet: Fleet) -> None:
     fleet.judge()
 
 
+@pytest.mark.left(tiers.STORES, "etcd")
 def test_a_command_that_ends_gives_the_others_their_turn(fleet: Fleet) -> None:
     leads = {name: lead(fleet, name, CALM, worker=("--for", "0.1")) for name in "abc"}
     eventually(lambda: len(fleet.begun) >= 8, within=30)
@@ -118,6 +123,7 @@ def test_a_leader_that_crashes_in_a_loop_tells_how_each_term_ended(fleet: Fleet)
     assert instance.returncode == 0
 
 
+@pytest.mark.left(tiers.STORES, "postgresql")
 def test_a_holder_that_is_asked_to_resign_hands_over(fleet: Fleet) -> None:
     three(fleet)
     first = holder(fleet)
@@ -129,6 +135,7 @@ def test_a_holder_that_is_asked_to_resign_hands_over(fleet: Fleet) -> None:
     fleet.judge()
 
 
+@pytest.mark.left(tiers.STORES, "redis")
 def test_a_lease_is_handed_to_the_candidate_that_was_named(fleet: Fleet) -> None:
     three(fleet)
     first, last = holder(fleet), candidates(fleet)[-1]

@@ -6,11 +6,16 @@ import re
 import time
 from pathlib import Path
 
+import pytest
+
 from incumbent import clock
+from tests import tiers
 from tests.cli.tool import answer, incumbent, start
 from tests.e2e.fleet import TIMES, TTL, Fleet, Place, died_within
 from tests.e2e.test_lead import ask, more_began, three
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.timing(tiers.PROCESSES)
 
 
 def test_a_leader_that_is_broken_logs_that_it_was_asked_to_stop(tmp_path: Path) -> None:
@@ -25,6 +30,7 @@ def test_a_leader_that_is_broken_logs_that_it_was_asked_to_stop(tmp_path: Path) 
     assert re.search(r"asked to stop by \S+ \(stuck\)", said), said
 
 
+@pytest.mark.left(tiers.STORES, "sqlite")
 def test_nobody_works_while_it_is_paused(fleet: Fleet) -> None:
     three(fleet, TIMES)
     done = ask(fleet, "pause", "job", "--reason", "incident 7")
@@ -42,6 +48,7 @@ def test_nobody_works_while_it_is_paused(fleet: Fleet) -> None:
     fleet.judge()
 
 
+@pytest.mark.left(tiers.STORES, "etcd")
 def test_a_silent_store_ends_the_term_inside_the_lease_and_one_leads_again(
     place: Place, fleet: Fleet
 ) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
 from tests.cli.tool import incumbent, start
 from tests.e2e.fleet import Fleet, Place
 from tests.support.servers import ROOT
@@ -68,6 +69,7 @@ def start_fleet(place: Place, command: list[str]) -> list[subprocess.Popen[str]]
     return fleet
 
 
+@pytest.mark.left(tiers.STORES, "redis")
 def test_of_five_instances_one_calls_and_four_say_who_did(place: Place, endpoint: Endpoint) -> None:
     fleet = start_fleet(place, job(endpoint))
     said = [instance.communicate()[1] for instance in fleet]
@@ -81,6 +83,7 @@ def test_of_five_instances_one_calls_and_four_say_who_did(place: Place, endpoint
     assert all(f"by {who}" in line and line.count("\n") == 1 for line in skipped)
 
 
+@pytest.mark.left(tiers.STORES, "etcd")
 def test_the_next_slot_runs_after_its_holder_was_killed(place: Place, fleet: Fleet) -> None:
     began = time.monotonic()
     killed = fleet.begin("--once-per", "5s")
@@ -94,6 +97,7 @@ def test_the_next_slot_runs_after_its_holder_was_killed(place: Place, fleet: Fle
     fleet.judge()
 
 
+@pytest.mark.left(tiers.STORES, "postgresql")
 def test_a_lock_inside_the_command_fails_closed(place: Place, tmp_path: Path) -> None:
     script = "import incumbent; incumbent.Lock('other').acquire()"
     env = {"INCUMBENT_STORE": place.url, "XDG_STATE_HOME": str(tmp_path)}

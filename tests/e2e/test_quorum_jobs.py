@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
 from tests.cli.tool import incumbent, start
 from tests.cron.fleet import CronFleet, note
 from tests.stores.quorum.world import Members
@@ -34,6 +35,7 @@ def url(three: Members) -> str:
     return url
 
 
+@pytest.mark.left("the other servers, which are equals", "1")
 @pytest.mark.parametrize("down", range(3))
 def test_of_five_instances_one_runs_it_whatever_server_is_down(
     three: Members, url: str, down: int
@@ -51,6 +53,7 @@ def test_of_five_instances_one_runs_it_whatever_server_is_down(
     assert later.returncode == 75, later.stderr
 
 
+@pytest.mark.left(tiers.LONG)
 def test_each_slot_of_a_job_runs_once_while_servers_are_killed_and_emptied(
     three: Members, url: str, tmp_path: Path
 ) -> None:

@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 
 from incumbent import clock
+from tests import tiers
 from tests.chaos.schedule import SHARES
 from tests.e2e.sharer import TTL
 from tests.history.checker import check
 from tests.history.events import History, Witness
 from tests.support.servers import ROOT
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.crowd(tiers.MANY)
 
 KINDS = {"permits": ["2"] * 5, "readers": ["read"] * 3 + ["write"] * 2}
 PERMITS = {"read": 0, "write": None}
@@ -60,6 +63,7 @@ class Sharer:
         return Witness(self._said.name, "job", token, begin, until, self.permits)
 
 
+@pytest.mark.left(tiers.STORES, "redis-permits", "etcd-permits")
 @pytest.mark.parametrize(
     ("every_store", "kind"),
     [(store, kind) for kind, stores in SHARES.items() for store in stores],

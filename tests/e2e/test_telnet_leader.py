@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
 from tests.cli.tool import environment
 from tests.e2e.switch import Said, Switch
 from tests.support.pace import BUSY
@@ -24,7 +25,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "telnet_leader"
 TTL = 2.4
 AGAIN_WITHIN = 40.0
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(120), pytest.mark.timing(tiers.PROCESSES)]
 
 
 class Instance:
@@ -153,6 +154,7 @@ def test_under_lead_there_are_never_two_sessions_and_after_each_fault_there_is_o
     speaks_in_turn(fleet.switch.lines)
 
 
+@pytest.mark.left(tiers.SIDES, "killed-*")
 @pytest.mark.parametrize("fleet", ["leader.py"], indirect=True)
 @pytest.mark.parametrize("fault", ["killed", "cut off"])
 def test_the_program_closes_its_session_before_another_opens_one(fleet: Fleet, fault: str) -> None:
@@ -174,6 +176,7 @@ def test_a_frozen_program_keeps_its_socket_but_never_speaks_again(fleet: Fleet) 
     eventually(lambda: not old & fleet.switch.open_sessions)
 
 
+@pytest.mark.left(tiers.SIDES, "leader.py")
 @pytest.mark.parametrize("fleet", ["leader.py", "lead.py"], indirect=True)
 def test_told_to_end_the_leader_hangs_up_and_the_next_one_follows_at_once(fleet: Fleet) -> None:
     leader = fleet.leader()

@@ -15,9 +15,12 @@ from pathlib import Path
 import pytest
 
 from incumbent import clock
+from tests import tiers
 from tests.cli.tool import command_line, environment, incumbent
 from tests.e2e.fleet import locked_file
 from tests.support.pace import BUSY, took
+
+pytestmark = pytest.mark.timing(tiers.PROCESSES)
 
 WITHIN = 20.0
 TTL = 2.0

@@ -9,6 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests import tiers
 from tests.cli.tool import incumbent, start
 from tests.e2e.fleet import TIMES, WORKER, Fleet
 from tests.support.waiting import eventually
@@ -55,6 +58,7 @@ def command_of(pid: int) -> list[str]:
         return []
 
 
+@pytest.mark.left(tiers.STORES, "postgresql")
 def test_one_of_four_works_and_term_drains(fleet: Fleet) -> None:
     service = work(fleet, 1, *worker(fleet, "--for", "0.5"))
     eventually(lambda: len(fleet.begun) >= 4, within=20)
@@ -65,6 +69,7 @@ def test_one_of_four_works_and_term_drains(fleet: Fleet) -> None:
     fleet.judge()
 
 
+@pytest.mark.left(tiers.STORES, "redis")
 def test_two_permits_are_held_by_two(fleet: Fleet) -> None:
     service = work(fleet, 2, "sleep", "60")
     eventually(lambda: [it["state"] for it in records(fleet)] == ["held", "held"])
@@ -74,6 +79,7 @@ def test_two_permits_are_held_by_two(fleet: Fleet) -> None:
     eventually(lambda: [it["state"] for it in records(fleet)] == ["free", "free"])
 
 
+@pytest.mark.left(tiers.STORES, "etcd")
 def test_a_worker_that_is_killed_is_replaced(fleet: Fleet) -> None:
     service = work(fleet, 1, *worker(fleet))
     eventually(lambda: who_works(service) and len(children(service.pid)) == 4)
@@ -86,6 +92,7 @@ def test_a_worker_that_is_killed_is_replaced(fleet: Fleet) -> None:
     fleet.judge()
 
 
+@pytest.mark.left(tiers.STORES, "sqlite")
 def test_workers_drain_when_their_parent_is_killed(fleet: Fleet) -> None:
     service = work(fleet, 1, *worker(fleet))
     eventually(lambda: len(fleet.begun) == 1)
@@ -95,5 +102,6 @@ def test_workers_drain_when_their_parent_is_killed(fleet: Fleet) -> None:
     fleet.judge()
 
 
+@pytest.mark.left(tiers.STORES, "redis")
 def test_a_command_that_does_not_exist_ends_the_service(fleet: Fleet) -> None:
     assert work(fleet, 1, "no-such-command").wait(20) == 127

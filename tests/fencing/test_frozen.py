@@ -30,6 +30,7 @@ from incumbent.fencing import (
     with_token,
     write_redis,
 )
+from tests import tiers
 from tests.stores.postgresql.world import new_database
 from tests.support.postgresql import PostgresServer
 from tests.support.servers import RedisServer
@@ -176,6 +177,7 @@ def resource(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Itera
         yield {"sqlite": of_sqlite, "sqlalchemy": of_sqlalchemy, "file": of_file}[kind](tmp_path)
 
 
+@pytest.mark.left(tiers.STORES, "sqlite", "postgresql", "redis", "file", "http")
 def test_the_late_write_of_a_frozen_holder_is_refused(
     kind: str, resource: Resource, tmp_path: Path
 ) -> None:
@@ -190,6 +192,7 @@ def test_the_late_write_of_a_frozen_holder_is_refused(
         frozen.close()
 
 
+@pytest.mark.left(tiers.STORES, "sqlite")
 def test_a_frozen_holder_that_nobody_replaced_may_write(
     kind: str, resource: Resource, tmp_path: Path
 ) -> None:

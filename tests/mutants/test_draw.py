@@ -9,6 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from tests import tiers
 from tests.mutants.change import changes, drawn
 from tests.mutants.draw import APART, can_be_apart
 from tests.mutants.mutation import SOURCES
@@ -41,6 +44,7 @@ def test_each_operator_number_condition_and_statement_is_a_change() -> None:
     }
 
 
+@pytest.mark.left(tiers.NET)
 def test_the_same_seed_draws_the_same_changes() -> None:
     assert drawn(7, 20) == drawn(7, 20) != drawn(8, 20)
 

@@ -18,7 +18,10 @@ from incumbent.model import Ask, Key
 from incumbent.page.site import PageSite
 from incumbent.protocol.link import link_for
 from incumbent.serve.http import PageServer
+from tests import tiers
 from tests.support.browser import chromium
+
+pytestmark = pytest.mark.left(tiers.BROWSER)
 
 HOSTILE = '"><img src=x onerror="document.title=1"><script>document.title=2</script>'
 SECRET = "s3cret-s3cret-s3cret"

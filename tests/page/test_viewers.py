@@ -9,13 +9,18 @@ import urllib.request
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from incumbent import clock
 from incumbent.clients import Client
 from incumbent.page.site import PageSite
 from incumbent.protocol.link import link_for
 from incumbent.serve.http import PageServer
 from incumbent.serve.pages import TEXT, Page
+from tests import tiers
 from tests.support.pace import took
+
+pytestmark = [pytest.mark.left(tiers.LONG), pytest.mark.crowd(tiers.MANY)]
 
 VIEWERS = """
 import asyncio, socket, sys

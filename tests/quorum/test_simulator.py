@@ -13,6 +13,7 @@ import re
 
 import pytest
 
+from tests import tiers
 from tests.quorum.bugs import OF_NODES, PATCHES, Bugs, planted
 from tests.quorum.claimant import TTL
 from tests.quorum.simulator import COMBINED, PROFILES, Failure, History, run
@@ -55,6 +56,7 @@ DIRECTED = {
 }
 
 
+@pytest.mark.left(tiers.SEEDS, "4-*")
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", [*PROFILES, COMBINED])
 @pytest.mark.parametrize("histories", [FEW, HISTORIES])
@@ -63,6 +65,9 @@ def test_no_history_breaks_a_rule(profile: str, histories: int) -> None:
     assert run(profile, range(start, start + histories)) > histories / 2
 
 
+@pytest.mark.left(
+    tiers.NET, "a minority is enough", "no uptime quarantine", "promises are not kept"
+)
 @pytest.mark.parametrize("bug", CAUGHT)
 def test_a_rule_that_is_left_out_shows(bug: str) -> None:
     (profile, word), first = CAUGHT[bug], FIRST.get(bug, 0)

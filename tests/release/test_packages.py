@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
 from tests.release.installed import PYTHONS, ROOT, Environment, find_python, run
 
 # It installs what a newcomer would, and runs thousands of tests.
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.left(tiers.LONG)]
 
 WITHOUT_SERVERS = "not slow and not server and not full and not timing and not crowd"
 

@@ -12,6 +12,7 @@ from redis.crc import key_slot
 
 from incumbent import Group, clock
 from incumbent.errors import StoreError
+from tests import tiers
 from tests.history.checker import check
 from tests.history.events import History
 from tests.shards.fleet import TTL, Fleet
@@ -26,7 +27,7 @@ from tests.support.redis_sentinels import Sentinels
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.left(tiers.LONG)]
 
 WAIT = f"?restart_wait={TTL + 1}s"
 """Longer than any lease of these fleets, as a user's has to be."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from incumbent import Group, clock
+from tests import tiers
 from tests.history.checker import check
 from tests.history.events import History
 from tests.shards.fleet import TTL, Fleet, longest_gap
@@ -27,6 +28,7 @@ def fleet(url: str, tmp_path: Path) -> Iterator[Fleet]:
     made.kill_all()
 
 
+@pytest.mark.left(tiers.STORES, "redis")
 def test_64_shards_over_8_processes_survive_kills_freezes_and_departures(fleet: Fleet) -> None:
     for _ in range(8):
         fleet.start()

@@ -14,10 +14,11 @@ import pytest
 
 from incumbent.errors import ConfigError
 from incumbent.protocol.roster import shards_of
+from tests import tiers
 from tests.shards.simulated import CALM, GROUP, LOSSY, Member, World
 from tests.sim.profiles import Profile
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.left(tiers.SEEDS, "0", "")]
 
 FIRST = int(os.environ.get("INCUMBENT_SIM_SEED", "0"))
 SEEDS = [FIRST, FIRST + 1, FIRST + 2]

@@ -8,8 +8,11 @@ import pytest
 
 from incumbent import AsyncGroup, AsyncShard, AsyncShards, ConfigError, Group, Shard, Shards, clock
 from incumbent.protocol.roster import shards_of
+from tests import tiers
 from tests.support.pace import took
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.left(tiers.STORES, "sqlite", "redis", "etcd")
 
 
 def holds(shard: Shard) -> None:

@@ -9,6 +9,7 @@ import os
 
 import pytest
 
+from tests import tiers
 from tests.sim import PROFILES, Profile, SimulationFailure, replay, run
 from tests.sim.__main__ import main
 from tests.sim.judge import Judge, Violation
@@ -27,6 +28,7 @@ def part(number: int) -> range:
     return range(first, first + (PART if number else FEW))
 
 
+@pytest.mark.left(tiers.SEEDS, "*-0")
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(PARTS))
 @pytest.mark.parametrize("profile", KEEPING, ids=lambda profile: profile.name)
@@ -37,6 +39,7 @@ def test_no_history_breaks_a_rule(profile: Profile, number: int) -> None:
     assert tally.overlaps == 0
 
 
+@pytest.mark.left(tiers.SEEDS, "0")
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(PARTS))
 def test_a_store_that_forgets_lets_beliefs_overlap_and_tokens_grow(number: int) -> None:

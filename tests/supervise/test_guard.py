@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from incumbent import clock
+from tests import tiers
 from tests.cli.tool import command_line, incumbent, start
 from tests.e2e.fleet import TTL, Fleet, died_within
 from tests.support.etcd import EtcdServer
@@ -28,7 +29,7 @@ PIDNS = pytest.param("pidns", marks=needs(ROOT, "PID namespaces need root"))
 PGROUP = pytest.param("pgroup", marks=needs(sys.platform == "linux", "the guard needs Linux"))
 BOTH = pytest.mark.parametrize("isolation", [PIDNS, PGROUP])
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timing(tiers.PROCESSES)]
 
 
 @dataclass
@@ -136,6 +137,21 @@ ESCAPES = [
 ]
 
 
+@pytest.mark.left(
+    tiers.PAIRS,
+    "pidns-supervisor killed---stubborn-sqlite",
+    "pgroup-supervisor killed---daemon-etcd",
+    "pidns-supervisor stopped---daemon-etcd",
+    "pgroup-supervisor stopped---stubborn-sqlite",
+    "pidns-guard killed---stubborn-etcd",
+    "pgroup-guard killed---daemon-sqlite",
+    "pidns-both killed---daemon-sqlite",
+    "pgroup-both killed---stubborn-etcd",
+    "pidns-guard stopped, supervisor killed---daemon-sqlite",
+    "pgroup-guard stopped, supervisor killed---stubborn-etcd",
+    "pidns-supervisor stopped, guard killed---stubborn-sqlite",
+    "pidns-supervisor stopped, guard killed---daemon-etcd",
+)
 @pytest.mark.parametrize("fleet", ["sqlite", "etcd"], indirect=True)
 @pytest.mark.parametrize(("isolation", "fault", "worker"), list(cases()))
 def test_the_tree_is_dead_before_another_can_lead(
@@ -158,6 +174,7 @@ def test_the_tree_is_dead_before_another_can_lead(
         second.wait(20)
 
 
+@pytest.mark.left(tiers.SIDES, "*worker0")
 @needs(sys.platform == "linux", "the guard needs Linux")
 @pytest.mark.parametrize(("fault", "worker"), ESCAPES)
 def test_a_process_group_has_nobody_to_kill_it_when_both_are_away(
@@ -174,6 +191,7 @@ def test_a_process_group_has_nobody_to_kill_it_when_both_are_away(
     assert lives, "better than promised: docs/supervision.md says that it escapes"
 
 
+@pytest.mark.left(tiers.SIDES, "*pidns")
 @BOTH
 def test_with_supervisor_and_guard_stopped_the_command_outlives_the_lease(
     fleet: Fleet, isolation: str
@@ -190,6 +208,7 @@ def test_with_supervisor_and_guard_stopped_the_command_outlives_the_lease(
     assert instance.process.wait(20) == 123
 
 
+@pytest.mark.left(tiers.SIDES, "*pgroup")
 @BOTH
 def test_a_guard_that_is_stopped_alone_stops_nobody(fleet: Fleet, isolation: str) -> None:
     instance = begin(fleet, isolation, "--for", str(2 * TTL))
@@ -198,6 +217,7 @@ def test_a_guard_that_is_stopped_alone_stops_nobody(fleet: Fleet, isolation: str
     assert gone(instance.guard)
 
 
+@pytest.mark.left(tiers.SIDES, "*pidns")
 @BOTH
 def test_a_guard_that_was_stopped_heeds_the_proofs_in_its_queue(
     fleet: Fleet, isolation: str
@@ -209,6 +229,7 @@ def test_a_guard_that_was_stopped_heeds_the_proofs_in_its_queue(
     assert instance.process.wait(20) == 0
 
 
+@pytest.mark.left(tiers.SIDES, "*pgroup")
 @BOTH
 def test_the_death_of_the_guard_is_a_fault_of_ours_and_gives_the_lease_back(
     fleet: Fleet, isolation: str
@@ -222,6 +243,7 @@ def test_the_death_of_the_guard_is_a_fault_of_ours_and_gives_the_lease_back(
     assert not fleet.worker_lives()
 
 
+@pytest.mark.left(tiers.SIDES, "*pidns")
 @BOTH
 def test_a_thawed_supervisor_says_that_the_lease_is_over(fleet: Fleet, isolation: str) -> None:
     instance = begin(fleet, isolation, "--stubborn")
@@ -262,6 +284,7 @@ def test_no_process_and_no_zombie_is_left(fleet: Fleet, isolation: str) -> None:
     assert all(map(gone, (instance.guard, *inits)))
 
 
+@pytest.mark.left(tiers.SIDES, "*pgroup")
 @BOTH
 def test_a_guard_leaves_with_a_supervisor_that_is_killed(fleet: Fleet, isolation: str) -> None:
     instance = begin(fleet, isolation)
@@ -354,6 +377,7 @@ with start_guard(sys.argv[2]) as guard, Signals() as signals:
 """
 
 
+@pytest.mark.left(tiers.SIDES, "*pidns")
 @BOTH
 def test_one_guard_serves_many_terms_that_signals_end_in_order(
     fleet: Fleet, isolation: str

@@ -14,13 +14,18 @@ from pathlib import Path
 import pytest
 
 from incumbent import clock
+from tests import tiers
 from tests.cli.tool import command_line, environment, incumbent, start
 from tests.e2e.fleet import TIMES, TTL, WORKER, Fleet, died_within
 from tests.supervise.test_guard import BOTH, DAEMON, ROOT, gone, guard_of, named, parent_of
 from tests.support.needs import needs
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.slow, needs(sys.platform == "linux", "the guard needs Linux")]
+pytestmark = [
+    pytest.mark.slow,
+    needs(sys.platform == "linux", "the guard needs Linux"),
+    pytest.mark.timing(tiers.PROCESSES),
+]
 
 
 @pytest.fixture(name="fleet")
@@ -92,6 +97,7 @@ with start_guard(sys.argv[2]) as guard, Signals() as signals:
 """
 
 
+@pytest.mark.left(tiers.SIDES, "ahead-*-pidns", "late-*-pgroup")
 @BOTH
 @pytest.mark.parametrize(
     ("when", "said"),
@@ -115,6 +121,7 @@ def test_a_guard_that_does_not_answer_lets_nothing_run_and_the_lease_is_given_ba
     assert not ran.exists()
 
 
+@pytest.mark.left(tiers.SIDES, "pidns")
 @BOTH
 def test_a_candidate_whose_guard_froze_ends_when_it_is_elected(
     fleet: Fleet, folders: Path, isolation: str
@@ -132,6 +139,7 @@ def test_a_candidate_whose_guard_froze_ends_when_it_is_elected(
 # -- standing by ---------------------------------------------------------------------------------
 
 
+@pytest.mark.left(tiers.SIDES, "pgroup")
 @BOTH
 def test_a_candidate_replaces_the_waiting_process_that_was_killed(
     fleet: Fleet, folders: Path, isolation: str
@@ -147,6 +155,7 @@ def test_a_candidate_replaces_the_waiting_process_that_was_killed(
     assert second.wait(20) == 0
 
 
+@pytest.mark.left(tiers.SIDES, "15-pgroup", "9-pidns")
 @BOTH
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_a_candidate_leaves_neither_process_nor_folder(
@@ -163,6 +172,7 @@ def test_a_candidate_leaves_neither_process_nor_folder(
     assert len(fleet.begun) == 1
 
 
+@pytest.mark.left(tiers.SIDES, "pidns")
 @BOTH
 def test_a_supervisor_that_is_killed_leaves_no_folder(
     fleet: Fleet, folders: Path, isolation: str
@@ -195,6 +205,9 @@ def contained(fleet: Fleet, *options: str) -> tuple[subprocess.Popen[str], int]:
     return process, waiting_child(process.pid, 0)
 
 
+@pytest.mark.left(
+    tiers.SIDES, "supervisor-9-options2", "supervisor-19-options0", "guard-9-options1"
+)
 @needs(ROOT, "PID namespaces need root")
 @pytest.mark.parametrize("options", [("--stubborn",), DAEMON, ("--stubborn", "--stranger")])
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
 from tests.support.etcd import EtcdServer
 from tests.support.etcd_cluster import EtcdCluster
 from tests.support.etcd_tls import EtcdTls
@@ -17,7 +18,7 @@ from tests.support.needs import needs
 from tests.support.network import CAN_PART
 from tests.support.servers import ServerFailed
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.left(tiers.NET)]
 
 
 def works(member: EtcdServer) -> bool:

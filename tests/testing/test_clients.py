@@ -20,6 +20,7 @@ from incumbent.model import Ask, Granted, Key, Record
 from incumbent.stores.base import Engine
 from incumbent.stores.memory import MemoryEngine, MemoryStore
 from incumbent.testing.clients import other_process, resolver_stands_still
+from tests import tiers
 
 KEY = Key("clients", "job")
 DAY = 86_400.0
@@ -65,6 +66,7 @@ def engine(offset: float) -> Iterator[Engine]:
         yield there
 
 
+@pytest.mark.left(tiers.SIDES, "behind")
 def test_every_clock_of_the_other_process_is_off(engine: Engine, offset: float) -> None:
     told = engine.store().read(KEY, clock.now() + 20).slots
     for name in ("wall", "ns", "utc", "naive"):
@@ -75,10 +77,12 @@ def test_every_clock_of_the_other_process_is_off(engine: Engine, offset: float) 
     assert told["kind"] == 1
 
 
+@pytest.mark.left(tiers.SIDES, "ahead")
 def test_its_deadlines_are_those_of_the_asker(engine: Engine) -> None:
     assert 0 < engine.store().read(KEY, clock.now() + 20).slots["left"] <= 20
 
 
+@pytest.mark.left(tiers.SIDES, "ahead")
 def test_errors_come_from_there_and_it_starts_again_after_a_close(engine: Engine) -> None:
     store = engine.store()
     with pytest.raises(StoreUnavailable, match="nothing changes"):

@@ -14,6 +14,7 @@ from tooz import coordination
 
 from incumbent.cli.main import main
 from incumbent.tooz_driver import Driver
+from tests import tiers
 from tests.support.waiting import eventually
 from tests.tooz_driver.world import TTL, World, lasting
 
@@ -54,6 +55,7 @@ def test_who_stands_down_hands_over(world: World) -> None:
     assert first.get_leader(b"fleet").get() == b"two"
 
 
+@pytest.mark.left(tiers.STORES)
 @pytest.mark.parametrize("world", ["etcd", "postgresql", "mysql"], indirect=True)
 def test_on_other_stores_it_is_the_same(world: World) -> None:
     first, second = world.start(b"one"), world.start(b"two")
@@ -83,6 +85,7 @@ def test_who_stops_hands_over(world: World) -> None:
     assert first.get_leader(b"fleet").get() == b"two"
 
 
+@pytest.mark.left(tiers.STORES, "redis")
 def test_after_a_crash_another_leads_once_the_ttl_is_over(world: World) -> None:
     member = world.start(b"two")
     heard = watch(member)
@@ -105,6 +108,7 @@ def test_a_process_that_comes_back_is_not_taken_for_the_leader_that_it_was(world
         assert again.get_term(b"fleet") is None
 
 
+@pytest.mark.left(tiers.STORES, "redis")
 def test_a_leader_that_an_operator_broke_leads_no_longer_and_is_elected_anew(world: World) -> None:
     first = world.start(b"one")
     heard = watch(first)

@@ -23,6 +23,7 @@ from tooz import coordination
 import incumbent
 from incumbent import clock
 from incumbent.tooz_driver import Driver, Lock
+from tests import tiers
 from tests.support.forks import in_a_child
 from tests.support.proxy import FaultProxy
 from tests.support.waiting import eventually
@@ -99,6 +100,7 @@ def test_a_body_that_cannot_have_the_lock_is_not_entered(world: World) -> None:
         pytest.fail("it was entered")
 
 
+@pytest.mark.left(tiers.STORES, "redis")
 def test_a_lock_is_renewed_without_a_heartbeat(world: World) -> None:
     first, second = world.start(b"one"), world.start(b"two")
     lock = first.get_lock(b"job")
@@ -111,6 +113,7 @@ def test_a_lock_is_renewed_without_a_heartbeat(world: World) -> None:
     assert lock.heartbeat()
 
 
+@pytest.mark.left(tiers.STORES, "redis")
 def test_the_lock_of_a_dead_process_goes_to_the_next_one_after_its_ttl(world: World) -> None:
     lock = world.start().get_lock(b"job")
     with world.process("two", "lock", "job") as holder:
@@ -141,6 +144,7 @@ def test_a_lock_that_is_lost_is_not_acquired_and_says_so(
     member.stop()
 
 
+@pytest.mark.left(tiers.STORES, "redis")
 def test_a_lock_that_is_broken_is_lost_before_another_has_it(world: World) -> None:
     first, second = world.start(b"one").get_lock(b"job"), world.start(b"two").get_lock(b"job")
     third = world.start(b"three").get_lock(b"job")

@@ -12,6 +12,7 @@ import pytest
 
 import incumbent
 from incumbent import AsyncElection, AsyncTerm, Election, clock
+from tests import tiers
 from tests.support.pace import LONG, WOKEN, took
 from tests.support.waiting import eventually
 
@@ -23,6 +24,7 @@ def stands(client: incumbent.Client, name: str) -> Callable[[], bool]:
     return lambda: name in [found.holder for found in client.read("a").candidates]
 
 
+@pytest.mark.left(tiers.STORES, "memory", "sqlite", "redis")
 def test_metadata_a_proclamation_and_the_end_reach_an_observer_in_time(every_store: str) -> None:
     news = Election("a", store=every_store, ttl=TTL).observe(timeout=LONG)
     assert next(news) is None
@@ -42,6 +44,7 @@ def test_metadata_a_proclamation_and_the_end_reach_an_observer_in_time(every_sto
     assert took(started) < WOKEN
 
 
+@pytest.mark.left(tiers.STORES, "memory", "sqlite", "redis")
 def test_a_transfer_goes_to_the_named_one_of_three_candidates(every_store: str) -> None:
     numbers: dict[str, int] = {}
 
@@ -65,6 +68,7 @@ def test_a_transfer_goes_to_the_named_one_of_three_candidates(every_store: str) 
     assert len(numbers) == 3
 
 
+@pytest.mark.left(tiers.STORES, "memory", "sqlite", "redis")
 def test_a_reservation_for_a_candidate_that_is_gone_ends_by_itself(every_store: str) -> None:
     candidate = Election("a", store=every_store, holder="me", ttl=5)
     term = candidate.campaign()
@@ -79,6 +83,7 @@ def test_a_reservation_for_a_candidate_that_is_gone_ends_by_itself(every_store: 
         term.check()
 
 
+@pytest.mark.left(tiers.STORES, "memory", "sqlite", "redis")
 def test_a_resignation_wakes_the_next_candidate(every_store: str) -> None:
     async def forever(_: AsyncTerm) -> None:
         await asyncio.sleep(60)
@@ -106,6 +111,7 @@ def test_a_resignation_wakes_the_next_candidate(every_store: str) -> None:
     assert asyncio.run(scenario()) < WOKEN
 
 
+@pytest.mark.left(tiers.STORES, "memory", "sqlite", "redis")
 def test_who_stands_by_beside_a_body_takes_over_at_once_behind_one_that_left(
     every_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

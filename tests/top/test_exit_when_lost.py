@@ -18,9 +18,19 @@ from pathlib import Path
 import pytest
 
 from incumbent import Lock, clock
+from tests import tiers
 from tests.support.pace import stood_still
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
+
+pytestmark = [
+    pytest.mark.left(
+        "longer leases, and a fault and a kind of holder that are met beside another",
+        "1s-black_hole-busy",
+        "1s-frozen_store-waits",
+    ),
+    pytest.mark.crowd(tiers.BURNS),
+]
 
 _PROGRAM = Path(__file__).with_name("exiting.py")
 

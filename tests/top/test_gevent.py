@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
 from tests.stores.mysql import world as mysql
 from tests.stores.postgresql.world import new_database
 from tests.support.etcd import EtcdServer
@@ -15,6 +16,8 @@ from tests.support.etcd_tls import EtcdTls
 from tests.support.mariadb import MariaServer
 from tests.support.postgresql import PostgresServer
 from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.timing(tiers.PROCESSES)
 
 SCRIPT = """
 from gevent import monkey; monkey.patch_all()
@@ -48,6 +51,7 @@ def run(store: str, ttl: float = 1.2, script: str = SCRIPT) -> str:
     return done.stdout.strip() or done.stderr
 
 
+@pytest.mark.left(tiers.STORES)
 @pytest.mark.parametrize("store", ["memory:", "sqlite://{}/leases.db"])
 def test_a_hub_that_is_kept_does_not_cost_the_lease(store: str, tmp_path: Path) -> None:
     assert run(store.format(tmp_path)) == "renewed, and handed over"
@@ -63,6 +67,7 @@ def test_a_hub_that_is_kept_does_not_cost_a_lease_on_redis(redis_server: RedisSe
     assert run(f"{redis_server.url}?restart_wait=0") == "renewed, and handed over"
 
 
+@pytest.mark.left(tiers.STORES, "etcd")
 @pytest.mark.server
 @pytest.mark.parametrize("scheme", ["etcd", "etcds"])
 def test_a_hub_that_is_kept_does_not_cost_a_lease_on_etcd(scheme: str, tmp_path: Path) -> None:
@@ -71,11 +76,13 @@ def test_a_hub_that_is_kept_does_not_cost_a_lease_on_etcd(scheme: str, tmp_path:
         assert run(server.store_url(), ttl=1.2) == "renewed, and handed over"
 
 
+@pytest.mark.left(tiers.STORES)
 def test_a_hub_that_is_kept_does_not_cost_a_lease_on_mysql(maria_server: MariaServer) -> None:
     url = maria_server.url_of(mysql.new_database(maria_server))
     assert run(f"{url}?restart_wait=0", ttl=1.2) == "renewed, and handed over"
 
 
+@pytest.mark.left(tiers.STORES)
 def test_a_hub_that_is_kept_does_not_cost_a_lease_on_postgresql(
     postgres_server: PostgresServer,
 ) -> None:

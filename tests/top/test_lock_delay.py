@@ -13,12 +13,14 @@ from incumbent import AsyncLock, ConfigError, Lock, Policy, clock
 from incumbent.lease import LeaseMachine
 from incumbent.model import Granted
 from incumbent.options import overruled, policy_from
+from tests import tiers
 from tests.support.etcd import EtcdServer
 from tests.support.pace import took
 
 DELAY = 2.0
 
 
+@pytest.mark.left(tiers.STORES, "sqlite", "redis", "etcd")
 def test_a_failed_holder_keeps_the_name_closed_for_the_delay_beyond_its_belief(
     every_store: str,
 ) -> None:

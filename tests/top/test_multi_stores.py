@@ -15,6 +15,7 @@ import redis
 import incumbent
 from incumbent import AsyncClient, AsyncMultiLock, Client, Lock, MultiLock, NotAcquired
 from incumbent.stores.sqlite.file import SqliteFile
+from tests import tiers
 from tests.support.proxy import FaultProxy, requests_sent
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
@@ -39,6 +40,7 @@ def held(client: Client) -> list[str]:
     return sorted(found.key.name for found in client.scan() if found.holdings)
 
 
+@pytest.mark.left(tiers.STORES, "memory", "sqlite", "redis", "etcd", "postgresql", "mysql")
 def test_all_names_are_held_or_none_is(every_store: str) -> None:
     with Client(every_store) as client:
         with client.multi_lock(["b", "a", "c"], timeout=5) as first:
@@ -59,6 +61,7 @@ def test_all_names_are_held_or_none_is(every_store: str) -> None:
             assert all(lease.tokens[name] > tokens[name] for name in "abc")
 
 
+@pytest.mark.left(tiers.STORES, "memory", "sqlite", "redis", "etcd", "postgresql", "mysql")
 def test_a_waiter_gets_all_of_them_when_the_last_is_free(every_store: str) -> None:
     with Client(every_store) as client:
         other = client.lock("b").acquire()
@@ -74,6 +77,7 @@ def test_a_waiter_gets_all_of_them_when_the_last_is_free(every_store: str) -> No
         assert got[0].release()
 
 
+@pytest.mark.left(tiers.STORES, "memory", "sqlite", "redis", "etcd", "postgresql", "mysql")
 def test_while_it_waits_for_a_name_those_behind_it_are_left_to_others(every_store: str) -> None:
     with Client(every_store) as client:
         other = client.lock("b").acquire()
@@ -90,6 +94,7 @@ def test_while_it_waits_for_a_name_those_behind_it_are_left_to_others(every_stor
         assert got[0].release()
 
 
+@pytest.mark.left(tiers.STORES, "sqlite", "etcd")
 def test_two_processes_that_name_them_in_another_order_neither_overlap_nor_deadlock(
     every_store: str, tmp_path: Path
 ) -> None:
@@ -121,6 +126,7 @@ def cross(every_store: str, names: list[str]) -> None:
             _inside.release()
 
 
+@pytest.mark.left(tiers.STORES, "memory", "sqlite", "redis", "etcd", "postgresql", "mysql")
 def test_tasks_of_one_loop_never_overlap(every_store: str) -> None:
     inside = 0
 

@@ -19,6 +19,7 @@ from incumbent.protocol.observe import Preemption
 from incumbent.stores.memory import MemoryEngine
 from incumbent.stores.notices import RESIGN, encode_notice
 from incumbent.supervise.candidate import CandidateLock as LeadCandidate
+from tests import tiers
 from tests.support.waiting import eventually
 from tests.top.priorities import Fleet
 
@@ -279,6 +280,7 @@ def test_a_store_that_knows_no_candidates_takes_no_priority(
 # -- on each store -------------------------------------------------------------------------------
 
 
+@pytest.mark.left(tiers.STORES, "redis", "postgresql", "etcd")
 def test_the_preferred_one_takes_over_from_a_leader_that_ends_its_work(every_store: str) -> None:
     begun: list[Any] = []
     ends: list[bool] = []

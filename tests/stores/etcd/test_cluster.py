@@ -15,6 +15,7 @@ import pytest
 from incumbent import AsyncClient, Client, Lease, LockError, clock
 from incumbent.errors import StoreError
 from incumbent.model import Ask, Granted, Key
+from tests import tiers
 from tests.cli.tool import start
 from tests.e2e.fleet import TIMES, TTL, WORKER, Fleet, died_within
 from tests.stores.etcd.world import Party, new_claim, party, soon, watchers
@@ -59,6 +60,7 @@ FAULTS: dict[str, Callable[[EtcdServer], None]] = {
 }
 
 
+@pytest.mark.left(tiers.CRASHES, "frozen")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_client_acts_again_soon_after_its_endpoint_went(cluster: EtcdCluster, fault: str) -> None:
     mine = cluster.followers[0]
@@ -92,6 +94,7 @@ def renewed(renew: Callable[[], float]) -> bool:
         return False
 
 
+@pytest.mark.left(tiers.CRASHES, "killed")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_coroutine_acts_again_soon_after_its_endpoint_went(
     cluster: EtcdCluster, fault: str
@@ -110,6 +113,7 @@ def test_a_coroutine_acts_again_soon_after_its_endpoint_went(
     assert asyncio.run(main()) <= AGAIN_WITHIN
 
 
+@pytest.mark.left(tiers.CRASHES, "frozen-*")
 @pytest.mark.parametrize(("fault", "seconds"), [("killed", AGAIN_WITHIN), ("frozen", 4.5)])
 def test_a_waiter_whose_member_went_hears_of_the_release_elsewhere(
     cluster: EtcdCluster, fault: str, seconds: float
@@ -128,6 +132,7 @@ def test_a_waiter_whose_member_went_hears_of_the_release_elsewhere(
             assert took(began) < seconds
 
 
+@pytest.mark.left(tiers.CRASHES, "killed")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_lost_leader_costs_an_election_and_no_lease(cluster: EtcdCluster, fault: str) -> None:
     leader = cluster.leader
@@ -139,6 +144,7 @@ def test_a_lost_leader_costs_an_election_and_no_lease(cluster: EtcdCluster, faul
         assert lease.release()
 
 
+@pytest.mark.left(tiers.CRASHES, "parted*")
 @PARTABLE
 @pytest.mark.parametrize("how", ["parted from the others", "unplugged"])
 def test_a_client_of_a_leader_that_is_cut_off_goes_to_the_others(
@@ -174,6 +180,7 @@ def test_a_minority_that_is_reached_alone_grants_and_proves_nothing(apart: EtcdC
 # -- without a quorum
 
 
+@pytest.mark.left(tiers.CRASHES, "frozen")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_without_a_quorum_a_holder_stops_believing_inside_its_lease(
     cluster: EtcdCluster, fault: str

@@ -32,6 +32,7 @@ from incumbent.model import (
 from incumbent.stores.etcd.foreign import contenders
 from incumbent.stores.etcd.kv import Entry, Names
 from incumbent.stores.etcd.taking import Take
+from tests import tiers
 from tests.stores.etcd.world import (
     ASK,
     PREFIX,
@@ -172,6 +173,7 @@ def loop_of_etcdctl(server: EtcdServer, name: str, log: Path) -> Iterator[None]:
         process.wait()
 
 
+@pytest.mark.left(tiers.LONG)
 @server
 def test_beside_two_loops_of_etcdctl_ours_gets_its_share_and_nobody_overlaps(
     own_etcd: EtcdServer, tmp_path: Path
@@ -350,6 +352,7 @@ def test_an_earlier_release_does_not_know_a_claim_with_a_ticket(
     assert "claim" not in value
 
 
+@pytest.mark.left(tiers.LONG)
 @server
 def test_who_waits_no_more_takes_its_ticket_away_though_it_waits_for_others(
     own_etcd: EtcdServer,

@@ -24,6 +24,7 @@ import pytest
 from incumbent import AcquireTimeout, AsyncClient, Client, StoreError, clock
 from incumbent.model import Key, Queue, Queued, Refused
 from incumbent.stores import turns
+from tests import tiers
 from tests.stores.etcd.world import ASK, new_claim, party, soon
 from tests.support.etcd import EtcdServer
 from tests.support.pace import took
@@ -109,6 +110,7 @@ def _waiting_processes(server: EtcdServer, count: int) -> Iterator[list[subproce
             program.communicate()
 
 
+@pytest.mark.left(tiers.LONG)
 def test_two_hundred_waiters_in_processes_threads_and_tasks_get_it_for_few_requests(
     own_etcd: EtcdServer,
 ) -> None:
@@ -170,6 +172,7 @@ def test_a_waiter_that_dies_or_freezes_holds_up_the_others_for_a_moment(
             assert took(began) < MOMENT
 
 
+@pytest.mark.left(tiers.LONG)
 def test_if_the_first_two_in_line_die_the_others_wait_until_their_places_end(
     own_etcd: EtcdServer,
 ) -> None:

@@ -14,6 +14,7 @@ from incumbent.model import Granted, Released, Renewed, Slot, Unproved
 from incumbent.stores.mysql import statements
 from incumbent.stores.mysql.wire import Reply, Wire
 from incumbent.stores.registers import Swap
+from tests import tiers
 from tests.cli.tool import incumbent
 from tests.stores.mysql.world import ASK, Party, new_claim, new_database, party, soon
 from tests.support.mariadb import MariaServer
@@ -44,6 +45,7 @@ def nobody_is_granted(here: Party, granted: Granted, *words: str) -> None:
     assert str(here.key) in outcome.why
 
 
+@pytest.mark.left(tiers.FORMS, "expires=0", "version=0", "rest='x'")
 @pytest.mark.parametrize(
     "edit",
     [
@@ -83,6 +85,7 @@ def sealed(server: MariaServer, database: str, change: str) -> None:
     server.sql(f"UPDATE incumbent_lease SET {change},seal={seal}", database)
 
 
+@pytest.mark.left(tiers.FORMS, "incumbent2*")
 @pytest.mark.parametrize(
     ("rest", "words"),
     [
@@ -125,6 +128,7 @@ def test_one_record_that_cannot_be_read_costs_the_others_nothing(
     assert [it.key for it in here.store.scan("faults", "", soon())] == [here.key]
 
 
+@pytest.mark.left(tiers.FORMS, "slot")
 @pytest.mark.parametrize("kind", ["field", "slot", "join"])
 def test_a_value_beside_a_record_that_cannot_be_read_is_said(
     held: tuple[Party, Granted], maria_server: MariaServer, database: str, kind: str
@@ -157,6 +161,7 @@ def test_a_holder_that_is_too_long_is_refused_with_the_name(here: Party) -> None
         here.store.put(here.key, "f" * 1001, b"", None, soon())
 
 
+@pytest.mark.left(tiers.FORMS)
 def test_a_field_that_is_larger_than_a_packet_is_refused_before_it_is_sent(
     own_maria: MariaServer,
 ) -> None:
@@ -169,6 +174,7 @@ def test_a_field_that_is_larger_than_a_packet_is_refused_before_it_is_sent(
         assert one.store.renew([one.renewal(granted)], soon()) == [Renewed()]
 
 
+@pytest.mark.left(tiers.FORMS)
 def test_a_record_that_has_grown_too_large_keeps_what_it_has(own_maria: MariaServer) -> None:
     """A hundred candidates with long names, in packets of 64 KiB."""
     own_maria.set("max_allowed_packet=65536")
@@ -216,11 +222,13 @@ def test_tables_of_another_format_are_refused(maria_server: MariaServer, databas
     unfit(maria_server.url_of(database), "format 2", "speaks format 1")
 
 
+@pytest.mark.left(tiers.FORMS)
 def test_a_clock_that_stands_still_in_a_statement_is_refused() -> None:
     with MariaServer(["sysdate-is-now"]) as server:
         unfit(server.url_of(new_database(server)), "stands still", "sysdate-is-now")
 
 
+@pytest.mark.left(tiers.FORMS)
 def test_a_binary_log_of_statements_is_refused() -> None:
     """Replicas would execute them with a clock of their own."""
     with MariaServer(["log-bin=log", "binlog-format=STATEMENT"]) as server:
@@ -296,6 +304,7 @@ def test_a_proxy_that_drops_the_condition_is_found(
     unfit(maria_server.url_of(database), "two clients would be granted the same lease")
 
 
+@pytest.mark.left(tiers.FORMS)
 def test_a_proxy_that_commits_each_statement_is_found(
     maria_server: MariaServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from incumbent.errors import StoreUnavailable
 from incumbent.model import Gone, Granted, Released, Renewed
 from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.pooled_registers import PooledStore
+from tests import tiers
 from tests.stores.mysql.world import (
     ASK,
     Clock,
@@ -44,6 +45,7 @@ def test_new_tables_grant_nothing_for_the_longest_ttl_that_somebody_may_believe_
         one.take()
 
 
+@pytest.mark.left(tiers.LONG)
 def test_leases_outlive_a_server_that_was_killed(own_maria: MariaServer) -> None:
     with party(own_maria.url_of(new_database(own_maria))) as one:
         granted = one.take()
@@ -206,6 +208,7 @@ def test_a_lead_over_the_clock_does_not_add_up_over_incarnations(
 # -- replicas --------------------------------------------------------------------------------------
 
 
+@pytest.mark.left(tiers.LONG)
 def test_a_replica_is_refused_until_it_is_promoted_and_then_waits(own_maria: MariaServer) -> None:
     database = new_database(own_maria)
     with own_maria.replica() as replica:

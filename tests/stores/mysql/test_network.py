@@ -14,6 +14,7 @@ import pytest
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import ABSENT, Gone, Granted, Released, Renewed, Stale, Stored
+from tests import tiers
 from tests.stores.mysql.world import (
     ASK,
     Party,
@@ -48,6 +49,7 @@ def test_a_read_whose_answer_was_lost_has_changed_nothing(far: Party, network: F
         far.store.read(far.key, soon())
 
 
+@pytest.mark.left(tiers.SIDES, "sync")
 @pytest.mark.parametrize("how", ["sync", "async"])
 def test_a_connection_that_dies_between_two_calls_is_no_error(
     far: Party, network: FaultProxy, how: str
@@ -81,6 +83,7 @@ def test_a_give_whose_answer_was_lost_is_asked_for_again_and_says_that_nobody_kn
     assert far.store.read(far.key, soon()).holdings == ()
 
 
+@pytest.mark.left(tiers.SIDES, "sync-blackhole", "async-drop_replies")
 @pytest.mark.parametrize("fault", ["blackhole", "drop_replies", "drop_requests"])
 @pytest.mark.parametrize("how", ["sync", "async"])
 def test_a_network_that_swallows_delays_nobody_past_the_deadline(
@@ -292,6 +295,7 @@ def test_a_forked_child_uses_connections_of_its_own(here: Party, maria_server: M
     assert here.store.give(here.key, here.claim, granted.token, soon()) == Released()
 
 
+@pytest.mark.left(tiers.SIDES)
 def test_a_child_that_was_forked_in_the_middle_of_a_request_leaves_its_answer_alone(
     far: Party, network: FaultProxy
 ) -> None:
@@ -304,6 +308,7 @@ def test_a_child_that_was_forked_in_the_middle_of_a_request_leaves_its_answer_al
         assert renewing.result(10) == [Renewed()]
 
 
+@pytest.mark.left(tiers.SIDES)
 def test_many_threads_share_few_connections(here: Party, maria_server: MariaServer) -> None:
     def pairs(index: int) -> int:
         for turn in range(5):

@@ -15,6 +15,7 @@ from incumbent.model import Released
 from incumbent.stores.mysql import open_mysql
 from incumbent.stores.mysql.site import site_of_url as site
 from incumbent.stores.url import Endpoint, open_engine
+from tests import tiers
 from tests.cli.tool import incumbent
 from tests.stores.mysql.world import new_database, party, soon
 from tests.support.mariadb import MariaServer
@@ -67,6 +68,7 @@ def test_the_password_can_come_from_elsewhere_and_wins() -> None:
     assert open_mysql("mysql://me@h/db", SECRET).url == "mysql://me:***@h/db"
 
 
+@pytest.mark.left(tiers.FORMS, "*@x@*", "*:port*")
 @pytest.mark.parametrize(
     "url",
     [
@@ -165,6 +167,7 @@ def test_a_connection_is_encrypted_and_the_certificate_is_checked(
     assert (done.returncode, done.stdout) == (0, "it ran\n"), done.stderr
 
 
+@pytest.mark.left(tiers.FORMS)
 def test_a_client_shows_its_certificate(tls: MariaServer, files: TlsFiles) -> None:
     own = f"ssl_cert={files.cert}&ssl_key={files.key}"
     url = f"{tls.url_of(new_database(tls), 'known')}?ssl_ca={files.ca}&{own}"
@@ -185,6 +188,7 @@ def test_a_certificate_that_nobody_signed_is_refused(
         one.take()
 
 
+@pytest.mark.left(tiers.FORMS)
 def test_a_certificate_of_another_host_is_refused(tls: MariaServer, files: TlsFiles) -> None:
     url = tls.url_of(new_database(tls), "safe").replace("127.0.0.1", "127.0.0.2")
     with party(f"{url}?ssl_ca={files.ca}") as one, pytest.raises(StoreUnavailable):

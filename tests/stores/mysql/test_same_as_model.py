@@ -8,11 +8,12 @@ from __future__ import annotations
 import pytest
 
 from incumbent.stores.mysql import open_mysql
+from tests import tiers
 from tests.rules.histories import Subject, play
 from tests.stores.mysql.world import Clock, new_database
 from tests.support.mariadb import MariaServer
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.left(tiers.SEEDS)]
 
 
 @pytest.mark.timeout(180)

@@ -17,6 +17,7 @@ from incumbent.model import Granted, Key, Released, Renewal, Renewed, Stored
 from incumbent.net import again
 from incumbent.stores.mysql.errors import ServerError, answered
 from incumbent.stores.mysql.wire import Reply, Wire
+from tests import tiers
 from tests.stores.mysql.world import (
     ASK,
     Clock,
@@ -62,6 +63,7 @@ def asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- sessions that end
 
 
+@pytest.mark.left(tiers.SIDES, "sync")
 @pytest.mark.parametrize("how", ["sync", "async"])
 def test_a_lease_outlives_the_end_of_every_session(
     here: Party, maria_server: MariaServer, database: str, how: str
@@ -84,6 +86,7 @@ def test_a_lease_outlives_the_end_of_every_session(
     assert here.store.give(here.key, here.claim, granted.token, soon()) == Released()
 
 
+@pytest.mark.left(tiers.SIDES)
 def test_a_session_that_the_server_ended_for_idling_is_opened_again(
     own_maria: MariaServer,
 ) -> None:
@@ -94,6 +97,7 @@ def test_a_session_that_the_server_ended_for_idling_is_opened_again(
         assert one.store.renew([one.renewal(granted)], soon()) == [Renewed()]
 
 
+@pytest.mark.left(tiers.SIDES, "QUERY")
 @pytest.mark.parametrize("how", ["QUERY", "CONNECTION"])
 def test_a_statement_that_an_operator_kills_is_in_doubt_and_was_rolled_back(
     here: Party, maria_server: MariaServer, database: str, how: str
@@ -115,6 +119,7 @@ def test_a_statement_that_an_operator_kills_is_in_doubt_and_was_rolled_back(
     assert here.store.renew([here.renewal(granted)], soon()) == [Renewed()]
 
 
+@pytest.mark.left(tiers.SIDES)
 def test_a_server_that_shuts_down_and_comes_back_is_used_again(own_maria: MariaServer) -> None:
     with party(own_maria.url_of(new_database(own_maria))) as one:
         granted = one.take()
@@ -160,6 +165,7 @@ def test_a_row_that_another_client_keeps_locked_is_said_and_nothing_was_done(
     assert here.store.give(here.key, here.claim, granted.token, soon()) == Released()
 
 
+@pytest.mark.left(tiers.SIDES)
 def test_a_row_that_is_locked_for_a_moment_is_waited_for(
     here: Party, maria_server: MariaServer, database: str
 ) -> None:
@@ -226,6 +232,7 @@ def test_tokens_and_versions_grow_though_the_clock_was_set_back(
     assert again.version > field.version
 
 
+@pytest.mark.left(tiers.SIDES)
 @pytest.mark.usefixtures("asked_once")
 def test_a_table_that_is_locked_for_a_backup_delays_for_a_second_at_most(
     here: Party, maria_server: MariaServer, database: str
@@ -280,6 +287,7 @@ def test_first_takes_of_many_names_at_once_do_not_deadlock(
 # -- what is full, missing or forbidden
 
 
+@pytest.mark.left(tiers.SIDES)
 def test_no_connection_left_is_an_outage_that_passes(own_maria: MariaServer) -> None:
     database = new_database(own_maria)
     own_maria.sql("CREATE USER app@'127.0.0.1'")

@@ -17,6 +17,7 @@ from incumbent.stores.mysql.exchange import Exchange
 from incumbent.stores.polling import Looks, Poll
 from incumbent.stores.pooled_registers import PooledStore
 from incumbent.stores.registers import Swap
+from tests import tiers
 from tests.stores.mysql.world import ASK, Clock, Party, new_claim, party, soon
 from tests.support.mariadb import MariaServer
 from tests.support.proxy import FaultProxy, requests_sent
@@ -220,6 +221,7 @@ def test_blocking_and_asyncio_waiters_of_one_process_share_their_looks(
         assert asyncio.run(main()) < 15
 
 
+@pytest.mark.left(tiers.LONG)
 def test_a_waiter_whose_loop_is_blocked_keeps_no_other_waiting(here: Party) -> None:
     granted = here.take_and_use()
     refused = here.refused()
@@ -261,6 +263,7 @@ def test_two_processes_worth_of_waiters_all_get_the_lease(
     assert inside == [0, 1]
 
 
+@pytest.mark.left(tiers.LONG)
 def test_a_hundred_tasks_wait_without_a_thread_each(
     maria_server: MariaServer, database: str
 ) -> None:
@@ -278,6 +281,7 @@ def test_a_hundred_tasks_wait_without_a_thread_each(
     assert sorted(done) == list(range(100))
 
 
+@pytest.mark.left(tiers.LONG)
 def test_a_line_is_not_lost_over_a_restart(own_maria: MariaServer) -> None:
     from tests.stores.mysql.world import new_database, patiently
 

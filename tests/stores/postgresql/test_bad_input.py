@@ -12,6 +12,7 @@ import pytest
 
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Granted, Released, Renewed, Slot
+from tests import tiers
 from tests.cli.tool import incumbent
 from tests.stores.postgresql.world import Party, new_database, party, schema, soon
 from tests.support.postgresql import PostgresServer
@@ -141,6 +142,7 @@ def test_a_host_that_is_not_there_is_an_outage(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.left(tiers.FORMS, "*ses/ame*", "*:port*")
 @pytest.mark.parametrize(
     "url",
     [
@@ -230,6 +232,7 @@ def test_functions_that_run_as_their_owner_do_not_look_where_others_may_write(
     assert found == []
 
 
+@pytest.mark.left(tiers.FORMS, "usage")
 @pytest.mark.parametrize("grants", [(), LEAST[:1], LEAST[1:]], ids=["none", "usage", "execute"])
 def test_missing_rights_are_final_and_said(
     postgres_server: PostgresServer, grants: tuple[str, ...]

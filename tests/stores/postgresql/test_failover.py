@@ -11,6 +11,7 @@ import pytest
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Gone, Granted, Renewed
 from incumbent.policy import TTL_DEFAULT
+from tests import tiers
 from tests.cli.tool import incumbent
 from tests.stores.postgresql.world import (
     Party,
@@ -81,6 +82,7 @@ def test_a_primary_set_to_read_only_is_refused(own_postgres: PostgresServer) -> 
         two.take()
 
 
+@pytest.mark.left(tiers.SIDES, "sync-standby *", "async-primary *")
 @pytest.mark.parametrize("order", ["primary first", "standby first"])
 @pytest.mark.parametrize("how", ["sync", "async"])
 def test_of_several_hosts_the_primary_is_found(lasting: Pair, order: str, how: str) -> None:
@@ -99,6 +101,7 @@ def test_hosts_that_are_down_are_passed_over(lasting: Pair) -> None:
         one.take(within=3.0)
 
 
+@pytest.mark.left(tiers.SIDES, "async")
 @pytest.mark.parametrize("how", ["sync", "async"])
 def test_a_first_host_that_is_frozen_leaves_time_for_the_second(lasting: Pair, how: str) -> None:
     primary, standby, database = lasting

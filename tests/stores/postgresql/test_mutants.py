@@ -8,10 +8,15 @@ import pytest
 
 from incumbent.testing.contract import Bench, StoreContract
 from incumbent.testing.contract.bench import DRIVERS
+from tests import tiers
 from tests.stores.postgresql.world import MovedWorld
 from tests.support.postgresql import PostgresServer
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.timeout(180),
+    pytest.mark.left(tiers.NET, "a_stranger_*", "the_token_*"),
+]
 
 _AT = 1_800_000_000.0
 

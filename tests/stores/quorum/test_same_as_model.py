@@ -18,6 +18,7 @@ from incumbent.model import Key
 from incumbent.stores.quorum.ballots import BallotClock
 from incumbent.stores.quorum.engine import QuorumEngine, QuorumStore
 from incumbent.stores.url import open_engine
+from tests import tiers
 from tests.quorum.walls import ShiftedServer
 from tests.rules.histories import Shown, Subject, play
 from tests.support.waiting import eventually
@@ -81,6 +82,7 @@ def clients(servers: list[ShiftedServer]) -> Iterator[list[redis.Redis]]:
         ]
 
 
+@pytest.mark.left(tiers.SEEDS, "0")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(0, 12 * _AT_ONCE, _AT_ONCE))
 def test_the_servers_together_answer_as_the_model_does(

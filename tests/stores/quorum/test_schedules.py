@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
 from tests.quorum.campaign import finished_seeds, keep, run_all
 from tests.quorum.fleet import Fleet, NobodyLed, Outcome
 from tests.quorum.judge import Sight
 from tests.quorum.schedule import FAULTS_LAST, KINDS, Schedule, Trouble, draw, from_text, smaller
 from tests.stores.quorum.world import Members
+
+pytestmark = pytest.mark.crowd(tiers.MANY)
 
 FEW, BATCH, JOBS = 2, 14, 6
 TRIALS = int(os.environ.get("INCUMBENT_QUORUM_SCHEDULES", "60"))
@@ -24,6 +27,7 @@ BATCHES = (FEW, *[BATCH] * ((TRIALS - FEW) // BATCH))
 """Schedules in a test; `make test` runs the first."""
 
 
+@pytest.mark.left(tiers.SEEDS, "0")
 @pytest.mark.slow
 @pytest.mark.server
 @pytest.mark.timeout(180)
@@ -47,6 +51,7 @@ def test_no_random_schedule_lets_two_prove_it_or_a_token_shrink(part: int) -> No
     assert sum(len(outcome.sight.spans) > 2 for outcome in outcomes) > BATCHES[part] // 3
 
 
+@pytest.mark.left(tiers.NET)
 @pytest.mark.slow
 @pytest.mark.server
 def test_the_judge_sees_two_holders_where_a_single_master_forgets(
@@ -68,6 +73,7 @@ def test_the_judge_sees_two_holders_where_a_single_master_forgets(
 WIPES_OF_TWO = tuple(Trouble(0.12 * at, "wiped", at % 2, 0.0) for at in range(1, 16))
 
 
+@pytest.mark.left(tiers.NET)
 @pytest.mark.slow
 @pytest.mark.server
 def test_two_of_three_wiped_in_turn_give_two_holders_only_without_the_quarantine(

@@ -11,6 +11,7 @@ from incumbent.errors import StoreUnavailable
 from incumbent.stores.redis import incarnation
 from incumbent.stores.redis.incarnation import TOKEN_JUMP, IncarnationMarker
 from incumbent.stores.redis.sentinel import Opinion
+from tests import tiers
 from tests.stores.redis.failovers import (
     HARSH,
     MAJORITY,
@@ -94,6 +95,7 @@ def test_another_floor_lets_a_token_shrink(wrong: str, monkeypatch: pytest.Monke
     assert first_broken(Rules(), MANY, clocks) is not None
 
 
+@pytest.mark.left(tiers.NET, "an answer*", "a master*")
 @pytest.mark.parametrize("rule", LEFT_OUT)
 def test_a_rule_that_is_left_out_shows(rule: str) -> None:
     assert first_broken(LEFT_OUT[rule], MANY, HARSH) is not None

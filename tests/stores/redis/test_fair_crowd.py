@@ -6,9 +6,14 @@ import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from incumbent import Client
+from tests import tiers
 from tests.support.arrivals import overtaken, watch_arrivals
 from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.crowd(tiers.MANY)
 
 
 def test_of_fifty_fair_waiters_none_is_overtaken_more_than_twice_by_whoever_asked_later(

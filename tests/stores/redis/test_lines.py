@@ -25,6 +25,7 @@ from incumbent import AsyncClient, Client, Lock, Policy, clock
 from incumbent.errors import AcquireTimeout, NotAcquired
 from incumbent.net.subscriptions import subscription_losses
 from incumbent.stores.redis.sync import RedisStore
+from tests import tiers
 from tests.support.pace import lasted, took
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
@@ -270,6 +271,7 @@ def test_one_that_was_killed_while_it_was_first_is_not_waited_for(
         assert took(began) < 3.0
 
 
+@pytest.mark.left(tiers.SIDES, "sync-default", "async-fair")
 @pytest.mark.parametrize("fair", [True, False], ids=["fair", "default"])
 @pytest.mark.parametrize("program", [WAITS, AWAITS], ids=["sync", "async"])
 def test_one_that_is_frozen_when_its_turn_comes_costs_its_heartbeat_and_believes_nothing(
@@ -296,6 +298,7 @@ def test_one_that_is_frozen_when_its_turn_comes_costs_its_heartbeat_and_believes
             assert at > ended
 
 
+@pytest.mark.left(tiers.SIDES, "1-3-default", "2-1-fair")
 @pytest.mark.parametrize("fair", [True, False], ids=["fair", "default"])
 @pytest.mark.parametrize(("processes", "places"), [(1, 3), (2, 1), (3, 1)])
 def test_frozen_processes_ahead_cost_one_heartbeat_together_however_many_places_they_have(

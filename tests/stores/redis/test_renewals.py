@@ -12,6 +12,7 @@ import pytest
 
 from incumbent import Client, clock
 from incumbent.model import Batch, Gone, Granted, Renewal, Renewed
+from tests import tiers
 from tests.stores.redis.world import ASK, Party, new_claim, party, soon
 from tests.support.servers import RedisServer
 
@@ -82,6 +83,7 @@ def test_a_frozen_server_costs_the_leases_of_another_nothing(redis_server: Redis
 # -- threads that burn CPU
 
 
+@pytest.mark.left(tiers.SIDES, "4-*")
 @pytest.mark.parametrize(("threads", "interval"), [(1, 0.005), (4, 0.005), (1, 0.05)])
 def test_threads_that_burn_cpu_cost_no_lease(
     redis_server: RedisServer, threads: int, interval: float

@@ -14,6 +14,7 @@ import redis
 from incumbent.stores.redis.line import inbox_channel
 from incumbent.stores.redis.sync import RedisStore
 from incumbent.stores.url import open_engine
+from tests import tiers
 from tests.quorum.walls import ShiftedServer
 from tests.rules.histories import QUEUES, Shown, Subject, play
 
@@ -40,6 +41,7 @@ def shows(reason: str, holdings: Shown) -> Shown:
     return holdings
 
 
+@pytest.mark.left(tiers.SEEDS, "0")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(0, 15 * _AT_ONCE, _AT_ONCE))
 def test_the_scripts_answer_as_the_model_does(server: ShiftedServer, first: int) -> None:

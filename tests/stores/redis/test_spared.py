@@ -16,6 +16,7 @@ import pytest
 import redis
 
 from incumbent.model import Ask, Queue, Queued, Slot, TakeOutcome
+from tests import tiers
 from tests.stores.redis.world import Party, new_claim, party, soon
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_sentinels import Sentinels
@@ -114,6 +115,7 @@ def awaited(one: Party, meanwhile: Callable[[], None], fleet: Fleet) -> tuple[Ta
     return asyncio.run(main())
 
 
+@pytest.mark.left(tiers.STORES, "one-async", "sentinel-sync", "cluster-async")
 @pytest.mark.parametrize("side", [blocking, awaited], ids=["sync", "async"])
 def test_who_has_heard_that_the_first_in_line_looked_asks_nobody(
     fleet: Fleet, side: Callable[[Party, Callable[[], None], Fleet], tuple[TakeOutcome, int]]

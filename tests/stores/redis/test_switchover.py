@@ -19,11 +19,12 @@ import redis
 
 from incumbent import AsyncClient, AsyncLease, Client, Lease, clock
 from incumbent.errors import LeaseLost, NotAcquired
+from tests import tiers
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.timing(tiers.PROCESSES)]
 
 TTL, HEARTBEAT = 3.0, 1.0
 HAND_OVERS = 5
@@ -150,6 +151,7 @@ def subscribe(
     waiters.release(waiting.result(10))
 
 
+@pytest.mark.left(tiers.SIDES, "sync")
 @KINDS
 def test_what_a_waiter_hears_from_the_old_master_is_no_lease(
     address: Address, name: str, kind: type[Waiters]
@@ -187,6 +189,7 @@ def _overlap(address: Address, client: Client, waiters: Waiters, name: str) -> b
     return found
 
 
+@pytest.mark.left(tiers.SIDES, "async")
 @KINDS
 def test_after_a_switchover_waiters_listen_at_the_new_master(
     address: Address, name: str, kind: type[Waiters]

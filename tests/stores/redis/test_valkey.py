@@ -11,6 +11,7 @@ from incumbent.errors import StoreUnavailable
 from incumbent.model import Gone, Granted, Released, Renewal, Renewed
 from incumbent.stores.redis import sentinel
 from incumbent.stores.redis.cluster import slot_of
+from tests import tiers
 from tests.stores.redis.test_server import LOCKER
 from tests.stores.redis.world import Party, new_claim, party, soon
 from tests.support.needs import needs
@@ -65,6 +66,7 @@ def test_a_user_with_the_least_rights_can_do_everything(server: RedisServer) -> 
         assert one.store.give(one.key, one.claim, granted.token, soon()) == Released()
 
 
+@pytest.mark.left(tiers.STORES)
 def test_after_a_failover_only_the_new_master_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sentinel, "SETTLE", 0.3)
     with (

@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 
 from incumbent import Lock, clock
+from tests import tiers
 from tests.support.pace import took
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.crowd(tiers.MANY)
 
 MOST_IN_A_ROW = 9
 
@@ -71,6 +74,7 @@ def go(processes: list[subprocess.Popen[str]]) -> None:
         process.stdin.write("go\n")
 
 
+@pytest.mark.left(tiers.SIDES, "asynchronous")
 @pytest.mark.parametrize("kind", ["blocking", "asynchronous"])
 def test_none_of_four_greedy_processes_keeps_the_others_waiting(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "leases.db"
@@ -95,6 +99,7 @@ def test_none_of_four_greedy_processes_keeps_the_others_waiting(tmp_path: Path, 
     assert len(set(all_want)) == 4
 
 
+@pytest.mark.left(tiers.SIDES, "19")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_waiters_that_died_or_froze_keep_a_free_name_from_nobody_for_long(
     tmp_path: Path, how: signal.Signals
