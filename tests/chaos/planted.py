@@ -64,7 +64,7 @@ def reading() -> None:
 
 def with_seats() -> None:
     """`incumbent lead` as a candidate for one of two seats."""
-    lead.Candidate = partial(lead.Candidate, permits=_seats)  # type: ignore[attr-defined, assignment]
+    lead.CandidateLock = partial(lead.CandidateLock, permits=_seats)  # type: ignore[assignment, attr-defined]
 
 
 def one_permit_too_many() -> None:

@@ -62,7 +62,7 @@ def permits(client: Client, _: int) -> AbstractContextManager[object]:
 
 
 def seats(client: Client, number: int) -> AbstractContextManager[object]:
-    return client.election("a", seats=3, holder=f"c{number}", ttl=TTL, timeout=PATIENCE).lead()
+    return client.election("a", permits=3, holder=f"c{number}", ttl=TTL, timeout=PATIENCE).lead()
 
 
 def readers(client: Client, number: int) -> AbstractContextManager[object]:
