@@ -50,7 +50,7 @@ check: lint type size quick ## what to run before a commit
 engine: $(VENV)/.test servers ## the contract and all tests of one engine: make engine E=redis
 	@test -n "$(ENGINE_TESTS)" || { echo "make engine E=NAME, of:$(ENGINES)" >&2; exit 2; }
 	$(TESTS) thin $(FEWER) $(PYTEST_ARGS) $(ENGINE_TESTS)
-	$(TESTS) rest $(FEWER) $(PYTEST_ARGS) $(ENGINE_TESTS)
+	$(TESTS) rest $(FEWER) $(PYTEST_ARGS) $(ENGINE_TESTS) || test $$? = 5 # there may be no such tests
 
 lint: $(VENV)/.lint ## style and defects
 	$(BIN)/ruff check .
