@@ -501,7 +501,7 @@ class LockHandle(AnyLock[L], Generic[L]):
 
 
 class _Brief:
-    """A context that errors of this package leave as if the caller had raised them.
+    """Trims our frames from errors that pass through.
 
     The inner frames, and a driver's exception that the message quotes, only go to the log, at
     DEBUG.

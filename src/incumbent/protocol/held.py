@@ -55,7 +55,7 @@ class LeaseRequest(NamedTuple):
 
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class Claim:
-    """A claim of this process; collected while held, it is given back with a ResourceWarning.
+    """A claim of this process. If it is garbage-collected while held, it is released.
 
     The keeper remembers only `ref`, so it never keeps alive a lease that nobody can release.
     """

@@ -39,8 +39,8 @@ from incumbent.unpatched import original
 _log = logging.getLogger("incumbent")
 
 _FULL_WHEN_LATE = 4 * FULL
-"""The most leases in a request for several buckets, as when the thread is late: beside threads that
-burn CPU, each request loses the interpreter lock a few times, however many leases it has."""
+"""The most leases in a request for several buckets, as when the thread is late: with
+CPU-bound threads, each request costs a few GIL switches, however many leases it has."""
 _FEW = 64
 """A bucket with fewer leases shares a request with the other buckets that are due."""
 _NEW = 64

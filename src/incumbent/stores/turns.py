@@ -68,7 +68,7 @@ class _TurnLine:
 
     `holder`: a claim of this process that holds the lease; `asked`: the instant of the last take of
     a new waiter; `refused`: the last refusal, of the instant `at`; `since`: the start of this
-    process's turn; `ours`: the first waiter follows without a look; `listens`: it looks already;
+    process's turn; `ours`: the next waiter here may take without asking; `listens`: it is asking;
     `stands`: the waiter that has a place in the store's line, and so is the first here, too.
     """
 

@@ -48,7 +48,7 @@ return call('SET', KEYS[1], founded, 'NX') and 1 or 0
 --   was not further ahead of its clock;
 -- - the ballot is at most a minute ahead of the clock. More than two minutes ahead the clock must
 --   have been set back, or be wrong: then it may be a second above the last vote.
--- What the claim has here already is not voted for again: its ballot is returned, and raised if asked.
+-- A claim keeps its vote here: its ballot is returned, and raised if asked.
 -- KEYS: the lease, its floor, the node's marker, its past, the hash of its fields (see promise),
 --       and the list of candidates if one is kept
 -- ARGV: 1 "incumbent1 <claim> "    2 ballot    3 " <ttl ms> <holder> <meta>"    4 ttl in ms

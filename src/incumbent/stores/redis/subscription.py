@@ -120,8 +120,8 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
         """The waiters in line that need not look yet."""
         self._missed: dict[str, float] = {}
         self._told: dict[str, tuple[int, float]] = {}
-        """When the place of a waiter was stored, and when the waiter must look. Its wait may have
-        ended at that message, and may go on at the same place without a look."""
+        """When the place of a waiter was stored, and when the waiter must look. A waiter may come
+        back to that place without asking the server again."""
         self._looked: dict[str, tuple[LineSubscription, int]] = {}
 
     @property
