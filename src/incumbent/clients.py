@@ -10,7 +10,7 @@ from incumbent.candidacy import ElectionSettings, Metadata
 from incumbent.durations import Duration
 from incumbent.elections import AsyncElection, AsyncTerm, Election, Term
 from incumbent.groups import AsyncGroup, Group, GroupSettings
-from incumbent.handles import brief, refuse_copy
+from incumbent.handles import refuse_copy, trimmed_traceback
 from incumbent.locks import AsyncLock, Lock
 from incumbent.model import Record
 from incumbent.options import LockSettings, overruled, parse_timeout
@@ -133,12 +133,12 @@ class Client(ClientHandle):
 
     def read(self, name: str, timeout: Duration = 1.0) -> Record:
         """All that the store knows about `name`, for display only. Raises StoreError."""
-        with brief:
+        with trimmed_traceback:
             return self._link.store.read(make_key(self._namespace, name), _until(timeout))
 
     def scan(self, prefix: str = "", timeout: Duration = 5.0) -> tuple[Record, ...]:
         """The records of names that begin with `prefix`, for display only. Raises StoreError."""
-        with brief:
+        with trimmed_traceback:
             return self._link.store.scan(self._namespace, prefix, _until(timeout))
 
     def close(self) -> None:
@@ -216,14 +216,14 @@ class AsyncClient(ClientHandle):
     async def read(self, name: str, timeout: Duration = 1.0) -> Record:
         """Everything that the store knows about `name`: for display, never for decisions."""
         key = make_key(self._namespace, name)
-        with brief:
+        with trimmed_traceback:
             return await self._link.async_port().read(key, _until(timeout))
 
     async def scan(self, prefix: str = "", timeout: Duration = 5.0) -> tuple[Record, ...]:
         """The records of all names that begin with `prefix`: for display, never for decisions."""
         self._link.async_port()
         until = _until(timeout)
-        with brief:
+        with trimmed_traceback:
             return await self._link.engine.async_store().scan(self._namespace, prefix, until)
 
     async def aclose(self) -> None:

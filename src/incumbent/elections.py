@@ -18,7 +18,7 @@ from incumbent.candidacy import ElectionHandle, Metadata, TermHandle
 from incumbent.durations import Duration
 from incumbent.election import Leader, leaders_of
 from incumbent.errors import LeaseLost, LockError, StoreUnavailable
-from incumbent.handles import brief, give_up_all, shorten
+from incumbent.handles import give_up_all, shorten, trimmed_traceback
 from incumbent.lease import LeaseState
 from incumbent.locks import AsyncLease, Lease
 from incumbent.options import IfLost, OnLost, parse_timeout
@@ -212,7 +212,7 @@ class Election(ElectionHandle[Term]):
 
     def leaders(self) -> tuple[Leader, ...]:
         """All leaders (several with `permits`), in the order of their terms; see `leader`."""
-        with brief:
+        with trimmed_traceback:
             return leaders_of(self._link.store.read(self._wanted.key, self._read_until()))
 
     def observe(self, timeout: Duration | None = None) -> Iterator[Leader | None]:
@@ -321,7 +321,7 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
         """Wait to be elected; see Election.campaign. A cancelled call never makes a leader."""
         with self._one_campaign():
             wait = self._seconds(timeout)
-            with brief:
+            with trimmed_traceback:
                 held = await acquire(self._link.async_port(), self._wanted, wait, self._refused)
             return self._elected(AsyncTerm(*self._armed(held)))
 
@@ -374,7 +374,7 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
     async def leaders(self) -> tuple[Leader, ...]:
         """All current leaders; see Election.leaders."""
         port = self._link.async_port()
-        with brief:
+        with trimmed_traceback:
             return leaders_of(await port.read(self._wanted.key, self._read_until()))
 
     def observe(self, timeout: Duration | None = None) -> AsyncIterator[Leader | None]:

@@ -15,7 +15,7 @@ from incumbent.candidacy import Metadata
 from incumbent.durations import Duration
 from incumbent.election import encode_metadata, read_metadata
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
-from incumbent.handles import brief, refuse_copy
+from incumbent.handles import refuse_copy, trimmed_traceback
 from incumbent.model import Capabilities
 from incumbent.options import refuse_unknown, require, wanted_from
 from incumbent.policy import TTL_MIN, Policy
@@ -202,7 +202,7 @@ class Group(GroupHandle):
         encoded = encode_metadata(metadata)
         with self._one_membership():
             link, roster = self._link, self._roster(self._membership(encoded))
-            with brief:
+            with trimmed_traceback:
                 run_blocking(first_try(link.port, roster))
             port = EndablePort(link, self._wanted.policy.renew_every)
 
@@ -221,7 +221,7 @@ class Group(GroupHandle):
     def members(self) -> tuple[Member, ...]:
         """The members, by name; one request, and one more for each member. Raises StoreError."""
         roster = self._roster()
-        with brief:
+        with trimmed_traceback:
             run_blocking(roster.look(self._link.port))
         return _members(roster)
 
@@ -253,7 +253,7 @@ class AsyncGroup(GroupHandle):
         with self._one_membership():
             port = self._link.async_port()
             roster = self._roster(self._membership(encoded))
-            with brief:
+            with trimmed_traceback:
                 await first_try(port, roster)
             try:
                 async with task_beside(self.name, attend(port, roster), "membership"):
@@ -264,7 +264,7 @@ class AsyncGroup(GroupHandle):
     async def members(self) -> tuple[Member, ...]:
         """The members, by name; see Group.members."""
         roster = self._roster()
-        with brief:
+        with trimmed_traceback:
             await roster.look(self._link.async_port())
         return _members(roster)
 

@@ -500,7 +500,7 @@ class LockHandle(AnyLock[L], Generic[L]):
         return clock.now() + self._wanted.policy.request_timeout
 
 
-class _Brief:
+class _TrimmedTraceback:
     """Trims our frames from errors that pass through.
 
     The inner frames, and a driver's exception that the message quotes, only go to the log, at
@@ -514,11 +514,11 @@ class _Brief:
             shorten(error)
 
 
-brief: Final = _Brief()
+trimmed_traceback: Final = _TrimmedTraceback()
 
 
 def shorten(error: LockError) -> None:
-    """Shorten an error as `brief` does; a hot path calls this directly, which costs less."""
+    """Do to an error as `trimmed_traceback` does; a hot path calls this, which costs less."""
     if _log.isEnabledFor(logging.DEBUG):
         _log.debug("%s", error, exc_info=error)
     cause = error.__cause__

@@ -29,10 +29,10 @@ from incumbent.handles import (
     LeaseHandle,
     LockEntry,
     LockHandle,
-    brief,
     give_up_all,
     loss_of,
     shorten,
+    trimmed_traceback,
 )
 from incumbent.options import parse_timeout
 from incumbent.protocol.acquire import acquire, acquire_blocking
@@ -487,7 +487,7 @@ class Lock(TakingHandle[Lease]):
         return holdings[0].holder if holdings else None
 
     def _holdings(self) -> tuple[Holding, ...]:
-        with brief:
+        with trimmed_traceback:
             return self._link.store.read(self._wanted.key, self._read_until()).holdings
 
     def __enter__(self) -> Lease:
@@ -523,7 +523,7 @@ class AsyncLock(TakingHandle[AsyncLease]):
         if self._reentrant and (again := self._enter_again(timeout)):
             return AsyncLease(*again)
         wait = self._wait(timeout)
-        with brief:
+        with trimmed_traceback:
             held = await acquire(self._link.async_port(), self._wanted, wait)
         return AsyncLease(*self._armed(held))
 
@@ -549,7 +549,7 @@ class AsyncLock(TakingHandle[AsyncLease]):
 
     async def _holdings(self) -> tuple[Holding, ...]:
         port = self._link.async_port()
-        with brief:
+        with trimmed_traceback:
             return (await port.read(self._wanted.key, self._read_until())).holdings
 
     async def __aenter__(self) -> AsyncLease:

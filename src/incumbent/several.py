@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack
 from incumbent.callers import bodies_of_task, current_task
 from incumbent.durations import Duration
 from incumbent.errors import ConfigError, LeaseLost, LockError, NotAcquired
-from incumbent.handles import AnyLease, AnyLock, L, brief, give_up_all, shorten
+from incumbent.handles import AnyLease, AnyLock, L, give_up_all, shorten, trimmed_traceback
 from incumbent.lease import LeaseState
 from incumbent.locks import (
     AsyncLease,
@@ -222,7 +222,7 @@ class AsyncMultiLock(MultiHandle[AsyncMultiLease]):
     async def acquire(self, timeout: Duration | EllipsisType | None = ...) -> AsyncMultiLease:
         """Wait for all names; see MultiLock.acquire. After a cancellation none of them is held."""
         link, wait = self._link, self._seconds(timeout)
-        with brief:
+        with trimmed_traceback:
             helds = await acquire_all(link.async_port(), link.keeper, self._wanted, wait)
         return AsyncMultiLease(link, helds, self._on_lost, self._if_lost)
 

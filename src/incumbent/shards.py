@@ -18,7 +18,7 @@ from incumbent.election import encode_metadata
 from incumbent.elections import AsyncTerm, Term
 from incumbent.errors import LeaseLost
 from incumbent.groups import GroupHandle, GroupSettings, first_try
-from incumbent.handles import brief, ignore
+from incumbent.handles import ignore, trimmed_traceback
 from incumbent.options import parse_timeout
 from incumbent.protocol.chance import draw_jitter
 from incumbent.protocol.held import Claim
@@ -210,7 +210,7 @@ class Shards(ShardsHandle[Shard]):
         with self._one_membership():
             threads = _Threads(self, work)
             try:
-                with brief:
+                with trimmed_traceback:
                     run_blocking(first_try(self._link.port, threads.roster))
                 with thread_beside(self.name, threads.run, threads.end, "membership"):
                     yield self
@@ -316,7 +316,7 @@ class AsyncShards(ShardsHandle[AsyncShard]):
         with self._one_membership():
             tasks = _Tasks(self, work)
             try:
-                with brief:
+                with trimmed_traceback:
                     await first_try(tasks.port, tasks.roster)
                 async with task_beside(self.name, tasks.run(), "membership"):
                     yield self
