@@ -30,7 +30,7 @@ from incumbent.options import LockSettings
 from incumbent.policy import TTL_DEFAULT
 from incumbent.protocol.link import link_for
 from incumbent.stores.names import make_key, safe_name
-from incumbent.stores.notices import BREAK, RESIGN, encode_notice
+from incumbent.stores.notices import BREAK, RESIGN, notice_to
 
 __all__ = ["Driver", "Lock"]
 
@@ -110,7 +110,7 @@ class Lock(locking.Lock):
             holdings = driver.client.read(name).holdings
             if not holdings or (holding := holdings[0]).foreign:
                 return False
-            notice = encode_notice(who=driver.holder, token=holding.token, kind=BREAK)
+            notice = notice_to(holding, who=driver.holder, kind=BREAK)
             link.store.put(key, RESIGN, notice, None, clock.now() + _WITHIN)
             for _ in range(int(2 * (holding.ttl or TTL_DEFAULT) / _LOOK_EVERY)):
                 if holding.token not in [now.token for now in driver.client.read(name).holdings]:

@@ -236,8 +236,7 @@ def _run_once(operator: Operator, patience: float) -> int:
     name, number = operator.key.name, os.urandom(4).hex()
     trigger = fleet.Trigger(number, name, clock.wall(), operator.who, operator.reason)
     control = Key(operator.key.namespace, fleet.CONTROL)
-    value = fleet.encode(job=name, when=trigger.when, who=trigger.who, reason=trigger.reason)
-    operator.store.put(control, trigger.field, value, None, clock.now() + REQUEST_TIMEOUT)
+    operator.store.put(control, trigger.field, trigger.value, None, clock.now() + REQUEST_TIMEOUT)
 
     def taken(record: Record) -> bool:
         return trigger.slot in runs_of(record.fields)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from incumbent.protocol.link import link_for
 from incumbent.stores.base import Store
 from incumbent.stores.findings import NameState, examine, places_of, state_of
 from incumbent.stores.names import make_key
-from incumbent.stores.notices import RESIGN, encode_notice
+from incumbent.stores.notices import RESIGN, encode_pause, notice_to
 from incumbent.stores.url import store_url
 from incumbent.supervise.codes import BUSY, OK
 
@@ -185,24 +184,13 @@ class Operator:
         return code
 
     def ask_to_end(self, holding: Holding, to: str = "", kind: str = "") -> PutOutcome:
-        """Leave a notice for this holding; its holder gets it with the next renewal.
-
-        If the lease is shared, the notice is also for all earlier holdings.
-        """
-        notice = encode_notice(
-            who=self.who,
-            reason=self.reason,
-            to=to,
-            token=holding.token,
-            kind=kind,
-            through_token=0 if holding.permits is None else holding.token,
-        )
+        """Leave a notice for this holding; its holder gets it with the next renewal."""
+        notice = notice_to(holding, who=self.who, reason=self.reason, to=to, kind=kind)
         return self.store.put(self.key, RESIGN, notice, None, clock.now() + REQUEST_TIMEOUT)
 
     def pause_value(self, **more: object) -> bytes:
         """The value of the field "pause"."""
-        facts = {"who": self.who, "reason": self.reason, "when": clock.wall()}
-        return json.dumps({**facts, **more}).encode()
+        return encode_pause(who=self.who, reason=self.reason, when=clock.wall(), **more)
 
     def await_end(self, holding: Holding) -> tuple[Record, str | None]:
         """Wait for the end of `holding`; the last record, and how it ended (None: it did not)."""

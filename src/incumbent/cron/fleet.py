@@ -62,6 +62,11 @@ class Trigger:
         """The field of CONTROL that holds the trigger until its run has ended."""
         return TRIGGER + self.id
 
+    @property
+    def value(self) -> bytes:
+        """The value of that field."""
+        return encode(job=self.job, when=self.when, who=self.who, reason=self.reason)
+
 
 def encode(**facts: Any) -> bytes:
     """The facts as the value of a field."""

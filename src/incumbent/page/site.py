@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -16,7 +15,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from incumbent import clock
-from incumbent.cron.fleet import CONTROL, Trigger, encode, is_job_name
+from incumbent.cron.fleet import CONTROL, Trigger, is_job_name
 from incumbent.errors import ConfigError, LockError
 from incumbent.model import ABSENT, Key
 from incumbent.page.documents import DEFAULT_WINDOW, WINDOWS, WISHES, detail, page
@@ -25,7 +24,7 @@ from incumbent.page.snapshot import SnapshotReader
 from incumbent.protocol.link import link_for
 from incumbent.serve.pages import TEXT, Handler, HttpRequest, Page, Pending
 from incumbent.stores.names import make_key
-from incumbent.stores.notices import PAUSE, RESIGN, encode_notice
+from incumbent.stores.notices import PAUSE, RESIGN, encode_pause, notice_to
 
 _HTML: Final = "text/html; charset=utf-8"
 _HEADERS: Final = {
@@ -129,22 +128,17 @@ class PageSite:
         store, until = link_for(self._reader.client).store, clock.now() + _WITHIN
         who = f"the page at {os.uname().nodename}"
         if wish == "pause":
-            value = json.dumps({"who": who, "reason": reason, "when": clock.wall()}).encode()
+            value = encode_pause(who=who, reason=reason, when=clock.wall())
             store.put(key, PAUSE, value, ABSENT, until)
         elif wish == "unpause":
             store.put(key, PAUSE, None, None, until)
         elif wish == "resign":
             if holdings := store.read(key, until).holdings:
                 last = max(holdings, key=lambda holding: holding.token)
-                through = 0 if last.permits is None else last.token
-                notice = encode_notice(
-                    who=who, reason=reason, token=last.token, through_token=through
-                )
-                store.put(key, RESIGN, notice, None, until)
+                store.put(key, RESIGN, notice_to(last, who=who, reason=reason), None, until)
         elif wish == "trigger":
             trigger = Trigger(os.urandom(4).hex(), key.name, clock.wall(), who, reason)
-            value = encode(job=key.name, when=trigger.when, who=who, reason=reason)
-            store.put(Key(key.namespace, CONTROL), trigger.field, value, None, until)
+            store.put(Key(key.namespace, CONTROL), trigger.field, trigger.value, None, until)
 
 
 def _if_asked_here(look: Callable[[HttpRequest, Mapping[str, str]], Pending]) -> Handler:

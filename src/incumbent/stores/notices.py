@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from incumbent.model import Absent, ByClaim, ByVersion, Field, Guard, Notice
+from incumbent.model import Absent, ByClaim, ByVersion, Field, Guard, Holding, Notice
 
 PAUSE: Final = "pause"
 RESIGN: Final = "resign"
@@ -40,6 +40,26 @@ def encode_notice(
     if through_token:
         facts["upto"] = through_token
     return json.dumps(facts).encode()
+
+
+def notice_to(
+    holding: Holding, *, who: str, reason: str = "", to: str = "", kind: str = ""
+) -> bytes:
+    """The notice of an operator for this holding.
+
+    If the lease is shared, it is also for all earlier holdings, so that none is left out.
+    """
+    through = 0 if holding.permits is None else holding.token
+    return encode_notice(
+        who=who, reason=reason, to=to, kind=kind, token=holding.token, through_token=through
+    )
+
+
+def encode_pause(*, who: str, reason: str, when: float, **more: object) -> bytes:
+    """The value of the field "pause"; `when`: seconds since 1970."""
+    import json
+
+    return json.dumps({"who": who, "reason": reason, "when": when, **more}).encode()
 
 
 def read_notice(value: bytes) -> dict[str, str | int]:
