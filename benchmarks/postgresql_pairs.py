@@ -24,7 +24,7 @@ __all__ = ["bench_server", "postgresql_async_rows", "postgresql_rows"]
 
 _TTL = 15
 _TAKE = b"""select incumbent.take('bench/bare', %s, 15000000, 'bench', '', 86400000000, 0,
-    4102444800000000)"""
+    4102444800000000, false)"""
 _GIVE = b"select incumbent.give('bench/bare', %s, %s)"
 
 

@@ -43,7 +43,10 @@ _RULES = [
         (r"(incumbent1 3:<id>  0) \d{5,}\b", r"\1 <longest>"),
         # What the rules made of a record: of several writers which came first, and when.
         (r'"written":\{.*?\},"entries":', '"written":<record>,"entries":'),
-        (r'"past":\[.*?\],"joined":\[.*?\],"wake"', '"past":<past>,"joined":<joined>,"wake"'),
+        (
+            r'"past":(?:null|\[.*?\]),"joined":(?:null|\[.*?\]),"alone"',
+            '"past":<past>,"joined":<joined>,"alone"',
+        ),
         (r'"version":(?:0|<number>),"epoch"', '"version":<version>,"epoch"'),
         (r'"incumbent1 <id> \{.*?\}",(null|\d+)\]', r'"<value>",\1]'),
         (r'("looks_in":)\d+', r"\1<left>"),

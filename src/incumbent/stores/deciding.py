@@ -112,13 +112,17 @@ class Deciding:
         step = self._take_step(key, claim, ask)
 
         def start(_facts: Any, _until: float) -> Program[TakeOutcome]:
-            alone = ask.permits is None and ask.slot is None and not ask.candidacy
-            if self._quick.take and alone:
+            alone = ask.permits is None and ask.slot is None
+            if self._quick.take and alone and (self._quick.candidates or not ask.candidacy):
                 found = yield TryTake(key, claim, ask)
                 if isinstance(found, Granted):
                     return found
             else:
-                (found,) = yield Load((step.wanted,))
+                found = yield from self._without_a_look(step)
+                if isinstance(found, Granted):
+                    return found
+                if found is None:
+                    (found,) = yield Load((step.wanted,))
             waits = ask.queue is not None and not ask.candidacy
             if self._quick.join and waits and isinstance(found, Seen):
                 queued = yield from self._join(step, claim, ask, found)
@@ -137,6 +141,24 @@ class Deciding:
             return taking.take(present(seen), claim, asked, seen.moment, seen.use_of(slot))
 
         return Step(_with_slot(key, slot), rule)
+
+    def recalled(self, wanted: Wanted) -> Seen | None:
+        """What this process wrote last of a name; None: it has to be looked at."""
+        return None
+
+    def _without_a_look(self, step: Step[Any]) -> Program[Any]:
+        """Try what is decided by a recalled record: only a swap can show that it is right.
+
+        Returns the outcome if so, and else what the store has; None: it has to be looked at.
+        """
+        seen = self.recalled(step.wanted)
+        if seen is None:
+            return None
+        outcome, swap = _apply(step, seen)
+        if swap is None or not isinstance(outcome, Granted | Released):
+            return None
+        (instead,) = yield Swaps((swap,))
+        return outcome if instead is None else instead
 
     def asked(self, key: Key, claim: str, ask: Ask, seen: Seen) -> Ask:
         """What is asked for, once it is known what the store has."""
@@ -214,11 +236,11 @@ class Deciding:
         parting.pop("shared", None)
 
         def start(_facts: Any, _until: float) -> Program[GiveOutcome]:
-            found = None
-            if self._quick.give and token and not any(parting.values()):
+            found = yield from self._without_a_look(step)
+            if found is None and self._quick.give and token and not any(parting.values()):
                 found = yield TryGive(key, claim, token)
-                if isinstance(found, Released | Gone):
-                    return found
+            if isinstance(found, Released | Gone):
+                return found
             return (yield from self._decide(step, found))
 
         return Plan("give", start, (key,))
@@ -285,7 +307,7 @@ class Deciding:
 
     # -- deciding -----------------------------------------------------------------------------
 
-    def _decide(self, step: Step[T], seen: Seen | None = None) -> Program[T]:
+    def _decide(self, step: Step[T], seen: Seen | StoreError | None = None) -> Program[T]:
         """Apply a step's rule to the record, and swap in what it says. Raises StoreError."""
         (outcome,) = yield from self._decide_all([step], None if seen is None else [seen])
         if isinstance(outcome, StoreError):

@@ -104,7 +104,8 @@ class Seen(NamedTuple):
 
     `version` is compared for equality only. `now`: the store's clock, read no later than the
     record (microseconds); `wall`: its wall clock; `floor`: the least token to grant; `beside`: the
-    values that were asked for and exist; `joined`: see `Join`.
+    values that were asked for and exist; `joined`: see `Join`. `recalled`: it is what this process
+    wrote, and the store was not asked since, see stores.recall.
     """
 
     record: LeaseRecord
@@ -115,6 +116,7 @@ class Seen(NamedTuple):
     floor: int = 0
     beside: Mapping[Place, Beside] = {}
     joined: tuple[Joined, ...] = ()
+    recalled: bool = False
 
     @property
     def moment(self) -> Moment:
@@ -284,12 +286,16 @@ class QuickRegisters(Registers, Protocol):
 
 
 class Quick(NamedTuple):
-    """Which of the quicker requests a store answers."""
+    """Which of the quicker requests a store answers.
+
+    `candidates`: TryTake also for a candidate, of whose grant everybody who waits has to learn.
+    """
 
     take: bool = False
     renew: bool = False
     give: bool = False
     join: bool = False
+    candidates: bool = False
 
 
 NOTHING_QUICK: Final = Quick()
@@ -297,7 +303,7 @@ NOTHING_QUICK: Final = Quick()
 
 def unless_behind(swap: Swap, found: Seen | StoreError, where: str) -> Seen | StoreError:
     """The answer to a swap that was refused: what was `found`, or that the clock stepped back."""
-    if isinstance(found, StoreError) or found.now >= swap.not_before:
+    if isinstance(found, StoreError) or found.now >= swap.not_before or swap.seen.recalled:
         return found
     behind = (swap.not_before - found.now) / 1e6
     return StoreUnavailable(

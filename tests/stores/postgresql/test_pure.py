@@ -94,7 +94,7 @@ def test_a_take_rounds_its_times_up_and_names_its_end() -> None:
     ask = Ask(1.0000001, "me", meta=b"\x00\xff")
     assert requests_of(DIALECT.take(KEY, CLAIM, ask), ahead=2.5) == [(
         b"space/job", CLAIM.encode(), b"1000001", b"me", b"\\x00ff", b"86400000000", None,
-        b"7500000",
+        b"7500000", b"f",
     )]  # fmt: skip
 
 
@@ -257,7 +257,7 @@ def test_an_error_after_a_part_was_done_leaves_the_outcome_open(
     program = DIALECT.spoken(DIALECT.take_all(takes), 0.0, 5.0)
     next(program)
     program.send(said())
-    program.send(json.dumps([["space/a", None], ["space/b", json.loads(said())]]).encode())
+    program.send(json.dumps([["space/a", None, 8, 9], ["space/b", json.loads(said())]]).encode())
     with pytest.raises(raised) as caught:
         program.throw(error)
     assert getattr(caught.value, "sent", True)

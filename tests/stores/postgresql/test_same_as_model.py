@@ -10,6 +10,7 @@ import pytest
 
 from incumbent.model import Ask, Key, TakeOutcome
 from incumbent.protocol.port import run_blocking
+from incumbent.stores import recall
 from incumbent.stores.postgresql.dialect import Dialect
 from incumbent.stores.postgresql.engine import PostgresStore
 from incumbent.stores.postgresql.site import site_of_url
@@ -31,12 +32,16 @@ class _EachForItself(PostgresStore):
 
 
 @pytest.mark.timeout(180)
-def test_the_server_answers_as_the_model_does(postgres_server: PostgresServer) -> None:
+def test_the_server_answers_as_the_model_does(
+    postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recall, "_SLOWER", 1.0)
     url = postgres_server.url_of(moved_database(postgres_server, 1_000.0))
     with psycopg.connect(url, autocommit=True) as operator:
 
         def move(now: float, wall: float) -> None:
             operator.execute(b"update public.moved set at = to_timestamp(%s)", (wall,))
+            monkeypatch.setattr(recall, "_now", lambda: now)
 
         for seed in range(20):
             move(1_000.0, 1_800_000_000.0)

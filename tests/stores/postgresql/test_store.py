@@ -218,7 +218,7 @@ def test_a_copy_of_the_data_is_another_store(
 @pytest.mark.parametrize(
     ("call", "waits"),
     [
-        ("take('a/b', 'c', 9000000, 'h', '', 1, 0, NULL)", "off"),
+        ("take('a/b', 'c', 9000000, 'h', '', 1, 0, NULL, false)", "off"),
         ("renew('e', '{a/b}', '{c}', '{1}', '{1}')", "off"),
         ("give('a/b', 'c', 1)", "off"),
         ("join_line('e', 'a/b', 'c', 'x', 0)", "off"),

@@ -6,16 +6,21 @@ An operation is stopped between its two requests, and another client comes in be
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from incumbent.errors import StoreUnavailable
-from incumbent.model import Ask, Granted, Key, Queue, Refused, Renewal
+from incumbent.model import Ask, Granted, Key, Queue, Queued, Refused, Released, Renewal
 from incumbent.protocol.port import run_blocking
 from incumbent.rules.codec import encoded
 from incumbent.rules.record import NOTHING
+from incumbent.stores import recall
+from incumbent.stores.plan import Plan
+from incumbent.stores.postgresql import open_postgresql
 from incumbent.stores.postgresql.engine import PostgresStore
+from incumbent.stores.registers import Wanted
 from tests.stores.postgresql.world import MovedWorld, new_claim, soon
 from tests.support.postgresql import PostgresServer
 
@@ -40,24 +45,62 @@ def store(world: MovedWorld) -> PostgresStore:
     return store
 
 
-def between(store: PostgresStore, ask: Ask, happens: Callable[[], object]) -> Any:
-    """The outcome of a take by load and swap, if this happens between the two."""
+@pytest.fixture
+def other(world: MovedWorld) -> Iterator[PostgresStore]:
+    """Another client."""
+    url = world.server.url_of(world.database)
+    store = open_postgresql(f"{url}?restart_wait=0").store()
+    assert isinstance(store, PostgresStore)
+    yield store
+    store.close()
+
+
+@pytest.fixture(autouse=True)
+def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does the client's clock go on."""
+    monkeypatch.setattr(recall, "_now", lambda: 1_000.0)
+
+
+def carried_out(store: PostgresStore, plan: Plan[Any, Any]) -> tuple[Any, list[bytes]]:
+    """The outcome of a plan, and its requests."""
+    operations = store.operations
+    (wire,) = operations.idle
+    program, asked, reply = operations.dialect.spoken(plan, wire.ahead, soon()), list[bytes](), None
+    while True:
+        try:
+            request = next(program) if reply is None else program.send(reply)
+        except StopIteration as done:
+            return done.value, asked
+        asked.append(request.sql)
+        reply = run_blocking(wire.query(request, soon()))
+
+
+def between(
+    store: PostgresStore, ask: Ask, happens: Callable[[], object], *, recalls: bool = False
+) -> Any:
+    """The outcome of a take by load and swap, if this happens between the two.
+
+    `recalls`: instead of the load it goes by what was written last.
+    """
     store.read(KEY, soon())
     operations = store.operations
     (wire,) = operations.idle
+    if not recalls:
+        operations.dialect.recalled(Wanted(KEY))  # once
     plan = operations.dialect.take(KEY, new_claim(), ask)
     program = operations.dialect.spoken(plan, wire.ahead, soon())
     request = next(program)
+    assert (b"swap" in request.sql) is recalls
     happened = False
     while True:
+        if b"swap" in request.sql and not happened:
+            happened = True
+            happens()
         try:
             request = program.send(run_blocking(wire.query(request, soon())))
         except StopIteration as done:
             assert happened
             return done.value
-        if b"swap" in request.sql and not happened:
-            happened = True
-            happens()
 
 
 def taken(store: PostgresStore, ask: Ask = ALONE) -> Granted:
@@ -74,9 +117,12 @@ def version(world: MovedWorld) -> int:
 # -- what has changed meanwhile --------------------------------------------------------------------
 
 
-def test_of_two_that_saw_the_same_free_permit_one_is_granted_it(store: PostgresStore) -> None:
+@pytest.mark.parametrize("recalls", [False, True])
+def test_of_two_that_saw_the_same_free_permit_one_is_granted_it(
+    store: PostgresStore, other: PostgresStore, recalls: bool
+) -> None:
     store.give(KEY, (first := taken(store, SHARED)).claim, first.token, soon())
-    outcome = between(store, SHARED, lambda: taken(store, SHARED))
+    outcome = between(store, SHARED, lambda: taken(other, SHARED), recalls=recalls)
     assert isinstance(outcome, Refused)
 
 
@@ -115,13 +161,16 @@ def test_a_version_does_not_come_back_with_a_name_that_was_forgotten(
     assert version(world) > before
 
 
+@pytest.mark.parametrize("recalls", [False, True])
 def test_what_was_decided_in_another_incarnation_is_not_written(
-    world: MovedWorld, store: PostgresStore
+    world: MovedWorld, store: PostgresStore, recalls: bool
 ) -> None:
     store.give(KEY, (first := taken(store, SHARED)).claim, first.token, soon())
-    outcome = between(
-        store, SHARED, lambda: world.server.psql("truncate incumbent.epoch", world.database)
-    )
+
+    def crash() -> None:
+        world.server.psql("truncate incumbent.epoch", world.database)
+
+    outcome = between(store, SHARED, crash, recalls=recalls)
     # It was decided anew, by the incarnation that has begun.
     assert isinstance(outcome, Granted)
     assert outcome.epoch != first.epoch
@@ -134,6 +183,46 @@ def test_a_server_whose_clock_stepped_back_writes_nothing(
     with pytest.raises(StoreUnavailable, match=r"stepped back by 5\.000 s"):
         between(store, SHARED, lambda: world.pass_time(-5.0))
     assert store.read(KEY, soon()).holdings == ()
+
+
+def test_whoever_did_not_look_does_so_once_the_clock_has_stepped_back(
+    world: MovedWorld, store: PostgresStore
+) -> None:
+    store.give(KEY, (first := taken(store, SHARED)).claim, first.token, soon())
+    outcome = between(store, SHARED, lambda: world.pass_time(-5.0), recalls=True)
+    assert isinstance(outcome, Granted)
+    assert outcome.token > first.token
+
+
+def test_a_permit_that_nobody_else_wants_is_one_request_each_way(store: PostgresStore) -> None:
+    store.give(KEY, (first := taken(store, SHARED)).claim, first.token, soon())
+    claim, dialect = new_claim(), store.operations.dialect
+    granted, asked = carried_out(store, dialect.take(KEY, claim, SHARED))
+    assert isinstance(granted, Granted)
+    released, asked_again = carried_out(store, dialect.give(KEY, claim, granted.token))
+    assert released == Released()
+    assert (len(asked), len(asked_again)) == (1, 1)
+    assert store.read(KEY, soon()).holdings == ()
+
+
+def test_what_was_refused_without_a_look_is_looked_at(
+    store: PostgresStore, other: PostgresStore
+) -> None:
+    full = taken(store, SHARED)
+    other.give(KEY, full.claim, full.token, soon())
+    taken(store, SHARED)
+
+
+def test_a_release_tells_those_who_joined_since_its_grant(
+    store: PostgresStore, other: PostgresStore
+) -> None:
+    claim, ask = new_claim(), replace(SHARED, queue=Queue(5.0, fair=True))
+    holder = taken(store, SHARED)
+    assert isinstance(other.take(KEY, claim, ask, soon()), Queued)
+    store.give(KEY, holder.claim, holder.token, soon(), shared=True)
+    refused = store.take(KEY, new_claim(), SHARED, soon())
+    assert isinstance(refused, Refused)
+    assert refused.reason == "reserved"
 
 
 def test_who_joins_while_another_decides_is_not_lost(store: PostgresStore) -> None:

@@ -49,6 +49,19 @@ def test_a_release_names_the_first_in_line(url: str, waiting: int) -> None:
     assert heard == [" ".join([key, *claims[:1]])]
 
 
+@pytest.mark.parametrize("candidacy", [0.0, 20.0])
+def test_everybody_who_waits_learns_of_the_grant_to_a_candidate(url: str, candidacy: float) -> None:
+    with party(url) as one, psycopg.connect(url, autocommit=True) as listener:
+        listener.execute("LISTEN incumbent")
+        granted, key = one.take(), flat(one.key)
+        one.store.give(one.key, one.claim, granted.token, soon())
+        _marks(one)
+        one.store.take(one.key, new_claim(), replace(ASK, candidacy=candidacy), soon())
+        one.store.put(Key("default", "end"), "f", b"x", None, soon())
+        heard = [each.payload for each in listener.notifies(timeout=20, stop_after=1)]
+    assert heard[0] == (key if candidacy else "default/end")
+
+
 def _marks(one: Party) -> None:
     """As a waiter does that begins to wait."""
     operations: Any = one.store.operations  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ from incumbent.stores.deciding import Deciding, present, stands
 from incumbent.stores.plan import Plan, Program
 from incumbent.stores.polling import IN_LINE, in_line, may_have_changed
 from incumbent.stores.postgresql.exchange import Exchange, looked
+from incumbent.stores.recall import Recall
 from incumbent.stores.turns import Turns
 
 T = TypeVar("T")
@@ -24,9 +25,10 @@ class Dialect(Deciding):
     began = "crashed, was promoted, restored or made"
 
     def __init__(self, where: str, restart_wait: float | None) -> None:
-        quick = kit.Quick(take=True, renew=True, give=True, join=True)
+        quick = kit.Quick(take=True, renew=True, give=True, join=True, candidates=True)
         super().__init__(where, restart_wait, quick)
         self.turns = Turns()
+        self._recall = Recall()
 
     def take(self, key: Key, claim: str, ask: Ask) -> Plan[Any, TakeOutcome]:
         """Plan a take; never repeatable, because its caller repeats it and counts the tries."""
@@ -54,6 +56,10 @@ class Dialect(Deciding):
         ours = any(self.turns.is_of_us(key, it) for it in before)
         return replace(ask, queue=None) if ours else ask
 
+    def recalled(self, wanted: kit.Wanted) -> kit.Seen | None:
+        """See Deciding.recalled."""
+        return self._recall.of(wanted)
+
     def unchanged(self, key: Key, seen: str, wait: float) -> Plan[Any, bool]:
         """Plan to ask if a record is unchanged; changes in the next `wait` seconds are notified."""
         request = looked(key, seen.partition(IN_LINE)[0], wait)
@@ -73,4 +79,5 @@ class Dialect(Deciding):
         `ahead`: the seconds that the server's clock is ahead.
         """
         last = until + ahead if plan.kind == "take" else inf
-        return Exchange(self.where, self.restart_wait, last).speak(plan.start(None, until))
+        exchange = Exchange(self.where, self.restart_wait, last, self._recall)
+        return exchange.speak(plan.start(None, until))

@@ -33,6 +33,7 @@ from incumbent.rules.record import (
 from incumbent.stores import registers as kit
 from incumbent.stores.names import flat, unflat
 from incumbent.stores.postgresql.errors import RECORD_FORMAT, ErrorReply, answered_error
+from incumbent.stores.recall import Recall
 
 T = TypeVar("T")
 
@@ -82,8 +83,14 @@ class Exchange:
     `wrote`: it has changed something, so that a later error does not mean that nothing was changed.
     """
 
-    def __init__(self, where: str, wait: float | None = None, last: float = inf) -> None:
-        self._where = where
+    def __init__(
+        self,
+        where: str,
+        wait: float | None = None,
+        last: float = inf,
+        recall: Recall | None = None,
+    ) -> None:
+        self._where, self._recall = where, recall
         self._wait = None if wait is None else _microseconds(wait)
         self._last = b"%d" % (min(last, 1e12) * 1_000_000)
         self._epoch = ""
@@ -210,6 +217,7 @@ class Exchange:
             _microseconds(ask.keep_record),
             self._wait,
             self._last,
+            b"t" if ask.candidacy else b"f",
         )
         words = _decoded(reply).split(" ")
         if words[0] == "granted" and len(words) == 5:
@@ -265,7 +273,7 @@ class Exchange:
                 raise _too_late()
             answers = _parsed(reply, list)
             with decoding():
-                for swap, (name, what) in zip(some, answers, strict=True):
+                for swap, (name, what, *written) in zip(some, answers, strict=True):
                     if name != flat(swap.wanted.key):
                         raise Mismatch("the answer is about another name")
                     replies[id(swap)] = None
@@ -273,6 +281,8 @@ class Exchange:
                     if what is not None:
                         (found,) = self._found(what, [swap.wanted.key])
                         replies[id(swap)] = kit.unless_behind(swap, found, self._where)
+                    elif self._recall is not None:
+                        self._recall.note(swap, *written)
         return [replies[id(swap)] for swap in swaps]
 
 
@@ -367,13 +377,16 @@ def _written(swap: kit.Swap) -> dict[str, Any]:
         "epoch": seen.incarnation.id,
         "not_before": swap.not_before,
         "written": _columns(swap),
-        "entries": [_value(entry) for entry in swap.entries if entry.kind != "past"],
+        # null instead of nothing: what has nothing to write costs the server no statement.
+        "entries": [_value(entry) for entry in swap.entries if entry.kind != "past"] or None,
         "past": [
             (entry.name, *_holder(entry.value))
             for entry in swap.entries
             if isinstance(entry.value, LastGrant)
-        ],
-        "joined": [(joined.waiter.claim, joined.id) for joined in seen.joined],
+        ]
+        or None,
+        "joined": [(joined.waiter.claim, joined.id) for joined in seen.joined] or None,
+        "alone": seen.recalled,
         "wake": wake or None,
         "kinds": kinds,
         "names": names,

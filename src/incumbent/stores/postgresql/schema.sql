@@ -275,9 +275,10 @@ $$;
 -- over: null means the longest ttl that may be believed.
 -- It locks nothing before it has decided, and then changes only what is as it was: whoever is
 -- refused writes nothing, and does not wait for those who do.
+-- p_told: everybody who waits learns of the grant.
 CREATE OR REPLACE FUNCTION incumbent.take(
     p_key text, p_claim text, p_ttl bigint, p_holder text, p_meta bytea, p_keep bigint,
-    p_wait bigint, p_until bigint
+    p_wait bigint, p_until bigint, p_told boolean
 ) RETURNS text LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
 DECLARE
@@ -285,6 +286,7 @@ DECLARE
     r incumbent.record;
     now bigint;
     new_token bigint;
+    awaited boolean;
 BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
     SELECT * INTO e FROM incumbent.epoch;
@@ -321,7 +323,8 @@ BEGIN
             keep_until = greatest(r.keep_until, now + greatest(p_ttl, p_keep)),
             forget_on = incumbent.forgettable(greatest(r.keep_until, now + greatest(p_ttl, p_keep)))
         WHERE key = p_key AND version = r.version
-            AND NOT EXISTS (SELECT FROM incumbent.joined j WHERE j.key = p_key);
+            AND NOT EXISTS (SELECT FROM incumbent.joined j WHERE j.key = p_key)
+        RETURNING waited > now INTO awaited;
         EXIT WHEN FOUND;
         IF EXISTS (SELECT FROM incumbent.joined j WHERE j.key = p_key) THEN
             RETURN incumbent.load(ARRAY[p_key], '{}', '{}');
@@ -337,6 +340,10 @@ BEGIN
             VALUES (p_key, (r.granted - 1) % 19, r.holder, r.token, r.started, r.ended)
             ON CONFLICT (key, place) DO UPDATE SET holder = excluded.holder,
                 token = excluded.token, started = excluded.started, ended = excluded.ended;
+    END IF;
+    -- Of a name that was not known nobody could say that it waits.
+    IF p_told AND (awaited OR r.changes = 0) THEN
+        PERFORM pg_notify('incumbent', p_key);
     END IF;
     IF new_token % 256 = 0 THEN
         PERFORM incumbent.sweep();
@@ -420,8 +427,9 @@ END $$;
 
 -- Writes records, in the order of their keys so that two swaps never wait for each other, each if its
 -- row has the version that was read; `version` 0 stands for a name that was not known. Answers for
--- each, as json, [key, what]: null, or what load() says instead, also if the clock is behind
--- `not_before`; or 'late' after p_until.
+-- each, as json, [key, null, version, instant], as it is written; or [key, what], what load() says
+-- instead, also if the clock is behind `not_before`, or somebody joined a line that is said to be
+-- `alone`; or 'late' after p_until.
 CREATE OR REPLACE FUNCTION incumbent.swap(p_swaps json, p_durable boolean, p_until bigint)
 RETURNS text LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'
@@ -433,7 +441,6 @@ DECLARE
     now bigint;
     fresh boolean;
     wrote boolean := false;
-    what json;
     answers json[];
 BEGIN
     IF NOT p_durable THEN
@@ -441,7 +448,7 @@ BEGIN
     END IF;
     FOR s IN SELECT * FROM json_to_recordset(p_swaps) AS s (
         key text, version bigint, epoch text, not_before bigint, written json, entries json,
-        past json, joined json, wake text, kinds text[], names text[])
+        past json, joined json, alone boolean, wake text, kinds text[], names text[])
     LOOP
         LOOP
             SELECT * INTO r FROM incumbent.record WHERE key = s.key FOR UPDATE;
@@ -454,8 +461,10 @@ BEGIN
         IF NOT FOUND OR NOT (r.version = s.version OR s.version = 0 AND fresh)
             OR now < s.not_before
             OR NOT EXISTS (SELECT FROM incumbent.epoch WHERE id = s.epoch)
+            OR s.alone AND EXISTS (SELECT FROM incumbent.joined j WHERE j.key = s.key)
         THEN
-            what := incumbent.load(ARRAY[s.key], s.kinds, s.names)::json;
+            answers := answers || json_build_array(s.key,
+                incumbent.load(ARRAY[s.key], s.kinds, s.names)::json);
         ELSIF now > p_until AND wrote THEN
             RAISE EXCEPTION 'nobody waits for the takes any more'
                 USING ERRCODE = 'lock_not_available';
@@ -475,14 +484,24 @@ BEGIN
                 next_fair = n.next_fair, noticed = n.noticed,
                 forget_on = incumbent.forgettable(n.keep_until)
             WHERE key = s.key;
-            PERFORM incumbent.beside(s.key, now, s.entries, s.past, s.joined);
+            IF s.past IS NOT NULL THEN
+                INSERT INTO incumbent.history (key, place, holder, token, started, ended)
+                    SELECT s.key, (h ->> 0)::smallint, h ->> 1, (h ->> 2)::bigint,
+                        (h ->> 3)::bigint, (h ->> 4)::bigint
+                    FROM json_array_elements(s.past) AS h
+                    ON CONFLICT (key, place) DO UPDATE SET holder = excluded.holder,
+                        token = excluded.token, started = excluded.started,
+                        ended = excluded.ended;
+            END IF;
+            IF s.entries IS NOT NULL OR s.joined IS NOT NULL THEN
+                PERFORM incumbent.beside(s.key, now, s.entries, s.joined);
+            END IF;
             IF s.wake IS NOT NULL AND (fresh OR r.waited > now) THEN
                 PERFORM pg_notify('incumbent', s.wake);
             END IF;
-            what := NULL;
+            answers := answers || json_build_array(s.key, NULL, greatest(r.version + 1, now), now);
             wrote := true;
         END IF;
-        answers := answers || json_build_array(s.key, what);
     END LOOP;
     IF now % 256 = 0 THEN
         PERFORM incumbent.sweep();
@@ -491,9 +510,9 @@ BEGIN
 END $$;
 
 -- What changes beside a record that is written now: [kind, name, value or null, us or null] of the
--- values, [place, holder, token, started, ended] of the history, [claim, place] of those who joined.
+-- values, [claim, place] of those who joined.
 CREATE OR REPLACE FUNCTION incumbent.beside(
-    p_key text, p_now bigint, p_entries json, p_past json, p_joined json
+    p_key text, p_now bigint, p_entries json, p_joined json
 ) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -506,12 +525,6 @@ BEGIN
             SELECT p_key, it ->> 0, it ->> 1, p_now, p_now + (it ->> 3)::bigint, it ->> 2
             WHERE it ->> 2 IS NOT NULL;
     END LOOP;
-    INSERT INTO incumbent.history (key, place, holder, token, started, ended)
-        SELECT p_key, (h ->> 0)::smallint, h ->> 1, (h ->> 2)::bigint, (h ->> 3)::bigint,
-            (h ->> 4)::bigint
-        FROM json_array_elements(p_past) AS h
-        ON CONFLICT (key, place) DO UPDATE SET holder = excluded.holder,
-            token = excluded.token, started = excluded.started, ended = excluded.ended;
     DELETE FROM incumbent.joined j USING json_array_elements(p_joined) AS g
         WHERE j.key = p_key AND j.claim = g ->> 0 AND j.place = (g ->> 1)::bigint;
 END $$;

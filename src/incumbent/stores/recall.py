@@ -1,0 +1,53 @@
+"""What this process wrote last of some names, so that an operation may begin without a look.
+
+    client                                      store
+      | swap 7: a permit is mine ------------->   |
+      |   <---------------- done: version 8 at 9s |
+      | swap 8: it is given back ------------->   |
+      |   <------------------------------- done   |
+
+Nobody goes by it alone. The store carries the swap out if the record still has this version and
+incarnation, and nobody has joined its line since; if not, its reply says what it has instead.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from incumbent import clock
+from incumbent.model import Key
+from incumbent.rules.record import Instant, settled
+from incumbent.stores.registers import Incarnation, Seen, Swap, Wanted
+
+_NAMES: Final = 1000
+_FRESH: Final = 10.0
+"""Seconds after which something else has most likely been written."""
+_SLOWER: Final = 0.999
+"""The clock of a store is never taken for later than it is, though it may be a slow one."""
+
+_now = clock.now
+
+
+class Recall:
+    """What was written last, by name; each is recalled once."""
+
+    def __init__(self) -> None:
+        self._written: dict[Key, tuple[float, Seen]] = {}
+
+    def note(self, swap: Swap, version: int, at: Instant) -> None:
+        """Keep what a swap has written, with its version, at this instant of the store's clock."""
+        if len(self._written) >= _NAMES:
+            self._written.clear()
+        record = settled(swap.record, at)
+        seen = swap.seen._replace(record=record, version=version, now=at, wall=at, joined=())
+        self._written[swap.wanted.key] = _now(), seen._replace(beside={}, recalled=True)
+
+    def of(self, wanted: Wanted) -> Seen | None:
+        """What is known of a name, if no value beside its record is needed."""
+        noted, seen = self._written.pop(wanted.key, (0.0, None))
+        passed = (_now() - noted) * _SLOWER
+        if seen is None or wanted.beside or passed > _FRESH:
+            return None
+        us, (epoch, age, longest) = int(passed * 1e6), seen.incarnation
+        known = Incarnation(epoch, age + passed, longest)
+        return seen._replace(now=seen.now + us, wall=seen.wall + us, incarnation=known)
