@@ -68,6 +68,7 @@ def test_nothing_comes_between_the_requests_of_an_operation_on_a_file(
 ) -> None:
     stores = [SqliteEngine(tmp_path / "leases.db").store() for _ in range(2)]
     answer, came = Records._answer, list[str]()
+    stores[1].read(KEY, soon())
 
     def after_another_tried(records: Records, request: Request) -> Any:
         if isinstance(request, Swaps):
