@@ -25,7 +25,6 @@ from tests.stores.mysql import world as mysql
 from tests.stores.postgresql.world import moved_database
 from tests.stores.sqlite.test_same_as_model import QUEUES, Hands
 from tests.support.mariadb import MariaServer
-from tests.support.postgresql import PostgresServer
 
 __all__ = ["ENGINES", "Shelf", "shelf_of"]
 
@@ -106,11 +105,16 @@ def _same(host: Any) -> Any:
 class PostgresShelf(Shelf):
     """A database with a clock of its own."""
 
-    def __init__(self, server: PostgresServer, operator: psycopg.Connection[Any], url: str) -> None:
-        self._server, self._operator, self._url = server, operator, url
+    def __init__(
+        self, operator: psycopg.Connection[Any], url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self._operator, self._url, self._patch = operator, url, monkeypatch
         self.move(*BEGIN)
 
     def store(self, of: Modules) -> Store:
+        # What a client wrote last ages by the clock that is moved.
+        self._patch.setattr(of("stores.recall"), "_SLOWER", 1.0)
+        self._patch.setattr(of("stores.recall"), "_now", lambda: self._now)
         site = of("stores.postgresql.site").site_of_url(f"{self._url}?restart_wait=0")
         dialect = of("stores.postgresql.dialect").Dialect(site.where, site.restart_wait)
         store = of("stores.postgresql.engine").PostgresStore(site, dialect)
@@ -123,6 +127,7 @@ class PostgresShelf(Shelf):
         return made
 
     def move(self, now: float, wall: float) -> None:
+        self._now = now
         self._operator.execute(b"update public.moved set at = to_timestamp(%s)", (wall,))
 
     def texts(self) -> dict[str, bytes]:
@@ -177,7 +182,7 @@ def shelf_of(
             server = request.getfixturevalue("postgres_server")
             url = server.url_of(moved_database(server, BEGIN[1]))
             with psycopg.connect(url, autocommit=True) as operator:
-                yield PostgresShelf(server, operator, url)
+                yield PostgresShelf(operator, url, monkeypatch)
         case "mysql":
             yield MysqlShelf(request.getfixturevalue("maria_server"), monkeypatch)
         case _:
