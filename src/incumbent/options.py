@@ -242,7 +242,7 @@ def _check_permits(permits: int, settings: LockSettings, can: Capabilities) -> N
     if permits == UNLIMITED and not can.queue:
         raise ConfigError(
             "a read-write lock needs a line of waiters, or readers would starve writers, and this"
-            " store keeps none; use redis:, postgresql:, mysql:, sqlite: or memory:",
+            " store keeps none; use redis:, postgresql:, mysql:, etcd:, sqlite: or memory:",
             name="fair",
         )
     for name in ("once_per", "slot", "at_least_for"):
@@ -292,7 +292,7 @@ def _queue(policy: Policy, slot: Slot | None, can: Capabilities, *, fair: bool) 
     if fair and not can.queue:
         raise ConfigError(
             "fair=True: this store keeps no line of waiters; leave it out, or use a store that"
-            " does (redis:, sqlite:, postgresql:, mysql: and memory: do)",
+            " does (redis:, sqlite:, postgresql:, mysql:, etcd: and memory: do)",
             name="fair",
         )
     if fair and slot is not None:

@@ -30,6 +30,7 @@ _PROMISES = ("tests/stores/quorum/test_promises.py",)
 _NODE = ("tests/quorum/test_node.py",)
 _FOREIGN = "tests/stores/etcd/test_foreign.py::"
 _SHARERS = "tests/stores/etcd/test_sharers.py::"
+_ORDER = "tests/stores/etcd/test_order.py::"
 _UNFIT = (
     "tests/stores/test_unfit.py::test_clients_that_are_connected_notice_that_a_store_became_unfit"
 )
@@ -308,6 +309,83 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        there = self.sessions.proof(state, attached)",
         "        there = self.sessions.ours(state)[:1]",
         "tests/stores/etcd/test_store.py::test_a_take_that_is_repeated_moves_its_key_only_from_where_it_was_seen",
+    ),
+    _d(
+        "etcd: whoever is first in line is granted what another one holds",
+        "stores/etcd/taking.py",
+        "        compare = [kv.absent(names.given_up(self.claim)), *self._may_take(state)]",
+        "        compare = [kv.absent(names.given_up(self.claim))]",
+        f"{_ORDER}test_a_line_that_is_wrong_makes_no_second_holder",
+    ),
+    _d(
+        "etcd: a newcomer does not look for a line",
+        "stores/etcd/line.py",
+        "        return [kv.free(line)]",
+        "        return []",
+        f"{_ORDER}test_a_take_without_a_place_is_refused_while_somebody_stands_in_line",
+    ),
+    _d(
+        "etcd: a waiter takes whoever is before it",
+        "stores/etcd/line.py",
+        "kv.created(place.key, place.created), kv.none_before(line, place.created)",
+        "kv.created(place.key, place.created)",
+        f"{_ORDER}test_a_take_by_a_place_is_refused_while_an_older_one_is_there",
+    ),
+    _d(
+        "etcd: a waiter takes by a place that it has lost",
+        "stores/etcd/line.py",
+        "kv.created(place.key, place.created), kv.none_before(line, place.created)",
+        "kv.none_before(line, place.created)",
+        f"{_ORDER}test_a_take_by_a_place_that_was_lost_is_not_granted",
+    ),
+    _d(
+        "etcd: a place that is lost keeps its claim out for good",
+        "stores/etcd/line.py",
+        "                self._places.of(self._key).pop(self._claim, None)",
+        "                pass",
+        f"{_ORDER}test_who_has_lost_its_place_is_granted_a_free_name",
+    ),
+    _d(
+        "etcd: two overtake the first in line, and it counts one",
+        "stores/etcd/line.py",
+        "            return [kv.modified(first.key, first.modified)]",
+        "            return [kv.exists(first.key)]",
+        f"{_ORDER}test_whoever_overtakes_counts_it_and_two_who_saw_the_same_count_do_not_both_pass",
+    ),
+    _d(
+        "etcd: it is not counted that the first in line was overtaken",
+        "stores/etcd/line.py",
+        '"overtaken": overtaken_in(first) + 1',
+        '"overtaken": overtaken_in(first)',
+        f"{_ORDER}test_who_is_overtaken_takes_over_once_it_is_its_turn",
+    ),
+    _d(
+        "etcd: who was granted stays in line",
+        "stores/etcd/line.py",
+        "            success.append(kv.delete(place.key))\n",
+        "",
+        f"{_ORDER}test_a_take_by_a_place_writes_no_trace_of_it",
+    ),
+    _d(
+        "etcd: a claim that was given up joins the line",
+        "stores/etcd/line.py",
+        "[kv.absent(mine), kv.absent(names.given_up(self._claim))]",
+        "[kv.absent(mine)]",
+        f"{_ORDER}test_a_claim_that_was_given_up_meanwhile_does_not_join",
+    ),
+    _d(
+        "etcd: places in line are not kept alive",
+        "stores/etcd/client.py",
+        "            for whole in beats:\n",
+        "            for whole in beats[:0]:\n",
+        f"{_ORDER}test_a_place_lives_while_its_claim_waits_and_ends_a_heartbeat_later",
+    ),
+    _d(
+        "etcd: who has lost its place waits for its turn",
+        "stores/etcd/client.py",
+        "            if not self.cluster.sessions.line.keeps(at.kept):",
+        "            if False:",
+        f"{_ORDER}test_a_place_that_was_lost_is_taken_anew_at_the_end",
     ),
     _d(
         "etcd: a ticket is believed, whatever became of it",

@@ -31,6 +31,7 @@ class Store(TakesTurns[None]):
         self.listening = self.listened = 0
         self.held = True
         self.reason: Any = "held"
+        self.holder = "other"
         self.error: Exception | None = None
         self.changed = asyncio.Event()
 
@@ -57,7 +58,7 @@ class Store(TakesTurns[None]):
             raise self.error
         if self.held:
             seen = "7" if self.reason == "held" else "8"
-            return Refused(self.reason, (Holding("other"),), 10.0, seen)
+            return Refused(self.reason, (Holding(self.holder),), 10.0, seen)
         self.held = True
         return Granted(str(plan), 1, 10.0)
 
@@ -296,12 +297,27 @@ def test_a_candidate_and_one_that_tries_once_or_shares_ask_for_themselves() -> N
     play(body)
 
 
+def test_a_name_that_is_reserved_for_somebody_elsewhere_concerns_no_waiter_here() -> None:
+    async def body(store: Store) -> None:
+        waiting = [asyncio.create_task(acquires(store, f"c{n}", [])) for n in range(5)]
+        await asyncio.sleep(0.1)
+        store.reason = "reserved"
+        store.changed.set()
+        await asyncio.sleep(0.3)
+        assert len(store.asked) == 2
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    play(body)
+
+
 def test_a_reservation_is_told_to_each_once() -> None:
     async def body(store: Store) -> None:
         waiting = [asyncio.create_task(acquires(store, f"c{n}", [])) for n in range(5)]
         await asyncio.sleep(0.1)
         assert len(store.asked) == 1
-        store.reason = "reserved"
+        store.reason, store.holder = "reserved", "host"
         store.changed.set()
         await asyncio.sleep(0.3)
         # The first one, and then all, for it may be for any of them.

@@ -22,7 +22,7 @@ assignment, so there is no lock that a signal handler or a fork could find taken
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from functools import partial
 from math import inf
 from typing import Final, TypeVar, Unpack
@@ -49,12 +49,16 @@ _now = clock.now
 
 
 class _TurnWaiter:
-    """A waiter that loses its place at `due`; `told`: it has to look although it is not first."""
+    """A waiter that loses its place at `due`; `told`: it has to look although it is not first.
 
-    __slots__ = ("due", "told", "wakeup")
+    `holder`: for whom it asks; empty: unknown.
+    """
+
+    __slots__ = ("due", "holder", "told", "wakeup")
 
     def __init__(self, wakeup: Wakeup | None = None) -> None:
         self.due = inf
+        self.holder = ""
         self.told = False
         self.wakeup = wakeup
 
@@ -104,8 +108,9 @@ class _TurnLine:
             self.waiters.pop(claim, None)
         return None
 
-    def stand(self, claim: str, refused: Refused) -> Queued:
-        self.waiters.setdefault(claim, _TurnWaiter()).due = _now() + _SILENT
+    def stand(self, claim: str, holder: str, refused: Refused) -> Queued:
+        waiter = self.waiters.setdefault(claim, _TurnWaiter())
+        waiter.due, waiter.holder = _now() + _SILENT, holder
         claims = list(self.waiters)
         place = claims.index(claim) if claim in claims else 0
         seen = f"{refused.seen}{_MARK}{claim}"
@@ -144,18 +149,19 @@ class _TurnLine:
         if refused is not None and refused.reason == "held":
             self.refused, self.at = refused, _now()
         elif refused is not None and refused.reason == "reserved":
-            # The lease may be reserved for one of the other waiters, so each looks once.
+            # The lease may be reserved for one of the other waiters, which looks once then.
             self.refused, self.at = refused, -inf
             if before is None or before.seen != refused.seen:
-                self.tell()
+                self.tell({it.holder for it in refused.holders} or None)
         for new in list(self.new.values()):
             new.tell()
 
-    def tell(self) -> None:
-        """Have all waiters in line look."""
+    def tell(self, holders: Container[str] | None = None) -> None:
+        """Have the waiters of these holders look, or (None) all waiters in line."""
         for waiter in list(self.waiters.values()):
-            waiter.told = True
-            waiter.tell()
+            if holders is None or not waiter.holder or waiter.holder in holders:
+                waiter.told = True
+                waiter.tell()
 
 
 class Turns:
@@ -305,7 +311,7 @@ class TakesTurns(Planned[Facts]):
         if claim not in line.waiters and claim not in self.turns.doubted:
             heard = await line.hear(claim, until, self.wakeup)
             if heard is not None:
-                return line.stand(claim, heard)
+                return line.stand(claim, ask.holder, heard)
         refused: Refused | None = None
         doubted = claim in self.turns.doubted
         try:
@@ -325,7 +331,7 @@ class TakesTurns(Planned[Facts]):
             refused = outcome
             if isinstance(outcome, Queued):
                 line.stands = claim
-            return line.stand(claim, outcome)
+            return line.stand(claim, ask.holder, outcome)
         except StoreUnavailable:
             if not doubted:
                 # This take was not sent, so nothing else would remove it.

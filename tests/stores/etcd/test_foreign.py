@@ -278,7 +278,7 @@ def test_a_take_without_a_ticket_is_refused_if_a_foreign_key_waits(
 def by_ticket(one: Party, server: EtcdServer) -> Take:
     """A take that has seen the ticket as it is."""
     cluster = operations(one).cluster
-    take = Take(cluster, one.key, new_claim(), ASK)
+    take = Take(cluster, one.key, one.claim, WAITS)
     take.incarnation = cluster.incarnation
     take.ticket = created_of(server, place(one, "ticket"))
     return take

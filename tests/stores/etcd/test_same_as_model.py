@@ -16,11 +16,13 @@ from incumbent.model import (
     Guard,
     Key,
     PutOutcome,
+    Queue,
     Record,
     Renewal,
     RenewOutcome,
     TakeOutcome,
 )
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.base import Store
 from tests.rules import histories
 from tests.rules.histories import PERMITS, History, Subject, play
@@ -47,7 +49,11 @@ class WithoutTime:
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         slot = ask.slot and ask.slot._replace(keep=LONG)
         ask = replace(of_claim(claim, ask), ttl=LONG, slot=slot)
-        return self.store.take(key, claim, ask, until)
+        # Its waiters do not take turns: each asks the server, as those of many processes do.
+        operations: Any = self.store.operations  # type: ignore[attr-defined]
+        plan = operations.dialect.take(key, claim, ask)
+        outcome: TakeOutcome = run_blocking(operations.run(plan, until))
+        return outcome
 
     def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
         return self.store.renew([replace(one, ttl=LONG) for one in renewals], until)
@@ -105,7 +111,7 @@ def test_etcd_says_what_the_model_says(
             subject = Subject(
                 WithoutTime(one.store),  # type: ignore[arg-type]
                 lambda now, wall: None,
-                queues=[None],
+                queues=[None, Queue(LONG, fair=True), Queue(LONG)],
                 permits=PERMITS,
                 late_kept=1e9,
                 shows=shown,

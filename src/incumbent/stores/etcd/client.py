@@ -13,6 +13,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from incumbent import clock
@@ -23,9 +24,11 @@ from incumbent.net.again import until_served
 from incumbent.net.http import Garbled, Reading, Stream, begin, encode, exchange, feed, parse
 from incumbent.net.limiter import CONNECTIONS, DIAL_WITHIN, limits
 from incumbent.net.pool import Broken, Pool, close_all
+from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.dialect import Dialect
 from incumbent.stores.etcd.kv import REPEATED, Reply, Request, Steps
-from incumbent.stores.etcd.sessions import STAYS
+from incumbent.stores.etcd.line import IN_LINE
+from incumbent.stores.etcd.looking import Obstacles, look_in_wait
 from incumbent.stores.etcd.site import (
     ErrorReply,
     LeaseExists,
@@ -35,12 +38,14 @@ from incumbent.stores.etcd.site import (
     is_refusal_of_certificate,
     share,
 )
-from incumbent.stores.etcd.waiting import Standing, join, pass_by
+from incumbent.stores.etcd.waiting import Standing, standing
 from incumbent.stores.plan import Plan, drive
 from incumbent.stores.turns import TakesTurns
 from incumbent.stores.url import Endpoint
 
 _SOON: Final = 2.0
+_BEAT: Final = 0.3
+"""Fraction of a heartbeat after which a waiter keeps the places in line of its process alive."""
 _BEGUN_WITHIN: Final = 0.5
 """Seconds after which a watch that has not begun is considered lost."""
 _LOGINS: Final = 2
@@ -75,6 +80,7 @@ class Watching(Reading):
 Listen: TypeAlias = Callable[[Watching, Any, float], Awaitable[bool]]
 """Reads a stream: True if something changed, False if the caller has to look again."""
 Watch: TypeAlias = tuple[Request, Listen]
+Stand: TypeAlias = Callable[[Obstacles], Standing | None]
 
 
 @dataclass(slots=True)
@@ -348,7 +354,11 @@ class Client(TakesTurns[None], Generic[W]):
     # -- waiting ------------------------------------------------------------------------------
 
     async def wait_any_change(self, key: Key, seen: str, until: float) -> None:
-        """Wait for a change by a watch from the revision of `seen` on, without polling."""
+        """Wait for a change by a watch from the revision of `seen` on, or for our turn in line."""
+        seen, in_line, claim = seen.partition(IN_LINE)
+        if in_line:
+            await self._wait_in_line(key, seen, claim, until)
+            return
         looked = self.cluster.sessions.seen_at.get(key)
         start = looked[1] + 1 if looked is not None and looked[0] == seen else 0
 
@@ -362,25 +372,47 @@ class Client(TakesTurns[None], Generic[W]):
         await self._listen(look, until)
 
     async def wait_turn(self, key: Key, seen: str, until: float) -> None:
-        """Wait for our turn by a watch of a process ahead in line or, in front, of the lease."""
-        standing: Standing | None = None
+        self.turns.end_turn(key)
+        if IN_LINE in seen or self.cluster.sessions.line.of(key):
+            await self.wait_any_change(key, seen, until)
+        # Else it has to join: no waiter of this process stands for the others.
+
+    async def _wait_in_line(self, key: Key, seen: str, claim: str, until: float) -> None:
+        """Wait for our turn by a watch of a waiter ahead in line or, in front, of the lease."""
+        place = self.cluster.sessions.line.place_of(key, claim)
+        if place is None:
+            # It has to join the line anew.
+            return
+        stand = partial(standing, kv.names_of(self.cluster.prefix, key), key, place, seen)
+        at: Standing | None = stand(place.found)
+        fresh = True
 
         async def look() -> Watch | None:
-            nonlocal standing
-            if standing is None or not standing.moved:
+            nonlocal at, fresh
+            if at is not None and not (fresh or at.moved):
                 # Ask with little time, then again: this process's other waiters depend on us.
                 soon = min(until, _now() + _SOON)
-                try:
-                    standing = await self.carry_out(join(self.cluster, key, seen), soon)
-                except OutcomeUnknown as error:
-                    raise StoreUnavailable(str(error)) from error
-            if standing.looks_at > _now():
-                return standing.watch(), partial(self._turn, standing)
-            if standing.called:
+                now = stand(await self._surely(look_in_wait(self.cluster, key), soon))
+                if now is None:
+                    return None
+                at.update(now)
+            fresh = False
+            if at is None:
+                return None
+            if at.looks_at > _now():
+                return at.watch(), partial(self._turn, at, stand)
+            if at.called:
                 self.turns.tell_all(key)
             return None
 
         await self._listen(look, until)
+
+    async def _surely(self, program: Steps[T], until: float) -> T:
+        """The outcome of a program that changes nothing. Raises StoreUnavailable."""
+        try:
+            return await self.carry_out(program, until)
+        except OutcomeUnknown as error:
+            raise StoreUnavailable(str(error)) from error
 
     async def _listen(self, look: Callable[[], Awaitable[Watch | None]], until: float) -> None:
         """Run the watches that `look` returns, until a change, no watch (None), or `until`."""
@@ -436,39 +468,54 @@ class Client(TakesTurns[None], Generic[W]):
     async def _first_change(self, watching: Watching, wire: W, until: float) -> bool:
         """True: something changed. False: look again. Raises the errors of `_results`."""
         while True:
-            results = await self._results(watching, wire, until)
+            results = await self._heard(watching, wire, until)
             if results is None:
                 return False
             if any(result.get("events") for result in results):
                 return True
 
-    async def _turn(self, standing: Standing, watching: Watching, wire: W, until: float) -> bool:
+    async def _turn(
+        self, at: Standing, stand: Stand, watching: Watching, wire: W, until: float
+    ) -> bool:
         """True: it is our turn to look. False: read the line again. Raises as `_results`."""
-        sessions = self.cluster.sessions
-        while not standing.moved:
-            look = standing.looks_at
+        while not at.moved:
+            look = at.looks_at
             if look <= _now():
-                if standing.called:
-                    self.turns.tell_all(standing.key)
-                elif standing.place:
-                    await self.carry_out(pass_by(standing), until)
+                if at.called:
+                    self.turns.tell_all(at.key)
                 return True
-            try:
-                part = min(until, look, _now() + STAYS)
-                results = await self._results(watching, wire, part)
-            except Broken as error:
-                if not error.late or _now() >= until:
-                    raise
-                await self.carry_out(sessions.keep_line_lease(), until)
-                continue
+            results = await self._heard(watching, wire, until, look)
             if results is None:
                 return False
             for result in results:
-                standing.see(result, _now())
-            if standing.missed and not (watching.behind or standing.moved):
-                again = join(self.cluster, standing.key, standing.seen)
-                standing.update(await self.carry_out(again, until))
+                at.see(result, _now())
+            if not self.cluster.sessions.line.keeps(at.kept):
+                return True
+            if at.missed and not (watching.behind or at.moved):
+                found = await self._surely(look_in_wait(self.cluster, at.key), until)
+                now = stand(found)
+                if now is None:
+                    return True
+                at.update(now)
         return False
+
+    async def _heard(
+        self, watching: Watching, wire: W, until: float, look: float = inf
+    ) -> list[dict[str, Any]] | None:
+        """As `_results`, or nothing at `look`; meanwhile our places in lines are kept alive."""
+        sessions = self.cluster.sessions
+        while True:
+            beats = sessions.line.beats()
+            part = min(until, look, _now() + min(beats, default=inf) * _BEAT)
+            try:
+                return await self._results(watching, wire, part)
+            except Broken as error:
+                if not error.late or _now() >= until:
+                    raise
+            for whole in beats:
+                await self._surely(sessions.line.beat(whole), until)
+            if beats or _now() >= look:
+                return []
 
     async def _results(
         self, watching: Watching, wire: W, until: float

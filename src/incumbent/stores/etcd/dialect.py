@@ -35,7 +35,6 @@ from incumbent.stores.etcd.renewing import renew
 from incumbent.stores.etcd.sessions import ClaimState, unknown
 from incumbent.stores.etcd.site import LeaseMissing
 from incumbent.stores.etcd.taking import Take
-from incumbent.stores.etcd.waiting import leave
 from incumbent.stores.plan import Plan
 
 _KEEP_HISTORY: Final = 86_400.0
@@ -198,9 +197,8 @@ class _Give:
             self.undo_slot.append(kv.delete(names.slot(self.slot, self.claim)))
 
     def run(self) -> Steps[GiveOutcome]:
-        if not self.token:
-            yield from leave(self.cluster, self.key)
         if self.token == 0 and self.slot is None:
+            yield from self._undo()
             return Gone()
         base = (yield from self.cluster.identify()).base
         for _ in range(3):
@@ -221,6 +219,12 @@ class _Give:
         where = self.cluster.site.where
         raise StoreUnavailable(f"{where}: etcd leases vanish as soon as they are made")
 
+    def _leave_line(self) -> list[str]:
+        """The operations: give up the place in line, and the ticket that a candidate has left."""
+        leave = self.sessions.line.removal(self.key, self.claim)
+        ticket = self.sessions.tickets.pop(self.key, "")
+        return [*leave, self.sessions.drop_ticket(self.key, ticket)] if ticket else leave
+
     def _held(self, base: int) -> Steps[ClaimState | None]:
         """The claim to give back; None if it holds no lease: its slot is free again then."""
         state = yield from self.sessions.find(self.key, self.claim, self.token, base)
@@ -229,9 +233,15 @@ class _Give:
         known = self.sessions.claims.get(self.id)
         if known is not None and not known.revision:
             self.sessions.drop(*self.id)
-        if self.undo_slot:
-            yield kv.transaction(self.undo_slot)
+        yield from self._undo()
         return None
+
+    def _undo(self) -> Steps[None]:
+        """For a claim that holds nothing: leave its slot, and the line."""
+        undo = [*self.undo_slot, *self._leave_line()]
+        if undo:
+            yield kv.transaction(undo)
+        self.sessions.line.forget(self.key, self.claim)
 
     def _given_up(self) -> Steps[ClaimState | None]:
         """The same for a claim without a known token: first forbid a late take, then read.
@@ -242,7 +252,8 @@ class _Give:
         history = yield from self.sessions.history_lease(_KEEP_HISTORY)
         mark = kv.packed(given_up=clock.wall())
         done = [kv.put(self.names.given_up(self.claim), mark, history), kv.read_ours(self.names)]
-        reply = yield kv.transaction([*done, *self.undo_slot])
+        reply = yield kv.transaction([*done, *self.undo_slot, *self._leave_line()])
+        self.sessions.line.forget(self.key, self.claim)
         entry = kv.entry_of(self.claim, reply["responses"][1])
         if entry is None:
             self.sessions.drop(*self.id)

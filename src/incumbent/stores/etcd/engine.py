@@ -121,6 +121,7 @@ class EtcdEngine(ServerEngine[BlockingStore[BlockingClient], AsyncEtcdStore]):
         reservations=True,
         refuses_late=True,
         turns=True,
+        queue=True,
         shared=True,
     )
 

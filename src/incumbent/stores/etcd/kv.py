@@ -6,7 +6,7 @@
     PREFIX/NAMESPACE!s/NAME/...       the switches "pause" and "resign", and the "closing"
     PREFIX/NAMESPACE!r/NAME/...       f/FIELD  h/RING/PLACE  t/SLOT/CLAIM  w/HOLDER
     PREFIX/NAMESPACE!x/NAME/CLAIM     a claim that was given up: a late take of it is refused
-    PREFIX/NAMESPACE!q/NAME/PROCESS   a process with waiters; the last write determines the order
+    PREFIX/NAMESPACE!l/NAME/RING/N    a waiter in line; its creation determines the order
     PREFIX!born                       the marker, which identifies the cluster's incarnation
     PREFIX!born-ttl                   the longest ttl that was ever asked for, above the default
 
@@ -106,7 +106,7 @@ class Names:
         self.record = f"{base}!r/{name}/"
         self.waiting = f"{base}!r/{name}/w"
         """The beginning of all candidates' keys; a new candidate is no change."""
-        self.line = f"{base}!q/{name}/"
+        self.line = f"{base}!l/{name}/"
         self._given_up = f"{base}!x/{name}/"
 
     def field(self, field: str) -> str:
@@ -282,6 +282,12 @@ def created(key: str, revision: int) -> str:
     return f'{{"key":"{_key(key)}","target":"CREATE","create_revision":"{revision}"}}'
 
 
+def exists(key: str) -> str:
+    """The comparison: the key exists."""
+    compare = '"target":"CREATE","result":"GREATER","create_revision":"0"'
+    return f'{{"key":"{_key(key)}",{compare}}}'
+
+
 def modified(key: str, revision: int) -> str:
     """The comparison: the key was last written at that revision; 0: it does not exist."""
     return f'{{"key":"{_key(key)}","target":"MOD","mod_revision":"{revision}"}}'
@@ -303,6 +309,11 @@ def has_value(key: str, value: str) -> str:
 def put(key: str, value: str, lease: str = "0") -> str:
     """Write `value` (base64), attached to an etcd lease."""
     return f'{{"request_put":{{"key":"{_key(key)}","value":"{value}","lease":"{lease}"}}}}'
+
+
+def rewrite(key: str, value: str) -> str:
+    """Write `value` (base64) to a key that exists, and stays on its etcd lease."""
+    return f'{{"request_put":{{"key":"{_key(key)}","value":"{value}","ignore_lease":true}}}}'
 
 
 def delete(key: str) -> str:

@@ -32,14 +32,11 @@ from incumbent.model import Key
 from incumbent.rules.record import HISTORY_KEPT
 from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
+from incumbent.stores.etcd.places import Places
 from incumbent.stores.etcd.site import LeaseExists
 
 NOTED_MAX: Final = 16_384
 _CANDIDACIES_MAX: Final = 4096
-_LINE_TTL: Final = 15
-"""Seconds after which a dead process is gone from all lines of waiters."""
-STAYS: Final = 4.0
-"""Seconds after which a waiter renews the places in line of its process."""
 _SWEPT: Final = 50
 """Most transactions nested in one transaction."""
 _ENOUGH: Final = 0.8
@@ -199,9 +196,7 @@ class Sessions:
     `by_ttl`: the session for new claims; `by_id`: all sessions; `seen_at`: see note_seen;
     `history_leases`, `candidacies`: the etcd leases of history entries and of candidates;
     `tickets`: the etcd leases of tickets that our candidates may have left (see `foreign`);
-    `names_with_our_place`: names for which this process stood in line; `line_lease_until`: the
-    instant until which the etcd lease of these places lives; `term`: the raft term of the last
-    reply.
+    `line`: the places of this process in lines of waiters; `term`: the raft term of the last reply.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -218,9 +213,7 @@ class Sessions:
         self.claims: dict[tuple[Key, str], ClaimState] = {}
         self.candidacies: dict[tuple[Key, str], Session] = {}
         self.tickets: dict[Key, str] = {}
-        self.names_with_our_place: set[Key] = set()
-        self.line_lease_until = 0.0
-        self._line = os.urandom(7)
+        self.line = Places(self)
         self._new_ring()
 
     # -- claims -------------------------------------------------------------------------------
@@ -261,6 +254,7 @@ class Sessions:
         for session in list(self.by_id.values()):
             self.lose(session)
         self.by_ttl, self.history_leases, self.candidacies, self.seen_at = {}, {}, {}, {}
+        self.line = Places(self)
 
     def ours(self, state: ClaimState, lease: str = "") -> list[str]:
         """Comparisons: the claim has its key (no other process uses our etcd lease).
@@ -335,44 +329,12 @@ class Sessions:
             self._new_ring()
         self._written[key] = self._written.get(key, 0) + 1
 
-    # -- keys in lines of waiters -------------------------------------------------------------
+    # -- tickets ------------------------------------------------------------------------------
 
-    def line_key(self, key: Key) -> str:
-        """The key of this process in the line of waiters for `key`; it is written repeatedly."""
-        return kv.names_of(self.prefix, key).line + self._line.hex()
-
-    @property
-    def line_lease(self) -> str:
-        """The etcd lease of all our keys in lines. These are only hints, so it is never proved."""
-        return str(int.from_bytes(self._line) | 1)
-
-    def drop_ticket(self, key: Key, lease: str = "") -> str:
-        """The operation: remove the ticket of `key` if it is on that etcd lease.
-
-        Without one: if this process keeps it for its waiters in line.
-        """
+    def drop_ticket(self, key: Key, lease: str) -> str:
+        """The operation: remove the ticket of `key` if it is on that etcd lease."""
         ticket = kv.names_of(self.prefix, key).ticket
-        return kv.nested([kv.attached(ticket, lease or self.line_lease)], [kv.delete(ticket)])
-
-    def keep_line_lease(self) -> Steps[str]:
-        """Keep that etcd lease alive, and return its id."""
-        lease = self.line_lease
-        left = self.line_lease_until - _now()
-        if left > _LINE_TTL - STAYS:
-            return lease
-        # Set this first, so that other waiters do not send a keep-alive as well.
-        self.line_lease_until = _now() + _LINE_TTL
-        try:
-            reply: Reply = {}
-            if left > 0:
-                reply = yield kv.lease("keepalive", lease)
-            if int(reply.get("result", reply).get("TTL", 0)) <= 0:
-                with suppress(LeaseExists):
-                    yield from self.grant(_LINE_TTL, int(lease))
-        except BaseException:
-            self.line_lease_until = 0.0
-            raise
-        return lease
+        return kv.nested([kv.attached(ticket, lease)], [kv.delete(ticket)])
 
     # -- etcd leases --------------------------------------------------------------------------
 

@@ -6,48 +6,39 @@ from base64 import b64encode
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import unquote
 from zlib import crc32
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.model import UNLIMITED, Ask, Field, Granted, Holding, Key, Refused, TakeOutcome
+from incumbent.model import (
+    UNLIMITED,
+    Ask,
+    Field,
+    Granted,
+    Holding,
+    Key,
+    Refused,
+    TakeOutcome,
+)
 from incumbent.rules import taking as rules
 from incumbent.rules.record import HISTORY_KEPT, Closing, Grant, LeaseRecord, Moment, micros
 from incumbent.rules.taking import CANDIDATES_KEPT
 from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.incarnation import Cluster, Incarnation
 from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
+from incumbent.stores.etcd.line import InLine, line_of
+from incumbent.stores.etcd.looking import FIRST, Obstacles, look
 from incumbent.stores.etcd.sessions import NOTED_MAX, ClaimState, state_of
 from incumbent.stores.etcd.site import LeaseMissing, OtherIncarnation
 from incumbent.stores.notices import PAUSE, RESIGN
 
 _ROUNDS: Final = 6
 _ROUNDS_FOR_A_SEAT: Final = 20
-_FIRST: Final = ',"sort_order":"ASCEND","sort_target":"CREATE"'
-_OLDEST: Final = ',"sort_order":"ASCEND","sort_target":"CREATE","limit":"24","keys_only":true'
+_OLDEST: Final = f'{FIRST},"limit":"24","keys_only":true'
 
 _now = clock.now
-
-
-class Obstacles(NamedTuple):
-    """The reasons why a take may be refused, as of one revision."""
-
-    revision: int
-    seen: str
-    holders: tuple[Entry, ...] = ()
-    foreign: tuple[Entry, ...] = ()
-    pause: Entry | None = None
-    closing: Entry | None = None
-    slots: tuple[Entry, ...] = ()
-    candidates: int = 0
-    given_up: bool = False
-    marker: str = ""
-    turn: int = 0
-
-    def __bool__(self) -> bool:
-        return any((self.holders, self.turn, self.pause, self.closing, self.slots, self.given_up))
 
 
 class Take:
@@ -58,8 +49,7 @@ class Take:
     `ticket`: the ticket that all foreign keys wait for; 0 (at first): there may be no foreign key.
     `sharers`: the seats that are taken, as of the last look; None (at first): it has to look.
     `own_slot`: this same claim has taken the slot before; `slot_lease`: the slot's etcd lease.
-    `history_index`, `line_count_index`: which response to a grant has the history, and which the
-    number of places in line; 0: the take does not ask for it.
+    `history_index`: which response to a grant has the history; 0: the take does not ask for it.
     """
 
     incarnation: Incarnation
@@ -76,8 +66,8 @@ class Take:
         self.sharers: tuple[Entry, ...] | None = None if ask.permits is not None else ()
         self.own_slot = False
         self.slot_lease = ""
+        self.line = InLine(cluster, key, claim, ask)
         self.history_index = 0
-        self.line_count_index = 0
 
     def run(self) -> Steps[TakeOutcome]:
         rounds = _ROUNDS if self.ask.permits is None else _ROUNDS_FOR_A_SEAT
@@ -109,6 +99,7 @@ class Take:
             self.sessions.lose(session)
         self.sessions.history_leases.pop(kv.seconds(self.ask.keep_record), None)
         self.sessions.candidacies.pop((self.key, self.ask.holder), None)
+        self.sessions.line.doubt()
         self.slot_lease = ""
 
     def _round(self) -> Steps[TakeOutcome | None]:
@@ -181,10 +172,10 @@ class Take:
             state.due = sent + self.ask.ttl
             state.surplus = self._surplus(reply)
             sessions.tickets.pop(self.key, None)
-            if self._line_is_empty(reply):
-                cluster.turns.make_ours(self.key)
+            self.line.served(reply)
             return _granted(state, self.incarnation, sent)
         self._restore(state, before)
+        self.line.forget_first()
         found = self._holder(reply)
         if found is None:
             found = yield from self._look()
@@ -214,7 +205,7 @@ class Take:
     def request(self, state: ClaimState, candidacy: str) -> Request:
         """The request of a take. Not repeatable: the caller repeats it in doubt, and notes that."""
         names, ask, admitted_by = self.names, self.ask, self.admitted_by
-        self.history_index = self.line_count_index = 0
+        self.history_index = 0
         compare = [kv.absent(names.given_up(self.claim)), *self._may_take(state)]
         past = kv.packed(holder=state.holder, since=state.since)
         success = [
@@ -224,15 +215,7 @@ class Take:
         if self._checks_history_length():
             self.history_index = len(success)
             success.append(kv.read_all(f"{names.record}h/", _OLDEST))
-        waits = ask.queue is not None and ask.permits is None
-        has_place = waits and self.key in self.sessions.names_with_our_place
-        if has_place and not self.cluster.turns.is_ours(self.key):
-            # Further waiters of this process go to the end of the line.
-            success.append(kv.delete(self.sessions.line_key(self.key)))
-            if not self.ticket:
-                success.append(self.sessions.drop_ticket(self.key))
-            self.line_count_index = len(success)
-            success.append(kv.read_all(names.line, kv.COUNT))
+        compare += self.line.compare(success, ticket=self.ticket)
         if admitted_by is None:
             compare.append(kv.free(names.switches))
         else:
@@ -247,7 +230,10 @@ class Take:
             kept = kv.packed(holder=state.holder, kept=keep, until=state.since + keep)
             success.append(kv.put(names.slot(ask.slot.name, self.claim), kept, self.slot_lease))
         # Most refused takes only need the holder; `_look` reads the rest.
-        failure = [kv.read_all(names.leases, _FIRST), self._read_given_up()]
+        failure = [kv.read_all(names.leases, FIRST), self._read_given_up()]
+        failure += self.line.join_at_once()
+        if ask.queue is not None:
+            failure.append(kv.read_all(names.line, FIRST))
         if ask.candidacy > 0:
             success.append(kv.delete(names.candidate(state.holder)))
             left = self.sessions.tickets.get(self.key)
@@ -295,14 +281,10 @@ class Take:
         too_many = kv.count_of(found) - HISTORY_KEPT
         return tuple(entry.key for entry in kv.entries_in(found)[: max(0, too_many)])
 
-    def _line_is_empty(self, reply: Reply) -> bool:
-        """Whether a grant has asked for the number of places in line, and there is none."""
-        index = self.line_count_index
-        return index > 0 and not kv.count_of(reply["responses"][index])
-
     def _holder(self, reply: Reply) -> Obstacles | None:
         """The holder that a refused take found, if there is one."""
         responses = reply["responses"]
+        own = responses[:-2] if self.ask.candidacy > 0 else responses
         at = foreign.contenders(self.names, kv.entries_in(responses[0]))
         if not at.holders or self.ask.permits is not None:
             return None
@@ -310,6 +292,7 @@ class Take:
             kv.revision_of(reply),
             kv.seen_in(at.keys),
             at.holders,
+            line=tuple(kv.entries_in(own[-1])) if self.ask.queue else (),
             candidates=kv.count_of(responses[-1]) if self.ask.candidacy > 0 else 0,
             given_up=kv.count_of(responses[1]) > 0,
         )
@@ -317,37 +300,14 @@ class Take:
     def _read_given_up(self) -> str:
         return kv.read(self.names.given_up(self.claim), more=kv.COUNT)
 
-    def _look(self) -> Steps[Obstacles]:
-        """Read all possible obstacles, without a take."""
-        names, slot = self.names, self.ask.slot
-        reads = [
-            kv.read_all(names.leases, _FIRST),
-            kv.read_all(names.switches),
-            kv.read(names.record, names.waiting, kv.NEWEST),
-            self._read_given_up(),
-            kv.read(self.cluster.marker),
-        ]
-        if slot is not None:
-            reads.append(kv.read_all(names.slot(slot.name)))
-        reply = yield kv.transaction(reads)
-        responses = reply["responses"]
-        leases, switches, others = map(kv.entries_in, responses[:3])
-        at = foreign.contenders(names, leases)
-        self.sharers = tuple(entry for entry in at.holders if entry.permits is not None)
-        marker = kv.entries_in(responses[4])
-        by_key = {entry.key: entry for entry in switches}
-        return Obstacles(
-            kv.revision_of(reply),
-            kv.seen_in(at.keys, [*switches, *others], len(switches) + kv.count_of(responses[2])),
-            at.holders,
-            tuple(at.foreign),
-            by_key.get(names.field(PAUSE)),
-            by_key.get(names.closing),
-            tuple(kv.entries_in(responses[5])) if slot is not None else (),
-            given_up=kv.count_of(responses[3]) > 0,
-            marker=marker[0].value64 if marker else "",
-            turn=at.turn,
-        )
+    def _look(self, *before: str) -> Steps[Obstacles]:
+        """Read all possible obstacles, without a take, after the operations `before`."""
+        slot = self.ask.slot
+        where = self.names.slot(slot.name) if slot is not None else ""
+        found = yield from look(self.cluster, self.key, self.claim, *before, slot=where)
+        self.sharers = tuple(entry for entry in found.holders if entry.permits is not None)
+        self.line.first = None
+        return found
 
     # -- candidates ---------------------------------------------------------------------------
 
@@ -394,7 +354,29 @@ class Take:
         mine = next((entry for entry in found.holders if entry.claim == self.claim), None)
         if mine is not None:
             return (yield from self._same_grant(mine))
-        return (yield from self._refusal(found))
+        refused = yield from self._refusal(found)
+        if refused is None:
+            return None
+        place = self.line.note(found)
+        if place is None and self.line.has_to_join(found, refused):
+            return (yield from self._join())
+        if place is not None and refused.reason == "permits" and place.created == found.revision:
+            # The holders changed while it joined: waiting does not help.
+            yield kv.transaction(self.sessions.line.removal(self.key, self.claim))
+            self.sessions.line.forget(self.key, self.claim)
+        return self.line.marked(refused)
+
+    def _join(self) -> Steps[TakeOutcome | None]:
+        """Join the line, and decide again by what is there then."""
+        found = yield from self._look(*(yield from self.line.join()))
+        if found.marker != self.incarnation.value:
+            self.cluster.disown()
+            return None
+        if not found.given_up and self.line.entry_in(found) is None:
+            # Another claim, of which this process knows no more, has that key: take another.
+            self.sessions.line.change_keys()
+            return None
+        return (yield from self._obstructed(found))
 
     def _refusal(self, found: Obstacles) -> Steps[Refused | None]:
         """The refusal by the rules of a lease.
@@ -407,9 +389,10 @@ class Take:
         holdings = tuple(kv.holding_of(entry, base, {}, wall) for entry in there)
         if any(holding.foreign for holding in holdings):
             yield from self._stand_among_them()
-            return Refused("held", holdings, None, found.seen)
+            return self.line.placed(Refused("held", holdings, None, found.seen), found)
         record, used = yield from self._record(found, holdings)
-        ask = Ask(self.ask.ttl, self.ask.holder, self.ask.permits)
+        queue = self.ask.queue if self.line.entry_in(found) else None
+        ask = Ask(self.ask.ttl, self.ask.holder, self.ask.permits, queue)
         outcome = rules.take(record, self.claim, ask, Moment(0, 0), used).outcome
         if isinstance(outcome, Granted):
             return self._admitted(found, holdings)
@@ -433,7 +416,8 @@ class Take:
     ) -> Steps[tuple[LeaseRecord, Grant | None]]:
         """What was found, as the rules know it at the instant 0; and who has used the slot."""
         # The key of a dead holder disappears with its etcd lease, and a watch shows that.
-        record = LeaseRecord(grants=tuple(map(_grant_of, holdings)))
+        grants, mine = tuple(map(_grant_of, holdings)), self.line.entry_in(found)
+        record = LeaseRecord(grants=grants, line=line_of(found.line, self.claim, mine))
         if found.pause is not None:
             record = record._replace(pause=Field(found.pause.value, found.pause.modified))
         if found.holders and not self.sharers:
@@ -468,6 +452,8 @@ class Take:
         """
         if any(entry.key == self._seat() for entry in found.holders):
             return Refused("held", holdings, self.ask.ttl, found.seen)
+        self.line.note(found)
+        self.line.first = next(iter(found.line), None)
         self.admitted_by = found.closing.modified if found.closing else 0
         self.own_slot = bool(found.slots)
         self.ticket = found.turn
@@ -507,6 +493,7 @@ class Take:
             sessions.drop(self.key, self.claim)
             return None
         sessions.note(state)
+        sessions.line.forget(self.key, self.claim)
         return _granted(state, self.incarnation, sent)
 
     def repeat(self, state: ClaimState, attached: str, *, write: bool) -> Request:
@@ -518,6 +505,7 @@ class Take:
         success = [current]
         if write:
             success += writes(self.names, state)
+        success += self.sessions.line.removal(self.key, self.claim)
         if self.ask.candidacy > 0:
             success.append(kv.delete(self.names.candidate(self.ask.holder)))
         there = self.sessions.proof(state, attached)

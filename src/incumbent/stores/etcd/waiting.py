@@ -1,59 +1,59 @@
-"""The place of this process in the line of waiters for a name, and when its first waiter looks.
+"""The wait of a claim in line: which keys it watches, and when it looks.
 
-Each process with waiters has one key in the line. The first two processes watch the lease; any
-other process watches the key two places ahead. So a release wakes two processes, of which one asks,
-and a grant moves one more to the front. The line is only a hint: no take depends on it.
+The first two in line watch the lease; any other waiter watches the key two places ahead. So a
+release wakes two waiters, of which one asks, and a grant moves one more to the front. The second
+looks only if the first leaves a free lease alone for a moment, and may be overtaken.
 """
 
 from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
 
 from incumbent import clock
-from incumbent.model import Key
+from incumbent.model import OVERTAKEN_MOST, Key
 from incumbent.stores.etcd import foreign, kv
-from incumbent.stores.etcd.incarnation import Cluster
-from incumbent.stores.etcd.kv import Entry, Names, Reply, Request, Steps
-from incumbent.stores.etcd.site import LeaseMissing
-from incumbent.stores.notices import RESIGN
+from incumbent.stores.etcd.kv import Entry, Names, Request
+from incumbent.stores.etcd.line import overtaken_in
+from incumbent.stores.etcd.looking import Obstacles
+from incumbent.stores.etcd.places import KeptPlace
 
 _FRONT: Final = 2
 _FAR: Final = 10
 _SILENT: Final = 0.2
 """Seconds for which a free lease is left to the first in line; then the second overtakes it."""
-_NAMES_MAX: Final = 16_384
-_ORDER: Final = ',"sort_order":"ASCEND","sort_target":"MOD","keys_only":true'
-_KEYS: Final = ',"keys_only":true'
 
 
 @dataclass(slots=True)
 class Standing:
-    """The place of this process in line: the number of processes before it, as of `revision`.
-    `ahead`: the key of the process to watch; `before`: the key of the process just before this one.
+    """The place of a claim in line: the number of waiters before it, as of `revision`.
+    `ahead`: the key of the waiter to watch; `before`: the key of the waiter just before this one.
 
-    `seen`: `Refused.seen` of our first waiter; `free_since`: the instant since which the lease is
-    free; `called`: a successor was named, perhaps a waiter of ours; `moved`: the line has to be
-    read again; `missed`: something was written before our watches began, or our ticket (see
-    `foreign`) has to be there.
+    `seen`: the state as of then; `free_since`: the instant since which there may be room for the
+    claim; `patience`: seconds for which it leaves that to others; `called`: a successor was named,
+    perhaps a waiter of ours; `moved`: the line has to be read again; `missed`: something was
+    written before our watches began, or has to be looked at more closely; `contested`: there are
+    foreign keys (see `foreign`); `crowded`: several share the lease, and this claim wants it alone.
     """
 
     key: Key
     names: Names
+    kept: KeptPlace
     seen: str
     revision: int
     place: int
     ahead: str
     before: str
     free_since: float = inf
+    patience: float = 0.0
     called: bool = False
     moved: bool = False
     missed: bool = False
     contested: bool = False
+    crowded: bool = False
 
     def watch(self) -> Request:
         """The request for one stream of all relevant changes.
@@ -74,10 +74,13 @@ class Standing:
         """Take over a later reading of the line; set `moved` if other keys have to be watched."""
         in_front = self.place < _FRONT
         self.moved = now.ahead not in ("", self.ahead) or in_front != (now.place < _FRONT)
-        self.revision, self.place = now.revision, now.place
-        self.ahead, self.before = now.ahead, now.before
+        if self.kept.shares and now.place == 0 and (self.place, self.seen) != (0, now.seen):
+            # There may be room for one more.
+            now.free_since = clock.now()
+        self.seen, self.revision, self.place = now.seen, now.revision, now.place
+        self.ahead, self.before, self.patience = now.ahead, now.before, now.patience
         self.free_since, self.called = now.free_since, now.called
-        self.contested = now.contested
+        self.contested, self.crowded = now.contested, now.crowded
         self.missed = False
 
     def see(self, result: Mapping[str, Any], now: float) -> None:
@@ -92,14 +95,19 @@ class Standing:
         written, gone = event.get("kv", {}), event.get("type") == "DELETE"
         key = b64decode(written.get("key", "")).decode(errors="replace")
         if key.startswith(self.names.line):
-            # A key that is written again moves to the end of the line.
-            if key == self.ahead:
-                self._advance()
+            # A key that is written again was overtaken.
+            if key == self.ahead and gone:
+                self._advance(now)
             return
         if key == self.names.ticket or self._is_foreign(key):
             self._see_foreign(key, now, gone=gone)
             return
-        self.free_since = now if gone else inf
+        if self.crowded:
+            self.missed = True
+        elif gone:
+            self.free_since = now
+        elif not self.kept.shares:
+            self.free_since = inf
         if key == self.names.closing and not gone:
             self.called = self.called or _is_reserved(b64decode(written.get("value", "")))
 
@@ -117,82 +125,52 @@ class Standing:
         else:
             self.missed = True
 
-    def _advance(self) -> None:
+    def _advance(self, now: float) -> None:
         if self.place < _FRONT:
-            self.place, self.ahead = 0, ""
+            self.place, self.ahead, self.patience = 0, "", 0.0
+            if self.kept.shares:
+                self.free_since = now
         else:
             # Assume a place in front; the line is read again once the watches have begun.
-            self.place, self.ahead = _FRONT - 1, self.before
+            self.place, self.ahead, self.patience = _FRONT - 1, self.before, inf
             self.moved = self.missed = True
 
     @property
     def looks_at(self) -> float:
-        """The instant at which our first waiter looks, unless the lease is taken before."""
+        """The instant at which the claim looks, unless the lease is taken before."""
         if self.called:
             return -inf
-        return self.free_since + _SILENT * self.place if self.place < _FRONT else inf
+        return self.free_since + self.patience if self.place < _FRONT else inf
 
 
-def join(cluster: Cluster, key: Key, seen: str) -> Steps[Standing]:
-    """Join the line, at its end if this process has just had its turn, and read the place.
+def standing(
+    names: Names, key: Key, place: KeptPlace, seen: str, found: Obstacles
+) -> Standing | None:
+    """Where a claim with that place stands in the line that was found; None: it has none.
 
-    `seen`: `Refused.seen` of the waiter's last refusal.
+    `seen`: only a successor that was named after that refusal counts.
     """
-    sessions, now = cluster.sessions, clock.now()
-    names, place = kv.names_of(cluster.prefix, key), sessions.line_key(key)
-    if len(sessions.names_with_our_place) >= _NAMES_MAX:
-        sessions.names_with_our_place.clear()
-    sessions.names_with_our_place.add(key)
-    areas = [kv.read_all(names.line, _ORDER), kv.read_all(names.leases, _KEYS)]
-    areas.append(kv.read_all(names.switches))
-    reply: Reply = {}
-    where = [] if cluster.turns.end_turn(key) else [kv.absent(place)]
-    while not reply:
-        lease = yield from sessions.keep_line_lease()
-        put, ticket = kv.put(place, "", lease), kv.put(names.ticket, foreign.WAITS, lease)
-        asked = [kv.nested([kv.absent(names.ticket)], [ticket]), *areas]
-        try:
-            reply = yield kv.transaction([put, *asked], asked, where=where)
-        except LeaseMissing:
-            sessions.line_lease_until = 0.0
-    line, leases, switches = map(kv.entries_in, reply["responses"][-3:])
-    at_name = foreign.contenders(names, leases)
-    order = [entry.key for entry in line]
-    at = order.index(place)
+    order = [entry.key for entry in found.line]
+    if place.key not in order:
+        return None
+    at = order.index(place.key)
     ahead, before = (order[max(0, at - _FRONT)], order[at - 1]) if at else ("", "")
-    resign = names.field(RESIGN)
-    free = not at_name.holders and all(entry.key == resign for entry in switches)
-    # Only a successor that was named after the waiter's refusal counts.
-    since = kv.newest_seen(seen)
-    called = any(
-        entry.key == names.closing and entry.modified > since and _is_reserved(entry.value)
-        for entry in switches
+    closing, shares, since = found.closing, place.shares, kv.newest_seen(seen)
+    return Standing(
+        *(key, names, place, found.seen, found.revision, at, ahead, before),
+        free_since=clock.now() if found.free and not shares else inf,
+        patience=_patience(found.line[0], shares=shares) if at else 0.0,
+        called=closing is not None and closing.modified > since and _is_reserved(closing.value),
+        contested=bool(found.foreign),
+        crowded=len(found.holders) > 1 and not shares,
     )
-    found = (kv.revision_of(reply), at, ahead, before)
-    since_when, contested = now if free else inf, bool(at_name.foreign)
-    return Standing(key, names, seen, *found, since_when, called, contested=contested)
 
 
-def pass_by(standing: Standing) -> Steps[None]:
-    """Remove the first in line, which let its turn go by: dead, frozen, or back at the end."""
-    free = foreign.may_take(standing.names, 0)
-    yield kv.transaction([kv.delete(standing.ahead)], where=free)
-
-
-def leave(cluster: Cluster, key: Key) -> Steps[None]:
-    """After a waiter has left: give up the place in line if it was the last of this process."""
-    sessions, turns = cluster.sessions, cluster.turns
-    left = sessions.tickets.pop(key, "")
-    if left:
-        yield kv.transaction([sessions.drop_ticket(key, left)])
-    if turns.waits(key) or key not in sessions.names_with_our_place:
-        return
-    if turns.waits():
-        yield kv.transaction([kv.delete(sessions.line_key(key)), sessions.drop_ticket(key)])
-        return
-    sessions.line_lease_until = 0.0
-    with suppress(LeaseMissing):
-        yield kv.lease("revoke", sessions.line_lease)
+def _patience(first: Entry, *, shares: bool) -> float:
+    """Seconds for which the second in line leaves a free lease to the first."""
+    if shares or first.fields.get("fair") or overtaken_in(first) >= OVERTAKEN_MOST:
+        return inf
+    return _SILENT
 
 
 def _is_reserved(value: bytes) -> bool:

@@ -1,0 +1,208 @@
+"""The line of waiters for a name: a key for each waiter, in the order in which etcd created them.
+
+    revision 7    !l/NAME/a/0   first: its turn      grant to 7: its key goes
+    revision 9    !l/NAME/b/0                        grant to 9 or another: 7 counts it
+    revision 12   !l/NAME/a/1                        key of 7 ends: 9 is the first
+
+- Who is refused puts its key, and reads in the same request all that the rules want to know. So any
+  number of claims join at once, without a comparison that could fail.
+- The keys of a process with the same heartbeat are on one etcd lease of that ttl, which is kept
+  alive while the claims wait. A waiter that is silent for so long loses its key, and its turn:
+  etcd's clock decides, whatever clocks the clients have. It is so behind the first place, too.
+- A take that another waiter precedes is refused by the rules. A grant compares that the first in
+  line is the one that was seen, unchanged, and removes the claim's own key. If another is the
+  first, the grant counts in its key that it was overtaken: the count comes and goes with that key.
+- No lease depends on any of this: a take compares as well what lets only one have the name (see
+  `foreign`). A line that is wrong costs the order, never a second holder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from incumbent.model import OVERTAKEN_MOST, Ask, Key, Queue, Queued, Refused
+from incumbent.rules.record import Line, Waiter, micros
+from incumbent.stores.etcd import foreign, kv
+from incumbent.stores.etcd.incarnation import Cluster
+from incumbent.stores.etcd.kv import Entry, Reply, Steps
+from incumbent.stores.etcd.looking import FIRST, Obstacles
+from incumbent.stores.etcd.places import KeptPlace
+
+IN_LINE: Final = "|"
+"""Stands between the state that a waiter has seen, and the claim with which it stands in line."""
+_NEXT: Final = f'{FIRST},"limit":"1"'
+
+
+def line_of(entries: Sequence[Entry], claim: str, mine: Entry | None) -> Line:
+    """The line as the rules know it at the instant 0. Raises StoreUnavailable.
+
+    It always is the first waiter's turn: once that is over, its key is gone. `mine`: the key of
+    `claim`; the others are told apart by their keys.
+    """
+    if not entries:
+        return Line()
+    claims = [claim if entry is mine else entry.key for entry in entries]
+    fields = kv.check_format(entries[0])
+    heartbeat = max(1, micros(kv.number_in(fields.get("heartbeat"))))
+    first = Waiter(claims[0], str(fields.get("holder", "")), heartbeat, bool(fields.get("fair")))
+    # Of the others only the order matters, until one of them is the first.
+    others = (Waiter(claim, "", 1, fair=False) for claim in claims[1:])
+    return Line((first, *others), heartbeat, overtaken_in(entries[0]))
+
+
+def overtaken_in(entry: Entry) -> int:
+    """How many times in a row the waiter was overtaken."""
+    return int(kv.number_in(entry.fields.get("overtaken")))
+
+
+class InLine:
+    """What a take has to do with the line. `first`: the first in line that it goes by, if any.
+
+    `next_index`: which response to a grant has the first in line afterwards; 0: it does not ask.
+    """
+
+    def __init__(self, cluster: Cluster, key: Key, claim: str, ask: Ask) -> None:
+        self._key, self._claim, self._ask = key, claim, ask
+        self._sessions, self._turns = cluster.sessions, cluster.turns
+        self._places = cluster.sessions.line
+        self._names = kv.names_of(cluster.prefix, key)
+        self.first = self._left_behind()
+        self.next_index = 0
+
+    def _left_behind(self) -> Entry | None:
+        """The first in line, if this process has just overtaken it, and may do so again."""
+        known = self._places.firsts.get(self._key)
+        place = self._places.place_of(self._key, self._claim)
+        if known is None or place is not None or known.fields.get("fair"):
+            return None
+        return known if overtaken_in(known) < OVERTAKEN_MOST else None
+
+    # -- refusals -----------------------------------------------------------------------------
+
+    def entry_in(self, found: Obstacles) -> Entry | None:
+        """The claim's key in the line that was found; another process may have put it there."""
+        key, claim = self._places.known_key(self._key, self._claim), self._claim.encode()
+        for entry in found.line:
+            if (not key or entry.key == key) and claim in entry.value:
+                return entry if entry.claim == self._claim else None
+        return None
+
+    def note(self, found: Obstacles) -> KeptPlace | None:
+        """Remember the claim's place in the line that was found."""
+        mine = self.entry_in(found)
+        if mine is None:
+            if self._ask.queue is not None or found.marker:
+                # The line was read, and the place is lost.
+                self._places.of(self._key).pop(self._claim, None)
+            return None
+        whole = kv.seconds(kv.number_in(mine.fields.get("heartbeat")))
+        place = KeptPlace(
+            mine.key, mine.created, mine.lease, whole, self._ask.permits is not None, found
+        )
+        self._places.note(self._key, self._claim, place)
+        return place
+
+    def placed(self, refused: Refused, found: Obstacles) -> Refused:
+        """The refusal, with the place of a claim that is in line."""
+        mine = self.entry_in(found)
+        if mine is None or self._ask.queue is None:
+            return refused
+        shown = refused.reason, refused.holders, refused.retry_after, refused.seen
+        return Queued(*shown, place=found.line.index(mine))
+
+    def marked(self, refused: Refused) -> Refused:
+        """The refusal, for a wait in line; candidates want to know of every grant."""
+        if not isinstance(refused, Queued) or self._ask.candidacy > 0:
+            return refused
+        return replace(refused, seen=f"{refused.seen}{IN_LINE}{self._claim}")
+
+    def has_to_join(self, found: Obstacles, refused: Refused) -> bool:
+        """Whether a claim without a place needs one: one waiter of a process stands for all."""
+        ask, turns = self._ask, self._turns
+        if ask.queue is None or refused.reason == "permits":
+            return False
+        if not self._may_be_stood_for:
+            return True
+        there = {entry.key for entry in found.line}
+        places = list(self._places.of(self._key).items())
+        ours = (claim for claim, place in places if place.key in there)
+        return not any(turns.is_of_us(self._key, claim) for claim in ours)
+
+    def join(self) -> Steps[list[str]]:
+        """The operations: join the line, unless the claim is there already, or was given up."""
+        queue = self._ask.queue
+        if queue is None:
+            return []
+        lease = yield from self._places.beat(kv.seconds(queue.heartbeat))
+        return self._joins(queue, lease)
+
+    def join_at_once(self) -> list[str]:
+        """The same for a take that finds the name held, if that costs no request more."""
+        queue, known = self._ask.queue, self._places.of(self._key)
+        if queue is None or self._ask.permits is not None or self._claim in known:
+            return []
+        lease = self._places.beating(kv.seconds(queue.heartbeat))
+        if not lease or (self._may_be_stood_for and known):
+            return []
+        return [kv.nested([kv.exists(self._names.lease)], self._joins(queue, lease))]
+
+    @property
+    def _may_be_stood_for(self) -> bool:
+        ask = self._ask
+        fair = ask.queue is not None and ask.queue.fair
+        return not fair and ask.permits is None and ask.candidacy <= 0
+
+    def _joins(self, queue: Queue, lease: str) -> list[str]:
+        names, mine = self._names, self._places.key_for(self._key, self._claim)
+        facts = {"heartbeat": queue.heartbeat, "fair": int(queue.fair)}
+        who = {"claim": self._claim, "holder": self._ask.holder}
+        value = kv.packed(format=kv.RECORD_FORMAT, **who, **facts)
+        missing = [kv.absent(mine), kv.absent(names.given_up(self._claim))]
+        joins = [kv.nested(missing, [kv.put(mine, value, lease)])]
+        if self._ask.permits is None:
+            # And stand in the line of foreign clients, see `foreign`.
+            ticket = kv.put(names.ticket, foreign.WAITS, lease)
+            joins.append(kv.nested([kv.absent(names.ticket)], [ticket]))
+        return joins
+
+    # -- grants -------------------------------------------------------------------------------
+
+    def compare(self, success: list[str], *, ticket: int) -> list[str]:
+        """The comparisons: the line is as it was seen. Adds what a grant changes in it."""
+        first, line = self.first, self._names.line
+        known = self._places.of(self._key)
+        place = known.get(self._claim)
+        self.next_index = 0
+        if place is not None:
+            success.append(kv.delete(place.key))
+            if len(known) == 1 and not ticket:
+                success.append(self._sessions.drop_ticket(self._key, place.lease))
+        if first is not None and (place is None or first.key != place.key):
+            fields = {**first.fields, "overtaken": overtaken_in(first) + 1}
+            success.append(kv.rewrite(first.key, kv.b64(json.dumps(fields))))
+        if place is not None or first is not None:
+            self.next_index = len(success)
+            success.append(kv.read_all(line, _NEXT))
+        if first is not None:
+            return [kv.modified(first.key, first.modified)]
+        if place is not None:
+            return [kv.created(place.key, place.created), kv.none_before(line, place.created)]
+        return [kv.free(line)]
+
+    def served(self, reply: Reply) -> None:
+        """Note what a grant has left of the line."""
+        self._places.forget(self._key, self._claim)
+        if not self.next_index:
+            return
+        left = kv.entries_in(reply["responses"][self.next_index])
+        self._places.note_first(self._key, left[0] if left else None)
+        if not left:
+            self._turns.make_ours(self._key)
+
+    def forget_first(self) -> None:
+        """Note that the line is not as it was thought to be."""
+        self.first = None
+        self._places.note_first(self._key, None)

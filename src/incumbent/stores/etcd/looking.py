@@ -1,0 +1,98 @@
+"""What keeps a take out: all of it that is in the cluster, read in one request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from incumbent.model import Key
+from incumbent.stores.etcd import foreign, kv
+from incumbent.stores.etcd.incarnation import Cluster
+from incumbent.stores.etcd.kv import Entry, Names, Reply, Steps
+from incumbent.stores.notices import PAUSE
+
+FIRST: Final = ',"sort_order":"ASCEND","sort_target":"CREATE"'
+"""Option of a read: from the oldest key on."""
+
+
+class Obstacles(NamedTuple):
+    """The reasons why a take may be refused, as of one revision.
+
+    `line`: the waiters, from the first on; `turn`: see foreign.Contenders.
+    """
+
+    revision: int
+    seen: str
+    holders: tuple[Entry, ...] = ()
+    foreign: tuple[Entry, ...] = ()
+    pause: Entry | None = None
+    closing: Entry | None = None
+    slots: tuple[Entry, ...] = ()
+    line: tuple[Entry, ...] = ()
+    candidates: int = 0
+    given_up: bool = False
+    marker: str = ""
+    turn: int = 0
+
+    def __bool__(self) -> bool:
+        return any((
+            *(self.holders, self.turn, self.pause, self.closing),
+            *(self.slots, self.line, self.given_up),
+        ))  # fmt: skip
+
+    @property
+    def free(self) -> bool:
+        """Whether nothing but the line keeps out a claim that wants the name alone."""
+        return not (self.holders or self.pause or self.closing)
+
+
+def look(cluster: Cluster, key: Key, claim: str, *before: str, slot: str = "") -> Steps[Obstacles]:
+    """Read all possible obstacles, after the operations `before`."""
+    names = kv.names_of(cluster.prefix, key)
+    reads = [
+        *_of_waits(names),
+        kv.read(names.record, names.waiting, kv.NEWEST),
+        kv.read(names.given_up(claim), more=kv.COUNT),
+        kv.read(cluster.marker),
+    ]
+    if slot:
+        reads.append(kv.read_all(slot))
+    reply = yield kv.transaction([*before, *reads])
+    responses = reply["responses"][len(before) :]
+    marker = kv.entries_in(responses[5])
+    return _found(names, reply, responses, responses[3])._replace(
+        slots=tuple(kv.entries_in(responses[6])) if slot else (),
+        given_up=kv.count_of(responses[4]) > 0,
+        marker=marker[0].value64 if marker else "",
+    )
+
+
+def look_in_wait(cluster: Cluster, key: Key) -> Steps[Obstacles]:
+    """Read what a wait in line depends on; `seen` says nothing of fields."""
+    names = kv.names_of(cluster.prefix, key)
+    reply = yield kv.transaction(_of_waits(names))
+    return _found(names, reply, reply["responses"])
+
+
+def _of_waits(names: Names) -> list[str]:
+    line = kv.read_all(names.line, FIRST)
+    return [kv.read_all(names.leases, FIRST), kv.read_all(names.switches), line]
+
+
+def _found(
+    names: Names, reply: Reply, responses: Sequence[Reply], others: Reply | None = None
+) -> Obstacles:
+    leases, switches, line = map(kv.entries_in, responses[:3])
+    at, by_key = foreign.contenders(names, leases), {entry.key: entry for entry in switches}
+    newest = kv.entries_in(others) if others else []
+    count = len(switches) + (kv.count_of(others) if others else 0)
+    return Obstacles(
+        kv.revision_of(reply),
+        kv.seen_in(at.keys, [*switches, *newest], count),
+        at.holders,
+        tuple(at.foreign),
+        by_key.get(names.field(PAUSE)),
+        by_key.get(names.closing),
+        line=tuple(line),
+        turn=at.turn,
+    )

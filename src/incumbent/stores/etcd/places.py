@@ -1,0 +1,165 @@
+"""The places of a process in lines of waiters: their keys, and the etcd leases that keep them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from incumbent import clock
+from incumbent.model import Key
+from incumbent.stores.etcd import kv
+from incumbent.stores.etcd.kv import Entry, Steps
+
+if TYPE_CHECKING:
+    from incumbent.stores.etcd.looking import Obstacles
+    from incumbent.stores.etcd.sessions import Sessions
+
+_NOTED_MAX: Final = 16_384
+_KEPT: Final = 2 / 3
+"""Fraction of a heartbeat: if less of it is left, the places in line are kept alive."""
+
+_now = clock.now
+
+
+@dataclass(slots=True, eq=False)
+class KeptPlace:
+    """A place in line of this process. `whole`: its heartbeat, in whole seconds.
+
+    `created`: the revision that determines the order; `found`: the obstacles of the last refusal;
+    `shares`: whether the claim would share the name.
+    """
+
+    key: str
+    created: int
+    lease: str
+    whole: int
+    shares: bool
+    found: Obstacles
+
+
+@dataclass(slots=True, eq=False)
+class _Beat:
+    """The etcd lease of our places in lines with one heartbeat. `until`: when it may be over.
+
+    What is on it decides the order alone, so it is never proved.
+    """
+
+    lease: str
+    until: float
+
+
+class Places:
+    """What one engine knows of its places in lines. `firsts`: see note_first.
+
+    Both sides share it, as all of Sessions.
+    """
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self.firsts: dict[Key, Entry] = {}
+        self._places: dict[Key, dict[str, KeptPlace]] = {}
+        self._beats: dict[int, _Beat] = {}
+        self._numbers: dict[Key, dict[str, int]] = {}
+        self.change_keys()
+
+    def of(self, key: Key) -> dict[str, KeptPlace]:
+        """The places in the line of a name, by claim."""
+        return self._places.get(key, {})
+
+    def note(self, key: Key, claim: str, place: KeptPlace) -> None:
+        """Remember a place in line of this process."""
+        if len(self._places) >= _NOTED_MAX:
+            self._places.clear()
+            self.change_keys()
+        self._places.setdefault(key, {})[claim] = place
+
+    def place_of(self, key: Key, claim: str) -> KeptPlace | None:
+        """The place in line of this claim, as far as this process knows."""
+        return self._places.get(key, {}).get(claim)
+
+    def note_first(self, key: Key, first: Entry | None) -> None:
+        """Remember the waiter that a grant to this process left behind as the first in line."""
+        if len(self.firsts) >= _NOTED_MAX:
+            self.firsts.clear()
+        self.firsts.pop(key, None)
+        if first is not None:
+            self.firsts[key] = first
+
+    def change_keys(self) -> None:
+        """Use other keys than before for new places in lines."""
+        self._numbers = {}
+        self._ring = os.urandom(6).hex()
+
+    def key_for(self, key: Key, claim: str) -> str:
+        """The key with which the claim joins the line, one that no other claim of ours uses."""
+        numbers = self._numbers.setdefault(key, {})
+        if claim not in numbers:
+            used = set(numbers.values())
+            numbers[claim] = next(number for number in count() if number not in used)
+        return f"{kv.names_of(self._sessions.prefix, key).line}{self._ring}/{numbers[claim]}"
+
+    def known_key(self, key: Key, claim: str) -> str:
+        """The key in line that the claim has, or may have got; empty: none."""
+        place = self.place_of(key, claim)
+        if place is not None:
+            return place.key
+        return self.key_for(key, claim) if claim in self._numbers.get(key, ()) else ""
+
+    def removal(self, key: Key, claim: str) -> list[str]:
+        """The operations: remove the claim's key in line, and the ticket if it is our last one."""
+        place, mine = self.place_of(key, claim), self.known_key(key, claim)
+        remove = [kv.delete(mine)] if mine else []
+        if place is not None and len(self.of(key)) == 1:
+            remove.append(self._sessions.drop_ticket(key, place.lease))
+        return remove
+
+    def forget(self, key: Key, claim: str) -> None:
+        """Forget a place whose key is gone. One that is not would be kept alive with the others."""
+        for known in (self._places, self._numbers):
+            of_name = known.get(key, {})
+            of_name.pop(claim, None)
+            if not of_name:
+                known.pop(key, None)
+
+    def beat(self, whole: int) -> Steps[str]:
+        """Keep alive the etcd lease of all our places with this heartbeat, and return its id."""
+        beat = self._beats.get(whole)
+        if beat is not None:
+            if self.beating(whole):
+                return beat.lease
+            # Set this first, so that other waiters do not send a keep-alive as well.
+            until, beat.until = beat.until, _now() + whole
+            try:
+                reply = yield kv.lease("keepalive", beat.lease)
+            except BaseException:
+                beat.until = until
+                raise
+            if int(reply.get("result", reply).get("TTL", 0)) > 0:
+                return beat.lease
+            if self._beats.get(whole) is beat:
+                del self._beats[whole]
+        sent = _now()
+        new = yield from self._sessions.grant(whole)
+        # Another thread may have made one meanwhile.
+        return self._beats.setdefault(whole, _Beat(new.id, sent + whole)).lease
+
+    def beating(self, whole: int) -> str:
+        """The same etcd lease, if it lives for a while without a keep-alive; else ""."""
+        beat = self._beats.get(whole)
+        return beat.lease if beat is not None and beat.until - _now() > whole * _KEPT else ""
+
+    def keeps(self, place: KeptPlace) -> bool:
+        """Whether the etcd lease of a place in line is kept alive."""
+        beat = self._beats.get(place.whole)
+        return beat is not None and beat.lease == place.lease
+
+    def beats(self) -> list[int]:
+        """The heartbeats of our places."""
+        return list(self._beats) if self._places else []
+
+    def doubt(self) -> None:
+        """Note that one of these etcd leases may be gone."""
+        for beat in list(self._beats.values()):
+            beat.until = 0.0
