@@ -14,11 +14,7 @@ SAME: dict[str, str] = {
     "World": "what a user of the pytest plugin has, and what the contract suite is told of a store",
 }
 """Class names that several classes bear, each with its reason."""
-ENGINES = {
-    *("Client", "Connection", "Dialect", "Entry", "ErrorReply", "Exchange", "Give", "Incarnation"),
-    *("Meaning", "Proof", "Request", "Row", "Side", "Site", "Standing", "Subscriber", "Take"),
-    *("Waiter", "Wire"),
-}
+ENGINES = {"Client", "Dialect", "Entry", "Give", "Incarnation", "Proof", "Standing", "Take"}
 """Class names that engines share with each other or with the rest. It only becomes shorter."""
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from incumbent.stores.mysql import open_mysql, statements
 from incumbent.stores.mysql.engine import MysqlEngine
-from incumbent.stores.mysql.exchange import Exchange
+from incumbent.stores.mysql.exchange import MysqlExchange
 from incumbent.stores.postgresql.engine import PostgresEngine
 from incumbent.stores.registers import Swap
 from incumbent.stores.sqlite import SqliteEngine
@@ -133,9 +133,9 @@ class MysqlParty(Party):
 
 def _leave_out(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a client's swaps: renewals keep the version, or versions count from 1 on."""
-    written, grows = Exchange._written, "version=GREATEST(version+1,written)"
+    written, grows = MysqlExchange._written, "version=GREATEST(version+1,written)"
 
-    def without(it: Exchange, swap: Swap) -> str:
+    def without(it: MysqlExchange, swap: Swap) -> str:
         asked = written(it, swap)
         assert grows in asked
         if rule == "versions":
@@ -143,7 +143,7 @@ def _leave_out(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
         renews = swap.record.token == swap.seen.record.token
         return asked.replace(grows, "version=version") if renews else asked
 
-    monkeypatch.setattr(Exchange, "_written", without)
+    monkeypatch.setattr(MysqlExchange, "_written", without)
     monkeypatch.setattr(statements, "LATE", 10**15)
 
 

@@ -16,8 +16,8 @@ from incumbent.errors import StoreError
 from incumbent.model import Granted
 from incumbent.stores.etcd.client import Client
 from incumbent.stores.etcd.site import ErrorReply as EtcdErrorReply
-from incumbent.stores.postgresql.errors import ErrorReply
-from incumbent.stores.postgresql.wire import Wire as PostgresWire
+from incumbent.stores.postgresql.errors import PostgresErrorReply
+from incumbent.stores.postgresql.wire import PostgresWire
 from tests.stores.etcd import world as etcd
 from tests.stores.party import ASK, Party, new_claim, soon
 from tests.stores.postgresql import world as postgresql
@@ -78,7 +78,7 @@ def test_a_statement_that_postgresql_rolled_back_is_asked_again(
     async def refuses(self: Any, request: Any, until: float) -> Any:
         if left[0] and b"incumbent.take" in request.sql:
             left[0] -= 1
-            raise ErrorReply(code, CODES[code])
+            raise PostgresErrorReply(code, CODES[code])
         return await query(self, request, until)
 
     monkeypatch.setattr(PostgresWire, "query", refuses)

@@ -17,8 +17,8 @@ from incumbent.net import aiowire, dial
 from incumbent.net.aiowire import AsyncStream
 from incumbent.stores.etcd.client import Client
 from incumbent.stores.postgresql import wire
-from incumbent.stores.postgresql.site import Site
-from incumbent.stores.postgresql.subscriber import Subscriber
+from incumbent.stores.postgresql.site import PostgresSite
+from incumbent.stores.postgresql.subscriber import NotificationListener
 from incumbent.stores.quorum.dialect import QuorumDialect
 from incumbent.stores.quorum.links import QuorumLink
 from incumbent.stores.quorum.nodes import QuorumNode
@@ -84,7 +84,7 @@ CONNECTING: dict[str, list[Any]] = {
     "redis": [(dial, "tune"), (aiowire, "tune")],
     "quorum": [(QuorumNode, "welcomed")],
     "etcd": [(dial, "tune"), (aiowire, "tune")],
-    "postgresql": [(Site, "conninfo")],
+    "postgresql": [(PostgresSite, "conninfo")],
 }
 
 
@@ -136,7 +136,7 @@ WAITING: dict[str, list[Any]] = {
     "redis": [(LineHub, "_open")],
     "quorum": [(MajorityHub, "_connected")],
     "etcd": [(Client, "_results")],
-    "postgresql": [(Subscriber, "_begin")],
+    "postgresql": [(NotificationListener, "_begin")],
 }
 
 

@@ -12,7 +12,7 @@ from pymysql.constants import CLIENT
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Granted, Released, Renewed, Slot, Unproved
 from incumbent.stores.mysql import statements
-from incumbent.stores.mysql.wire import Reply, Wire
+from incumbent.stores.mysql.wire import MysqlWire, Reply
 from incumbent.stores.registers import Swap
 from tests import tiers
 from tests.cli.tool import incumbent
@@ -283,24 +283,24 @@ def lies(reply: Reply) -> Reply:
 def test_a_proxy_that_says_that_all_was_written_is_found_by_the_first_use_and_the_doctor(
     maria_server: MariaServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = Wire.ask
+    ask = MysqlWire.ask
 
-    def lying(self: Wire, statements: str, until: float, *, writes: bool) -> list[Reply]:
+    def lying(self: MysqlWire, statements: str, until: float, *, writes: bool) -> list[Reply]:
         return [lies(reply) for reply in ask(self, statements, until, writes=writes)]
 
-    monkeypatch.setattr(Wire, "ask", lying)
+    monkeypatch.setattr(MysqlWire, "ask", lying)
     unfit(maria_server.url_of(database), "two clients would be granted the same lease", "proxy")
 
 
 def test_a_proxy_that_drops_the_condition_is_found(
     maria_server: MariaServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = Wire.ask
+    ask = MysqlWire.ask
 
-    def careless(self: Wire, asked: str, until: float, *, writes: bool) -> list[Reply]:
+    def careless(self: MysqlWire, asked: str, until: float, *, writes: bool) -> list[Reply]:
         return ask(self, re.sub(r" AND version=\d+", "", asked), until, writes=writes)
 
-    monkeypatch.setattr(Wire, "ask", careless)
+    monkeypatch.setattr(MysqlWire, "ask", careless)
     unfit(maria_server.url_of(database), "two clients would be granted the same lease")
 
 
@@ -309,12 +309,12 @@ def test_a_proxy_that_commits_each_statement_is_found(
     maria_server: MariaServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What follows a swap that was refused is written all the same."""
-    ask = Wire.ask
+    ask = MysqlWire.ask
 
-    def forgetful(self: Wire, asked: str, until: float, *, writes: bool) -> list[Reply]:
+    def forgetful(self: MysqlWire, asked: str, until: float, *, writes: bool) -> list[Reply]:
         return ask(self, asked.replace(" AND @done", ""), until, writes=writes)
 
-    monkeypatch.setattr(Wire, "ask", forgetful)
+    monkeypatch.setattr(MysqlWire, "ask", forgetful)
     unfit(maria_server.url_of(database), "two clients would be granted the same lease")
 
 
@@ -324,14 +324,14 @@ def test_a_proxy_that_reads_from_a_replica_is_refused_and_begins_nothing(
     with party(maria_server.url_of(database)) as one:
         one.take()
     before = maria_server.sql("SELECT id FROM incumbent_marker", database)
-    ask = Wire.ask
+    ask = MysqlWire.ask
 
-    def split(self: Wire, asked: str, until: float, *, writes: bool) -> list[Reply]:
+    def split(self: MysqlWire, asked: str, until: float, *, writes: bool) -> list[Reply]:
         if not writes:
             asked = asked.replace(statements.HERE, "'a replica 1 1'")
         return ask(self, asked, until, writes=writes)
 
-    monkeypatch.setattr(Wire, "ask", split)
+    monkeypatch.setattr(MysqlWire, "ask", split)
     unfit(maria_server.url_of(database), "what it reads is not what it writes", "proxy")
     assert maria_server.sql("SELECT id FROM incumbent_marker", database) == before
 
@@ -339,12 +339,12 @@ def test_a_proxy_that_reads_from_a_replica_is_refused_and_begins_nothing(
 def test_autocommit_that_stays_off_is_refused(
     maria_server: MariaServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = Wire.ask
+    ask = MysqlWire.ask
 
-    def off(self: Wire, asked: str, until: float, *, writes: bool) -> list[Reply]:
+    def off(self: MysqlWire, asked: str, until: float, *, writes: bool) -> list[Reply]:
         return ask(self, asked.replace("autocommit=1", "autocommit=0"), until, writes=writes)
 
-    monkeypatch.setattr(Wire, "ask", off)
+    monkeypatch.setattr(MysqlWire, "ask", off)
     unfit(maria_server.url_of(database), "autocommit")
 
 

@@ -16,7 +16,7 @@ from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Granted, Key, Released, Renewal, Renewed, Stored
 from incumbent.net import again
 from incumbent.stores.mysql.errors import ServerError, answered
-from incumbent.stores.mysql.wire import Reply, Wire
+from incumbent.stores.mysql.wire import MysqlWire, Reply
 from tests import tiers
 from tests.stores.mysql.world import (
     ASK,
@@ -376,9 +376,9 @@ def test_a_commit_that_fails_certification_changed_nothing_and_is_asked_again(
 ) -> None:
     """A node of Galera answers so to the second of two clients at two nodes."""
     here.store.put(here.key, "state", b"1", None, soon())
-    left, ask = [times], Wire.ask
+    left, ask = [times], MysqlWire.ask
 
-    def uncertified(wire: Wire, asked: str, until: float, *, writes: bool) -> list[Reply]:
+    def uncertified(wire: MysqlWire, asked: str, until: float, *, writes: bool) -> list[Reply]:
         if not asked.endswith(";COMMIT") or not left[0]:
             return ask(wire, asked, until, writes=writes)
         left[0] -= 1
@@ -386,7 +386,7 @@ def test_a_commit_that_fails_certification_changed_nothing_and_is_asked_again(
         wire.in_doubt = True
         raise ServerError(1213, "WSREP: certification failed", writes=writes)
 
-    monkeypatch.setattr(Wire, "ask", uncertified)
+    monkeypatch.setattr(MysqlWire, "ask", uncertified)
     if times == 1:
         assert isinstance(here.store.put(here.key, "state", b"2", None, soon()), Stored)
         assert here.store.read(here.key, soon()).fields["state"].value == b"2"
@@ -403,14 +403,14 @@ def test_an_error_after_something_was_written_is_a_doubt(
     """Of two renewals one is done; the question which of them is refused."""
     granted = here.take()
     both = [here.renewal(granted), here.renewal(granted._replace(token=granted.token + 1))]
-    ask = Wire.ask
+    ask = MysqlWire.ask
 
-    def refused(wire: Wire, asked: str, until: float, *, writes: bool) -> list[Reply]:
+    def refused(wire: MysqlWire, asked: str, until: float, *, writes: bool) -> list[Reply]:
         if asked.startswith("SELECT CONCAT_WS"):
             raise ServerError(1205, "a lock wait", writes=writes)
         return ask(wire, asked, until, writes=writes)
 
-    monkeypatch.setattr(Wire, "ask", refused)
+    monkeypatch.setattr(MysqlWire, "ask", refused)
     with pytest.raises(OutcomeUnknown, match="a lock wait"):
         here.store.renew(both, soon())
 

@@ -13,7 +13,7 @@ import pytest
 
 from incumbent import AsyncClient, Client, clock
 from incumbent.model import Granted, Queue, Queued, Released
-from incumbent.stores.mysql.exchange import Exchange
+from incumbent.stores.mysql.exchange import MysqlExchange
 from incumbent.stores.polling import Looks, Poll
 from incumbent.stores.pooled_registers import PooledStore
 from incumbent.stores.registers import Swap
@@ -105,14 +105,14 @@ def test_who_joins_between_a_look_and_its_swap_stays_beside_the_record(
     far.take_and_use()
     first, second, late = new_claim(), new_claim(), [new_claim()]
     far.store.take(far.key, first, LINED, soon())
-    swap = Exchange.swap
+    swap = MysqlExchange.swap
 
-    def overtaken(self: Exchange, swaps: Sequence[Swap], until: float) -> object:
+    def overtaken(self: MysqlExchange, swaps: Sequence[Swap], until: float) -> object:
         if late:
             near.store.take(near.key, late.pop(), LINED, soon())
         return swap(self, swaps, until)
 
-    monkeypatch.setattr(Exchange, "swap", overtaken)
+    monkeypatch.setattr(MysqlExchange, "swap", overtaken)
     far.store.put(far.key, "state", b"1", None, soon())
     outcome = far.store.take(far.key, second, LINED, soon())
     assert isinstance(outcome, Queued)

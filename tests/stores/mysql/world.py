@@ -16,7 +16,7 @@ from incumbent.errors import StoreError
 from incumbent.model import Granted
 from incumbent.stores.mysql import statements
 from incumbent.stores.mysql.engine import MysqlEngine
-from incumbent.stores.mysql.wire import Reply, Wire
+from incumbent.stores.mysql.wire import MysqlWire, Reply
 from incumbent.stores.url import open_engine
 from tests.stores import party as parties
 from tests.stores.party import ASK, new_claim, soon
@@ -62,12 +62,12 @@ def aged(server: MariaServer, database: str) -> None:
 class Clock:
     """The server's clock, as our statements read it; `stands_at` microseconds, or `shift`ed."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, of: type[Wire] = Wire) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, of: type[MysqlWire] = MysqlWire) -> None:
         self.stands_at: int | None = None
         self.shift = 0
         ask = of.ask
 
-        def moved(wire: Wire, asked: str, until: float, *, writes: bool) -> list[Reply]:
+        def moved(wire: MysqlWire, asked: str, until: float, *, writes: bool) -> list[Reply]:
             return ask(wire, self._moved(asked), until, writes=writes)
 
         monkeypatch.setattr(of, "ask", moved)

@@ -11,7 +11,7 @@ import pytest
 
 from incumbent.errors import ConfigError
 from incumbent.stores.postgresql import engine_from_object, open_postgresql
-from incumbent.stores.postgresql.site import Site, Target
+from incumbent.stores.postgresql.site import PostgresSite, Target
 from incumbent.stores.postgresql.site import site_of_url as site
 from incumbent.stores.url import engine_for_object, open_engine
 
@@ -105,7 +105,7 @@ _PARAMETERS = {"user": "me", "password": SECRET, "dbname": "db"}
 def _check(given: Any, hosts: list[str]) -> None:
     engine = engine_for_object(given)
     assert engine.url.startswith("postgresql://me:***@h1")
-    found: Site = engine._site  # type: ignore[attr-defined]
+    found: PostgresSite = engine._site  # type: ignore[attr-defined]
     assert [target.host for target in found.targets] == hosts
     assert {name: found.parameters[name] for name in _PARAMETERS} == _PARAMETERS
 

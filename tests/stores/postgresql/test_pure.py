@@ -28,10 +28,10 @@ from incumbent.rules.columns import columns_of
 from incumbent.rules.record import NOTHING, Grant, LastGrant, LeaseRecord, after, settled
 from incumbent.stores.base import Take
 from incumbent.stores.plan import Plan
-from incumbent.stores.postgresql.dialect import Dialect
+from incumbent.stores.postgresql.dialect import PostgresDialect
 from incumbent.stores.postgresql.doctor import findings
 from incumbent.stores.postgresql.errors import (
-    ErrorReply,
+    PostgresErrorReply,
     answered_error,
     check_schema,
     check_server,
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 KEY = Key("space", "job")
 CLAIM = "c" * 32
-DIALECT = Dialect("here", None)
+DIALECT = PostgresDialect("here", None)
 
 
 def requests_of(plan: Plan[Any, Any], *replies: bytes | None, ahead: float = 0.0) -> list[Any]:
@@ -101,7 +101,7 @@ def test_a_take_rounds_its_times_up_and_names_its_end() -> None:
 def test_a_restart_wait_of_nothing_is_said_and_none_is_left_to_the_server() -> None:
     waits = []
     for wait in (0, 2):
-        dialect = Dialect("here", wait)
+        dialect = PostgresDialect("here", wait)
         program = dialect.spoken(dialect.take(KEY, CLAIM, Ask(1, "me")), 0.0, 5.0)
         waits.append(next(program).parameters[6])
     assert waits == [b"0", b"2000000"]
@@ -248,7 +248,7 @@ def test_what_only_reads_was_never_carried_out() -> None:
 
 @pytest.mark.parametrize(
     ("error", "raised"),
-    [(Broken("no answer", sent=False), Broken), (ErrorReply("55P03", "x"), OutcomeUnknown)],
+    [(Broken("no answer", sent=False), Broken), (PostgresErrorReply("55P03", "x"), OutcomeUnknown)],
 )
 def test_an_error_after_a_part_was_done_leaves_the_outcome_open(
     error: Exception, raised: type[Exception]
@@ -283,14 +283,14 @@ def test_an_error_after_a_part_was_done_leaves_the_outcome_open(
     ],
 )
 def test_an_answered_error_was_rolled_back(code: str, final: bool, said: str) -> None:
-    error = answered_error(ErrorReply(code, "words"), "here", proved=False)
+    error = answered_error(PostgresErrorReply(code, "words"), "here", proved=False)
     assert isinstance(error, StoreUnavailable)
     assert (error.permanent, said in str(error), code in str(error)) == (final, True, True)
-    assert not answered_error(ErrorReply(code, "words"), "here", proved=True).permanent
+    assert not answered_error(PostgresErrorReply(code, "words"), "here", proved=True).permanent
 
 
 def test_an_error_inside_the_server_leaves_it_open() -> None:
-    assert isinstance(answered_error(ErrorReply("XX000", "words"), "here"), OutcomeUnknown)
+    assert isinstance(answered_error(PostgresErrorReply("XX000", "words"), "here"), OutcomeUnknown)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from incumbent.model import Ask, Key, TakeOutcome
 from incumbent.protocol.port import run_blocking
 from incumbent.stores import recall
-from incumbent.stores.postgresql.dialect import Dialect
+from incumbent.stores.postgresql.dialect import PostgresDialect
 from incumbent.stores.postgresql.engine import PostgresStore
 from incumbent.stores.postgresql.site import site_of_url
 from tests.rules.histories import Subject, play
@@ -48,6 +48,6 @@ def test_the_server_answers_as_the_model_does(
             for table in _TABLES:
                 operator.execute(f"delete from incumbent.{table}".encode())
             site = site_of_url(f"{url}?restart_wait=0")
-            store = _EachForItself(site, Dialect(site.where, site.restart_wait))
+            store = _EachForItself(site, PostgresDialect(site.where, site.restart_wait))
             play(seed, Subject(store, move))
             store.close()

@@ -18,8 +18,8 @@ from incumbent.stores.deciding import present
 from incumbent.stores.names import flat
 from incumbent.stores.plan import Plan
 from incumbent.stores.postgresql.runner import Runner
-from incumbent.stores.postgresql.subscriber import Subscriber
-from incumbent.stores.postgresql.wire import Wire
+from incumbent.stores.postgresql.subscriber import NotificationListener
+from incumbent.stores.postgresql.wire import PostgresWire
 from incumbent.stores.registers import Load, Wanted
 from tests.stores.postgresql.world import ASK, Party, new_claim, new_database, party, soon
 from tests.support.postgresql import PostgresServer
@@ -96,13 +96,13 @@ async def _waits(batches: list[list[str]], claim: str) -> int:
     """How many batches are left when a waiter for "k" goes on."""
     wire = _Scripted([*batches])
 
-    async def connect(_: float) -> Wire:
-        return cast("Wire", wire)
+    async def connect(_: float) -> PostgresWire:
+        return cast("PostgresWire", wire)
 
     async def same() -> bool:
         return True
 
-    await Subscriber(connect, SharedWakeup).wait("k", claim, soon(10), same)
+    await NotificationListener(connect, SharedWakeup).wait("k", claim, soon(10), same)
     return len(wire.batches)
 
 
@@ -166,9 +166,9 @@ def test_150_that_join_a_line_at_once_ask_three_times_at_most(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bytes] = []
-    query = Wire.query
+    query = PostgresWire.query
 
-    async def counted(self: Wire, request: Any, until: float) -> Any:
+    async def counted(self: PostgresWire, request: Any, until: float) -> Any:
         asked.append(request.sql)
         return await query(self, request, until)
 
@@ -185,7 +185,7 @@ def test_150_that_join_a_line_at_once_ask_three_times_at_most(
         finally:
             await store.aclose()
 
-    monkeypatch.setattr(Wire, "query", counted)
+    monkeypatch.setattr(PostgresWire, "query", counted)
     with party(url) as one:
         one.take(ask=replace(ASK, ttl=600.0))
         places = asyncio.run(all_at_once(one))

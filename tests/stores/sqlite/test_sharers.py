@@ -17,7 +17,7 @@ from incumbent.protocol.port import run_blocking
 from incumbent.several import Semaphore
 from incumbent.stores.polling import may_have_changed
 from incumbent.stores.registers import Swap, Wanted
-from incumbent.stores.sqlite.connection import Connection
+from incumbent.stores.sqlite.connection import SqliteConnection
 from incumbent.stores.sqlite.records import Records
 from tests.stores.sqlite.test_store import ASK, KEY, Machine, soon
 from tests.support.pace import took
@@ -156,7 +156,7 @@ def test_a_thousand_permits_are_counted(machine: Machine) -> None:
     ask = Ask(10.0, "me", 1000)
     first = machine.grant(ask=ask)
 
-    def others(db: Connection) -> None:
+    def others(db: SqliteConnection) -> None:
         records = Records(db)
         seen = records.load(Wanted(KEY))
         (mine,) = seen.record.grants

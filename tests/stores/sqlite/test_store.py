@@ -32,7 +32,7 @@ from incumbent.model import (
     Stored,
 )
 from incumbent.stores.sqlite import SqliteEngine, schema
-from incumbent.stores.sqlite.connection import Connection
+from incumbent.stores.sqlite.connection import SqliteConnection
 from incumbent.stores.sqlite.core import SqliteStore
 from incumbent.stores.sqlite.file import SqliteFile
 from incumbent.stores.sqlite.host import Host
@@ -487,7 +487,7 @@ def test_an_interruption_anywhere_leaves_no_lock_and_no_half_of_a_change(
 
 def test_a_signal_handler_in_the_middle_has_a_connection_of_its_own(machine: Machine) -> None:
     machine.give(machine.grant())
-    used: list[Connection] = []
+    used: list[SqliteConnection] = []
     seen: list[object] = []
 
     def handler(number: int, frame: FrameType | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from incumbent.stores.findings import Finding, found
-from incumbent.stores.mysql.wire import Wire
+from incumbent.stores.mysql.wire import MysqlWire
 
 _STATE: Final = (
     "SELECT CURRENT_USER(),VERSION();"
@@ -16,7 +16,7 @@ _STATE: Final = (
 )
 
 
-def diagnose(wire: Wire, until: float) -> list[Finding]:
+def diagnose(wire: MysqlWire, until: float) -> list[Finding]:
     """What MariaDB and MySQL are asked about. Raises ServerError, Broken."""
     asked, variables, status = wire.ask(_STATE, until, writes=False)
     ((user, version),) = asked.rows

@@ -12,10 +12,10 @@ from incumbent.stores.findings import Finding
 from incumbent.stores.mysql import statements
 from incumbent.stores.mysql.doctor import diagnose
 from incumbent.stores.mysql.errors import ServerError, answered
-from incumbent.stores.mysql.exchange import Exchange
+from incumbent.stores.mysql.exchange import MysqlExchange
 from incumbent.stores.mysql.server import look
-from incumbent.stores.mysql.site import Site
-from incumbent.stores.mysql.wire import Wire
+from incumbent.stores.mysql.site import MysqlSite
+from incumbent.stores.mysql.wire import MysqlWire
 from incumbent.stores.pooled_registers import PooledEngine, PooledOperations
 from incumbent.stores.registers import Quick
 
@@ -23,35 +23,35 @@ _SWEPT: Final = 100
 """The most names that are forgotten at once."""
 
 
-class Operations(PooledOperations[Wire]):
+class Operations(PooledOperations[MysqlWire]):
     """The operations of one database."""
 
     answers = ServerError
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: MysqlSite) -> None:
         quick = Quick(take=True, renew=True, give=True, join=True)
         dialect = Deciding(site.where, site.restart_wait, quick)
         super().__init__(site.where, site.hosts, dialect)
         self.site = site
 
-    def open(self, place: Any, until: float) -> Wire:
-        return Wire(self.site, place, until)
+    def open(self, place: Any, until: float) -> MysqlWire:
+        return MysqlWire(self.site, place, until)
 
-    def examine(self, wire: Wire, until: float) -> None:
+    def examine(self, wire: MysqlWire, until: float) -> None:
         look(wire, self.where, until)
 
-    def note(self, wire: Wire, longest: int, until: float) -> None:
+    def note(self, wire: MysqlWire, longest: int, until: float) -> None:
         wire.ask(statements.longest(wire.facts.id, longest), until, writes=False)
 
-    def sweep(self, wire: Wire, until: float) -> None:
+    def sweep(self, wire: MysqlWire, until: float) -> None:
         now = wire.facts.on_its_clock(clock.now())
         found = wire.ask(statements.forgettable(now, _SWEPT), until, writes=False)[0].rows
         if found:
             names = wire.quoted("%s", [name for (name,) in found])
             wire.ask(statements.forget(now, names), until, writes=False)
 
-    def exchange(self, wire: Wire) -> Exchange:
-        return Exchange(wire, self.site)
+    def exchange(self, wire: MysqlWire) -> MysqlExchange:
+        return MysqlExchange(wire, self.site)
 
     def failure(self, error: ServerError, about: str) -> StoreError:
         return answered(error, self.where, about, proved=self.proved)
@@ -73,7 +73,7 @@ class MysqlEngine(PooledEngine[Operations]):
         survives_restart=True,
     )
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: MysqlSite) -> None:
         super().__init__(Operations(site), site.restart_wait)
 
     def fix(self, until: float) -> list[Finding]:
@@ -82,11 +82,11 @@ class MysqlEngine(PooledEngine[Operations]):
         It may be repeated, and changes nothing that exists. It needs a user who may CREATE.
         """
 
-        def make(wire: Wire) -> list[Finding]:
+        def make(wire: MysqlWire) -> list[Finding]:
             wire.ask(";".join(statements.TABLES), until, writes=False)
             return [("ok", "the tables incumbent_* are made", "")]
 
         return self.findings(make, until)
 
-    def diagnosed(self, wire: Wire, until: float) -> list[Finding]:
+    def diagnosed(self, wire: MysqlWire, until: float) -> list[Finding]:
         return diagnose(wire, until)

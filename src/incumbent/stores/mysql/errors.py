@@ -20,7 +20,7 @@ class ServerError(Exception):
         self.code, self.writes = code, writes
 
 
-class _Meaning(NamedTuple):
+class _ErrorMeaning(NamedTuple):
     why: str
     final: bool = False
     retry_after: float | None = None
@@ -28,22 +28,22 @@ class _Meaning(NamedTuple):
 
 MAKE_TABLES: Final = "run `incumbent doctor --fix` as a user who may create tables there"
 READ_ONLY: Final = "it is read-only, as a replica is: name the primary, or all hosts"
-_READ_ONLY: Final = _Meaning(READ_ONLY, retry_after=1.0)
-_LOGIN: Final = _Meaning(
+_READ_ONLY: Final = _ErrorMeaning(READ_ONLY, retry_after=1.0)
+_LOGIN: Final = _ErrorMeaning(
     "check the user name, the password, and from where the user may come", True
 )
-_RIGHTS: Final = _Meaning(
+_RIGHTS: Final = _ErrorMeaning(
     "GRANT SELECT, INSERT, UPDATE, DELETE on incumbent_lease, incumbent_beside and incumbent_marker"
     " to this user",
     final=True,
 )
-_TABLES: Final = _Meaning(MAKE_TABLES, final=True)
-_FULL: Final = _Meaning("it has no connection left for us (max_connections)", retry_after=0.5)
-_SIZE: Final = _Meaning("that is larger than the store allows", final=True)
-_STRANGE: Final = _Meaning("it is no MariaDB or MySQL that this version knows", final=True)
-_BUSY: Final = _Meaning("another client was quicker", retry_after=0.05)
+_TABLES: Final = _ErrorMeaning(MAKE_TABLES, final=True)
+_FULL: Final = _ErrorMeaning("it has no connection left for us (max_connections)", retry_after=0.5)
+_SIZE: Final = _ErrorMeaning("that is larger than the store allows", final=True)
+_STRANGE: Final = _ErrorMeaning("it is no MariaDB or MySQL that this version knows", final=True)
+_BUSY: Final = _ErrorMeaning("another client was quicker", retry_after=0.05)
 
-_ANSWERS: Final[dict[int, _Meaning]] = {
+_ANSWERS: Final[dict[int, _ErrorMeaning]] = {
     **dict.fromkeys((1290, 1792, 1836), _READ_ONLY),
     **dict.fromkeys((1045, 1130, 1251, 1698, 3118, 4151), _LOGIN),
     **dict.fromkeys((1044, 1142, 1143, 1227, 1370), _RIGHTS),
@@ -51,14 +51,16 @@ _ANSWERS: Final[dict[int, _Meaning]] = {
     **dict.fromkeys((1040, 1129, 1203, 1226), _FULL),
     **dict.fromkeys((1118, 1153, 1406), _SIZE),
     **dict.fromkeys((1064, 1193, 1235, 1305), _STRANGE),
-    1049: _Meaning("CREATE DATABASE first, or name another one", final=True),
+    1049: _ErrorMeaning("CREATE DATABASE first, or name another one", final=True),
     # A deadlock, and on Galera a commit that another node's write came before.
     1213: _BUSY,
     1020: _BUSY,
-    1205: _Meaning("somebody else keeps the row or the table locked", retry_after=0.5),
-    1047: _Meaning("this node is not part of its cluster's majority (Galera)", retry_after=1.0),
-    1114: _Meaning("its disk is full: free some space", retry_after=1.0),
-    1665: _Meaning("set binlog_format to MIXED or ROW", final=True),
+    1205: _ErrorMeaning("somebody else keeps the row or the table locked", retry_after=0.5),
+    1047: _ErrorMeaning(
+        "this node is not part of its cluster's majority (Galera)", retry_after=1.0
+    ),
+    1114: _ErrorMeaning("its disk is full: free some space", retry_after=1.0),
+    1665: _ErrorMeaning("set binlog_format to MIXED or ROW", final=True),
 }
 
 
@@ -68,5 +70,5 @@ def answered(error: ServerError, where: str, about: str, *, proved: bool) -> Sto
     meaning = _ANSWERS.get(error.code)
     if meaning is None and error.writes:
         return OutcomeUnknown(f"{said}; perhaps it did what was asked")
-    why, final, after = meaning or _Meaning("look at its log")
+    why, final, after = meaning or _ErrorMeaning("look at its log")
     return StoreUnavailable(f"{said}; {why}", permanent=final and not proved, retry_after=after)

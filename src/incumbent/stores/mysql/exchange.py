@@ -15,8 +15,8 @@ from incumbent.stores import registers as kit
 from incumbent.stores.findings import wait_after_restart
 from incumbent.stores.mysql import statements
 from incumbent.stores.mysql.server import look
-from incumbent.stores.mysql.site import Site
-from incumbent.stores.mysql.wire import Reply, Wire
+from incumbent.stores.mysql.site import MysqlSite
+from incumbent.stores.mysql.wire import MysqlWire, Reply
 from incumbent.stores.names import flat, unflat
 from incumbent.stores.rows import RowBeside, by_ttl, lease_of, row_of, seen_in
 
@@ -32,12 +32,12 @@ class _Part(NamedTuple):
     which: str
 
 
-class Exchange:
+class MysqlExchange:
     """See registers.QuickRegisters. `wrote`: it has changed something, so that a later error does
     not mean that nothing was changed. Raises ServerError and Broken, too.
     """
 
-    def __init__(self, wire: Wire, site: Site) -> None:
+    def __init__(self, wire: MysqlWire, site: MysqlSite) -> None:
         self._wire, self._site, self.wrote = wire, site, False
 
     def _ours(self, epoch: str = "") -> str:

@@ -18,7 +18,7 @@ from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.stores.mysql.errors import READ_ONLY
 from incumbent.stores.mysql.statements import BEGIN, FORMAT, LOOK
-from incumbent.stores.mysql.wire import Facts, Wire
+from incumbent.stores.mysql.wire import Facts, MysqlWire
 
 _NOT_INNODB: Final = (
     "its tables incumbent_* are not all InnoDB's, and without transactions half of a write may be"
@@ -35,7 +35,7 @@ _SPLIT: Final = (
 )
 
 
-def look(wire: Wire, where: str, until: float) -> None:
+def look(wire: MysqlWire, where: str, until: float) -> None:
     """Find out the facts. Raises StoreUnavailable if the server is not fit to grant leases."""
     for _ in range(3):
         *_, state, tables, marker = wire.ask(LOOK, until, writes=False)

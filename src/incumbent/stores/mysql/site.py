@@ -21,7 +21,7 @@ _MALFORMED: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class MysqlSite:
     """One configured database."""
 
     where: str
@@ -34,7 +34,7 @@ class Site:
     restart_wait: float | None = None
 
 
-def site_of_url(url: str, password: str | None = None) -> Site:
+def site_of_url(url: str, password: str | None = None) -> MysqlSite:
     """The site of a URL; `password` replaces the URL's password.
 
     Raises ConfigError; its message never has any part of the URL that could be a password.
@@ -52,7 +52,7 @@ def site_of_url(url: str, password: str | None = None) -> Site:
         raise ConfigError(_MALFORMED, name="store")
     user, _, secret = map(unquote, login.partition(":"))
     secret = password or secret
-    return Site(
+    return MysqlSite(
         f"{scheme}://{urls.shown_login(user, secret)}{places}/{database}",
         *(hosts, unquote(database), user or None, secret, options.get("unix_socket", "")),
         *(_tls_of(options), urls.parse_restart_wait(options.get("restart_wait"))),

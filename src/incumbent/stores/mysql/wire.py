@@ -14,7 +14,7 @@ from incumbent.net.dial import connect, connect_unix
 from incumbent.net.driver import DriverSocket, Upgrade
 from incumbent.net.pool import Broken
 from incumbent.stores.mysql.errors import ServerError
-from incumbent.stores.mysql.site import Site
+from incumbent.stores.mysql.site import MysqlSite
 from incumbent.stores.url import Endpoint
 
 try:
@@ -58,12 +58,12 @@ class Reply(NamedTuple):
     rows: Sequence[tuple[Any, ...]]
 
 
-class Wire:
+class MysqlWire:
     """See pooled_registers.PooledConnection."""
 
     facts, longest = Facts(), 0
 
-    def __init__(self, site: Site, host: Endpoint, until: float) -> None:
+    def __init__(self, site: MysqlSite, host: Endpoint, until: float) -> None:
         """Connect and log in. Raises OSError, Broken, ServerError."""
         self.looked = clock.now()
         self.closed, self.in_doubt = False, True

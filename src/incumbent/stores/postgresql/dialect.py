@@ -12,14 +12,14 @@ from incumbent.stores import registers as kit
 from incumbent.stores.deciding import Deciding, present, stands
 from incumbent.stores.plan import Plan, Program
 from incumbent.stores.polling import IN_LINE, in_line, may_have_changed
-from incumbent.stores.postgresql.exchange import Exchange, looked
+from incumbent.stores.postgresql.exchange import PostgresExchange, looked
 from incumbent.stores.recall import Recall
 from incumbent.stores.turns import Turns
 
 T = TypeVar("T")
 
 
-class Dialect(Deciding):
+class PostgresDialect(Deciding):
     """See stores.deciding.Deciding. `turns`: the turns of all waiters of the store."""
 
     began = "crashed, was promoted, restored or made"
@@ -68,7 +68,7 @@ class Dialect(Deciding):
             reply = yield request
             if reply == b"same":
                 return True
-            (found,) = Exchange(self.where).loaded(reply, [key])
+            (found,) = PostgresExchange(self.where).loaded(reply, [key])
             return not may_have_changed(seen, found)
 
         return Plan("look", start, (key,))
@@ -79,5 +79,5 @@ class Dialect(Deciding):
         `ahead`: the seconds that the server's clock is ahead.
         """
         last = until + ahead if plan.kind == "take" else inf
-        exchange = Exchange(self.where, self.restart_wait, last, self._recall)
+        exchange = PostgresExchange(self.where, self.restart_wait, last, self._recall)
         return exchange.speak(plan.start(None, until))

@@ -17,11 +17,11 @@ from incumbent.stores.findings import (
     wait_after_restart,
 )
 from incumbent.stores.postgresql.errors import OLDEST, check_schema
-from incumbent.stores.postgresql.exchange import HELLO, Request, read_object
-from incumbent.stores.postgresql.site import Site
-from incumbent.stores.postgresql.wire import Wire
+from incumbent.stores.postgresql.exchange import HELLO, StatementRequest, read_object
+from incumbent.stores.postgresql.site import PostgresSite
+from incumbent.stores.postgresql.wire import PostgresWire
 
-DIAGNOSE: Final = Request(
+DIAGNOSE: Final = StatementRequest(
     b"SELECT pg_catalog.json_build_object("
     b"'version', pg_catalog.current_setting('server_version'),"
     b"'user', current_user,"
@@ -42,7 +42,9 @@ DIAGNOSE: Final = Request(
 )
 
 
-async def diagnose(site: Site, ttl: float, until: float, wire: Wire) -> list[Finding]:
+async def diagnose(
+    site: PostgresSite, ttl: float, until: float, wire: PostgresWire
+) -> list[Finding]:
     """All findings, over this connection. Raises StoreError, Broken, Mismatch, ErrorReply."""
     hello = read_object(await wire.query(HELLO, until))
     check_schema(hello, site.where, proved=True)
@@ -55,7 +57,7 @@ async def diagnose(site: Site, ttl: float, until: float, wire: Wire) -> list[Fin
 def findings(
     server: dict[str, Any],
     hello: dict[str, Any],
-    wire: Wire,
+    wire: PostgresWire,
     ttl: float,
     restart_wait: float | None,
     trip: float,

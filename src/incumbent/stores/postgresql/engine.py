@@ -14,30 +14,30 @@ from incumbent.protocol.port import run_blocking
 from incumbent.stores.findings import Finding, cannot_tell
 from incumbent.stores.loops import LoopEnd, ServerEngine, detach_in_child
 from incumbent.stores.plan import BlockingTogether
-from incumbent.stores.postgresql.dialect import Dialect
+from incumbent.stores.postgresql.dialect import PostgresDialect
 from incumbent.stores.postgresql.doctor import diagnose
-from incumbent.stores.postgresql.errors import ErrorReply, answered_error
+from incumbent.stores.postgresql.errors import PostgresErrorReply, answered_error
 from incumbent.stores.postgresql.runner import Runner
-from incumbent.stores.postgresql.site import Site
-from incumbent.stores.postgresql.wire import Side, Suspending, Wire
+from incumbent.stores.postgresql.site import PostgresSite
+from incumbent.stores.postgresql.wire import PostgresSide, PostgresWire, Suspending
 
 
 class PostgresStore(BlockingTogether[Runner]):
     """The blocking store."""
 
-    def __init__(self, site: Site, dialect: Dialect) -> None:
-        super().__init__(Runner(site, dialect, Side()))
+    def __init__(self, site: PostgresSite, dialect: PostgresDialect) -> None:
+        super().__init__(Runner(site, dialect, PostgresSide()))
         detach_in_child(self.operations)
 
 
 class AsyncPostgresStore(Runner):
     """The asynchronous store; it belongs to the event loop in which it was made."""
 
-    def __init__(self, site: Site, dialect: Dialect) -> None:
+    def __init__(self, site: PostgresSite, dialect: PostgresDialect) -> None:
         super().__init__(site, dialect, Suspending())
         self._end = LoopEnd(self.let_go)
 
-    async def dial(self, until: float, lasts: float = -inf) -> Wire:
+    async def dial(self, until: float, lasts: float = -inf) -> PostgresWire:
         await self._end.watch()
         return await super().dial(until, lasts)
 
@@ -65,9 +65,9 @@ class PostgresEngine(ServerEngine[PostgresStore, AsyncPostgresStore]):
         shared=True,
     )
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: PostgresSite) -> None:
         self._site = site
-        dialect = Dialect(site.where, site.restart_wait)
+        dialect = PostgresDialect(site.where, site.restart_wait)
         store = PostgresStore(site, dialect)
         super().__init__(site.where, store, partial(AsyncPostgresStore, site, dialect))
 
@@ -77,10 +77,10 @@ class PostgresEngine(ServerEngine[PostgresStore, AsyncPostgresStore]):
         It may be repeated, and changes no data. It needs a role that may create the schema.
         """
 
-        async def apply(wire: Wire) -> list[Finding]:
+        async def apply(wire: PostgresWire) -> list[Finding]:
             try:
                 await wire.script(schema(), until)
-            except ErrorReply as error:
+            except PostgresErrorReply as error:
                 advice = "run it as a role that may CREATE in this database, or who owns the schema"
                 return [("error", f"{self.url}: {error} ({error.code})", advice)]
             return [("ok", "the schema incumbent is made", "")]
@@ -91,7 +91,7 @@ class PostgresEngine(ServerEngine[PostgresStore, AsyncPostgresStore]):
         return self._findings(partial(diagnose, self._site, ttl, until), until)
 
     def _findings(
-        self, work: Callable[[Wire], Awaitable[list[Finding]]], until: float
+        self, work: Callable[[PostgresWire], Awaitable[list[Finding]]], until: float
     ) -> list[Finding]:
         """The findings of `work`, over a connection of its own."""
 
@@ -99,7 +99,7 @@ class PostgresEngine(ServerEngine[PostgresStore, AsyncPostgresStore]):
             wire = await self._store.operations.dial(until)
             try:
                 return await work(wire)
-            except ErrorReply as error:
+            except PostgresErrorReply as error:
                 return [cannot_tell(str(answered_error(error, self.url)))]
             except (Broken, Mismatch) as error:
                 why = f"{self.url} gave no usable answer: {error}"

@@ -19,7 +19,7 @@ OLDEST: Final = 130_000
 """The oldest version of a server, as libpq writes versions."""
 
 
-class ErrorReply(Exception):
+class PostgresErrorReply(Exception):
     """The server replied with an error, and rolled back."""
 
     def __init__(self, code: str, text: str) -> None:
@@ -27,76 +27,91 @@ class ErrorReply(Exception):
         self.code = code
 
 
-class _Meaning(NamedTuple):
+class _StateMeaning(NamedTuple):
     why: str
     final: bool = False
     retry_after: float | None = None
 
 
 _FIX: Final = "run `incumbent doctor --fix` as a role that may create it, or apply schema.sql"
-_MISSING: Final = _Meaning(f"its schema incumbent is missing or incomplete: {_FIX}", final=True)
-_READ_ONLY: Final = _Meaning(
+_MISSING: Final = _StateMeaning(
+    f"its schema incumbent is missing or incomplete: {_FIX}", final=True
+)
+_READ_ONLY: Final = _StateMeaning(
     "it is read-only (a standby, or default_transaction_read_only): use the address of the"
     " primary, or name all hosts",
     retry_after=1.0,
 )
-_FULL: Final = _Meaning("it has no connection left for us (max_connections)", retry_after=0.5)
+_FULL: Final = _StateMeaning("it has no connection left for us (max_connections)", retry_after=0.5)
 
-_ANSWERS: Final[dict[str, _Meaning]] = {
+_ANSWERS: Final[dict[str, _StateMeaning]] = {
     "25006": _READ_ONLY,
     "3F000": _MISSING,
     "42883": _MISSING,
     "42P01": _MISSING,
     "42703": _MISSING,
-    "42501": _Meaning(
+    "42501": _StateMeaning(
         "this role lacks rights: GRANT USAGE ON SCHEMA incumbent TO it, and GRANT EXECUTE ON ALL"
         " FUNCTIONS IN SCHEMA incumbent TO it",
         final=True,
     ),
-    "40001": _Meaning("it could not order the transactions of two clients", retry_after=0.05),
-    "40P01": _Meaning("it broke a deadlock of two clients", retry_after=0.05),
-    "55P03": _Meaning("somebody else keeps the lease's row locked", retry_after=0.5),
-    "57014": _Meaning(
+    "40001": _StateMeaning("it could not order the transactions of two clients", retry_after=0.05),
+    "40P01": _StateMeaning("it broke a deadlock of two clients", retry_after=0.05),
+    "55P03": _StateMeaning("somebody else keeps the lease's row locked", retry_after=0.5),
+    "57014": _StateMeaning(
         "it cancelled the statement and rolled it back: statement_timeout, or an operator",
         retry_after=0.5,
     ),
     "53300": _FULL,
-    "53100": _Meaning("its disk is full: free some space", retry_after=1.0),
-    "53200": _Meaning("it is out of memory", retry_after=1.0),
-    "22021": _Meaning("its encoding has no such characters: use a database in UTF8", final=True),
-    "22P05": _Meaning("its encoding has no such characters: use a database in UTF8", final=True),
+    "53100": _StateMeaning("its disk is full: free some space", retry_after=1.0),
+    "53200": _StateMeaning("it is out of memory", retry_after=1.0),
+    "22021": _StateMeaning(
+        "its encoding has no such characters: use a database in UTF8", final=True
+    ),
+    "22P05": _StateMeaning(
+        "its encoding has no such characters: use a database in UTF8", final=True
+    ),
 }
 
 # libpq gives no code for a connection that was refused, only the server's text.
-_REFUSALS: Final[tuple[tuple[str, _Meaning], ...]] = (
-    ("password authentication failed", _Meaning("check the user name and the password", True)),
-    ("no password supplied", _Meaning("give a password", True)),
-    ("authentication failed", _Meaning("check the user name and the password", True)),
-    ("no pg_hba.conf entry", _Meaning("its pg_hba.conf must admit this user from here", True)),
-    ("no such user", _Meaning("name another user, or make this one known to the pooler", True)),
-    ("no such database", _Meaning("name another database, or make it known to the pooler", True)),
-    ("role .* does not exist", _Meaning("create that role, or name another", True)),
-    ("database .* does not exist", _Meaning("create that database, or name another", True)),
-    ("certificate verify failed", _Meaning("name the authority: sslrootcert=/path/ca.pem", True)),
-    ("server certificate for", _Meaning("the certificate names another host", True)),
-    ("root certificate file", _Meaning("name the authority: sslrootcert=/path/ca.pem", True)),
-    ("does not support SSL", _Meaning("its TLS is off (ssl = on in postgresql.conf)", True)),
+_REFUSALS: Final[tuple[tuple[str, _StateMeaning], ...]] = (
+    ("password authentication failed", _StateMeaning("check the user name and the password", True)),
+    ("no password supplied", _StateMeaning("give a password", True)),
+    ("authentication failed", _StateMeaning("check the user name and the password", True)),
+    ("no pg_hba.conf entry", _StateMeaning("its pg_hba.conf must admit this user from here", True)),
+    (
+        "no such user",
+        _StateMeaning("name another user, or make this one known to the pooler", True),
+    ),
+    (
+        "no such database",
+        _StateMeaning("name another database, or make it known to the pooler", True),
+    ),
+    ("role .* does not exist", _StateMeaning("create that role, or name another", True)),
+    ("database .* does not exist", _StateMeaning("create that database, or name another", True)),
+    (
+        "certificate verify failed",
+        _StateMeaning("name the authority: sslrootcert=/path/ca.pem", True),
+    ),
+    ("server certificate for", _StateMeaning("the certificate names another host", True)),
+    ("root certificate file", _StateMeaning("name the authority: sslrootcert=/path/ca.pem", True)),
+    ("does not support SSL", _StateMeaning("its TLS is off (ssl = on in postgresql.conf)", True)),
     ("session is read-only", _READ_ONLY),
     ("server is in hot standby", _READ_ONLY),
     ("too many clients", _FULL),
     ("remaining connection slots", _FULL),
-    ("the database system is", _Meaning("wait until it has started", retry_after=0.5)),
+    ("the database system is", _StateMeaning("wait until it has started", retry_after=0.5)),
 )
 
 
-def answered_error(error: ErrorReply, where: str, *, proved: bool = True) -> StoreError:
+def answered_error(error: PostgresErrorReply, where: str, *, proved: bool = True) -> StoreError:
     """The exception for an error that the server replied.
 
     `proved`: this server has served us before, so that even missing rights may be temporary.
     """
     if error.code.startswith("XX"):
         return OutcomeUnknown(f"{where} failed inside: {error} ({error.code})")
-    why, final, after = _ANSWERS.get(error.code, _Meaning("look at its log"))
+    why, final, after = _ANSWERS.get(error.code, _StateMeaning("look at its log"))
     return StoreUnavailable(
         f"{where} refused the request: {error} ({error.code}); {why}",
         permanent=final and not proved,

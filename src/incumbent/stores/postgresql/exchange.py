@@ -32,7 +32,7 @@ from incumbent.rules.record import (
 )
 from incumbent.stores import registers as kit
 from incumbent.stores.names import flat, unflat
-from incumbent.stores.postgresql.errors import RECORD_FORMAT, ErrorReply, answered_error
+from incumbent.stores.postgresql.errors import RECORD_FORMAT, PostgresErrorReply, answered_error
 from incumbent.stores.recall import Recall
 
 T = TypeVar("T")
@@ -48,16 +48,16 @@ TOLD: Final = " "
 Reply: TypeAlias = bytes | None
 
 
-class Request(NamedTuple):
+class StatementRequest(NamedTuple):
     """One statement; each parameter is text, or None for NULL. Its reply is one value."""
 
     sql: bytes
     parameters: tuple[bytes | None, ...] = ()
 
 
-def _call(function: str, *parameters: bytes | None) -> Request:
+def _call(function: str, *parameters: bytes | None) -> StatementRequest:
     """The request that calls a function of schema.sql."""
-    return Request(_statement(function, len(parameters)), parameters)
+    return StatementRequest(_statement(function, len(parameters)), parameters)
 
 
 @lru_cache
@@ -67,17 +67,17 @@ def _statement(function: str, count: int) -> bytes:
 
 
 HELLO: Final = _call("hello")
-LISTEN: Final = Request(b"LISTEN incumbent")
+LISTEN: Final = StatementRequest(b"LISTEN incumbent")
 
-_Program: TypeAlias = Generator[Request, Reply, T]
+_Program: TypeAlias = Generator[StatementRequest, Reply, T]
 
 
-def looked(key: Key, seen: str, wait: float) -> Request:
+def looked(key: Key, seen: str, wait: float) -> StatementRequest:
     """Asks if a record is as `seen`; changes in the next `wait` seconds are notified."""
     return _call("changed", flat(key).encode(), _text(seen), _microseconds(wait))
 
 
-class Exchange:
+class PostgresExchange:
     """The requests of one operation. `last`: when the server carries them out at the latest.
 
     `wrote`: it has changed something, so that a later error does not mean that nothing was changed.
@@ -103,14 +103,14 @@ class Exchange:
             while True:
                 try:
                     reply = yield from _ANSWERED[type(request)](self, *request)
-                except (Broken, ErrorReply) as error:
+                except (Broken, PostgresErrorReply) as error:
                     raise self._failure(error, request) from error
                 request = program.send(reply)
         except StopIteration as done:
             outcome: T = done.value
             return outcome
 
-    def _failure(self, error: Broken | ErrorReply, request: object) -> Exception:
+    def _failure(self, error: Broken | PostgresErrorReply, request: object) -> Exception:
         """The exception for a request that failed, after those before it."""
         if isinstance(error, Broken):
             reads = isinstance(request, kit.Load | kit.Scan)
@@ -122,7 +122,7 @@ class Exchange:
         return OutcomeUnknown(f"{failure}; a part was done before")
 
     def _ask(self, *request: Any) -> _Program[Reply]:
-        return (yield Request(*request))
+        return (yield StatementRequest(*request))
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -287,14 +287,14 @@ class Exchange:
 
 
 _ANSWERED: Final[dict[type, Callable[..., _Program[Any]]]] = {
-    Request: Exchange._ask,
-    kit.Load: Exchange._load,
-    kit.Scan: Exchange._scan,
-    kit.Swaps: Exchange._swap,
-    kit.TryTake: Exchange._take,
-    kit.TryRenew: Exchange._renew,
-    kit.TryGive: Exchange._give,
-    kit.Join: Exchange._join,
+    StatementRequest: PostgresExchange._ask,
+    kit.Load: PostgresExchange._load,
+    kit.Scan: PostgresExchange._scan,
+    kit.Swaps: PostgresExchange._swap,
+    kit.TryTake: PostgresExchange._take,
+    kit.TryRenew: PostgresExchange._renew,
+    kit.TryGive: PostgresExchange._give,
+    kit.Join: PostgresExchange._join,
 }
 """What carries out each of the requests of stores.registers."""
 
@@ -340,7 +340,7 @@ def _batches(renewals: Sequence[Renewal]) -> list[list[int]]:
     ]
 
 
-def _renew_request(batch: Sequence[Renewal]) -> Request:
+def _renew_request(batch: Sequence[Renewal]) -> StatementRequest:
     return _call(
         "renew",
         _text(batch[0].epoch),
@@ -351,7 +351,7 @@ def _renew_request(batch: Sequence[Renewal]) -> Request:
     )
 
 
-def _swap_request(swaps: Sequence[kit.Swap], last: bytes) -> Request:
+def _swap_request(swaps: Sequence[kit.Swap], last: bytes) -> StatementRequest:
     written = json.dumps([_written(swap) for swap in swaps], separators=(",", ":"))
     durable = any(_is_durable(swap) for swap in swaps)
     return _call("swap", written.encode(), b"t" if durable else b"f", last)

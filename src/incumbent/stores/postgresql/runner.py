@@ -20,18 +20,18 @@ from incumbent.stores.base import Gave, Give
 from incumbent.stores.names import flat
 from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.polling import IN_LINE
-from incumbent.stores.postgresql.dialect import Dialect
+from incumbent.stores.postgresql.dialect import PostgresDialect
 from incumbent.stores.postgresql.errors import (
-    ErrorReply,
+    PostgresErrorReply,
     answered_error,
     check_schema,
     check_server,
     connect_error,
 )
 from incumbent.stores.postgresql.exchange import HELLO, read_object
-from incumbent.stores.postgresql.site import Site
-from incumbent.stores.postgresql.subscriber import Subscriber, pause
-from incumbent.stores.postgresql.wire import Side, Wire, connect
+from incumbent.stores.postgresql.site import PostgresSite
+from incumbent.stores.postgresql.subscriber import NotificationListener, pause
+from incumbent.stores.postgresql.wire import PostgresSide, PostgresWire, connect
 from incumbent.stores.turns import TURN, TakesTurns
 
 T = TypeVar("T")
@@ -46,12 +46,12 @@ _log = logging.getLogger("incumbent")
 _now = clock.now
 
 
-class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[Wire, float]):
+class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[PostgresWire, float]):
     """Carries out plans over the connections that it keeps."""
 
-    dialect: Dialect
+    dialect: PostgresDialect
 
-    def __init__(self, site: Site, dialect: Dialect, side: Side) -> None:
+    def __init__(self, site: PostgresSite, dialect: PostgresDialect, side: PostgresSide) -> None:
         super().__init__(site.where, side.wakeup, side.sleep)
         self.site = site
         self.dialect = dialect
@@ -60,7 +60,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[Wire, floa
         self._forget()
 
     def _forget(self) -> None:
-        self._subscriber = Subscriber(self.connect, self.side.wakeup)
+        self._subscriber = NotificationListener(self.connect, self.side.wakeup)
 
     def detach(self) -> None:
         self._forget()
@@ -123,12 +123,14 @@ class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[Wire, floa
 
     # -- exchanges ----------------------------------------------------------------------------
 
-    def carry_out(self, wire: Wire, plan: Plan[float, T], until: float) -> Coroutine[Any, Any, T]:
+    def carry_out(
+        self, wire: PostgresWire, plan: Plan[float, T], until: float
+    ) -> Coroutine[Any, Any, T]:
         return wire.carry_out(self.dialect.spoken(plan, wire.ahead, until), until)
 
-    def settle(self, wire: Wire, idle: list[Wire], error: BaseException) -> None:
+    def settle(self, wire: PostgresWire, idle: list[PostgresWire], error: BaseException) -> None:
         """See PlanRunner.settle. Raises the server's error as a StoreError."""
-        if isinstance(error, ErrorReply):
+        if isinstance(error, PostgresErrorReply):
             if error.code == _READ_ONLY:
                 wire.close()  # the primary is another host now
             self.put_back(wire, idle)
@@ -138,11 +140,11 @@ class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[Wire, floa
         else:
             wire.close()
 
-    async def dialled(self, until: float, lasts: float = -inf) -> Wire:
+    async def dialled(self, until: float, lasts: float = -inf) -> PostgresWire:
         """A new connection; see Side.dialled."""
         keep = partial(self.put_back, idle=self.idle)
 
-        async def dial(end: float) -> Wire:
+        async def dial(end: float) -> PostgresWire:
             # The hosts share the time of the caller, who must hear of the second one in time.
             return await self.connect(min(until, end), end)
 
@@ -152,11 +154,11 @@ class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[Wire, floa
             raise_handlers(error)
             raise connect_error("", self.where, proved=self.site.proved) from error
 
-    async def dial(self, until: float, lasts: float = -inf) -> Wire:
+    async def dial(self, until: float, lasts: float = -inf) -> PostgresWire:
         """A connection that is logged in; see wire.connect. Raises StoreUnavailable."""
-        return Wire(await connect(self.site, self.side, until, lasts), self.side)
+        return PostgresWire(await connect(self.site, self.side, until, lasts), self.side)
 
-    async def connect(self, until: float, lasts: float = -inf) -> Wire:
+    async def connect(self, until: float, lasts: float = -inf) -> PostgresWire:
         """A connection to a database with a schema of our format; see wire.connect."""
         site, last = self.site, max(until, lasts)
         wire = await self.opened(self.dial(until, lasts))
@@ -166,7 +168,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[Wire, floa
             hello = read_object(await wire.query(HELLO, last))
             check_schema(hello, site.where, proved=site.proved)
             wire.ahead = hello["now"] - before
-        except ErrorReply as error:
+        except PostgresErrorReply as error:
             wire.close()
             raise answered_error(error, site.where, proved=site.proved) from error
         except (Broken, Mismatch) as error:

@@ -49,7 +49,7 @@ class Target(NamedTuple):
 
 
 @dataclass(slots=True)
-class Site:
+class PostgresSite:
     """One configured database; of its `targets` the one that served last comes first.
 
     `proved`: the database has served this process before; `direct`: no pooler is in between (None:
@@ -82,7 +82,7 @@ class Site:
         return " ".join(text.split())
 
 
-def site_of_url(url: str, password: str | None = None) -> Site:
+def site_of_url(url: str, password: str | None = None) -> PostgresSite:
     """The site of a URL; `password` replaces the URL's password.
 
     Raises ConfigError; its message never has any part of the URL that could be a password.
@@ -141,7 +141,7 @@ def _not_understood(message: str) -> str:
     return f"option {name} is neither libpq's nor ours (restart_wait)"
 
 
-def _site_of(parameters: Mapping[str, Any], restart_wait: float | None) -> Site:
+def _site_of(parameters: Mapping[str, Any], restart_wait: float | None) -> PostgresSite:
     given = {name: str(value) for name, value in parameters.items() if value is not None}
     where = _shown(given)
     given.pop("connect_timeout", None)  # the caller's deadline counts instead
@@ -158,7 +158,7 @@ def _site_of(parameters: Mapping[str, Any], restart_wait: float | None) -> Site:
         raise ConfigError("the lists of hosts and ports differ in length", name="store")
     # A single value counts for all hosts.
     spread = (each * (count // len(each)) for each in lists)
-    return Site({**given, **_ALWAYS}, tuple(map(Target, *spread)), where, restart_wait)
+    return PostgresSite({**given, **_ALWAYS}, tuple(map(Target, *spread)), where, restart_wait)
 
 
 def _is_port(text: str) -> bool:
@@ -187,7 +187,7 @@ _NOT_LIBPQ: Final = (
 _SQLALCHEMY: Final = {"database": "dbname", "username": "user"}
 
 
-def site_of_object(given: Any, restart_wait: float | None) -> Site:
+def site_of_object(given: Any, restart_wait: float | None) -> PostgresSite:
     """The site of a psycopg_pool pool or a SQLAlchemy engine. Raises ConfigError."""
     parameters = _of_pool(given) if hasattr(given, "conninfo") else _of_sqlalchemy(given)
     return _site_of(parameters, restart_wait)

@@ -15,13 +15,13 @@ from incumbent import clock
 from incumbent.net.pool import Broken
 from incumbent.net.readers import Wakeup
 from incumbent.stores.postgresql.exchange import LISTEN, TOLD
-from incumbent.stores.postgresql.wire import Wire
+from incumbent.stores.postgresql.wire import PostgresWire
 
 _now = clock.now
 
 
 @dataclass(slots=True, eq=False)
-class _Waiter:
+class _NotifiedWaiter:
     """A waiter for a key. `notified`: it was notified, or the connection was lost.
 
     `claim`: if it stands in line, and is told alone when its turn comes.
@@ -38,17 +38,17 @@ def pause() -> float:
     return random.uniform(0.005, 0.015)
 
 
-class Subscriber:
+class NotificationListener:
     """The waiters of one store, and the connection that listens for them."""
 
     def __init__(
-        self, connect: Callable[[float], Awaitable[Wire]], wakeup: Callable[[], Wakeup]
+        self, connect: Callable[[float], Awaitable[PostgresWire]], wakeup: Callable[[], Wakeup]
     ) -> None:
         self._connect = connect
         self._wakeup = wakeup
-        self._waiters: set[_Waiter] = set()
+        self._waiters: set[_NotifiedWaiter] = set()
         self._reading = threading.Lock()
-        self._wire: Wire | None = None
+        self._wire: PostgresWire | None = None
 
     async def wait(
         self, key: str, claim: str, until: float, is_same: Callable[[], Awaitable[bool]]
@@ -59,9 +59,9 @@ class Subscriber:
         `is_same` is called only while the connection listens, so that no change is missed. Raises
         StoreUnavailable if no connection can listen.
         """
-        waiter = _Waiter(key, claim, self._wakeup())
+        waiter = _NotifiedWaiter(key, claim, self._wakeup())
         self._waiters.add(waiter)
-        asked_by: Wire | None = None
+        asked_by: PostgresWire | None = None
         try:
             while not waiter.notified and _now() < until:
                 if self._reading.acquire(blocking=False):
@@ -89,7 +89,7 @@ class Subscriber:
                 self._reading.release()
 
     async def _listen(
-        self, waiter: _Waiter, until: float, is_same: Callable[[], Awaitable[bool]]
+        self, waiter: _NotifiedWaiter, until: float, is_same: Callable[[], Awaitable[bool]]
     ) -> None:
         try:
             wire = self._wire
@@ -109,7 +109,7 @@ class Subscriber:
             self._drop()
             raise
 
-    async def _begin(self, until: float) -> Wire:
+    async def _begin(self, until: float) -> PostgresWire:
         wire = await self._connect(until)
         try:
             await wire.query(LISTEN, until)
@@ -135,7 +135,7 @@ class Subscriber:
         for waiter in list(self._waiters):
             waiter.wakeup.wake()
 
-    def _leave(self, waiter: _Waiter) -> None:
+    def _leave(self, waiter: _NotifiedWaiter) -> None:
         self._waiters.discard(waiter)
         if not self._reading.locked():
             for other in list(self._waiters)[:1]:

@@ -1,4 +1,4 @@
-"""Connections to a database by libpq (psycopg.pq); a `Side` waits for their sockets.
+"""Connections to a database by libpq (psycopg.pq); a `PostgresSide` waits for their sockets.
 
 libpq's own waiting is not used: it resolves names without a timeout and counts whole seconds. Each
 host gets its share of the time that is left, so that a dead host does not use up all of it.
@@ -22,9 +22,9 @@ from incumbent.net.names import is_unknown, resolve
 from incumbent.net.pool import Broken
 from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
 from incumbent.stores.plan import Program, drive
-from incumbent.stores.postgresql.errors import ErrorReply, connect_error
-from incumbent.stores.postgresql.exchange import Request
-from incumbent.stores.postgresql.site import DriverError, Site, Target, pq
+from incumbent.stores.postgresql.errors import PostgresErrorReply, connect_error
+from incumbent.stores.postgresql.exchange import StatementRequest
+from incumbent.stores.postgresql.site import DriverError, PostgresSite, Target, pq
 
 if TYPE_CHECKING:
     pass
@@ -53,7 +53,7 @@ _NOT_PREPARED: Final = ("26000", "42P05")
 _now = clock.now
 
 
-class Side:
+class PostgresSide:
     """The ways to wait, until an instant of clock.now. These methods block."""
 
     wakeup: Callable[[], Wakeup] = LockWakeup
@@ -83,7 +83,7 @@ class Side:
         return await dial(max(lasts, min(until, _now() + DIAL_WITHIN)))
 
 
-class Suspending(Side):
+class Suspending(PostgresSide):
     """The ways to wait in an asyncio task. Only these import asyncio: blocking code needs none."""
 
     wakeup = SharedWakeup
@@ -139,7 +139,7 @@ def _shared(among: Sequence[T], until: float, lasts: float) -> Iterator[tuple[T,
         yield each, lasts if step == len(among) else now + (until - now) / (len(among) - step + 1)
 
 
-async def connect(site: Site, side: Side, until: float, lasts: float = -inf) -> Any:
+async def connect(site: PostgresSite, side: PostgresSide, until: float, lasts: float = -inf) -> Any:
     """A connection of libpq that is logged in to a writable server.
 
     The hosts share the time until `until`, when the caller may give up. Raises StoreUnavailable, at
@@ -161,7 +161,9 @@ async def connect(site: Site, side: Side, until: float, lasts: float = -inf) -> 
     raise _unavailable(site, failures)
 
 
-async def _connect_host(site: Site, side: Side, target: Target, until: float, lasts: float) -> Any:
+async def _connect_host(
+    site: PostgresSite, side: PostgresSide, target: Target, until: float, lasts: float
+) -> Any:
     try:
         addresses = await _addresses(side, target, lasts)
     except OSError as error:
@@ -178,14 +180,14 @@ async def _connect_host(site: Site, side: Side, target: Target, until: float, la
     raise failure
 
 
-async def _addresses(side: Side, target: Target, until: float) -> Sequence[str]:
+async def _addresses(side: PostgresSide, target: Target, until: float) -> Sequence[str]:
     host = target.host
     if target.hostaddr or not host or host.startswith(("/", "@")):
         return [target.hostaddr]
     return await side.resolve(host, target.port or "5432", until)
 
 
-async def _attempt(site: Site, side: Side, conninfo: bytes, until: float) -> Any:
+async def _attempt(site: PostgresSite, side: PostgresSide, conninfo: bytes, until: float) -> Any:
     try:
         connection = pq.PGconn.connect_start(conninfo)
     except DriverError as error:
@@ -204,7 +206,7 @@ async def _attempt(site: Site, side: Side, conninfo: bytes, until: float) -> Any
         raise
 
 
-def _unavailable(site: Site, failures: list[_Failed]) -> StoreUnavailable:
+def _unavailable(site: PostgresSite, failures: list[_Failed]) -> StoreUnavailable:
     errors = [
         connect_error(str(each), site.where, final=each.final, proved=site.proved)
         for each in failures
@@ -220,14 +222,14 @@ def _unavailable(site: Site, failures: list[_Failed]) -> StoreUnavailable:
 # -- one connection -------------------------------------------------------------------------------
 
 
-class Wire:
+class PostgresWire:
     """One connection. `used`: the start of the last request; `direct`: no pooler is in between.
 
     `ahead`: the most seconds that the server's clock (since 1970) is ahead of clock.now.
     `backend`: the server process that the login named. `version`: 150004 for 15.4.
     """
 
-    def __init__(self, connection: Any, side: Side) -> None:
+    def __init__(self, connection: Any, side: PostgresSide) -> None:
         connection.nonblocking = 1
         self._connection = connection
         self._side = side
@@ -273,7 +275,7 @@ class Wire:
         """The outcome of a program that yields Requests. Raises Broken, ErrorReply, its errors."""
         return await drive(program, lambda request: self.query(request, until))
 
-    async def query(self, request: Request, until: float) -> bytes | None:
+    async def query(self, request: StatementRequest, until: float) -> bytes | None:
         """The one value of the statement's reply. Raises Broken, ErrorReply."""
         if until <= _now():
             raise Broken("no time is left", sent=False, late=True)
@@ -288,7 +290,7 @@ class Wire:
         if name is not None:
             try:
                 return await self._ask(until, connection.send_query_prepared, name, parameters)
-            except ErrorReply as error:
+            except PostgresErrorReply as error:
                 if error.code not in _NOT_PREPARED:
                     raise
                 # Another client discarded our statements, or a pooler hides: nothing was executed.
@@ -320,7 +322,7 @@ class Wire:
         self._preparing = None
         try:
             await self._reply(until)
-        except ErrorReply:
+        except PostgresErrorReply:
             self._forget()
         except Broken as error:
             # Nothing of the request itself was sent.
@@ -416,7 +418,7 @@ def _value_of(result: Any) -> bytes | None:
         )
         if severity != "ERROR":
             raise Broken(text or "the connection ended", sent=code != _IDLED)
-        raise ErrorReply(code, text)
+        raise PostgresErrorReply(code, text)
     if result.ntuples == 0:
         return None
     value: bytes | None = result.get_value(0, 0)

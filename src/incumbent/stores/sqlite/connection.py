@@ -87,7 +87,7 @@ def in_use_elsewhere() -> SpoiledFile:
 # -- the connection --------------------------------------------------------------------------
 
 
-class Connection:
+class SqliteConnection:
     """A connection that has one user at a time. `epoch` names the file and the host's boot.
 
     It calls `os.stat` rather than `Path.stat`, which is slower, for every operation.

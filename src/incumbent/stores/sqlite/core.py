@@ -37,7 +37,7 @@ from incumbent.stores.plan import BlockingTogether, Plan
 from incumbent.stores.polling import in_line
 from incumbent.stores.register_store import PollingOperations
 from incumbent.stores.registers import Quick, Seen, Wanted
-from incumbent.stores.sqlite.connection import Connection, FileBusy, SpoiledFile
+from incumbent.stores.sqlite.connection import FileBusy, SpoiledFile, SqliteConnection
 from incumbent.stores.sqlite.file import (
     DURABLE,
     ONE_STATEMENT,
@@ -74,14 +74,14 @@ class SqliteOperations(PollingOperations):
     async def run(self, plan: Plan[None, T], until: float) -> T:
         """Carry out a plan in one transaction. Raises StoreError."""
 
-        def work(db: Connection) -> Any:
+        def work(db: SqliteConnection) -> Any:
             return Records(db).carry_out(plan.start(None, until))
 
         mode = READ if plan.kind in _READS else WRITE
         return cast("T", await self._carry_out(work, until, mode))
 
     async def _carry_out(
-        self, work: Callable[[Connection], Any], until: float, mode: Mode = WRITE
+        self, work: Callable[[SqliteConnection], Any], until: float, mode: Mode = WRITE
     ) -> Any:
         outcome = await self.transact(work, until, mode)
         if outcome is NEEDS_DISK:
@@ -89,7 +89,7 @@ class SqliteOperations(PollingOperations):
         return outcome
 
     async def transact(
-        self, work: Callable[[Connection], T], until: float, mode: Mode = WRITE
+        self, work: Callable[[SqliteConnection], T], until: float, mode: Mode = WRITE
     ) -> T:
         """See SqliteFile.transact; it is tried again while another connection writes."""
         waits: Iterator[float] | None = None
@@ -103,7 +103,7 @@ class SqliteOperations(PollingOperations):
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         alone = ask.permits is None and ask.slot is None and not ask.candidacy
 
-        def work(db: Connection) -> Any:
+        def work(db: SqliteConnection) -> Any:
             records = Records(db)
             granted = records.try_take(key, claim, ask) if alone else None
             if granted is not None:
@@ -125,7 +125,7 @@ class SqliteOperations(PollingOperations):
     ) -> GiveOutcome:
         if token and not parting.get("closed_for") and not parting.get("slot"):
 
-            def work(db: Connection) -> bool:
+            def work(db: SqliteConnection) -> bool:
                 return Records(db).try_give(key, claim, token)
 
             if await self.transact(work, until, ONE_STATEMENT):
@@ -196,7 +196,7 @@ class AsyncSqliteStore(SqliteOperations):
         self.let_go()
 
 
-def _journal_mode(db: Connection) -> str:
+def _journal_mode(db: SqliteConnection) -> str:
     (mode,) = db.execute("PRAGMA journal_mode").fetchone()
     return str(mode)
 

@@ -33,9 +33,9 @@ from incumbent.errors import ConfigError, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
 from incumbent.stores.polling import LOCAL, Looks
 from incumbent.stores.sqlite.connection import (
-    Connection,
     FileBusy,
     SpoiledFile,
+    SqliteConnection,
     spoiled,
     translated,
 )
@@ -106,9 +106,9 @@ class SqliteFile:
         self._default = default
         self._spawn = spawn
         self._cleaning = threading.Lock()
-        self._idle: list[Connection] = []
+        self._idle: list[SqliteConnection] = []
         # Weak, so that a connection is collected if an exception leaves it without a user.
-        self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._open: weakref.WeakSet[SqliteConnection] = weakref.WeakSet()
         # Reentrant: a signal handler may open a connection while its thread is opening one.
         self._opening = threading.RLock()
         self._known: set[str] = set()
@@ -116,7 +116,7 @@ class SqliteFile:
         self.looks = Looks(LOCAL)
         _files.add(self)
 
-    def transact(self, work: Callable[[Connection], T], mode: Mode = WRITE) -> T:
+    def transact(self, work: Callable[[SqliteConnection], T], mode: Mode = WRITE) -> T:
         """Do `work` once, in one transaction.
 
         Raises FileBusy if another connection is writing, StoreUnavailable or ConfigError if the
@@ -151,7 +151,7 @@ class SqliteFile:
 
     # -- connections -------------------------------------------------------------------------
 
-    def borrow(self, *, compare: bool = True) -> Connection:
+    def borrow(self, *, compare: bool = True) -> SqliteConnection:
         """A connection to the file, for the caller alone.
 
         `compare`: check that the path still names this file. Raises as `transact`.
@@ -168,14 +168,14 @@ class SqliteFile:
                 return db
         return self._another()
 
-    def put_back(self, db: Connection) -> None:
+    def put_back(self, db: SqliteConnection) -> None:
         """Return a connection for the next user."""
         if len(self._idle) < _IDLE_KEPT:
             self._idle.append(db)
         else:
             self.discard(db)
 
-    def discard(self, db: Connection) -> None:
+    def discard(self, db: SqliteConnection) -> None:
         """Close a connection that is in an unknown state."""
         self._open.discard(db)
         db.close()
@@ -190,13 +190,13 @@ class SqliteFile:
             except IndexError:
                 return
 
-    def _another(self) -> Connection:
+    def _another(self) -> SqliteConnection:
         # This lock is also held during a fork, so that no connection is opened then.
         with self._opening:
             check_file_system(self.path)
             make_file(self.path, default=self._default)
             try:
-                db = Connection(str(self.path), self._host())
+                db = SqliteConnection(str(self.path), self._host())
             except FileNotFoundError:  # another process is replacing it
                 raise FileBusy from None
             self._require_unspoiled(db)
@@ -215,7 +215,7 @@ class SqliteFile:
             self._known.add(db.epoch)
             return db
 
-    def _is_current(self, db: Connection) -> bool:
+    def _is_current(self, db: SqliteConnection) -> bool:
         if db.moved():
             self.discard(db)
             return False
@@ -229,7 +229,7 @@ class SqliteFile:
         self.discard(db)
         return False
 
-    def _require_unspoiled(self, db: Connection) -> None:
+    def _require_unspoiled(self, db: SqliteConnection) -> None:
         if db.identity in spoiled:
             why = spoiled[db.identity]
             raise SpoiledFile(f"cannot use {self.path}: {why}", permanent=True)
@@ -268,7 +268,7 @@ class SqliteFile:
 
     # -- cleaning up -------------------------------------------------------------------------
 
-    def _clean_up_soon(self, db: Connection) -> None:
+    def _clean_up_soon(self, db: SqliteConnection) -> None:
         log_bytes, db.log_bytes = db.log_bytes, 0
         if not self._cleaning.acquire(blocking=False):
             return
@@ -279,7 +279,7 @@ class SqliteFile:
             raise_handlers(error)
 
     def _clean_up(self, log_bytes: int) -> None:
-        def work(db: Connection) -> None:
+        def work(db: SqliteConnection) -> None:
             _copy_log(db, log_bytes)
             db.execute("BEGIN IMMEDIATE")
             Records(db).sweep(_SWEPT_AT_ONCE)
@@ -293,7 +293,7 @@ class SqliteFile:
             self._cleaning.release()
 
 
-def _sweep_if_idle(db: Connection) -> None:
+def _sweep_if_idle(db: SqliteConnection) -> None:
     # A program that runs for a moment never fills the log, so it sweeps when it opens the file.
     try:
         db.execute("BEGIN IMMEDIATE")
@@ -305,7 +305,7 @@ def _sweep_if_idle(db: Connection) -> None:
     db.execute("COMMIT")
 
 
-def _copy_log(db: Connection, log_bytes: int) -> None:
+def _copy_log(db: SqliteConnection, log_bytes: int) -> None:
     # PASSIVE blocks no writer, but under steady writing it never reaches the end of the log, which
     # then grows. Far beyond the limit, TRUNCATE copies the rest, which is little by now, and blocks
     # the writers meanwhile; it needs an instant in which none of them writes.

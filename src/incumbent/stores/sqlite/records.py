@@ -55,7 +55,7 @@ from incumbent.stores.registers import (
     value_in,
 )
 from incumbent.stores.sqlite import schema
-from incumbent.stores.sqlite.connection import Connection, in_use_elsewhere
+from incumbent.stores.sqlite.connection import SqliteConnection, in_use_elsewhere
 
 
 class NeedsDisk(NamedTuple):
@@ -68,7 +68,7 @@ _LINE: Final = 7 + len(Columns._fields)
 """Where the columns of the line begin in what SEE returns."""
 
 
-class Row(NamedTuple):
+class StoredRow(NamedTuple):
     """The file's state, and a lease's row, whose fields are None for an unknown name."""
 
     boot: str
@@ -90,7 +90,7 @@ class Row(NamedTuple):
 class Records:
     """The records, in a transaction of `db`; instants in microseconds."""
 
-    def __init__(self, db: Connection) -> None:
+    def __init__(self, db: SqliteConnection) -> None:
         self._db = db
         self.now = int(db.host.now() * 1_000_000)
         self.wall = int(db.host.wall() * 1_000_000)
@@ -120,10 +120,10 @@ class Records:
 
     # -- reading ------------------------------------------------------------------------------
 
-    def see(self, name: str) -> Row:
+    def see(self, name: str) -> StoredRow:
         """The row of a name. Raises SpoiledFile if the file belongs to another boot by now."""
         found = self._db.execute(schema.SEE, (name,)).fetchone()
-        row = Row._make(
+        row = StoredRow._make(
             (*found[:7], Columns._make(found[7:_LINE]), LineColumns._make(found[_LINE:]))
         )
         self._check_boot(row.boot)
@@ -140,12 +140,12 @@ class Records:
         name = flat(key)
         return self._seen(key, self.see(name), self._beside(name, key, places))
 
-    def _seen(self, key: Key, row: Row, beside: dict[Place, Beside]) -> Seen:
+    def _seen(self, key: Key, row: StoredRow, beside: dict[Place, Beside]) -> Seen:
         incarnation = Incarnation(self._db.epoch)
         record = self._record(key, row) if row.is_known else NOTHING
         return Seen(record, row.version, self.now, self.wall, incarnation, row.floor + 1, beside)
 
-    def _record(self, key: Key, row: Row) -> LeaseRecord:
+    def _record(self, key: Key, row: StoredRow) -> LeaseRecord:
         try:
             record = record_of(row.columns, 0)
             if row.line.heartbeat:
@@ -261,7 +261,7 @@ class Records:
         self._db.execute(schema.GRANT, (name, *self._age, *granted))
         return Granted(claim, token, ask.ttl, self._db.epoch)
 
-    def _is_free_to(self, name: str, claim: str, row: Row) -> bool:
+    def _is_free_to(self, name: str, claim: str, row: StoredRow) -> bool:
         """Whether a claim may have the name that is not the first in line, nor any in it."""
         columns, line = row.columns, row.line
         if columns.rest or columns.expires > self.now or row.boots != self._db.boots:
