@@ -361,9 +361,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _d(
         "etcd: who was granted stays in line",
-        "stores/etcd/line.py",
-        "            success.append(kv.delete(place.key))\n",
-        "",
+        "stores/etcd/places.py",
+        "        remove = [kv.delete(mine)] if mine else []",
+        "        remove: list[str] = []",
         f"{_ORDER}test_a_take_by_a_place_writes_no_trace_of_it",
     ),
     _d(

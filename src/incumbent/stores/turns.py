@@ -193,10 +193,6 @@ class Turns:
         """The line of `key` for reading; an empty one that is not kept if nobody waits."""
         return self._lines.get(key) or _TurnLine()
 
-    def holds(self, key: Key) -> bool:
-        """Whether a claim of this process holds the lease, as far as this process knows."""
-        return self._seen(key).holder is not None
-
     def is_of_us(self, key: Key, claim: str) -> bool:
         """Whether a claim is of this process, and may hold the lease or stand for the others."""
         line = self._seen(key)

@@ -56,7 +56,7 @@ server = pytest.mark.server
 
 LONG = replace(ASK, ttl=60.0)
 WAITS = replace(LONG, queue=Queue(5.0))
-CANDIDATE = replace(LONG, candidacy=60.0)
+CANDIDATE = replace(LONG, candidacy=60.0, queue=Queue(5.0))
 NAMES = Names("/p", Key("n", "job"))
 
 

@@ -219,12 +219,6 @@ class _Give:
         where = self.cluster.site.where
         raise StoreUnavailable(f"{where}: etcd leases vanish as soon as they are made")
 
-    def _leave_line(self) -> list[str]:
-        """The operations: give up the place in line, and the ticket that a candidate has left."""
-        leave = self.sessions.line.removal(self.key, self.claim)
-        ticket = self.sessions.tickets.pop(self.key, "")
-        return [*leave, self.sessions.drop_ticket(self.key, ticket)] if ticket else leave
-
     def _held(self, base: int) -> Steps[ClaimState | None]:
         """The claim to give back; None if it holds no lease: its slot is free again then."""
         state = yield from self.sessions.find(self.key, self.claim, self.token, base)
@@ -238,7 +232,7 @@ class _Give:
 
     def _undo(self) -> Steps[None]:
         """For a claim that holds nothing: leave its slot, and the line."""
-        undo = [*self.undo_slot, *self._leave_line()]
+        undo = [*self.undo_slot, *self.sessions.line.removal(self.key, self.claim)]
         if undo:
             yield kv.transaction(undo)
         self.sessions.line.forget(self.key, self.claim)
@@ -252,7 +246,8 @@ class _Give:
         history = yield from self.sessions.history_lease(_KEEP_HISTORY)
         mark = kv.packed(given_up=clock.wall())
         done = [kv.put(self.names.given_up(self.claim), mark, history), kv.read_ours(self.names)]
-        reply = yield kv.transaction([*done, *self.undo_slot, *self._leave_line()])
+        leave = self.sessions.line.removal(self.key, self.claim)
+        reply = yield kv.transaction([*done, *self.undo_slot, *leave])
         self.sessions.line.forget(self.key, self.claim)
         entry = kv.entry_of(self.claim, reply["responses"][1])
         if entry is None:

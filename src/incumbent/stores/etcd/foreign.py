@@ -21,8 +21,8 @@ there (github.com/etcd-io/etcd, client/v3/concurrency/mutex.go). The keys of our
 - So a ticket serves for one lease. Who waits then gets another one, behind the foreign keys that
   came meanwhile: both kinds have their turn.
 
-Until it serves, the ticket is attached to the etcd lease of a process that waits (see `waiting`),
-or of a candidacy, and only a hint: whether and when it goes matters to nobody but who waits.
+Until it serves, the ticket is attached to the etcd lease of a waiter's place in our own line (see
+`line`), and only a hint: whether and when it goes matters to nobody but who waits.
 """
 
 from __future__ import annotations

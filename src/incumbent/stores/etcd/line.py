@@ -66,8 +66,7 @@ class InLine:
 
     def __init__(self, cluster: Cluster, key: Key, claim: str, ask: Ask) -> None:
         self._key, self._claim, self._ask = key, claim, ask
-        self._sessions, self._turns = cluster.sessions, cluster.turns
-        self._places = cluster.sessions.line
+        self._places, self._turns = cluster.sessions.line, cluster.turns
         self._names = kv.names_of(cluster.prefix, key)
         self.first = self._left_behind()
         self.next_index = 0
@@ -173,13 +172,9 @@ class InLine:
     def compare(self, success: list[str], *, ticket: int) -> list[str]:
         """The comparisons: the line is as it was seen. Adds what a grant changes in it."""
         first, line = self.first, self._names.line
-        known = self._places.of(self._key)
-        place = known.get(self._claim)
-        self.next_index = 0
+        place, self.next_index = self._places.place_of(self._key, self._claim), 0
         if place is not None:
-            success.append(kv.delete(place.key))
-            if len(known) == 1 and not ticket:
-                success.append(self._sessions.drop_ticket(self._key, place.lease))
+            success += self._places.removal(self._key, self._claim, serves=ticket)
         if first is not None and (place is None or first.key != place.key):
             fields = {**first.fields, "overtaken": overtaken_in(first) + 1}
             success.append(kv.rewrite(first.key, kv.b64(json.dumps(fields))))

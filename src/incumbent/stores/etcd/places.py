@@ -107,12 +107,17 @@ class Places:
             return place.key
         return self.key_for(key, claim) if claim in self._numbers.get(key, ()) else ""
 
-    def removal(self, key: Key, claim: str) -> list[str]:
-        """The operations: remove the claim's key in line, and the ticket if it is our last one."""
+    def removal(self, key: Key, claim: str, *, serves: int = 0) -> list[str]:
+        """The operations: remove the claim's key in line, and our ticket if it is our last one.
+
+        `serves`: the ticket by which a grant is asked for: it stays then.
+        """
         place, mine = self.place_of(key, claim), self.known_key(key, claim)
         remove = [kv.delete(mine)] if mine else []
-        if place is not None and len(self.of(key)) == 1:
-            remove.append(self._sessions.drop_ticket(key, place.lease))
+        if place is not None and len(self.of(key)) == 1 and not serves:
+            # No other waiter of ours is left that it could be for.
+            ticket = kv.names_of(self._sessions.prefix, key).ticket
+            remove.append(kv.nested([kv.attached(ticket, place.lease)], [kv.delete(ticket)]))
         return remove
 
     def forget(self, key: Key, claim: str) -> None:

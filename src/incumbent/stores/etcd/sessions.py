@@ -195,7 +195,6 @@ class Sessions:
 
     `by_ttl`: the session for new claims; `by_id`: all sessions; `seen_at`: see note_seen;
     `history_leases`, `candidacies`: the etcd leases of history entries and of candidates;
-    `tickets`: the etcd leases of tickets that our candidates may have left (see `foreign`);
     `line`: the places of this process in lines of waiters; `term`: the raft term of the last reply.
     """
 
@@ -212,7 +211,6 @@ class Sessions:
         self.by_id: dict[str, Session] = {}
         self.claims: dict[tuple[Key, str], ClaimState] = {}
         self.candidacies: dict[tuple[Key, str], Session] = {}
-        self.tickets: dict[Key, str] = {}
         self.line = Places(self)
         self._new_ring()
 
@@ -328,13 +326,6 @@ class Sessions:
         if len(self._written) >= NOTED_MAX:
             self._new_ring()
         self._written[key] = self._written.get(key, 0) + 1
-
-    # -- tickets ------------------------------------------------------------------------------
-
-    def drop_ticket(self, key: Key, lease: str) -> str:
-        """The operation: remove the ticket of `key` if it is on that etcd lease."""
-        ticket = kv.names_of(self.prefix, key).ticket
-        return kv.nested([kv.attached(ticket, lease)], [kv.delete(ticket)])
 
     # -- etcd leases --------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from incumbent.stores.etcd.incarnation import Cluster, Incarnation
 from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
 from incumbent.stores.etcd.line import InLine, line_of
 from incumbent.stores.etcd.looking import FIRST, Obstacles, look
-from incumbent.stores.etcd.sessions import NOTED_MAX, ClaimState, state_of
+from incumbent.stores.etcd.sessions import ClaimState, state_of
 from incumbent.stores.etcd.site import LeaseMissing, OtherIncarnation
 from incumbent.stores.notices import PAUSE, RESIGN
 
@@ -171,7 +171,6 @@ class Take:
             state.revision = kv.revision_of(reply)
             state.due = sent + self.ask.ttl
             state.surplus = self._surplus(reply)
-            sessions.tickets.pop(self.key, None)
             self.line.served(reply)
             return _granted(state, self.incarnation, sent)
         self._restore(state, before)
@@ -236,9 +235,6 @@ class Take:
             failure.append(kv.read_all(names.line, FIRST))
         if ask.candidacy > 0:
             success.append(kv.delete(names.candidate(state.holder)))
-            left = self.sessions.tickets.get(self.key)
-            if left is not None and not self.ticket:
-                success.append(self.sessions.drop_ticket(self.key, left))
             failure.append(self._note(state.since, candidacy))
             failure.append(self._count_candidates())
         return self.cluster.transaction(
@@ -388,7 +384,6 @@ class Take:
         wall, base = clock.wall(), self.incarnation.base
         holdings = tuple(kv.holding_of(entry, base, {}, wall) for entry in there)
         if any(holding.foreign for holding in holdings):
-            yield from self._stand_among_them()
             return self.line.placed(Refused("held", holdings, None, found.seen), found)
         record, used = yield from self._record(found, holdings)
         queue = self.ask.queue if self.line.entry_in(found) else None
@@ -399,17 +394,6 @@ class Take:
         if outcome.reason in ("held", "permits"):
             outcome = replace(outcome, holders=holdings)
         return replace(outcome, seen=found.seen)
-
-    def _stand_among_them(self) -> Steps[None]:
-        """Have a ticket, as a candidate: it stands in no line of ours that has one."""
-        if self.ask.candidacy <= 0 or self.ask.permits is not None:
-            return
-        lease, ticket = (yield from self._candidacy()), self.names.ticket
-        if len(self.sessions.tickets) >= NOTED_MAX:
-            self.sessions.tickets.clear()
-        self.sessions.tickets[self.key] = lease
-        put = kv.put(ticket, foreign.WAITS, lease)
-        yield kv.transaction([kv.nested([kv.absent(ticket)], [put])])
 
     def _record(
         self, found: Obstacles, holdings: Sequence[Holding]
