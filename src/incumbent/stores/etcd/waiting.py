@@ -153,24 +153,18 @@ def standing(
     order = [entry.key for entry in found.line]
     if place.key not in order:
         return None
-    at = order.index(place.key)
+    at, first = order.index(place.key), found.line[0]
+    strict = place.shares or first.fields.get("fair") or overtaken_in(first) >= OVERTAKEN_MOST
     ahead, before = (order[max(0, at - _FRONT)], order[at - 1]) if at else ("", "")
     closing, shares, since = found.closing, place.shares, kv.newest_seen(seen)
     return Standing(
         *(key, names, place, found.seen, found.revision, at, ahead, before),
         free_since=clock.now() if found.free and not shares else inf,
-        patience=_patience(found.line[0], shares=shares) if at else 0.0,
+        patience=0.0 if not at else inf if strict else _SILENT,
         called=closing is not None and closing.modified > since and _is_reserved(closing.value),
         contested=bool(found.foreign),
         crowded=len(found.holders) > 1 and not shares,
     )
-
-
-def _patience(first: Entry, *, shares: bool) -> float:
-    """Seconds for which the second in line leaves a free lease to the first."""
-    if shares or first.fields.get("fair") or overtaken_in(first) >= OVERTAKEN_MOST:
-        return inf
-    return _SILENT
 
 
 def _is_reserved(value: bytes) -> bool:
