@@ -35,7 +35,13 @@ class Recall:
         self._written: dict[Key, tuple[float, Seen]] = {}
 
     def note(self, swap: Swap, version: int, at: Instant) -> None:
-        """Keep what a swap has written, with its version, at this instant of the store's clock."""
+        """Keep what a swap has written, with its version, at this instant of the store's clock.
+
+        Only of a name that several may share: other leases are given back by one request anyway.
+        """
+        grants = (*swap.seen.record.grants, *swap.record.grants)
+        if all(grant.permits is None for grant in grants):
+            return
         if len(self._written) >= _NAMES:
             self._written.clear()
         record = settled(swap.record, at)

@@ -205,6 +205,21 @@ def test_a_permit_that_nobody_else_wants_is_one_request_each_way(store: Postgres
     assert store.read(KEY, soon()).holdings == ()
 
 
+def test_the_lease_of_one_that_stood_in_line_is_given_back_by_one_statement(
+    store: PostgresStore,
+) -> None:
+    holder, claim, ask = taken(store), new_claim(), Ask(10.0, "b", queue=Queue(5.0))
+    dialect = store.operations.dialect
+    for _ in range(2):
+        carried_out(store, dialect.take(KEY, claim, ask))
+    store.give(KEY, holder.claim, holder.token, soon())
+    granted, _ = carried_out(store, dialect.take(KEY, claim, ask))
+    assert isinstance(granted, Granted)
+    released, asked = carried_out(store, dialect.give(KEY, claim, granted.token))
+    assert released == Released()
+    assert [b"give" in request for request in asked] == [True]
+
+
 def test_what_was_refused_without_a_look_is_looked_at(
     store: PostgresStore, other: PostgresStore
 ) -> None:
