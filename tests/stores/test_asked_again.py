@@ -14,8 +14,8 @@ import pytest
 from incumbent import NotAcquired, Semaphore, clock
 from incumbent.errors import StoreError
 from incumbent.model import Granted
-from incumbent.stores.etcd.client import Client
-from incumbent.stores.etcd.site import ErrorReply as EtcdErrorReply
+from incumbent.stores.etcd.client import EtcdClient
+from incumbent.stores.etcd.site import GatewayError as EtcdErrorReply
 from incumbent.stores.postgresql.errors import PostgresErrorReply
 from incumbent.stores.postgresql.wire import PostgresWire
 from tests.stores.etcd import world as etcd
@@ -137,7 +137,7 @@ def test_many_threads_of_one_process_never_hear_that_a_permit_is_unknown(
 def test_what_etcd_refuses_for_a_moment_is_asked_again(
     etcd_server: EtcdServer, words: str, side: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, left = Client._read, [6]
+    read, left = EtcdClient._read, [6]
 
     def refuses(self: Any, reading: Any) -> Any:
         if left[0]:
@@ -146,7 +146,7 @@ def test_what_etcd_refuses_for_a_moment_is_asked_again(
         return read(self, reading)
 
     with etcd.party(etcd_server.store_url("/again")) as one:
-        monkeypatch.setattr(Client, "_read", refuses)
+        monkeypatch.setattr(EtcdClient, "_read", refuses)
         outcome = take(one, side)
     assert isinstance(outcome, Granted), outcome
     assert left == [0]

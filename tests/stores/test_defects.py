@@ -15,7 +15,7 @@ import pytest
 import incumbent
 from incumbent.net import aiowire, dial
 from incumbent.net.aiowire import AsyncStream
-from incumbent.stores.etcd.client import Client
+from incumbent.stores.etcd.client import EtcdClient
 from incumbent.stores.postgresql import wire
 from incumbent.stores.postgresql.site import PostgresSite
 from incumbent.stores.postgresql.subscriber import NotificationListener
@@ -104,7 +104,7 @@ READING: dict[str, list[Any]] = {
     "redis": [(Commands, "taken")],
     # Where all nodes answer alike, the blocking side compares bytes, and decodes no vote.
     "quorum": [(QuorumDialect, "read_vote"), (QuorumLink, "replies")],
-    "etcd": [(Client, "_read")],
+    "etcd": [(EtcdClient, "_read")],
     "postgresql": [(wire, "_value_of")],
 }
 
@@ -135,7 +135,7 @@ def test_in_what_the_event_loop_calls(store: str, monkeypatch: pytest.MonkeyPatc
 WAITING: dict[str, list[Any]] = {
     "redis": [(LineHub, "_open")],
     "quorum": [(MajorityHub, "_connected")],
-    "etcd": [(Client, "_results")],
+    "etcd": [(EtcdClient, "_results")],
     "postgresql": [(NotificationListener, "_begin")],
 }
 

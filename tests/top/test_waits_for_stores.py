@@ -26,8 +26,7 @@ from incumbent import (
 from incumbent.net.names import is_unknown
 from incumbent.protocol.keeper import _Outage
 from incumbent.protocol.words import waiting_so_far
-from incumbent.stores.etcd.site import Site as EtcdSite
-from incumbent.stores.etcd.site import parse_etcd_url
+from incumbent.stores.etcd.site import EtcdSite, parse_etcd_url
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.server import RedisSite, connect_error
 from tests.support.faulty import FaultyEngine

@@ -15,8 +15,8 @@ from incumbent.model import Ask, Renewed
 from incumbent.net.pool import Broken
 from incumbent.protocol.port import run_blocking
 from incumbent.stores.etcd import open_etcd
-from incumbent.stores.etcd.kv import TXN, Request
-from incumbent.stores.etcd.site import ErrorReply, LeaseMissing, OtherIncarnation
+from incumbent.stores.etcd.kv import TXN, GatewayRequest
+from incumbent.stores.etcd.site import GatewayError, LeaseMissing, OtherIncarnation
 from tests.stores.etcd.world import new_claim, party, soon
 from tests.support.etcd import EtcdServer
 from tests.support.proxy import FaultProxy
@@ -36,10 +36,10 @@ def call_that_meets(
 
     monkeypatch.setattr(client, "_try", fail)
     until = clock.now() + 5
-    return lambda: run_blocking(client.call(Request(TXN, b"", repeatable), until)), left
+    return lambda: run_blocking(client.call(GatewayRequest(TXN, b"", repeatable), until)), left
 
 
-@pytest.mark.parametrize("then", [OtherIncarnation("e1"), ErrorReply(MISSING)])
+@pytest.mark.parametrize("then", [OtherIncarnation("e1"), GatewayError(MISSING)])
 def test_a_request_that_may_have_been_carried_out_stays_in_doubt(
     monkeypatch: pytest.MonkeyPatch, then: Exception
 ) -> None:
@@ -53,7 +53,7 @@ def test_a_request_that_may_have_been_carried_out_stays_in_doubt(
 
 @pytest.mark.parametrize(
     ("first", "kind"),
-    [(OtherIncarnation("e1"), OtherIncarnation), (ErrorReply(MISSING), LeaseMissing)],
+    [(OtherIncarnation("e1"), OtherIncarnation), (GatewayError(MISSING), LeaseMissing)],
 )
 def test_without_an_earlier_try_it_is_certain(
     monkeypatch: pytest.MonkeyPatch, first: Exception, kind: type[Exception]

@@ -30,8 +30,8 @@ from incumbent.model import (
     Renewed,
 )
 from incumbent.stores.etcd.foreign import contenders
-from incumbent.stores.etcd.kv import Entry, Names
-from incumbent.stores.etcd.taking import Take
+from incumbent.stores.etcd.kv import KeyValue, Names
+from incumbent.stores.etcd.taking import EtcdTake
 from tests import tiers
 from tests.stores.etcd.world import (
     ASK,
@@ -63,8 +63,8 @@ NAMES = Names("/p", Key("n", "job"))
 # -- what the keys say
 
 
-def key(name: str, created: int) -> Entry:
-    return Entry(NAMES.leases + name, b"", created, created, "1")
+def key(name: str, created: int) -> KeyValue:
+    return KeyValue(NAMES.leases + name, b"", created, created, "1")
 
 
 @pytest.mark.parametrize(
@@ -275,10 +275,10 @@ def test_a_take_without_a_ticket_is_refused_if_a_foreign_key_waits(
     assert not sent(other, plain)
 
 
-def by_ticket(one: Party, server: EtcdServer) -> Take:
+def by_ticket(one: Party, server: EtcdServer) -> EtcdTake:
     """A take that has seen the ticket as it is."""
     cluster = operations(one).cluster
-    take = Take(cluster, one.key, one.claim, WAITS)
+    take = EtcdTake(cluster, one.key, one.claim, WAITS)
     take.incarnation = cluster.incarnation
     take.ticket = created_of(server, place(one, "ticket"))
     return take

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.net.http import Garbled, Reading, parse
-from incumbent.stores.etcd.site import ErrorReply, Site, parse_etcd_url
+from incumbent.stores.etcd.site import EtcdSite, GatewayError, parse_etcd_url
 
 PLAIN = b'HTTP/1.1 200 OK\r\nContent-Length: 8\r\nDate: now\r\n\r\n{"a": 1}'
 CHUNKED = (
@@ -102,7 +102,7 @@ def test_a_stream_gives_whole_messages_only() -> None:
 def test_only_what_is_known_not_to_be_carried_out_is_called_so(
     text: str, kind: type[StoreError], permanent: bool
 ) -> None:
-    error, site = ErrorReply(text), Site(parse_etcd_url("etcd://e1"))
+    error, site = GatewayError(text), EtcdSite(parse_etcd_url("etcd://e1"))
     found = site.failed(error, doubt=not error.not_done)
     assert (type(found), found.permanent) == (kind, permanent)
     site.proved = True

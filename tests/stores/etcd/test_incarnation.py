@@ -15,16 +15,16 @@ from incumbent.protocol.port import run_blocking
 from incumbent.stores.etcd import open_etcd
 from incumbent.stores.etcd.incarnation import (
     Cluster,
-    Incarnation,
+    ClusterMarker,
     Status,
     _highest_in,
     differs,
     later,
     status_of,
 )
-from incumbent.stores.etcd.kv import TXN, Entry, Request, Steps, b64
+from incumbent.stores.etcd.kv import TXN, GatewayRequest, KeyValue, Steps, b64
 from incumbent.stores.etcd.sessions import ClaimState, Session
-from incumbent.stores.etcd.site import ErrorReply, OtherIncarnation
+from incumbent.stores.etcd.site import GatewayError, OtherIncarnation
 from incumbent.stores.plan import drive
 from incumbent.stores.url import Endpoint
 
@@ -44,13 +44,15 @@ def grown(status: Status, log: list[tuple[bool, int]]) -> list[Status]:
     return states
 
 
-def marked(status: Status) -> tuple[Incarnation, Status]:
+def marked(status: Status) -> tuple[ClusterMarker, Status]:
     """The marker that was written in this state, and the state after it."""
     after = Status(CLUSTER, status.term, status.applied + 1, status.revision + 1)
-    return Incarnation("e", 0, "", 0.0, CLUSTER, status.term, status.applied, after.revision), after
+    return ClusterMarker(
+        "e", 0, "", 0.0, CLUSTER, status.term, status.applied, after.revision
+    ), after
 
 
-def known_to(cluster: Cluster) -> Incarnation | None:
+def known_to(cluster: Cluster) -> ClusterMarker | None:
     return cluster.incarnation
 
 
@@ -65,7 +67,7 @@ def test_a_cluster_that_goes_on_is_never_taken_for_another_one(
     # Others may write between the look at a member's status and the marker.
     seen = grown(START, before)[-1]
     _, after = marked(grown(seen, between)[-1])
-    born = Incarnation("e", 0, "", 0.0, CLUSTER, seen.term, seen.applied, after.revision)
+    born = ClusterMarker("e", 0, "", 0.0, CLUSTER, seen.term, seen.applied, after.revision)
     met = None
     for status in grown(after, since):
         assert not differs(born, met, status)
@@ -104,7 +106,7 @@ def test_an_earlier_log_that_was_put_back_is_another_one_for_who_saw_a_later_ent
 
 
 def test_where_no_member_tells_its_index_the_cluster_s_id_is_all_there_is() -> None:
-    born = Incarnation("e", 0, "", 0.0, CLUSTER, 0, 0, 7)
+    born = ClusterMarker("e", 0, "", 0.0, CLUSTER, 0, 0, 7)
     assert not differs(born, None, Status(CLUSTER, 1, 3, 7_000))
     assert differs(born, None, Status("1", 1, 3, 7_000))
 
@@ -130,7 +132,7 @@ def test_an_answer_at_a_smaller_revision_than_was_known_when_it_was_asked_does_n
 
 def test_nothing_that_was_remembered_of_a_disowned_incarnation_is_left() -> None:
     cluster = new_cluster()
-    cluster.incarnation = Incarnation("e", 500, "", 0.0)
+    cluster.incarnation = ClusterMarker("e", 500, "", 0.0)
     sessions = cluster.sessions
     session = sessions.add(Session("7", 10, 100.0))
     sessions.note(
@@ -145,11 +147,11 @@ def test_nothing_that_was_remembered_of_a_disowned_incarnation_is_left() -> None
     assert cluster.disowned == 500
 
 
-def _asked(born: Incarnation, *statuses: Status | str) -> tuple[bool, list[str]]:
+def _asked(born: ClusterMarker, *statuses: Status | str) -> tuple[bool, list[str]]:
     """Whether one that tells these, or fails so, is taken for another one; what it was asked."""
     left, paths = list(statuses), list[str]()
 
-    async def ask(request: Request) -> dict[str, object]:
+    async def ask(request: GatewayRequest) -> dict[str, object]:
         paths.append(request.path.rpartition("/")[2])
         if paths[-1] == "txn":
             # It goes through the log, and it changes nothing.
@@ -158,7 +160,7 @@ def _asked(born: Incarnation, *statuses: Status | str) -> tuple[bool, list[str]]
             return {"header": {}}
         status = left.pop(0)
         if isinstance(status, str):
-            raise ErrorReply(status)
+            raise GatewayError(status)
         header = {"cluster_id": status.cluster, "revision": str(status.revision)}
         return {"header": header, "raftTerm": status.term, "raftAppliedIndex": status.applied}
 
@@ -181,7 +183,7 @@ def test_a_new_marker_tells_how_far_the_log_was_when_it_was_written() -> None:
     written: list[dict[str, object]] = []
     log = 12
 
-    async def ask(request: Request) -> dict[str, object]:
+    async def ask(request: GatewayRequest) -> dict[str, object]:
         nonlocal log
         header = {"cluster_id": CLUSTER, "revision": "9"}
         match request.path.rpartition("/")[2]:
@@ -233,8 +235,8 @@ def test_an_answer_proves_nothing_once_its_incarnation_is_known_to_be_over(
 ) -> None:
     """Another thread noticed it, on a connection of its own."""
     client = open_etcd("etcd://e1").store().operations
-    client.cluster.incarnation = born = Incarnation("e", 5, "dmFsdWU=", 0.0)
-    request = Request(TXN, marker=born.value)
+    client.cluster.incarnation = born = ClusterMarker("e", 5, "dmFsdWU=", 0.0)
+    request = GatewayRequest(TXN, marker=born.value)
     reply = {"header": {"cluster_id": CLUSTER, "revision": 9}, "succeeded": True}
 
     async def answer(*_: object) -> dict[str, object]:
@@ -246,7 +248,7 @@ def test_an_answer_proves_nothing_once_its_incarnation_is_known_to_be_over(
 
     monkeypatch.setattr(client, "call", answer)
     assert run_blocking(client.answer(request, 0.0))["succeeded"]
-    client.cluster.incarnation = Incarnation("f", 6, "bmV3", 0.0)
+    client.cluster.incarnation = ClusterMarker("f", 6, "bmV3", 0.0)
     with pytest.raises(OutcomeUnknown, match="another incarnation"):
         run_blocking(client.answer(request, 0.0))
     client.cluster.incarnation = born
@@ -261,8 +263,8 @@ def test_a_late_answer_of_the_incarnation_before_says_nothing_of_this_one(
 ) -> None:
     client = open_etcd("etcd://e1").store().operations
     cluster = client.cluster
-    cluster.incarnation, cluster.floor = Incarnation("e", 5, "b2xk", 0.0), (CLUSTER, 10)
-    this = Incarnation("f", 6, "bmV3", 0.0)
+    cluster.incarnation, cluster.floor = ClusterMarker("e", 5, "b2xk", 0.0), (CLUSTER, 10)
+    this = ClusterMarker("f", 6, "bmV3", 0.0)
 
     async def answer_late(*_: object) -> dict[str, object]:
         cluster.disown()
@@ -271,7 +273,7 @@ def test_a_late_answer_of_the_incarnation_before_says_nothing_of_this_one(
 
     monkeypatch.setattr(client, "call", answer_late)
     with pytest.raises(OutcomeUnknown, match="another incarnation"):
-        run_blocking(client.answer(Request(TXN), 0.0))
+        run_blocking(client.answer(GatewayRequest(TXN), 0.0))
     assert (cluster.incarnation, cluster.floor) == (this, (CLUSTER, 3))
 
 
@@ -279,10 +281,10 @@ def test_what_was_learnt_while_another_thread_noticed_its_end_is_not_believed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client = open_etcd("etcd://e1").store().operations
-    client.cluster.incarnation = old = Incarnation("e", 5, "dmFsdWU=", 0.0)
+    client.cluster.incarnation = old = ClusterMarker("e", 5, "dmFsdWU=", 0.0)
     client.cluster.disown()
 
-    def learn() -> Steps[Incarnation]:
+    def learn() -> Steps[ClusterMarker]:
         yield from ()
         return old
 
@@ -297,7 +299,7 @@ def test_what_was_learnt_while_another_thread_noticed_its_end_is_not_believed(
 
 def test_what_was_granted_before_is_bounded_by_the_time_whatever_the_revision_is() -> None:
     """A restore may raise the revision by a thousand million."""
-    entry, fields = Entry("born", b"", 100, 100, ""), {"base": 7_000_000, "at": 1000.0}
+    entry, fields = KeyValue("born", b"", 100, 100, ""), {"base": 7_000_000, "at": 1000.0}
     assert _highest_in(entry, fields, 1010.0, 250) == 7_000_250
     assert _highest_in(entry, fields, 1010.0, 10**9) == 7_000_100 + 10_000_000
     # The servers' clock stepped back.

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from incumbent.model import Key
-from incumbent.stores.etcd.kv import Entry, Names, after, by_name, scanned
+from incumbent.stores.etcd.kv import KeyValue, Names, after, by_name, scanned
 
 LETTERS = "aA0._:/@-"
 NAMES = st.text(LETTERS, min_size=1, max_size=8)
@@ -36,7 +36,7 @@ def test_what_is_under_a_name_is_read_back_as_its_own(key: Key, rest: str) -> No
     names = Names("/p", key)
     for area, kind in zip(areas(names), ("/lease", "/switch", "f"), strict=True):
         part = quote(rest, safe="")
-        entry = Entry(area + ("f/" if kind == "f" else "") + part, b"", 1, 1, "0")
+        entry = KeyValue(area + ("f/" if kind == "f" else "") + part, b"", 1, 1, "0")
         assert by_name("/p", key.namespace, [entry]) == {key: {kind: [(rest, entry)]}}
 
 

@@ -15,7 +15,7 @@ from incumbent.model import UNLIMITED, Ask, Gone, Granted, Queue, Queued, Releas
 from incumbent.protocol.port import run_blocking
 from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.kv import Steps
-from incumbent.stores.etcd.taking import Take
+from incumbent.stores.etcd.taking import EtcdTake
 from tests import tiers
 from tests.stores.etcd.world import (
     PREFIX,
@@ -83,15 +83,15 @@ def in_line(server: EtcdServer, one: Party, claim: str = "") -> str:
     return places(server, one)[claim or one.claim]
 
 
-def asking(one: Party, ask: Ask = FAIR) -> Take:
+def asking(one: Party, ask: Ask = FAIR) -> EtcdTake:
     """A take of this claim that is not sent yet, and goes by what its process knows."""
     dialect = operations(one).dialect
-    take = Take(dialect.cluster, one.key, one.claim, ask)
+    take = EtcdTake(dialect.cluster, one.key, one.claim, ask)
     take.incarnation, take.admitted_by = dialect.cluster.incarnation, 0
     return take
 
 
-def join(one: Party, take: Take) -> None:
+def join(one: Party, take: EtcdTake) -> None:
     """Send what puts its claim in line."""
 
     def program() -> Steps[None]:

@@ -16,7 +16,7 @@ from incumbent import Client, LeaseLost, clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, Batch, Gone, Granted, Key, Released, Renewal, RenewOutcome
 from incumbent.stores.etcd.engine import EtcdEngine
-from incumbent.stores.etcd.kv import TXN, Request, b64
+from incumbent.stores.etcd.kv import TXN, GatewayRequest, b64
 from tests.stores.etcd.world import ASK, Party, new_claim, party, soon
 from tests.support.etcd import EtcdServer
 from tests.support.etcd_cluster import EtcdCluster, url_of
@@ -415,7 +415,7 @@ def test_a_ttl_is_granted_only_once_it_is_noted_whoever_notes_another_at_the_sam
     operations = one.engine.store().operations
     call, note = operations.call, b64("/incumbent!born-ttl").encode()
 
-    async def overtaken(request: Request, until: float) -> Any:
+    async def overtaken(request: GatewayRequest, until: float) -> Any:
         if request.path == TXN and note in request.body:
             monkeypatch.undo()
             other.store.take(Key("faults", "shorter"), new_claim(), Ask(60.0, "you"), soon())

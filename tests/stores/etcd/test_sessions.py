@@ -11,16 +11,16 @@ import pytest
 from incumbent.model import Key, Renewed
 from incumbent.rules.record import HISTORY_KEPT
 from incumbent.stores.etcd import open_etcd, renewing
-from incumbent.stores.etcd.incarnation import Incarnation, NotedTtl
+from incumbent.stores.etcd.incarnation import ClusterMarker, NotedTtl
 from incumbent.stores.etcd.kv import Steps
 from incumbent.stores.etcd.sessions import ClaimState, RenewalGroup, Session, Sessions
-from incumbent.stores.etcd.site import Site, parse_etcd_url, share
+from incumbent.stores.etcd.site import EtcdSite, parse_etcd_url, share
 from incumbent.stores.url import Endpoint
 
 T = TypeVar("T")
 
 KEY = Key("default", "job")
-BORN = Incarnation("e", 0, "", 0.0)
+BORN = ClusterMarker("e", 0, "", 0.0)
 
 
 def session(sessions: Sessions | None = None, ttl: int = 10, proved: float = 100.0) -> Session:
@@ -215,7 +215,7 @@ def test_a_long_ttl_that_is_noted_beside_another_marker_is_not_noted() -> None:
 
 def test_who_failed_is_asked_last_and_who_answered_is_kept() -> None:
     a, b, c = (Endpoint(name, 2379) for name in "abc")
-    site = Site(parse_etcd_url("etcd://a,b,c"))
+    site = EtcdSite(parse_etcd_url("etcd://a,b,c"))
     site.avoid(a)
     assert site.members == (b, c, a)
     site.prefer(b)

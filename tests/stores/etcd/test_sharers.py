@@ -11,7 +11,7 @@ import pytest
 from incumbent.errors import StoreError
 from incumbent.model import UNLIMITED, Ask, Granted, Key, Queue, Queued, Refused, Released, Renewed
 from incumbent.stores.etcd.sessions import ClaimState, Session
-from incumbent.stores.etcd.taking import Take
+from incumbent.stores.etcd.taking import EtcdTake
 from tests.stores.etcd.world import (
     ASK,
     PREFIX,
@@ -45,10 +45,10 @@ def here(own_etcd: EtcdServer) -> Iterator[Party]:
         yield one
 
 
-def a_take(one: Party, ask: Ask) -> Take:
+def a_take(one: Party, ask: Ask) -> EtcdTake:
     """A take that has seen a free name."""
     cluster = operations(one).cluster
-    take = Take(cluster, one.key, new_claim(), ask)
+    take = EtcdTake(cluster, one.key, new_claim(), ask)
     take.incarnation, take.sharers = cluster.incarnation, ()
     return take
 

@@ -16,16 +16,16 @@ from incumbent.errors import OutcomeUnknown
 from incumbent.model import Ask, Gone, Granted, Key, Released, Renewal, Renewed, TakeOutcome
 from incumbent.stores.base import Store
 from incumbent.stores.etcd import open_etcd
-from incumbent.stores.etcd.incarnation import Cluster, Incarnation
+from incumbent.stores.etcd.incarnation import Cluster, ClusterMarker
 from incumbent.stores.etcd.kv import as_of
 from incumbent.stores.etcd.renewing import check_all
 from incumbent.stores.etcd.sessions import ClaimState, Session
-from incumbent.stores.etcd.taking import Take
+from incumbent.stores.etcd.taking import EtcdTake
 from tests.support.etcd import EtcdServer
 from tests.support.proxy import FaultProxy
 
 TTL = 2.0
-INCARNATION = Incarnation("e", 0, "bWFya2Vy", 0.0)
+INCARNATION = ClusterMarker("e", 0, "bWFya2Vy", 0.0)
 SPACE = f"unit-{secrets.token_hex(4)}"
 
 
@@ -152,10 +152,10 @@ def test_hundreds_of_leases_cost_one_keep_alive(etcd_server: EtcdServer, mine: S
     assert after["Txn"] - taken["Txn"] <= 3
 
 
-def take_of(name: Key, claim: str, revision: int = 0) -> tuple[Cluster, Take, ClaimState]:
+def take_of(name: Key, claim: str, revision: int = 0) -> tuple[Cluster, EtcdTake, ClaimState]:
     cluster = open_etcd("etcd://e1").store().operations.cluster
     state = ClaimState(name, claim, Session("7", 2, 0.0), 0.0, "me", 0.0, 2.0, revision=revision)
-    take = Take(cluster, name, claim, Ask(2.0, "me"))
+    take = EtcdTake(cluster, name, claim, Ask(2.0, "me"))
     take.incarnation = INCARNATION
     return cluster, take, state
 

@@ -11,7 +11,7 @@ from typing import Any
 from incumbent.protocol.port import run_blocking
 from incumbent.stores.etcd.kv import Steps
 from incumbent.stores.etcd.sessions import ClaimState
-from incumbent.stores.etcd.taking import Take
+from incumbent.stores.etcd.taking import EtcdTake
 from incumbent.stores.url import open_engine
 from tests.stores.party import ASK, Party, new_claim, soon
 from tests.support.etcd import ETCDCTL, EtcdServer
@@ -100,7 +100,7 @@ def created_of(server: EtcdServer, key: str) -> int:
     return int(found["create_revision"])
 
 
-def sent(one: Party, take: Take) -> bool:
+def sent(one: Party, take: EtcdTake) -> bool:
     """Whether its request was granted."""
 
     def program() -> Steps[bool]:

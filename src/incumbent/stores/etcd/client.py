@@ -25,12 +25,12 @@ from incumbent.net.http import Garbled, Reading, Stream, begin, encode, exchange
 from incumbent.net.limiter import CONNECTIONS, DIAL_WITHIN, limits
 from incumbent.net.pool import Broken, Pool, close_all
 from incumbent.stores.etcd import kv
-from incumbent.stores.etcd.dialect import Dialect
-from incumbent.stores.etcd.kv import REPEATED, Reply, Request, Steps
+from incumbent.stores.etcd.dialect import EtcdDialect
+from incumbent.stores.etcd.kv import REPEATED, GatewayRequest, Reply, Steps
 from incumbent.stores.etcd.line import IN_LINE
 from incumbent.stores.etcd.looking import Obstacles, look_in_wait
 from incumbent.stores.etcd.site import (
-    ErrorReply,
+    GatewayError,
     LeaseExists,
     LeaseMissing,
     OtherIncarnation,
@@ -38,7 +38,7 @@ from incumbent.stores.etcd.site import (
     is_refusal_of_certificate,
     share,
 )
-from incumbent.stores.etcd.waiting import Standing, standing
+from incumbent.stores.etcd.waiting import ProcessPlace, standing
 from incumbent.stores.plan import Plan, drive
 from incumbent.stores.turns import TakesTurns
 from incumbent.stores.url import Endpoint
@@ -71,7 +71,7 @@ class Watching(Reading):
 
     __slots__ = ("begun_by", "behind")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: GatewayRequest) -> None:
         super().__init__()
         self.behind = request.body.count(b'"create_request"')
         self.begun_by = _now() + _BEGUN_WITHIN
@@ -79,8 +79,8 @@ class Watching(Reading):
 
 Listen: TypeAlias = Callable[[Watching, Any, float], Awaitable[bool]]
 """Reads a stream: True if something changed, False if the caller has to look again."""
-Watch: TypeAlias = tuple[Request, Listen]
-Stand: TypeAlias = Callable[[Obstacles], Standing | None]
+Watch: TypeAlias = tuple[GatewayRequest, Listen]
+Stand: TypeAlias = Callable[[Obstacles], ProcessPlace | None]
 
 
 @dataclass(slots=True)
@@ -94,11 +94,11 @@ class _Trail:
     failure: Exception | None = None
 
 
-class Client(TakesTurns[None], Generic[W]):
+class EtcdClient(TakesTurns[None], Generic[W]):
     """Runs programs. `pools`: the connections to each member; `streams`: those of watches."""
 
-    def __init__(self, dialect: Dialect) -> None:
-        self.dialect: Dialect = dialect
+    def __init__(self, dialect: EtcdDialect) -> None:
+        self.dialect: EtcdDialect = dialect
         self.cluster = dialect.cluster
         self.turns = dialect.cluster.turns
         self.site = dialect.cluster.site
@@ -141,7 +141,7 @@ class Client(TakesTurns[None], Generic[W]):
         """The outcome of a program. Raises StoreError, at `until` at the latest."""
         return await drive(program, lambda request: self.answer(request, until))
 
-    async def answer(self, request: Request, until: float) -> Any:
+    async def answer(self, request: GatewayRequest, until: float) -> Any:
         """The reply to one request, from the incarnation that the request is for.
 
         A reply of an earlier state of the cluster proves nothing.
@@ -156,7 +156,7 @@ class Client(TakesTurns[None], Generic[W]):
         self.cluster.check(request, reply, ended, floor)
         return reply
 
-    async def call(self, request: Request, until: float) -> Reply:
+    async def call(self, request: GatewayRequest, until: float) -> Reply:
         """The reply of any member.
 
         Raises StoreUnavailable, OutcomeUnknown, LeaseMissing, or LeaseExists.
@@ -171,7 +171,7 @@ class Client(TakesTurns[None], Generic[W]):
                 reply: Reply = await self._try(endpoint, request, limit, until)
                 if "header" not in reply and "header" not in reply.get("result", {}):
                     raise Garbled("it does not answer as etcd does")
-            except (ErrorReply, Broken, Garbled, StoreUnavailable) as error:
+            except (GatewayError, Broken, Garbled, StoreUnavailable) as error:
                 self._went_wrong(trail, endpoint, error)
             else:
                 site.prefer(endpoint)
@@ -187,7 +187,7 @@ class Client(TakesTurns[None], Generic[W]):
 
     def _went_wrong(self, trail: _Trail, endpoint: Endpoint, error: Exception) -> None:
         """Note the failure, and decide whether to ask another member."""
-        if isinstance(error, ErrorReply):
+        if isinstance(error, GatewayError):
             if error.lease_missing and not trail.doubt:
                 raise LeaseMissing(error.text) from error
             if error.lease_exists:
@@ -208,7 +208,7 @@ class Client(TakesTurns[None], Generic[W]):
             return
         if isinstance(error, StoreUnavailable):
             trail.rest = 0 if error.permanent else trail.rest
-        elif not isinstance(error, ErrorReply):
+        elif not isinstance(error, GatewayError):
             trail.doubt = trail.doubt or not isinstance(error, Broken) or error.sent
         if trail.doubt and not trail.repeatable:
             trail.rest = 0
@@ -216,7 +216,9 @@ class Client(TakesTurns[None], Generic[W]):
 
     # -- one exchange -------------------------------------------------------------------------
 
-    async def _try(self, endpoint: Endpoint, request: Request, limit: float, until: float) -> Any:
+    async def _try(
+        self, endpoint: Endpoint, request: GatewayRequest, limit: float, until: float
+    ) -> Any:
         """The reply of this member. Raises StoreUnavailable, Broken, Garbled, ErrorReply."""
         pool = self.pools[endpoint]
         idle = pool.idle
@@ -282,7 +284,7 @@ class Client(TakesTurns[None], Generic[W]):
             self.site.avoid(endpoint)
 
     async def _ask_first(
-        self, endpoint: Endpoint, wire: W, until: float, request: Request
+        self, endpoint: Endpoint, wire: W, until: float, request: GatewayRequest
     ) -> Reply:
         """The reply to a check on this connection, before any other request is sent."""
         await self._log_in(endpoint, wire, until)
@@ -313,7 +315,7 @@ class Client(TakesTurns[None], Generic[W]):
             site.token = str(self._read(reading).get("token", "")) or _OFF
             if reading.last:
                 raise Broken("the server closed the connection after the log-in", sent=False)
-        except ErrorReply as error:
+        except GatewayError as error:
             if "not enabled" in error.text:
                 site.token = _OFF
                 return
@@ -324,7 +326,7 @@ class Client(TakesTurns[None], Generic[W]):
         except (Broken, Garbled) as error:
             raise site.unreachable(error) from error
 
-    def _encode(self, endpoint: Endpoint, request: Request) -> bytes:
+    def _encode(self, endpoint: Endpoint, request: GatewayRequest) -> bytes:
         token = "" if self.site.token == _OFF else self.site.token
         method = "POST" if request.body else "GET"
         return encode(method, request.path, endpoint, token, request.body)
@@ -348,7 +350,7 @@ class Client(TakesTurns[None], Generic[W]):
             raise self.site.no_gateway(status, body)
         reply = parse(body)
         if status != 200 or "error" in reply:
-            raise ErrorReply(error_text(reply) or f"HTTP {status}")
+            raise GatewayError(error_text(reply) or f"HTTP {status}")
         return reply
 
     # -- waiting ------------------------------------------------------------------------------
@@ -384,7 +386,7 @@ class Client(TakesTurns[None], Generic[W]):
             # It has to join the line anew.
             return
         stand = partial(standing, kv.names_of(self.cluster.prefix, key), key, place, seen)
-        at: Standing | None = stand(place.found)
+        at: ProcessPlace | None = stand(place.found)
         fresh = True
 
         async def look() -> Watch | None:
@@ -438,7 +440,7 @@ class Client(TakesTurns[None], Generic[W]):
             if _now() < until:
                 raise
 
-    async def _watch(self, watch: Request, listen: Listen, until: float) -> bool:
+    async def _watch(self, watch: GatewayRequest, listen: Listen, until: float) -> bool:
         """The result of `listen`, or True if the time is over."""
         site, endpoint = self.site, self.site.members[0]
         wire: W | None = None
@@ -450,12 +452,12 @@ class Client(TakesTurns[None], Generic[W]):
             watching = Watching(watch)
             begin(wire, request, until)
             return await listen(watching, wire, until)
-        except (ErrorReply, Broken, StoreUnavailable) as error:
+        except (GatewayError, Broken, StoreUnavailable) as error:
             if isinstance(error, Broken) and (error.late or wire not in self.streams):
                 # The time is over, or the store was closed.
                 return True
             site.avoid(endpoint)
-            if isinstance(error, ErrorReply):
+            if isinstance(error, GatewayError):
                 site.drop_stale_token(error)
                 raise site.failed(error, doubt=False) from error
             raise
@@ -475,7 +477,7 @@ class Client(TakesTurns[None], Generic[W]):
                 return True
 
     async def _turn(
-        self, at: Standing, stand: Stand, watching: Watching, wire: W, until: float
+        self, at: ProcessPlace, stand: Stand, watching: Watching, wire: W, until: float
     ) -> bool:
         """True: it is our turn to look. False: read the line again. Raises as `_results`."""
         while not at.moved:
@@ -536,12 +538,12 @@ class Client(TakesTurns[None], Generic[W]):
         results: list[dict[str, Any]] = []
         for message in watching.lines():
             if "error" in message:
-                raise ErrorReply(error_text(message) or str(message["error"]))
+                raise GatewayError(error_text(message) or str(message["error"]))
             result = message.get("result", {})
             if int(result.get("compact_revision", 0)):
                 return None
             if result.get("canceled"):
-                raise ErrorReply(str(result.get("cancel_reason", "the watch was cancelled")))
+                raise GatewayError(str(result.get("cancel_reason", "the watch was cancelled")))
             watching.behind -= bool(result.get("created"))
             results.append(result)
         if watching.done and not results:

@@ -30,11 +30,11 @@ from incumbent.model import (
 from incumbent.net.pool import heard_again
 from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.incarnation import Cluster
-from incumbent.stores.etcd.kv import Entry, Kinds, Reply, Request, Steps
+from incumbent.stores.etcd.kv import GatewayRequest, KeyValue, Kinds, Reply, Steps
 from incumbent.stores.etcd.renewing import renew
 from incumbent.stores.etcd.sessions import ClaimState, unknown
 from incumbent.stores.etcd.site import LeaseMissing
-from incumbent.stores.etcd.taking import Take
+from incumbent.stores.etcd.taking import EtcdTake
 from incumbent.stores.plan import Plan
 
 _KEEP_HISTORY: Final = 86_400.0
@@ -42,8 +42,8 @@ _ASKED_MAX: Final = 16
 """Most etcd leases whose remaining time one read asks etcd for; others go by the writer's clock."""
 
 
-class Dialect:
-    """The dialect of etcd (stores.plan.Dialect). Both sides of an engine share `cluster`."""
+class EtcdDialect:
+    """The dialect of etcd (see stores.plan.Dialect). Both sides of an engine share `cluster`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -51,7 +51,7 @@ class Dialect:
         self._where = cluster.site.where
 
     def take(self, key: Key, claim: str, ask: Ask) -> Plan[None, TakeOutcome]:
-        start = lambda *_: Take(self.cluster, key, claim, ask).run()  # noqa: E731 - as the others
+        start = lambda *_: EtcdTake(self.cluster, key, claim, ask).run()  # noqa: E731 - as the others
         return Plan("take", start, (key,), repeatable=False, ttl=ask.ttl)
 
     def renew(self, renewals: Sequence[Renewal]) -> Plan[None, list[RenewOutcome]]:
@@ -68,7 +68,7 @@ class Dialect:
         slot: str | None = None,
         shared: bool = False,
     ) -> Plan[None, GiveOutcome]:
-        give = _Give(self.cluster, key, claim, token, closed_for, reserve_for or "", slot)
+        give = _EtcdGive(self.cluster, key, claim, token, closed_for, reserve_for or "", slot)
         return Plan("give", lambda *_: give.run(), (key,))
 
     def put(
@@ -171,13 +171,13 @@ class Dialect:
         now = kv.seen_in(held, found, count)
         return kv.revision_of(reply) + 1 if now == seen else 0
 
-    def watch(self, key: Key, revision: int) -> Request:
+    def watch(self, key: Key, revision: int) -> GatewayRequest:
         """The request for one stream of all changes, from `revision` on."""
         return kv.watch(self._changes(key), revision)
 
 
 @dataclass
-class _Give:
+class _EtcdGive:
     """The give of one lease."""
 
     cluster: Cluster
@@ -298,5 +298,5 @@ class _Give:
         return False
 
 
-def _all_entries(reply: Reply) -> list[Entry]:
+def _all_entries(reply: Reply) -> list[KeyValue]:
     return [entry for response in reply.get("responses", ()) for entry in kv.entries_in(response)]

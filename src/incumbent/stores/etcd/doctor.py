@@ -10,18 +10,18 @@ from incumbent import clock
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
 from incumbent.net.http import Garbled, parse
-from incumbent.stores.etcd.client import Client
-from incumbent.stores.etcd.kv import Request
-from incumbent.stores.etcd.site import ErrorReply
+from incumbent.stores.etcd.client import EtcdClient
+from incumbent.stores.etcd.kv import GatewayRequest
+from incumbent.stores.etcd.site import GatewayError
 from incumbent.stores.findings import Finding, about_trip, cannot_tell, found, grants_nothing
 from incumbent.stores.url import Endpoint
 
 _OLDEST: Final = (3, 4)
 _QUOTA: Final = 2 * 1024**3
-_FAILURES: Final = (StoreError, Garbled, ErrorReply, ValueError, KeyError)
+_FAILURES: Final = (StoreError, Garbled, GatewayError, ValueError, KeyError)
 
 
-async def diagnose(client: Client[Any], ttl: float, until: float) -> list[Finding]:
+async def diagnose(client: EtcdClient[Any], ttl: float, until: float) -> list[Finding]:
     """All findings; a check that fails is a finding too."""
     findings: list[Finding] = []
     well, seen = [], dict[str, str]()
@@ -61,15 +61,15 @@ async def _caught(look: Coroutine[Any, Any, list[Finding]], who: str) -> list[Fi
 
 
 async def _member(
-    client: Client[Any], endpoint: Endpoint, until: float, seen: dict[str, str]
+    client: EtcdClient[Any], endpoint: Endpoint, until: float, seen: dict[str, str]
 ) -> list[Finding]:
     limit = clock.now() + (until - clock.now()) / 4
-    reading = await client.answer(Request("/version", b"", endpoint=endpoint), limit)
+    reading = await client.answer(GatewayRequest("/version", b"", endpoint=endpoint), limit)
     version = str(parse(reading.body).get("etcdserver", "?"))
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if numbers < _OLDEST:
         return [("error", f"{endpoint} runs etcd {version}", "3.4 is the oldest that is served")]
-    status = await client.answer(Request("/v3/maintenance/status", endpoint=endpoint), limit)
+    status = await client.answer(GatewayRequest("/v3/maintenance/status", endpoint=endpoint), limit)
     cluster_id = str(status.get("header", {}).get("cluster_id", ""))
     if seen.setdefault("id", cluster_id) != cluster_id:
         what = f"{endpoint} belongs to another cluster than the endpoint before it"
@@ -86,9 +86,9 @@ async def _member(
 
 
 async def _alarms(
-    client: Client[Any], endpoint: Endpoint, _ttl: float, until: float
+    client: EtcdClient[Any], endpoint: Endpoint, _ttl: float, until: float
 ) -> list[Finding]:
-    reply = await client.answer(Request("/v3/maintenance/alarm", endpoint=endpoint), until)
+    reply = await client.answer(GatewayRequest("/v3/maintenance/alarm", endpoint=endpoint), until)
     raised = sorted({str(alarm.get("alarm")) for alarm in reply.get("alarms", ())})
     if not raised:
         return [("ok", "no alarm is raised", "")]
@@ -97,9 +97,9 @@ async def _alarms(
 
 
 async def _members(
-    client: Client[Any], endpoint: Endpoint, _ttl: float, until: float
+    client: EtcdClient[Any], endpoint: Endpoint, _ttl: float, until: float
 ) -> list[Finding]:
-    reply = await client.answer(Request("/v3/cluster/member/list", endpoint=endpoint), until)
+    reply = await client.answer(GatewayRequest("/v3/cluster/member/list", endpoint=endpoint), until)
     count, named = len(reply.get("members", ())), len(client.site.members)
     what = f"the cluster has {count} member{'s' if count > 1 else ''}"
     if count < 3:
@@ -113,7 +113,7 @@ async def _members(
 
 
 async def _incarnation(
-    client: Client[Any], endpoint: Endpoint, ttl: float, until: float
+    client: EtcdClient[Any], endpoint: Endpoint, ttl: float, until: float
 ) -> list[Finding]:
     """Whether a restore would be noticed, and whether the cluster was restored."""
     cluster = client.cluster
@@ -135,7 +135,7 @@ async def _incarnation(
 
 
 async def _trip(
-    client: Client[Any], _endpoint: Endpoint, ttl: float, until: float
+    client: EtcdClient[Any], _endpoint: Endpoint, ttl: float, until: float
 ) -> list[Finding]:
     await client.carry_out(client.cluster.base(), until)
     started = clock.now()

@@ -14,11 +14,11 @@ from incumbent.net.dial import connect
 from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
 from incumbent.net.wire import BlockingWire
 from incumbent.protocol.port import run_blocking
-from incumbent.stores.etcd.client import Client
-from incumbent.stores.etcd.dialect import Dialect
+from incumbent.stores.etcd.client import EtcdClient
+from incumbent.stores.etcd.dialect import EtcdDialect
 from incumbent.stores.etcd.doctor import diagnose
 from incumbent.stores.etcd.incarnation import Cluster
-from incumbent.stores.etcd.site import EtcdOptions, Site, parse_etcd_url
+from incumbent.stores.etcd.site import EtcdOptions, EtcdSite, parse_etcd_url
 from incumbent.stores.loops import LoopEnd, ServerEngine, detach_in_child
 from incumbent.stores.plan import BlockingStore
 from incumbent.stores.url import Endpoint
@@ -37,10 +37,10 @@ def open_etcd(url: str) -> EtcdEngine:
     return EtcdEngine(parse_etcd_url(url))
 
 
-class BlockingClient(Client[BlockingWire]):
+class BlockingClient(EtcdClient[BlockingWire]):
     """A Client whose coroutines never suspend. Closing it ends the waits of all threads."""
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(self, dialect: EtcdDialect) -> None:
         super().__init__(dialect)
         detach_in_child(self)
 
@@ -58,10 +58,10 @@ class BlockingClient(Client[BlockingWire]):
         super().detach()
 
 
-class AsyncEtcdStore(Client["AsyncStream"]):
+class AsyncEtcdStore(EtcdClient["AsyncStream"]):
     """A Client for asyncio. Belongs to the event loop in which it was made."""
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(self, dialect: EtcdDialect) -> None:
         super().__init__(dialect)
         self._end = LoopEnd(self.let_go)
 
@@ -126,8 +126,8 @@ class EtcdEngine(ServerEngine[BlockingStore[BlockingClient], AsyncEtcdStore]):
     )
 
     def __init__(self, options: EtcdOptions) -> None:
-        self._site = Site(options)
-        dialect = Dialect(Cluster(self._site))
+        self._site = EtcdSite(options)
+        dialect = EtcdDialect(Cluster(self._site))
         store = BlockingStore(BlockingClient(dialect))
         super().__init__(options.shown, store, lambda: AsyncEtcdStore(dialect))
 

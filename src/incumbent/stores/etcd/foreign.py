@@ -31,7 +31,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from incumbent.stores.etcd import kv
-from incumbent.stores.etcd.kv import Entry, Kinds, Names
+from incumbent.stores.etcd.kv import KeyValue, Kinds, Names
 
 WAITS: Final = kv.b64("a waiter of incumbent")
 """The value of a ticket; foreign tools may show it."""
@@ -44,9 +44,9 @@ class Contenders(NamedTuple):
     `ticket`: the revision at which the ticket was created (0: there is none).
     """
 
-    keys: list[Entry]
-    holders: tuple[Entry, ...]
-    foreign: list[Entry]
+    keys: list[KeyValue]
+    holders: tuple[KeyValue, ...]
+    foreign: list[KeyValue]
     ticket: int
 
     @property
@@ -55,7 +55,7 @@ class Contenders(NamedTuple):
         return self.ticket if self.keys and not self.holders else 0
 
 
-def contenders(names: Names, entries: Iterable[Entry]) -> Contenders:
+def contenders(names: Names, entries: Iterable[KeyValue]) -> Contenders:
     """What the keys under a name say about who has it."""
     ordered = sorted(entries, key=lambda entry: entry.created)
     keys = [entry for entry in ordered if entry.key != names.ticket]

@@ -29,9 +29,9 @@ from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.net.http import Reading
 from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.etcd import kv
-from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
+from incumbent.stores.etcd.kv import GatewayRequest, KeyValue, Reply, Steps
 from incumbent.stores.etcd.sessions import Sessions
-from incumbent.stores.etcd.site import ErrorReply, OtherIncarnation, Site
+from incumbent.stores.etcd.site import EtcdSite, GatewayError, OtherIncarnation
 from incumbent.stores.findings import restart_words, wait_after_restart
 from incumbent.stores.turns import Turns
 from incumbent.stores.url import Endpoint
@@ -49,7 +49,7 @@ members, and for some elections."""
 _now = clock.now
 
 
-class Incarnation(NamedTuple):
+class ClusterMarker(NamedTuple):
     """The incarnation of the cluster, as the marker under the prefix describes it.
 
     `base` + a revision is a fencing token, of which the first is near the clock. `value`: the
@@ -96,7 +96,7 @@ def status_of(reply: Reply) -> Status | None:
     )
 
 
-def differs(known: Incarnation, met: Status | None, now: Status) -> bool:
+def differs(known: ClusterMarker, met: Status | None, now: Status) -> bool:
     """Whether a member that has applied all earlier requests is of another incarnation.
 
     `met`: the furthest state of any member that this process has seen. A member that lags behind,
@@ -139,7 +139,7 @@ class Cluster:
     known to be used under the prefix; `noted`: the longest ttl that was read there.
     """
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: EtcdSite) -> None:
         self.site = site
         self.prefix = site.options.prefix
         self.marker = f"{self.prefix}!born"
@@ -148,7 +148,7 @@ class Cluster:
         # Without a linearizable read, a member answers comparisons from its own data: a member that
         # lost its cluster would go on confirming leases.
         self.current = kv.read(self.marker, more=kv.COUNT)
-        self.incarnation: Incarnation | None = None
+        self.incarnation: ClusterMarker | None = None
         self.disowned = -1
         self.ended = 0
         self.met: Status | None = None
@@ -161,7 +161,7 @@ class Cluster:
 
     # -- the present incarnation --------------------------------------------------------------
 
-    def identify(self) -> Steps[Incarnation]:
+    def identify(self) -> Steps[ClusterMarker]:
         """The incarnation of the cluster; the first process to meet a new one writes its marker."""
         known = self.incarnation
         if known is None:
@@ -172,7 +172,7 @@ class Cluster:
             self.incarnation = known
         return known
 
-    def admit(self, ttl: float) -> Steps[Incarnation]:
+    def admit(self, ttl: float) -> Steps[ClusterMarker]:
         """The same; raises StoreUnavailable while an earlier holder may still rely on its lease."""
         known = yield from self.identify()
         if not self.noted.covers(ttl, known.value):
@@ -184,7 +184,7 @@ class Cluster:
             raise StoreUnavailable(words, retry_after=early)
         return known
 
-    def _grants_at(self, known: Incarnation, ttl: float) -> float:
+    def _grants_at(self, known: ClusterMarker, ttl: float) -> float:
         return known.at + wait_after_restart(self.site.restart_wait, ttl, self.longest)
 
     def base(self) -> Steps[int]:
@@ -210,27 +210,27 @@ class Cluster:
 
     # -- the marker ---------------------------------------------------------------------------
 
-    def still(self, known: Incarnation) -> str:
+    def still(self, known: ClusterMarker) -> str:
         """The comparison that the cluster is still of the known incarnation."""
         return kv.has_value(self.marker, known.value)
 
     def transaction(
         self,
-        known: Incarnation,
+        known: ClusterMarker,
         where: Sequence[str],
         success: Sequence[str],
         failure: Sequence[str] = (),
         *,
         repeatable: bool = True,
-    ) -> Request:
+    ) -> GatewayRequest:
         """A transaction that fails, and whose reply is rejected, in another incarnation."""
         where, marker = [self.still(known), *where], known.value
         return kv.transaction(success, failure, where=where, repeatable=repeatable, marker=marker)
 
-    def read_marker(self) -> Steps[Entry | None]:
+    def read_marker(self) -> Steps[KeyValue | None]:
         """The marker, by a linearizable read; notes the longest ttl that is stored beside it."""
         asked = {"key": kv.b64(self.marker), "range_end": kv.b64(f"{self.marker}.")}
-        reply = yield Request("/v3/kv/range", json.dumps(asked).encode())
+        reply = yield GatewayRequest("/v3/kv/range", json.dumps(asked).encode())
         self._cluster_id = str(reply["header"].get("cluster_id", ""))
         self._revision = int(reply["header"].get("revision", 0))
         found, noted = None, NotedTtl()
@@ -243,10 +243,10 @@ class Cluster:
         self.longest = max(self.longest, noted.ttl)
         return found
 
-    def _fields(self, entry: Entry) -> Reply:
+    def _fields(self, entry: KeyValue) -> Reply:
         return kv.check_format(entry, f", then remove it with `etcdctl del '{self.marker}'`")
 
-    def _learn(self) -> Steps[Incarnation]:
+    def _learn(self) -> Steps[ClusterMarker]:
         for _ in range(3):
             found = yield from self.read_marker()
             fields = self._fields(found) if found else {}
@@ -286,7 +286,7 @@ class Cluster:
             yield kv.transaction([kv.put(self.marker, value)], where=[unchanged])
         raise StoreUnavailable(f"{self.site.where}: its marker {self.marker} keeps changing")
 
-    def _note_ttl(self, known: Incarnation, ttl: float) -> Steps[None]:
+    def _note_ttl(self, known: ClusterMarker, ttl: float) -> Steps[None]:
         """Note the ttl beside the marker, before a holder relies on a lease for so long.
 
         Raises OtherIncarnation, or StoreUnavailable if no time is left.
@@ -305,7 +305,7 @@ class Cluster:
     def _ages(self, endpoint: Endpoint) -> Steps[tuple[float, float]]:
         """The wall clock of a member, and the seconds for which it has run (0.0: unknown)."""
         try:
-            reading = yield Request("/metrics", b"", endpoint=endpoint)
+            reading = yield GatewayRequest("/metrics", b"", endpoint=endpoint)
         except StoreError:
             return clock.wall(), 0.0
         wall = _date(reading)
@@ -339,7 +339,9 @@ class Cluster:
         self.met, self.floor = None, ("", 0)
         self.sessions.lose_all()
 
-    def check(self, request: Request, reply: Reply, ended: int, floor: tuple[str, int]) -> None:
+    def check(
+        self, request: GatewayRequest, reply: Reply, ended: int, floor: tuple[str, int]
+    ) -> None:
         """Check that a reply is of the incarnation that was known when the request was sent.
 
         `ended`, `floor`: their values before the request was sent. Raises OutcomeUnknown.
@@ -373,7 +375,7 @@ class Cluster:
             " restored, put back, or lost its data"
         )
 
-    def is_other(self, known: Incarnation, endpoint: Endpoint) -> Steps[bool]:
+    def is_other(self, known: ClusterMarker, endpoint: Endpoint) -> Steps[bool]:
         """Whether this member is of another incarnation than the known one."""
         for looks in range(2):
             if looks:
@@ -395,26 +397,26 @@ class Cluster:
         try:
             # This key never exists: its removal is an entry even while the database is full.
             yield kv.transaction([kv.delete(f"{self.prefix}!nothing")], endpoint=endpoint)
-        except ErrorReply as error:
+        except GatewayError as error:
             raise self._refused(error) from error
 
     def status(self, endpoint: Endpoint) -> Steps[Status | None]:
         """The status of a member; None if the member does not serve it."""
         try:
-            reply = yield Request("/v3/maintenance/status", endpoint=endpoint)
-        except ErrorReply as error:
+            reply = yield GatewayRequest("/v3/maintenance/status", endpoint=endpoint)
+        except GatewayError as error:
             if error.unsupported:
                 return None
             raise self._refused(error) from error
         return status_of(reply)
 
-    def _refused(self, error: ErrorReply) -> StoreUnavailable:
+    def _refused(self, error: GatewayError) -> StoreUnavailable:
         """The exception for a refused check, before any other request was sent."""
         self.site.drop_stale_token(error)
         return StoreUnavailable(f"{self.site.where} refuses a look: {error.text}")
 
 
-def _highest_in(entry: Entry, fields: Reply, wall: float, revision: int) -> int:
+def _highest_in(entry: KeyValue, fields: Reply, wall: float, revision: int) -> int:
     """The highest token that the incarnation of this marker can have granted up to a revision.
 
     At most one was granted each microsecond, however far a restore has raised the revision.
@@ -423,9 +425,9 @@ def _highest_in(entry: Entry, fields: Reply, wall: float, revision: int) -> int:
     return int(fields["base"]) + min(revision, entry.modified + int(age * 1_000_000))
 
 
-def _incarnation_of(entry: Entry, fields: Reply, wall: float) -> Incarnation:
+def _incarnation_of(entry: KeyValue, fields: Reply, wall: float) -> ClusterMarker:
     age = max(0.0, wall - float(fields.get("at", wall)))
-    return Incarnation(
+    return ClusterMarker(
         str(fields["epoch"]),
         int(fields["base"]),
         entry.value64,

@@ -61,7 +61,7 @@ COUNT: Final = ',"count_only":true'
 NEWEST: Final = ',"sort_order":"DESCEND","sort_target":"MOD","limit":"1","keys_only":true'
 
 
-class Request(NamedTuple):
+class GatewayRequest(NamedTuple):
     """One request; without a body it is a GET, whose reply is a Reading.
 
     `repeatable`: it may be sent again although it was perhaps carried out. `marker`: the value of
@@ -75,7 +75,7 @@ class Request(NamedTuple):
     endpoint: Endpoint | None = None
 
 
-Steps: TypeAlias = Generator[Request, Any, T]
+Steps: TypeAlias = Generator[GatewayRequest, Any, T]
 """The type of a program (see the module)."""
 
 
@@ -185,7 +185,7 @@ def after(prefix: str) -> str:
     return prefix[:-1] + chr(ord(prefix[-1]) + 1)
 
 
-class Entry(NamedTuple):
+class KeyValue(NamedTuple):
     """One key as the gateway returned it."""
 
     key: str
@@ -231,11 +231,11 @@ def count_of(response: Mapping[str, Any]) -> int:
     return int(response["response_range"].get("count", 0))
 
 
-def entries_in(response: Mapping[str, Any]) -> list[Entry]:
+def entries_in(response: Mapping[str, Any]) -> list[KeyValue]:
     """The keys in the response to a range, such as `responses[i]`."""
     kvs = response.get("response_range", response).get("kvs", ())
     return [
-        Entry(
+        KeyValue(
             b64decode(kv["key"]).decode(errors="replace"),
             b64decode(kv.get("value", "")),
             int(kv["create_revision"]),
@@ -360,25 +360,25 @@ def transaction(
     repeatable: bool = True,
     marker: str = "",
     endpoint: Endpoint | None = None,
-) -> Request:
+) -> GatewayRequest:
     """Carry out `success` if all comparisons in `where` hold, else `failure`."""
     body = _transaction(where, success, failure).encode()
-    return Request(TXN, body, repeatable, marker, endpoint)
+    return GatewayRequest(TXN, body, repeatable, marker, endpoint)
 
 
-def lease(what: str, lease_id: str) -> Request:
+def lease(what: str, lease_id: str) -> GatewayRequest:
     """`keepalive`, `timetolive` or `revoke` an etcd lease."""
-    return Request(f"/v3/lease/{what}", b'{"ID":"%b"}' % lease_id.encode())
+    return GatewayRequest(f"/v3/lease/{what}", b'{"ID":"%b"}' % lease_id.encode())
 
 
-def watch(ranges: Sequence[tuple[str, str]], revision: int) -> Request:
+def watch(ranges: Sequence[tuple[str, str]], revision: int) -> GatewayRequest:
     """Open one stream for all changes in these ranges, from `revision` on."""
     body = "".join(
         f'{{"create_request":{{"key":"{_key(start)}","range_end":"{_key(end)}",'
         f'"start_revision":"{revision}","watch_id":"{index}"}}}}'
         for index, (start, end) in enumerate(ranges, 1)
     )
-    return Request("/v3/watch", body.encode())
+    return GatewayRequest("/v3/watch", body.encode())
 
 
 def seconds(ttl: float) -> int:
@@ -389,7 +389,7 @@ def seconds(ttl: float) -> int:
 # -- leases ---------------------------------------------------------------------------------------
 
 
-def entry_of(claim: str, response: Mapping[str, Any]) -> Entry | None:
+def entry_of(claim: str, response: Mapping[str, Any]) -> KeyValue | None:
     """The lease's key as a lookup found it, if this claim has it; else None."""
     return next((at for at in entries_in(response) if at.claim == claim), None)
 
@@ -399,7 +399,7 @@ def number_in(value: object, default: float = 0.0) -> float:
     return float(value) if isinstance(value, int | float) and isfinite(value) else default
 
 
-def check_format(entry: Entry, cure: str = "") -> dict[str, Any]:
+def check_format(entry: KeyValue, cure: str = "") -> dict[str, Any]:
     """The fields. Raises StoreUnavailable (permanent) if they have another format."""
     fields = entry.fields
     if fields.get("format") != RECORD_FORMAT:
@@ -412,7 +412,7 @@ def check_format(entry: Entry, cure: str = "") -> dict[str, Any]:
     return fields
 
 
-def seen_in(leases: Sequence[Entry], others: Iterable[Entry] = (), count: int = 0) -> str:
+def seen_in(leases: Sequence[KeyValue], others: Iterable[KeyValue] = (), count: int = 0) -> str:
     """The text that `wait_change` compares: the last revision of the entries, and their number.
 
     If the name is held, only the leases count. A switch or a field that is written meanwhile shows
@@ -430,7 +430,7 @@ def newest_seen(seen: str) -> int:
     return int(newest) if newest.isdigit() else 0
 
 
-def surplus_candidates(entries: Iterable[Entry]) -> list[str]:
+def surplus_candidates(entries: Iterable[KeyValue]) -> list[str]:
     """The keys of the candidates beyond the limit: those whose time ends first."""
     ordered = sorted(entries, key=lambda entry: (number_in(entry.fields.get("until")), entry.key))
     return [entry.key for entry in ordered[:-CANDIDATES_KEPT]]
@@ -438,11 +438,11 @@ def surplus_candidates(entries: Iterable[Entry]) -> list[str]:
 
 # -- records --------------------------------------------------------------------------------------
 
-Kinds: TypeAlias = dict[str, list[tuple[str, Entry]]]
+Kinds: TypeAlias = dict[str, list[tuple[str, KeyValue]]]
 """The entries of one name: "/lease", "/switch", "/closing", and those of its record: f, h, t, w."""
 
 
-def by_name(prefix: str, namespace: str, entries: Iterable[Entry]) -> dict[Key, Kinds]:
+def by_name(prefix: str, namespace: str, entries: Iterable[KeyValue]) -> dict[Key, Kinds]:
     """Entries by the lease they belong to and by their kind, each with the rest of its key."""
     found: dict[Key, Kinds] = {}
     for entry in entries:
@@ -466,7 +466,7 @@ def record_of(
 ) -> Record:
     """The record of a key. `lives`: the seconds left of etcd leases."""
 
-    def left(entry: Entry) -> float:
+    def left(entry: KeyValue) -> float:
         """Seconds left: by etcd if it was asked, else by the writer's wall clock."""
         if entry.lease in lives:
             return lives[entry.lease]
@@ -494,7 +494,7 @@ def record_of(
     )
 
 
-def holding_of(entry: Entry, base: int, lives: Mapping[str, float], wall: float) -> Holding:
+def holding_of(entry: KeyValue, base: int, lives: Mapping[str, float], wall: float) -> Holding:
     """The holding that this key describes. Raises StoreUnavailable for another format."""
     token, left = base + entry.created, lives.get(entry.lease)
     if not entry.claim:
@@ -514,7 +514,7 @@ def holding_of(entry: Entry, base: int, lives: Mapping[str, float], wall: float)
     )
 
 
-def _history(entries: list[Entry], base: int) -> tuple[Past, ...]:
+def _history(entries: list[KeyValue], base: int) -> tuple[Past, ...]:
     found: dict[int, Past] = {}
     for entry in entries:
         fields = entry.fields

@@ -27,7 +27,7 @@ from incumbent.model import OVERTAKEN_MOST, Ask, Key, Queue, Queued, Refused
 from incumbent.rules.record import Line, Waiter, micros
 from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.incarnation import Cluster
-from incumbent.stores.etcd.kv import Entry, Reply, Steps
+from incumbent.stores.etcd.kv import KeyValue, Reply, Steps
 from incumbent.stores.etcd.looking import FIRST, Obstacles
 from incumbent.stores.etcd.places import KeptPlace
 
@@ -36,7 +36,7 @@ IN_LINE: Final = "|"
 _NEXT: Final = f'{FIRST},"limit":"1"'
 
 
-def line_of(entries: Sequence[Entry], claim: str, mine: Entry | None) -> Line:
+def line_of(entries: Sequence[KeyValue], claim: str, mine: KeyValue | None) -> Line:
     """The line as the rules know it at the instant 0. Raises StoreUnavailable.
 
     It always is the first waiter's turn: once that is over, its key is gone. `mine`: the key of
@@ -53,7 +53,7 @@ def line_of(entries: Sequence[Entry], claim: str, mine: Entry | None) -> Line:
     return Line((first, *others), heartbeat, overtaken_in(entries[0]))
 
 
-def overtaken_in(entry: Entry) -> int:
+def overtaken_in(entry: KeyValue) -> int:
     """How many times in a row the waiter was overtaken."""
     return int(kv.number_in(entry.fields.get("overtaken")))
 
@@ -71,7 +71,7 @@ class InLine:
         self.first = self._left_behind()
         self.next_index = 0
 
-    def _left_behind(self) -> Entry | None:
+    def _left_behind(self) -> KeyValue | None:
         """The first in line, if this process has just overtaken it, and may do so again."""
         known = self._places.firsts.get(self._key)
         place = self._places.place_of(self._key, self._claim)
@@ -81,7 +81,7 @@ class InLine:
 
     # -- refusals -----------------------------------------------------------------------------
 
-    def entry_in(self, found: Obstacles) -> Entry | None:
+    def entry_in(self, found: Obstacles) -> KeyValue | None:
         """The claim's key in the line that was found; another process may have put it there."""
         key, claim = self._places.known_key(self._key, self._claim), self._claim.encode()
         for entry in found.line:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from incumbent.model import Key
 from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.incarnation import Cluster
-from incumbent.stores.etcd.kv import Entry, Names, Reply, Steps
+from incumbent.stores.etcd.kv import KeyValue, Names, Reply, Steps
 from incumbent.stores.notices import PAUSE
 
 FIRST: Final = ',"sort_order":"ASCEND","sort_target":"CREATE"'
@@ -23,12 +23,12 @@ class Obstacles(NamedTuple):
 
     revision: int
     seen: str
-    holders: tuple[Entry, ...] = ()
-    foreign: tuple[Entry, ...] = ()
-    pause: Entry | None = None
-    closing: Entry | None = None
-    slots: tuple[Entry, ...] = ()
-    line: tuple[Entry, ...] = ()
+    holders: tuple[KeyValue, ...] = ()
+    foreign: tuple[KeyValue, ...] = ()
+    pause: KeyValue | None = None
+    closing: KeyValue | None = None
+    slots: tuple[KeyValue, ...] = ()
+    line: tuple[KeyValue, ...] = ()
     candidates: int = 0
     given_up: bool = False
     marker: str = ""

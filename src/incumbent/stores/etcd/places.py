@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from incumbent import clock
 from incumbent.model import Key
 from incumbent.stores.etcd import kv
-from incumbent.stores.etcd.kv import Entry, Steps
+from incumbent.stores.etcd.kv import KeyValue, Steps
 
 if TYPE_CHECKING:
     from incumbent.stores.etcd.looking import Obstacles
@@ -58,7 +58,7 @@ class Places:
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self.firsts: dict[Key, Entry] = {}
+        self.firsts: dict[Key, KeyValue] = {}
         self._places: dict[Key, dict[str, KeptPlace]] = {}
         self._beats: dict[int, _Beat] = {}
         self._numbers: dict[Key, dict[str, int]] = {}
@@ -79,7 +79,7 @@ class Places:
         """The place in line of this claim, as far as this process knows."""
         return self._places.get(key, {}).get(claim)
 
-    def note_first(self, key: Key, first: Entry | None) -> None:
+    def note_first(self, key: Key, first: KeyValue | None) -> None:
         """Remember the waiter that a grant to this process left behind as the first in line."""
         if len(self.firsts) >= _NOTED_MAX:
             self.firsts.clear()

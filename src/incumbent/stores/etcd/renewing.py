@@ -22,9 +22,9 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown
 from incumbent.model import Batch, Gone, Key, Renewal, Renewed, RenewOutcome
 from incumbent.stores.etcd import kv
-from incumbent.stores.etcd.incarnation import Cluster, Incarnation
-from incumbent.stores.etcd.kv import Reply, Request, Steps
-from incumbent.stores.etcd.sessions import ClaimState, Proof, RenewalGroup, Session, state_of
+from incumbent.stores.etcd.incarnation import Cluster, ClusterMarker
+from incumbent.stores.etcd.kv import GatewayRequest, Reply, Steps
+from incumbent.stores.etcd.sessions import ClaimState, RenewalGroup, Session, SessionProof, state_of
 from incumbent.stores.etcd.site import LeaseMissing
 from incumbent.stores.etcd.taking import writes
 from incumbent.stores.notices import PAUSE, RESIGN, notices_for
@@ -54,7 +54,9 @@ def renew(cluster: Cluster, renewals: Sequence[Renewal]) -> Steps[list[RenewOutc
     return [outcome or Gone() for outcome in renewing.outcomes]
 
 
-def check_all(cluster: Cluster, incarnation: Incarnation, states: Sequence[ClaimState]) -> Request:
+def check_all(
+    cluster: Cluster, incarnation: ClusterMarker, states: Sequence[ClaimState]
+) -> GatewayRequest:
     """Check that all leases exist and have no switch; for many, that their namespaces have none."""
     # A member that has the newest grant also has everything that was written before it, so the
     # other leases are compared by revision alone.
@@ -79,7 +81,7 @@ def check_all(cluster: Cluster, incarnation: Incarnation, states: Sequence[Claim
 class _Look:
     """A check that some leases exist without switches. `as_of`: the state of its last success."""
 
-    request: Request
+    request: GatewayRequest
     as_of: kv.AsOf | None = None
 
 
@@ -88,7 +90,7 @@ class _Prepared:
     """Leases with the same ttl and session, all of which were renewed."""
 
     cluster: Cluster
-    incarnation: Incarnation
+    incarnation: ClusterMarker
     session: Session
     ttl: float
     looks: list[_Look]
@@ -159,7 +161,7 @@ class _Renewing:
     """Renewals one by one. `outcomes`: None if not known yet; `_items`: those with known keys."""
 
     def __init__(
-        self, cluster: Cluster, incarnation: Incarnation, renewals: Sequence[Renewal]
+        self, cluster: Cluster, incarnation: ClusterMarker, renewals: Sequence[Renewal]
     ) -> None:
         self._cluster = cluster
         self._sessions = cluster.sessions
@@ -395,11 +397,11 @@ def _apart(items: Sequence[_Item]) -> list[list[_Item]]:
     return [some[at : at + _EACH] for some in rounds for at in range(0, len(some), _EACH)]
 
 
-def _pending(states: Sequence[ClaimState]) -> dict[Session, Proof | None]:
+def _pending(states: Sequence[ClaimState]) -> dict[Session, SessionProof | None]:
     """The keep-alives that the reply to the next request may prove."""
     return {state.session: state.session.pending for state in states}
 
 
-def _confirmed(proofs: dict[Session, Proof | None], reply: Reply) -> bool:
+def _confirmed(proofs: dict[Session, SessionProof | None], reply: Reply) -> bool:
     confirmed = [session.confirm(proof, kv.term_of(reply)) for session, proof in proofs.items()]
     return all(confirmed)

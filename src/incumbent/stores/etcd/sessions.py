@@ -31,7 +31,7 @@ from incumbent import clock
 from incumbent.model import Key
 from incumbent.rules.record import HISTORY_KEPT
 from incumbent.stores.etcd import kv
-from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
+from incumbent.stores.etcd.kv import GatewayRequest, KeyValue, Reply, Steps
 from incumbent.stores.etcd.places import Places
 from incumbent.stores.etcd.site import LeaseExists
 
@@ -45,7 +45,7 @@ _ENOUGH: Final = 0.8
 _now = clock.now
 
 
-class Proof(NamedTuple):
+class SessionProof(NamedTuple):
     """The etcd lease lives until `until`, if a later request meets the same raft term."""
 
     until: float
@@ -66,7 +66,7 @@ class Session:
     proved: float
     term: str | None = None
     outlived: bool = False
-    pending: Proof | None = None
+    pending: SessionProof | None = None
     gone: bool = False
     swept: float = 0.0
     earliest: float = inf
@@ -82,11 +82,11 @@ class Session:
             return
         # A session of another process may be shorter than its keys say: its claims must move.
         self.ttl = min(self.ttl, ttl)
-        proof = Proof(sent + ttl, term)
+        proof = SessionProof(sent + ttl, term)
         if self.pending is None or self.pending.until < proof.until:
             self.pending = proof
 
-    def confirm(self, proof: Proof | None, term: str) -> bool:
+    def confirm(self, proof: SessionProof | None, term: str) -> bool:
         """Accept `proof` if a linearizable reply to a request sent after it has the same term."""
         if proof is None or proof.term != term:
             return False
@@ -171,7 +171,7 @@ class ClaimState:
         return self.revision > 0 and (token is None or token == base + self.revision)
 
 
-def state_of(key: Key, entry: Entry, session: Session, due: float) -> ClaimState:
+def state_of(key: Key, entry: KeyValue, session: Session, due: float) -> ClaimState:
     """The state of a claim, as its key describes it."""
     fields = entry.fields
     return ClaimState(
@@ -185,7 +185,7 @@ def state_of(key: Key, entry: Entry, session: Session, due: float) -> ClaimState
     )
 
 
-def unknown(key: Key, entry: Entry) -> ClaimState:
+def unknown(key: Key, entry: KeyValue) -> ClaimState:
     """The state of a claim that is not remembered, on an etcd lease that is not renewed here."""
     return state_of(key, entry, Session(entry.lease, 1, 0.0), 0.0)
 
@@ -337,7 +337,7 @@ class Sessions:
         """
         sent, before = _now(), self.term
         named = b',"ID":"%d"' % lease if lease else b""
-        reply = yield Request("/v3/lease/grant", b'{"TTL":"%d"%b}' % (whole, named))
+        reply = yield GatewayRequest("/v3/lease/grant", b'{"TTL":"%d"%b}' % (whole, named))
         term = kv.term_of(reply)
         proved = sent + int(reply.get("TTL", whole))
         return Session(str(reply["ID"]), whole, proved, term if term == before else None)

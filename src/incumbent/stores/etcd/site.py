@@ -122,7 +122,7 @@ class OtherIncarnation(StoreUnavailable):
         )
 
 
-class ErrorReply(Exception):
+class GatewayError(Exception):
     """A member replied with an error. `try_another`: another member may succeed."""
 
     def __init__(self, text: str) -> None:
@@ -203,7 +203,7 @@ def share(now: float, until: float, others: int) -> float:
     return now + (until - now) / (others + 1)
 
 
-class Site:
+class EtcdSite:
     """One configured cluster.
 
     `members`: in the order in which they are asked; each change is one assignment. `token`: of the
@@ -236,7 +236,7 @@ class Site:
         """Ask this member, which did not answer or could not do it, last from now on."""
         self.members = (*(each for each in self.members if each != member), member)
 
-    def drop_stale_token(self, error: ErrorReply) -> bool:
+    def drop_stale_token(self, error: GatewayError) -> bool:
         """Whether a new log-in is needed (nothing was carried out); if so, forget the token."""
         if error.stale_token or (error.no_user and self.options.username is not None):
             self.token = ""
@@ -247,7 +247,7 @@ class Site:
 
     def failed(self, error: Exception, *, doubt: bool) -> StoreError:
         """The exception for a request without a usable reply. `doubt`: perhaps carried out."""
-        if isinstance(error, ErrorReply):
+        if isinstance(error, GatewayError):
             found = self._refused(error)
         elif isinstance(error, StoreError):
             found = error
@@ -263,7 +263,7 @@ class Site:
             retry_after=found.retry_after,
         )
 
-    def _refused(self, error: ErrorReply) -> StoreError:
+    def _refused(self, error: GatewayError) -> StoreError:
         if error.refusal is not None:
             why, after, final = error.refusal
             hint = _NO_COMMON_NAME if final and self.options.cert is not None else ""

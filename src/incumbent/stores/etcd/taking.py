@@ -26,8 +26,8 @@ from incumbent.rules import taking as rules
 from incumbent.rules.record import HISTORY_KEPT, Closing, Grant, LeaseRecord, Moment, micros
 from incumbent.rules.taking import CANDIDATES_KEPT
 from incumbent.stores.etcd import foreign, kv
-from incumbent.stores.etcd.incarnation import Cluster, Incarnation
-from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
+from incumbent.stores.etcd.incarnation import Cluster, ClusterMarker
+from incumbent.stores.etcd.kv import GatewayRequest, KeyValue, Reply, Steps
 from incumbent.stores.etcd.line import InLine, line_of
 from incumbent.stores.etcd.looking import FIRST, Obstacles, look
 from incumbent.stores.etcd.sessions import ClaimState, state_of
@@ -41,7 +41,7 @@ _OLDEST: Final = f'{FIRST},"limit":"24","keys_only":true'
 _now = clock.now
 
 
-class Take:
+class EtcdTake:
     """One take, in rounds: each round notes here how the next round has to ask.
 
     `admitted_by`: the revision of the closing that reserves the name for the asker, 0 for none.
@@ -52,7 +52,7 @@ class Take:
     `history_index`: which response to a grant has the history; 0: the take does not ask for it.
     """
 
-    incarnation: Incarnation
+    incarnation: ClusterMarker
 
     def __init__(self, cluster: Cluster, key: Key, claim: str, ask: Ask) -> None:
         self.cluster = cluster
@@ -63,7 +63,7 @@ class Take:
         self.ask = ask
         self.admitted_by: int | None = None
         self.ticket = 0
-        self.sharers: tuple[Entry, ...] | None = None if ask.permits is not None else ()
+        self.sharers: tuple[KeyValue, ...] | None = None if ask.permits is not None else ()
         self.own_slot = False
         self.slot_lease = ""
         self.line = InLine(cluster, key, claim, ask)
@@ -201,7 +201,7 @@ class Take:
 
     # -- requests -----------------------------------------------------------------------------
 
-    def request(self, state: ClaimState, candidacy: str) -> Request:
+    def request(self, state: ClaimState, candidacy: str) -> GatewayRequest:
         """The request of a take. Not repeatable: the caller repeats it in doubt, and notes that."""
         names, ask, admitted_by = self.names, self.ask, self.admitted_by
         self.history_index = 0
@@ -422,7 +422,7 @@ class Take:
         claim, left = unquote(slot.key.rpartition("/")[2]), ends[slot.lease]
         return record, Grant(claim, holder, token, micros(kept), left - micros(kept), left)
 
-    def _ends(self, entries: Sequence[Entry]) -> Steps[dict[str, int]]:
+    def _ends(self, entries: Sequence[KeyValue]) -> Steps[dict[str, int]]:
         """When the etcd leases of these keys end: in how many microseconds."""
         lives = yield from self.sessions.lives({entry.lease for entry in entries})
         # At 0 it is over, and etcd is about to delete its key. Without one, it does not end.
@@ -443,14 +443,14 @@ class Take:
         self.ticket = found.turn
         return None
 
-    def _slots_of_others(self, found: Obstacles) -> list[Entry]:
+    def _slots_of_others(self, found: Obstacles) -> list[KeyValue]:
         """The entries of the slot that are not this claim's own."""
         own = self.names.slot(self.ask.slot.name, self.claim) if self.ask.slot else ""
         return [entry for entry in found.slots if entry.key != own]
 
     # -- the same claim again -----------------------------------------------------------------
 
-    def _same_grant(self, lease: Entry) -> Steps[Granted | None]:
+    def _same_grant(self, lease: KeyValue) -> Steps[Granted | None]:
         """The same grant again, with its token; the ttl becomes max(remaining, ttl)."""
         ask, sessions = self.ask, self.sessions
         ttl = max(ask.ttl, float(lease.fields.get("ttl", 0.0)))
@@ -480,7 +480,7 @@ class Take:
         sessions.line.forget(self.key, self.claim)
         return _granted(state, self.incarnation, sent)
 
-    def repeat(self, state: ClaimState, attached: str, *, write: bool) -> Request:
+    def repeat(self, state: ClaimState, attached: str, *, write: bool) -> GatewayRequest:
         """Check that the lease exists; if so, remove its holder from the candidates.
 
         `attached`: the key's etcd lease; `write`: also write the state's value and etcd lease.
@@ -504,7 +504,7 @@ def _grant_of(holding: Holding) -> Grant:
     return Grant(*who, ttl, since=0, expires=ttl, permits=holding.permits)
 
 
-def _granted(state: ClaimState, incarnation: Incarnation, sent: float) -> Granted:
+def _granted(state: ClaimState, incarnation: ClusterMarker, sent: float) -> Granted:
     """The grant, proved from the instant `sent`, before its request was sent."""
     proved = min(state.session.proved, state.due) - sent
     return Granted(state.claim, incarnation.base + state.revision, proved, incarnation.epoch)

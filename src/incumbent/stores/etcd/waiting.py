@@ -16,7 +16,7 @@ from typing import Any, Final
 from incumbent import clock
 from incumbent.model import OVERTAKEN_MOST, Key
 from incumbent.stores.etcd import foreign, kv
-from incumbent.stores.etcd.kv import Entry, Names, Request
+from incumbent.stores.etcd.kv import GatewayRequest, KeyValue, Names
 from incumbent.stores.etcd.line import overtaken_in
 from incumbent.stores.etcd.looking import Obstacles
 from incumbent.stores.etcd.places import KeptPlace
@@ -28,7 +28,7 @@ _SILENT: Final = 0.2
 
 
 @dataclass(slots=True)
-class Standing:
+class ProcessPlace:
     """The place of a claim in line: the number of waiters before it, as of `revision`.
     `ahead`: the key of the waiter to watch; `before`: the key of the waiter just before this one.
 
@@ -55,7 +55,7 @@ class Standing:
     contested: bool = False
     crowded: bool = False
 
-    def watch(self) -> Request:
+    def watch(self) -> GatewayRequest:
         """The request for one stream of all relevant changes.
 
         etcd sends past changes to a new watch with a delay of up to 0.1 s. So near the front a
@@ -70,7 +70,7 @@ class Standing:
         self.moved = False
         return kv.watch(ranges, self.revision + 1 if self.place >= _FAR else 0)
 
-    def update(self, now: Standing) -> None:
+    def update(self, now: ProcessPlace) -> None:
         """Take over a later reading of the line; set `moved` if other keys have to be watched."""
         in_front = self.place < _FRONT
         self.moved = now.ahead not in ("", self.ahead) or in_front != (now.place < _FRONT)
@@ -145,7 +145,7 @@ class Standing:
 
 def standing(
     names: Names, key: Key, place: KeptPlace, seen: str, found: Obstacles
-) -> Standing | None:
+) -> ProcessPlace | None:
     """Where a claim with that place stands in the line that was found; None: it has none.
 
     `seen`: only a successor that was named after that refusal counts.
@@ -157,7 +157,7 @@ def standing(
     strict = place.shares or first.fields.get("fair") or overtaken_in(first) >= OVERTAKEN_MOST
     ahead, before = (order[max(0, at - _FRONT)], order[at - 1]) if at else ("", "")
     closing, shares, since = found.closing, place.shares, kv.newest_seen(seen)
-    return Standing(
+    return ProcessPlace(
         *(key, names, place, found.seen, found.revision, at, ahead, before),
         free_since=clock.now() if found.free and not shares else inf,
         patience=0.0 if not at else inf if strict else _SILENT,
@@ -168,5 +168,5 @@ def standing(
 
 
 def _is_reserved(value: bytes) -> bool:
-    fields = Entry("", value, 0, 0, "").fields
+    fields = KeyValue("", value, 0, 0, "").fields
     return bool(fields.get("reserved_for"))
