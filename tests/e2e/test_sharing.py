@@ -66,7 +66,7 @@ class Sharer:
 @pytest.mark.left(tiers.STORES, "redis-permits", "etcd-permits")
 @pytest.mark.parametrize(
     ("every_store", "kind"),
-    [(store, kind) for kind, stores in SHARES.items() for store in stores],
+    [(store, kind) for kind in KINDS for store in SHARES[kind]],
     indirect=["every_store"],
 )
 def test_who_is_killed_at_work_leaves_room_and_nobody_is_beside_too_many(
