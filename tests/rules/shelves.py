@@ -18,7 +18,14 @@ import pytest
 
 from incumbent.protocol.port import run_blocking
 from incumbent.stores.base import Store
+from incumbent.stores.deciding import Deciding
+from incumbent.stores.mysql.wire import MysqlWire
 from incumbent.stores.names import flat
+from incumbent.stores.postgresql.dialect import PostgresDialect
+from incumbent.stores.postgresql.engine import PostgresStore
+from incumbent.stores.register_store import RegisterStore
+from incumbent.stores.sqlite.engine import SqliteEngine
+from incumbent.stores.sqlite.host import Host
 from tests.rules.histories import Subject
 from tests.rules.releases import Modules
 from tests.stores.mysql import world as mysql
@@ -30,6 +37,11 @@ __all__ = ["ENGINES", "Shelf", "shelf_of"]
 
 BEGIN = 1_000.0, 1_800_000_000.0
 """When each history begins: by the clock that counts, and by the wall clock."""
+
+
+def _of(of: Modules, this: type) -> Any:
+    """The class of a release that has this name here."""
+    return getattr(of(this.__module__.removeprefix("incumbent.")), this.__name__)
 
 
 class Shelf:
@@ -46,8 +58,8 @@ class Shelf:
         registers.rows, registers._versions = self.rows, self._versions
         self._clients.append(registers)
         self.move(*BEGIN)
-        deciding = of("stores.deciding").Deciding("dict:", restart_wait=0.0)
-        store: Store = of("stores.register_store").RegisterStore(registers, deciding)
+        deciding = _of(of, Deciding)("dict:", restart_wait=0.0)
+        store: Store = _of(of, RegisterStore)(registers, deciding)
         return store
 
     def subject(self, store: Store) -> Subject:
@@ -77,8 +89,8 @@ class SqliteShelf(Shelf):
         self.clear()
 
     def store(self, of: Modules) -> Store:
-        host = of("stores.sqlite.host").Host(self._hands.now, self._hands.wall, "boot")
-        engine = of("stores.sqlite.engine").SqliteEngine(self._path, host=partial(_same, host))
+        host = _of(of, Host)(self._hands.now, self._hands.wall, "boot")
+        engine = _of(of, SqliteEngine)(self._path, host=partial(_same, host))
         store: Store = engine.store()
         return store
 
@@ -116,8 +128,8 @@ class PostgresShelf(Shelf):
         self._patch.setattr(of("stores.recall"), "_SLOWER", 1.0)
         self._patch.setattr(of("stores.recall"), "_now", lambda: self._now)
         site = of("stores.postgresql.site").site_of_url(f"{self._url}?restart_wait=0")
-        dialect = of("stores.postgresql.dialect").Dialect(site.where, site.restart_wait)
-        store = of("stores.postgresql.engine").PostgresStore(site, dialect)
+        dialect = _of(of, PostgresDialect)(site.where, site.restart_wait)
+        store = _of(of, PostgresStore)(site, dialect)
         operations = store.operations
         # Its waiters do not take turns: each claim asks the server, as those of many processes do.
         store.take = lambda key, claim, ask, until: run_blocking(
@@ -149,7 +161,7 @@ class MysqlShelf(Shelf):
         self._clocks: list[mysql.Clock] = []
 
     def store(self, of: Modules) -> Store:
-        self._clocks.append(mysql.Clock(self._patch, of("stores.mysql.wire").Wire))
+        self._clocks.append(mysql.Clock(self._patch, _of(of, MysqlWire)))
         self.move(*BEGIN)
         url = f"{self._server.url_of(self._database)}?restart_wait=0"
         store: Store = of("stores.mysql").open_mysql(url).store()
