@@ -740,6 +740,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/stores/sqlite/test_sharers.py",
     ),
     _sql(
+        "sqlite: a row with values of other types is read",
+        "stores/sqlite/records.py",
+        "if found[3] is not None and tuple(map(type, found)) != _TYPES:",
+        "if False:",
+        "tests/stores/sqlite/test_store.py",
+    ),
+    _sql(
         "sqlite: a renewal does not look which boot has the file",
         "stores/sqlite/records.py",
         "                self._check_boot(*self._db.execute(schema.SEE_BOOT).fetchone())\n",

@@ -645,3 +645,58 @@ def test_absent_guards_one_of_many_writers(machine: Machine) -> None:
 def test_the_application_is_named_in_the_file(machine: Machine) -> None:
     machine.grant()
     assert machine.sql("PRAGMA application_id") == [(schema.APPLICATION_ID,)]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "UPDATE lease SET expires = 'x'",
+        "UPDATE lease SET token = 'many'",
+        "UPDATE lease SET meta = 'x'",
+        "UPDATE lease SET version = 1.5",
+        "UPDATE lease SET rest = 'no record'",
+        "UPDATE lease SET heartbeat = 'x'",
+        "UPDATE waiting SET fair = 'x'",
+    ],
+)
+def test_a_row_that_was_edited_by_hand_is_granted_to_nobody_and_left_as_it_is(
+    machine: Machine, edit: str
+) -> None:
+    assert isinstance(machine.store.take(KEY, "a", ASK, clock.now() + 5), Granted)
+    waits = Ask(10.0, "next", queue=Queue(5.0))
+    assert isinstance(machine.store.take(KEY, "b", waits, clock.now() + 5), Queued)
+    with closing(sqlite3.connect(machine.path)) as raw:
+        raw.execute(edit)
+        raw.commit()
+        rows = raw.execute("SELECT * FROM lease").fetchall()
+        machine.time += 11.0
+        for ask in (ASK, waits):
+            with pytest.raises(StoreUnavailable, match=r"default/report .*Nobody is granted"):
+                machine.store.take(KEY, "c", ask, clock.now() + 5)
+        with pytest.raises(StoreUnavailable, match="Nobody is granted"):
+            machine.store.read(KEY, clock.now() + 5)
+        assert raw.execute("SELECT * FROM lease").fetchall() == rows
+
+
+@pytest.mark.parametrize(
+    ("edit", "what"),
+    [
+        ("UPDATE past SET token = 'x'", "the history of default/report"),
+        ("UPDATE beside SET value = 'x'", "report"),
+        ("UPDATE beside SET value = 7", "report"),
+        ("UPDATE beside SET written = 'x', boots = 0", "report"),
+    ],
+)
+def test_values_beside_a_record_that_were_edited_are_said_when_they_are_read(
+    machine: Machine, edit: str, what: str
+) -> None:
+    machine.store.put(KEY, "field", b"value", None, clock.now() + 5)
+    for claim in ("a", "b"):
+        granted = machine.store.take(KEY, claim, ASK, clock.now() + 5)
+        assert isinstance(granted, Granted)
+        machine.store.give(KEY, claim, granted.token, clock.now() + 5)
+    with closing(sqlite3.connect(machine.path)) as raw:
+        raw.execute(edit)
+        raw.commit()
+    with pytest.raises(StoreUnavailable, match=what):
+        machine.store.read(KEY, clock.now() + 5)

@@ -66,6 +66,11 @@ NEEDS_DISK: Final = NeedsDisk()
 Waiters: TypeAlias = tuple[Waiter, ...]
 _LINE: Final = 7 + len(Columns._fields)
 """Where the columns of the line begin in what SEE returns."""
+_TYPES: Final = (str, *(int,) * 6, *map(type, Columns()), *map(type, LineColumns()))
+"""What SEE returns of a name that has a row; SQLite itself keeps to no type of a column."""
+_BESIDE_TYPES: Final = (str, str, int, int, int, bytes)
+_PAST_TYPES: Final = (str, int, int, int)
+_EDITED: Final = Unreadable("was edited: a column has a value of another type")
 
 
 class StoredRow(NamedTuple):
@@ -121,8 +126,13 @@ class Records:
     # -- reading ------------------------------------------------------------------------------
 
     def see(self, name: str) -> StoredRow:
-        """The row of a name. Raises SpoiledFile if the file belongs to another boot by now."""
+        """The row of a name; StoreUnavailable if somebody has put values of other types into it.
+
+        Raises SpoiledFile if the file belongs to another boot by now.
+        """
         found = self._db.execute(schema.SEE, (name,)).fetchone()
+        if found[3] is not None and tuple(map(type, found)) != _TYPES:
+            raise unreadable(f"the record of {name}", self._db.url, _EDITED)
         row = StoredRow._make(
             (*found[:7], Columns._make(found[7:_LINE]), LineColumns._make(found[_LINE:]))
         )
@@ -166,9 +176,13 @@ class Records:
             found = execute(schema.SEE_ALL_BESIDE, (name,)).fetchall()
             past = execute(schema.SEE_PAST, (name,)).fetchall()
             values = {("past", str(place)): LastGrant(*it) for place, *it in past}
+            if any(tuple(map(type, it)) != _PAST_TYPES for it in values.values()):
+                raise unreadable(f"the history of {name}", self._db.url, _EDITED)
         else:
             for place in places:
                 found += execute(schema.SEE_BESIDE, (name, *place)).fetchall()
+        if any(tuple(map(type, it)) != _BESIDE_TYPES for it in found):
+            raise unreadable(f"what is beside the record of {name}", self._db.url, _EDITED)
         for kind, part, boots, written, walled, text in found:
             value = value_in(text, key, (kind, part), self._db.url)
             if boots != self._db.boots:
