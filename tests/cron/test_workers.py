@@ -225,9 +225,9 @@ def test_a_child_of_the_zygote_never_goes_on_in_its_place(bench: Bench) -> None:
 
 def test_the_zygote_never_goes_on_as_its_instance(tmp_path: Path) -> None:
     script = (
-        "from incumbent.cron.events import Events; from incumbent.cron.worker import Fleet;"
+        "from incumbent.cron.events import Events; from incumbent.cron.worker import FleetSettings;"
         "from incumbent.cron.zygote import Zygote;"
-        f"fleet = Fleet('sqlite:///{tmp_path}/leases.db', 'default', 'me', {{}});"
+        f"fleet = FleetSettings('sqlite:///{tmp_path}/leases.db', 'default', 'me', {{}});"
         "Zygote(fleet, Events(2)).close();"
         "print('here', flush=True)"
     )

@@ -15,7 +15,7 @@ ERRORS = frozenset(
         *("AcquireTimeout", "AlreadyReleased", "ConfigError", "LeaseLost", "LockError", "Misuse"),
         *("NotAcquired", "NotCandidate", "NotHeld", "OutcomeUnknown", "StoreError"),
         *("StoreUnavailable", "SpoiledFile", "UsageError", "ScheduleError", "CannotLaunch"),
-        *("GuardFault", "wrong_option", "lease_lost", "_Failed", "_Meaning"),
+        *("GuardFault", "wrong_option", "lease_lost", "_Failed", "_StateMeaning", "_ErrorMeaning"),
         *("_refused", "_bad_listen", "_bad_token", "_half_done", "_unknowable"),
     }
 )

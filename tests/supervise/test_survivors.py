@@ -21,7 +21,7 @@ from incumbent.supervise.signals import Signals
 
 plan._GIVE_UP_AFTER = 0.2
 # As of a process that sleeps in the kernel.
-child.Child.kill = guards._Guard.kill = lambda self: None
+child.Child.kill = guards._GuardProcess.kill = lambda self: None
 with start_guard("pgroup") as guard, Signals() as signals:
     lease = Lock("job", store="memory:x", ttl=3, grace=0.1).acquire()
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
