@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 from importlib.metadata import version
-from itertools import chain
 from pathlib import Path
 
 from benchmarks.bursts import at_once_rows
@@ -41,62 +41,82 @@ _PEERS = (
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
+Table = tuple[str, Callable[[], str]]
+
+
 def main() -> None:
     """Measure and print."""
     args = _arguments()
-    text = ""
-    for title, table in chain(_pairs(args), _processes(args)):
-        text += f"### {title}\n\n{table}\n\n"
+    with one_core():
+        _measure(_pairs(args), args)
+    # Not on one core: two leaders and a server take turns there as nowhere else.
+    _measure(_processes(args), args)
+
+
+def _measure(tables: Iterable[Table], args: argparse.Namespace) -> None:
+    for title, measured in tables:
+        if not any(word in title for word in args.only):
+            continue
+        text = f"### {title}\n\n{measured()}\n"
+        print(text, flush=True)
         if args.write:
             # Each time: a contender that fails after half an hour loses nothing.
-            _write(args.write, text + _machine())
+            _write(args.write, title, text)
 
 
-def _said(title: str, table: str) -> tuple[str, str]:
-    print(f"### {title}\n\n{table}\n", flush=True)
-    return title, table
-
-
-def _pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+def _pairs(args: argparse.Namespace) -> Iterator[Table]:
     turns, pairs = args.turns, args.pairs
-    with one_core():
-        on_postgresql, beyond_statements = postgresql_rows(turns, pairs)
-        yield _said("Redis, blocking", pair_table(sync_rows(turns, pairs)))
-        yield _said("Redis, asyncio, one task", pair_table(async_rows(turns, pairs)))
-        yield _said("Redis, asyncio, 100 tasks", pair_table(async_many_rows(turns, 10 * pairs)))
-        yield _said("Redis, held by several", pair_table(shared_rows(turns, pairs)))
-        yield _said("Redis, quorum, blocking", pair_table(quorum_rows(turns, pairs)))
-        yield _said("Redis, quorum, asyncio", pair_table(quorum_async_rows(turns, pairs)))
-        yield _said("etcd, blocking", pair_table(etcd_rows(turns, pairs)))
-        yield _said("etcd, asyncio, one task", pair_table(etcd_async_rows(turns, pairs)))
-        yield _said("PostgreSQL, blocking", pair_table(on_postgresql))
-        yield _said("PostgreSQL, beyond its own statements", pair_table(beyond_statements))
-        on_asyncio = pair_table(postgresql_async_rows(turns, pairs))
-        yield _said("PostgreSQL, asyncio, one task", on_asyncio)
-        on_mariadb, beyond_statements = mysql_rows(turns, pairs)
-        yield _said("MariaDB, blocking", pair_table(on_mariadb))
-        yield _said("MariaDB, beyond its own statements", pair_table(beyond_statements))
-        yield _said("MariaDB, asyncio, one task", pair_table(mysql_async_rows(turns, pairs)))
-        yield _said("One host", pair_table(sqlite_rows(turns, pairs)))
-        yield _said("Starting", start_table(start_rows(turns)))
+    tables: dict[str, Callable[[], Iterable[Row]]] = {
+        "Redis, blocking": lambda: sync_rows(turns, pairs),
+        "Redis, asyncio, one task": lambda: async_rows(turns, pairs),
+        "Redis, asyncio, 100 tasks": lambda: async_many_rows(turns, 10 * pairs),
+        "Redis, held by several": lambda: shared_rows(turns, pairs),
+        "Redis, quorum, blocking": lambda: quorum_rows(turns, pairs),
+        "Redis, quorum, asyncio": lambda: quorum_async_rows(turns, pairs),
+        "etcd, blocking": lambda: etcd_rows(turns, pairs),
+        "etcd, asyncio, one task": lambda: etcd_async_rows(turns, pairs),
+        "PostgreSQL, blocking": lambda: on_postgresql()[0],
+        "PostgreSQL, beyond its own statements": lambda: on_postgresql()[1],
+        "PostgreSQL, asyncio, one task": lambda: postgresql_async_rows(turns, pairs),
+        "MariaDB, blocking": lambda: on_mariadb()[0],
+        "MariaDB, beyond its own statements": lambda: on_mariadb()[1],
+        "MariaDB, asyncio, one task": lambda: mysql_async_rows(turns, pairs),
+        "One host": lambda: sqlite_rows(turns, pairs),
+    }
+    on_postgresql = cache(lambda: tuple(map(list, postgresql_rows(turns, pairs))))
+    on_mariadb = cache(lambda: tuple(map(list, mysql_rows(turns, pairs))))
+    for title, rows in tables.items():
+        yield title, partial(_pair_table_of, rows)
+    yield "Starting", lambda: start_table(start_rows(turns))
 
 
-def _processes(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    # Not on one core: two leaders and a server take turns there as nowhere else.
+def _pair_table_of(rows: Callable[[], Iterable[Row]]) -> str:
+    return pair_table(rows())
+
+
+def _processes(args: argparse.Namespace) -> Iterator[Table]:
     turns, idle = args.turns, args.idle
-    yield _said("Leaders, Redis", figure_table(leader_rows(turns, idle)))
-    yield _said("Many, Redis", figure_table(renewal_rows(min(idle, 30))))
-    yield _said("Shards, Redis", figure_table(shard_rows(min(idle, 30))))
-    yield _said("Thousands at once", figure_table(at_once_rows(min(turns, 10))))
-    yield _said("Waiting, Redis", figure_table(redis_waiter_rows(turns, idle)))
-    yield _said("Waiting, each store", figure_table(waiter_rows(max(3, turns // 8))))
-    yield _said("Many, etcd", figure_table(etcd_leader_rows(turns, idle)))
-    yield _said("Leaders, PostgreSQL", figure_table(postgresql_leader_rows(turns)))
-    yield _said("Waiting and renewals, MariaDB", figure_table(mysql_waiter_rows(turns)))
-    yield _said("Jobs, Redis", figure_table(cron_rows(idle)))
-    yield _said("Jobs, PostgreSQL", figure_table(cron_peer_rows()))
-    yield _said("Jobs at once, Redis", figure_table(burst_rows(min(turns, 5))))
-    yield _said("Schedules", figure_table(agenda_rows(min(turns, 5))))
+    tables: dict[str, Callable[[], Iterable[Figure]]] = {
+        "Leaders, Redis": lambda: leader_rows(turns, idle),
+        "Many, Redis": lambda: renewal_rows(min(idle, 30)),
+        "Shards, Redis": lambda: shard_rows(min(idle, 30)),
+        "Thousands at once": lambda: at_once_rows(min(turns, 10)),
+        "Waiting, Redis": lambda: redis_waiter_rows(turns, idle),
+        "Waiting, each store": lambda: waiter_rows(max(3, turns // 8)),
+        "Many, etcd": lambda: etcd_leader_rows(turns, idle),
+        "Leaders, PostgreSQL": lambda: postgresql_leader_rows(turns),
+        "Waiting and renewals, MariaDB": lambda: mysql_waiter_rows(turns),
+        "Jobs, Redis": lambda: cron_rows(idle),
+        "Jobs, PostgreSQL": cron_peer_rows,
+        "Jobs at once, Redis": lambda: burst_rows(min(turns, 5)),
+        "Schedules": lambda: agenda_rows(min(turns, 5)),
+    }
+    for title, rows in tables.items():
+        yield title, partial(_figure_table_of, rows)
+
+
+def _figure_table_of(rows: Callable[[], Iterable[Figure]]) -> str:
+    return figure_table(rows())
 
 
 def _arguments() -> argparse.Namespace:
@@ -105,6 +125,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=300, help="pairs a turn (300)")
     parser.add_argument("--idle", type=float, default=60, help="seconds of watching CPU (60)")
     parser.add_argument("--write", type=Path, help="a page with the two markers")
+    parser.add_argument("--only", nargs="+", default=[""], help="words of the titles to measure")
     return parser.parse_args()
 
 
@@ -147,10 +168,20 @@ def _machine() -> str:
     return f"Python {platform.python_version()}, {platform.system()}; {peers}."
 
 
-def _write(page: Path, text: str) -> None:
+def _write(page: Path, title: str, table: str) -> None:
+    """Put the table in place of the one with its title, or behind all others."""
     before, _, rest = page.read_text().partition(_BEGIN)
-    _, _, after = rest.partition(_END)
-    page.write_text(f"{before}{_BEGIN}\n{text}\n{_END}{after}")
+    measured, _, after = rest.partition(_END)
+    tables = measured.rpartition("\n\nPython ")[0] or measured
+    parts = dict(_titled(part) for part in tables.strip().split("\n### "))
+    parts[title] = table.partition("\n")[2].strip()
+    text = "\n\n".join(f"### {name}\n\n{body}" for name, body in parts.items() if name)
+    page.write_text(f"{before}{_BEGIN}\n{text}\n\n{_machine()}\n{_END}{after}")
+
+
+def _titled(part: str) -> tuple[str, str]:
+    name, _, body = part.removeprefix("### ").partition("\n")
+    return name, body.strip()
 
 
 if __name__ == "__main__":
