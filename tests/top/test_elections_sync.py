@@ -212,7 +212,7 @@ def test_work_is_asked_to_stop_within_the_lease_and_runs_again_in_the_next_term(
         engine.faulty.down = False
         return "the value of a term that was stopped is not the end"
 
-    assert election(engine, ttl=0.6).run(work) == "second term"
+    assert election(engine, ttl=3, grace=1.5).run(work) == "second term"
     assert valid == [True]
 
 

@@ -76,7 +76,7 @@ def test_the_body_is_cancelled_within_the_lease_and_the_caller_hears_of_the_loss
     valid_in_cleanup = []
 
     async def scenario() -> None:
-        lock = AsyncLock("a", store=engine, ttl=0.6)
+        lock = AsyncLock("a", store=engine, ttl=3, grace=1.5)
         with pytest.raises(incumbent.LeaseLost) as caught:
             async with lock as lease:
                 engine.faulty.down = True

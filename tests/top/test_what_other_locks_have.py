@@ -71,7 +71,7 @@ def test_locked_without_an_answer_is_neither_yes_nor_no(engine: FaultyEngine) ->
 
 
 def test_owned_asks_no_store_and_ends_with_the_proof(engine: FaultyEngine) -> None:
-    lock = Lock("a", store=engine, ttl=0.3, grace=0.1)
+    lock = Lock("a", store=engine, ttl=1.5, grace=0.5)
     lease = lock.acquire()
     engine.faulty.down = True
     reads = engine.faulty.calls["read"]
