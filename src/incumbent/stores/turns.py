@@ -39,6 +39,8 @@ _FRESH: Final = 0.5
 _SILENT: Final = 15.0
 """Seconds of silence after which a waiter loses its place in line."""
 _BRIEF: Final = 0.01
+_LOOKS_EVERY: Final = 5.0
+"""Seconds after which a waiter looks by itself whether it is the first."""
 TURN: Final = 0.05
 """The most seconds for which a process lets its own waiters follow each other."""
 _MARK: Final = "@"
@@ -265,7 +267,8 @@ class Turns:
                         await listen()
                     return
                 # The first waiter may have gone without leaving the line.
-                await wakeup.wait(until if first is None else min(until, first.due))
+                last = until if first is None else min(until, first.due)
+                await wakeup.wait(min(last, _now() + _LOOKS_EVERY))
         except StoreError:
             # Another waiter may have more luck.
             line.leave(claim)

@@ -43,6 +43,7 @@ from incumbent.stores.plan import Plan, drive
 from incumbent.stores.turns import TakesTurns
 from incumbent.stores.url import Endpoint
 
+_LOOKS_EVERY: Final = 5.0
 _SOON: Final = 2.0
 _BEAT: Final = 0.3
 """Fraction of a heartbeat after which a waiter keeps the places in line of its process alive."""
@@ -381,6 +382,8 @@ class EtcdClient(TakesTurns[None], Generic[W]):
 
     async def _wait_in_line(self, key: Key, seen: str, claim: str, until: float) -> None:
         """Wait for our turn by a watch of a waiter ahead in line or, in front, of the lease."""
+        # A wake-up that is lost costs this much, not the ttl.
+        until = min(until, _now() + _LOOKS_EVERY)
         place = self.cluster.sessions.line.place_of(key, claim)
         if place is None:
             # It has to join the line anew.
