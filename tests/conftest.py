@@ -25,6 +25,7 @@ from tests.stores.mysql import world as mysql
 from tests.stores.postgresql.world import make_template, new_database
 from tests.support import leftovers
 from tests.support.etcd import CALM, EtcdServer
+from tests.support.kubernetes import ApiServer
 from tests.support.mariadb import MariaServer
 from tests.support.postgresql import PostgresServer
 from tests.support.proxy import FaultProxy
@@ -51,13 +52,14 @@ LEFT = pytest.StashKey[int]()
 SERVER_FIXTURES = {
     *("redis_server", "own_redis", "proxy", "etcd_server", "own_etcd"),
     *("postgres_server", "own_postgres", "maria_server", "own_maria"),
+    *("api_server", "own_api_server"),
 }
 
 
 SERVER_MODULES = {
     *("tests.support.etcd", "tests.support.etcd_cluster", "tests.support.postgresql"),
     *("tests.support.redis_cluster", "tests.support.redis_sentinels", "tests.support.servers"),
-    "tests.support.mariadb",
+    *("tests.support.mariadb", "tests.support.kubernetes.server"),
 }
 
 
@@ -241,6 +243,20 @@ def maria_server(_maria: MariaServer) -> Iterator[MariaServer]:
 def own_maria() -> Iterator[MariaServer]:
     """A fresh server to kill, freeze or wipe."""
     with MariaServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def api_server() -> Iterator[ApiServer]:
+    """One server for all tests of a worker: use a namespace of your own, change no settings."""
+    with ApiServer() as server:
+        yield server
+
+
+@pytest.fixture
+def own_api_server() -> Iterator[ApiServer]:
+    """A fresh server to kill, freeze, deny or restore."""
+    with ApiServer() as server:
         yield server
 
 
