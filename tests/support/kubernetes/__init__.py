@@ -2,7 +2,7 @@
 
 There is no cluster where these tests run. `fake` answers as kube-apiserver does for Leases, and
 for Pods and Namespaces as far as Leases need them. What it is modelled on is named in its files;
-clients that others wrote judge it in tests/stores/kubernetes/test_fake.py. It has no server-side
+clients that others wrote judge it in tests/stores/kubernetes/test_judges.py. It has no server-side
 apply, managedFields, JSON patches, protobuf or finalizers, and of RBAC only `deny`.
 """
 

@@ -167,6 +167,11 @@ class ApiServer:
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
+    def reset(self) -> None:
+        """All that was denied and all faults are over; tokens stay."""
+        fresh = vars(Settings())
+        self._change(**{name: value for name, value in fresh.items() if name != "tokens"})
+
     def fail(self, status: int, seconds: float, retry_after: float | None = None) -> None:
         """Answer everything with this for so long; 0 seconds ends it. 429 is plain text, as real.
 

@@ -113,8 +113,8 @@ class Server:
         watch = self._watch_of(asked, query)
         answer = web.StreamResponse(headers=self._headers({"Content-Type": "application/json"}))
         answer.enable_chunked_encoding()
-        await answer.prepare(request)
         self._note(asked.user, "watch", request, 200)
+        await answer.prepare(request)
         seconds = float(query.get("timeoutSeconds") or 1800)
         task = asyncio.ensure_future(self._send(answer, watch))
         self.watches.add(task)
@@ -209,17 +209,17 @@ class Server:
         return self._answer(made, code)
 
     def _answer(self, made: Json, code: int) -> web.Response:
-        text = json.dumps(made)
-        kind = "application/json"
-        return web.Response(text=text, status=code, content_type=kind, headers=self._headers({}))
+        # In bytes: of a text aiohttp would name the charset, which the real server does not.
+        headers = self._headers({"Content-Type": "application/json"})
+        return web.Response(body=json.dumps(made).encode(), status=code, headers=headers)
 
     def _refusal(self, refused: Refused) -> web.Response:
-        headers = self._headers({})
-        if refused.retry_after is not None:
-            headers["Retry-After"] = str(refused.retry_after)
+        answer = self._answer(refused.body, refused.code)
         if refused.text:
-            return web.Response(text=refused.text, status=refused.code, headers=headers)
-        return web.json_response(refused.body, status=refused.code, headers=headers)
+            answer = web.Response(text=refused.text, status=refused.code, headers=self._headers({}))
+        if refused.retry_after is not None:
+            answer.headers["Retry-After"] = str(refused.retry_after)
+        return answer
 
     def _headers(self, more: dict[str, str]) -> dict[str, str]:
         return {"Date": self.gate.date(), "Cache-Control": "no-cache, private"} | more

@@ -22,6 +22,9 @@ VERSION = {
     "platform": "linux/amd64",
 }
 WORDS = ["create", "delete", "get", "list", "patch", "update", "watch"]
+REVIEWS = Kind(
+    "authorization.k8s.io", "selfsubjectaccessreviews", "SelfSubjectAccessReview", namespaced=False
+)
 SHORT = {PODS: ["po"], NAMESPACES: ["ns"]}
 ACCESS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
@@ -45,7 +48,7 @@ def _resources(version: str, *kinds: Kind) -> Json:
             "singularName": kind.name.lower(),
             "namespaced": kind.namespaced,
             "kind": kind.name,
-            "verbs": WORDS,
+            "verbs": ["create"] if kind is REVIEWS else WORDS,
             "shortNames": SHORT.get(kind, []),
         }
         for kind in kinds
@@ -63,6 +66,7 @@ ANSWERS: dict[str, Json] = {
     },
     "/api/v1": _resources("v1", PODS, NAMESPACES),
     "/apis/coordination.k8s.io/v1": _resources("coordination.k8s.io/v1", LEASES),
+    "/apis/authorization.k8s.io/v1": _resources("authorization.k8s.io/v1", REVIEWS),
 }
 
 

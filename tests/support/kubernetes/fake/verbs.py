@@ -19,7 +19,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from tests.support.kubernetes.fake.objects import NAMESPACES, decode, faults_of
-from tests.support.kubernetes.fake.registry import Compacted, Listed, Registry, Stored
+from tests.support.kubernetes.fake.registry import Compacted, Registry, Stored
 from tests.support.kubernetes.fake.selectors import Selector
 from tests.support.kubernetes.fake.statuses import (
     Cause,
@@ -72,16 +72,31 @@ class Verbs:
         self, kind: Kind, namespace: str, selector: Selector, query: dict[str, str]
     ) -> Json:
         limit, start, revision = _page(query)
+        prefix = prefix_of(kind, namespace)
+        chosen: list[Stored] = []
         try:
-            listed = await self._registry.all_below(
-                prefix_of(kind, namespace), start=start, limit=limit, revision=revision
-            )
+            # Pages are filled, however few objects the selector leaves.
+            while True:
+                listed = await self._registry.all_below(
+                    prefix, start=start, limit=limit and limit - len(chosen), revision=revision
+                )
+                _refuse_the_future(query, listed.revision)
+                chosen += [it for it in listed.found if selector.fits(it.object)]
+                revision = revision or listed.revision
+                left = listed.count - len(listed.found)
+                if not left or len(chosen) >= limit:
+                    break
+                start = _after(listed.found)
         except Compacted:
             if query.get("continue"):
                 raise expired(_OLD_TOKEN, _token(0, start)) from None
             raise expired("The resourceVersion for the provided list is too old.") from None
-        _refuse_the_future(query, listed.revision)
-        return _as_list(kind, selector, listed, revision or listed.revision)
+        metadata: Json = {"resourceVersion": str(revision)}
+        if left:
+            metadata["continue"] = _token(revision, _after(listed.found))
+            metadata |= {} if selector.chooses else {"remainingItemCount": left}
+        body = {"kind": f"{kind.name}List", "apiVersion": kind.api_version, "metadata": metadata}
+        return body | {"items": [it.object for it in chosen]}
 
     async def create(self, kind: Kind, namespace: str, body: bytes) -> Json:
         made = decode(kind, body)
@@ -242,14 +257,20 @@ def _merged(old: Any, change: Any) -> Any:
 def _page(query: dict[str, str]) -> tuple[int, str, int]:
     """limit, first key (or "") and revision (0: the newest)."""
     limit = int(query.get("limit") or "0")
+    version = query.get("resourceVersion") or "0"
+    if not version.isdigit():
+        raise bad_request(f"invalid resource version: {version!r}")
     if token := query.get("continue"):
+        if version != "0":
+            raise bad_request("specifying resource version is not allowed when using continue")
         try:
             said = json.loads(urlsafe_b64decode(token))
             return limit, str(said["start"]), max(0, int(said["rv"]))
         except (ValueError, KeyError):
             raise bad_request("continue key is not valid") from None
-    exact = query.get("resourceVersionMatch") == "Exact"
-    return limit, "", int(query["resourceVersion"]) if exact else 0
+    match = query.get("resourceVersionMatch", "")
+    exact = match == "Exact" or (limit and not match)
+    return limit, "", int(version) if exact else 0
 
 
 def _refuse_the_future(query: dict[str, str], present: int) -> None:
@@ -266,11 +287,5 @@ def _token(revision: int, start: str) -> str:
     return urlsafe_b64encode(json.dumps(said).encode()).decode()
 
 
-def _as_list(kind: Kind, selector: Selector, listed: Listed, revision: int) -> Json:
-    metadata: Json = {"resourceVersion": str(revision)}
-    if left := listed.count - len(listed.found):
-        metadata["continue"] = _token(revision, listed.found[-1].key + "\0")
-        metadata |= {} if selector.chooses else {"remainingItemCount": left}
-    objects = [it.object for it in listed.found]
-    body = {"kind": f"{kind.name}List", "apiVersion": kind.api_version, "metadata": metadata}
-    return body | {"items": [it for it in objects if selector.fits(it)]}
+def _after(found: list[Stored]) -> str:
+    return found[-1].key + "\0"
