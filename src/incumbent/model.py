@@ -14,6 +14,7 @@ __all__ = [
     "ABSENT",
     "ONCE",
     "OVERTAKEN_MOST",
+    "PLAIN",
     "Absent",
     "Ask",
     "Batch",
@@ -29,6 +30,7 @@ __all__ = [
     "Holding",
     "Key",
     "Notice",
+    "Parting",
     "Past",
     "PutOutcome",
     "Queue",
@@ -109,6 +111,25 @@ class Ask:
     keep_record: float = 86_400.0
     candidacy: float = 0.0
     lock_delay: float = 0.0
+
+
+class Parting(NamedTuple):
+    """What a give does besides ending the claim; see `stores.base.Store.give`.
+
+    `closed_for`: the seconds for which the store refuses every holder afterwards; with
+    `reserve_for`, every holder but the one of that name, whose grant ends the reservation.
+    `slot`: the slot to give back, if the claim took it.
+    `shared`: the claim was made with permits; never True for a store that cannot share leases.
+    """
+
+    closed_for: float = 0.0
+    reserve_for: str | None = None
+    slot: str | None = None
+    shared: bool = False
+
+
+PLAIN: Final = Parting()
+"""Nothing besides."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from incumbent.cron.ledger import SLOT_KEEP, Ledger, Run, SlotState
 from incumbent.cron.schedule import Every, slot_id
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import StoreError
-from incumbent.model import Ask, Granted, Key, Refused, Slot
+from incumbent.model import Ask, Granted, Key, Parting, Refused, Slot
 from incumbent.page.documents import lasting_blocks
 from incumbent.page.snapshot import SnapshotReader, fleet_of
 from incumbent.protocol.link import Link
@@ -105,7 +105,8 @@ class World:
         elif what in ("give", "reserve") and granted:
             reserved = "the next one" if what == "reserve" else None
             self.link.store.give(
-                *(key, granted.claim, granted.token, until), closed_for=value, reserve_for=reserved
+                *(key, granted.claim, granted.token, until),
+                parting=Parting(closed_for=value, reserve_for=reserved),
             )
         elif what == "pause":
             notice = encode_notice(who="ann", reason="test") if value else None
@@ -295,7 +296,11 @@ def test_what_is_said_of_a_name_is_what_a_take_gets(done: list[tuple[str, str, A
             if isinstance(once, Granted):
                 assert "once" not in slots
                 here.link.store.give(
-                    Key("default", name), once.claim, once.token, clock.now() + 5, slot="once"
+                    Key("default", name),
+                    once.claim,
+                    once.token,
+                    clock.now() + 5,
+                    parting=Parting(slot="once"),
                 )
             check(name, said[name], here.take(name, STRANGER))
             if said[name]["status"]["state"] == FREE:
@@ -344,22 +349,22 @@ def held(here: Server) -> None:
 
 
 def closed(here: Server) -> None:
-    give_back(here, closed_for=9.0)
+    give_back(here, Parting(closed_for=9.0))
 
 
 def reserved(here: Server) -> None:
-    give_back(here, closed_for=9.0, reserve_for="the next one")
+    give_back(here, Parting(closed_for=9.0, reserve_for="the next one"))
 
 
 def used(here: Server) -> None:
-    give_back(here, slot="other")
+    give_back(here, Parting(slot="other"))
 
 
-def give_back(here: Server, **parting: Any) -> None:
+def give_back(here: Server, parting: Parting) -> None:
     granted = here.take("lease", Ask(30.0, "them", slot=Slot("once", 99.0)))
     assert isinstance(granted, Granted)
     key = Key("default", "lease")
-    here.link.store.give(key, granted.claim, granted.token, clock.now() + 5, **parting)
+    here.link.store.give(key, granted.claim, granted.token, clock.now() + 5, parting=parting)
 
 
 def paused(here: Server) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from incumbent import clock
-from incumbent.model import Ask, Granted, Key, Slot
+from incumbent.model import PLAIN, Ask, Granted, Key, Parting, Slot
 from incumbent.protocol.link import link_for
 from tests.cli.tool import command_line, environment, incumbent
 
@@ -29,9 +29,9 @@ def take(store: str, claim: str = "c", **ask: object) -> Granted:
     return outcome
 
 
-def give(store: str, granted: Granted, **how: object) -> None:
+def give(store: str, granted: Granted, parting: Parting = PLAIN) -> None:
     key, until = Key("default", "job"), clock.now() + 5
-    link_for(store).store.give(key, granted.claim, granted.token, until, **how)  # type: ignore[arg-type]  # likewise
+    link_for(store).store.give(key, granted.claim, granted.token, until, parting=parting)
 
 
 class Screen:
@@ -99,10 +99,9 @@ def test_a_run_that_waits_without_end_says_that(store: str) -> None:
 )
 def test_a_run_that_waits_says_what_else_is_in_the_way(store: str, state: str, words: str) -> None:
     granted = take(store, slot=Slot("once", 10.0) if state == "used" else None)
-    closing: dict[str, object] = {"closed_for": 50.0} if state in ("closed", "reserved") else {}
-    if state == "reserved":
-        closing["reserve_for"] = "a-successor"
-    give(store, granted, **closing)
+    reserve_for = "a-successor" if state == "reserved" else None
+    closed_for = 50.0 if state in ("closed", "reserved") else 0.0
+    give(store, granted, Parting(closed_for, reserve_for))
     if state == "paused":
         incumbent("-s", store, "pause", "job")
     once = ("--once-per", "10s") if state == "used" else ()
@@ -177,5 +176,5 @@ def test_a_slot_that_ends_within_the_wait_is_waited_for(store: str) -> None:
 
 
 def test_a_name_that_is_closed_is_waited_for(store: str) -> None:
-    give(store, take(store), closed_for=1.5)
+    give(store, take(store), Parting(closed_for=1.5))
     assert incumbent("-s", store, "run", "job", "--wait=25s", "--", "true").returncode == 0

@@ -8,6 +8,7 @@ from typing import Any
 
 from incumbent.errors import StoreUnavailable
 from incumbent.model import (
+    PLAIN,
     Ask,
     ByClaim,
     GiveOutcome,
@@ -15,6 +16,7 @@ from incumbent.model import (
     Granted,
     Guard,
     Key,
+    Parting,
     PutOutcome,
     Record,
     Refused,
@@ -56,12 +58,9 @@ class ReleaseForgetsToClose(MemoryTable):
         token: int | None,
         now: float,
         wall: float,
-        closed_for: float = 0.0,
-        slot: str | None = None,
-        reserve_for: str | None = None,
-        shared: bool = False,
+        parting: Parting = PLAIN,
     ) -> GiveOutcome:
-        return super().give(key, claim, token, now, wall, 0.0, slot, reserve_for)
+        return super().give(key, claim, token, now, wall, parting._replace(closed_for=0.0))
 
 
 class ReleaseIsSilent(Planted):
@@ -82,14 +81,11 @@ class SlotNotCompared(Planted):
         token: int | None,
         now: float,
         wall: float,
-        closed_for: float = 0.0,
-        slot: str | None = None,
-        reserve_for: str | None = None,
-        shared: bool = False,
+        parting: Parting = PLAIN,
     ) -> GiveOutcome:
-        if slot is not None and self.known(key):
-            self._kept[key].entries.pop(("slot", slot), None)
-        return super().give(key, claim, token, now, wall, closed_for, slot, reserve_for)
+        if parting.slot is not None and self.known(key):
+            self._kept[key].entries.pop(("slot", parting.slot), None)
+        return super().give(key, claim, token, now, wall, parting)
 
 
 class SlotDiesWithItsLease(MemoryTable):

@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from incumbent.model import (
+    PLAIN,
     Ask,
     GiveOutcome,
     Granted,
     Key,
+    Parting,
     Refused,
     Renewal,
     Renewed,
@@ -71,12 +73,9 @@ class ReservationAdmitsNobody(MemoryTable):
         token: int | None,
         now: float,
         wall: float,
-        closed_for: float = 0.0,
-        slot: str | None = None,
-        reserve_for: str | None = None,
-        shared: bool = False,
+        parting: Parting = PLAIN,
     ) -> GiveOutcome:
-        return super().give(key, claim, token, now, wall, closed_for, slot)
+        return super().give(key, claim, token, now, wall, parting._replace(reserve_for=None))
 
 
 class ReservationNeverEnds(Planted):

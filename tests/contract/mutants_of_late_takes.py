@@ -43,7 +43,7 @@ class LateTakeUsesItsSlot(_LateTake):
         if self._is_late(key, claim, now) and ask.slot is not None:
             other = super().take(key, "somebody else", ask, now, *rest, **more)
             assert isinstance(other, Granted)
-            super().give(key, other.claim, other.token, now, now, 0.0, None)
+            super().give(key, other.claim, other.token, now, now)
         return outcome
 
 

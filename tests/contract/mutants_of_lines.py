@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 from unittest.mock import patch
 
-from incumbent.model import Ask, GiveOutcome, Key, Queued, Refused, TakeOutcome
+from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, Queued, Refused, TakeOutcome
 from incumbent.rules import line as lines
 from incumbent.rules.record import Instant, Line, Waiter, after
 from incumbent.stores.memory import MemoryTable
@@ -155,14 +155,11 @@ class TheLineComesBeforeASuccessor(Planted):
         token: int | None,
         now: float,
         wall: float,
-        closed_for: float = 0.0,
-        slot: str | None = None,
-        reserve_for: str | None = None,
-        shared: bool = False,
+        parting: Parting = PLAIN,
     ) -> GiveOutcome:
-        if reserve_for and self.record(key).line.waiters:
-            closed_for, reserve_for = 0.0, None
-        return super().give(key, claim, token, now, wall, closed_for, slot, reserve_for)
+        if parting.reserve_for and self.record(key).line.waiters:
+            parting = parting._replace(closed_for=0.0, reserve_for=None)
+        return super().give(key, claim, token, now, wall, parting)
 
 
 class LeavingIsSilent(Planted):

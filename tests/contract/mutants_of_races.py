@@ -7,19 +7,20 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 from incumbent.model import (
+    PLAIN,
     Ask,
     GiveOutcome,
     Guard,
     Key,
+    Parting,
     PutOutcome,
     Renewal,
     RenewOutcome,
     TakeOutcome,
 )
-from incumbent.stores.base import Parting
 from incumbent.stores.memory import MemoryTable
 from tests.contract.worlds import FaultyMemoryStore
 
@@ -71,10 +72,10 @@ class ReadsThenWrites(FaultyMemoryStore):
             return super().renew(renewals, until)
 
     def give(
-        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
+        self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
         with self._read_then_write("give", key):
-            return super().give(key, claim, token, until, **parting)
+            return super().give(key, claim, token, until, parting=parting)
 
     def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float

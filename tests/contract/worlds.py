@@ -6,22 +6,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
-from typing import TypeVar, Unpack
+from typing import TypeVar
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import (
+    PLAIN,
     Ask,
     GiveOutcome,
     Guard,
     Key,
+    Parting,
     PutOutcome,
     Record,
     Renewal,
     RenewOutcome,
     TakeOutcome,
 )
-from incumbent.stores.base import Parting
 from incumbent.stores.memory import MemoryEngine, MemoryStore, MemoryTable
 from incumbent.testing.contract import World
 
@@ -60,9 +61,9 @@ class FaultyMemoryStore(MemoryStore):
         return self._through(partial(super().renew, renewals, until))
 
     def give(
-        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
+        self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
-        return self._through(partial(super().give, key, claim, token, until, **parting))
+        return self._through(partial(super().give, key, claim, token, until, parting=parting))
 
     def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float

@@ -30,11 +30,13 @@ from incumbent.cron.spec import CatchUp, JobSlot, JobSpec
 from incumbent.errors import NotAcquired, OutcomeUnknown, StoreUnavailable
 from incumbent.lease import LeaseState
 from incumbent.model import (
+    PLAIN,
     Ask,
     Field,
     GiveOutcome,
     Guard,
     Key,
+    Parting,
     PutOutcome,
     Record,
     Refused,
@@ -217,19 +219,10 @@ class SimPort:
         return [self._world.table.renew(it, self._world.t) for it in renewals]
 
     async def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
-        shared: bool = False,
+        self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
         lost, t = self._ask(), self._world.t
-        outcome = self._world.table.give(key, claim, token, t, t, closed_for, slot, reserve_for)
+        outcome = self._world.table.give(key, claim, token, t, t, parting)
         if lost:
             raise OutcomeUnknown("the answer was lost")
         return outcome

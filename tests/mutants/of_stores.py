@@ -638,7 +638,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "quorum: a claim that was given up with a closing is voted for later",
         "stores/quorum/take.py",
         "        if token is None:\n            # It is unknown",
-        '        if token is None and not parting.get("closed_for"):\n            # It is unknown',
+        "        if token is None and not parting.closed_for:\n            # It is unknown",
         _AS_MODEL,
         *_quorum("test_a_take_that_arrives_after_a_closing_in_doubt_brings_nothing"),
     ),

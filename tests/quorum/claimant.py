@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.model import Ask, ByClaim, Gone, Granted, Key, Renewal, Renewed, Slot
+from incumbent.model import Ask, ByClaim, Gone, Granted, Key, Parting, Renewal, Renewed, Slot
 from incumbent.stores.quorum.ballots import BallotClock, Silent
 from incumbent.stores.quorum.changes import Edit, change
 from incumbent.stores.quorum.dialect import QuorumDialect
@@ -309,6 +309,6 @@ class Claimant:
         try:
             await self.panel.open(until)
             name = None if slot is None else slot.name
-            await give(self.panel, KEY, claim, token, until, slot=name)
+            await give(self.panel, KEY, claim, token, until, Parting(slot=name))
         except StoreError:
             pass

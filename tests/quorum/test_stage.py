@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from incumbent.errors import OutcomeUnknown
+from incumbent.model import Parting
 from incumbent.stores.quorum import take
 from incumbent.stores.quorum.ballots import No
 from tests.quorum.bugs import Bugs, planted
@@ -268,4 +269,4 @@ def test_a_give_of_which_half_was_done_is_not_called_undone(unheard: str) -> Non
         actor.deaf_to = unheard
         until = world.heap.time + 0.1
         with pytest.raises(OutcomeUnknown, match=r"is given back, .* is not"):
-            actor.run(take.give(actor, KEY, actor.claim, token, until, slot="day"))
+            actor.run(take.give(actor, KEY, actor.claim, token, until, Parting(slot="day")))

@@ -24,6 +24,7 @@ from incumbent.model import (
     Guard,
     Holding,
     Key,
+    Parting,
     Queue,
     Queued,
     Record,
@@ -217,10 +218,7 @@ class History:
         tokens = self.tokens(key, claim)
         got = self.store.give(
             *(key, claim, tokens[0], self.until()),
-            closed_for=closed,
-            reserve_for=successor,
-            slot=slot,
-            shared=shared,
+            parting=Parting(closed_for=closed, reserve_for=successor, slot=slot, shared=shared),
         )
         wanted = self.model.give(
             *(key, claim, tokens[1], self.now, self.wall, closed, slot, successor)

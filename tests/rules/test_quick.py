@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 
 from incumbent import clock
-from incumbent.model import Ask, Gone, Granted, Key, Refused, Released, Renewal, Renewed, Slot
+from incumbent.model import (
+    Ask,
+    Gone,
+    Granted,
+    Key,
+    Parting,
+    Refused,
+    Released,
+    Renewal,
+    Renewed,
+    Slot,
+)
 from incumbent.rules.record import NOTHING, Grant
 from incumbent.stores.deciding import Deciding
 from incumbent.stores.plan import Plan
@@ -82,11 +93,13 @@ def test_a_quick_give_is_the_outcome_and_else_the_rules_decide() -> None:
     assert outcome(program, [None]) == Released()
 
 
-@pytest.mark.parametrize("more", [{"closed_for": 5.0}, {"reserve_for": "x"}, {"slot": "s"}])
+@pytest.mark.parametrize(
+    "more", [Parting(closed_for=5.0), Parting(reserve_for="x"), Parting(slot="s")]
+)
 def test_a_give_that_does_more_than_free_the_name_is_not_tried_quickly(
-    more: dict[str, Any],
+    more: Parting,
 ) -> None:
-    assert isinstance(next(begin(QUICK.give(KEY, "a", 7, **more))), Load)
+    assert isinstance(next(begin(QUICK.give(KEY, "a", 7, more))), Load)
 
 
 def test_a_claim_that_is_given_up_is_not_given_quickly() -> None:

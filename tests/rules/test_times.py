@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from incumbent.model import Ask, Field, Granted, Key, Refused, Renewal, Slot
+from incumbent.model import Ask, Field, Granted, Key, Parting, Refused, Renewal, Slot
 from incumbent.rules import keeping, taking
 from incumbent.rules import line as lines
 from incumbent.rules.record import (
@@ -113,7 +113,9 @@ def test_no_instant_is_taken_for_one_that_begins_with_the_write() -> None:
 
 def test_after_a_reboot_only_closings_and_slots_go_on() -> None:
     record = settled(taken()[0], 0)
-    given = keeping.give(record, "c", record.token, at(1 * SECOND), closed_for=100.0).record
+    given = keeping.give(
+        record, "c", record.token, at(1 * SECOND), Parting(closed_for=100.0)
+    ).record
     assert given is not None
     closed = settled(given, 1 * SECOND)
     rebooted = moved(without_holders(closed), -90 * SECOND)

@@ -9,7 +9,17 @@ from typing import Any, cast
 from incumbent.durations import backoff_delay
 from incumbent.errors import LockError, StoreError
 from incumbent.lease import LeaseState
-from incumbent.model import Ask, GiveOutcome, Key, Renewal, Renewed, RenewOutcome, TakeOutcome
+from incumbent.model import (
+    PLAIN,
+    Ask,
+    GiveOutcome,
+    Key,
+    Parting,
+    Renewal,
+    Renewed,
+    RenewOutcome,
+    TakeOutcome,
+)
 from incumbent.protocol.acquire import acquire
 from incumbent.protocol.held import Claim, LeaseRequest
 from incumbent.protocol.port import Debt, one_by_one
@@ -276,18 +286,9 @@ class SimPort:
         return outcomes
 
     async def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
-        shared: bool = False,
+        self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
-        wished = Exchange(self._server.give, (key, claim, token, closed_for, slot), until)
+        wished = Exchange(self._server.give, (key, claim, token, parting), until)
         outcome = cast("GiveOutcome", await wish(wished))
         if token is not None:
             self.released[claim] = outcome

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from incumbent.errors import StoreUnavailable
 from incumbent.model import (
+    PLAIN,
     Ask,
     GiveOutcome,
     Granted,
     Key,
+    Parting,
     Renewal,
     RenewOutcome,
     TakeOutcome,
@@ -69,7 +71,7 @@ class Server:
         return [self.take(*each) for each in takes]
 
     def give_all(self, gives: Sequence[Give]) -> list[GiveOutcome]:
-        return [self.give(*each, 0.0, None) for each in gives]
+        return [self.give(*each, PLAIN) for each in gives]
 
     def renew(self, renewals: Sequence[Renewal]) -> list[RenewOutcome]:
         now = self.now()
@@ -80,12 +82,10 @@ class Server:
             outcomes.append(outcome)
         return outcomes
 
-    def give(
-        self, key: Key, claim: str, token: int | None, closed_for: float, slot: str | None
-    ) -> GiveOutcome:
+    def give(self, key: Key, claim: str, token: int | None, parting: Parting) -> GiveOutcome:
         now = self.now()
-        outcome = self.table.give(key, claim, token, now, self.wall(), closed_for, slot)
-        self._judge.given(key, claim, outcome, now, closed_for)
+        outcome = self.table.give(key, claim, token, now, self.wall(), parting)
+        self._judge.given(key, claim, outcome, now, parting.closed_for)
         self._hint(key)
         return outcome
 
@@ -155,7 +155,7 @@ class Server:
         holdings = self.table.read(key, self.now()).holdings
         if holdings:
             self._judge.forced(key, holdings[0].claim)
-            self.table.give(key, holdings[0].claim, None, self.now(), self.wall(), 0.0, None)
+            self.table.give(key, holdings[0].claim, None, self.now(), self.wall())
             self._hint(key)
 
     def jump(self, seconds: float) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from incumbent import clock
-from incumbent.model import Ask, ByClaim, Gone, Granted, Key, Refused, Renewal, Slot, Stale
+from incumbent.model import Ask, ByClaim, Gone, Granted, Key, Parting, Refused, Renewal, Slot, Stale
 from incumbent.stores.base import Store
 from incumbent.stores.memory import MemoryStore
 from tests.stores.postgresql.world import MovedWorld
@@ -99,7 +99,7 @@ def test_a_slot_opens_at_the_instant_at_which_it_ends(at: At) -> None:
 
 def test_a_closing_ends_at_its_instant(at: At) -> None:
     mine = at.take("a")
-    at.store.give(KEY, "a", mine.token, soon(), closed_for=5.0)
+    at.store.give(KEY, "a", mine.token, soon(), parting=Parting(closed_for=5.0))
     open_ = Ask(10.0, "me")
     at.pass_time(5.0 - A_MOMENT)
     assert at.refuses("b", open_)

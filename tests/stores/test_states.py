@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from incumbent.errors import StoreUnavailable
-from incumbent.model import Ask, Granted, Key, Record, Refused, Slot
+from incumbent.model import Ask, Granted, Key, Parting, Record, Refused, Slot
 from incumbent.stores.findings import (
     FREE,
     GRANTS,
@@ -59,8 +59,7 @@ class World:
             reserve = "holder b" if what == "reserve" else None
             self.table.give(
                 *(KEY, claim, self.tokens.pop(claim), self.now, self.now),
-                closed_for=value,
-                reserve_for=reserve,
+                Parting(closed_for=value, reserve_for=reserve),
             )
         elif what == "pause":
             self.table.put(KEY, PAUSE, b"{}" if value else None, None, self.now)

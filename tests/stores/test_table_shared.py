@@ -20,6 +20,7 @@ from incumbent.model import (
     Gone,
     Granted,
     Key,
+    Parting,
     Queue,
     Refused,
     Released,
@@ -128,7 +129,9 @@ class Sharing(RuleBasedStateMachine):
         claim = data.draw(st.sampled_from(sorted(self.held)))
         kind, grant, ends = self.held.pop(claim)
         shared = kind is not None
-        outcome = self.table.give(KEY, claim, grant.token, self.now, self.now, shared=shared)
+        outcome = self.table.give(
+            KEY, claim, grant.token, self.now, self.now, Parting(shared=shared)
+        )
         assert outcome == (Released() if ends > self.now else Gone())
         self.forget(claim)
 

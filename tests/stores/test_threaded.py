@@ -10,15 +10,25 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from typing import Any, Unpack
+from typing import Any
 
 import pytest
 
 from incumbent import AsyncLock, NotAcquired, clock
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
-from incumbent.model import Ask, GiveOutcome, Gone, Granted, Key, Record, Released, TakeOutcome
+from incumbent.model import (
+    PLAIN,
+    Ask,
+    GiveOutcome,
+    Gone,
+    Granted,
+    Key,
+    Parting,
+    Record,
+    Released,
+    TakeOutcome,
+)
 from incumbent.stores import threaded
-from incumbent.stores.base import Parting
 from incumbent.stores.loops import ServerEngine
 from incumbent.stores.memory import MemoryEngine, MemoryStore
 from incumbent.stores.threaded import ThreadedAsyncStore
@@ -52,10 +62,10 @@ class Gated(MemoryStore):
         return super().take(key, claim, ask, until)
 
     def give(
-        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
+        self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
         self.done.append(f"give {claim}")
-        return super().give(key, claim, token, until, **parting)
+        return super().give(key, claim, token, until, parting=parting)
 
     def read(self, key: Key, until: float) -> Record:
         self._pass("read")

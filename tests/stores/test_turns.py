@@ -10,7 +10,7 @@ import pytest
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
-from incumbent.model import Ask, Granted, Holding, Key, Queue, Queued, Refused, TakeOutcome
+from incumbent.model import PLAIN, Ask, Granted, Holding, Key, Queue, Queued, Refused, TakeOutcome
 from incumbent.net.readers import SharedWakeup, Wakeup
 from incumbent.stores import turns
 from incumbent.stores.plan import Plan
@@ -42,7 +42,7 @@ class Store(TakesTurns[None]):
         return super().take(*args)
 
     def give(self, *args: Any, **parting: Any) -> Any:
-        if len(args) == 3:
+        if args[3:] == (PLAIN,):
             return ""
         return super().give(*args, **parting)
 

@@ -8,22 +8,23 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from enum import Enum, auto
 from itertools import count
-from typing import TypeVar, Unpack
+from typing import TypeVar
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import (
+    PLAIN,
     Ask,
     GiveOutcome,
     Guard,
     Key,
+    Parting,
     PutOutcome,
     Record,
     Renewal,
     RenewOutcome,
     TakeOutcome,
 )
-from incumbent.stores.base import Parting
 from incumbent.stores.memory import AsyncMemoryStore, MemoryEngine, MemoryStore
 
 T = TypeVar("T")
@@ -81,10 +82,10 @@ class FaultyStore(MemoryStore):
         return self.after(fault, super().renew(renewals, until))
 
     def give(
-        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
+        self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
         fault = self.before("give")
-        outcome = super().give(key, claim, token, until, **parting)
+        outcome = super().give(key, claim, token, until, parting=parting)
         return self.after(fault, outcome)
 
     def put(
@@ -115,10 +116,10 @@ class AsyncFaultyStore(AsyncMemoryStore):
         return outcome
 
     async def give(
-        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
+        self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
         await self._pause()
-        outcome = await super().give(key, claim, token, until, **parting)
+        outcome = await super().give(key, claim, token, until, parting=parting)
         await self._pause()
         return outcome
 

@@ -179,7 +179,7 @@ class Port:
     def hand_over(self, debt: Debt) -> None:
         now = self.now()
         if self._of.alive:
-            self._table.give(debt.key, debt.claim, None, now, WALL + now, **debt.parting(now))
+            self._table.give(debt.key, debt.claim, None, now, WALL + now, debt.parting(now))
             self._fleet.changed()
 
     def tell_outage(self, key: Key, error: StoreError, *_: float | None) -> None: ...

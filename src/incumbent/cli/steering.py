@@ -10,10 +10,9 @@ from incumbent.clients import Client
 from incumbent.cron.fleet import CONTROL, jobs_of
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError
-from incumbent.model import ABSENT, ByVersion, Holding, Key, Record, Released, Stale
+from incumbent.model import ABSENT, ByVersion, Holding, Key, Parting, Record, Released, Stale
 from incumbent.policy import TTL_DEFAULT
 from incumbent.protocol.link import link_for
-from incumbent.stores.base import Parting
 from incumbent.stores.findings import said_by
 from incumbent.stores.notices import BREAK, PAUSE, read_notice
 from incumbent.supervise.codes import BUSY, OK
@@ -75,8 +74,8 @@ def _check_successor(client: Client, record: Record, to: str) -> None:
 
 def _remove(operator: Operator, holding: Holding) -> int:
     until, shared = clock.now() + REQUEST_TIMEOUT, holding.permits is not None
-    how: Parting = {"shared": True} if shared else {}
-    outcome = operator.store.give(operator.key, holding.claim, holding.token, until, **how)
+    how = Parting(shared=shared)
+    outcome = operator.store.give(operator.key, holding.claim, holding.token, until, parting=how)
     if not isinstance(outcome, Released):
         return operator.answer("ended", f"{holding.holder} has let go of it meanwhile")
     left = say_seconds(holding.remaining or holding.ttl or TTL_DEFAULT)

@@ -7,18 +7,16 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from incumbent.lease import LeaseMachine, LeaseState
-from incumbent.model import Ask, Key, Notice, Renewal
+from incumbent.model import PLAIN, Ask, Key, Notice, Parting, Renewal
 from incumbent.policy import Policy
 from incumbent.protocol.port import Debt, Port
-from incumbent.stores.base import Parting
 
 if TYPE_CHECKING:
     from incumbent.election import Priority
 
-_PLAIN: Final[Parting] = {}
 RESERVED = 5.0
 """Seconds for which a released name is reserved for a named successor; at most one ttl."""
 
@@ -152,11 +150,11 @@ class Claim:
         return self.wanted.once.permits is not None
 
     def parting(self, now: float, *, undo_slot: bool) -> Parting:
-        """The keywords of a give at `now`; see Debt.parting."""
+        """What a give at `now` does besides; see Debt.parting."""
         wanted = self.wanted
         plain = self.reserve_for is None and self.notice is None and not wanted.at_least_for
         if plain and wanted.once.permits is None and wanted.once.slot is None:
-            return _PLAIN
+            return PLAIN
         return self.debt(now, undo_slot=undo_slot).parting(now)
 
     def debt(self, now: float, *, undo_slot: bool) -> Debt:

@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeVar
 
 from incumbent.durations import backoff_delay
 from incumbent.errors import StoreError
-from incumbent.model import Granted, Key
-from incumbent.stores.base import AsyncLeases, AsyncTogether, Limits, Parting, Store
+from incumbent.model import Granted, Key, Parting
+from incumbent.stores.base import AsyncLeases, AsyncTogether, Limits, Store
 
 T = TypeVar("T")
 
@@ -41,17 +41,13 @@ class Debt:
     shared: bool = False
 
     def parting(self, now: float) -> Parting:
-        """The keywords of a give at `now`; a closing has precedence over a reservation."""
-        parting: Parting = {"slot": self.slot}
-        if self.shared:
-            parting["shared"] = True
+        """What a give at `now` does besides; a closing has precedence over a reservation."""
         closed, reserved = self.closed_until - now, self.reserved_until - now
         if closed > 0:
-            parting["closed_for"] = closed
-        elif self.reserve_for is not None and reserved > 0:
-            parting["closed_for"] = reserved
-            parting["reserve_for"] = self.reserve_for
-        return parting
+            return Parting(closed, None, self.slot, self.shared)
+        if self.reserve_for is not None and reserved > 0:
+            return Parting(reserved, self.reserve_for, self.slot, self.shared)
+        return Parting(slot=self.slot, shared=self.shared)
 
 
 class Port(AsyncLeases, Protocol):

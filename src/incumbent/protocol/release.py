@@ -36,7 +36,7 @@ async def release(port: Port, held: Claim, *, undo_slot: bool = False) -> bool:
             now = port.now()
             parting = held.parting(now, undo_slot=undo_slot)
             answer = outcome = await port.give(
-                wanted.key, held.id, machine.token, now + patience, **parting
+                wanted.key, held.id, machine.token, now + patience, parting=parting
             )
         finally:
             place.leave(answered=outcome is not None)
@@ -63,7 +63,7 @@ def release_blocking(
         try:
             parting = held.parting(now, undo_slot=undo_slot)
             answer = outcome = port.store.give(
-                wanted.key, held.id, machine.token, now + patience, **parting
+                wanted.key, held.id, machine.token, now + patience, parting=parting
             )
         finally:
             place.leave(answered=outcome is not None)
@@ -153,7 +153,8 @@ async def settle(port: Port, debt: Debt, timeout: float) -> bool:
         return True
     token = 0 if debt.only_leaves_line else None
     try:
-        outcome = await port.give(debt.key, debt.claim, token, now + timeout, **debt.parting(now))
+        parting = debt.parting(now)
+        outcome = await port.give(debt.key, debt.claim, token, now + timeout, parting=parting)
     except StoreError as error:
         return error.permanent
     settled = debt.doubt == 0 or (debt.doubt == 1 and isinstance(outcome, Released))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from incumbent.model import (
+    PLAIN,
     Field,
     GiveOutcome,
     Gone,
     Guard,
+    Parting,
     PutOutcome,
     Released,
     Renewal,
@@ -75,21 +77,19 @@ def give(
     claim: str,
     token: int | None,
     at: Moment,
+    parting: Parting = PLAIN,
     *,
-    closed_for: float = 0.0,
-    reserve_for: str | None = None,
-    slot: str | None = None,
     used: Grant | None = None,
     late_kept: float = LATE_KEPT,
 ) -> Done[GiveOutcome]:
     """Store.give. `token`: None if the claim is given up without knowing whether it was granted.
 
-    `closed_for`: seconds from this release for which the name stays closed. In this time only the
-    holder `reserve_for`, if one is named, is granted it; so without `closed_for` it has no effect.
-    `used`: the last grant that used `slot`.
+    `parting.shared` is for stores that keep shared leases apart: here the record says it.
+    `used`: the last grant that used `parting.slot`.
     `late_kept`: seconds for which takes of a claim that was given up are refused: LATE_KEPT, or 0
     if no take can reach the store after its give.
     """
+    closed_for, reserve_for, slot, _ = parting
     new, entries = record, tuple[Entry, ...]()
     if token is None and late_kept:
         new = _given_up(record, claim, at, micros(late_kept))

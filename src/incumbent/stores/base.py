@@ -42,18 +42,19 @@ from typing import (
     NamedTuple,
     Protocol,
     TypeAlias,
-    TypedDict,
     TypeVar,
     runtime_checkable,
 )
 
 from incumbent.errors import StoreError
 from incumbent.model import (
+    PLAIN,
     Ask,
     Capabilities,
     GiveOutcome,
     Guard,
     Key,
+    Parting,
     PutOutcome,
     Record,
     Renewal,
@@ -80,15 +81,6 @@ __all__ = [
 T = TypeVar("T")
 Coro: TypeAlias = Coroutine[Any, Any, T]
 """What an `async def` returns. For one in a protocol pyright wants its exact class."""
-
-
-class Parting(TypedDict, total=False):
-    """The keywords of Store.give, for callers that pass them on."""
-
-    closed_for: float
-    reserve_for: str | None
-    slot: str | None
-    shared: bool
 
 
 class Place(Protocol):
@@ -154,29 +146,15 @@ class Store(Protocol):
         ...
 
     def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
-        shared: bool = False,
+        self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
-        """Remove the claim's record; `slot` also gives back that slot if the claim took it.
-
-        `shared`: the claim was made with permits; never True for a store that cannot share leases.
+        """Remove the claim's record; see Parting for what it does besides.
 
         `token` None: nobody knows whether the claim was granted, or will be. 0: the claim certainly
         holds nothing, and leaves the line of waiters.
 
         Gone, as the outcome of a give with a token, means that the lease was lost before. So an
         engine that repeats a give that was perhaps applied raises OutcomeUnknown instead of Gone.
-
-        `closed_for` (seconds) refuses every holder for that long afterwards, or with `reserve_for`
-        every holder but the one of that name, whose grant ends the reservation.
         """
         ...
 
@@ -260,16 +238,7 @@ class AsyncLeases(Protocol):
     def renew(self, renewals: Sequence[Renewal], until: float) -> Coro[list[RenewOutcome]]: ...
 
     def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
-        shared: bool = False,
+        self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> Coro[GiveOutcome]: ...
 
     def wait_change(self, key: Key, seen: str, until: float) -> Coro[None]: ...

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar, Unpack
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import (
+    PLAIN,
     Ask,
     ByClaim,
     GiveOutcome,
@@ -24,6 +25,7 @@ from incumbent.model import (
     Granted,
     Guard,
     Key,
+    Parting,
     PutOutcome,
     Queued,
     Record,
@@ -46,7 +48,7 @@ from incumbent.rules.record import (
     settled_line,
 )
 from incumbent.rules.showing import shown
-from incumbent.stores.base import Gave, Give, Parting, Take, Took
+from incumbent.stores.base import Gave, Give, Take, Took
 from incumbent.stores.findings import restart_words, wait_after_restart
 from incumbent.stores.names import flat
 from incumbent.stores.plan import Plan
@@ -229,15 +231,15 @@ class Deciding:
     # -- give ---------------------------------------------------------------------------------
 
     def give(
-        self, key: Key, claim: str, token: int | None, **parting: Unpack[Parting]
+        self, key: Key, claim: str, token: int | None, parting: Parting = PLAIN
     ) -> Plan[Any, GiveOutcome]:
         """Plan a give."""
-        step = self._give_step(key, claim, token, **parting)
-        parting.pop("shared", None)
+        step = self._give_step(key, claim, token, parting)
+        is_alone = not (parting.closed_for or parting.reserve_for or parting.slot)
 
         def start(_facts: Any, _until: float) -> Program[GiveOutcome]:
             found = yield from self._without_a_look(step)
-            if found is None and self._quick.give and token and not any(parting.values()):
+            if found is None and self._quick.give and token and is_alone:
                 found = yield TryGive(key, claim, token)
             if isinstance(found, Released | Gone):
                 return found
@@ -246,28 +248,16 @@ class Deciding:
         return Plan("give", start, (key,))
 
     def _give_step(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
-        shared: bool = False,
+        self, key: Key, claim: str, token: int | None, parting: Parting = PLAIN
     ) -> Step[GiveOutcome]:
-        # `shared` is for stores that keep shared leases apart: here the record says it.
         def rule(seen: Seen) -> Done[GiveOutcome]:
             return keeping.give(
-                *(present(seen), claim, token, seen.moment),
-                closed_for=closed_for,
-                reserve_for=reserve_for,
-                slot=slot,
-                used=seen.use_of(slot),
+                *(present(seen), claim, token, seen.moment, parting),
+                used=seen.use_of(parting.slot),
                 late_kept=self._late_kept,
             )
 
-        return Step(_with_slot(key, slot), rule)
+        return Step(_with_slot(key, parting.slot), rule)
 
     def give_all(self, gives: Sequence[Give]) -> Plan[Any, Gave]:
         """Plan gives, together."""

@@ -9,18 +9,20 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar, Unpack
+from typing import TypeVar
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.interrupts import raise_handlers
 from incumbent.model import (
+    PLAIN,
     Ask,
     Capabilities,
     Field,
     GiveOutcome,
     Guard,
     Key,
+    Parting,
     PutOutcome,
     Record,
     Renewal,
@@ -45,7 +47,6 @@ from incumbent.rules.record import (
     settled_value,
 )
 from incumbent.rules.showing import shown
-from incumbent.stores.base import Parting
 from incumbent.stores.findings import restart_words, wait_after_restart
 from incumbent.stores.inline import InlineAsyncStore
 
@@ -149,19 +150,13 @@ class MemoryTable:
         token: int | None,
         now: float,
         wall: float,
-        closed_for: float = 0.0,
-        slot: str | None = None,
-        reserve_for: str | None = None,
-        shared: bool = False,
+        parting: Parting = PLAIN,
     ) -> GiveOutcome:
-        """See Store.give; `shared` is not needed here, because the record says it."""
+        """See Store.give."""
         kept = self._of(key)
         done = keeping.give(
-            *(kept.record, claim, token, self._at(now, wall)),
-            closed_for=closed_for,
-            reserve_for=reserve_for,
-            slot=slot,
-            used=kept.use_of(slot),
+            *(kept.record, claim, token, self._at(now, wall), parting),
+            used=kept.use_of(parting.slot),
             late_kept=self.late_kept,
         )
         return self._apply(key, now, done)
@@ -265,10 +260,10 @@ class MemoryStore:
         return self._step(lambda now: [self._table.renew(renewal, now) for renewal in renewals])
 
     def give(
-        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
+        self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
         return self._step(
-            lambda now: self._table.give(key, claim, token, now, self._wall(), **parting)
+            lambda now: self._table.give(key, claim, token, now, self._wall(), parting)
         )
 
     def put(

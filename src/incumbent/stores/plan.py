@@ -19,14 +19,15 @@ from typing import (
     Protocol,
     TypeAlias,
     TypeVar,
-    Unpack,
 )
 
 from incumbent.model import (
+    PLAIN,
     Ask,
     GiveOutcome,
     Guard,
     Key,
+    Parting,
     PutOutcome,
     Record,
     Renewal,
@@ -34,7 +35,7 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.protocol.port import run_blocking
-from incumbent.stores.base import NO_LIMITS, Gave, Give, Limits, Parting, Take, Took
+from incumbent.stores.base import NO_LIMITS, Gave, Give, Limits, Take, Took
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -93,7 +94,7 @@ class Dialect(Protocol[Facts_contra]):
         ...
 
     def give(
-        self, key: Key, claim: str, token: int | None, **parting: Unpack[Parting]
+        self, key: Key, claim: str, token: int | None, parting: Parting = PLAIN
     ) -> Plan[Facts_contra, GiveOutcome]:
         """Plan a give; if it is repeated, `net.pool.heard_again` interprets the outcome."""
         ...
@@ -151,9 +152,9 @@ class Planned(ABC, Generic[Facts]):
         return await self.run(self.dialect.renew(renewals), until)
 
     async def give(
-        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
+        self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
-        return await self.run(self.dialect.give(key, claim, token, **parting), until)
+        return await self.run(self.dialect.give(key, claim, token, parting), until)
 
     async def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float

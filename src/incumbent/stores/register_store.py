@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar, Unpack, cast
+from typing import Any, TypeVar, cast
 
 from incumbent.errors import StoreError
-from incumbent.model import Ask, GiveOutcome, Key, TakeOutcome
+from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, TakeOutcome
 from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
 from incumbent.protocol.port import run_blocking
-from incumbent.stores.base import Parting
 from incumbent.stores.deciding import Deciding
 from incumbent.stores.plan import BlockingTogether, Plan, PlannedTogether, Program, drive
 from incumbent.stores.polling import LOCAL, NETWORK, Looks, Poll, in_line
@@ -105,10 +104,10 @@ class PollingOperations(PlannedTogether[Any]):
         return in_line(await super().take(key, claim, ask, until), claim, ask)
 
     async def give(
-        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
+        self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
         try:
-            return await super().give(key, claim, token, until, **parting)
+            return await super().give(key, claim, token, until, parting=parting)
         finally:
             self.looks.hurry(key)
 

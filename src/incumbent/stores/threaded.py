@@ -37,15 +37,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from random import random
-from typing import TypeAlias, TypeVar, Unpack, cast
+from typing import TypeAlias, TypeVar, cast
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
-from incumbent.model import Ask, GiveOutcome, Key, TakeOutcome
+from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, TakeOutcome
 from incumbent.net.limiter import limits
 from incumbent.net.readers import SharedWakeup
-from incumbent.stores.base import Parting, Store
+from incumbent.stores.base import Store
 from incumbent.stores.inline import InlineAsyncStore
 from incumbent.unpatched import start_thread
 
@@ -88,7 +88,7 @@ class ThreadedAsyncStore(InlineAsyncStore):
         return await _answer(answer, until)
 
     async def give(
-        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
+        self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
         if takes := [answer for answer, taker in self._takes.items() if taker == claim]:
             await wait(takes, timeout=max(0.0, until - clock.now()))
@@ -96,7 +96,8 @@ class ThreadedAsyncStore(InlineAsyncStore):
                 raise StoreUnavailable(
                     "the take of this claim is not over yet; it is given back afterwards"
                 )
-        return await self.run(partial(self.store.give, key, claim, token, until, **parting), until)
+        give = partial(self.store.give, key, claim, token, until, parting=parting)
+        return await self.run(give, until)
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         while (left := until - clock.now()) > 0:

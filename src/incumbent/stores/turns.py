@@ -25,13 +25,23 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Container
 from functools import partial
 from math import inf
-from typing import Final, TypeVar, Unpack
+from typing import Final, TypeVar
 
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.model import Ask, GiveOutcome, Granted, Holding, Key, Queued, Refused, TakeOutcome
+from incumbent.model import (
+    PLAIN,
+    Ask,
+    GiveOutcome,
+    Granted,
+    Holding,
+    Key,
+    Parting,
+    Queued,
+    Refused,
+    TakeOutcome,
+)
 from incumbent.net.readers import Wakeup
-from incumbent.stores.base import Parting
 from incumbent.stores.plan import Planned
 
 _FRESH: Final = 0.5
@@ -342,11 +352,11 @@ class TakesTurns(Planned[Facts]):
             self.turns.tidy(key, line)
 
     async def give(
-        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
+        self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
         self.turns.leave(key, claim)
         try:
-            return await self.run(self.dialect.give(key, claim, token, **parting), until)
+            return await self.run(self.dialect.give(key, claim, token, parting), until)
         finally:
             self.turns.given(key, claim)
 

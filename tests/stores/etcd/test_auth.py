@@ -12,7 +12,7 @@ import pytest
 
 from incumbent import Client, clock
 from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.model import Ask, Gone, Granted, Released, Renewed, Slot
+from incumbent.model import Ask, Gone, Granted, Parting, Released, Renewed, Slot
 from tests.stores.etcd.world import Party, new_claim, party, soon
 from tests.support.etcd import EtcdServer
 from tests.support.etcd_tls import EtcdTls
@@ -57,7 +57,10 @@ def test_rights_on_the_prefix_are_enough_for_everything(here: Party) -> None:
     here.store.put(here.key, "pause", None, None, soon())
     assert here.store.scan("faults", here.key.name, soon())
     here.store.wait_change(here.key, here.refused().seen, soon(0.1))
-    assert here.store.give(here.key, here.claim, granted.token, soon(), slot="s") == Released()
+    assert (
+        here.store.give(here.key, here.claim, granted.token, soon(), parting=Parting(slot="s"))
+        == Released()
+    )
     assert not [it for it in here.engine.diagnose(15.0, soon(5)) if it[0] == "error"]
 
 

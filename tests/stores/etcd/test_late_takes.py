@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from incumbent import Client, OutcomeUnknown, Policy, clock
-from incumbent.model import Ask, Gone, Granted, Refused, Released, Slot
+from incumbent.model import Ask, Gone, Granted, Parting, Refused, Released, Slot
 from tests.stores.etcd.world import ASK, Party, new_claim, party, soon
 from tests.support.etcd import EtcdServer
 from tests.support.proxy import FaultProxy
@@ -67,7 +67,10 @@ def test_a_late_take_uses_no_slot(proxy: FaultProxy, other: Party) -> None:
         proxy.hold(b'"request_put"')
         with pytest.raises(OutcomeUnknown):
             late.store.take(late.key, claim, Ask(10.0, "h", slot=slot), soon(1.5))
-        assert late.store.give(late.key, claim, None, soon(), slot=slot.name) == Gone()
+        assert (
+            late.store.give(late.key, claim, None, soon(), parting=Parting(slot=slot.name))
+            == Gone()
+        )
         proxy.heal()
         time.sleep(0.2)
         assert other.store.read(other.key, soon()).slots == {}

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from incumbent import AcquireTimeout, AsyncClient, Client, StoreError, clock
-from incumbent.model import OVERTAKEN_MOST, Key, Queue, Queued, Refused
+from incumbent.model import OVERTAKEN_MOST, Key, Parting, Queue, Queued, Refused
 from incumbent.stores import turns
 from tests import tiers
 from tests.stores.etcd.world import ASK, new_claim, party, soon
@@ -275,7 +275,9 @@ def test_a_named_successor_hears_of_it_wherever_it_stands(own_etcd: EtcdServer) 
                 pool.submit(stand, who, at)
                 eventually(lambda before=before: len(_places(own_etcd)) > before)  # type: ignore[misc]
             began = clock.now()
-            gives = partial(holder.store.give, closed_for=10.0, reserve_for="named")
+            gives = partial(
+                holder.store.give, parting=Parting(closed_for=10.0, reserve_for="named")
+            )
             gives(holder.key, holder.claim, granted.token, soon())
             assert got.wait(15)
             assert took(began) < 15

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.model import UNLIMITED, Ask, Gone, Granted, Queue, Queued, Released, Renewed
+from incumbent.model import UNLIMITED, Ask, Gone, Granted, Parting, Queue, Queued, Released, Renewed
 from incumbent.protocol.port import run_blocking
 from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.kv import Steps
@@ -267,7 +267,10 @@ def test_readers_are_let_in_beside_each_other_once_no_writer_is_before_them(
     queued(other)
     late = new_claim()
     assert queued(here, late, read).reason == "reserved"
-    assert here.store.give(here.key, first.claim, first.token, soon(), shared=True) == Released()
+    assert (
+        here.store.give(here.key, first.claim, first.token, soon(), parting=Parting(shared=True))
+        == Released()
+    )
     writer = other.take(ask=FAIR)
     assert queued(here, late, read).reason == "held"
     assert other.store.give(other.key, writer.claim, writer.token, soon()) == Released()

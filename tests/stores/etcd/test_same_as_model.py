@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from incumbent.model import (
+    PLAIN,
     Ask,
     GiveOutcome,
     Guard,
     Key,
+    Parting,
     PutOutcome,
     Queue,
     Record,
@@ -59,10 +61,10 @@ class WithoutTime:
         return self.store.renew([replace(one, ttl=LONG) for one in renewals], until)
 
     def give(
-        self, key: Key, claim: str, token: int | None, until: float, **parting: Any
+        self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
-        parting["closed_for"] = LONG if parting["closed_for"] else 0.0
-        return self.store.give(key, claim, token, until, **parting)
+        parting = parting._replace(closed_for=LONG if parting.closed_for else 0.0)
+        return self.store.give(key, claim, token, until, parting=parting)
 
     def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float

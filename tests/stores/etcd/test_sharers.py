@@ -9,7 +9,18 @@ from dataclasses import replace
 import pytest
 
 from incumbent.errors import StoreError
-from incumbent.model import UNLIMITED, Ask, Granted, Key, Queue, Queued, Refused, Released, Renewed
+from incumbent.model import (
+    UNLIMITED,
+    Ask,
+    Granted,
+    Key,
+    Parting,
+    Queue,
+    Queued,
+    Refused,
+    Released,
+    Renewed,
+)
 from incumbent.stores.etcd.sessions import ClaimState, Session
 from incumbent.stores.etcd.taking import EtcdTake
 from tests.stores.etcd.world import (
@@ -224,7 +235,9 @@ def test_another_process_goes_on_with_a_seat_and_gives_it_back(
         first = grants[0]
         again = other.take(first.claim, ask=TWO)
         assert again.token == first.token
-        given = other.store.give(here.key, first.claim, first.token, soon(), shared=True)
+        given = other.store.give(
+            here.key, first.claim, first.token, soon(), parting=Parting(shared=True)
+        )
         assert given == Released()
         assert len(own_etcd.keys(place(here))) == 1
         other.take(new_claim(), ask=TWO)

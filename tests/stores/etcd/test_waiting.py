@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from incumbent import Client, clock
+from incumbent.model import Parting
 from incumbent.net.http import Stream
 from incumbent.stores.etcd import client
 from tests.stores.etcd.world import Party, new_claim, party, soon, watchers
@@ -60,7 +61,9 @@ def test_a_waiter_is_woken(here: Party, own_etcd: EtcdServer, what: str, on_asyn
             own_etcd.etcdctl("del", "--prefix", "")
         else:
             closed_for = 1.0 if what == "close" else 0.0
-            here.store.give(here.key, here.claim, granted.token, soon(), closed_for=closed_for)
+            here.store.give(
+                here.key, here.claim, granted.token, soon(), parting=Parting(closed_for=closed_for)
+            )
         assert waiting.result() < WOKEN
 
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from incumbent.errors import StoreUnavailable
-from incumbent.model import Ask, Granted, Released, Renewed, Slot
+from incumbent.model import Ask, Granted, Parting, Released, Renewed, Slot
 from tests import tiers
 from tests.cli.tool import incumbent
 from tests.stores.postgresql.world import Party, new_database, party, schema, soon
@@ -190,7 +190,10 @@ def test_a_role_with_the_least_rights_can_do_everything(postgres_server: Postgre
         one.store.put(one.key, "pause", None, None, soon())
         assert one.store.scan("faults", one.key.name, soon())
         one.store.wait_change(one.key, one.refused().seen, soon(0.05))
-        assert one.store.give(one.key, one.claim, None, soon(), slot="s") == Released()
+        assert (
+            one.store.give(one.key, one.claim, None, soon(), parting=Parting(slot="s"))
+            == Released()
+        )
 
 
 def test_the_least_rights_are_the_docs() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from incumbent import Client
 from incumbent.errors import OutcomeUnknown
-from incumbent.model import Ask, Gone, Refused, Released, Slot
+from incumbent.model import Ask, Gone, Parting, Refused, Released, Slot
 from tests.stores.postgresql.world import (
     ASK,
     Party,
@@ -76,7 +76,7 @@ def test_a_take_that_was_given_up_before_its_time_was_over_is_refused_when_it_ar
         taking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await taking
-        given = near.store.give(far.key, far.claim, None, soon(), slot=SLOT.name)
+        given = near.store.give(far.key, far.claim, None, soon(), parting=Parting(slot=SLOT.name))
         assert given == Gone()
         network.heal()
         await store.aclose()

@@ -17,6 +17,7 @@ from incumbent.model import (
     Gone,
     Granted,
     Key,
+    Parting,
     Refused,
     Renewal,
     Renewed,
@@ -167,7 +168,7 @@ def test_a_swap_names_the_version_the_epoch_and_the_clock_by_which_it_was_decide
         (DIALECT.take(KEY, CLAIM, Ask(1, "me", slot=Slot("today", 60.0))), b"t"),
         (DIALECT.take(KEY, CLAIM, Ask(1, "me", candidacy=1.0)), b"f"),
         (DIALECT.give(KEY, CLAIM, None), b"f"),
-        (DIALECT.give(KEY, CLAIM, None, closed_for=1.0), b"f"),
+        (DIALECT.give(KEY, CLAIM, None, Parting(closed_for=1.0)), b"f"),
         (DIALECT.put(KEY, "pause", b"", None), b"t"),
     ],
 )
@@ -179,7 +180,7 @@ def test_only_what_outlives_a_crash_waits_for_the_disk(
 
 
 def test_a_closing_waits_for_the_disk() -> None:
-    plan = DIALECT.give(KEY, CLAIM, 5, closed_for=1.0)
+    plan = DIALECT.give(KEY, CLAIM, 5, Parting(closed_for=1.0))
     _, (_, waits, _) = requests_of(plan, said(("space/job", held_by(CLAIM))))
     assert waits == b"t"
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from incumbent.errors import LeaseLost
-from incumbent.model import UNLIMITED, Ask, Gone, Granted, Refused, Released
+from incumbent.model import UNLIMITED, Ask, Gone, Granted, Parting, Refused, Released
 from incumbent.several import Semaphore
 from incumbent.stores.postgresql import with_token
 from tests.stores.postgresql.world import Party, new_claim, party, soon
@@ -46,7 +46,7 @@ def waits(server: PostgresServer, database: str) -> bool:
 
 
 def leave(one: Party, grant: Granted) -> object:
-    return one.store.give(one.key, grant.claim, grant.token, soon(), shared=True)
+    return one.store.give(one.key, grant.claim, grant.token, soon(), parting=Parting(shared=True))
 
 
 # -- at the same moment --------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from incumbent.model import (
     Gone,
     Granted,
     Key,
+    Parting,
     Refused,
     Released,
     Renewal,
@@ -146,7 +147,7 @@ def test_a_role_with_the_two_grants_of_the_file_can_do_everything_and_nothing_el
     assert isinstance(store.take(_KEY, _TWO, Ask(30.0, "b", candidacy=5.0), soon()), Refused)
     store.wait_change(_KEY, "", soon(0.1))
     assert store.read(_KEY, soon()).seen == store.scan("default", "", soon())[0].seen
-    assert store.give(_KEY, _ONE, grant.token, soon(), slot="today") == Released()
+    assert store.give(_KEY, _ONE, grant.token, soon(), parting=Parting(slot="today")) == Released()
     store.close()
     with psycopg.connect(url) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
         connection.execute("select * from incumbent.record")
@@ -397,7 +398,7 @@ def test_who_waits_for_a_slot_is_told_when_it_is_given_back_after_the_lease_ende
         waiter = pool.submit(store.wait_change, _KEY, refused.seen, soon(20))
         marked = "select count(*) from incumbent.record where waited > incumbent.clock()"
         eventually(lambda: run(marked) == [(1,)])
-        assert store.give(_KEY, _ONE, None, soon(), slot="today") == Gone()
+        assert store.give(_KEY, _ONE, None, soon(), parting=Parting(slot="today")) == Gone()
         waiter.result(5)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from incumbent.errors import StoreUnavailable
-from incumbent.model import Ask, Granted, Key, Queue, Queued, Refused, Released, Renewal
+from incumbent.model import Ask, Granted, Key, Parting, Queue, Queued, Refused, Released, Renewal
 from incumbent.protocol.port import run_blocking
 from incumbent.rules.codec import encoded
 from incumbent.rules.record import NOTHING
@@ -234,7 +234,7 @@ def test_a_release_tells_those_who_joined_since_its_grant(
     claim, ask = new_claim(), replace(SHARED, queue=Queue(5.0, fair=True))
     holder = taken(store, SHARED)
     assert isinstance(other.take(KEY, claim, ask, soon()), Queued)
-    store.give(KEY, holder.claim, holder.token, soon(), shared=True)
+    store.give(KEY, holder.claim, holder.token, soon(), parting=Parting(shared=True))
     refused = store.take(KEY, new_claim(), SHARED, soon())
     assert isinstance(refused, Refused)
     assert refused.reason == "reserved"

@@ -15,7 +15,7 @@ import pytest
 
 from incumbent import AcquireTimeout, AsyncLock, Lock, NotAcquired, Policy
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.model import Ask, Granted, Key, Record, Refused, Released, Slot, TakeOutcome
+from incumbent.model import Ask, Granted, Key, Parting, Record, Refused, Released, Slot, TakeOutcome
 from incumbent.stores.quorum import ballots
 from incumbent.stores.quorum.ballots import Answer, Split, Verdict
 from incumbent.stores.quorum.dialect import MARKER
@@ -276,13 +276,15 @@ def test_a_lease_is_given_back_though_the_time_does_not_suffice_for_its_slot(
         async def give() -> None:
             store = one.engine.async_store()
             try:
-                await store.give(*parting, slot="day")
+                await store.give(*parting, parting=Parting(slot="day"))
             finally:
                 await store.aclose()
 
         # Half of it was done, so nobody may take it for not done.
         with pytest.raises(OutcomeUnknown, match="slot day is not: no majority"):
-            one.store.give(*parting, slot="day") if side == "sync" else asyncio.run(give())
+            one.store.give(
+                *parting, parting=Parting(slot="day")
+            ) if side == "sync" else asyncio.run(give())
         main = Naming(None).of(one.key).main
         assert [it.server.cli("GET", main) for it in three.all[:2]] == ["-1", "-1"]
 

@@ -15,7 +15,18 @@ import redis
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
-from incumbent.model import Ask, Gone, Granted, Key, Refused, Released, Renewal, Renewed, Stored
+from incumbent.model import (
+    Ask,
+    Gone,
+    Granted,
+    Key,
+    Parting,
+    Refused,
+    Released,
+    Renewal,
+    Renewed,
+    Stored,
+)
 from incumbent.stores.redis.records import Naming
 from tests.stores.quorum.world import Party, channel_of, party, soon
 from tests.support.pace import LONG, WOKEN, took
@@ -270,7 +281,7 @@ def more(one: Party) -> None:
     record = one.store.read(one.key, soon())
     assert (record.holdings[0].meta, len(record.candidates)) == (b"meta", 1)
     assert [it.key for it in one.store.scan("faults", one.key.name, soon())] == [one.key]
-    given = one.store.give(one.key, one.claim, None, soon(), closed_for=0.01)
+    given = one.store.give(one.key, one.claim, None, soon(), parting=Parting(closed_for=0.01))
     assert given == Released()
     errors = [it for it in one.engine.diagnose(15.0, soon()) if it[0] == "error"]
     assert not errors

@@ -15,6 +15,7 @@ from incumbent.model import (
     Ask,
     Gone,
     Granted,
+    Parting,
     Queue,
     Queued,
     Refused,
@@ -71,7 +72,9 @@ def everything(one: Party) -> None:
     assert [each.key for each in one.store.scan("faults", one.key.name, soon())] == [one.key]
     one.store.wait_change(one.key, one.refused().seen, soon(0.05))
     assert asyncio.run(one.take_async()).token == granted.token
-    given = one.store.give(one.key, one.claim, None, soon(), slot="s", closed_for=0.01)
+    given = one.store.give(
+        one.key, one.claim, None, soon(), parting=Parting(slot="s", closed_for=0.01)
+    )
     assert given == Released()
     for permits in (2, UNLIMITED):
         shared_by_several(one, permits)
@@ -92,7 +95,10 @@ def shared_by_several(one: Party, permits: int) -> None:
     assert one.store.renew([renewal], soon()) == [Renewed()]
     assert isinstance(one.store.take(key, new_claim(), Ask(10.0, "h", permits), soon()), Granted)
     assert len(one.store.read(key, soon()).holdings) == 2
-    assert one.store.give(key, lasting, granted.token, soon(), shared=True) == Released()
+    assert (
+        one.store.give(key, lasting, granted.token, soon(), parting=Parting(shared=True))
+        == Released()
+    )
 
 
 def test_a_user_with_the_least_rights_can_do_everything(server: RedisServer) -> None:

@@ -82,7 +82,7 @@ def test_an_instant_long_ago_has_as_many_digits_as_one_of_today() -> None:
 
 
 def test_a_give_names_the_token_it_gives_back() -> None:
-    parts = parts_of(dialect().give(KEY, "c1aim", 77, 0.0, None))
+    parts = parts_of(dialect().give(KEY, "c1aim", 77))
     assert parts[6:] == [b"incumbent1 c1aim 77 ", b"incumbent:{default/job}:c"]
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
-from incumbent.model import Ask, Gone, Queue, Released, Slot
+from incumbent.model import Ask, Gone, Parting, Queue, Released, Slot
 from tests.quorum.walls import ShiftedServer
 from tests.stores.redis.world import Party, new_claim, party, soon
 from tests.support.servers import RedisServer
@@ -51,7 +51,9 @@ def test_a_late_take_leaves_no_place_in_line(own_redis: RedisServer) -> None:
 
 def test_a_claim_that_was_given_up_in_doubt_is_not_granted_later(own_redis: RedisServer) -> None:
     with party(own_redis.url) as one:
-        assert one.store.give(one.key, one.claim, None, soon(), slot="day") == Gone()
+        assert (
+            one.store.give(one.key, one.claim, None, soon(), parting=Parting(slot="day")) == Gone()
+        )
         with pytest.raises(StoreUnavailable):
             one.store.take(one.key, one.claim, ONCE, soon())
         # Neither a lease nor a slot: another one gets both.

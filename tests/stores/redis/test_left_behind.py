@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from incumbent import clock
-from incumbent.model import Ask, Granted, Key, Renewal, Slot
+from incumbent.model import Ask, Granted, Key, Parting, Renewal, Slot
 from incumbent.stores.redis.aio import AsyncRedisStore
 from incumbent.stores.redis.server import MARKER_KEY
 from tests.stores.redis.world import Party, new_claim, party
@@ -55,7 +55,9 @@ async def live(store: AsyncRedisStore, name: str, ask: Ask) -> None:
         await store.renew([renewal], until)
         await store.take(key, new_claim(), ask, until)
     if kind != 3:
-        await store.give(key, claim, granted.token, until, closed_for=0.2 * (kind == 0))
+        await store.give(
+            key, claim, granted.token, until, parting=Parting(closed_for=0.2 * (kind == 0))
+        )
 
 
 async def live_all(one: Party, asks: list[Ask]) -> None:

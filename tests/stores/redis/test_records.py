@@ -19,6 +19,7 @@ from incumbent.model import (
     Gone,
     Granted,
     Key,
+    Parting,
     Refused,
     Released,
     Renewal,
@@ -294,7 +295,13 @@ def test_while_tokens_are_ahead_of_the_clock_they_grow_on_the_same_short_way(
                 for at in range(6):
                     granted = one.take(new_claim(), ask=ask)
                     shared = permits is not None
-                    one.store.give(one.key, granted.claim, granted.token, soon(), shared=shared)
+                    one.store.give(
+                        one.key,
+                        granted.claim,
+                        granted.token,
+                        soon(),
+                        parting=Parting(shared=shared),
+                    )
                     tokens.append(granted.token)
                     if not at:
                         # The first take of a name is longer.

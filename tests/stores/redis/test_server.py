@@ -13,7 +13,7 @@ import redis
 
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.model import Ask, Gone, Granted, Released, Renewal, Renewed, Slot
+from incumbent.model import Ask, Gone, Granted, Parting, Released, Renewal, Renewed, Slot
 from tests.stores.redis.world import Party, new_claim, own_party, party, soon
 from tests.support.pace import BUSY, took
 from tests.support.servers import RedisServer
@@ -135,7 +135,10 @@ def test_a_user_with_the_least_rights_can_do_everything(redis_server: RedisServe
         one.store.put(one.key, "pause", None, None, soon())
         assert one.store.scan("faults", one.key.name, soon())
         one.store.wait_change(one.key, one.refused().seen, soon(0.05))
-        assert one.store.give(one.key, one.claim, None, soon(), slot="s") == Released()
+        assert (
+            one.store.give(one.key, one.claim, None, soon(), parting=Parting(slot="s"))
+            == Released()
+        )
 
 
 def test_what_a_user_may_not_do_is_final_before_it_ever_worked(redis_server: RedisServer) -> None:

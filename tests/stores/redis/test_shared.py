@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from incumbent.errors import ConfigError
-from incumbent.model import UNLIMITED, Ask, Gone, Granted, Key, Released, Renewal, Renewed
+from incumbent.model import UNLIMITED, Ask, Gone, Granted, Key, Parting, Released, Renewal, Renewed
 from incumbent.several import ReadWriteLock, Semaphore
 from tests.stores.redis.world import Party, new_claim, party, soon
 from tests.support.servers import RedisServer
@@ -51,12 +51,14 @@ def test_a_take_and_a_give_are_one_request_each(
     key = Key("shared", secrets.token_hex(6))
     # The first time the scripts are loaded.
     warm = taken(here, key, permits)
-    here.store.give(key, warm.claim, warm.token, soon(), shared=True)
+    here.store.give(key, warm.claim, warm.token, soon(), parting=Parting(shared=True))
     for _ in range(2):
         before = calls(admin)
         renewal = taken(here, key, permits)
         assert calls(admin) == before + 1
-        given = here.store.give(key, renewal.claim, renewal.token, soon(), shared=True)
+        given = here.store.give(
+            key, renewal.claim, renewal.token, soon(), parting=Parting(shared=True)
+        )
         assert given == Released()
         assert calls(admin) == before + 2
 
@@ -72,7 +74,7 @@ def test_a_hundred_renewals_are_one_request(here: Party, admin: redis.Redis) -> 
 def test_nothing_stays_but_the_record(here: Party, admin: redis.Redis) -> None:
     key = Key("shared", secrets.token_hex(6))
     for renewal in [taken(here, key, 3) for _ in range(3)]:
-        here.store.give(key, renewal.claim, renewal.token, soon(), shared=True)
+        here.store.give(key, renewal.claim, renewal.token, soon(), parting=Parting(shared=True))
     (left,) = admin.scan_iter(f"*{key}*")
     assert left == f"incumbent:{{{key}}}:r".encode()
     assert not list(admin.hscan_iter(left, "p:*"))

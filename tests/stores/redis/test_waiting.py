@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from incumbent import clock
-from incumbent.model import Ask, Slot
+from incumbent.model import Ask, Parting, Slot
 from tests.stores.redis.world import Party, new_claim, party, soon
 from tests.support.pace import BUSY, LONG, WOKEN, lasted, took
 from tests.support.proxy import FaultProxy
@@ -67,7 +67,9 @@ def test_a_waiter_is_woken(
             here.store.put(here.key, "pause", b"{}", None, soon())
         else:
             closed_for = 1.0 if what == "close" else 0.0
-            here.store.give(here.key, here.claim, granted.token, soon(), closed_for=closed_for)
+            here.store.give(
+                here.key, here.claim, granted.token, soon(), parting=Parting(closed_for=closed_for)
+            )
         assert waiting.result() < WOKEN
 
 
@@ -119,7 +121,7 @@ def test_a_waiter_for_a_used_slot_is_woken_when_it_is_given_back(
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(seconds_waited, here, refused.seen, LONG, on_asyncio=False)
         listening(here, redis_server)
-        here.store.give(here.key, here.claim, None, soon(), slot="today 1")
+        here.store.give(here.key, here.claim, None, soon(), parting=Parting(slot="today 1"))
         assert waiting.result() < WOKEN
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from incumbent.model import Ask, Refused, Released
+from incumbent.model import Ask, Parting, Refused, Released
 from tests.stores.sqlite.test_store import ASK, KEY, Machine, soon
 
 DAY = 86_400.0
@@ -23,7 +23,11 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 def reserve(machine: Machine, holder: str, seconds: float) -> None:
     granted, until = machine.grant(), soon()
     outcome = machine.store.give(
-        KEY, granted.claim, granted.token, until, closed_for=seconds, reserve_for=holder
+        KEY,
+        granted.claim,
+        granted.token,
+        until,
+        parting=Parting(closed_for=seconds, reserve_for=holder),
     )
     assert outcome == Released()
 

@@ -112,7 +112,7 @@ store.give(key, "a", mine.token, soon())
     "a slot that was given back": (
         """
 mine = take("a", slot=monday)
-store.give(key, "a", mine.token, soon(), slot="monday")
+store.give(key, "a", mine.token, soon(), parting=Parting(slot="monday"))
 """,
         slot_is_free,
     ),
@@ -143,13 +143,13 @@ store.put(key, "ledger", None, None, soon())
     ),
     "a pause": ('store.put(key, "pause", b"{}", None, soon())', is_refused("paused")),
     "a closing": (
-        'store.give(key, "a", take("a").token, soon(), closed_for=60.0)',
+        'store.give(key, "a", take("a").token, soon(), parting=Parting(closed_for=60.0))',
         is_refused("closed"),
     ),
     "a reservation": (
         """
 mine = take("a")
-store.give(key, "a", mine.token, soon(), closed_for=60.0, reserve_for="successor")
+store.give(key, "a", mine.token, soon(), parting=Parting(closed_for=60.0, reserve_for="successor"))
 """,
         is_refused("reserved"),
     ),

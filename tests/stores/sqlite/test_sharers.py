@@ -12,7 +12,7 @@ import pytest
 
 from incumbent import clock
 from incumbent.errors import NotAcquired
-from incumbent.model import UNLIMITED, Ask, Granted, Queue, Queued, Refused, Released
+from incumbent.model import UNLIMITED, Ask, Granted, Parting, Queue, Queued, Refused, Released
 from incumbent.protocol.port import run_blocking
 from incumbent.several import Semaphore
 from incumbent.stores.polling import may_have_changed
@@ -72,7 +72,9 @@ def share(machine: Machine, permits: int, ttl: float = 10.0) -> Granted:
 
 
 def leave(machine: Machine, grant: Granted) -> None:
-    outcome = machine.store.give(KEY, grant.claim, grant.token, soon(), shared=True)
+    outcome = machine.store.give(
+        KEY, grant.claim, grant.token, soon(), parting=Parting(shared=True)
+    )
     assert outcome == Released()
 
 

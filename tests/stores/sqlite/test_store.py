@@ -22,6 +22,7 @@ from incumbent.model import (
     Gone,
     Granted,
     Key,
+    Parting,
     Queue,
     Queued,
     Refused,
@@ -85,7 +86,9 @@ class Machine:
         return outcome
 
     def give(self, granted: Granted, key: Key = KEY, closed_for: float = 0.0) -> None:
-        outcome = self.store.give(key, granted.claim, granted.token, soon(), closed_for=closed_for)
+        outcome = self.store.give(
+            key, granted.claim, granted.token, soon(), parting=Parting(closed_for=closed_for)
+        )
         assert outcome == Released()
 
     def sql(self, statement: str) -> list[tuple[object, ...]]:

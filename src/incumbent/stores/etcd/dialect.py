@@ -10,6 +10,7 @@ from typing import Final
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.model import (
+    PLAIN,
     Absent,
     Ask,
     ByClaim,
@@ -18,6 +19,7 @@ from incumbent.model import (
     Gone,
     Guard,
     Key,
+    Parting,
     PutOutcome,
     Record,
     Released,
@@ -58,17 +60,9 @@ class EtcdDialect:
         return Plan("renew", lambda *_: renew(self.cluster, renewals), renewals=renewals)
 
     def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
-        shared: bool = False,
+        self, key: Key, claim: str, token: int | None, parting: Parting = PLAIN
     ) -> Plan[None, GiveOutcome]:
-        give = _EtcdGive(self.cluster, key, claim, token, closed_for, reserve_for or "", slot)
+        give = _EtcdGive(self.cluster, key, claim, token, parting)
         return Plan("give", lambda *_: give.run(), (key,))
 
     def put(
@@ -184,20 +178,18 @@ class _EtcdGive:
     key: Key
     claim: str
     token: int | None
-    closed_for: float
-    reserve_for: str
-    slot: str | None
+    parting: Parting
 
     def __post_init__(self) -> None:
         self.id = (self.key, self.claim)
         self.sessions = self.cluster.sessions
         self.names = names = kv.names_of(self.cluster.prefix, self.key)
         self.undo_slot: list[str] = []
-        if self.slot is not None:
-            self.undo_slot.append(kv.delete(names.slot(self.slot, self.claim)))
+        if self.parting.slot is not None:
+            self.undo_slot.append(kv.delete(names.slot(self.parting.slot, self.claim)))
 
     def run(self) -> Steps[GiveOutcome]:
-        if self.token == 0 and self.slot is None:
+        if self.token == 0 and self.parting.slot is None:
             yield from self._undo()
             return Gone()
         base = (yield from self.cluster.identify()).base
@@ -258,9 +250,9 @@ class _EtcdGive:
         return unknown(self.key, entry)
 
     def _give(self, state: ClaimState, base: int) -> Steps[bool]:
-        closing = None
-        if self.closed_for > 0:
-            closing = yield from self.sessions.grant(kv.seconds(self.closed_for))
+        closing, closed_for = None, self.parting.closed_for
+        if closed_for > 0:
+            closing = yield from self.sessions.grant(kv.seconds(closed_for))
         if not state.history_key:
             # Another process took the lease.
             state.history_lease = yield from self.sessions.history_lease(_KEEP_HISTORY)
@@ -279,9 +271,9 @@ class _EtcdGive:
             value = kv.packed(
                 holder=state.holder,
                 token=base + state.revision,
-                reserved_for=self.reserve_for,
-                kept=self.closed_for,
-                until=wall + self.closed_for,
+                reserved_for=self.parting.reserve_for or "",
+                kept=closed_for,
+                until=wall + closed_for,
             )
             success.append(kv.put(self.names.closing, value, closing.id))
         reply = yield kv.transaction(

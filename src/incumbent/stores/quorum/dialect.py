@@ -13,15 +13,14 @@ from collections.abc import Sequence
 from hashlib import blake2s
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, Unpack
+from typing import Any, Final
 
 import hiredis
 
 from incumbent.errors import OutcomeUnknown, StoreError
-from incumbent.model import Ask, ByClaim, Key, Refused, Renewal
+from incumbent.model import PLAIN, Ask, ByClaim, Key, Parting, Refused, Renewal
 from incumbent.net.pool import Mismatch
 from incumbent.policy import TTL_DEFAULT
-from incumbent.stores.base import Parting
 from incumbent.stores.findings import wait_after_restart
 from incumbent.stores.quorum.ballots import Answer, No, Silent, Vote
 from incumbent.stores.redis.errors import answered_error
@@ -202,15 +201,14 @@ class QuorumDialect:
     # -- the rest -----------------------------------------------------------------------------
 
     def give(
-        self, key: Key, claim: str, token: int | None, now: int, **parting: Unpack[Parting]
+        self, key: Key, claim: str, token: int | None, now: int, parting: Parting = PLAIN
     ) -> bytes:
         """The request of a give. `now`: unix us by the nodes' clocks, for the history."""
-        closed_for, reserve_for = parting.get("closed_for", 0.0), parting.get("reserve_for")
         held, ended = _head_of(claim, token).encode(), b" %d" % max(now, token or 0)
         keys = self.keys(key)
-        if closed_for > 0:
-            successor = (quoted(reserve_for),) if reserve_for else ()
-            more = (ended, milliseconds(closed_for), *successor)
+        if parting.closed_for > 0:
+            successor = (quoted(parting.reserve_for),) if parting.reserve_for else ()
+            more = (ended, milliseconds(parting.closed_for), *successor)
             return SCRIPTS["give"].call(2, keys.main, keys.floor, held, *more)
         return b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % (keys.give, len(held), held, len(ended), ended)
 

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError
-from incumbent.model import Ask, Capabilities, GiveOutcome, Granted, Key, Released, TakeOutcome
+from incumbent.model import (
+    PLAIN,
+    Ask,
+    Capabilities,
+    GiveOutcome,
+    Granted,
+    Key,
+    Parting,
+    Released,
+    TakeOutcome,
+)
 from incumbent.net.limiter import CONNECTIONS, limits
 from incumbent.net.pool import KEPT, Mismatch, exchange_error
 from incumbent.net.readers import BLOCKING, LockWakeup
 from incumbent.protocol.port import run_blocking
-from incumbent.stores import base
 from incumbent.stores.loops import ServerEngine, detach_in_child
 from incumbent.stores.plan import BlockingStore, Plan
 from incumbent.stores.quorum.ballots import BallotClock
@@ -144,18 +153,18 @@ class QuorumStore(BlockingStore[_Blocking]):
         )
 
     def give(
-        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[base.Parting]
+        self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
         quorum, idle = self._quorum, self.operations.idle
-        is_simple = token is not None and parting.get("slot") is None
+        is_simple = token is not None and parting.slot is None
         panel = self._whole(0.0, until) if is_simple else None
         if panel is None:
-            return super().give(key, claim, token, until, **parting)
+            return super().give(key, claim, token, until, parting=parting)
         ended = quorum.clock.unix_us(panel.used)
-        request = quorum.dialect.give(key, claim, token, ended, **parting)
+        request = quorum.dialect.give(key, claim, token, ended, parting)
         return self._ask_identical(
             *(panel, idle, request, _GIVEN, until, agreed_by_most, _RELEASED),
-            lambda replies: give(panel, key, claim, token, until, replies, **parting),
+            lambda replies: give(panel, key, claim, token, until, parting, replies),
         )
 
     def _ask_identical(

@@ -9,15 +9,17 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar
 
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError
 from incumbent.model import (
+    PLAIN,
     Ask,
     GiveOutcome,
     Guard,
     Key,
+    Parting,
     PutOutcome,
     Record,
     Renewal,
@@ -25,7 +27,6 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.net.readers import ReaderSide, Subscriber
-from incumbent.stores import base
 from incumbent.stores.plan import Kind, Plan, Planned, Program
 from incumbent.stores.quorum.changes import put_field
 from incumbent.stores.quorum.connecting import Dialer
@@ -58,9 +59,9 @@ class Plans:
         return _plan("renew", lambda panel, until: renew(panel, renewals, until))
 
     def give(
-        self, key: Key, claim: str, token: int | None, **parting: Unpack[base.Parting]
+        self, key: Key, claim: str, token: int | None, parting: Parting = PLAIN
     ) -> Plan[Panel, GiveOutcome]:
-        return _plan("give", lambda panel, until: give(panel, key, claim, token, until, **parting))
+        return _plan("give", lambda panel, until: give(panel, key, claim, token, until, parting))
 
     def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard

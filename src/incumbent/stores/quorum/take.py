@@ -10,22 +10,23 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from random import random
-from typing import Final, Unpack
+from typing import Final
 
 from incumbent.clock import now as _now
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import (
+    PLAIN,
     Ask,
     GiveOutcome,
     Gone,
     Granted,
     Key,
+    Parting,
     Refused,
     Released,
     Slot,
     TakeOutcome,
 )
-from incumbent.stores.base import Parting
 from incumbent.stores.quorum import ballots
 from incumbent.stores.quorum.ballots import UNFIT, Answer, No, Silent, Vote, decide
 from incumbent.stores.quorum.changes import found, give_slot_back, is_paused, refused_slot, use_slot
@@ -340,16 +341,16 @@ async def give(
     claim: str,
     token: int | None,
     until: float,
+    parting: Parting = PLAIN,
     first: Sequence[Reply] | None = None,
-    **parting: Unpack[Parting],
 ) -> GiveOutcome:
     """See Store.give. Nodes that do not confirm it are asked again when they next reply.
 
     `first`: the replies of a round that is over already.
     """
-    slot = parting.get("slot")
+    slot = parting.slot
     if slot is None:
-        return await _give_lease(panel, key, claim, token, until, first, **parting)
+        return await _give_lease(panel, key, claim, token, until, parting, first)
     doubt: StoreError | None = None
     # First the slot, while no other claim can have the lease; half of the time is for the lease.
     half = (_now() + until) / 2
@@ -358,7 +359,7 @@ async def give(
     except StoreError as error:
         doubt = error
     try:
-        outcome = await _give_lease(panel, key, claim, token, until, **parting)
+        outcome = await _give_lease(panel, key, claim, token, until, parting)
     except StoreError as error:
         if isinstance(doubt, OutcomeUnknown):
             raise doubt from error
@@ -383,19 +384,19 @@ async def _give_lease(
     claim: str,
     token: int | None,
     until: float,
+    parting: Parting = PLAIN,
     first: Sequence[Reply] | None = None,
-    **parting: Unpack[Parting],
 ) -> GiveOutcome:
     quorum, now = panel.quorum, panel.quorum.clock.unix_us(_now())
     ballot = max(quorum.clock.highest, now) if token is None else token
     if first is not None:
         rounds = [first]
     else:
-        requests = [quorum.dialect.give(key, claim, token, now, **parting)]
+        requests = [quorum.dialect.give(key, claim, token, now, parting)]
         if token is None:
             # It is unknown whether the claim was granted: its votes may still be on their way.
             quorum.remember(quorum.given_up, key, claim, ballot)
-            if parting.get("closed_for", 0.0) <= 0:
+            if parting.closed_for <= 0:
                 requests.clear()
             requests.append(quorum.dialect.revoke(key, claim, ballot, ended=now))
         # One after the other: what is sent together is repeated together.

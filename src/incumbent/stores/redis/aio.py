@@ -8,16 +8,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from math import inf
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
-from incumbent.model import Ask, GiveOutcome, Key, Queued, TakeOutcome
+from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, Queued, TakeOutcome
 from incumbent.net.limiter import DIAL_WITHIN, IN_FLIGHT, limits
 from incumbent.net.pool import Broken
 from incumbent.net.readers import SUSPENDING, SharedWakeup
-from incumbent.stores.base import Parting
 from incumbent.stores.loops import LoopEnd
 from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.redis.aiowire import AsyncRedisWire, dial
@@ -99,17 +98,17 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
         return outcome
 
     async def give(
-        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
+        self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
         wire, commands = self._shared, self.commands
         if wire is None or wire.is_stale(trust=True):
-            return await super().give(key, claim, token, until, **parting)
+            return await super().give(key, claim, token, until, parting=parting)
         try:
-            request = commands.give(key, claim, token, **parting)
+            request = commands.give(key, claim, token, parting)
             return commands.given(await self._ask(wire, request, until), key)
         except UNUSABLE as error:
             self.settle(wire, self.idle, error)
-            return await self.again(error, DIALECT.give(key, claim, token, **parting), until)
+            return await self.again(error, DIALECT.give(key, claim, token, parting), until)
         except StoreError as error:
             self.settle(wire, self.idle, error)
             raise

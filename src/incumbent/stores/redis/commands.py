@@ -14,12 +14,14 @@ import hiredis
 
 from incumbent.errors import StoreError
 from incumbent.model import (
+    PLAIN,
     Ask,
     Batch,
     GiveOutcome,
     Gone,
     Granted,
     Key,
+    Parting,
     Refused,
     Released,
     Renewal,
@@ -144,17 +146,9 @@ class Commands:
         refusal = refused(kind, raw, left, now, ask.slot.name if ask.slot else "")
         return in_line(refusal, claim, ask, now, place[0], epoch) if place else refusal
 
-    def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
-        shared: bool = False,
-    ) -> bytes:
+    def give(self, key: Key, claim: str, token: int | None, parting: Parting = PLAIN) -> bytes:
         """The request of a give. A shared lease is neither closed nor reserved."""
+        closed_for, reserve_for, slot, shared = parting
         if shared:
             slot, closed_for, reserve_for = None, 0.0, None
         if not token or slot is not None or closed_for > 0:

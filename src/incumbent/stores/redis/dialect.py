@@ -16,6 +16,7 @@ import hiredis
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import (
+    PLAIN,
     Absent,
     Ask,
     ByClaim,
@@ -26,6 +27,7 @@ from incumbent.model import (
     Guard,
     Holding,
     Key,
+    Parting,
     PutOutcome,
     Record,
     Renewal,
@@ -143,21 +145,13 @@ class RedisDialect:
         )
 
     def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
-        shared: bool = False,
+        self, key: Key, claim: str, token: int | None, parting: Parting = PLAIN
     ) -> Plan[Server, GiveOutcome]:
         """A release, or a closing."""
 
         def start(server: Server, _: float) -> Program[GiveOutcome]:
             commands = server.commands
-            request = commands.give(key, claim, token, closed_for, reserve_for, slot, shared)
+            request = commands.give(key, claim, token, parting)
             (reply,) = yield RequestBatch(request, 1)
             return commands.given(reply, key)
 

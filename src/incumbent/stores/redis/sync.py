@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Unpack
-
 from incumbent import clock
-from incumbent.model import Ask, GiveOutcome, Key, Queued, TakeOutcome
+from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, Queued, TakeOutcome
 from incumbent.net.limiter import CONNECTIONS, DIAL_WITHIN, limits
 from incumbent.net.readers import BLOCKING, LockWakeup
 from incumbent.net.wire import STALE_AFTER
 from incumbent.protocol.port import run_blocking
-from incumbent.stores.base import Parting
 from incumbent.stores.loops import detach_in_child
 from incumbent.stores.plan import BlockingTogether
 from incumbent.stores.redis.commands import Commands
@@ -82,20 +79,20 @@ class RedisStore(BlockingTogether[BlockingExchange]):
         return outcome
 
     def give(
-        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
+        self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
         exchange, commands = self.operations, self.operations.commands
         idle = exchange.idle
         wire = self._at_hand(idle, _now())
         if wire is None:
-            return run_blocking(exchange.give(key, claim, token, until, **parting))
+            return run_blocking(exchange.give(key, claim, token, until, parting=parting))
         try:
-            reply = wire.ask(commands.give(key, claim, token, **parting), until)
+            reply = wire.ask(commands.give(key, claim, token, parting), until)
             outcome = commands.given(reply, key)
         except UNUSABLE as error:
             wire.close()
             return run_blocking(
-                exchange.again(error, DIALECT.give(key, claim, token, **parting), until)
+                exchange.again(error, DIALECT.give(key, claim, token, parting), until)
             )
         except BaseException as error:
             exchange.settle(wire, idle, error)

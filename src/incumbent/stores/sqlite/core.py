@@ -14,15 +14,17 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar, Unpack, cast
+from typing import Any, Final, TypeVar, cast
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.model import (
+    PLAIN,
     Ask,
     GiveOutcome,
     Gone,
     Key,
+    Parting,
     Queue,
     Released,
     Renewal,
@@ -31,7 +33,6 @@ from incumbent.model import (
 )
 from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
 from incumbent.protocol.port import run_blocking
-from incumbent.stores.base import Parting
 from incumbent.stores.deciding import Deciding
 from incumbent.stores.plan import BlockingTogether, Plan
 from incumbent.stores.polling import in_line
@@ -121,9 +122,9 @@ class SqliteOperations(PollingOperations):
             return [Gone("store_restarted") for _ in renewals]
 
     async def give(
-        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
+        self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
-        if token and not parting.get("closed_for") and not parting.get("slot"):
+        if token and not parting.closed_for and not parting.slot:
 
             def work(db: SqliteConnection) -> bool:
                 return Records(db).try_give(key, claim, token)
@@ -131,7 +132,7 @@ class SqliteOperations(PollingOperations):
             if await self.transact(work, until, ONE_STATEMENT):
                 self.looks.hurry(key)
                 return Released()
-        return await super().give(key, claim, token, until, **parting)
+        return await super().give(key, claim, token, until, parting=parting)
 
     async def look(self, key: Key, until: float) -> Seen:
         return await self.transact(lambda db: Records(db).load(Wanted(key)), until, READ)

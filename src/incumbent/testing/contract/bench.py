@@ -18,6 +18,7 @@ from incumbent.model import (
     Granted,
     Guard,
     Key,
+    Parting,
     PutOutcome,
     Record,
     Refused,
@@ -388,9 +389,8 @@ class Bench:
         return self._give(name, claim, None, **how)
 
     def _give(self, name: str, claim: str, token: int | None, **how: Any) -> GiveOutcome:
-        if claim in self._shared:
-            how["shared"] = True
-        return self.store.give(self.key(name), claim, token, self.until(), **how)
+        parting = Parting(**how, shared=claim in self._shared)
+        return self.store.give(self.key(name), claim, token, self.until(), parting=parting)
 
     def pause(self, value: bytes | None = _PAUSED, name: str = "job") -> None:
         """Pause the name as an operator does; None: unpause it."""
