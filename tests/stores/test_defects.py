@@ -23,8 +23,8 @@ from incumbent.stores.quorum.dialect import QuorumDialect
 from incumbent.stores.quorum.links import QuorumLink
 from incumbent.stores.quorum.nodes import QuorumNode
 from incumbent.stores.quorum.waiting import MajorityHub
-from incumbent.stores.redis.aiowire import AsyncRedisWire
-from incumbent.stores.redis.commands import Commands
+from incumbent.stores.redis import aio, sync, take
+from incumbent.stores.redis.aio import AsyncRedisWire
 from incumbent.stores.redis.subscription import LineHub
 from tests.stores.postgresql.world import new_database
 from tests.support.pace import now, took
@@ -101,7 +101,7 @@ def test_while_a_connection_is_made(store: str, side: str, monkeypatch: pytest.M
 
 
 READING: dict[str, list[Any]] = {
-    "redis": [(Commands, "taken")],
+    "redis": [(sync, "read_take"), (aio, "read_take"), (take, "read_take")],
     # Where all nodes answer alike, the blocking side compares bytes, and decodes no vote.
     "quorum": [(QuorumDialect, "read_vote"), (QuorumLink, "replies")],
     "etcd": [(EtcdClient, "_read")],

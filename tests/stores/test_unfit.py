@@ -21,7 +21,7 @@ import pytest
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Released
-from incumbent.stores.redis.incarnation import LOOK_EVERY
+from incumbent.stores.redis.incarnation import CHECK_EVERY
 from incumbent.stores.url import open_engine
 from tests.stores.party import Party, new_claim, soon
 from tests.stores.postgresql.world import schema
@@ -243,9 +243,9 @@ async def granted_again(one: Party, side: str) -> None:
 @pytest.fixture
 def looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time for which a look counts is over at once."""
-    redis, quorum = ("dialect", "sync", "aio"), ("connecting", "engine")
+    redis, quorum = ("take", "sync", "aio"), ("connecting", "engine")
     for module in (*(f"redis.{it}" for it in redis), *(f"quorum.{it}" for it in quorum)):
-        monkeypatch.setattr(f"incumbent.stores.{module}.LOOK_EVERY", 0.0)
+        monkeypatch.setattr(f"incumbent.stores.{module}.CHECK_EVERY", 0.0)
     monkeypatch.setattr("incumbent.stores.sqlite.connection._LOOK_EVERY", 0.0)
 
 
@@ -295,7 +295,7 @@ def test_a_look_counts_for_half_a_second_and_no_longer(tmp_path: Path) -> None:
                     asked = clock.now()
                     asyncio.run(use(one, "blocking"))
                     granted = asked
-            assert granted - began <= LOOK_EVERY
+            assert granted - began <= CHECK_EVERY
         finally:
             engine.store().close()
 

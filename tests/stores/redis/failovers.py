@@ -22,11 +22,11 @@ from typing import NamedTuple
 
 from incumbent.errors import StoreError
 from incumbent.stores.redis import sentinel
-from incumbent.stores.redis.dialect import too_early
 from incumbent.stores.redis.incarnation import TOKEN_JUMP, Handshake, ServerFacts
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.sentinel import Opinion
 from incumbent.stores.redis.server import RedisSite
+from incumbent.stores.redis.take import too_early
 from tests.stores.redis.meeting import NOW, Server
 
 TTL = 1.0
@@ -229,7 +229,7 @@ class World:
         met = node.at(self.now).met_by(f"{next(self._names)}", NOW + self.now, term=term)
         yield self._delay()
         known = ServerFacts()
-        known.introduce(met, self.now, self.rules.settle)
+        known.learn_from(met, self.now, self.rules.settle)
         sent = self.now
         if sent >= asked + self.rules.proves or too_early(self._site, known, TTL, sent) is not None:
             return

@@ -16,7 +16,7 @@ import redis.sentinel
 
 from incumbent.errors import ConfigError
 from incumbent.stores.redis import engine_from_client
-from incumbent.stores.redis.opening import read_client
+from incumbent.stores.redis.options import read_client
 
 SECRET = "s3kr%t"
 HERE = [("h1", 26379), ("h2", 7)]

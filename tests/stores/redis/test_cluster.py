@@ -29,8 +29,8 @@ from incumbent.model import (
     Stored,
     Unproved,
 )
-from incumbent.stores.redis.cluster import slot_of
 from incumbent.stores.redis.incarnation import read_mark
+from incumbent.stores.redis.records import slot_of
 from tests.stores.redis.world import (
     ASK,
     Party,

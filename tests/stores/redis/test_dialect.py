@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Renewal
 from incumbent.net.pool import Mismatch
-from incumbent.stores.redis.commands import Commands, renew_program
-from incumbent.stores.redis.errors import Outdated, answered_error
+from incumbent.stores.redis.give import give_request
+from incumbent.stores.redis.incarnation import read_facts
 from incumbent.stores.redis.records import Naming, mark_of, quoted, read_value
+from incumbent.stores.redis.renew import renew_program
 from incumbent.stores.redis.resp import SCRIPTS, as_eval, pack
-from incumbent.stores.redis.server import read_facts
+from incumbent.stores.redis.server import Outdated, Requests, answered_error
+from incumbent.stores.redis.take import read_take, take_request
 
 KEY = Key("default", "job")
 ASK = Ask(1.5, "host 1")
@@ -28,8 +30,8 @@ namespaces = st.text("abc.-_", min_size=1, max_size=5)
 SIGN = b"abcdef12 0"
 
 
-def dialect(template: str | None = None) -> Commands:
-    return Commands(Naming(template), "redis://here")
+def requests(template: str | None = None) -> Requests:
+    return Requests(Naming(template), "redis://here")
 
 
 def parts_of(request: bytes) -> list[bytes]:
@@ -44,7 +46,7 @@ def parts_of(request: bytes) -> list[bytes]:
 
 
 def test_a_take_names_its_keys_and_its_claim() -> None:
-    parts = parts_of(dialect().take(KEY, "c1aim", ASK, SIGN, 1700000000.25))
+    parts = parts_of(take_request(requests(), KEY, "c1aim", ASK, SIGN, 1700000000.25))
     assert parts[:3] == [b"EVALSHA", SCRIPTS["take"].sha, b"2"]
     assert parts[3:5] == [b"incumbent:{default/job}", b"incumbent:{default/job}:r"]
     assert parts[5:] == [
@@ -59,35 +61,35 @@ def test_a_take_names_its_keys_and_its_claim() -> None:
 
 def test_equal_questions_at_one_address_are_not_confused() -> None:
     # Prepared pieces are kept by identity; an object's address may be used again by another.
-    asked = dialect()
+    asked = requests()
     for ttl in range(1, 600):
         assert b"%d" % (ttl * 1000) in parts_of(
-            asked.take(KEY, "c", Ask(float(ttl), "h"), SIGN, 1.0)
+            take_request(asked, KEY, "c", Ask(float(ttl), "h"), SIGN, 1.0)
         )
 
 
 def test_a_ttl_is_rounded_up() -> None:
-    assert parts_of(dialect().take(KEY, "c", Ask(0.1234, "h"), SIGN, 1.0))[7] == b"124"
+    assert parts_of(take_request(requests(), KEY, "c", Ask(0.1234, "h"), SIGN, 1.0))[7] == b"124"
 
 
 def test_a_take_names_the_incarnation_that_its_connection_knows() -> None:
-    asked = dialect()
+    asked = requests()
     for sign in (SIGN, b"12345678 99", SIGN):
-        parts = parts_of(asked.take(KEY, "c", ASK, sign, 1.0))
+        parts = parts_of(take_request(asked, KEY, "c", ASK, sign, 1.0))
         assert parts[8] == b"86400000 " + sign
 
 
 def test_an_instant_long_ago_has_as_many_digits_as_one_of_today() -> None:
-    assert parts_of(dialect().take(KEY, "c", ASK, SIGN, 5.0))[-1] == b"0000000005000000"
+    assert parts_of(take_request(requests(), KEY, "c", ASK, SIGN, 5.0))[-1] == b"0000000005000000"
 
 
 def test_a_give_names_the_token_it_gives_back() -> None:
-    parts = parts_of(dialect().give(KEY, "c1aim", 77))
+    parts = parts_of(give_request(requests(), KEY, "c1aim", 77))
     assert parts[6:] == [b"incumbent1 c1aim 77 ", b"incumbent:{default/job}:c"]
 
 
 def test_a_script_can_be_sent_whole() -> None:
-    request = dialect().take(KEY, "c", ASK, SIGN, 1.0)
+    request = take_request(requests(), KEY, "c", ASK, SIGN, 1.0)
     whole = parts_of(as_eval(request))
     assert whole[:2] == [b"EVAL", SCRIPTS["take"].text]
     assert whole[2:] == parts_of(request)[2:]
@@ -95,8 +97,8 @@ def test_a_script_can_be_sent_whole() -> None:
 
 def test_metadata_that_looks_like_a_call_is_sent_as_it_is() -> None:
     meta = SCRIPTS["take"].call(0)
-    asked = dialect()
-    request = asked.take(KEY, "c", replace(ASK, meta=meta), SIGN, 1.0)
+    asked = requests()
+    request = take_request(asked, KEY, "c", replace(ASK, meta=meta), SIGN, 1.0)
     pair = as_eval(request + request)
     whole = as_eval(request)
     assert pair == whole + whole
@@ -105,13 +107,13 @@ def test_metadata_that_looks_like_a_call_is_sent_as_it_is() -> None:
 
 def test_many_renewals_go_in_bounded_batches() -> None:
     renewals = [Renewal(KEY, "c", at, 1.0, "now") for at in range(1200)]
-    program = renew_program(dialect(), renewals, "now")
+    program = renew_program(requests(), renewals, "now")
     step = next(program)
     assert step.answers == step.payload.count(b"EVALSHA") == 3
 
 
 def test_leases_of_another_incarnation_are_gone_without_asking() -> None:
-    program = renew_program(dialect(), [Renewal(KEY, "c", 1, 1.0, "before")], "now")
+    program = renew_program(requests(), [Renewal(KEY, "c", 1, 1.0, "before")], "now")
     with pytest.raises(StopIteration) as end:
         next(program)
     assert [outcome.reason for outcome in end.value.value] == ["store_restarted"]
@@ -121,7 +123,7 @@ def test_leases_of_another_incarnation_are_gone_without_asking() -> None:
 
 
 def test_a_grant_is_read() -> None:
-    granted = dialect().taken(b"incumbent1 c 42", KEY, "c", ASK, "epoch")
+    granted = read_take(requests(), b"incumbent1 c 42", KEY, "c", ASK, "epoch")
     assert granted == Granted("c", 42, 1.5, "epoch")
 
 
@@ -134,35 +136,35 @@ def test_a_grant_is_read() -> None:
 )
 def test_an_answer_to_another_request_is_never_a_grant(answer: object) -> None:
     with pytest.raises((Mismatch, OutcomeUnknown)):
-        dialect().taken(answer, KEY, "c", ASK, "epoch")
+        read_take(requests(), answer, KEY, "c", ASK, "epoch")
 
 
 def test_a_repeated_take_counts_what_the_record_has_left() -> None:
-    granted = dialect().taken([b"incumbent1 c 42", 1700], KEY, "c", ASK, "epoch")
+    granted = read_take(requests(), [b"incumbent1 c 42", 1700], KEY, "c", ASK, "epoch")
     assert granted == Granted("c", 42, 1.7, "epoch")
 
 
 def test_a_grant_that_has_to_be_looked_at_is_read() -> None:
-    granted = dialect().taken([b"incumbent1 c 42"], KEY, "c", ASK, "epoch")
+    granted = read_take(requests(), [b"incumbent1 c 42"], KEY, "c", ASK, "epoch")
     assert granted == Granted("c", 42, 1.5, "epoch")
 
 
 def test_a_take_that_came_too_late_was_certainly_not_applied() -> None:
     with pytest.raises(Outdated) as caught:
-        dialect().taken(0, KEY, "c", ASK, "epoch")
+        read_take(requests(), 0, KEY, "c", ASK, "epoch")
     assert not caught.value.sent
 
 
 def test_a_record_of_another_format_is_refused_with_what_to_do() -> None:
     raw = b"incumbent2 c1aim 5 0 1 1 h meta"
     with pytest.raises(StoreUnavailable, match=r"format 2 .* format 1: stop") as caught:
-        dialect().taken([b"held", raw, 1000, b"1700000000000000"], KEY, "c", ASK, "epoch")
+        read_take(requests(), [b"held", raw, 1000, b"1700000000000000"], KEY, "c", ASK, "epoch")
     assert caught.value.permanent
     assert "c1aim" not in str(caught.value)
 
 
 def test_an_answer_to_another_renewal_is_never_a_renewal() -> None:
-    program = renew_program(dialect(), [Renewal(KEY, "c", 1, 1.0, "now")], "now")
+    program = renew_program(requests(), [Renewal(KEY, "c", 1, 1.0, "now")], "now")
     next(program)
     with pytest.raises(Mismatch):
         program.send([[b"d:0", 1]])

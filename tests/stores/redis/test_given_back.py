@@ -17,20 +17,19 @@ from incumbent.model import Ask, Granted, Key, TakeOutcome
 from incumbent.net.pool import Broken
 from incumbent.protocol.port import run_blocking
 from incumbent.stores.plan import Plan
-from incumbent.stores.redis.cluster import ASKING, asking
-from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.dialect import Server, take_program
-from incumbent.stores.redis.errors import Outdated
-from incumbent.stores.redis.exchange import carry_out
-from incumbent.stores.redis.incarnation import Handshake, IncarnationMarker, ServerFacts
+from incumbent.stores.redis.cluster import asking
+from incumbent.stores.redis.exchange import DIALECT
+from incumbent.stores.redis.incarnation import Handshake, IncarnationMarker, Server, ServerFacts
 from incumbent.stores.redis.layers import ReplicaConfirmation
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.records import Naming
-from incumbent.stores.redis.resp import SCRIPTS, Program
-from incumbent.stores.redis.server import RedisSite
+from incumbent.stores.redis.resp import ASKING, SCRIPTS, Program
+from incumbent.stores.redis.server import Outdated, RedisSite, Requests
+from incumbent.stores.redis.take import take_program
+from incumbent.stores.redis.wire import carry_out
 
 KEY, CLAIM, ASK = Key("n", "k"), "c1", Ask(10.0, "host-1")
-SITE, COMMANDS = RedisSite(RedisTarget(), "here"), Commands(Naming(None), "here")
+SITE, REQUESTS = RedisSite(RedisTarget(), "here"), Requests(Naming(None), "here")
 MARK = IncarnationMarker("aaaa", 1, 1, "run1", "hist1")
 GRANT = b"incumbent1 c1 1700000000000000"
 TIME, MEMORY = [b"1700000000", b"0"], b"maxmemory:0\r\n"
@@ -43,7 +42,7 @@ class Wire(ServerFacts):
 
     def __init__(self, *answers: Any) -> None:
         super().__init__()
-        self.introduce(Handshake(MARK, "key", "hist1", 1.7e9, 60.0), 50.0, 0.0)
+        self.learn_from(Handshake(MARK, "key", "hist1", 1.7e9, 60.0), 50.0, 0.0)
         self.answers, self.sent = list(answers), list[bytes]()
 
     async def ask_all(self, payload: bytes, answers: int, until: float) -> list[Any]:
@@ -58,11 +57,13 @@ class Wire(ServerFacts):
 class Connections:
     """An exchange that has this one wire."""
 
+    dialect = DIALECT
+
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
     async def run(self, plan: Plan[Server, Any], until: float) -> Any:
-        program = plan.start(Server(SITE, COMMANDS, self._wire), until)
+        program = plan.start(Server(SITE, REQUESTS, self._wire), until)
         return await carry_out(cast("Any", self._wire), program, until)
 
 
@@ -80,7 +81,7 @@ def confirmed(wire: Wire) -> TakeOutcome:
 
 
 def taking(wire: Wire, ask: Ask = ASK) -> Program[TakeOutcome]:
-    return take_program(Server(SITE, COMMANDS, wire), KEY, CLAIM, ask, clock.now() + 5)
+    return take_program(Server(SITE, REQUESTS, wire), KEY, CLAIM, ask, clock.now() + 5)
 
 
 def unconfirmed(*given_back: Any) -> Wire:
@@ -131,11 +132,11 @@ def test_a_grant_that_was_given_back_is_certainly_none() -> None:
 def test_a_connection_whose_grant_was_not_believed_is_trusted_no_more() -> None:
     wire = Wire([GRANT, *SAME], [GRANT, *DEMOTED], [0])
     plainly(wire)
-    assert wire.looked > 0.0
-    wire.asked = 0.0  # as if that was long ago
+    assert wire.checked > 0.0
+    wire.check_sent = 0.0  # as if that was long ago
     with pytest.raises(OutcomeUnknown):
         plainly(wire)
-    assert wire.looked == 0.0
+    assert wire.checked == 0.0
 
 
 def test_where_the_key_is_on_its_way_to_a_node_the_undoing_goes_by_asking_too() -> None:

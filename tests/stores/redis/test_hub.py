@@ -14,10 +14,9 @@ from incumbent.model import Ask, Key, Queue, Queued, Refused
 from incumbent.net.pool import Broken
 from incumbent.net.readers import SUSPENDING
 from incumbent.net.subscriptions import subscription_losses
-from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.line import in_line, inbox_channel
-from incumbent.stores.redis.records import Naming
-from incumbent.stores.redis.subscription import LineHub
+from incumbent.stores.redis.records import Naming, in_line
+from incumbent.stores.redis.server import Requests
+from incumbent.stores.redis.subscription import LineHub, inbox_channel
 from tests.support.pace import lasted
 
 KEY = Key("default", "job")
@@ -90,8 +89,8 @@ class FakeHost:
         return self.unchanged
 
 
-def dialect() -> Commands:
-    return Commands(Naming(None), "redis://here")
+def requests() -> Requests:
+    return Requests(Naming(None), "redis://here")
 
 
 def queued(
@@ -105,7 +104,7 @@ class Scene:
     """A hub in a running loop, and those who wait with it."""
 
     def __init__(self) -> None:
-        self.hub = LineHub(dialect(), SUSPENDING)
+        self.hub = LineHub(requests(), SUSPENDING)
         self.before = subscription_losses()
         self.host = FakeHost()
 
@@ -117,7 +116,7 @@ class Scene:
         return asyncio.create_task(self.hub.wait(self.host, KEY, seen, clock.now() + within))
 
     def word(self, text: str) -> None:
-        inbox = inbox_channel(self.hub._commands.inbox).encode()
+        inbox = inbox_channel(self.hub._requests.inbox).encode()
         self.host.ear.tell([b"message", inbox, text.encode()])
 
     def news(self, payload: bytes = b"") -> None:
@@ -396,7 +395,7 @@ def test_a_word_of_the_old_server_does_not_keep_anybody_from_asking_the_new_one(
         old = it.host.ear
         it.host.epoch = "run-2"
         it.hub.learn(CLAIM, clock.now(), queued(epoch="run-2"))
-        inbox = inbox_channel(it.hub._commands.inbox).encode()
+        inbox = inbox_channel(it.hub._requests.inbox).encode()
         old.tell([b"message", inbox, HELD.encode()])
         await settled()
         new = it.wait(queued(epoch="run-2").seen)

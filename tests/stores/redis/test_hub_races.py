@@ -13,7 +13,7 @@ from incumbent.errors import StoreUnavailable
 from incumbent.net.readers import BLOCKING, BlockingSubscriber, LockWakeup
 from incumbent.net.subscriptions import Role
 from incumbent.protocol.port import run_blocking
-from incumbent.stores.redis.line import read_place
+from incumbent.stores.redis.records import read_place
 from incumbent.stores.redis.subscription import LineHub, LineSubscription, LineWaiter, _Rest
 from tests.stores.redis.test_hub import (
     ASK,
@@ -23,8 +23,8 @@ from tests.stores.redis.test_hub import (
     FakeHost,
     FakeWire,
     Scene,
-    dialect,
     queued,
+    requests,
     scene,
 )
 from tests.support.pace import BUSY, took
@@ -32,7 +32,7 @@ from tests.support.pace import BUSY, took
 
 def reading() -> tuple[LineHub, Role[LineSubscription], LineSubscription]:
     """A hub whose reader is this thread, with a subscription that began long ago."""
-    hub = LineHub(dialect(), BLOCKING)
+    hub = LineHub(requests(), BLOCKING)
     role = hub._take_role("me")
     assert role is not None
     subscription = role.subscriptions[0] = LineSubscription("inbox", "run-1")

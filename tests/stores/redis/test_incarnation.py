@@ -17,8 +17,8 @@ from incumbent import Client, clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Ask, Gone, Granted, Key, Renewal
 from incumbent.policy import TTL_DEFAULT
-from incumbent.stores.redis.cluster import slot_of
-from incumbent.stores.redis.incarnation import LOOK_EVERY
+from incumbent.stores.redis.incarnation import CHECK_EVERY
+from incumbent.stores.redis.records import slot_of
 from incumbent.stores.redis.server import MARKER_KEY
 from tests.quorum.walls import ShiftedServer
 from tests.stores.redis.world import Party, new_claim, party, soon
@@ -81,7 +81,7 @@ def test_an_idle_connection_notices_that_its_master_was_a_replica() -> None:
         replicate(master, other)
         master.cli("REPLICAOF", "NO", "ONE")
         # For so long a connection trusts its last look.
-        time.sleep(LOOK_EVERY)
+        time.sleep(CHECK_EVERY)
         assert_refused(asker)
 
 
@@ -94,7 +94,7 @@ def test_an_idle_connection_on_asyncio_notices_that_its_master_was_a_replica() -
             await asker.take_async()
             await asyncio.to_thread(replicate, master, other)
             await asyncio.to_thread(master.cli, "REPLICAOF", "NO", "ONE")
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(CHECK_EVERY)
             with pytest.raises(StoreError, match="restart_wait"):
                 await asker.take_async(new_claim())
 
@@ -112,7 +112,7 @@ def test_an_idle_connection_notices_a_switchover_that_left_the_marker_as_it_was(
         other.cli("REPLICAOF", "NO", "ONE")
         replicate(master, other)
         master.cli("REPLICAOF", "NO", "ONE")
-        time.sleep(LOOK_EVERY)
+        time.sleep(CHECK_EVERY)
         assert_refused(asker)
 
 
@@ -127,7 +127,7 @@ def test_an_idle_connection_notices_a_switchover_there_and_back_with_a_client_in
             eventually(lambda: master.cli("EXISTS", between.main) == "1")
             master.cli("REPLICAOF", "NO", "ONE")
             # For so long a connection trusts its last look.
-            time.sleep(LOOK_EVERY)
+            time.sleep(CHECK_EVERY)
             assert_refused(asker)
             # What was granted before is not renewed either, by a new connection.
             holder.store.close()
@@ -381,7 +381,7 @@ def test_a_take_by_a_connection_that_missed_a_promotion_has_a_token_of_after_it(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if it had looked a moment ago.
-    monkeypatch.setattr("incumbent.stores.redis.dialect.LOOK_EVERY", 60)
+    monkeypatch.setattr("incumbent.stores.redis.take.CHECK_EVERY", 60)
     with (
         RedisServer(REPLICA) as master,
         RedisServer(REPLICA) as other,

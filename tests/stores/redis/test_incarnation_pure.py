@@ -11,8 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from incumbent.errors import StoreUnavailable
-from incumbent.stores.redis.dialect import too_early
-from incumbent.stores.redis.errors import Outdated
 from incumbent.stores.redis.incarnation import (
     TOKEN_JUMP,
     Handshake,
@@ -21,7 +19,8 @@ from incumbent.stores.redis.incarnation import (
     read_mark,
 )
 from incumbent.stores.redis.options import RedisTarget
-from incumbent.stores.redis.server import MARKER_KEY, RedisSite
+from incumbent.stores.redis.server import MARKER_KEY, Outdated, RedisSite
+from incumbent.stores.redis.take import too_early
 from tests.stores.redis.meeting import NOW, PLAIN, Server
 
 FLOOR = int(TOKEN_JUMP * 1e6)
@@ -239,7 +238,7 @@ def test_a_refusal_says_nothing_of_clocks_that_agree() -> None:
 def refusal(met: Handshake) -> str:
     """What one that asks with a ttl of 30 s is told; nothing if it is served."""
     known = ServerFacts()
-    known.introduce(met, 1000.0, 0.0)
+    known.learn_from(met, 1000.0, 0.0)
     return str(too_early(RedisSite(RedisTarget("here"), "here"), known, 30.0, 1000.0) or "")
 
 
@@ -321,7 +320,7 @@ def test_a_marker_is_read_as_it_was_written() -> None:
 
 def known(server: Server) -> ServerFacts:
     wire = ServerFacts()
-    wire.introduce(server.met_by("aaaa"), 50.0, 0.0)
+    wire.learn_from(server.met_by("aaaa"), 50.0, 0.0)
     return wire
 
 
@@ -338,7 +337,7 @@ def test_a_look_learns_the_servers_clock() -> None:
     server = Server()
     wire = known(server)
     compare(wire, look(server))
-    assert wire.looked == 59.0
+    assert wire.checked == 59.0
     # At least: whoever asks until 61 is answered by then.
     assert wire.ahead == NOW + 0.5 - 60.0
 
@@ -356,7 +355,7 @@ def test_a_look_notices_another_role(change: dict[str, str]) -> None:
     server.info |= change
     with pytest.raises(Outdated):
         compare(wire, look(server))
-    assert wire.looked == 0.0
+    assert wire.checked == 0.0
 
 
 def test_a_look_notices_other_data() -> None:

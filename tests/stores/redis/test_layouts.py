@@ -22,11 +22,15 @@ from incumbent.protocol.port import run_blocking
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis import open_store, sentinel
 from incumbent.stores.redis.aio import AsyncRuntime
-from incumbent.stores.redis.cluster import SLOTS, KnownCluster, Topology, markers_of, slot_of
-from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.dialect import Server
-from incumbent.stores.redis.incarnation import Handshake, IncarnationMarker, ServerFacts
-from incumbent.stores.redis.layers import BlockingRuntime, Call, Runtime
+from incumbent.stores.redis.cluster import KnownCluster, Router, Topology, markers_of
+from incumbent.stores.redis.incarnation import (
+    Handshake,
+    IncarnationMarker,
+    Server,
+    ServerFacts,
+    read_facts,
+)
+from incumbent.stores.redis.layers import Call, Runtime
 from incumbent.stores.redis.options import (
     RedisOptions,
     RedisTarget,
@@ -34,9 +38,9 @@ from incumbent.stores.redis.options import (
     parse_redis_url,
     say_address,
 )
-from incumbent.stores.redis.records import Naming
+from incumbent.stores.redis.records import SLOTS, Naming, slot_of
+from incumbent.stores.redis.renew import NodePart, renew_part
 from incumbent.stores.redis.resp import RequestBatch
-from incumbent.stores.redis.router import NodePart, Router, renew_part
 from incumbent.stores.redis.sentinel import (
     Follow,
     Followed,
@@ -45,7 +49,8 @@ from incumbent.stores.redis.sentinel import (
     newest_of,
     verdict,
 )
-from incumbent.stores.redis.server import RedisSite, read_facts
+from incumbent.stores.redis.server import RedisSite, Requests
+from incumbent.stores.redis.sync import BlockingRuntime
 from incumbent.stores.url import parse_hosts
 from tests.support.pace import lasted
 
@@ -245,7 +250,7 @@ def test_behind_sentinels_a_promotion_settles_for_longer_than_an_answer_proves()
 def test_a_master_that_was_promoted_a_moment_ago_has_yet_to_settle() -> None:
     wire, plain = ServerFacts(), IncarnationMarker("abc", 1, 1, "run", "hist")
     for mark, born in ((plain._replace(id="abc:promoted"), 62.0), (plain, 59.0)):
-        wire.introduce(Handshake(mark, "key", "hist", 1.7e9, 1.0), 60.0, 3.0)
+        wire.learn_from(Handshake(mark, "key", "hist", 1.7e9, 1.0), 60.0, 3.0)
         assert wire.born == born
 
 
@@ -341,7 +346,7 @@ class Sent:
 
     async def run(self, plan: Plan[Server, None], until: float) -> None:
         wire = Wire("epoch", 0.0)
-        server = Server(RedisSite(RedisTarget(), "here"), Commands(Naming(None), "here"), wire)
+        server = Server(RedisSite(RedisTarget(), "here"), Requests(Naming(None), "here"), wire)
         program = plan.start(server, until)
         echo = echo_of(next(program))
         self._router.redirections -= 1
@@ -359,7 +364,7 @@ class SentAbout:
         self.redirections = redirections
         self.paused = 0.0
 
-    def exchange(self, site: RedisSite, _: Commands) -> Sent:
+    def exchange(self, site: RedisSite, _: Requests) -> Sent:
         return Sent(self, NEW if say_address(OLD) in site.where else OLD)
 
     async def gather(self, calls: Sequence[Callable[[float], Any]], until: float) -> list[Any]:
@@ -393,11 +398,11 @@ class Wire(ServerFacts):
 def spread(epoch_of_the_lease: str, wire: Wire, token: int) -> RenewOutcome | StoreError:
     """The outcome of one renewal that the node would grant."""
     renewal = Renewal(Key("default", "job"), "c", token, 1.0, epoch_of_the_lease)
-    dialect = Commands(Naming(None), "here")
+    requests = Requests(Naming(None), "here")
     part = NodePart(("n", 1), by_asking=False)
     part.places.append(0)
     outcomes: list[RenewOutcome | StoreError] = [StoreError("nothing was noted")]
-    program = renew_part(dialect, [renewal], part, wire, outcomes)
+    program = renew_part(requests, [renewal], part, wire, outcomes)
     with pytest.raises(StopIteration):
         program.send([[echo_of(next(program)), 1]])
     return outcomes[0]

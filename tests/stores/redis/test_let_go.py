@@ -12,10 +12,10 @@ import pytest
 
 from incumbent.errors import StoreUnavailable
 from incumbent.protocol.port import run_blocking
-from incumbent.stores.redis.aiowire import AsyncRedisWire
-from incumbent.stores.redis.dialect import DIALECT
+from incumbent.stores.redis.aio import AsyncRedisWire
+from incumbent.stores.redis.exchange import DIALECT
 from incumbent.stores.redis.server import MARKER_KEY
-from incumbent.stores.redis.wire import RedisWire
+from incumbent.stores.redis.sync import RedisWire
 from tests.stores.party import ASK
 from tests.stores.redis.world import Party, new_claim, party, soon
 from tests.support.servers import RedisServer

@@ -13,7 +13,7 @@ import pytest
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
-from incumbent.stores.redis import aiowire, wire
+from incumbent.stores.redis import aio, sync
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.server import RedisSite
 
@@ -57,12 +57,12 @@ def server(reply: bytes) -> Iterator[Server]:
 
 
 def blocking(site: RedisSite) -> None:
-    wire.dial(site, clock.now() + 5).close()
+    sync.dial(site, clock.now() + 5).close()
 
 
 def on_asyncio(site: RedisSite) -> None:
     async def main() -> None:
-        (await aiowire.dial(site, clock.now() + 5)).close()
+        (await aio.dial(site, clock.now() + 5)).close()
 
     asyncio.run(main())
 
@@ -167,12 +167,12 @@ def test_a_provider_that_hangs_holds_nobody_up() -> None:
             return (SECRET,)
 
     async def main() -> None:
-        await aiowire.dial(site, clock.now() + 0.2)
+        await aio.dial(site, clock.now() + 0.2)
 
     with server(OK) as running:
         site = RedisSite(RedisTarget("127.0.0.1", running.port, credentials=Hung()), "here")
         with pytest.raises(StoreUnavailable, match="in time"):
-            wire.dial(site, clock.now() + 0.2)
+            sync.dial(site, clock.now() + 0.2)
         with pytest.raises(StoreUnavailable, match="in time"):
             asyncio.run(main())
         over.set()

@@ -12,9 +12,9 @@ import pytest
 from incumbent import AsyncClient, Client, StoreUnavailable
 from incumbent.model import Granted, Key, Released, Renewal, Renewed
 from incumbent.stores.base import Give, Take
-from incumbent.stores.redis.aiowire import AsyncRedisWire
-from incumbent.stores.redis.cluster import slot_of
-from incumbent.stores.redis.wire import RedisWire
+from incumbent.stores.redis.aio import AsyncRedisWire
+from incumbent.stores.redis.records import slot_of
+from incumbent.stores.redis.sync import RedisWire
 from tests.stores.redis.world import ASK, names, new_claim, party, soon, third
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_sentinels import Sentinels

@@ -17,8 +17,7 @@ import pytest
 from incumbent import AsyncLock, clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Gone, Granted, Key, Refused, Released, Stored
-from incumbent.stores.redis.aio import AsyncRedisStore
-from incumbent.stores.redis.aiowire import AsyncRedisWire
+from incumbent.stores.redis.aio import AsyncRedisStore, AsyncRedisWire
 from tests.stores.redis.world import ASK, Party, new_claim, party, soon
 from tests.support.forks import exit_code, fork
 from tests.support.pace import took

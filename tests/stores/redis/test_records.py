@@ -29,8 +29,8 @@ from incumbent.model import (
 )
 from incumbent.protocol.port import run_blocking
 from incumbent.stores.plan import Plan
-from incumbent.stores.redis.dialect import Server, give_back
-from incumbent.stores.redis.incarnation import TOKEN_JUMP
+from incumbent.stores.redis.give import give_back
+from incumbent.stores.redis.incarnation import TOKEN_JUMP, Server
 from tests.stores.redis.world import ASK, Party, new_claim, party, soon
 from tests.support.redis_age import pretend_age
 from tests.support.servers import RedisServer
@@ -239,7 +239,7 @@ def test_who_looks_on_hears_of_a_grant_that_is_given_back(here: Party, raw: redi
         heard.subscribe(channel)
         assert heard.get_message(timeout=2)["type"] == "subscribe"
         undo: Plan[Server, None] = Plan(
-            "give", lambda server, _: give_back(server.commands, here.key, granted, ASK)
+            "give", lambda server, _: give_back(server.requests, here.key, granted, ASK)
         )
         run_blocking(here.store.operations.run(undo, soon()))
         # As after a release: an empty message tells of a reservation or a field.

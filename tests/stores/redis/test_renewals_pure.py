@@ -6,9 +6,10 @@ import pytest
 
 from incumbent.model import Batch, Gone, Key, Renewal, Renewed, RenewOutcome
 from incumbent.net.pool import Mismatch
-from incumbent.stores.redis.commands import Commands, renew_program
 from incumbent.stores.redis.records import Naming
+from incumbent.stores.redis.renew import renew_program
 from incumbent.stores.redis.resp import Program, RequestBatch
+from incumbent.stores.redis.server import Requests
 
 NAMING = Naming(None)
 
@@ -20,7 +21,7 @@ def renewal(at: int, ttl: float = 1.0, epoch: str = "now", meta: bytes | None = 
 def program(
     batch: Batch, epoch: str = "now", naming: Naming = NAMING
 ) -> Program[list[RenewOutcome]]:
-    return renew_program(Commands(naming, "here"), batch, epoch)
+    return renew_program(Requests(naming, "here"), batch, epoch)
 
 
 def calls_of(step: RequestBatch) -> list[list[bytes]]:

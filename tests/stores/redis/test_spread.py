@@ -10,15 +10,14 @@ import pytest
 from incumbent.errors import OutcomeUnknown
 from incumbent.model import Gone, Key, Notice, Renewal, Renewed
 from incumbent.net.pool import Mismatch
-from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.errors import Moved
 from incumbent.stores.redis.incarnation import ServerFacts
 from incumbent.stores.redis.records import Naming
+from incumbent.stores.redis.renew import NodePart, renew_part
 from incumbent.stores.redis.resp import SCRIPTS, RequestBatch, as_eval
-from incumbent.stores.redis.router import NodePart, renew_part
+from incumbent.stores.redis.server import Moved, Requests
 from tests.stores.redis.test_renewals_pure import calls_of, echo_of
 
-DIALECT = Commands(Naming(None), "here")
+REQUESTS = Requests(Naming(None), "here")
 LOST = Gone("store_restarted")
 SILENT = OutcomeUnknown("nothing was noted")
 
@@ -52,11 +51,11 @@ class Asked:
         renewals: list[Renewal],
         part: NodePart | None = None,
         wire: Wire | None = None,
-        dialect: Commands = DIALECT,
+        requests: Requests = REQUESTS,
     ) -> None:
         self.outcomes: list[Any] = [SILENT] * len(renewals)
         part, wire = part or a_part(len(renewals)), wire or Wire()
-        self.program = renew_part(dialect, renewals, part, wire, self.outcomes)
+        self.program = renew_part(requests, renewals, part, wire, self.outcomes)
         self.step: RequestBatch = next(self.program)
         self.calls = calls_of(self.step)
         self.echo = echo_of(self.calls[-1])
@@ -111,7 +110,7 @@ def test_leases_of_one_slot_share_a_call_and_keep_their_places() -> None:
             return main, main + b":r"
 
     renewals = [renewal(name) for name in ("a1", "b", "a2")]
-    asked = Asked(renewals, dialect=Commands(OneSlot(None), "here"))
+    asked = Asked(renewals, requests=Requests(OneSlot(None), "here"))
     assert [call[3::2][: int(call[2]) // 2] for call in asked.calls] == [
         [b"{a}a1", b"{a}a2"],
         [b"{b}b"],
@@ -123,7 +122,7 @@ def test_those_of_another_incarnation_are_lost_and_the_others_are_asked_for() ->
     asked = Asked([renewal("a", "n:1 before"), renewal("b")])
     assert asked.hear([asked.echo, 1]) == [LOST, Renewed()]
     outcomes: list[Any] = [SILENT]
-    program = renew_part(DIALECT, [renewal("a", "n:1 before")], a_part(1), Wire(), outcomes)
+    program = renew_part(REQUESTS, [renewal("a", "n:1 before")], a_part(1), Wire(), outcomes)
     with pytest.raises(StopIteration):
         next(program)
     assert outcomes == [LOST]

@@ -10,7 +10,7 @@ import pytest
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Gone, Granted, Released, Renewal, Renewed
 from incumbent.stores.redis import sentinel
-from incumbent.stores.redis.cluster import slot_of
+from incumbent.stores.redis.records import slot_of
 from tests import tiers
 from tests.stores.redis.test_server import LOCKER
 from tests.stores.redis.world import Party, new_claim, party, soon

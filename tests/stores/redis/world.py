@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 from incumbent.model import Granted, Key, Released, Renewal, RenewOutcome
 from incumbent.stores.redis import engine_from_client, open_store
 from incumbent.stores.redis.aio import AsyncRedisStore
-from incumbent.stores.redis.cluster import slot_of
 from incumbent.stores.redis.engine import RedisEngine
+from incumbent.stores.redis.records import slot_of
 from incumbent.stores.redis.sync import RedisStore
 from tests.stores import party as parties
 from tests.stores.party import ASK, new_claim, soon

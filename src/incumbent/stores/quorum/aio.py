@@ -18,10 +18,10 @@ from incumbent.stores.quorum.ballots import Silent
 from incumbent.stores.quorum.connecting import LONGEST, ConnectedPanel, Dialer
 from incumbent.stores.quorum.nodes import NOT_ASKED, Panel, Quorum, QuorumNode, Reply
 from incumbent.stores.quorum.operations import QuorumOperations, carry_out
-from incumbent.stores.redis.aiowire import AsyncRedisWire, dial
-from incumbent.stores.redis.exchange import UNUSABLE
+from incumbent.stores.redis.aio import AsyncRedisWire, dial
 from incumbent.stores.redis.resp import RequestBatch, as_eval
 from incumbent.stores.redis.server import RedisSite
+from incumbent.stores.redis.wire import UNUSABLE
 
 T = TypeVar("T")
 

@@ -17,20 +17,18 @@ from incumbent.net.readers import ReaderSide, Wakeup
 from incumbent.stores.quorum.ballots import UNFIT, Silent
 from incumbent.stores.quorum.dialect import LOADS, MARKER
 from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Panel, Quorum, QuorumNode, Reply
-from incumbent.stores.redis.errors import answered_error
-from incumbent.stores.redis.exchange import UNUSABLE, AnyWire, carry_out
-from incumbent.stores.redis.incarnation import LOOK_EVERY
-from incumbent.stores.redis.resp import Program, RequestBatch, as_eval, is_forgotten, pack
-from incumbent.stores.redis.server import (
-    INFO_LOOK,
-    MARKER_KEY,
+from incumbent.stores.redis.incarnation import (
+    CHECK_EVERY,
+    INFO_CHECK,
     InfoFacts,
-    RedisSite,
     admit,
     belongs_elsewhere,
     greeting,
     read_facts,
 )
+from incumbent.stores.redis.resp import Program, RequestBatch, as_eval, is_forgotten, pack
+from incumbent.stores.redis.server import MARKER_KEY, RedisSite, answered_error
+from incumbent.stores.redis.wire import UNUSABLE, AnyWire, carry_out
 
 W = TypeVar("W", bound=AnyWire)
 
@@ -192,7 +190,7 @@ class Dialer(ABC, Generic[W]):
         except BaseException:
             link.close()
             raise
-        link.born, link.asked, link.looked = facts.born(_now()), asked, asked
+        link.born, link.check_sent, link.checked = facts.born(_now()), asked, asked
         link.replication = facts.promoted.encode()
         self.nodes[node].welcomed(self.quorum, unix_us, marker)
         return link
@@ -275,11 +273,11 @@ class ConnectedPanel(Panel):
         link, now = self.connections[node], _now()
         if link is None or (
             # Of many tasks that share a connection one looks.
-            now - link.asked <= LOOK_EVERY and now - link.looked <= 2 * LOOK_EVERY
+            now - link.check_sent <= CHECK_EVERY and now - link.checked <= 2 * CHECK_EVERY
         ):
             return RequestBatch(request, 1)
-        link.asked = now
-        return VoteAndLook(request + b"".join(INFO_LOOK), 1 + len(INFO_LOOK))
+        link.check_sent = now
+        return VoteAndLook(request + b"".join(INFO_CHECK), 1 + len(INFO_CHECK))
 
     async def ask(
         self, steps: Sequence[RequestBatch | None], until: float, enough: Enough | None = None
@@ -352,5 +350,5 @@ class ConnectedPanel(Panel):
             # The next operation connects anew, and looks at all of it.
             link.problem = error
             return [[UNFIT.encode(), str(error).encode(), -1, 0, b""]]
-        link.looked = self.used
+        link.checked = self.used
         return [vote]

@@ -23,10 +23,9 @@ from incumbent.net.pool import Mismatch
 from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.findings import wait_after_restart
 from incumbent.stores.quorum.ballots import Answer, No, Silent, Vote
-from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.records import Naming, RedisNames, quoted, refused
 from incumbent.stores.redis.resp import RequestBatch, Script, milliseconds, pack
-from incumbent.stores.redis.server import QUORUM_KEY
+from incumbent.stores.redis.server import QUORUM_KEY, answered_error
 
 FIELDS: Final = {
     "promised": b"p",
@@ -146,7 +145,7 @@ class QuorumDialect:
         if len(self._tails) >= _CACHED:
             self._tails.clear()
         tail = pack(*self._ask_parts(ask)).partition(b"\r\n")[2]
-        # Cached by identity: see redis.dialect.
+        # Cached by identity: see redis.take.
         self._tails[id(ask)] = (ask, tail)
         return tail
 

@@ -13,10 +13,11 @@ from incumbent.stores.findings import Finding, cannot_tell, grants_nothing
 from incumbent.stores.quorum.dialect import MARKER
 from incumbent.stores.quorum.nodes import Quorum, QuorumNode, strangers
 from incumbent.stores.redis.doctor import diagnosis
-from incumbent.stores.redis.exchange import UNUSABLE, carry_out
+from incumbent.stores.redis.incarnation import belongs_elsewhere, read_facts
 from incumbent.stores.redis.resp import Program, RequestBatch, pack
-from incumbent.stores.redis.server import MARKER_KEY, belongs_elsewhere, read_facts
-from incumbent.stores.redis.wire import dial
+from incumbent.stores.redis.server import MARKER_KEY
+from incumbent.stores.redis.sync import dial
+from incumbent.stores.redis.wire import UNUSABLE, carry_out
 
 _APART: Final = 1.0
 _APART_MOST: Final = 60.0

@@ -34,7 +34,7 @@ from incumbent.stores.quorum.links import TRUSTED, LinkDialer, SyncPanel
 from incumbent.stores.quorum.nodes import Enough, Panel, Quorum, QuorumNode, Reply, agreed_by_most
 from incumbent.stores.quorum.operations import QuorumOperations, carry_out
 from incumbent.stores.quorum.take import give, is_decided, take
-from incumbent.stores.redis.incarnation import LOOK_EVERY
+from incumbent.stores.redis.incarnation import CHECK_EVERY
 from incumbent.stores.redis.records import Naming
 from incumbent.stores.redis.server import RedisSite
 
@@ -139,7 +139,7 @@ class QuorumStore(BlockingStore[_Blocking]):
         is_simple = ask.slot is None and not quorum.is_doubtful(key, claim)
         idle = self.operations.idle
         wait = quorum.dialect.wait_of(ask.ttl)
-        panel = self._whole(wait, until, LOOK_EVERY) if is_simple else None
+        panel = self._whole(wait, until, CHECK_EVERY) if is_simple else None
         if panel is None:
             return super().take(key, claim, ask, until)
         ballot = quorum.clock.propose(panel.used)

@@ -21,7 +21,7 @@ from incumbent.stores.quorum.connecting import ConnectedPanel, Dialer
 from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Reply
 from incumbent.stores.redis.resp import RequestBatch, as_eval
 from incumbent.stores.redis.server import RedisSite
-from incumbent.stores.redis.wire import RedisWire, dial_as
+from incumbent.stores.redis.sync import RedisWire, dial_as
 
 _LAG_MOST: Final = 1.5
 """Seconds for which a node may owe a reply before its connection is given up."""
@@ -37,7 +37,7 @@ _LITTLE: Final = 448
 
 
 class QuorumLink(RedisWire):
-    """A connection (redis.wire) that does not wait for late replies, but skips them later."""
+    """A connection (redis.sync) that does not wait for late replies, but skips them later."""
 
     __slots__ = ("lag", "lag_since", "owed_undo", "parts", "pull", "push", "took")
 
@@ -356,7 +356,7 @@ class SyncPanel(ConnectedPanel):
         self.whole = len(links) == len(self.connections)
         if self.whole:
             self.oldest = max(link.born for link in links)
-            self.looked = min(link.looked for link in links)
+            self.looked = min(link.checked for link in links)
 
     def close(self) -> None:
         """Close the descriptors; nothing is written."""

@@ -19,8 +19,8 @@ from incumbent.model import Key
 from incumbent.net.readers import ReaderSide, Subscriber, Wakeup
 from incumbent.net.subscriptions import ChannelWaiter, Role, Subscription, SubscriptionHub
 from incumbent.stores.quorum.nodes import Quorum
-from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.resp import pack
+from incumbent.stores.redis.server import answered_error
 
 LINGER: Final = 0.005
 """Seconds to wait for the other nodes' messages after the first one."""

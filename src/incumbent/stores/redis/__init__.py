@@ -1,10 +1,12 @@
 """Redis and Valkey: one server, a master that sentinels name, or a cluster.
 
-`commands` packs requests and reads replies, `dialect` makes plans of them, and `exchange` carries
-plans out on the connections to one server, on the blocking side (`sync`) and the asynchronous one
-(`aio`). The Lua scripts decide on the server. hiredis is imported when the first engine is made.
+An operation is a Lua script, which decides on the server, and a module that packs its arguments
+and reads its reply: `take`, `give`, `renew`, `put_read`. `exchange` makes plans of them and carries
+these out on the connections to one server, for blocking code (`sync`) and for asyncio (`aio`).
+`layers`, `sentinel` and `cluster` wrap that for more than one server. `subscription` is how waiters
+learn that they may go on. hiredis is imported when the first engine is made.
 """
 
-from incumbent.stores.redis.opening import engine_from_client, open_store
+from incumbent.stores.redis.engine import engine_from_client, open_store
 
 __all__ = ["engine_from_client", "open_store"]

@@ -1,44 +1,296 @@
-"""The asynchronous side: `exchange` awaited, with one connection for each event loop.
+"""The asynchronous side: one connection for each event loop, and `exchange` awaited.
 
-All tasks of a loop share it (see aiowire). While one task makes it, the others wait for it.
+All tasks of a loop share the connection; while one task makes it, the others wait. Redis answers
+in order, so each answer belongs to the oldest pending request, whether its task still waits or not:
+the request of a task that was cancelled, or ran out of time, stays pending, and its answer is
+dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import hiredis
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
 from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, Queued, TakeOutcome
+from incumbent.net.aiowire import AsyncConnection, connect, connect_unix
 from incumbent.net.limiter import DIAL_WITHIN, IN_FLIGHT, limits
 from incumbent.net.pool import Broken
 from incumbent.net.readers import SUSPENDING, SharedWakeup
 from incumbent.stores.loops import LoopEnd
 from incumbent.stores.plan import Plan, PlannedTogether
-from incumbent.stores.redis.aiowire import AsyncRedisWire, dial
-from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.dialect import DIALECT, Server, settle_take
-from incumbent.stores.redis.errors import Demoted, Outdated
-from incumbent.stores.redis.exchange import UNUSABLE, AnyWire, RedisExchange, carry_out
-from incumbent.stores.redis.incarnation import LOOK_EVERY
+from incumbent.stores.redis.exchange import DIALECT, RedisExchange
+from incumbent.stores.redis.give import give_request, read_give
+from incumbent.stores.redis.incarnation import CHECK_EVERY, Server
 from incumbent.stores.redis.layers import Call, Discovery, Enough, Layer, Runtime
+from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.resp import as_eval, is_forgotten
-from incumbent.stores.redis.server import RedisSite
+from incumbent.stores.redis.server import (
+    Demoted,
+    Outdated,
+    ProviderFailed,
+    RedisSite,
+    Requests,
+)
+from incumbent.stores.redis.take import read_take, settle_take, take_request
+from incumbent.stores.redis.wire import UNUSABLE, AnyWire, carry_out, open_wire
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 T = TypeVar("T")
 
 _now = clock.now
+_LONGEST = 3600.0
+_APART = 0.005
+"""Seconds between two checks of all deadlines: with thousands of them, a check takes 1 ms."""
+_GATHERS = 0.02
+"""Seconds for which requests are gathered: a step of the loop may take a second of their time."""
+
+_Asked: TypeAlias = "tuple[asyncio.Future[Any], float, int, int]"
+"""A request's future, its deadline, `_received` when it was made, and its number of answers."""
+
+
+class AsyncRedisWire(AsyncConnection, AnyWire):
+    """An asynchronous AnyWire. Many tasks may call `ask`, but only one `send` and `next`."""
+
+    def __init__(self) -> None:
+        AnyWire.__init__(self)
+        AsyncConnection.__init__(self)
+        reader = hiredis.Reader()
+        self._feed, self._gets = reader.feed, reader.gets
+        self._asked: deque[_Asked] = deque()
+        self._unsent: list[tuple[bytes, _Asked]] = []
+        self._gathers_since = 0.0
+        self._parts: list[Any] = []
+        self._received = 0
+        self._inbox: deque[Any] = deque()
+        self.on_message: Callable[[Any], None] | None = None
+        """Called with each message at once, in place of `next`; with None when no more can come."""
+        self.retired = False
+        """No further request is to be sent; it closes when no task waits for an answer any more."""
+
+    def is_stale(self, *, trust: bool) -> bool:
+        """Whether it is closed (the event loop notices that) or retired.
+
+        Also if the server sent a message that nobody had asked for.
+        """
+        return self._failure is not None or self.retired or bool(self._inbox)
+
+    def retire(self) -> None:
+        """Close as soon as no task waits for an answer."""
+        self.retired = True
+        if not self._is_awaited():
+            self.close()
+
+    # -- shared by many tasks -----------------------------------------------------------------
+
+    def ask(self, request: bytes, until: float, answers: int = 1) -> asyncio.Future[Any]:
+        """A future of the answer, or of the list of several; it fails with Broken. Raises Broken.
+
+        The request is sent at once if no other is pending. Else it is sent together with those of
+        all other tasks that are ready now.
+        """
+        now = self._admit(until)
+        future = self._loop.create_future()
+        asked = (future, until, self._received, answers)
+        if self._asked or self._unsent:
+            if not self._unsent:
+                self._loop.call_soon(self._flush)
+                self._gathers_since = now
+            self._unsent.append((request, asked))
+            if now - self._gathers_since > _GATHERS:
+                self._flush()
+        else:
+            try:
+                self._write(request, [asked])
+            except BaseException:
+                # A signal handler's exception may have come between its two steps.
+                self.close()
+                raise
+        return future
+
+    async def ask_all(self, payload: bytes, answers: int, until: float) -> list[Any]:
+        """Send requests together; return their answers. Raises Broken."""
+        answer = await self.ask(payload, until, answers)
+        return [answer] if answers == 1 else list(answer)
+
+    def _flush(self) -> None:
+        try:
+            self._fail_late(_now())
+            # Requests that no task waits for are not sent: a take would only have to be undone.
+            ready = [each for each in self._unsent if not each[1][0].done()]
+            self._unsent.clear()
+            if ready and self._failure is None:
+                payload = b"".join([request for request, _ in ready])
+                self._write(payload, [asked for _, asked in ready])
+        except Exception as error:
+            self._break(error)
+            raise
+
+    def _write(self, payload: bytes, asked: list[_Asked]) -> None:
+        self._asked.extend(asked)
+        self._transport.write(payload)
+
+    # -- used by one task: subscriptions ------------------------------------------------------
+
+    def send(self, request: bytes, until: float) -> None:
+        """Send a request whose answer is read by `next`. Raises Broken."""
+        self._admit(until)
+        self._transport.write(request)
+
+    async def next(self, until: float) -> Any:
+        """The next message, or the next answer to a request of `send`. Raises Broken."""
+        if self._inbox:
+            return self._inbox.popleft()
+        self._admit(until)
+        future = self._loop.create_future()
+        self._asked.append((future, until, self._received, 1))
+        return await future
+
+    # -- deadlines ----------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        """Fail the requests whose deadline has passed; set the timer for the next deadline."""
+        now, earliest = _now(), inf
+        for future, until, received, _ in self._asked:
+            if until > now:
+                earliest = min(earliest, until)
+                continue
+            _end(future, Broken("no answer in time", sent=True, late=True))
+            if received == self._received:
+                # No byte came in all that time. A half-open socket would lose later requests too.
+                self.retired = True
+        earliest = min(earliest, self._fail_late(now))
+        if self.retired and not self._is_awaited():
+            self.close()
+        elif earliest < inf:
+            self._wake_at(max(earliest, now + _APART))
+
+    def _fail_late(self, now: float) -> float:
+        """Fail the unsent requests without time; return the next deadline of the others."""
+        earliest = inf
+        for _, (future, until, *_) in self._unsent:
+            if until > now:
+                earliest = min(earliest, until)
+            else:
+                _end(future, Broken("no time is left", sent=False, late=True))
+        return earliest
+
+    def _waiting(self) -> list[_Asked]:
+        return [*self._asked, *(asked for _, asked in self._unsent)]
+
+    def _is_awaited(self) -> bool:
+        return any(not asked[0].done() for asked in self._waiting())
+
+    def _fail(self, error: Exception) -> None:
+        if self._failure is not None:
+            return
+        self._failure = error
+        unsent = [asked for _, asked in self._unsent]
+        self._unsent.clear()
+        for sent, each in ((True, self._waiting()), (False, unsent)):
+            for future, *_ in each:
+                _end(future, _failure_for(error, sent=sent))
+        self._asked.clear()
+        if self.on_message is not None:
+            self.on_message(None)
+
+    # -- called by the event loop -------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        self._received += 1
+        try:
+            self._feed(data)
+            while (answer := self._gets()) is not False:
+                self._deliver(answer)
+        except hiredis.ProtocolError as error:
+            self._fail(error)
+            self._transport.abort()
+        except Exception as error:
+            self._break(error)
+            raise
+        except BaseException:
+            self.close()
+            raise
+        if self.retired and not self._is_awaited():
+            self.close()
+
+    def _deliver(self, answer: Any) -> None:
+        if not self._asked:
+            (self.on_message or self._inbox.append)(answer)
+            return
+        future, _, _, answers = self._asked[0]
+        if answers > 1:
+            self._parts.append(answer)
+            if len(self._parts) < answers:
+                return
+            answer, self._parts = self._parts, []
+        self._asked.popleft()
+        if not future.done():
+            future.set_result(answer)
+
+
+def _end(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # asyncio would complain where a cancelled task does not ask
+
+
+def _failure_for(error: Exception, *, sent: bool) -> Exception:
+    """The exception for one of the requests on a connection that failed by `error`."""
+    if not isinstance(error, Broken | hiredis.ProtocolError):
+        return error
+    broken = Broken(str(error), sent=sent)
+    broken.__cause__ = error.__cause__
+    return broken
+
+
+# -- making a connection --------------------------------------------------------------------------
+
+
+async def dial(site: RedisSite, until: float) -> AsyncRedisWire:
+    """A connection that is logged in.
+
+    Raises StoreUnavailable, at `until` (an instant of clock.now) at the latest.
+    """
+
+    async def connected(target: RedisTarget, tls: SSLContext | None) -> AsyncRedisWire:
+        if target.path:
+            return await connect_unix(AsyncRedisWire, target.path)
+        return await connect(AsyncRedisWire, target.host, target.port, tls=tls)
+
+    async def login(credentials: Any) -> Sequence[str]:
+        try:
+            found: Sequence[str] = await credentials.get_credentials_async()
+        except Exception as error:
+            raise ProviderFailed(error) from error
+        return found
+
+    try:
+        async with asyncio.timeout(min(_LONGEST, until - _now())):
+            return await open_wire(site, until, connected, login)
+    except TimeoutError as error:
+        raise_handlers(error)
+        raise StoreUnavailable(f"{site.where} cannot be reached: no connection in time") from error
+
+
+# -- the store -------------------------------------------------------------------------------------
 
 
 class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
     """An AsyncStore (see stores.base). It belongs to the loop in which it was made."""
 
-    def __init__(self, site: RedisSite, commands: Commands) -> None:
-        super().__init__(site, commands, SUSPENDING)
+    def __init__(self, site: RedisSite, requests: Requests) -> None:
+        super().__init__(site, requests, SUSPENDING)
         self._end = LoopEnd(self._close_all)
         self._shared: AsyncRedisWire | None = None
         self._dialing: asyncio.Task[StoreUnavailable | None] | None = None
@@ -68,23 +320,23 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
 
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         """See stores.base.AsyncStore. No plan is needed if the server was checked just now."""
-        wire, commands, now = self._shared, self.commands, _now()
+        wire, requests, now = self._shared, self.requests, _now()
         if (
             wire is None
             or wire.is_stale(trust=True)
-            or now - wire.asked > LOOK_EVERY
+            or now - wire.check_sent > CHECK_EVERY
             or ask.ttl > wire.serves
             or self.hub.waits_on
         ):
             return await super().take(key, claim, ask, until)
         try:
-            request = commands.take(key, claim, ask, wire.sign, until + wire.ahead)
+            request = take_request(requests, key, claim, ask, wire.sign, until + wire.ahead)
             outcome: TakeOutcome
             reply = await self._ask(wire, request, until)
-            if type(reply) is bytes and now - wire.looked <= LOOK_EVERY:
-                outcome = commands.taken(reply, key, claim, ask, wire.epoch)
+            if type(reply) is bytes and now - wire.checked <= CHECK_EVERY:
+                outcome = read_take(requests, reply, key, claim, ask, wire.epoch)
             else:
-                server = Server(self.site, commands, wire)
+                server = Server(self.site, requests, wire)
                 program = settle_take(server, key, claim, ask, until, now, reply)
                 outcome = await carry_out(wire, program, until, begun=True)
         except UNUSABLE as error:
@@ -100,12 +352,12 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
     async def give(
         self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
-        wire, commands = self._shared, self.commands
+        wire, requests = self._shared, self.requests
         if wire is None or wire.is_stale(trust=True):
             return await super().give(key, claim, token, until, parting=parting)
         try:
-            request = commands.give(key, claim, token, parting)
-            return commands.given(await self._ask(wire, request, until), key)
+            request = give_request(requests, key, claim, token, parting)
+            return read_give(requests, await self._ask(wire, request, until), key)
         except UNUSABLE as error:
             self.settle(wire, self.idle, error)
             return await self.again(error, DIALECT.give(key, claim, token, parting), until)
@@ -180,16 +432,13 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
             return error
         finally:
             self._dialing = None
-        if idle is self.idle:
-            self._replace(wire)
-        else:
+        if idle is not self.idle:
             wire.close()
-        return None
-
-    def _replace(self, wire: AsyncRedisWire) -> None:
+            return None
         before, self._shared = self._shared, wire
         if before is not None:
             before.retire()
+        return None
 
 
 # -- for layers ------------------------------------------------------------------------------------
@@ -202,8 +451,8 @@ class AsyncRuntime(Runtime):
         self.stores: list[AsyncRedisStore] = []
         self._turn = asyncio.Lock()
 
-    def exchange(self, site: RedisSite, commands: Commands) -> RedisExchange[Any]:
-        store = AsyncRedisStore(site, commands)
+    def exchange(self, site: RedisSite, requests: Requests) -> RedisExchange[Any]:
+        store = AsyncRedisStore(site, requests)
         self.stores.append(store)
         return store
 
@@ -218,7 +467,7 @@ class AsyncRuntime(Runtime):
         if not discovery.stale:
             return
         try:
-            async with asyncio.timeout(max(0.0, until - clock.now())):
+            async with asyncio.timeout(max(0.0, until - _now())):
                 await self._turn.acquire()
         except TimeoutError as error:
             raise_handlers(error)
@@ -231,9 +480,15 @@ class AsyncRuntime(Runtime):
     async def gather(
         self, calls: Sequence[Call[T]], until: float, enough: Enough[T] | None = None
     ) -> list[T | StoreError]:
-        tasks = [asyncio.create_task(_outcome(call, until)) for call in calls]
+        async def outcome_of(call: Call[T]) -> T | StoreError:
+            try:
+                return await call(until)
+            except StoreError as error:
+                return error
+
+        tasks = [asyncio.create_task(outcome_of(call)) for call in calls]
         # If all results are wanted, each call keeps to the deadline itself.
-        patience = max(0.0, until - clock.now()) if enough else None
+        patience = max(0.0, until - _now()) if enough else None
         found: list[T] = []
         try:
             for ended in asyncio.as_completed(tasks, timeout=patience):
@@ -268,10 +523,3 @@ class AsyncFace(Layer):
         """In a fork's child: release the descriptors without touching the parent's loop."""
         for store in self._runtime.stores:
             store.detach()
-
-
-async def _outcome(call: Call[T], until: float) -> T | StoreError:
-    try:
-        return await call(until)
-    except StoreError as error:
-        return error

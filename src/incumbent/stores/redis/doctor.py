@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 from incumbent import clock
 from incumbent.durations import say_seconds
@@ -23,32 +23,30 @@ from incumbent.stores.findings import (
     grants_nothing,
     wait_after_restart,
 )
-from incumbent.stores.redis.errors import answered_error
-from incumbent.stores.redis.exchange import UNUSABLE, carry_out
-from incumbent.stores.redis.incarnation import LOOK_EVERY, read_mark
-from incumbent.stores.redis.layers import BlockingRuntime, Discovery
-from incumbent.stores.redis.resp import Program, RequestBatch, pack
-from incumbent.stores.redis.server import (
-    QUORUM_KEY,
+from incumbent.stores.redis.incarnation import (
+    CHECK_EVERY,
     InfoFacts,
-    RedisSite,
     belongs_elsewhere,
     read_facts,
+    read_mark,
 )
-from incumbent.stores.redis.wire import dial
+from incumbent.stores.redis.layers import Discovery, Runtime
+from incumbent.stores.redis.resp import Program, RequestBatch, pack
+from incumbent.stores.redis.server import QUORUM_KEY, RedisSite, answered_error
+from incumbent.stores.redis.wire import UNUSABLE, carry_out
 
 _RESYNC_LEAST: Final = 2
 """Seconds of repl-diskless-sync-delay that keep a resync from ending between two looks."""
 
 
 def diagnose(
-    site: RedisSite, discovery: Discovery | None, ttl: float, until: float
+    site: RedisSite, discovery: Discovery | None, runtime: Runtime, ttl: float, until: float
 ) -> list[Finding]:
     """The findings about a store: about its one server, or the discovered masters."""
     reported, masters = list[Finding](), [("", site)]
     if discovery is not None:
         try:
-            run_blocking(discovery.ask(BlockingRuntime(), until))
+            run_blocking(discovery.ask(runtime, until))
         except StoreError as error:
             return [cannot_tell(str(error), discovery.advice)]
         reported, masters = [("ok", discovery.summary, "")], discovery.masters()
@@ -56,24 +54,16 @@ def diagnose(
     for left, (name, master) in zip(range(len(masters), 0, -1), masters, strict=True):
         # Each master has a share of the remaining time, so that one cannot use up all of it.
         share = clock.now() + max(0.0, until - clock.now()) / left
-        findings = examine(ttl, master, share)
+        findings = _examine(ttl, master, runtime, share)
         about.append(at(name, findings) if name else findings)
-    if not all(map(_grants_nothing, about)):
+    whole = list(chain.from_iterable(about))
+    if not all(any(isinstance(each, GrantsNothing) for each in findings) for findings in about):
         # It is not known here which names are on the masters that grant nothing.
-        about = [list(map(_for_some, findings)) for findings in about]
-    return [*reported, *chain.from_iterable(about)]
+        whole = [CannotTell(each) if isinstance(each, GrantsNothing) else each for each in whole]
+    return [*reported, *whole]
 
 
-def _grants_nothing(findings: list[Finding]) -> bool:
-    return any(isinstance(finding, GrantsNothing) for finding in findings)
-
-
-def _for_some(finding: Finding) -> Finding:
-    """A finding for the whole store: CannotTell if only some masters grant nothing."""
-    return CannotTell(finding) if isinstance(finding, GrantsNothing) else finding
-
-
-def examine(ttl: float, site: RedisSite, until: float) -> list[Finding]:
+def _examine(ttl: float, site: RedisSite, runtime: Runtime, until: float) -> list[Finding]:
     """The findings about one server, also if a store would refuse to use it."""
 
     def program() -> Program[list[Finding]]:
@@ -83,7 +73,7 @@ def examine(ttl: float, site: RedisSite, until: float) -> list[Finding]:
         return findings
 
     try:
-        wire = dial(site, until)
+        wire = run_blocking(runtime.dial(site, until))
     except StoreError as error:
         return [cannot_tell(str(error), "check the address, the password and the network")]
     try:
@@ -112,11 +102,11 @@ def diagnosis(ttl: float, wait: float | None, *, marked: bool = False) -> Progra
     for answer in (info, time):
         if isinstance(answer, Exception):
             raise answered_error(str(answer), "the server")
-    facts, settings = read_facts(info), _settings_in(answers)
-    findings = [_about_role(facts), _REPLICATED, _about_memory(facts), _about_disk(facts, settings)]
-    findings += _about_writes(facts, settings)
-    if facts.product == "Dragonfly":
-        findings.insert(1, _UNTESTED)
+    # Those that this user may read.
+    pairs = [answer for answer in answers if isinstance(answer, list) and len(answer) == 2]
+    settings = {name.decode(): value.decode() for name, value in pairs}
+    facts = read_facts(info)
+    findings = [*_about_settings(facts, settings), *_about_writes(facts, settings)]
     if not marked:
         # A server tells its uptime in whole seconds.
         since = about_start("up for", facts.uptime, ttl if wait is None else wait, error=1.0)
@@ -129,41 +119,36 @@ _SETTINGS: Final = ("save", "stop-writes-on-bgsave-error", "min-replicas-to-writ
 """One request each: before Redis 7, CONFIG GET takes one name."""
 
 
-def _settings_in(answers: list[Any]) -> dict[str, str]:
-    """The settings that this user may read."""
-    pairs = [answer for answer in answers if isinstance(answer, list) and len(answer) == 2]
-    return {name.decode(): value.decode() for name, value in pairs}
-
-
-_UNTESTED: Final = ("warning", "not tested on Dragonfly", "try it with your failures first")
-_REPLICATED: Final = (
-    "warning",
-    "replication is asynchronous",
-    "a failover can lose the newest leases: fence at the resource",
-)
-
-
-def _about_role(facts: InfoFacts) -> Finding:
-    what = f"{facts.product} {facts.version}, role {facts.role}"
-    is_master = facts.role == "master"
-    return found(is_master, what, advice="use the address of the master", level="error")
-
-
-def _about_memory(facts: InfoFacts) -> Finding:
-    what = f"maxmemory {facts.maxmemory or 'unlimited'}, policy {facts.policy}: leases"
-    fine, otherwise = f"{what} are not evicted", f"{what} may be evicted"
-    advice = "set maxmemory-policy noeviction"
-    return found(not facts.evicts, fine, otherwise, advice, level="error")
-
-
-def _about_disk(facts: InfoFacts, settings: dict[str, str]) -> Finding:
+def _about_settings(facts: InfoFacts, settings: dict[str, str]) -> list[Finding]:
+    """The role, and what a restart or a full memory does to leases."""
+    role = f"{facts.product} {facts.version}, role {facts.role}"
+    memory = f"maxmemory {facts.maxmemory or 'unlimited'}, policy {facts.policy}: leases"
     how = f", save {settings['save'] or 'off'}" if "save" in settings else ""
-    return found(
-        facts.aof,
-        "appendonly is on: tokens, history and used slots survive a restart",
-        f"appendonly is off{how}: a restart loses leases; restart_wait covers their holders",
-        "set appendonly yes to keep tokens, history and switches",
-    )
+    findings = [
+        found(facts.role == "master", role, advice="use the address of the master", level="error"),
+        (
+            "warning",
+            "replication is asynchronous",
+            "a failover can lose the newest leases: fence at the resource",
+        ),
+        found(
+            not facts.evicts,
+            f"{memory} are not evicted",
+            f"{memory} may be evicted",
+            "set maxmemory-policy noeviction",
+            level="error",
+        ),
+        found(
+            facts.aof,
+            "appendonly is on: tokens, history and used slots survive a restart",
+            f"appendonly is off{how}: a restart loses leases; restart_wait covers their holders",
+            "set appendonly yes to keep tokens, history and switches",
+        ),
+    ]
+    if facts.product == "Dragonfly":
+        untested = ("warning", "not tested on Dragonfly", "try it with your failures first")
+        findings.insert(1, untested)
+    return findings
 
 
 def _about_writes(facts: InfoFacts, settings: dict[str, str]) -> list[Finding]:
@@ -259,7 +244,7 @@ def look_at_resync() -> Program[list[Finding]]:
     return [
         (
             "warning",
-            f"{what}: a switchover there and back in less than {LOOK_EVERY} s may go unnoticed",
+            f"{what}: a switchover there and back in less than {CHECK_EVERY} s may go unnoticed",
             f"set repl-diskless-sync yes, and repl-diskless-sync-delay {_RESYNC_LEAST} or more",
         )
     ]

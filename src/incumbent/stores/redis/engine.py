@@ -1,62 +1,120 @@
-"""The engine that makes both sides of a store from the options of a URL or of a client."""
+"""The engine that makes both sides of a store from the options of a URL or of a user's client.
+
+No driver is imported before the first engine is made; of the sides and layouts only what is used.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from incumbent.durations import Duration
+from incumbent.model import Capabilities
 from incumbent.net.limiter import CONNECTIONS, limits
 from incumbent.net.readers import LockWakeup
 from incumbent.stores.findings import Finding
 from incumbent.stores.loops import ServerEngine
 from incumbent.stores.plan import BlockingTogether, PlannedTogether
-from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.dialect import CAPABILITIES, Server
-from incumbent.stores.redis.options import RedisOptions
-from incumbent.stores.redis.records import Naming
-from incumbent.stores.redis.server import RedisSite, site_of
-from incumbent.stores.redis.sync import RedisStore
+from incumbent.stores.redis.options import (
+    RedisOptions,
+    check_key,
+    check_replicas,
+    parse_redis_url,
+    read_client,
+    require_driver,
+)
+from incumbent.stores.url import parse_restart_wait
 
 if TYPE_CHECKING:
     from incumbent.stores.redis.aio import AsyncFace, AsyncRedisStore
+    from incumbent.stores.redis.incarnation import Server
     from incumbent.stores.redis.layers import Discovery, Runtime
+    from incumbent.stores.redis.server import RedisSite, Requests
+
+
+def open_store(url: str, password: str | None = None) -> RedisEngine:
+    """The engine of a URL; `password` replaces the one in it. Connects to nothing.
+
+    Raises ConfigError for a malformed URL, an unknown option, or missing drivers.
+    """
+    options = parse_redis_url(url, password)
+    require_driver()
+    return RedisEngine(options)
+
+
+def engine_from_client(
+    client: Any,
+    *,
+    key: str | None = None,
+    restart_wait: Duration | None = None,
+    allow_eviction: bool = False,
+    wait_replicas: int | str = 0,
+) -> RedisEngine:
+    """The engine for a redis-py client or pool of the user's own, blocking or asynchronous.
+
+    A client of one server, of a cluster (RedisCluster), or of a master that sentinels name
+    (master_for). Its addresses and logins are copied for connections of our own, blocking and
+    asynchronous; the client itself is neither used nor closed. The other arguments are options of
+    the URL. Raises ConfigError if `client` is no such client, and for a wrong argument.
+    """
+    require_driver()
+    options = read_client(client)
+    replicas, patience = check_replicas(str(wait_replicas) if wait_replicas else None)
+    return RedisEngine(
+        replace(
+            options,
+            key=check_key(key),
+            restart_wait=parse_restart_wait(restart_wait),
+            allow_eviction=allow_eviction,
+            wait_replicas=replicas,
+            wait_timeout=patience,
+        )
+    )
 
 
 class RedisEngine(ServerEngine[BlockingTogether[Any], "AsyncRedisStore | AsyncFace"]):
     """The engine of a store of any layout."""
 
-    capabilities = CAPABILITIES
+    capabilities = Capabilities(
+        waits="pubsub",
+        ttl_clock="wall",
+        queue=True,
+        candidates=True,
+        reservations=True,
+        refuses_late=True,
+        shared=True,
+    )
 
     def __init__(self, options: RedisOptions) -> None:
+        from incumbent.stores.redis.records import Naming
+        from incumbent.stores.redis.server import Requests, site_of
+        from incumbent.stores.redis.sync import BlockingRuntime, RedisStore
+
         self._site = site = site_of(options)
         self._discovery: Discovery | None = None
+        requests = Requests(Naming(options.key), site.where)
         if options.layout or options.wait_replicas:
-            # Imported only here: most stores need no sentinels, clusters or replicas.
-            from incumbent.stores.redis.layers import BlockingRuntime
-
-            build, self._discovery = _layers(site, options)
+            build, self._discovery = _layers(site, requests, options)
             store = BlockingTogether(build(BlockingRuntime()))
             store.limits = limits(site.where, CONNECTIONS, LockWakeup)
             super().__init__(site.where, store, partial(_face, site.where, build))
         else:
-            commands = Commands(Naming(options.key), site.where)
-            make = partial(_async_store, site, commands)
-            super().__init__(site.where, RedisStore(site, commands), make)
+
+            def make() -> AsyncRedisStore:
+                from incumbent.stores.redis.aio import AsyncRedisStore
+
+                return AsyncRedisStore(site, requests)
+
+            super().__init__(site.where, RedisStore(site, requests), make)
 
     def diagnose(self, ttl: float, until: float) -> list[Finding]:
         """See Engine.diagnose. Also reports on servers that a store would refuse to use."""
-        # Imported only here: without it, a lock starts sooner.
         from incumbent.stores.redis.doctor import diagnose
+        from incumbent.stores.redis.sync import BlockingRuntime
 
-        return diagnose(self._site, self._discovery, ttl, until)
-
-
-def _async_store(site: RedisSite, commands: Commands) -> AsyncRedisStore:
-    # Imported only here: the blocking side does not need asyncio.
-    from incumbent.stores.redis.aio import AsyncRedisStore
-
-    return AsyncRedisStore(site, commands)
+        return diagnose(self._site, self._discovery, BlockingRuntime(), ttl, until)
 
 
 def _face(where: str, build: Callable[[Runtime], PlannedTogether[Server]]) -> AsyncFace:
@@ -67,18 +125,17 @@ def _face(where: str, build: Callable[[Runtime], PlannedTogether[Server]]) -> As
 
 
 def _layers(
-    site: RedisSite, options: RedisOptions
+    site: RedisSite, requests: Requests, options: RedisOptions
 ) -> tuple[Callable[[Runtime], PlannedTogether[Server]], Discovery | None]:
     """A function that makes the layers of one Runtime, and the Discovery that all of them share."""
+    from incumbent.stores.redis.layers import connections
+
     if options.layout == "cluster":
-        from incumbent.stores.redis.cluster import KnownCluster
-        from incumbent.stores.redis.router import Router
+        from incumbent.stores.redis.cluster import KnownCluster, Router
 
         cluster = KnownCluster(site, options.hosts, options.reach)
         return lambda runtime: Router(runtime, cluster, options), cluster
-    from incumbent.stores.redis.layers import connections
-
-    build = partial(connections, options, site, Commands(Naming(options.key), site.where))
+    build = partial(connections, options, site, requests)
     if not options.layout:
         return build, None
     from incumbent.stores.redis.sentinel import Follow, followed_of

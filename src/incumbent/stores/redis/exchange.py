@@ -1,62 +1,114 @@
-"""The use of connections, in coroutines that both sides share.
+"""The plans of Redis, and who carries them out on the connections to one server.
 
-The asynchronous side awaits them. The blocking side runs each in one step (`protocol.port.run`),
-with connections that block instead of suspending.
+Both sides share it; see `wire`.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, Final, TypeVar, cast
-
-import hiredis
 
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.model import Key, Queued
-from incumbent.net.pool import Broken, Connection, Mismatch, PlanRunner
-from incumbent.net.readers import ReaderSide
-from incumbent.stores.plan import Plan, PlannedTogether
-from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.dialect import (
-    DIALECT,
-    Server,
-    TakePlan,
-    meeting,
-    too_early,
+from incumbent.model import (
+    PLAIN,
+    ByClaim,
+    GiveOutcome,
+    Guard,
+    Key,
+    Parting,
+    PutOutcome,
+    Queued,
+    Record,
+    Renewal,
+    RenewOutcome,
 )
-from incumbent.stores.redis.errors import Demoted, TooLate
-from incumbent.stores.redis.incarnation import ServerFacts
-from incumbent.stores.redis.resp import Program, as_eval, is_forgotten
-from incumbent.stores.redis.server import RedisSite
+from incumbent.net.pool import PlanRunner
+from incumbent.net.readers import ReaderSide
+from incumbent.stores.base import Gave, Give, Take, Took
+from incumbent.stores.plan import Plan, PlannedTogether
+from incumbent.stores.redis.give import give_program
+from incumbent.stores.redis.incarnation import Server
+from incumbent.stores.redis.put_read import (
+    put_program,
+    read_program,
+    scan_program,
+    time_program,
+    unchanged_program,
+)
+from incumbent.stores.redis.renew import renew_program
+from incumbent.stores.redis.server import Demoted, RedisSite, Requests
 from incumbent.stores.redis.subscription import LineHub
-
-
-class AnyWire(ServerFacts, Connection):
-    """A blocking or asynchronous connection. `used`: when the present (or last) exchange began."""
-
-    used: float
-
-    @abstractmethod
-    def send(self, request: bytes, until: float) -> None:
-        """Send a request whose answer is read by `next`. Raises Broken."""
-
-    @abstractmethod
-    async def next(self, until: float) -> Any:
-        """The next answer or message. Raises Broken."""
-
-    @abstractmethod
-    async def ask_all(self, payload: bytes, answers: int, until: float) -> list[Any]:
-        """Send requests together; return their answers. Raises Broken."""
-
+from incumbent.stores.redis.take import TakePlan, meeting, take_plan, too_early
+from incumbent.stores.redis.wire import UNUSABLE, AnyWire, carry_out, joined
 
 T = TypeVar("T")
 W = TypeVar("W", bound=AnyWire)
 
-UNUSABLE: Final = (Broken, Mismatch, hiredis.ProtocolError)
-
 _now = clock.now
+
+
+class RedisDialect:
+    """The plans of Redis; see stores.plan.DialectOfMany."""
+
+    take = staticmethod(take_plan)
+
+    def take_all(self, takes: Sequence[Take]) -> Plan[Server, Took]:
+        """Several takes whose requests are sent together."""
+        return joined([self.take(*take) for take in takes])
+
+    def renew(self, renewals: Sequence[Renewal]) -> Plan[Server, list[RenewOutcome]]:
+        """A renewal of the leases that this incarnation of the server granted."""
+        return Plan(
+            "renew",
+            lambda server, _: renew_program(server.requests, renewals, server.known.epoch),
+            renewals=renewals,
+        )
+
+    def give(
+        self, key: Key, claim: str, token: int | None, parting: Parting = PLAIN
+    ) -> Plan[Server, GiveOutcome]:
+        """A release, or a closing."""
+        return Plan(
+            "give",
+            lambda server, _: give_program(server.requests, key, claim, token, parting),
+            (key,),
+        )
+
+    def give_all(self, gives: Sequence[Give]) -> Plan[Server, Gave]:
+        """Several releases whose requests are sent together."""
+        return joined([self.give(*give) for give in gives])
+
+    def put(
+        self, key: Key, field: str, value: bytes | None, guard: Guard
+    ) -> Plan[Server, PutOutcome]:
+        """A write, repeatable if a second, equal one would give the same outcome as the first."""
+        return Plan(
+            "put",
+            lambda server, _: put_program(server.requests, key, field, value, guard),
+            (key,),
+            repeatable=guard is None or isinstance(guard, ByClaim),
+        )
+
+    def read(self, key: Key) -> Plan[Server, Record]:
+        """A read of the record of a key."""
+        return Plan("read", lambda server, _: read_program(server.requests, key), (key,))
+
+    def scan(self, namespace: str, prefix: str) -> Plan[Server, tuple[Record, ...]]:
+        """A read of the records in the namespace whose names begin with the prefix."""
+        return Plan("scan", lambda server, _: scan_program(server.requests, namespace, prefix))
+
+    def unchanged(self, key: Key, seen: str) -> Plan[Server, bool]:
+        """A check whether the state that `Refused.seen` describes is unchanged."""
+        return Plan("look", lambda server, _: unchanged_program(server.requests, key, seen), (key,))
+
+    def time(self) -> Plan[Server, int]:
+        """A read of the server's clock in microseconds."""
+        return Plan("look", lambda server, _: time_program(server.requests))
+
+
+DIALECT: Final = RedisDialect()
 
 
 class RedisExchange(PlanRunner[W, Server], PlannedTogether[Server]):
@@ -65,11 +117,11 @@ class RedisExchange(PlanRunner[W, Server], PlannedTogether[Server]):
     dialect = DIALECT
     unusable = UNUSABLE
 
-    def __init__(self, site: RedisSite, commands: Commands, side: ReaderSide) -> None:
+    def __init__(self, site: RedisSite, requests: Requests, side: ReaderSide) -> None:
         super().__init__(site.where)
         self.site = site
-        self.commands = commands
-        self.hub = LineHub(commands, side)
+        self.requests = requests
+        self.hub = LineHub(requests, side)
 
     @abstractmethod
     async def dial(self, until: float) -> W:
@@ -100,7 +152,7 @@ class RedisExchange(PlanRunner[W, Server], PlannedTogether[Server]):
         wire.used = now = _now()
         if plan.ttl and (early := too_early(self.site, wire, plan.ttl, now)) is not None:
             raise early
-        program = plan.start(Server(self.site, self.commands, wire), until)
+        program = plan.start(Server(self.site, self.requests, wire), until)
         outcome = await carry_out(wire, program, until, site=self.site)
         if plan.kind != "renew" and isinstance(outcome, list):
             for each in outcome:
@@ -136,7 +188,7 @@ class RedisExchange(PlanRunner[W, Server], PlannedTogether[Server]):
         except BaseException:
             wire.close()
             raise
-        wire.introduce(met, _now(), site.marker.settle)
+        wire.learn_from(met, _now(), site.marker.settle)
         # The clock of a server may be set; what this process has seen itself is certain.
         if site.sighted[0] != met.mark.id:
             site.sighted = (met.mark.id, wire.born)
@@ -177,47 +229,3 @@ async def unless_over(waiting: Awaitable[None], until: float) -> None:
     except StoreError:
         if _now() < until:
             raise
-
-
-async def carry_out(
-    wire: AnyWire,
-    program: Program[T],
-    until: float,
-    *,
-    begun: bool = False,
-    site: RedisSite | None = None,
-) -> T:
-    """Carry out a program; return its outcome. Raises Broken, Mismatch, StoreError.
-
-    `begun`: one of its requests was carried out already. `site`: send only to the server it means.
-    """
-    answers: Any = None
-    try:
-        while True:
-            step = program.send(answers)
-            try:
-                _check_meant(wire, site)
-                replies = await wire.ask_all(step.payload, step.answers, until)
-                if step.repeats and any(map(is_forgotten, replies)):
-                    _check_meant(wire, site)
-                    replies = await wire.ask_all(as_eval(step.payload), step.answers, until)
-            except Broken as error:
-                # Earlier steps were carried out, such as a take before its undo.
-                error.sent = error.sent or begun or answers is not None
-                raise
-            answers = replies
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    except TooLate as error:
-        if _now() < until:
-            raise
-        # We were late ourselves: the connection and what is known of its server are sound.
-        raise Broken(str(error), sent=False, late=True) from error
-
-
-def _check_meant(wire: AnyWire, site: RedisSite | None) -> None:
-    """Check before each request, since the previous answer may have taken long. Raises Broken."""
-    if site is not None and not site.means(wire.target):
-        why = "it may no longer be the master: the sentinels have to be asked again"
-        raise Broken(why, sent=False, late=True)

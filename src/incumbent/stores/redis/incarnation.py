@@ -1,4 +1,4 @@
-"""The incarnation of the server that a connection leads to, by a marker among its data. Pure.
+"""Which incarnation of a server a connection leads to, by a marker among its data. Pure.
 
     incumbent1 <id> <since> <seen> <run> <replication> <longest> <floor>
 
@@ -7,33 +7,36 @@ removes it; replicas have it. A take too soon after `since` is refused: see rest
 
 Behind sentinels the id also has the number of the master's promotion: "<id>@<term>". Nothing else
 identifies a master that was replaced, did not notice it, and is named again.
+
+INFO is read when a connection is made, and again with a take now and then: settings may change
+while clients are connected. `admit` refuses a server that must not grant leases.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
-from incumbent.stores.redis.errors import Moved, Outdated, answered_error
 from incumbent.stores.redis.resp import SCRIPTS, Program, RequestBatch, Script, pack
 from incumbent.stores.redis.server import (
-    INFO_LOOK,
     MARKER_KEY,
     QUORUM_KEY,
-    InfoFacts,
+    Demoted,
+    Moved,
+    Outdated,
     RedisSite,
-    admit,
-    belongs_elsewhere,
-    read_facts,
+    Requests,
+    answered_error,
 )
 
 RECORD_FORMAT: Final = 1
 """The number that records and markers begin with."""
-LOOK_EVERY: Final = 0.5
-"""Seconds for which a connection trusts its last look at the marker, the role and the eviction.
+CHECK_EVERY: Final = 0.5
+"""Seconds for which a connection trusts its last check of the marker, the role and the eviction.
 
 A role that changes and changes back in between is not noticed. The interim master grants nothing
 for the `restart_wait`, but a lease that was not replicated to it may be lost with the resync."""
@@ -52,6 +55,8 @@ _TRIES: Final = 3
 _RESTART_APART: Final = 2 * _MICRO
 """The uncertainty of the start of a server that has no run id (microseconds)."""
 _INFO: Final = pack("INFO")
+INFO_CHECK: Final = (pack("INFO", "replication"), pack("INFO", "memory"))
+"""The part of INFO whose facts can change while a connection lives: role and eviction."""
 _TIME: Final = pack("TIME")
 _MEMBER: Final = pack("GET", QUORUM_KEY)
 _LOADS: Final = tuple(pack("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values())
@@ -278,15 +283,16 @@ def _micros(time: Sequence[bytes]) -> int:
 class ServerFacts:
     """A connection's facts about its server.
 
-    `born`: the latest instant at which the incarnation can have begun; `asked`: when the last look
-    was sent; `looked`: when the last look that found it unchanged was sent; `ahead`: the least by
-    which the server's clock is ahead of ours, in seconds; `apart`: see Handshake; `serves`: the
-    largest ttl for which it is known to be old enough; `marked_at`: the marker's key; `sign`: the
-    incarnation, as an argument of a take; `target`: the server that the connection was made to.
+    `born`: the latest instant at which the incarnation can have begun; `check_sent`: when the last
+    check was sent; `checked`: when the last one was sent that found it unchanged; `ahead`: the
+    least by which the server's clock is ahead of ours, in seconds; `apart`: see Handshake;
+    `serves`: the largest ttl for which it is known to be old enough; `marked_at`: the marker's key;
+    `sign`: the incarnation, as an argument of a take; `target`: the server that the connection was
+    made to.
     """
 
     __slots__ = (
-        *("ahead", "apart", "asked", "begins", "born", "epoch", "look", "looked", "mark"),
+        *("ahead", "apart", "begins", "born", "check", "check_sent", "checked", "epoch", "mark"),
         *("marked_at", "problem", "replication", "reread", "serves", "sign", "target"),
     )
 
@@ -294,11 +300,11 @@ class ServerFacts:
         self.epoch = self.marked_at = ""
         self.problem: StoreError | None = None
         self.target: object = None
-        self.born = self.asked = self.looked = self.serves = self.ahead = self.apart = 0.0
+        self.born = self.check_sent = self.checked = self.serves = self.ahead = self.apart = 0.0
         self.mark = IncarnationMarker("", 0, 0, "", "")
-        self.replication = self.look = self.reread = self.sign = self.begins = b""
+        self.replication = self.check = self.reread = self.sign = self.begins = b""
 
-    def introduce(self, met: Handshake, received: float, settle: float) -> None:
+    def learn_from(self, met: Handshake, received: float, settle: float) -> None:
         """Take over the facts of `met`, whose answer came at `received`."""
         mark = met.mark
         self.mark, self.epoch, self.marked_at = mark, mark.id, met.key
@@ -306,10 +312,10 @@ class ServerFacts:
         # The age is negative as long as the previous master may still be in use.
         self.born = received - met.age + (settle if mark.promoted else 0.0)
         self.ahead = met.time - received
-        self.asked = self.looked = self.serves = 0.0
+        self.check_sent = self.checked = self.serves = 0.0
         self.replication = met.replication.encode()
         self.reread = pack("GET", met.key)
-        self.look = b"".join((self.reread, INFO_LOOK[0], _TIME, INFO_LOOK[1]))
+        self.check = b"".join((self.reread, INFO_CHECK[0], _TIME, INFO_CHECK[1]))
         self.sign = f"{mark.id} {mark.floor}".encode()
         self.begins = f"incumbent{RECORD_FORMAT} {mark.id} ".encode()
 
@@ -325,7 +331,7 @@ class ServerFacts:
     def compare(
         self, replies: Sequence[Any], sent: float, received: float, *, allow_eviction: bool
     ) -> None:
-        """Note the answers to `look`. Raises Outdated if the server has changed."""
+        """Note the answers to `check`. Raises Outdated if the server has changed."""
         raw, info, time, memory = replies
         if [type(each) for each in replies] != [bytes, bytes, list, bytes]:
             raise Outdated("its marker or its INFO cannot be read")
@@ -340,5 +346,166 @@ class ServerFacts:
             self.replication = facts.replication.encode()
         if found := read_mark(raw, "the server", self.marked_at):
             self.mark = found
-        self.looked = sent
+        self.checked = sent
         self.ahead = _micros(time) / _MICRO - received
+
+
+class Server(NamedTuple):
+    """The server that a connection leads to: its site, what requests share, and the known facts."""
+
+    site: RedisSite
+    requests: Requests
+    known: ServerFacts
+
+
+# -- what INFO says of a server ------------------------------------------------------------------
+
+
+class InfoFacts(NamedTuple):
+    """The part of INFO that a lease depends on. `uptime`: whole seconds, as the server counts.
+
+    `promoted`: the replication id of a master that was a replica before, else ""; `master_for`:
+    seconds for which it has certainly been one; `run`, `replication`: ids of the server's run and
+    of its data's history, "" if INFO has none; `stopped`: why it takes no writes, or "";
+    `snapshot_failed`: whether the last one failed; `good_replicas`: None if writes need none.
+    """
+
+    epoch: str
+    uptime: int
+    role: str
+    version: str
+    product: str
+    maxmemory: int
+    policy: str
+    aof: bool
+    replicas: int = 0
+    promoted: str = ""
+    master_for: float = inf
+    run: str = ""
+    replication: str = ""
+    stopped: str = ""
+    snapshot_failed: bool = False
+    good_replicas: int | None = None
+
+    @property
+    def evicts(self) -> bool:
+        """Whether the server may delete a lease to make room."""
+        return self.maxmemory > 0 and self.policy != "noeviction"
+
+    def born(self, received: float) -> float:
+        """The latest possible beginning of this incarnation, if INFO arrived at `received`.
+
+        The uptime is a difference of two wall clock readings, each cut to whole seconds, so it may
+        be up to a second too large.
+        """
+        return received - min(max(0, self.uptime - 1), self.master_for)
+
+
+def read_facts(text: bytes) -> InfoFacts:
+    """Read the answer to INFO."""
+    fields = dict(
+        line.split(":", 1)
+        for line in text.decode("utf-8", "replace").splitlines()
+        if ":" in line and not line.startswith("#")
+    )
+    # Set only by a promotion (and by a restart from a snapshot, where waiting is right too).
+    before = fields.get("master_replid2", "").strip("0")
+    promoted = fields.get("master_replid", "") if before else ""
+    return InfoFacts(
+        # A master that was a replica in between is another incarnation of the same process.
+        epoch=fields.get("run_id", "") + (f":{promoted}" if promoted else ""),
+        uptime=_number(fields, "uptime_in_seconds"),
+        role=fields.get("role", "master"),
+        version=fields.get("valkey_version") or fields.get("redis_version", "?"),
+        product=_product(fields),
+        maxmemory=_number(fields, "maxmemory"),
+        policy=fields.get("maxmemory_policy", "noeviction"),
+        aof=fields.get("aof_enabled") == "1",
+        replicas=_number(fields, "connected_slaves"),
+        promoted=promoted,
+        run=fields.get("run_id", ""),
+        replication=fields.get("master_replid", ""),
+        stopped=_why_no_writes(fields),
+        snapshot_failed=fields.get("rdb_last_bgsave_status", "ok") != "ok",
+        good_replicas=(
+            _number(fields, "min_slaves_good_slaves")
+            if "min_slaves_good_slaves" in fields
+            else None
+        ),
+    )
+
+
+def _why_no_writes(fields: dict[str, str]) -> str:
+    used, most = _number(fields, "used_memory"), _number(fields, "maxmemory")
+    if 0 < most < used and fields.get("maxmemory_policy", "noeviction") == "noeviction":
+        return f"it is out of memory: {used} bytes of {most} (maxmemory), and takes no writes"
+    if fields.get("aof_last_write_status", "ok") != "ok":
+        return "it cannot write its append-only file, and takes no writes"
+    return ""
+
+
+def _number(fields: dict[str, str], name: str) -> int:
+    text = fields.get(name, "")
+    return int(text) if text.isdigit() else 0
+
+
+def _product(fields: dict[str, str]) -> str:
+    if "dragonfly_version" in fields:
+        return "Dragonfly"
+    return "Valkey" if "valkey_version" in fields else "Redis"
+
+
+_PROMOTED: Final = Script("put:promoted")
+_PROMOTED_KEY: Final = "incumbent:{incumbent}:promoted"
+"""The key where clients note when they first saw a promoted replica as the master."""
+
+
+def greeting(where: str, *, allow_eviction: bool, proved: bool) -> Program[InfoFacts]:
+    """Check a node of a quorum: one round trip, or two for a promoted replica.
+
+    Raises StoreUnavailable for a server that must not grant leases.
+    """
+    (info,) = yield RequestBatch(_INFO, 1)
+    if not isinstance(info, bytes):
+        raise answered_error(str(info), where, proved=proved)
+    facts = read_facts(info)
+    admit(facts, where, allow_eviction=allow_eviction, proved=proved)
+    if facts.promoted:
+        request = pack("EVAL", _PROMOTED.text, 1, _PROMOTED_KEY, facts.promoted)
+        (since,) = yield RequestBatch(request, 1)
+        if not isinstance(since, int):
+            raise answered_error(str(since), where, proved=proved)
+        return facts._replace(master_for=max(0.0, since / 1000))
+    return facts
+
+
+def belongs_elsewhere(found: object, key: str, where: str) -> None:
+    """Raises StoreUnavailable if `found`, the value of `key`, is a marker.
+
+    A server that is a member of a quorum and serves alone too would grant a lease twice.
+    """
+    if isinstance(found, bytes) and found:
+        by = "a member of a quorum" if key == QUORUM_KEY else "a server of its own"
+        raise StoreUnavailable(
+            f"{where} is used as {by} already (its key {key} says so): stop the clients that use it"
+            " so, wait for the longest ttl and delete that key; or use another server or database",
+            permanent=True,
+        )
+
+
+def admit(facts: InfoFacts, where: str, *, allow_eviction: bool, proved: bool) -> None:
+    """Raises StoreUnavailable for a server that must not grant leases.
+
+    `proved`: it has served this process before, so that it may serve again.
+    """
+    if facts.role != "master":
+        raise Demoted(
+            f"{where} is a replica, which cannot grant leases: use the address of the master",
+            retry_after=1.0,
+        )
+    if facts.evicts and not allow_eviction:
+        raise StoreUnavailable(
+            f"{where} may evict leases (maxmemory-policy {facts.policy}): set maxmemory-policy to"
+            " noeviction, or accept two holders with ?allow_eviction=yes",
+            permanent=not proved,
+        )

@@ -6,7 +6,6 @@ asynchronous side awaits them; the blocking side runs each in one step.
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
@@ -16,19 +15,15 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 from incumbent import clock
 from incumbent.durations import say_seconds
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.interrupts import raise_handlers
 from incumbent.model import Granted, Key
 from incumbent.net.pool import exchange_error
-from incumbent.protocol.port import run_blocking
 from incumbent.stores.plan import Plan, PlannedTogether
-from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.dialect import DIALECT, JoinedPlan, Server, give_back
-from incumbent.stores.redis.exchange import UNUSABLE, AnyWire, RedisExchange, carry_out
+from incumbent.stores.redis.give import give_back
+from incumbent.stores.redis.incarnation import Server
 from incumbent.stores.redis.options import RedisOptions
 from incumbent.stores.redis.resp import Program, RequestBatch, each_step, milliseconds, pack
-from incumbent.stores.redis.server import RedisSite
-from incumbent.stores.redis.sync import BlockingExchange
-from incumbent.stores.redis.wire import dial
+from incumbent.stores.redis.server import RedisSite, Requests
+from incumbent.stores.redis.wire import UNUSABLE, AnyWire, JoinedPlan, carry_out
 
 T = TypeVar("T")
 
@@ -46,10 +41,9 @@ def at_least(count: int) -> Enough[Any]:
 class Layer(PlannedTogether[Server]):
     """Passes every call on to `inner`. Subclasses add steps before and after."""
 
-    dialect = DIALECT
-
     def __init__(self, inner: PlannedTogether[Server]) -> None:
         self.inner = inner
+        self.dialect = inner.dialect
 
     async def run(self, plan: Plan[Server, T], until: float) -> T:
         return await self.inner.run(plan, until)
@@ -85,7 +79,7 @@ class Runtime(ABC):
     """How one kind of caller (blocking or asyncio) connects, waits and runs calls in parallel."""
 
     @abstractmethod
-    def exchange(self, site: RedisSite, commands: Commands) -> RedisExchange[Any]:
+    def exchange(self, site: RedisSite, requests: Requests) -> PlannedTogether[Server]:
         """The connections to one server."""
 
     @abstractmethod
@@ -138,70 +132,6 @@ class Runtime(ABC):
             raise exchange_error(error, site.where) from error
 
 
-class BlockingRuntime(Runtime):
-    """The Runtime of blocking callers."""
-
-    def exchange(self, site: RedisSite, commands: Commands) -> RedisExchange[Any]:
-        return BlockingExchange(site, commands)
-
-    async def dial(self, site: RedisSite, until: float) -> AnyWire:
-        return dial(site, until)
-
-    async def pause(self, seconds: float) -> None:
-        threading.Event().wait(seconds)
-
-    async def gather(
-        self, calls: Sequence[Call[T]], until: float, enough: Enough[T] | None = None
-    ) -> list[T | StoreError]:
-        """See Runtime.gather. Each has its own thread; if all are wanted, the last needs none."""
-        if not calls:
-            return []
-        outcomes: dict[int, T | Exception] = {}
-        ended: list[int] = []
-        over, wanted = threading.Event(), enough or at_least(len(calls))
-
-        def run_call(index: int) -> None:
-            try:
-                outcomes[index] = run_blocking(calls[index](until))
-            except Exception as error:  # noqa: BLE001 - what is no StoreError is raised at the end
-                raise_handlers(error)
-                outcomes[index] = error
-            finally:
-                ended.append(index)
-                known = list(outcomes.values())
-                found = [each for each in known if not isinstance(each, Exception)]
-                if len(ended) == len(calls) or wanted(found):
-                    over.set()
-
-        last = len(calls) - 1
-        run_last_here = enough is None
-        for index in range(last if run_last_here else len(calls)):
-            _start(partial(run_call, index))
-        if run_last_here:
-            run_call(last)
-        # In slices: after a suspend of the machine, `clock.now` must be read again.
-        while not over.wait(min(1.0, max(0.0, until - clock.now()))):
-            if clock.now() >= until:
-                break
-        late = OutcomeUnknown("no answer in time")
-        return [_settled(outcomes.get(index, late)) for index in range(len(calls))]
-
-
-def _settled(outcome: T | Exception) -> T | StoreError:
-    if isinstance(outcome, Exception) and not isinstance(outcome, StoreError):
-        raise outcome
-    return outcome
-
-
-def _start(target: Callable[[], None]) -> None:
-    try:
-        threading.Thread(target=target, name="incumbent-survey", daemon=True).start()
-    except RuntimeError as error:
-        raise_handlers(error)
-        # The interpreter is ending and starts no threads any more.
-        target()
-
-
 _now = clock.now
 _SHARE: Final = 0.5
 """The share of the remaining time that WAIT may take: a grant may have to be given back."""
@@ -214,10 +144,10 @@ _SHARE: Final = 0.5
 
 
 def connections(
-    options: RedisOptions, site: RedisSite, commands: Commands, runtime: Runtime
+    options: RedisOptions, site: RedisSite, requests: Requests, runtime: Runtime
 ) -> PlannedTogether[Server]:
     """The connections to one server, with the confirmation by replicas if the options want it."""
-    exchange = runtime.exchange(site, commands)
+    exchange = runtime.exchange(site, requests)
     if options.wait_replicas:
         return ReplicaConfirmation(exchange, options.wait_replicas, options.wait_timeout)
     return exchange
@@ -256,7 +186,7 @@ class ReplicaConfirmation(Layer):
         if self._has_enough(count_or_error):
             return outcome
         for take, grant in granted:
-            yield from give_back(server.commands, take.keys[0], grant, take.ask)
+            yield from give_back(server.requests, take.keys[0], grant, take.ask)
         few = self._describe_shortfall(count_or_error, server.site.where)
         raise StoreUnavailable(f"{few}: the grant was given back", retry_after=0.1)
 

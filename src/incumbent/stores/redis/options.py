@@ -1,10 +1,15 @@
-"""The URL of a Redis server and its options, checked before anything is sent. Imports no driver."""
+"""Where a store is, and its options: from a URL, or from a redis-py client of the user's own.
+
+All is checked before anything is sent, and no driver is imported. Such a client is neither used
+nor changed: its settings are copied. The attributes of redis-py's objects that this relies on are
+tested against the real ones.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
@@ -167,6 +172,8 @@ def parse_redis_url(url: str, password: str | None = None) -> RedisOptions:
     options = _options(query, transport, layout)
     user, _, secret = login.partition(":")
     service, path = _service(scheme, path) if layout == "sentinel" else ("", path)
+    files: dict[str, Any] = {_FILES[name]: options[name] for name in _FILES if name in options}
+    tls = Tls(**files) if transport == "tls" else None
     target = RedisTarget(
         host=hosts[0].host,
         port=hosts[0].port,
@@ -174,7 +181,7 @@ def parse_redis_url(url: str, password: str | None = None) -> RedisOptions:
         db=_database(options.get("db", "") if transport == "unix" else path, layout),
         username=unquote(user) or None,
         password=password or unquote(secret) or None,
-        tls=_tls(options) if transport == "tls" else None,
+        tls=tls,
     )
     # A sentinel has no databases, but users of its own.
     asker, word = options.get("sentinel_username"), options.get("sentinel_password")
@@ -192,11 +199,6 @@ def parse_redis_url(url: str, password: str | None = None) -> RedisOptions:
         wait_replicas=replicas,
         wait_timeout=patience,
     )
-
-
-def _tls(options: dict[str, str]) -> Tls:
-    files: dict[str, Any] = {_FILES[name]: options[name] for name in _FILES if name in options}
-    return Tls(**files)
 
 
 def _layout(scheme: str) -> str:
@@ -309,3 +311,131 @@ def _yes_or_no(name: str, text: str) -> bool:
     if text.lower() not in ("yes", "no"):
         raise wrong_option(name, "is yes or no")
     return text.lower() == "yes"
+
+
+# -- a client of the user's own --------------------------------------------------------------------
+
+
+_SCHEME_OF: Final = {"tcp": "redis", "tls": "rediss", "unix": "redis+unix"}
+_CLASSES: Final = {
+    ("connection", "Connection"): "tcp",
+    ("connection", "SSLConnection"): "tls",
+    ("connection", "UnixDomainSocketConnection"): "unix",
+    ("sentinel", "SentinelManagedConnection"): "tcp",
+    ("sentinel", "SentinelManagedSSLConnection"): "tls",
+}
+"""redis-py's own connection classes, blocking or not, by module and name."""
+
+
+def read_client(client: Any) -> RedisOptions:
+    """The options by which a redis-py client or pool connects, blocking or not, of any layout.
+
+    Raises ConfigError for any other object, and for a setting of the client that is not supported.
+    """
+    manager = getattr(client, "nodes_manager", None)
+    if manager is not None:
+        return _of_cluster(client, manager)
+    pool = getattr(client, "connection_pool", client)
+    if hasattr(pool, "sentinel_manager"):
+        return _of_sentinel(pool)
+    transport, target = _target_of_pool(pool)
+    return RedisOptions(_SCHEME_OF[transport], target)
+
+
+def _refused(why: str) -> ConfigError:
+    return ConfigError(why, name="store")
+
+
+def _target_of_pool(pool: Any) -> tuple[str, RedisTarget]:
+    made_by = getattr(pool, "connection_class", None)
+    given = getattr(pool, "connection_kwargs", None)
+    if not isinstance(made_by, type) or not isinstance(given, dict):
+        raise _refused(
+            f"a {type(pool).__name__} object: give a redis.Redis, a RedisCluster, what a Sentinel's"
+            " master_for() returns (each of redis or of redis.asyncio), or a ConnectionPool for a"
+            " single server"
+        )
+    transport = _transport_of(made_by, "connection")
+    return transport, _target(transport, given)
+
+
+def _transport_of(made_by: type, module: str) -> str:
+    """The transport of a redis-py class. Any other class might do more, so it is refused."""
+    transport = _CLASSES.get((module, made_by.__name__))
+    if transport and made_by.__module__ in (f"redis.{module}", f"redis.asyncio.{module}"):
+        return transport
+    raise _refused(
+        f"connections of class {made_by.__name__} are not supported, for it is none of redis-py:"
+        " leave connection_class out, and give a credential_provider if it is for the login"
+    )
+
+
+def _target(transport: str, given: dict[str, Any]) -> RedisTarget:
+    return RedisTarget(
+        host=str(given.get("host") or "localhost"),
+        port=int(given.get("port") or 6379),
+        path=str(given.get("path") or "") if transport == "unix" else "",
+        db=int(given.get("db") or 0),
+        username=given.get("username"),
+        password=given.get("password"),
+        credentials=given.get("credential_provider"),
+        tls=_tls(given) if transport == "tls" else None,
+    )
+
+
+def _tls(given: dict[str, Any]) -> Tls:
+    known = {field.name for field in fields(Tls)}
+    options: dict[str, Any] = {}
+    for option, value in given.items():
+        name = option.removeprefix("ssl_")
+        if name == option or value is None:
+            continue
+        if name in known:
+            options[name] = tuple(value) if isinstance(value, list) else value
+        elif value:
+            raise _refused(f"the client's option {option} is not supported")
+    return Tls(**options)
+
+
+# -- Sentinel -------------------------------------------------------------------------------------
+
+
+def _of_sentinel(pool: Any) -> RedisOptions:
+    if not pool.is_master:
+        raise _refused("a client of replicas, which grant nothing: give what master_for() returns")
+    manager = pool.sentinel_manager
+    # A sentinel has no databases.
+    sentinels = tuple(
+        replace(_target_of_pool(each.connection_pool)[1], db=0) for each in manager.sentinels
+    )
+    hosts = tuple((each.host, each.port) for each in sentinels)
+    if len(set(hosts)) < len(hosts) or not hosts:
+        raise _refused("the client names no sentinel, or one of them twice: each has one vote")
+    # redis-py's connection finds the master itself; ours is given the master's address.
+    transport = _transport_of(pool.connection_class, "sentinel")
+    target = _target(transport, pool.connection_kwargs)
+    host: str | None = getattr(manager, "_force_master_ip", None)
+    reach: Reach = the_same if host is None else lambda address: (host, address[1])
+    scheme, service = f"{_SCHEME_OF[transport]}+sentinel", str(pool.service_name)
+    return RedisOptions(scheme, target, hosts, service, sentinels, reach)
+
+
+# -- Cluster --------------------------------------------------------------------------------------
+
+
+def _of_cluster(client: Any, manager: Any) -> RedisOptions:
+    given = dict(manager.connection_kwargs)
+    made_by = given.get("connection_class")
+    if made_by is None:
+        transport = "tls" if given.get("ssl") else "tcp"
+    else:
+        transport = _transport_of(made_by, "connection")
+    if transport == "unix":
+        raise _refused("a cluster is not reached by a unix socket")
+    target = _target(transport, {**given, "host": None, "port": None, "db": None})
+    nodes = getattr(client, "startup_nodes", None) or manager.startup_nodes.values()
+    hosts = tuple(dict.fromkeys((str(each.host), int(each.port)) for each in nodes))
+    if not hosts:
+        raise _refused("the client names no node of the cluster")
+    reach = getattr(manager, "address_remap", None) or the_same
+    return RedisOptions(f"{_SCHEME_OF[transport]}+cluster", target, hosts, reach=reach)

@@ -1,4 +1,4 @@
-"""The records of leases on the server, and how they are read.
+"""The records of leases on the server: where they are, and how they and refusals are read. Pure.
 
     incumbent1 <claim> <token> <place in the history> <since, unix us> <ttl, ms> <holder> <meta>
 
@@ -13,12 +13,25 @@ incarnation.check_format). Any other value is a lease of a foreign client.
 from __future__ import annotations
 
 import re
+from binascii import crc_hqx
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2s
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from urllib.parse import quote, unquote
 
-from incumbent.model import UNLIMITED, Candidate, Field, Holding, Key, Past, Record, Refused
+from incumbent.model import (
+    UNLIMITED,
+    Ask,
+    Candidate,
+    Field,
+    Holding,
+    Key,
+    Past,
+    Queued,
+    Record,
+    Refused,
+)
 from incumbent.stores.names import flat, unflat
 
 FIELDS: Final = {
@@ -91,6 +104,11 @@ class Value(NamedTuple):
         )
 
 
+def value_start(claim: str, token: int | None) -> str:
+    """The beginning of a lease's value; with None as `token`, of a value with any token."""
+    return f"incumbent1 {claim} " if token is None else f"incumbent1 {claim} {token} "
+
+
 def read_value(raw: bytes) -> Value | None:
     """The value's parts, or None if a foreign client wrote it."""
     parts = raw.split(b" ", 7)
@@ -144,6 +162,59 @@ def mark_of(raw: bytes | None) -> str:
     if raw is None:
         return "-"
     return blake2s(raw, digest_size=8).hexdigest()
+
+
+# -- places in line --------------------------------------------------------------------------------
+
+
+_LINE, _BOTH = "line", "both"
+_WAITER: Final = 16
+"""Letters of a claim that name its waiter."""
+
+
+class LinePlace(NamedTuple):
+    """The place of a waiter in line, as `Refused.seen` describes it.
+
+    `follows`: the waiter wants the messages about the lease too; `at`: when the server stored the
+    place (microseconds of its clock); `epoch`: the incarnation of that server.
+    """
+
+    id: str
+    mark: str
+    at: int
+    epoch: str
+    follows: bool
+
+
+def waiter_id(claim: str) -> str:
+    """The name of a waiter in line, in messages to it."""
+    return claim[:_WAITER]
+
+
+def in_line(
+    refusal: Refused, claim: str, ask: Ask, now_us: bytes, place: int, epoch: str
+) -> Queued:
+    """The refusal of a waiter in line."""
+    queued = Queued(
+        refusal.reason, refusal.holders, refusal.retry_after, refusal.seen, max(0, place)
+    )
+    if not refusal.seen.startswith("lease ") or refusal.reason == "closed":
+        # A pause or a closing ends for all waiters at once, without a message to one of them.
+        return queued
+    what = _BOTH if ask.candidacy > 0 else _LINE
+    mark = refusal.seen.removeprefix("lease ")
+    return replace(queued, seen=f"{what} {mark} {waiter_id(claim)} {now_us.decode()} {epoch}")
+
+
+def read_place(seen: str) -> LinePlace | None:
+    """The place that `seen` describes; None if it describes anything else."""
+    what, *words = seen.split(" ")
+    if what not in (_LINE, _BOTH) or len(words) != 4 or not words[2].isdigit():
+        return None
+    return LinePlace(words[1], words[0], int(words[2]), words[3], what == _BOTH)
+
+
+# -- the whole record ------------------------------------------------------------------------------
 
 
 def fields_of(companion: dict[bytes, bytes]) -> dict[str, Field]:
@@ -297,7 +368,11 @@ class Naming:
         if names is None:
             if len(self._cache) >= _CACHED:
                 self._cache.clear()
-            names = self._cache[key] = self._make(key)
+            if self._template is None:
+                main, tag = f"incumbent:{{{flat(key)}}}", flat(key)
+            else:
+                main = tag = self._fill(key.namespace, key.name)
+            names = self._cache[key] = RedisNames(key, main, tag)
         return names
 
     def keys_of(self, key: Key, shared: bool = False) -> tuple[bytes, ...]:
@@ -308,12 +383,6 @@ class Naming:
             main = self._fill(key.namespace, key.name).encode()
             tagged = b"incumbent:{%b}" % main
         return (main, tagged + b":r", tagged + b":p") if shared else (main, tagged + b":r")
-
-    def _make(self, key: Key) -> RedisNames:
-        if self._template is None:
-            return RedisNames(key, f"incumbent:{{{flat(key)}}}", flat(key))
-        main = self._fill(key.namespace, key.name)
-        return RedisNames(key, main, main)
 
     def _fill(self, namespace: str, name: str) -> str:
         template = self._template or ""
@@ -341,3 +410,14 @@ class Naming:
 
 def _escaped(text: str) -> str:
     return _GLOB.sub(r"\\\1", text)
+
+
+SLOTS: Final = 16_384
+"""The slots of a cluster."""
+
+
+def slot_of(name: str) -> int:
+    """The slot of a key, computed from the text in its first braces if there is any."""
+    _, opened, rest = name.partition("{")
+    tag, closed, _ = rest.partition("}")
+    return crc_hqx((tag if opened and closed and tag else name).encode(), 0) % SLOTS

@@ -15,6 +15,11 @@ from incumbent.stores.redis.records import FIELDS
 
 T = TypeVar("T")
 
+PACKED_KEYS: Final = 1024
+"""Keys for which packed bytes are kept, to be sent again."""
+ASKING: Final = b"*1\r\n$6\r\nASKING\r\n"
+"""Sent before a request for a key that is being moved to the node of a cluster."""
+
 Part: TypeAlias = "bytes | str | int"
 Folder: TypeAlias = "str | os.PathLike[str]"
 
@@ -52,6 +57,11 @@ def pack(*parts: Part) -> bytes:
         data = part if isinstance(part, bytes) else str(part).encode()
         out.append(b"$%d\r\n%b\r\n" % (len(data), data))
     return b"".join(out)
+
+
+def pack_arguments(*parts: Part) -> bytes:
+    """The bytes of the last arguments of a request; see Script.open_call."""
+    return pack(*parts).partition(b"\r\n")[2]
 
 
 def milliseconds(seconds: float) -> int:
@@ -101,13 +111,13 @@ class Script:
         return pack(b"EVALSHA", self.sha, keys, *parts)
 
     def open_call(self, keys: Sequence[Part], more: int) -> bytes:
-        """The beginning of a request to which `more` arguments will be added."""
+        """The beginning of a request that gets `more` arguments: see pack_arguments."""
         whole = pack(b"EVALSHA", self.sha, len(keys), *keys)
         return b"*%d\r\n" % (3 + len(keys) + more) + whole.partition(b"\r\n")[2]
 
 
 SCRIPTS: Final = {
-    name: Script(name) for name in ("take", "renew", "renew:shared", "give", "put", "take:looking")
+    name: Script(name) for name in ("take", "renew", "renew:shared", "give", "put", "take:checking")
 }
 
 

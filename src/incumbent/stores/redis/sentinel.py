@@ -18,13 +18,12 @@ from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Key
 from incumbent.net.pool import decoding
 from incumbent.stores.plan import Plan, PlannedTogether
-from incumbent.stores.redis.dialect import Server
-from incumbent.stores.redis.errors import Demoted, answered_error
 from incumbent.stores.redis.exchange import unless_over
+from incumbent.stores.redis.incarnation import Server
 from incumbent.stores.redis.layers import Layer, Runtime
 from incumbent.stores.redis.options import Address, Reach, RedisOptions, say_address, the_same
 from incumbent.stores.redis.resp import Program, RequestBatch, pack
-from incumbent.stores.redis.server import RedisSite
+from incumbent.stores.redis.server import Demoted, RedisSite, answered_error
 
 T = TypeVar("T")
 

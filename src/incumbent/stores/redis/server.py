@@ -1,22 +1,27 @@
-"""One configured server: its address, the errors of connecting to it, and the facts in its INFO.
+"""One configured server: its address, what its requests share, and what its refusals mean.
 
-INFO is read when a connection is made, and looked at again with a take now and then: settings may
-change while clients are connected. `admit` refuses a server that must not grant leases.
+The rule of the table of refusals: an answer that begins with one of its words was given *instead
+of* carrying out the request. After any other error, the request may have been carried out.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
 from math import inf
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import hiredis
 
 from incumbent import clock
-from incumbent.errors import StoreUnavailable
+from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
+from incumbent.model import Key
 from incumbent.net.names import is_unknown
-from incumbent.stores.redis.errors import Demoted, answered_error
+from incumbent.net.pool import Broken, Mismatch
 from incumbent.stores.redis.options import RedisOptions, RedisTarget
-from incumbent.stores.redis.resp import Program, RequestBatch, Script, pack
+from incumbent.stores.redis.records import Naming
 
 MARKER_KEY: Final = "incumbent:{incumbent}:server"
 QUORUM_KEY: Final = "incumbent:{quorum}:m"
@@ -64,6 +69,154 @@ class RedisSite:
 def site_of(options: RedisOptions) -> RedisSite:
     """The server that the options name."""
     return RedisSite(options.target, options.shown, options.restart_wait, options.allow_eviction)
+
+
+class Requests:
+    """What the requests to one server share, which `where` names in messages.
+
+    The names of keys; the inbox for messages to this process's waiters; and for each key the bytes
+    that were packed for it, which are sent again: only the claim and the time change.
+    """
+
+    def __init__(self, naming: Naming, where: str) -> None:
+        self.naming = naming
+        self.where = where
+        self.inbox = _new_inbox()
+        self.takes: dict[tuple[Key, int], Any] = {}
+        """See take.take_request."""
+        self.gives: dict[tuple[Key, bool], tuple[bytes, bytes]] = {}
+        """See give.give_request."""
+
+    def detach(self) -> None:
+        """In a fork's child: use another inbox, for the parent's messages are not the child's."""
+        self.inbox = _new_inbox()
+        self.takes.clear()
+
+    def unusable(self, reply: Any, key: Key | None = None) -> Exception:
+        """The exception for a reply that does not fit the request."""
+        if isinstance(reply, hiredis.ReplyError):
+            return answered_error(str(reply), self.where, self.naming.of(key).main if key else "")
+        return Mismatch(f"an answer of type {type(reply).__name__} was not expected")
+
+
+def _new_inbox() -> str:
+    return os.urandom(6).hex()
+
+
+# -- what it answers instead of carrying a request out ---------------------------------------------
+
+
+class Outdated(Broken):
+    """The connection's facts about its server are outdated; certainly nothing was done."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why, sent=False)
+
+
+class TooLate(Outdated):
+    """A take reached the server after its deadline; certainly nothing was done."""
+
+
+class Demoted(StoreUnavailable):
+    """The server is no longer a master: its clients must find another."""
+
+
+class Moved(StoreUnavailable):
+    """Another node of the cluster has the key: `address`, or "" if none was named.
+
+    `ask`: go there for this one request only, because the key is being moved there.
+    """
+
+    def __init__(
+        self, message: str = "", *, address: str = "", ask: bool = False, **about: Any
+    ) -> None:
+        super().__init__(message, **about)
+        self.address = address
+        self.ask = ask
+
+
+_REFUSED: Final[dict[str, tuple[str, float | None]]] = {
+    "LOADING": ("it is loading its data", 0.5),
+    "MASTERDOWN": ("it is a replica that has lost its master", 1.0),
+    "CLUSTERDOWN": ("its cluster is down", 1.0),
+    "READONLY": ("it is a replica, which cannot grant leases: use the address of the master", 1.0),
+    "BUSY": ("it is busy with another client's script", 0.5),
+    "OOM": ("it is out of memory: raise its maxmemory, or remove data", 1.0),
+    "MISCONF": ("it cannot write to its disk and refuses changes", 1.0),
+    "NOREPLICAS": ("it has too few replicas to accept changes (min-replicas-to-write)", 1.0),
+    "MOVED": ("it is part of a cluster: write redis+cluster://; another node has the key", None),
+    "ASK": ("it is part of a cluster, and the key is moving to another node", 0.1),
+    "TRYAGAIN": ("it is part of a cluster, and the key is moving to another node", 0.1),
+    "CROSSSLOT": ("it is part of a cluster, and the keys do not share a slot", None),
+    "NOAUTH": ("it wants a password", None),
+    "WRONGPASS": ("it refuses the user name or the password", None),
+    "NOPERM": ("this user may not do that (see the ACL rule in the documentation)", None),
+    "WRONGTYPE": ("somebody keeps another type of value there; it was left alone", None),
+    "DENIED": ("it runs in protected mode", None),
+    "max clients": ("it has no connection left for us: raise its maxclients", 1.0),
+    "no command": ("it lacks a command that leases need: see the versions in the docs", None),
+}
+_ERR: Final = {
+    "ERR max number of clients": "max clients",
+    "ERR unknown command": "no command",
+}
+"""Refusals without an error code of their own."""
+_FINAL_AT_FIRST: Final = frozenset(
+    {"NOAUTH", "WRONGPASS", "NOPERM", "DENIED", "MOVED", "CROSSSLOT", "no command"}
+)
+
+
+def answered_error(text: str, where: str, key: str = "", *, proved: bool = True) -> StoreError:
+    """The exception for an error that the server answered.
+
+    `proved`: this server has served us before, so even a wrong password may be temporary
+    (a failover, a rotation).
+    """
+    code = _code(text)
+    if code == "NOSCRIPT":
+        return StoreUnavailable(f"{where} has forgotten a script that it was just sent")
+    if code not in _REFUSED:
+        return OutcomeUnknown(f"{where} answered {text!r}; perhaps the request was carried out")
+    why, after = _REFUSED[code]
+    if code in ("MOVED", "ASK"):
+        return _moved(text, f"{where} refused the request: {why} ({code})", after, proved=proved)
+    at = f" at the key {key}" if key and code in ("WRONGTYPE", "NOPERM") else ""
+    # If the user may run one command of a script but not the next, the script stops halfway.
+    halfway = code == "NOPERM" and ("user_script" in text or "user_function" in text)
+    kind: type[StoreError] = OutcomeUnknown if halfway else StoreUnavailable
+    if code in ("READONLY", "MASTERDOWN"):
+        kind = Demoted
+    return kind(
+        f"{where} refused the request{at}: {why} ({code})",
+        permanent=code == "WRONGTYPE" or (code in _FINAL_AT_FIRST and not proved),
+        retry_after=after,
+    )
+
+
+def _moved(text: str, message: str, after: float | None, *, proved: bool) -> Moved:
+    found = re.match(r"(MOVED|ASK) \d+ (\S*:\d+)", text)
+    return Moved(
+        message,
+        address=found[2] if found else "",
+        ask=text.startswith("ASK"),
+        permanent=text.startswith("MOVED") and not proved,
+        retry_after=after,
+    )
+
+
+def _code(text: str) -> str:
+    code = text.split(" ", 1)[0]
+    if code == "ERR":
+        for start, name in _ERR.items():
+            if text.startswith(start):
+                return name
+    if code == "ERR" and "user_script" in text:
+        # Before Redis 7, the error of a script has the code after other words.
+        return next((word for word in _REFUSED if f" {word} " in text), code)
+    return code
+
+
+# -- what keeps a connection to it from being made ------------------------------------------------
 
 
 class LoginRefused(Exception):
@@ -114,156 +267,3 @@ def _is_bad_certificate(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-_INFO: Final = pack("INFO")
-INFO_LOOK: Final = (pack("INFO", "replication"), pack("INFO", "memory"))
-"""The part of INFO whose facts can change while a connection lives: role and eviction."""
-_PROMOTED: Final = Script("put:promoted")
-_PROMOTED_KEY: Final = "incumbent:{incumbent}:promoted"
-"""The key where clients note when they first saw a promoted replica as the master."""
-
-
-class InfoFacts(NamedTuple):
-    """The part of INFO that a lease depends on. `uptime`: whole seconds, as the server counts.
-
-    `promoted`: the replication id of a master that was a replica before, else ""; `master_for`:
-    seconds for which it has certainly been one; `run`, `replication`: ids of the server's run and
-    of its data's history, "" if INFO has none; `stopped`: why it takes no writes, or "";
-    `snapshot_failed`: whether the last one failed; `good_replicas`: None if writes need none.
-    """
-
-    epoch: str
-    uptime: int
-    role: str
-    version: str
-    product: str
-    maxmemory: int
-    policy: str
-    aof: bool
-    replicas: int = 0
-    promoted: str = ""
-    master_for: float = inf
-    run: str = ""
-    replication: str = ""
-    stopped: str = ""
-    snapshot_failed: bool = False
-    good_replicas: int | None = None
-
-    @property
-    def evicts(self) -> bool:
-        """Whether the server may delete a lease to make room."""
-        return self.maxmemory > 0 and self.policy != "noeviction"
-
-    def born(self, received: float) -> float:
-        """The latest possible beginning of this incarnation, if INFO arrived at `received`.
-
-        The uptime is a difference of two wall clock readings, each cut to whole seconds, so it may
-        be up to a second too large.
-        """
-        return received - min(max(0, self.uptime - 1), self.master_for)
-
-
-def read_facts(text: bytes) -> InfoFacts:
-    """Read the answer to INFO."""
-    fields = dict(
-        line.split(":", 1)
-        for line in text.decode("utf-8", "replace").splitlines()
-        if ":" in line and not line.startswith("#")
-    )
-    # Set only by a promotion (and by a restart from a snapshot, where waiting is right too).
-    before = fields.get("master_replid2", "").strip("0")
-    promoted = fields.get("master_replid", "") if before else ""
-    return InfoFacts(
-        # A master that was a replica in between is another incarnation of the same process.
-        epoch=fields.get("run_id", "") + (f":{promoted}" if promoted else ""),
-        uptime=_number(fields, "uptime_in_seconds"),
-        role=fields.get("role", "master"),
-        version=fields.get("valkey_version") or fields.get("redis_version", "?"),
-        product=_product(fields),
-        maxmemory=_number(fields, "maxmemory"),
-        policy=fields.get("maxmemory_policy", "noeviction"),
-        aof=fields.get("aof_enabled") == "1",
-        replicas=_number(fields, "connected_slaves"),
-        promoted=promoted,
-        run=fields.get("run_id", ""),
-        replication=fields.get("master_replid", ""),
-        stopped=_why_no_writes(fields),
-        snapshot_failed=fields.get("rdb_last_bgsave_status", "ok") != "ok",
-        good_replicas=(
-            _number(fields, "min_slaves_good_slaves")
-            if "min_slaves_good_slaves" in fields
-            else None
-        ),
-    )
-
-
-def _why_no_writes(fields: dict[str, str]) -> str:
-    used, most = _number(fields, "used_memory"), _number(fields, "maxmemory")
-    if 0 < most < used and fields.get("maxmemory_policy", "noeviction") == "noeviction":
-        return f"it is out of memory: {used} bytes of {most} (maxmemory), and takes no writes"
-    if fields.get("aof_last_write_status", "ok") != "ok":
-        return "it cannot write its append-only file, and takes no writes"
-    return ""
-
-
-def _number(fields: dict[str, str], name: str) -> int:
-    text = fields.get(name, "")
-    return int(text) if text.isdigit() else 0
-
-
-def _product(fields: dict[str, str]) -> str:
-    if "dragonfly_version" in fields:
-        return "Dragonfly"
-    return "Valkey" if "valkey_version" in fields else "Redis"
-
-
-def greeting(where: str, *, allow_eviction: bool, proved: bool) -> Program[InfoFacts]:
-    """Check a node of a quorum: one round trip, or two for a promoted replica.
-
-    Raises StoreUnavailable for a server that must not grant leases.
-    """
-    (info,) = yield RequestBatch(_INFO, 1)
-    if not isinstance(info, bytes):
-        raise answered_error(str(info), where, proved=proved)
-    facts = read_facts(info)
-    admit(facts, where, allow_eviction=allow_eviction, proved=proved)
-    if facts.promoted:
-        request = pack("EVAL", _PROMOTED.text, 1, _PROMOTED_KEY, facts.promoted)
-        (since,) = yield RequestBatch(request, 1)
-        if not isinstance(since, int):
-            raise answered_error(str(since), where, proved=proved)
-        return facts._replace(master_for=max(0.0, since / 1000))
-    return facts
-
-
-def belongs_elsewhere(found: object, key: str, where: str) -> None:
-    """Raises StoreUnavailable if `found`, the value of `key`, is a marker.
-
-    A server that is a member of a quorum and serves alone too would grant a lease twice.
-    """
-    if isinstance(found, bytes) and found:
-        by = "a member of a quorum" if key == QUORUM_KEY else "a server of its own"
-        raise StoreUnavailable(
-            f"{where} is used as {by} already (its key {key} says so): stop the clients that use it"
-            " so, wait for the longest ttl and delete that key; or use another server or database",
-            permanent=True,
-        )
-
-
-def admit(facts: InfoFacts, where: str, *, allow_eviction: bool, proved: bool) -> None:
-    """Raises StoreUnavailable for a server that must not grant leases.
-
-    `proved`: it has served this process before, so that it may serve again.
-    """
-    if facts.role != "master":
-        raise Demoted(
-            f"{where} is a replica, which cannot grant leases: use the address of the master",
-            retry_after=1.0,
-        )
-    if facts.evicts and not allow_eviction:
-        raise StoreUnavailable(
-            f"{where} may evict leases (maxmemory-policy {facts.policy}): set maxmemory-policy to"
-            " noeviction, or accept two holders with ?allow_eviction=yes",
-            permanent=not proved,
-        )

@@ -32,19 +32,44 @@ from incumbent.model import Ask, Key, Queued, TakeOutcome
 from incumbent.net.pool import Broken
 from incumbent.net.readers import ReaderSide, Subscriber, Wakeup
 from incumbent.net.subscriptions import ChannelWaiter, Role, Subscription, SubscriptionHub
-from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.errors import answered_error
-from incumbent.stores.redis.line import LinePlace, id_of, inbox_channel, read_call, read_place
+from incumbent.stores.redis.records import LinePlace, read_place, waiter_id
 from incumbent.stores.redis.resp import pack
+from incumbent.stores.redis.server import Requests, answered_error
 
 _REMEMBERED: Final = 4096
 _LOOKS_EVERY: Final = 20.0
 """Multiples of its ttl after which a waiter in line asks the server, whatever messages came."""
 _LOOK_ON: Final = b"given"
+_HELD: Final = b"held"
+_WORDS: Final = (b"turn", b"look", _HELD)
 
 T = TypeVar("T")
 
 _now = clock.now
+
+
+class LineMessage(NamedTuple):
+    """A message to a waiter in line: it is to ask the server again in `seconds`.
+
+    `rest`: it need not, for another holds the lease for `seconds`, and the first in line will ask.
+    """
+
+    id: str
+    seconds: float
+    rest: bool = False
+
+
+def read_message(payload: bytes) -> LineMessage | None:
+    """A message in an inbox; None if it cannot be read."""
+    what, *words = payload.split(b" ")
+    if what not in _WORDS or len(words) != 2 or not words[1].isdigit():
+        return None
+    return LineMessage(words[0].decode("utf-8", "replace"), int(words[1]) / 1000, what == _HELD)
+
+
+def inbox_channel(inbox: str) -> str:
+    """The channel of an inbox, as the scripts name it."""
+    return f"incumbent:to:{inbox}"
 
 
 class LineWaiter(ChannelWaiter):
@@ -104,16 +129,16 @@ class _Asked(NamedTuple):
 
 
 class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
-    """All waiters of one process or loop. `commands` has the inbox; a fork's child has another."""
+    """All waiters of one process or loop. `requests` has the inbox; a fork's child has another."""
 
     lost = (
         "%s: the subscription was lost (%s); until there is another, a waiter looks again only when"
         " the holder's ttl ends"
     )
 
-    def __init__(self, commands: Commands, side: ReaderSide) -> None:
-        super().__init__(commands.where, 1, side)
-        self._commands = commands
+    def __init__(self, requests: Requests, side: ReaderSide) -> None:
+        super().__init__(requests.where, 1, side)
+        self._requests = requests
         self.asked: dict[str, _Asked] = {}
         """The last takes of the waiters in line."""
         self.waits_on: dict[str, _Rest] = {}
@@ -132,9 +157,9 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
 
     async def wait(self, host: HubHost, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change. Raises StoreError if there can be no subscription."""
-        place, channels = read_place(seen), [self._commands.naming.of(key).channel]
+        place, channels = read_place(seen), [self._requests.naming.of(key).channel]
         if place is not None:
-            channels = [self._inbox, *channels] if place.looks_on else [self._inbox]
+            channels = [self._inbox, *channels] if place.follows else [self._inbox]
             self._leave_behind(place)
         waiter = LineWaiter(self.side.wakeup(), place, channels)
 
@@ -160,7 +185,7 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
 
     @property
     def _inbox(self) -> str:
-        return inbox_channel(self._commands.inbox)
+        return inbox_channel(self._requests.inbox)
 
     def _used(self) -> dict[str, None]:
         return {self._inbox: None} | super()._used()
@@ -262,7 +287,7 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
         if place is None:
             return True
         known = self._looked_at(subscription, place)
-        return place.looks_on and known != subscription.messages_for(waiter)
+        return place.follows and known != subscription.messages_for(waiter)
 
     def _looked_at(self, subscription: LineSubscription, place: LinePlace) -> int | None:
         """The number of messages when the waiter last left to look; None if it never did."""
@@ -279,7 +304,7 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
             # A waiter that leaves before its time is over looks. One whose time is over may wait on
             # without a look (see running).
             knows = waiter.heard is subscription or _now() < until
-            if subscription and knows and (place.looks_on or place.at <= subscription.since):
+            if subscription and knows and (place.follows or place.at <= subscription.since):
                 # It comes back knowing all messages that were received by now.
                 heard = subscription.messages_for(waiter)
                 _keep(self._looked, place.id, (subscription, heard))
@@ -291,14 +316,14 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
         """Note the outcome of a take that was sent at `sent`."""
         place = read_place(outcome.seen) if isinstance(outcome, Queued) else None
         if place is None or not isinstance(outcome, Queued):
-            self.asked.pop(id_of(claim), None)
-            self.waits_on.pop(id_of(claim), None)
+            self.asked.pop(waiter_id(claim), None)
+            self.waits_on.pop(waiter_id(claim), None)
         else:
             _keep(self.asked, place.id, _Asked(sent, outcome))
 
     def answer(self, claim: str, ask: Ask) -> Queued | None:
         """The server's last refusal of the claim; None if the server must be asked."""
-        now, id_ = _now(), id_of(claim)
+        now, id_ = _now(), waiter_id(claim)
         # Not items(): to copy them runs the garbage collector, and thereby other threads.
         for other in list(self.waits_on)[:1]:
             rest = self.waits_on.get(other)
@@ -338,7 +363,7 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
             _keep(self._told, waiter.place.id, (waiter.place.at, look_at))
 
     def _receive_call(self, subscription: LineSubscription, payload: bytes) -> None:
-        call = read_call(payload)
+        call = read_message(payload)
         if call is None:
             return
         if call.rest:

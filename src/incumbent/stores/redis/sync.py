@@ -1,30 +1,141 @@
-"""The blocking side: `exchange` run in one step, and a shorter way for takes and gives."""
+"""The blocking side: connections, `exchange` in one step, a shorter way for takes and gives."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import hiredis
+
 from incumbent import clock
+from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.interrupts import raise_handlers
 from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, Queued, TakeOutcome
+from incumbent.net.dial import connect, connect_unix
 from incumbent.net.limiter import CONNECTIONS, DIAL_WITHIN, limits
+from incumbent.net.names import run_bounded
+from incumbent.net.pool import Broken
 from incumbent.net.readers import BLOCKING, LockWakeup
-from incumbent.net.wire import STALE_AFTER
+from incumbent.net.wire import STALE_AFTER, BlockingWire
 from incumbent.protocol.port import run_blocking
 from incumbent.stores.loops import detach_in_child
 from incumbent.stores.plan import BlockingTogether
-from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.dialect import DIALECT, Server, settle_take
-from incumbent.stores.redis.exchange import UNUSABLE, RedisExchange, carry_out
-from incumbent.stores.redis.incarnation import LOOK_EVERY
-from incumbent.stores.redis.server import RedisSite
-from incumbent.stores.redis.wire import RedisWire, dial
+from incumbent.stores.redis.exchange import DIALECT, RedisExchange
+from incumbent.stores.redis.give import give_request, read_give
+from incumbent.stores.redis.incarnation import CHECK_EVERY, Server
+from incumbent.stores.redis.layers import Call, Enough, Runtime, at_least
+from incumbent.stores.redis.options import RedisTarget
+from incumbent.stores.redis.resp import as_eval
+from incumbent.stores.redis.server import ProviderFailed, RedisSite, Requests
+from incumbent.stores.redis.take import read_take, settle_take, take_request
+from incumbent.stores.redis.wire import UNUSABLE, AnyWire, carry_out, open_wire
+
+if TYPE_CHECKING:
+    from socket import socket
+    from ssl import SSLContext
+
+T = TypeVar("T")
 
 _now = clock.now
+
+
+class RedisWire(BlockingWire, AnyWire):
+    """A blocking AnyWire. `ask` and `read` are no coroutines, and `next` blocks."""
+
+    def __init__(self, sock: socket) -> None:
+        AnyWire.__init__(self)
+        BlockingWire.__init__(self, sock)
+        reader = hiredis.Reader()
+        self._feed, self._gets = reader.feed, reader.gets
+
+    def ask(self, request: bytes, until: float) -> Any:
+        """Send one request; return its answer. Raises Broken."""
+        self.send(request, until)
+        # As `read`, without a first look at the parser, which is empty before an answer comes.
+        self._feed(self.receive(until))
+        answer = self._gets()
+        if answer is False:
+            answer = self.read(until)
+        if type(answer) is hiredis.ReplyError and str(answer).startswith("NOSCRIPT"):
+            return self.ask(as_eval(request), until)
+        return answer
+
+    async def ask_all(self, payload: bytes, answers: int, until: float) -> list[Any]:
+        """Send requests together; return their answers. Raises Broken."""
+        self.send(payload, until)
+        return [self.read(until) for _ in range(answers)]
+
+    async def next(self, until: float) -> Any:
+        """The next answer or message. Raises Broken."""
+        return self.read(until)
+
+    def read(self, until: float) -> Any:
+        """As `next`, but no coroutine."""
+        # hiredis returns False while an answer is incomplete; no answer in RESP 2 is a bool.
+        while (answer := self._gets()) is False:
+            self._feed(self.receive(until))
+        return answer
+
+    def buffered(self) -> Any:
+        """A message that has been read already, or False. Raises Broken."""
+        try:
+            return self._gets()
+        except hiredis.ProtocolError as error:
+            raise Broken(str(error), sent=True) from error
+
+    def fill(self) -> None:
+        """Read the available bytes, without waiting for a whole message. Raises Broken."""
+        if data := self.glance():
+            self._feed(data)
+
+
+W = TypeVar("W", bound=RedisWire)
+
+
+def dial(site: RedisSite, until: float) -> RedisWire:
+    """A connection that is logged in.
+
+    Raises StoreUnavailable, at `until` (an instant of clock.now) at the latest.
+    """
+    return dial_as(RedisWire, site, until)
+
+
+def dial_as(make: Callable[[socket], W], site: RedisSite, until: float) -> W:
+    """As `dial`, for another kind of connection."""
+
+    async def connected(target: RedisTarget, tls: SSLContext | None) -> W:
+        if target.path:
+            return make(connect_unix(target.path, until))
+        return make(connect(target.host, target.port, until, tls=tls))
+
+    async def login(credentials: Any) -> Sequence[str]:
+        late = "the credential provider gave no login in time"
+        found: Sequence[str] = run_bounded(partial(_asked, credentials), until, late)
+        return found
+
+    if clock.now() >= until:
+        raise StoreUnavailable(f"{site.where}: no time is left to connect")
+    return run_blocking(open_wire(site, until, connected, login))
+
+
+def _asked(credentials: Any) -> Sequence[str]:
+    try:
+        login: Sequence[str] = credentials.get_credentials()
+    except Exception as error:
+        raise ProviderFailed(error) from error
+    return login
+
+
+# -- the store -------------------------------------------------------------------------------------
 
 
 class BlockingExchange(RedisExchange[RedisWire]):
     """The connections of all threads to one server."""
 
-    def __init__(self, site: RedisSite, commands: Commands) -> None:
-        super().__init__(site, commands, BLOCKING)
+    def __init__(self, site: RedisSite, requests: Requests) -> None:
+        super().__init__(site, requests, BLOCKING)
         self.limits = limits(
             site.where, CONNECTIONS, LockWakeup, lambda: self.idle, self.keep_another
         )
@@ -39,7 +150,7 @@ class BlockingExchange(RedisExchange[RedisWire]):
         self.put_back(await self._connect(min(until, _now() + DIAL_WITHIN)), idle)
 
     def detach(self) -> None:
-        self.commands.move()
+        self.requests.detach()
         self.hub.abandon()
         super().detach()
 
@@ -47,23 +158,23 @@ class BlockingExchange(RedisExchange[RedisWire]):
 class RedisStore(BlockingTogether[BlockingExchange]):
     """A Store (see stores.base). With an idle connection, takes and gives need no plan."""
 
-    def __init__(self, site: RedisSite, commands: Commands) -> None:
-        super().__init__(BlockingExchange(site, commands))
+    def __init__(self, site: RedisSite, requests: Requests) -> None:
+        super().__init__(BlockingExchange(site, requests))
 
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        exchange, commands, now = self.operations, self.operations.commands, _now()
+        exchange, requests, now = self.operations, self.operations.requests, _now()
         idle = exchange.idle
         wire = None if exchange.hub.waits_on else self._at_hand(idle, now, ask.ttl)
         if wire is None:
             return run_blocking(exchange.take(key, claim, ask, until))
         outcome: TakeOutcome
         try:
-            request = commands.take(key, claim, ask, wire.sign, until + wire.ahead)
+            request = take_request(requests, key, claim, ask, wire.sign, until + wire.ahead)
             reply = wire.ask(request, until)
             if type(reply) is bytes:
-                outcome = commands.taken(reply, key, claim, ask, wire.epoch)
+                outcome = read_take(requests, reply, key, claim, ask, wire.epoch)
             else:
-                server = Server(exchange.site, commands, wire)
+                server = Server(exchange.site, requests, wire)
                 program = settle_take(server, key, claim, ask, until, now, reply)
                 outcome = run_blocking(carry_out(wire, program, until, begun=True))
         except UNUSABLE as error:
@@ -81,14 +192,14 @@ class RedisStore(BlockingTogether[BlockingExchange]):
     def give(
         self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
-        exchange, commands = self.operations, self.operations.commands
+        exchange, requests = self.operations, self.operations.requests
         idle = exchange.idle
         wire = self._at_hand(idle, _now())
         if wire is None:
             return run_blocking(exchange.give(key, claim, token, until, parting=parting))
         try:
-            reply = wire.ask(commands.give(key, claim, token, parting), until)
-            outcome = commands.given(reply, key)
+            reply = wire.ask(give_request(requests, key, claim, token, parting), until)
+            outcome = read_give(requests, reply, key)
         except UNUSABLE as error:
             wire.close()
             return run_blocking(
@@ -110,10 +221,77 @@ class RedisStore(BlockingTogether[BlockingExchange]):
             wire = idle.pop()
         except IndexError:
             return None
-        if (ttl and (ttl > wire.serves or now - wire.looked > LOOK_EVERY)) or (
+        if (ttl and (ttl > wire.serves or now - wire.checked > CHECK_EVERY)) or (
             now - wire.used > STALE_AFTER and wire.is_stale(trust=False)
         ):
             idle.append(wire)
             return None
         wire.used = now
         return wire
+
+
+# -- for layers ------------------------------------------------------------------------------------
+
+
+class BlockingRuntime(Runtime):
+    """The Runtime of blocking callers."""
+
+    def exchange(self, site: RedisSite, requests: Requests) -> RedisExchange[Any]:
+        return BlockingExchange(site, requests)
+
+    async def dial(self, site: RedisSite, until: float) -> AnyWire:
+        return dial(site, until)
+
+    async def pause(self, seconds: float) -> None:
+        threading.Event().wait(seconds)
+
+    async def gather(
+        self, calls: Sequence[Call[T]], until: float, enough: Enough[T] | None = None
+    ) -> list[T | StoreError]:
+        """See Runtime.gather. Each has its own thread; if all are wanted, the last needs none."""
+        if not calls:
+            return []
+        outcomes: dict[int, T | Exception] = {}
+        ended: list[int] = []
+        over, wanted = threading.Event(), enough or at_least(len(calls))
+
+        def run_call(index: int) -> None:
+            try:
+                outcomes[index] = run_blocking(calls[index](until))
+            except Exception as error:  # noqa: BLE001 - what is no StoreError is raised at the end
+                raise_handlers(error)
+                outcomes[index] = error
+            finally:
+                ended.append(index)
+                known = list(outcomes.values())
+                found = [each for each in known if not isinstance(each, Exception)]
+                if len(ended) == len(calls) or wanted(found):
+                    over.set()
+
+        last = len(calls) - 1
+        run_last_here = enough is None
+        for index in range(last if run_last_here else len(calls)):
+            _start(partial(run_call, index))
+        if run_last_here:
+            run_call(last)
+        # In slices: after a suspend of the machine, `clock.now` must be read again.
+        while not over.wait(min(1.0, max(0.0, until - clock.now()))):
+            if clock.now() >= until:
+                break
+        late = OutcomeUnknown("no answer in time")
+        return [_settled(outcomes.get(index, late)) for index in range(len(calls))]
+
+
+def _settled(outcome: T | Exception) -> T | StoreError:
+    if isinstance(outcome, Exception) and not isinstance(outcome, StoreError):
+        raise outcome
+    return outcome
+
+
+def _start(target: Callable[[], None]) -> None:
+    try:
+        threading.Thread(target=target, name="incumbent-survey", daemon=True).start()
+    except RuntimeError as error:
+        raise_handlers(error)
+        # The interpreter is ending and starts no threads any more.
+        target()

@@ -362,8 +362,8 @@ local stands = waits and not others and (last_token or has_fields)
 local in_line = stands and stand_in_line(reason, value, left) or nil
 return { reason, value, left, now, in_line }
 
--- PART looking
--- A take, and a look at the server in the same step.
+-- PART checking
+-- A take, and a check of the server in the same step.
 -- KEYS: as take's, and the marker    ARGV: as take's
 -- Returns what take returns, the marker, INFO replication, TIME, INFO memory.
 local marker = table.remove(KEYS)

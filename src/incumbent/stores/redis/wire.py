@@ -1,141 +1,74 @@
-"""A blocking connection to a Redis server; making connections, and logging in."""
+"""A connection as both sides know it: logging in, and carrying out one program or several.
+
+These are coroutines. The asynchronous side awaits them. The blocking side runs each in one step
+(`protocol.port.run_blocking`), with connections that block instead of suspending.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import hiredis
 
 from incumbent import clock
-from incumbent.errors import StoreUnavailable
+from incumbent.errors import StoreError
 from incumbent.interrupts import raise_handlers
-from incumbent.net.dial import connect, connect_unix
-from incumbent.net.names import run_bounded
-from incumbent.net.pool import Broken
-from incumbent.net.wire import BlockingWire
-from incumbent.protocol.port import run_blocking
-from incumbent.stores.redis.exchange import UNUSABLE, AnyWire
+from incumbent.net.pool import Broken, Connection, Mismatch
+from incumbent.stores.plan import Plan
+from incumbent.stores.redis.incarnation import Server, ServerFacts
 from incumbent.stores.redis.options import RedisTarget
-from incumbent.stores.redis.resp import as_eval, pack
-from incumbent.stores.redis.server import LoginRefused, ProviderFailed, RedisSite, connect_error
+from incumbent.stores.redis.resp import Program, RequestBatch, as_eval, is_forgotten, pack
+from incumbent.stores.redis.server import (
+    LoginRefused,
+    ProviderFailed,
+    RedisSite,
+    TooLate,
+    connect_error,
+)
 
 if TYPE_CHECKING:
-    from socket import socket
     from ssl import SSLContext
 
+T = TypeVar("T")
+W = TypeVar("W", bound="AnyWire")
 
-class RedisWire(BlockingWire, AnyWire):
-    """A blocking AnyWire. `ask` and `read` are no coroutines, and `next` blocks."""
+UNUSABLE: Final = (Broken, Mismatch, hiredis.ProtocolError)
+"""After these errors a connection is closed."""
 
-    def __init__(self, sock: socket) -> None:
-        AnyWire.__init__(self)
-        BlockingWire.__init__(self, sock)
-        reader = hiredis.Reader()
-        self._feed, self._gets = reader.feed, reader.gets
+_now = clock.now
 
-    def ask(self, request: bytes, until: float) -> Any:
-        """Send one request; return its answer. Raises Broken."""
-        self.send(request, until)
-        # As `read`, without a first look at the parser, which is empty before an answer comes.
-        self._feed(self.receive(until))
-        answer = self._gets()
-        if answer is False:
-            answer = self.read(until)
-        if type(answer) is hiredis.ReplyError and str(answer).startswith("NOSCRIPT"):
-            return self.ask(as_eval(request), until)
-        return answer
 
-    async def ask_all(self, payload: bytes, answers: int, until: float) -> list[Any]:
-        """Send requests together; return their answers. Raises Broken."""
-        self.send(payload, until)
-        return [self.read(until) for _ in range(answers)]
+class AnyWire(ServerFacts, Connection):
+    """A blocking or asynchronous connection. `used`: when the present (or last) exchange began."""
 
+    used: float
+
+    @abstractmethod
+    def send(self, request: bytes, until: float) -> None:
+        """Send a request whose answer is read by `next`. Raises Broken."""
+
+    @abstractmethod
     async def next(self, until: float) -> Any:
         """The next answer or message. Raises Broken."""
-        return self.read(until)
 
-    def read(self, until: float) -> Any:
-        """As `next`, but no coroutine."""
-        # hiredis returns False while an answer is incomplete; no answer in RESP 2 is a bool.
-        while (answer := self._gets()) is False:
-            self._feed(self.receive(until))
-        return answer
-
-    def buffered(self) -> Any:
-        """A message that has been read already, or False. Raises Broken."""
-        try:
-            return self._gets()
-        except hiredis.ProtocolError as error:
-            raise Broken(str(error), sent=True) from error
-
-    def fill(self) -> None:
-        """Read the available bytes, without waiting for a whole message. Raises Broken."""
-        if data := self.glance():
-            self._feed(data)
+    @abstractmethod
+    async def ask_all(self, payload: bytes, answers: int, until: float) -> list[Any]:
+        """Send requests together; return their answers. Raises Broken."""
 
 
-# -- making a connection --------------------------------------------------------------------------
-
-
-class Fresh(Protocol):
-    """A new connection, which has no other requests yet."""
-
-    def send(self, request: bytes, until: float) -> None:
-        """Send requests whose replies are read by `next`. Raises Broken."""
-
-    async def next(self, until: float) -> Any:
-        """The next reply. Raises Broken."""
-
-    def close(self) -> None:
-        """Close at once."""
-
-
-F = TypeVar("F", bound=Fresh)
-W = TypeVar("W", bound=RedisWire)
-
-
-def dial(site: RedisSite, until: float) -> RedisWire:
-    """A connection that is logged in.
-
-    Raises StoreUnavailable, at `until` (an instant of clock.now) at the latest.
-    """
-    return dial_as(RedisWire, site, until)
-
-
-def dial_as(make: Callable[[socket], W], site: RedisSite, until: float) -> W:
-    """As `dial`, for another kind of connection."""
-
-    async def connected(target: RedisTarget, tls: SSLContext | None) -> W:
-        if target.path:
-            return make(connect_unix(target.path, until))
-        return make(connect(target.host, target.port, until, tls=tls))
-
-    async def login(credentials: Any) -> Sequence[str]:
-        late = "the credential provider gave no login in time"
-        found: Sequence[str] = run_bounded(partial(_asked, credentials), until, late)
-        return found
-
-    if clock.now() >= until:
-        raise StoreUnavailable(f"{site.where}: no time is left to connect")
-    return run_blocking(open_wire(site, until, connected, login))
-
-
-def _asked(credentials: Any) -> Sequence[str]:
-    try:
-        login: Sequence[str] = credentials.get_credentials()
-    except Exception as error:
-        raise ProviderFailed(error) from error
-    return login
+# -- making it ------------------------------------------------------------------------------------
 
 
 async def open_wire(
     site: RedisSite,
     until: float,
-    connected: Callable[[RedisTarget, SSLContext | None], Awaitable[F]],
+    connected: Callable[[RedisTarget, SSLContext | None], Awaitable[W]],
     login: Callable[[Any], Awaitable[Sequence[str]]],
-) -> F:
+) -> W:
     """A connection that is logged in; `login` asks a credential provider. Raises StoreUnavailable.
 
     Login, client name and database take one round trip.
@@ -163,3 +96,114 @@ async def open_wire(
         raise_handlers(error)
         raise connect_error(error, site) from error.__cause__ or error
     return wire
+
+
+# -- carrying out a program ------------------------------------------------------------------------
+
+
+async def carry_out(
+    wire: AnyWire,
+    program: Program[T],
+    until: float,
+    *,
+    begun: bool = False,
+    site: RedisSite | None = None,
+) -> T:
+    """Carry out a program; return its outcome. Raises Broken, Mismatch, StoreError.
+
+    `begun`: one of its requests was carried out already. `site`: send only to the server it means.
+    """
+    answers: Any = None
+    try:
+        while True:
+            step = program.send(answers)
+            try:
+                _check_meant(wire, site)
+                replies = await wire.ask_all(step.payload, step.answers, until)
+                if step.repeats and any(map(is_forgotten, replies)):
+                    _check_meant(wire, site)
+                    replies = await wire.ask_all(as_eval(step.payload), step.answers, until)
+            except Broken as error:
+                # Earlier steps were carried out, such as a take before its undo.
+                error.sent = error.sent or begun or answers is not None
+                raise
+            answers = replies
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    except TooLate as error:
+        if _now() < until:
+            raise
+        # We were late ourselves: the connection and what is known of its server are sound.
+        raise Broken(str(error), sent=False, late=True) from error
+
+
+def _check_meant(wire: AnyWire, site: RedisSite | None) -> None:
+    """Check before each request, since the previous answer may have taken long. Raises Broken."""
+    if site is not None and not site.means(wire.target):
+        why = "it may no longer be the master: the sentinels have to be asked again"
+        raise Broken(why, sent=False, late=True)
+
+
+# -- carrying out several at once ------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class JoinedPlan(Plan[Server, "list[T | StoreError]"]):
+    """Several plans of one kind whose requests are sent together; returns each outcome."""
+
+    parts: Sequence[Plan[Server, T]] = ()
+
+
+def joined(parts: Sequence[Plan[Server, T]]) -> JoinedPlan[T]:
+    """One plan for all of them."""
+
+    def start(server: Server, until: float) -> Program[list[T | StoreError]]:
+        return together([part.start(server, until) for part in parts])
+
+    keys, ttl = [part.keys[0] for part in parts], max(part.ttl for part in parts)
+    return JoinedPlan(parts[0].kind, start, keys, repeatable=False, ttl=ttl, parts=parts)
+
+
+def together(programs: Sequence[Program[T]]) -> Program[list[T | StoreError]]:
+    """Run several programs, with their steps sent together; return their outcomes.
+
+    An error of the connection, which is no StoreError, is raised: then no outcome is known.
+    """
+    outcomes: list[Any] = [None] * len(programs)
+    replies: dict[int, Any] = dict.fromkeys(range(len(programs)))
+    asked = False
+    while True:
+        steps: dict[int, RequestBatch] = {}
+        for at, reply in replies.items():
+            try:
+                steps[at] = programs[at].send(reply)
+            except StopIteration as end:
+                outcomes[at] = end.value
+            except StoreError as error:
+                outcomes[at] = error
+            except Broken as error:
+                error.sent = error.sent or asked
+                raise
+        if not steps:
+            return outcomes
+        asked = True
+        replies = yield from _ask_together(steps)
+
+
+def _ask_together(steps: dict[int, RequestBatch]) -> Program[dict[int, Any]]:
+    """The replies to each step. Steps of unknown scripts are sent again, but no done release."""
+    replies = yield from _send_together(steps)
+    unknown = {
+        at: RequestBatch(as_eval(step.payload), step.answers)
+        for at, step in steps.items()
+        if any(map(is_forgotten, replies[at]))
+    }
+    return {**replies, **((yield from _send_together(unknown)) if unknown else {})}
+
+
+def _send_together(steps: dict[int, RequestBatch]) -> Program[dict[int, Any]]:
+    payload = b"".join(step.payload for step in steps.values())
+    count = sum(step.answers for step in steps.values())
+    answers = iter((yield RequestBatch(payload, count, repeats=False)))
+    return {at: [*islice(answers, step.answers)] for at, step in steps.items()}

@@ -1,0 +1,160 @@
+"""Writes of fields (put.lua), reads, and what a waiter asks before it goes on waiting. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from incumbent.model import (
+    Absent,
+    ByClaim,
+    ByVersion,
+    Guard,
+    Holding,
+    Key,
+    PutOutcome,
+    Record,
+    Stale,
+    Stored,
+)
+from incumbent.stores.redis.incarnation import check_format
+from incumbent.stores.redis.records import (
+    FIELDS,
+    history_of,
+    is_shared,
+    mark_of,
+    pairs,
+    record_of,
+    sharing_of,
+    slots_named,
+    value_start,
+)
+from incumbent.stores.redis.resp import SCRIPTS, Program, RequestBatch, pack
+from incumbent.stores.redis.server import Requests
+
+_SCANNED: Final = 500
+_READ_AT_ONCE: Final = 100
+
+
+def put_program(
+    requests: Requests, key: Key, field: str, value: bytes | None, guard: Guard
+) -> Program[PutOutcome]:
+    """Write a field, or with None remove it, if the guard holds."""
+    names = requests.naming.of(key)
+    written = b"-" if value is None else b"=" + value
+    fields = (FIELDS["put"] + field.encode(), *_guard(guard), written, names.channel)
+    request = SCRIPTS["put"].call(2, names.main, names.companion, *fields)
+    (reply,) = yield RequestBatch(request, 1)
+    if type(reply) is not int:
+        raise requests.unusable(reply, key)
+    return Stale() if reply < 0 else Stored(reply)
+
+
+def _guard(guard: Guard) -> tuple[str, str]:
+    match guard:
+        case None:
+            return ("none", "")
+        case Absent():
+            return ("absent", "")
+        case ByVersion(version):
+            return ("version", str(version))
+        case ByClaim(claim, token):
+            return ("claim", value_start(claim, token))
+
+
+def read_program(requests: Requests, key: Key) -> Program[Record]:
+    """The record of a key."""
+    (record,) = yield from _read_all(requests, [key])
+    if isinstance(record, Record):
+        return record
+    raise requests.unusable(record, key)
+
+
+def scan_program(requests: Requests, namespace: str, prefix: str) -> Program[tuple[Record, ...]]:
+    """The records in the namespace whose names begin with the prefix."""
+    naming, keys = requests.naming, set[Key]()
+    for pattern in naming.patterns(namespace, prefix):
+        cursor = b""
+        while cursor != b"0":
+            request = pack("SCAN", cursor or "0", "MATCH", pattern, "COUNT", _SCANNED)
+            (reply,) = yield RequestBatch(request, 1)
+            if type(reply) is not list:
+                raise requests.unusable(reply)
+            cursor, names = reply
+            found = (naming.key_of(name.decode("utf-8", "replace"), namespace) for name in names)
+            keys |= {
+                key
+                for key in found
+                if key and key.namespace == namespace and key.name.startswith(prefix)
+            }
+    records: list[Any] = []
+    ordered = sorted(keys)
+    for start in range(0, len(ordered), _READ_AT_ONCE):
+        records += yield from _read_all(requests, ordered[start : start + _READ_AT_ONCE])
+    # A shared key pattern may also match other clients' keys of other types: those are no leases.
+    return tuple(record for record in records if isinstance(record, Record))
+
+
+def _read_all(requests: Requests, keys: Sequence[Key]) -> Program[list[Any]]:
+    """A Record for each key, or the error that the server replied."""
+    places = [requests.naming.of(key) for key in keys]
+    request = pack("TIME") + b"".join(
+        pack("GET", names.main)
+        + pack("PTTL", names.main)
+        + pack("HGETALL", names.companion)
+        + pack("ZRANGE", names.candidates, "0", "-1", "WITHSCORES")
+        for names in places
+    )
+    time, *replies = yield RequestBatch(request, 1 + 4 * len(keys))
+    if type(time) is not list:
+        raise requests.unusable(time)
+    now = int(time[0]) + int(time[1]) / 1e6
+    records: list[Any] = []
+    for at, names in enumerate(places):
+        raw, left, hash_, candidates = replies[4 * at : 4 * at + 4]
+        errors = [reply for reply in (raw, hash_) if isinstance(reply, Exception)]
+        if errors:
+            records.append(errors[0])
+            continue
+        check_format(raw or b"", requests.where, names.main)
+        fields, slots = pairs(hash_), dict[str, float]()
+        history = history_of(fields)
+        if named := slots_named(history):
+            asked = b"".join(pack("PTTL", names.slot(slot)) for slot in named)
+            lefts = yield RequestBatch(asked, len(named))
+            slots = {slot: ms / 1000 for slot, ms in zip(named, lefts, strict=True) if ms > 0}
+        sharing: list[Holding] = []
+        if is_shared(raw):
+            (ends,) = yield RequestBatch(pack("ZRANGE", names.sharers, "0", "-1", "WITHSCORES"), 1)
+            sharing = sharing_of(raw, fields, ends, now)
+        about = (raw, left, fields, history, slots, candidates, now, sharing)
+        records.append(record_of(names.key, *about))
+    return records
+
+
+def unchanged_program(requests: Requests, key: Key, seen: str) -> Program[bool]:
+    """Whether the state that `Refused.seen` describes is unchanged."""
+    what, _, mark = seen.rpartition(" ")
+    names = requests.naming.of(key)
+    request = pack("GET", names.main)
+    if what == "pause":
+        request = pack("HGET", names.companion, FIELDS["put"] + b"pause")
+    elif what.startswith("slot:"):
+        request = pack("GET", names.slot(what.removeprefix("slot:")))
+    replies = yield RequestBatch(request + pack("HGET", names.companion, FIELDS["version"]), 2)
+    for reply in replies:
+        if reply is not None and not isinstance(reply, bytes):
+            raise requests.unusable(reply, key)
+    raw, version = replies
+    is_same = mark_of(raw) == (mark or "-")
+    if what and not what.startswith("fields:"):
+        return is_same
+    return is_same and int(version or 0) == int(what.removeprefix("fields:") or 0)
+
+
+def time_program(requests: Requests) -> Program[int]:
+    """The server's clock in microseconds."""
+    (reply,) = yield RequestBatch(pack("TIME"), 1)
+    if type(reply) is not list:
+        raise requests.unusable(reply)
+    return int(reply[0]) * 1_000_000 + int(reply[1])

@@ -1,0 +1,314 @@
+"""A take: the request to take.lua, the meaning of its reply, and whether a grant counts.
+
+A grant counts only if the server is still the one that this connection was made to: one that lost
+its data, or a replica that was promoted, may not know of a lease. So a take checks the server in
+the same round trip, unless that was done just now (`CHECK_EVERY`). A grant of another incarnation
+is given back. The caller asks again on a new connection, which grants nothing until no lease of
+the earlier incarnation can be believed any more: see `too_early`.
+
+    take  --> refused ------------------------------------------------> Refused, Queued
+          --> granted --> checked just now ---------------------------> Granted
+                      --> the record is new: is the marker the same? -> Granted
+                      --> checked too long ago: take again, and check
+    take  --> granted, and the server is the same --------------------> Granted
+    and   --> granted, and it is another --> give back ---------------> Outdated: connect anew
+    check --> too late: nothing was done -----------------------------> TooLate
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import hiredis
+
+from incumbent import clock
+from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.model import Ask, Granted, Key, TakeOutcome
+from incumbent.net.pool import Mismatch
+from incumbent.policy import TTL_DEFAULT
+from incumbent.stores.findings import restart_words, wait_after_restart
+from incumbent.stores.plan import Plan
+from incumbent.stores.redis.give import give_back
+from incumbent.stores.redis.incarnation import (
+    CHECK_EVERY,
+    Handshake,
+    Server,
+    ServerFacts,
+    check_format,
+    handshake,
+)
+from incumbent.stores.redis.records import RedisNames, in_line, quoted, refused
+from incumbent.stores.redis.resp import (
+    PACKED_KEYS,
+    SCRIPTS,
+    Part,
+    Program,
+    RequestBatch,
+    milliseconds,
+    pack_arguments,
+)
+from incumbent.stores.redis.server import (
+    MARKER_KEY,
+    Outdated,
+    RedisSite,
+    Requests,
+    TooLate,
+)
+
+_UNASKED: Final = Ask(TTL_DEFAULT, "")
+
+_now = clock.now
+
+
+@dataclass(slots=True, eq=False)
+class TakePlan(Plan[Server, TakeOutcome]):
+    """A take, with the claim and the Ask, which the hub of the waiters needs."""
+
+    claim: str = ""
+    ask: Ask = _UNASKED
+
+
+def take_plan(key: Key, claim: str, ask: Ask) -> TakePlan:
+    """The plan of a take. Only its caller may repeat it in doubt: it counts the tries."""
+
+    def start(server: Server, until: float) -> Program[TakeOutcome]:
+        return take_program(server, key, claim, ask, until)
+
+    return TakePlan("take", start, (key,), (), False, ask.ttl, claim, ask)
+
+
+# -- the request, and its reply --------------------------------------------------------------------
+
+
+class _PackedTake(NamedTuple):
+    """A packed take of one key, without the claim and the time."""
+
+    ask: Ask
+    sign: bytes
+    keys: bytes
+    arguments: bytes
+
+
+def take_request(
+    requests: Requests,
+    key: Key,
+    claim: str,
+    ask: Ask,
+    sign: bytes,
+    till: float,
+    marker: str = "",
+) -> bytes:
+    """The request of a take.
+
+    `sign`: the server's incarnation, see ServerFacts; `till`: the deadline of the answer, by the
+    server's clock in seconds; `marker`: the marker's key, to check the server in the same step.
+    """
+    # Kept by identity, with the Ask itself so that its identity is not reused: an Ask is made once
+    # for each lock, and hashing its fields would cost more than packing them.
+    packed: _PackedTake | None = requests.takes.get((key, id(ask)))
+    if packed is None or packed.sign is not sign or marker:
+        packed = _prepare(requests, key, ask, sign, marker)
+    secret = claim.encode()
+    return b"%b$%d\r\nincumbent1 %b \r\n%b$16\r\n%016d\r\n" % (
+        packed.keys,
+        12 + len(secret),
+        secret,
+        packed.arguments,
+        till * 1e6,
+    )
+
+
+def _prepare(requests: Requests, key: Key, ask: Ask, sign: bytes, marker: str) -> _PackedTake:
+    """The keys and arguments in the order of take.lua."""
+    names, slot, queue, holder = requests.naming.of(key), ask.slot, ask.queue, quoted(ask.holder)
+    keep = milliseconds(max(ask.ttl, ask.keep_record))
+    arguments: list[Part] = [
+        f" {milliseconds(ask.ttl)} {holder} ".encode() + ask.meta,
+        milliseconds(ask.ttl),
+        b"%d %b" % (keep, sign),
+        f" {quoted(slot.name) if slot else '-'} {holder}",
+    ]
+    special = slot is not None or ask.candidacy > 0 or ask.permits is not None
+    if queue is not None:
+        way = "f" if queue.fair else "b"
+        arguments.append(f"{requests.inbox} {way} {milliseconds(queue.heartbeat)} {holder}")
+    elif special:
+        arguments.append("-")
+    if special:
+        arguments.append(milliseconds(slot.keep) if slot else "-")
+    if ask.candidacy > 0 or ask.permits is not None:
+        arguments += (milliseconds(ask.candidacy) if ask.candidacy else "-", names.channel)
+    if ask.permits is not None:
+        arguments.append(b"%d" % ask.permits)
+    keys = _keys_of(names, ask)
+    script = SCRIPTS["take"]
+    if marker:
+        keys.append(marker)
+        script = SCRIPTS["take:checking"]
+    before = script.open_call(keys, len(arguments) + 2)
+    packed = _PackedTake(ask, sign, before, pack_arguments(*arguments))
+    if not marker:
+        if len(requests.takes) >= PACKED_KEYS:
+            requests.takes.clear()
+        requests.takes[key, id(ask)] = packed
+    return packed
+
+
+def _keys_of(names: RedisNames, ask: Ask) -> list[str]:
+    keys = [names.main, names.companion]
+    if ask.queue is not None:
+        keys.append(names.line)
+    if ask.slot is not None:
+        keys.append(names.slot(ask.slot.name))
+    if ask.permits is not None:
+        keys.append(names.sharers)
+    if ask.candidacy > 0:
+        keys.append(names.candidates)
+    return keys
+
+
+def read_take(
+    requests: Requests, reply: Any, key: Key, claim: str, ask: Ask, epoch: str
+) -> TakeOutcome:
+    """The outcome of a take.
+
+    Raises Mismatch if the reply is another claim's, TooLate if the take came too late.
+    """
+    if type(reply) is bytes:
+        head, _, token = reply.rpartition(b" ")
+        if head != b"incumbent1 " + claim.encode():
+            raise Mismatch("the answer is another claim's")
+        return Granted(claim, int(token), ask.ttl, epoch)
+    if type(reply) is int:
+        raise TooLate("the take came too late by the server's clock")
+    if type(reply) is not list:
+        raise requests.unusable(reply, key)
+    if 1 <= len(reply) <= 2:
+        first = read_take(requests, reply[0], key, claim, ask, epoch)
+        if len(reply) == 2 and isinstance(first, Granted):
+            return first._replace(ttl=reply[1] / 1000)
+        return first
+    if len(reply) not in (4, 5) or not isinstance(reply[1], bytes):
+        raise requests.unusable(reply, key)
+    kind, raw, left, now, *place = reply
+    check_format(raw, requests.where, requests.naming.of(key).main)
+    refusal = refused(kind, raw, left, now, ask.slot.name if ask.slot else "")
+    return in_line(refusal, claim, ask, now, place[0], epoch) if place else refusal
+
+
+# -- taking, and checking the server ---------------------------------------------------------------
+
+
+def take_program(
+    server: Server, key: Key, claim: str, ask: Ask, until: float
+) -> Program[TakeOutcome]:
+    """A take, with a check of the server unless the last one was just now."""
+    requests, known, now = server.requests, server.known, _now()
+    if now - known.check_sent > CHECK_EVERY or ask.ttl > known.serves:
+        return (yield from _take_checking(server, key, claim, ask, until))
+    request = take_request(requests, key, claim, ask, known.sign, until + known.ahead)
+    (reply,) = yield RequestBatch(request, 1)
+    return (yield from settle_take(server, key, claim, ask, until, now, reply))
+
+
+def settle_take(
+    server: Server, key: Key, claim: str, ask: Ask, until: float, sent: float, reply: Any
+) -> Program[TakeOutcome]:
+    """Finish a take that was sent at `sent` without a check, and got `reply`."""
+    requests, known = server.requests, server.known
+    outcome = read_take(requests, reply, key, claim, ask, known.epoch)
+    if type(outcome) is not Granted:
+        return outcome
+    # On asyncio another task may have checked meanwhile: its reply came before this one.
+    believed = sent - known.checked <= CHECK_EVERY
+    if believed and type(reply) is list and len(reply) == 1:
+        (mark,) = yield RequestBatch(known.reread, 1)
+        believed = known.is_marked(mark)
+    if believed:
+        return outcome
+    try:
+        return (yield from _take_checking(server, key, claim, ask, until))
+    except (StoreUnavailable, TooLate):
+        yield from give_back(requests, key, outcome, ask)
+        raise
+
+
+def _take_checking(
+    server: Server, key: Key, claim: str, ask: Ask, until: float
+) -> Program[TakeOutcome]:
+    """A take, and in the same round trip a check of the server.
+
+    Raises Outdated if the server has changed, after giving back any grant.
+    """
+    site, requests, known = server
+    if ask.ttl > max(TTL_DEFAULT, known.longest):
+        yield from _note_longest(site, known, ask.ttl)
+    known.check_sent = sent = _now()
+    till = until + known.ahead
+    reply, check = yield from _take_and_check(requests, known, key, claim, ask, till)
+    outcome = read_take(requests, reply, key, claim, ask, known.epoch)
+    try:
+        known.compare(check, sent, _now(), allow_eviction=site.allow_eviction)
+    except Outdated:
+        known.checked = 0.0
+        if isinstance(outcome, Granted):
+            yield from give_back(requests, key, outcome, ask)
+        raise
+    known.serves = max(known.serves, ask.ttl)
+    return outcome
+
+
+def _take_and_check(
+    requests: Requests, known: ServerFacts, key: Key, claim: str, ask: Ask, till: float
+) -> Program[tuple[Any, Sequence[Any]]]:
+    """The reply to the take, and the replies to the check."""
+    if known.marked_at == MARKER_KEY:
+        request = take_request(requests, key, claim, ask, known.sign, till, MARKER_KEY)
+        (reply,) = yield RequestBatch(request, 1)
+        if not (type(reply) is hiredis.ReplyError and str(reply).startswith("CROSSSLOT")):
+            return (reply[0], reply[1:]) if type(reply) is list else (reply, ())
+    # In a cluster the marker has another slot than the lease, and no script may use both.
+    request = take_request(requests, key, claim, ask, known.sign, till)
+    reply, *check = yield RequestBatch(request + known.check, 5)
+    return reply, check
+
+
+# -- whether the server may grant at all -----------------------------------------------------------
+
+
+def meeting(site: RedisSite, term: int | None, longest: float = 0.0) -> Program[Handshake]:
+    """The program `incarnation.handshake`, with `longest` in seconds."""
+    fresh, most = os.urandom(4).hex(), milliseconds(longest) if longest else 0
+    return handshake(site, wall=clock.wall(), fresh=fresh, term=term, longest=most)
+
+
+def _note_longest(site: RedisSite, known: ServerFacts, ttl: float) -> Program[None]:
+    """Note the largest ttl so far in the marker, for clients that connect after a restart.
+
+    Raises StoreError if it cannot be written: those clients would not know how long to wait.
+    """
+    met = yield from meeting(site, known.mark.term, ttl)
+    if met.problem is not None:
+        raise met.problem
+    if met.mark.id != known.mark.id:
+        raise Outdated("its data are others")
+    known.mark = met.mark
+
+
+def too_early(site: RedisSite, known: ServerFacts, ttl: float, now: float) -> StoreError | None:
+    """Why the server may not grant yet: a holder from before its restart may believe in its lease.
+
+    Also if it has no marker, which would say since when it has its data. None if it may grant.
+    """
+    if known.problem is not None:
+        return known.problem
+    wait = wait_after_restart(site.restart_wait, ttl, known.longest)
+    age, left = now - known.born, known.born + wait - now
+    if wait <= 0 or left <= 0:
+        return None
+    what = "was promoted" if known.mark.promoted else "started, is new, or lost its data"
+    why = restart_words(site.where, what, age, left, apart=known.apart)
+    return StoreUnavailable(why, retry_after=left)
