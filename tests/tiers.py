@@ -108,6 +108,16 @@ _CASES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "test_the_token_grows_over_a_restart": (),
         "test_versions_do_not_come_back_after_a_restart": (),
     },
+    "contract/test_kubernetes.py": {
+        **_RACES,
+        **_SHARED_RACES,
+        **_CLIENTS,
+        "test_a_wipe_ends_what_was_believed": (),
+        "test_a_wipe_ends_what_was_shared": (),
+        "test_fields_survive_a_restart": (),
+        "test_the_token_grows_over_a_restart": (),
+        "test_versions_do_not_come_back_after_a_restart": (),
+    },
     "contract/test_quorum.py": {**_RACES, **_CLIENTS},
     "contract/test_sqlite.py": {**_RACES, **_SHARED_RACES},
 }
@@ -116,7 +126,7 @@ _CASES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
 TURNS = frozenset(
     {
         *("contract/test_etcd.py", "contract/test_postgresql.py", "contract/test_quorum.py"),
-        "contract/test_mysql.py",
+        *("contract/test_kubernetes.py", "contract/test_mysql.py"),
         *("contract/test_redis_layouts.py", "contract/test_redis_valkey.py"),
         *("contract/test_sqlite.py", "contract/test_wired.py"),
     }

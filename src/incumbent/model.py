@@ -170,6 +170,7 @@ class Refused:
     `reason` "used": the lease is free, but the slot was claimed before, by `holders`.
     `permits`: the number with which the present holders asked, if it differs from the caller's.
     `retry_after`: seconds until the first of the `holders` in the way may be gone.
+    `unproved`: who is in the way may be dead, and it has to be watched until then to know it.
     """
 
     reason: Literal["held", "used", "paused", "closed", "reserved", "permits"]
@@ -177,6 +178,7 @@ class Refused:
     retry_after: float | None = None
     seen: str = ""
     permits: int = field(default=UNLIMITED, kw_only=True)
+    unproved: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,15 +331,15 @@ class Capabilities:
 
     `ttl_min`, `ttl_max`, `ttl_unit` are seconds; `waits` says how a waiter learns of a change;
     `ttl_change`: a renewal may ask for another ttl; `ttl_clock`: what counts a ttl down: the clock
-    since boot of the one host, the wall clock of the server, or the consensus of several servers;
-    `survives_restart`: leases outlive a restart that keeps the data; `survives_failover`: leases
-    outlive that another server takes over; `round_trips`: the most for an exclusive take or give of
-    a name that was held before, or for a batch of renewals; `queue`: waiters have an order
-    (`Ask.queue`); `candidates`: records list waiting candidates (`Ask.candidacy`); `reservations`:
-    a give may reserve the lease for one holder; `refuses_late`: a take is refused if its claim was
-    given without a token before it arrived; `shared`: several holders may have a lease at once
-    (`Ask.permits`); `turns`: without a queue, waiters (`Ask.queue`) check one after the other, in
-    no fixed order.
+    since boot of the one host, the wall clock of the server, the consensus of several servers, or
+    each client's, for as long as it has seen a lease unchanged; `survives_restart`: leases outlive
+    a restart that keeps the data; `survives_failover`: leases outlive that another server takes
+    over; `round_trips`: the most for an exclusive take or give of a name that was held before, or
+    for a batch of renewals; `queue`: waiters have an order (`Ask.queue`); `candidates`: records
+    list waiting candidates (`Ask.candidacy`); `reservations`: a give may reserve the lease for one
+    holder; `refuses_late`: a take is refused if its claim was given without a token before it
+    arrived; `shared`: several holders may have a lease at once (`Ask.permits`); `turns`: without a
+    queue, waiters (`Ask.queue`) check one after the other, in no fixed order.
     """
 
     shared: bool = False
@@ -351,7 +353,7 @@ class Capabilities:
     ttl_max: float = 86_400.0
     ttl_unit: float = 0.001
     ttl_change: bool = True
-    ttl_clock: Literal["boottime", "wall", "consensus"] = "wall"
+    ttl_clock: Literal["boottime", "wall", "consensus", "observed"] = "wall"
     survives_restart: bool = False
     survives_failover: bool = False
     round_trips: int = 1

@@ -15,7 +15,7 @@ WORLD = frozenset(
         *("time", "random", "secrets", "os", "signal", "sched"),
         *("threading", "asyncio", "concurrent", "multiprocessing", "queue", "subprocess"),
         *("socket", "ssl", "select", "selectors", "sqlite3", "redis", "hiredis"),
-        *("psycopg", "pymysql", "sqlalchemy"),
+        *("psycopg", "pymysql", "sqlalchemy", "yaml"),
     }
 )
 
@@ -104,6 +104,7 @@ DRIVERS = {
     "sqlite3": ("stores.sqlite", "demo", "fencing.http"),
     "psycopg": ("stores.postgresql",),
     "pymysql": ("stores.mysql",),
+    "yaml": ("stores.kubernetes",),
     "sqlalchemy": ("stores.postgresql", "fencing.sql"),
     "tooz": ("tooz_driver",),
 }

@@ -26,7 +26,7 @@ __all__ = ["LIMITS", "Limit", "Sizes", "main"]
 
 CODE = {".py": "#", ".lua": "--", ".sql": "--"}
 """What is counted, by the sign that begins a comment line."""
-OF_THEIR_OWN = frozenset({"mysql"})
+OF_THEIR_OWN = frozenset({"mysql", "kubernetes"})
 """Engines whose lines have a budget of their own."""
 SHORT = 6
 """Lines from which on a function may stand for itself, though it is called once."""
@@ -52,7 +52,7 @@ class Limit:
 LIMITS = {
     "lines that count": Limit(limit=59_100, aim=49_000),
     "comment lines of 100": Limit(limit=2.4, aim=4.0, at_least=True),
-    "files": Limit(limit=276, aim=200),
+    "files": Limit(limit=263, aim=200),
     "class names that several bear": Limit(limit=5, aim=5),
     "short functions called once": Limit(limit=227, aim=60),
     "lines of the median function": Limit(limit=6, aim=6),
@@ -114,13 +114,13 @@ class Sizes:
         return sum(text.count("\n") for text in self.files.values())
 
     @property
-    def counting(self) -> int:
-        """Lines without comment lines and without the engines that have a budget of their own."""
-        return sum(
+    def counted(self) -> list[int]:
+        """Of each file, without comment lines; engines with a budget of their own left out."""
+        return [
             count
             for path, count in self.lines.items()
             if not OF_THEIR_OWN & {*path.relative_to(self.root).parts}
-        )
+        ]
 
     @property
     def homonyms(self) -> dict[str, list[str]]:
@@ -154,9 +154,9 @@ class Sizes:
         """What is limited, by its name in `LIMITS`."""
         comments = self.all_lines - sum(self.lines.values())
         return {
-            "lines that count": self.counting,
+            "lines that count": sum(self.counted),
             "comment lines of 100": round(100 * comments / self.all_lines, 1),
-            "files": len(self.files),
+            "files": len(self.counted),
             "class names that several bear": len(self.homonyms),
             "short functions called once": len(self.called_once),
             "lines of the median function": statistics.median_low(self._functions),

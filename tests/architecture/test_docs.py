@@ -134,7 +134,7 @@ def test_what_a_message_says_to_install_is_what_the_extra_brings() -> None:
     project = PROJECT["project"]
     source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     hints = re.findall(r"pip install '([^']+)' \(the extra (\w+)\)", source)
-    assert len(hints) == 4 == source.count("pip install")
+    assert len(hints) == 5 == source.count("pip install")
     assert [
         hint for hint in hints if hint[0] not in project["optional-dependencies"][hint[1]]
     ] == []

@@ -54,7 +54,8 @@ def sizes(tmp_path: Path) -> Sizes:
 
 def test_comment_lines_and_engines_with_a_budget_of_their_own_do_not_count(sizes: Sizes) -> None:
     assert sizes.all_lines == 12 + 13 + 2 + 2
-    assert sizes.counting == 11 + 13 + 1
+    assert sum(sizes.counted) == 11 + 13 + 1
+    assert len(sizes.counted) == 3
     assert sizes.folders == {"(top)": 27, "stores/mysql": 2}
 
 

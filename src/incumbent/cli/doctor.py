@@ -65,6 +65,7 @@ _CLOCKS = {
     "boottime": "this host's clock since boot",
     "wall": "the store's wall clock",
     "consensus": "no single clock: the servers agree",
+    "observed": "each client's clock since boot: how long it has seen a lease unchanged",
 }
 
 

@@ -41,11 +41,13 @@ class Garbled(Exception):
     """The received bytes are not a valid answer of such a server."""
 
 
-def encode(method: str, path: str, host: object, token: str, body: bytes) -> bytes:
-    """The bytes of a request."""
+def encode(
+    method: str, path: str, host: object, token: str, body: bytes, headers: str = ""
+) -> bytes:
+    """The bytes of a request. `headers`: more of them, each with its line's end."""
+    first = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n"
     auth = f"Authorization: {token}\r\n" if token else ""
-    head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{auth}Content-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    return f"{first}{auth}{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 async def exchange(stream: Stream, request: bytes, until: float) -> Reading:

@@ -43,8 +43,10 @@ _log = logging.getLogger("incumbent")
 _HELD = LeaseState.HELD
 _ON_ITS_WAY = (LeaseState.ASKING, LeaseState.ASKING_AGAIN)
 _SOON = 1.0
+# A store counts a watched lease with a margin for clocks that run at different speeds.
+_SLOWER = 1.02
+# Seconds over which waiters spread when the holder's ttl runs out.
 _HERD = 0.002
-"""Seconds over which waiters spread when the holder's ttl runs out."""
 
 
 async def acquire(
@@ -195,6 +197,11 @@ class _AcquireAttempt:
     async def _ask_once_more(self, outcome: Refused | StoreError) -> None:
         """Repeat a take of unknown outcome: with the same claim that is safe, and settles it."""
         port, held, until = self.port, self.held, self.until
+        if isinstance(outcome, Refused) and outcome.unproved:
+            # Else one that died would keep out a CronJob, which tries once, each time anew.
+            if isinstance(found := await self._outwatch(outcome), Granted):
+                return
+            outcome = found
         if isinstance(outcome, OutcomeUnknown) and not outcome.permanent:
             await port.sleep_until(min(until, port.now() + backoff_delay(0, port.jitter())))
             if port.now() < until:
@@ -205,6 +212,17 @@ class _AcquireAttempt:
         if isinstance(outcome, StoreError):
             raise outcome
         raise not_acquired(held.wanted, outcome, port.now() - self.started, timed_out=False)
+
+    async def _outwatch(self, refused: Refused) -> Granted | Refused | StoreError:
+        # Until it is known whether who is in the way is dead; see Refused.unproved.
+        port, wanted = self.port, self.held.wanted
+        outcome: Granted | Refused | StoreError = refused
+        end = port.now() + (refused.retry_after or 0.0) * _SLOWER + _SOON
+        while isinstance(outcome, Refused) and outcome.unproved and port.now() < end:
+            look = port.now() + (outcome.retry_after or 0.0) * _SLOWER + _HERD
+            await port.wait_change(wanted.key, outcome.seen, min(end, look))
+            outcome = await _take(port, self.held, wanted.once, inf)
+        return outcome
 
     async def _try_until(self, outcome: Refused | StoreError) -> None:
         port, wanted, until = self.port, self.held.wanted, self.until

@@ -24,7 +24,7 @@ def holding(grant: Grant, now: Instant) -> Holding:
     left, held_for = (grant.expires - now) / 1e6, (now - grant.since) / 1e6
     return Holding(
         *(grant.holder, grant.token, left, grant.ttl / 1e6, held_for, grant.meta, grant.claim),
-        permits=grant.permits,
+        *(not grant.token, grant.permits),
     )
 
 

@@ -101,6 +101,7 @@ _BUILT_IN: Final = {
     **dict.fromkeys(("etcd", "etcds"), "incumbent.stores.etcd:open_etcd"),
     **dict.fromkeys(("postgresql", "postgres"), "incumbent.stores.postgresql:open_postgresql"),
     **dict.fromkeys(("mysql", "mariadb"), "incumbent.stores.mysql:open_mysql"),
+    "kubernetes": "incumbent.stores.kubernetes:open_kubernetes",
 }
 _GROUP: Final = "incumbent.stores"
 _OF_PACKAGE: Final = {

@@ -272,6 +272,11 @@ class Bench:
         unit = self.world.engine.capabilities.ttl_unit
         self.world.pass_time(seconds + 2 * unit + 0.01)
 
+    def sees(self, *names: str) -> None:
+        """Look at names, if what ends counts from then on; see Capabilities.ttl_clock."""
+        for name in names if self.world.engine.capabilities.ttl_clock == "observed" else ():
+            self.read(name)
+
     def lasts(self, seconds: float | None, long: float = 0.0) -> bool:
         """Whether `seconds` can be left of a long ttl (or of `long`) after a few requests."""
         whole = long or self.long

@@ -59,6 +59,8 @@ class ClockCases:
             other.renew(other.granted("renewed", ttl=bench.ttl), "renewed", ttl=bench.ttl)
             other.give(other.granted("closed"), "closed", closed_for=bench.ttl)
             bench.granted("mine", ttl=bench.ttl)
+            bench.sees("job", "renewed", "closed")
+            other.sees("mine")
             bench.outlive(bench.ttl)
             for name in ("renewed", "closed"):
                 bench.granted(name)
@@ -73,6 +75,7 @@ class ClockCases:
             other.give(other.granted("short", slot=Slot("s", bench.ttl)), "short")
             bench.give(bench.granted("mine", slot=_TODAY), "mine")
             assert bench.refused(slot=_TODAY).reason == "used"
+            bench.sees("short")
             bench.outlive(bench.ttl)
             bench.granted("short", slot=Slot("s", bench.ttl))
             assert bench.lasts(bench.read().slots[_TODAY.name], LONG)
@@ -85,6 +88,7 @@ class ClockCases:
             other.refused(holder="long", candidacy=bench.long)
             other.refused(holder="short", candidacy=bench.ttl)
             bench.refused(holder="mine", candidacy=bench.long)
+            other.sees("job")
             bench.outlive(bench.ttl)
             for one in (bench, other):
                 assert [it.holder for it in one.read().candidates] == ["long", "mine"]

@@ -1,0 +1,148 @@
+"""Who we are to the API server: a token, a certificate, or what an exec plugin says.
+
+A service account's token is replaced while the pod runs, so its file is read again each minute,
+and when the server refuses what was read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from math import inf
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final
+
+from incumbent import clock
+from incumbent.errors import StoreUnavailable
+from incumbent.interrupts import raise_handlers
+from incumbent.net.tls import Tls
+
+if TYPE_CHECKING:
+    import ssl
+
+_READ_EVERY: Final = 60.0
+_PLUGIN_WITHIN: Final = 30.0
+"""Seconds that an exec plugin may take: some ask a server, or a person."""
+_BEFORE: Final = 10.0
+"""Seconds before its end from which on a plugin's token is not used any more."""
+
+
+class PluginCommand:
+    """An exec plugin of a kubeconfig; see kubernetes.io, client-go credential plugins."""
+
+    def __init__(self, parts: Mapping[str, Any], cluster: Mapping[str, Any], folder: str) -> None:
+        command = str(parts.get("command", ""))
+        if "/" in command:
+            command = str(Path(folder, command))
+        self._argv = [command, *map(str, parts.get("args") or ())]
+        self._env = {str(it["name"]): str(it["value"]) for it in parts.get("env") or ()}
+        self._version = str(parts.get("apiVersion", ""))
+        self._spec: dict[str, Any] = {"interactive": False}
+        if parts.get("provideClusterInfo"):
+            self._spec["cluster"] = {
+                name: cluster[name]
+                for name in ("server", "certificate-authority-data", "insecure-skip-tls-verify")
+                if name in cluster
+            }
+
+    def run(self) -> dict[str, Any]:
+        """The status that it prints. Raises StoreUnavailable; never shows what it printed."""
+        info = {"apiVersion": self._version, "kind": "ExecCredential", "spec": self._spec}
+        env = {**os.environ, **self._env, "KUBERNETES_EXEC_INFO": json.dumps(info)}
+        try:
+            done = subprocess.run(
+                self._argv, env=env, capture_output=True, timeout=_PLUGIN_WITHIN, check=True,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+            found: dict[str, Any] = json.loads(done.stdout)["status"]
+            if found.get("token") or found.get("clientCertificateData"):
+                return found
+            why = "it gave neither a token nor a certificate"
+        except subprocess.CalledProcessError as error:
+            said = error.stderr.decode(errors="replace").strip()[-300:]
+            why = f"it ended with {error.returncode}: {said}"
+        except subprocess.TimeoutExpired:
+            why = f"it took more than {_PLUGIN_WITHIN:.0f} s"
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise_handlers(error)
+            why = str(error)
+        raise StoreUnavailable(f"the exec plugin {self._argv[0]} of the kubeconfig: {why}")
+
+
+class Login:
+    """Our credentials. `plugin`: they come from it; `file`: of the token; `files`: of the rest."""
+
+    def __init__(
+        self,
+        token: str = "",
+        file: str | None = None,
+        certificate: str = "",
+        key: str = "",
+        files: tuple[str | None, str | None] = (None, None),
+        plugin: PluginCommand | None = None,
+    ) -> None:
+        self.plugin, self._file, self._files = plugin, file, files
+        self._token, self._certificate, self._key = token, certificate, key
+        self._until = -inf if plugin or file else inf
+        self._context: tuple[object, ssl.SSLContext] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether they have to be fetched."""
+        return clock.now() >= self._until
+
+    def fetch(self) -> None:
+        """Read the file, or run the plugin. Raises StoreUnavailable."""
+        if self.plugin is not None:
+            self._take_over(self.plugin.run())
+        elif self._file is not None:
+            try:
+                self._token = Path(self._file).read_text("ascii").strip()
+            except (OSError, ValueError) as error:
+                raise_handlers(error)
+                raise StoreUnavailable(f"the token {self._file} cannot be read: {error}") from error
+            self._until = clock.now() + _READ_EVERY
+
+    def _take_over(self, status: Mapping[str, Any]) -> None:
+        self._token = str(status.get("token") or "")
+        self._certificate = str(status.get("clientCertificateData") or "")
+        self._key = str(status.get("clientKeyData") or "")
+        self._until, end = inf, status.get("expirationTimestamp")
+        if end:
+            left = datetime.fromisoformat(str(end)).timestamp() - clock.wall()
+            self._until = clock.now() + left - _BEFORE
+
+    @property
+    def header(self) -> str:
+        """The value of the header Authorization."""
+        return f"Bearer {self._token}" if self._token else ""
+
+    def refused(self, header: str) -> bool:
+        """The server refused this one: whether there may be another to try."""
+        if header != self.header:
+            return True  # another thread has fetched one since
+        if self.plugin is None and self._file is None:
+            return False
+        self._until = -inf
+        return True
+
+    def context(self, tls: Tls) -> ssl.SSLContext:
+        """The TLS context with our certificate. Raises OSError."""
+        if not self._certificate:
+            cert, key = self._files
+            return replace(tls, certfile=cert, keyfile=key).context()
+        made_of = tls, self._certificate
+        if self._context is None or self._context[0] != made_of:
+            # The ssl module takes certificates from files only.
+            with TemporaryDirectory() as folder:
+                cert, key = (str(Path(folder, name)) for name in ("cert", "key"))
+                Path(cert).write_text(self._certificate)
+                Path(key).write_text(self._key)
+                with_ours = replace(tls, certfile=cert, keyfile=key)
+                self._context = made_of, with_ours.context()
+        return self._context[1]
