@@ -39,9 +39,15 @@ def _of(kind: str, *, below: str = "base") -> dict[str, Any]:
     return dict(found)
 
 
-def _pods() -> dict[str, dict[str, Any]]:
+def pods() -> dict[str, dict[str, Any]]:
     job = _of("CronJob")["spec"]["jobTemplate"]["spec"]
     return {"leader": _of("Deployment")["spec"]["template"], "nightly": job["template"]}
+
+
+def role() -> dict[str, Any]:
+    """The one rule of the account."""
+    (rule,) = _of("Role")["rules"]
+    return dict(rule)
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -72,9 +78,8 @@ def test_a_kustomization_names_what_is_there(path: Path) -> None:
 
 
 def test_the_account_may_do_what_leases_need_and_delete_nothing() -> None:
-    (rule,) = _of("Role")["rules"]
-    assert (rule["apiGroups"], rule["resources"]) == (["coordination.k8s.io"], ["leases"])
-    assert sorted(rule["verbs"]) == ["create", "get", "list", "update", "watch"]
+    assert (role()["apiGroups"], role()["resources"]) == (["coordination.k8s.io"], ["leases"])
+    assert sorted(role()["verbs"]) == ["create", "get", "list", "update", "watch"]
     binding = _of("RoleBinding")
     assert binding["roleRef"]["name"] == _of("Role")["metadata"]["name"]
     (subject,) = binding["subjects"]
@@ -85,9 +90,8 @@ def test_the_flow_schema_is_of_the_same_account_and_requests() -> None:
     schema = _of("FlowSchema", below="priority")["spec"]
     (rules,) = schema["rules"]
     (subject,), (resources,) = rules["subjects"], rules["resourceRules"]
-    (role,) = _of("Role")["rules"]
     assert subject["serviceAccount"]["name"] == _of("ServiceAccount")["metadata"]["name"]
-    assert {part: resources[part] for part in role} == role
+    assert {part: resources[part] for part in role()} == role()
     (example,) = load(KUBERNETES / "example" / "kustomization.yaml")
     assert subject["serviceAccount"]["namespace"] == example["namespace"]
     assert resources["namespaces"] == [example["namespace"]]
@@ -95,7 +99,7 @@ def test_the_flow_schema_is_of_the_same_account_and_requests() -> None:
 
 @pytest.mark.parametrize("name", ["leader", "nightly"])
 def test_a_pod_has_the_account_the_policy_and_time_to_stop(name: str) -> None:
-    pod = _pods()[name]
+    pod = pods()[name]
     assert _of("NetworkPolicy")["spec"]["podSelector"]["matchLabels"].items() <= (
         pod["metadata"]["labels"].items()
     )
@@ -110,7 +114,7 @@ def test_a_pod_has_the_account_the_policy_and_time_to_stop(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["leader", "nightly"])
 def test_a_pod_runs_a_command_that_is_understood(name: str) -> None:
-    pod = _pods()[name]
+    pod = pods()[name]
     variables = _variables(pod)
     assert unknown_variables(variables) == []
     (container,) = pod["spec"]["containers"]
@@ -132,7 +136,7 @@ def _patches() -> Iterator[dict[str, Any]]:
 
 def test_the_component_puts_the_label_around_the_same_command() -> None:
     replaced, *added = _patches()
-    (container,) = _pods()["leader"]["spec"]["containers"]
+    (container,) = pods()["leader"]["spec"]["containers"]
     args = list(container["args"])
     after = args.index("--") + 1
     assert replaced["value"] == [
@@ -144,7 +148,7 @@ def test_the_component_puts_the_label_around_the_same_command() -> None:
     }
     selector = next(it["value"]["value"] for it in added if it["value"]["name"] == "POD_SELECTOR")
     name, _, value = selector.partition("=")
-    assert _pods()["leader"]["metadata"]["labels"][name] == value
+    assert pods()["leader"]["metadata"]["labels"][name] == value
     service = _of("Service", below="leader-label")["spec"]["selector"]
     assert service == {name: value, "incumbent-leader": "true"}
 
