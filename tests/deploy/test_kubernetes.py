@@ -13,6 +13,7 @@ import yaml  # type: ignore[import-untyped]  # its types are another package
 from incumbent.cli.parser import parse, unknown_variables
 from incumbent.durations import parse_duration
 from incumbent.policy import make_policy
+from tests import tiers
 from tests.deploy.test_deploy import DEPLOY, load
 
 KUBERNETES = DEPLOY / "kubernetes"
@@ -50,6 +51,7 @@ def role() -> dict[str, Any]:
     return dict(rule)
 
 
+@pytest.mark.left(tiers.FORMS, f"*-{RELEASES[-1]}")
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("path", MANIFESTS, ids=_named)
 def test_the_schemas_of_kubernetes_take_every_manifest(path: Path, release: str) -> None:
