@@ -58,6 +58,8 @@ def failure(answer: KubernetesAnswer, where: str, namespace: str, *, proved: boo
         said = f"{where}: the namespace {namespace} is being deleted"
     elif status == 403:
         said = f"{where}: we may not {verb} leases in {namespace}: {rights(namespace, answer.said)}"
+        # Who waits would only be told again and again.
+        final = final or verb in ("list", "watch")
     elif status == 404 and answer.lacks_namespace:
         said = f"{where}: there is no namespace {namespace}: kubectl create namespace {namespace}"
     elif status == 404:

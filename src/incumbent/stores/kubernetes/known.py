@@ -36,7 +36,7 @@ LOOK_EVERY: Final = 10.0
 FRESH: Final = 5.0
 """Seconds for which a take goes by what is known: a restored etcd may count up to it again."""
 AHEAD: Final = 60_000_000
-"""Microseconds by which the tokens of an incarnation begin ahead of the clock."""
+"""Microseconds by which tokens begin ahead of the clock, of an incarnation and of an object."""
 _WATCHED: Final = 300.0
 """Seconds for which somebody who asks once may have to watch a lease."""
 _NAMES: Final = 10_000
@@ -105,10 +105,10 @@ class Known:
         second = _seconds(date)
         if second is None:
             return
-        ahead, before = second - clock.now(), self._ahead
-        # A Date is up to a second behind the clock that it is read from.
-        near = before is not None and abs(ahead - before) < 1.5
-        self._ahead = max(ahead, before) if near and before is not None else ahead
+        # A Date is up to a second behind the clock that it is read from. Ours says which part of
+        # the second it is, unless it is another second altogether.
+        ours = clock.wall()
+        self._ahead = (ours if second <= ours < second + 2 else second) - clock.now()
 
     # -- objects ------------------------------------------------------------------------------
 
@@ -156,7 +156,9 @@ class Known:
         beside = beside_of(sight, key, wall, now, self.where)
         age = max(0, wall - marker.born - SKEW) / 1e6
         incarnation = Incarnation(marker.id, age, marker.longest / 1e6)
-        return Seen(record, sight, now, wall, incarnation, marker.floor, beside, recalled=recalled)
+        # An object that was removed leaves no token to count on from.
+        floor = marker.floor if sight else max(marker.floor, wall + AHEAD)
+        return Seen(record, sight, now, wall, incarnation, floor, beside, recalled=recalled)
 
     def seen_or_error(
         self, key: Key, sight: LeaseSight, marker: NamespaceMarker | None

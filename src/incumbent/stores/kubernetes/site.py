@@ -56,7 +56,8 @@ def site_of_url(url: str, environ: Mapping[str, str] = os.environ) -> Kubernetes
     """The site of a URL. Raises ConfigError."""
     address, _, query = url.partition("://")[2].partition("?")
     context, slash, namespace = address.partition("/")
-    if not slash or "/" in namespace or "@" in namespace or "#" in address:
+    login = ":" in context and "@" in context
+    if not slash or login or "/" in namespace or "#" in address:
         raise ConfigError(_MALFORMED, name="store")
     wait = urls.parse_restart_wait(urls.parse_options(query, ["restart_wait"]).get("restart_wait"))
     if context:
@@ -176,7 +177,9 @@ def _file(part: Mapping[str, Any], name: str) -> str | None:
 
 def _data(part: Mapping[str, Any], name: str) -> str:
     try:
-        return b64decode(part.get(f"{name}-data") or "").decode()
+        return b64decode(
+            "".join(str(part.get(f"{name}-data") or "").split()), validate=True
+        ).decode()
     except ValueError as error:
         raise_handlers(error)
         raise ConfigError(f"{name}-data in the kubeconfig is not base64", name="store") from None

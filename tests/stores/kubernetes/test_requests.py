@@ -1,0 +1,116 @@
+"""What the API server is asked for: one PUT for what is known, and nothing while nobody acts."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from incumbent import clock
+from incumbent.model import Batch, Granted, Key, Queue, Released, Renewed
+from tests.stores.kubernetes.world import open_at, url_of
+from tests.stores.party import ASK, Party, new_claim, soon
+from tests.support.kubernetes import ApiServer
+
+
+def test_a_take_a_renewal_and_a_give_of_a_known_name_are_one_put_each(
+    own_api_server: ApiServer, alone: Party
+) -> None:
+    alone.store.give(alone.key, alone.claim, alone.take().token, soon())
+    own_api_server.forget_requests()
+    for _ in range(3):
+        granted = alone.take()
+        (renewed,) = alone.store.renew([alone.renewal(granted)], soon())
+        assert renewed == Renewed()
+        assert alone.store.give(alone.key, alone.claim, granted.token, soon()) == Released()
+    # A take also looks at the marker, if that is more than ten seconds ago.
+    verbs = [it.verb for it in own_api_server.requests if "marker" not in it.path]
+    assert verbs == ["update"] * 9
+
+
+def test_a_refusal_is_one_get(own_api_server: ApiServer, alone: Party) -> None:
+    alone.take()
+    own_api_server.forget_requests()
+    alone.refused()
+    verbs = [it.verb for it in own_api_server.requests if "marker" not in it.path]
+    assert verbs == ["get"]
+
+
+def test_a_hundred_renewals_are_a_hundred_puts_and_nothing_else(
+    own_api_server: ApiServer, alone: Party
+) -> None:
+    granted = dict[Key, Granted]()
+    for index in range(100):
+        key = Key("many", f"n{index}")
+        outcome = alone.store.take(key, new_claim(), ASK, soon())
+        assert isinstance(outcome, Granted)
+        granted[key] = outcome
+    batch = Batch(Party(alone.engine, key).renewal(it) for key, it in granted.items())
+    own_api_server.forget_requests()
+    assert alone.store.renew(batch, soon()) == [Renewed()] * 100
+    assert Counter(it.verb for it in own_api_server.requests) == {"update": 100}
+
+
+def test_waiters_of_a_process_share_one_watch_and_poll_nothing(
+    own_api_server: ApiServer, alone: Party
+) -> None:
+    keys = [Key("wait", f"n{index}") for index in range(5)]
+    parties = [Party(alone.engine, key) for key in keys]
+    holders = [party.take() for party in parties]
+    own_api_server.forget_requests()
+    ended = list[Key]()
+
+    def wait(party: Party) -> None:
+        outcome = party.refused(ask=replace(ASK, queue=Queue(30.0)))
+        until = clock.now() + 3.0
+        party.store.wait_change(party.key, outcome.seen, until)
+        if clock.now() < until:
+            ended.append(party.key)
+
+    with ThreadPoolExecutor(20) as pool:
+        for party in parties * 4:
+            pool.submit(wait, party)
+    served = [it for it in own_api_server.requests if "marker" not in it.path]
+    joined = sum(it.verb == "update" and it.status == 200 for it in served)
+    assert joined == 20
+    assert Counter(it.verb for it in served if it.verb in ("list", "watch")) == {
+        "list": 1,
+        "watch": 1,
+    }
+    gets = sum(it.verb == "get" for it in served)
+    assert gets <= 2 * len(parties) * 4 + sum(it.status == 409 for it in served), served
+    assert ended == []
+    for party, granted in zip(parties, holders, strict=True):
+        party.store.give(party.key, party.claim, granted.token, soon())
+
+
+def test_a_waiter_is_woken_by_the_watch(api_server: ApiServer, one: Party, other: Party) -> None:
+    granted = one.take()
+    refused = other.refused(ask=replace(ASK, queue=Queue(30.0)))
+    until = clock.now() + 60.0
+    gives = threading.Timer(0.5, lambda: one.store.give(one.key, one.claim, granted.token, soon()))
+    gives.start()
+    other.store.wait_change(one.key, refused.seen, until)
+    assert clock.now() < until - 30.0
+    gives.join()
+
+
+def test_a_task_is_woken_by_the_watch_too(api_server: ApiServer, place: str, one: Party) -> None:
+    asyncio.run(_wait_in_a_task(one, url_of(api_server, place)))
+
+
+async def _wait_in_a_task(one: Party, url: str) -> None:
+    granted = one.take()
+    engine = open_at(url)
+    store = engine.async_store()
+    outcome = await store.take(one.key, new_claim(), ASK, soon())
+    until = clock.now() + 60.0
+    gives = threading.Timer(0.5, lambda: one.store.give(one.key, one.claim, granted.token, soon()))
+    gives.start()
+    await store.wait_change(one.key, getattr(outcome, "seen", ""), until)
+    assert clock.now() < until - 30.0
+    gives.join()
+    await store.aclose()
+    engine.store().close()
