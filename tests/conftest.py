@@ -262,13 +262,15 @@ def own_api_server() -> Iterator[ApiServer]:
 
 # -- each kind of store, for what is promised on all of them ---------------------------------------
 
-_SERVERS = ("redis", "postgresql", "etcd", "quorum", "mysql")
+_SERVERS = ("redis", "postgresql", "etcd", "quorum", "mysql", "kubernetes")
 
 
 @pytest.fixture(
     params=["memory", "sqlite", *(pytest.param(of, marks=pytest.mark.server) for of in _SERVERS)]
 )
-def every_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def every_store(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
     """The URL of a store that is of this test alone, and that grants at once."""
     with ExitStack() as ends:
         match request.param:
@@ -281,6 +283,11 @@ def every_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]
             case "mysql":
                 maria = request.getfixturevalue("maria_server")
                 yield f"{maria.url_of(mysql.new_database(maria))}?restart_wait=0"
+            case "kubernetes":
+                cluster = request.getfixturevalue("api_server")
+                cluster.create_namespace(place := f"test-{secrets.token_hex(4)}")
+                monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(tmp_path / "kubeconfig")))
+                yield f"kubernetes://test/{place}?restart_wait=0"
             case "etcd":
                 endpoint = request.getfixturevalue("etcd_server").endpoint
                 yield f"etcd://{endpoint}/{secrets.token_hex(6)}?restart_wait=0"

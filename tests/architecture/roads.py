@@ -9,6 +9,7 @@ started for it. What the keeper's thread does beside is not counted: the thread 
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import threading
@@ -24,6 +25,7 @@ from tests.architecture.source import PACKAGE
 from tests.stores.mysql import world as mysql_world
 from tests.stores.postgresql import world as postgresql_world
 from tests.support.etcd import EtcdServer
+from tests.support.kubernetes import ApiServer
 from tests.support.mariadb import MariaServer
 from tests.support.postgresql import PostgresServer
 from tests.support.servers import RedisServer
@@ -120,6 +122,11 @@ def stores(stack: ExitStack) -> Iterator[tuple[str, Callable[[], str]]]:
         server = stack.enter_context(MariaServer())
         return server.url_of(mysql_world.new_database(server))
 
+    def kubernetes() -> str:
+        server = stack.enter_context(ApiServer())
+        os.environ["KUBECONFIG"] = str(server.kubeconfig(Path(folder, "kubeconfig")))
+        return "kubernetes://test/default?restart_wait=0"
+
     yield "memory", lambda: "memory:"
     yield "sqlite", lambda: f"sqlite:///{folder}/leases.db"
     yield "redis", lambda: f"{redis()}?restart_wait=0"
@@ -127,6 +134,7 @@ def stores(stack: ExitStack) -> Iterator[tuple[str, Callable[[], str]]]:
     yield "etcd", lambda: f"{stack.enter_context(EtcdServer()).url}?restart_wait=0"
     yield "postgresql", lambda: f"{postgresql()}?restart_wait=0"
     yield "mysql", lambda: f"{mysql()}?restart_wait=0"
+    yield "kubernetes", kubernetes
 
 
 def lines(store: str, url: str, listed: bool) -> Iterator[str]:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from tests.chaos.schedule import GRACE, TTL, Schedule
 from tests.cli.tool import environment
 from tests.e2e.fleet import WORKER
+from tests.stores.kubernetes.world import open_at, url_of
 from tests.stores.mysql import world as mysql
+from tests.stores.party import Party, soon
 from tests.stores.postgresql.world import new_database
 from tests.support.etcd import EtcdServer
+from tests.support.kubernetes import ApiServer
 from tests.support.mariadb import MariaServer
 from tests.support.postgresql import PostgresServer
 from tests.support.proxy import FaultProxy
@@ -79,8 +83,9 @@ class Instance:
         store: str,
         folder: Path,
         product: tuple[str, ...] = PRODUCT,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
-        self.holder = f"i{number}"
+        self.holder, self._environ = f"i{number}", environ
         self._said = folder / f"{self.holder}.said"
         role = ""
         if schedule.shares:
@@ -99,7 +104,7 @@ class Instance:
         with self._said.open("ab") as said:
             self._started = subprocess.Popen(
                 self._command,
-                env=environment(),
+                env=environment(self._environ),
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
@@ -226,6 +231,8 @@ Action = Callable[[], object]
 class File:
     """A SQLite store; locked: a peer keeps its write transaction open."""
 
+    environ: Mapping[str, str] = {}
+
     def __init__(self, folder: Path) -> None:
         self._path = folder / "leases.db"
         self._peer: sqlite3.Connection | None = None
@@ -253,18 +260,60 @@ class File:
     close = heal
 
 
+class ClusterServer(ApiServer):
+    """An API server, whose namespace has been in use for an hour; empty: it is made anew."""
+
+    kill = shut_down = ApiServer.stop
+    _place = "fleet"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.create_namespace(self._place)
+        party = Party(open_at(url_of(self, self._place)))
+        party.store.read(party.key, soon())
+        party.store.close()
+        self.set_clock(3600.0)
+
+    def restart(self, *, empty: bool) -> None:
+        assert empty
+        self.thaw()
+        self.delete_namespace(self._place)
+        self.create_namespace(self._place)
+
+    def contexts(self, proxies: list[FaultProxy]) -> Mapping[str, str]:
+        """The environment with a context for each network."""
+        path = self.folder / "contexts"
+        places = {f"i{number}": proxy.port for number, proxy in enumerate(proxies)}
+        made = {
+            "clusters": [
+                {"name": name, "cluster": {"server": f"http://127.0.0.1:{port}"}}
+                for name, port in places.items()
+            ],
+            "contexts": [
+                {"name": name, "context": {"cluster": name, "user": "u"}} for name in places
+            ],
+            "users": [{"name": "u", "user": {"token": self.token}}],
+        }
+        path.write_text(json.dumps(made))
+        return {"KUBECONFIG": str(path)}
+
+
 class Server:
     """A server that keeps its data, and for each instance a network of its own before it."""
+
+    environ: Mapping[str, str] = {}
 
     def __init__(self, schedule: Schedule, instances: int) -> None:
         # All have the same ttl: without a name it would be that of leases with the default.
         self._wait = f"?restart_wait={TTL if schedule.restart_wait else 0}"
-        self._server: RedisServer | PostgresServer | MariaServer | EtcdServer
+        self._server: RedisServer | PostgresServer | MariaServer | EtcdServer | ClusterServer
         self._database = ""
         if schedule.store == "redis":
             self._server = RedisServer(["--appendonly", "yes", "--appendfsync", "always"])
         elif schedule.store == "etcd":
             self._server = EtcdServer()
+        elif schedule.store == "kubernetes":
+            self._server = ClusterServer()
         elif schedule.store == "mysql":
             self._server = MariaServer()
             self._database = mysql.new_database(self._server)
@@ -273,17 +322,21 @@ class Server:
             self._database = new_database(self._server)
         self._lives = True
         self._proxies = [FaultProxy(self._server.port) for _ in range(instances)]
+        if isinstance(self._server, ClusterServer):
+            self.environ = self._server.contexts(self._proxies)
 
     def url(self, number: int) -> str:
         proxy, server = self._proxies[number], self._server
         if isinstance(server, PostgresServer | MariaServer):
             return server.url_of(self._database, port=proxy.port) + self._wait
+        if isinstance(server, ClusterServer):
+            return f"kubernetes://i{number}/fleet{self._wait}"
         if isinstance(server, EtcdServer):
             return f"etcd://127.0.0.1:{proxy.port}{self._wait}"
         return proxy.url + self._wait
 
     def begin(self, kind: str, numbers: list[int]) -> None:
-        if kind.endswith("server") or kind in ("restart empty", "flush"):
+        if kind.endswith("server") or kind in ("restart empty", "flush", "watches cut"):
             self._befall_server(kind)
             return
         for number in numbers:
@@ -294,7 +347,7 @@ class Server:
             self._thaw()
         elif kind in ("kill server", "term server", "restart empty"):
             self._start()
-        elif kind != "flush":
+        elif kind not in ("flush", "watches cut"):
             for number in numbers:
                 self._proxies[number].heal()
 
@@ -307,7 +360,10 @@ class Server:
     def close(self) -> None:
         for proxy in self._proxies:
             proxy.close()
-        self._server.stop()
+        if isinstance(self._server, ClusterServer):
+            self._server.close()
+        else:
+            self._server.stop()
 
     def _befall_server(self, kind: str) -> None:
         if not self._lives:
@@ -315,6 +371,10 @@ class Server:
         match kind:
             case "stop server":
                 self._server.freeze()
+            case "watches cut":
+                self._thaw()
+                assert isinstance(self._server, ClusterServer)
+                self._server.cut_watches()
             case "flush":
                 self._thaw()
                 assert isinstance(self._server, RedisServer)

@@ -73,7 +73,9 @@ class _Fleet:
         local = schedule.store == "sqlite"
         self._store = File(folder) if local else Server(schedule, INSTANCES)
         self._instances = [
-            Instance(schedule, number, self._store.url(number), folder, product)
+            Instance(
+                schedule, number, self._store.url(number), folder, product, self._store.environ
+            )
             for number in range(INSTANCES)
         ]
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 
 from incumbent.model import Capabilities
 from incumbent.stores.etcd.engine import EtcdEngine
+from incumbent.stores.kubernetes.engine import KubernetesEngine
 from incumbent.stores.mysql.engine import MysqlEngine
 from incumbent.stores.postgresql.engine import PostgresEngine
 from incumbent.stores.redis.engine import RedisEngine
@@ -30,6 +31,7 @@ CAPABILITIES: dict[str, Capabilities] = {
     "postgresql": PostgresEngine.capabilities,
     "mysql": MysqlEngine.capabilities,
     "etcd": EtcdEngine.capabilities,
+    "kubernetes": KubernetesEngine.capabilities,
 }
 """The quorum has a campaign of its own, see tests.quorum.campaign."""
 STORES = tuple(CAPABILITIES)
@@ -64,11 +66,12 @@ ON_NETWORK = (
     "answers lost",
     "requests lost",
 )
+ON_WATCH = ("watches cut",)
 ON_FILE = ("file locked",)
 LOSES_KEYS = ("flush",)
-KINDS = (*ON_PROCESSES, *ON_CHILD, *ON_SERVER, *ON_NETWORK, *ON_FILE, *LOSES_KEYS)
+KINDS = (*ON_PROCESSES, *ON_CHILD, *ON_SERVER, *ON_NETWORK, *ON_WATCH, *ON_FILE, *LOSES_KEYS)
 
-_ONCE = ("kill", "term", "exit", "flush")
+_ONCE = ("kill", "term", "exit", "flush", "watches cut")
 _SETTLED = GRACE + 0.2
 """Seconds after which the death of one has been dealt with by the other."""
 
@@ -173,7 +176,7 @@ def faults_of(store: str) -> tuple[str, ...]:
         return ON_FILE
     # Nobody makes the tables of a server that lost them.
     of_server = ON_SERVER[:-1] if store in ("postgresql", "mysql") else ON_SERVER
-    return (*of_server, *ON_NETWORK)
+    return (*of_server, *ON_NETWORK, *(ON_WATCH if store == "kubernetes" else ()))
 
 
 def _kinds(rng: random.Random, store: str) -> list[str]:

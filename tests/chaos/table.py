@@ -156,7 +156,7 @@ def _victim(kind: str) -> str:
     last = kind.rpartition(" ")[2]
     if last in ("supervisor", "guard", "child"):
         return last
-    return "store" if last in ("server", "empty", "locked", "flush") else "network"
+    return "store" if last in ("server", "empty", "locked", "flush", "cut") else "network"
 
 
 def _has_pair(result: Result, pair: tuple[str, str]) -> bool:
