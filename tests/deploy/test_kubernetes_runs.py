@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,17 @@ class Cluster:
     def grow_old(self) -> None:
         """A new namespace grants nothing for one ttl: the Lease that says so is of yesterday."""
         self.api.set_clock(-86_400)
-        assert self.start("nightly", "first").wait() == 69
+        eventually(lambda: self.ends_with(69, "nightly", "first") and self._has_marker())
         self.api.set_clock(0)
+
+    def ends_with(self, code: int, name: str, holder: str) -> bool:
+        """A pod's end. On a slow machine a request may be late (69): then a Job tries again."""
+        found = self.start(name, holder).wait()
+        assert found in {code, 69}, self.printed(holder)
+        return found == code
+
+    def _has_marker(self) -> bool:
+        return self.api.lease(NAMESPACE, "incumbent.marker") is not None
 
     def start(self, name: str, holder: str) -> subprocess.Popen[bytes]:
         """The pod `name` of the manifests, on this host; what it prints is `printed(holder)`."""
@@ -77,7 +87,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def test_the_nightly_job_runs_once_in_a_night(cluster: Cluster) -> None:
     cluster.grow_old()
     for holder in ("pod-1", "pod-2"):
-        assert cluster.start("nightly", holder).wait() == 0
+        eventually(partial(cluster.ends_with, 0, "nightly", holder))
     assert "the work of a night" in cluster.printed("pod-1")
     assert "skipped: already ran by pod-1" in cluster.printed("pod-2")
 
