@@ -89,6 +89,8 @@ def test_the_nightly_job_runs_once_in_a_night(cluster: Cluster) -> None:
     for holder in ("pod-1", "pod-2"):
         eventually(partial(cluster.ends_with, 0, "nightly", holder))
     assert "the work of a night" in cluster.printed("pod-1")
+    # What names the account's folder is a setting, too.
+    assert "no such setting" not in cluster.printed("pod-1")
     assert "skipped: already ran by pod-1" in cluster.printed("pod-2")
 
 

@@ -210,7 +210,7 @@ OPTIONS = (*GLOBAL, *(option for command in COMMANDS.values() for option in comm
 SETTINGS: Final = frozenset(option.dest for option in OPTIONS if option.setting)
 """Options that may come from the environment: those that are defined by `_setting` above."""
 
-_OTHER: Final = ("STORE_FILE", "STORE_PASSWORD_FILE")
+_OTHER: Final = ("STORE_FILE", "STORE_PASSWORD_FILE", "SERVICE_ACCOUNT")
 # Variables that an incumbent gives to its child, which may be an incumbent too.
 _OF_A_PARENT: Final = (
     *(f"LEASE_{what}" for what in ("NAME", "HOLDER", "TERM", "SLOT", "SOCKET", "MARK")),
