@@ -133,17 +133,20 @@ def test_a_namespace_that_is_not_there_is_said(api_server: ApiServer) -> None:
 
 
 def test_a_namespace_made_anew_grants_nothing_for_a_while_and_holders_notice(
-    api_server: ApiServer,
+    own_api_server: ApiServer,
 ) -> None:
-    name = a_namespace(api_server)
-    party = Party(open_at(url_of(api_server, name)))
-    stranger = Party(open_at(url_of(api_server, name, wait=60.0)), party.key)
+    name = a_namespace(own_api_server)
+    party = Party(open_at(url_of(own_api_server, name)))
+    stranger = Party(open_at(url_of(own_api_server, name, wait=60.0)), party.key)
     granted = party.take()
-    assert isinstance(stranger.store.read(party.key, soon()).holdings, tuple)
-    api_server.delete_namespace(name)
-    api_server.create_namespace(name)
+    # Then the marker is old enough for the stranger.
+    own_api_server.set_clock(3600.0)
+    assert isinstance(stranger.refused(), Refused)
+    own_api_server.delete_namespace(name)
+    own_api_server.create_namespace(name)
     with pytest.raises(StoreUnavailable, match="was made anew, or restored,"):
         stranger.take()
+    assert own_api_server.lease(name, object_name(party.key)) is None
     (outcome,) = party.store.renew([party.renewal(granted)], soon())
     assert isinstance(outcome, Gone)
     for each in (party, stranger):
