@@ -16,9 +16,11 @@ import pytest
 from incumbent import AcquireTimeout, AsyncLock, Lock, NotAcquired, Policy
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Parting, Record, Refused, Released, Slot, TakeOutcome
-from incumbent.stores.quorum import ballots
+from incumbent.stores.quorum import ballots, changes
 from incumbent.stores.quorum.ballots import Answer, Split, Verdict
+from incumbent.stores.quorum.connecting import ConnectedPanel
 from incumbent.stores.quorum.dialect import MARKER
+from incumbent.stores.quorum.links import SyncPanel
 from incumbent.stores.redis.records import Naming
 from tests.cli.tool import incumbent
 from tests.stores.quorum.world import Member, Members, Party, party, soon, take_everywhere
@@ -271,7 +273,7 @@ def test_a_lease_is_given_back_though_the_time_does_not_suffice_for_its_slot(
         three.all[2].server.freeze()
         for at in (0, 1):
             three.all[at].begin("slow")
-        parting = (one.key, one.claim, granted.token, soon(4.0))
+        parting = (one.key, one.claim, granted.token, soon(10.0))
 
         async def give() -> None:
             store = one.engine.async_store()
@@ -287,6 +289,37 @@ def test_a_lease_is_given_back_though_the_time_does_not_suffice_for_its_slot(
             ) if side == "sync" else asyncio.run(give())
         main = Naming(None).of(one.key).main
         assert [it.server.cli("GET", main) for it in three.all[:2]] == ["-1", "-1"]
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_lease_is_given_back_though_its_slot_has_cost_the_connections(
+    three: Members, side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn without time for its replies leaves connections that no later step may use."""
+
+    async def cost_connections(panel: ConnectedPanel, *_: object, **__: object) -> None:
+        if isinstance(panel, SyncPanel):
+            panel.close()
+        for connection in filter(None, panel.connections):
+            connection.close()
+        raise StoreUnavailable("no majority")
+
+    with party(three.url(TRUSTED)) as one:
+        granted = one.take(replace(ASK, slot=Slot("day", 60.0)))
+        monkeypatch.setattr(changes, "change", cost_connections)
+        parting = (one.key, one.claim, granted.token, soon(WITHIN))
+
+        async def give() -> None:
+            store = one.engine.async_store()
+            try:
+                await store.give(*parting, slot="day")
+            finally:
+                await store.aclose()
+
+        with pytest.raises(OutcomeUnknown, match="slot day is not: no majority"):
+            one.store.give(*parting, slot="day") if side == "sync" else asyncio.run(give())
+        main = Naming(None).of(one.key).main
+        assert [it.server.cli("GET", main) for it in three.all].count("-1") >= 2
 
 
 # -- as users meet it

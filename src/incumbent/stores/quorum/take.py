@@ -358,6 +358,8 @@ async def give(
         await give_slot_back(panel, key, claim, slot, half)
     except StoreError as error:
         doubt = error
+        # A turn that ran out of time may have cost the connections.
+        await panel.open((_now() + until) / 2)
     try:
         outcome = await _give_lease(panel, key, claim, token, until, parting)
     except StoreError as error:
