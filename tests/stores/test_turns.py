@@ -345,6 +345,38 @@ def test_one_whose_take_got_no_answer_asks_again_for_itself() -> None:
     play(body)
 
 
+def test_the_first_of_us_in_the_store_s_line_is_the_first_here() -> None:
+    async def body(store: Store) -> None:
+        got: list[str] = []
+        tasks = [asyncio.create_task(acquires(store, claim, got)) for claim in ("a", "b", "c")]
+        await asyncio.sleep(0.1)
+        assert store.listened == 1
+        # "b" sleeps behind "a", and the store would wake "b".
+        store.turns.note_order(KEY, ["of another process", "b", "a"])
+        await asyncio.sleep(0.1)
+        assert store.listened == 2
+        store.held = False
+        store.turns.leave(KEY, "b")
+        store.changed.set()
+        tasks[1].cancel()
+        await asyncio.gather(tasks[0], tasks[2])
+        assert got[0] == "a"
+
+    play(body)
+
+
+def test_a_claim_that_waits_here_stands_for_the_others() -> None:
+    async def body(store: Store) -> None:
+        for claim in ("a", "b"):
+            assert isinstance(await asks(store, claim), Queued)
+        assert store.turns.is_of_us(KEY, "b")
+        assert not store.turns.is_of_us(KEY, "of another process")
+        store.turns.leave(KEY, "b")
+        assert not store.turns.is_of_us(KEY, "b")
+
+    play(body)
+
+
 def test_a_line_that_is_left_takes_no_later_one_with_it() -> None:
     async def body(store: Store) -> None:
         left = store.turns.line(KEY)

@@ -22,7 +22,7 @@ assignment, so there is no lock that a signal handler or a fork could find taken
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from functools import partial
 from math import inf
 from typing import Final, TypeVar
@@ -85,7 +85,7 @@ class _TurnLine:
     `holder`: a claim of this process that holds the lease; `asked`: the instant of the last take of
     a new waiter; `refused`: the last refusal, of the instant `at`; `since`: the start of this
     process's turn; `ours`: the next waiter here may take without asking; `listens`: it is asking;
-    `stands`: the waiter that has a place in the store's line, and so is the first here, too.
+    `order`: our waiters in the store's line, whose first is the first here, too.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,12 @@ class _TurnLine:
         self.at = -inf
         self.since = inf
         self.ours = self.listens = False
-        self.stands = ""
+        self.order: Sequence[str] = ()
+
+    def has(self, claim: str) -> bool:
+        """Whether the claim waits here, and is not silent."""
+        waiter = self.waiters.get(claim)
+        return waiter is not None and waiter.due >= _now()
 
     def keeps_turn(self, claim: str) -> bool:
         """Whether another waiter of this process may follow `claim`."""
@@ -107,9 +112,10 @@ class _TurnLine:
     def first(self) -> _TurnWaiter | None:
         """The first waiter that is not silent; it is its turn."""
         now = _now()
-        standing = self.waiters.get(self.stands)
-        if standing is not None and standing.due >= now:
-            return standing
+        for claim in self.order:
+            waiter = self.waiters.get(claim)
+            if waiter is not None and waiter.due >= now:
+                return waiter
         while self.waiters:
             try:
                 claim, waiter = next(iter(self.waiters.items()))
@@ -206,9 +212,18 @@ class Turns:
         return self._lines.get(key) or _TurnLine()
 
     def is_of_us(self, key: Key, claim: str) -> bool:
-        """Whether a claim is of this process, and may hold the lease or stand for the others."""
+        """Whether a claim of this process holds the lease, asks for it, or waits for it."""
         line = self._seen(key)
-        return claim in (line.holder, line.stands) or claim in self.doubted
+        return claim == line.holder or claim in self.doubted or line.has(claim)
+
+    def note_order(self, key: Key, claims: Iterable[str]) -> None:
+        """Note the claims in the store's line: the first of ours there is the first here, too.
+
+        Otherwise it would sleep behind another one, and nobody would listen for its turn.
+        """
+        line = self._seen(key)
+        line.order = [it for it in claims if line.has(it) or it in self.doubted]
+        line.tell_first()
 
     def is_ours(self, key: Key) -> bool:
         """Whether a waiter of this process follows the claim that holds or asks for the lease."""
@@ -338,8 +353,8 @@ class TakesTurns(Planned[Facts]):
                     refused = Refused("held", (holding,), ask.ttl)
                 return outcome
             refused = outcome
-            if isinstance(outcome, Queued):
-                line.stands = claim
+            if isinstance(outcome, Queued) and claim not in line.order:
+                line.order = [*line.order, claim]
             return line.stand(claim, ask.holder, outcome)
         except StoreUnavailable:
             if not doubted:

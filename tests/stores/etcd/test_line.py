@@ -17,13 +17,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any
 
 import pytest
 
 from incumbent import AcquireTimeout, AsyncClient, Client, StoreError, clock
+from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import OVERTAKEN_MOST, Key, Parting, Queue, Queued, Refused
 from incumbent.stores import turns
+from incumbent.stores.etcd import client as etcd_client
+from incumbent.stores.etcd.kv import Steps
+from incumbent.stores.etcd.looking import Obstacles
+from incumbent.stores.etcd.taking import EtcdTake
 from tests import tiers
 from tests.stores.etcd.world import ASK, new_claim, party, soon
 from tests.support.etcd import EtcdServer
@@ -300,9 +306,36 @@ def test_waiting_is_no_change_and_shows_nowhere(own_etcd: EtcdServer) -> None:
         assert [record.key for record in here.store.scan("faults", "", soon())] == [here.key]
 
 
-def test_no_wake_up_is_lost_among_tasks_that_come_and_go(
-    own_etcd: EtcdServer,
+def test_a_take_that_joined_and_then_failed_has_to_be_given_up(
+    own_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its key in line is kept alive with those of its process, and would be the first one day."""
+    refusal = EtcdTake._refusal
+
+    def fails_in_line(take: EtcdTake, found: Obstacles) -> Steps[Refused | None]:
+        if take.line.entry_in(found):
+            raise StoreUnavailable("no time is left")
+        return (yield from refusal(take, found))
+
+    with party(own_etcd.store_url()) as one, party(own_etcd.store_url()) as other:
+        one.key = other.key = Key("default", "one")
+        one.take(ask=_LINE_TTL)
+        for claim in ("c0", "c1"):
+            # The first makes the etcd lease, so it joins by a request of its own.
+            monkeypatch.setattr(EtcdTake, "_refusal", fails_in_line)
+            with pytest.raises(OutcomeUnknown):
+                other.store.take(other.key, claim, _LINE_TTL, soon())
+            monkeypatch.undo()
+            assert len(_line(own_etcd)) == 1
+            other.store.give(other.key, claim, None, soon())
+            assert _line(own_etcd) == []
+
+
+def test_no_wake_up_is_lost_among_tasks_that_come_and_go(
+    own_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "_LOOKS_EVERY", inf)
+    monkeypatch.setattr(etcd_client, "_LOOKS_EVERY", inf)
     seed = int(os.environ.get("LINE_SEED", "0")) or secrets.randbits(32)
     sys.stdout.write(f"LINE_SEED={seed}\n")
     chance, url = random.Random(seed), own_etcd.store_url()

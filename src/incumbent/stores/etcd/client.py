@@ -220,7 +220,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
     async def _try(
         self, endpoint: Endpoint, request: GatewayRequest, limit: float, until: float
     ) -> Any:
-        """The reply of this member. Raises StoreUnavailable, Broken, Garbled, ErrorReply."""
+        """The reply of this member. Raises StoreUnavailable, Broken, Garbled, GatewayError."""
         pool = self.pools[endpoint]
         idle = pool.idle
         wire = pool.trusted() or await self._join(endpoint, limit)
@@ -527,7 +527,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
     ) -> list[dict[str, Any]] | None:
         """The new messages of the watches; None if a watch or its changes (compacted) are lost.
 
-        Raises Broken, Garbled, ErrorReply, StoreUnavailable.
+        Raises Broken, Garbled, GatewayError, StoreUnavailable.
         """
         by = min(until, watching.begun_by) if watching.behind else until
         try:

@@ -62,6 +62,7 @@ class InLine:
     """What a take has to do with the line. `first`: the first in line that it goes by, if any.
 
     `next_index`: which response to a grant has the first in line afterwards; 0: it does not ask.
+    `joins`: the request under way joins the line if it is refused; `joined`: this take has done so.
     """
 
     def __init__(self, cluster: Cluster, key: Key, claim: str, ask: Ask) -> None:
@@ -70,6 +71,7 @@ class InLine:
         self._names = kv.names_of(cluster.prefix, key)
         self.first = self._left_behind()
         self.next_index = 0
+        self.joins = self.joined = False
 
     def _left_behind(self) -> KeyValue | None:
         """The first in line, if this process has just overtaken it, and may do so again."""
@@ -104,6 +106,11 @@ class InLine:
         self._places.note(self._key, self._claim, place)
         return place
 
+    def note_order(self, found: Obstacles) -> None:
+        """Have the first of our waiters in the line that was found listen."""
+        if self._ask.queue is not None and self._may_be_stood_for:
+            self._turns.note_order(self._key, self._ours_in(found))
+
     def placed(self, refused: Refused, found: Obstacles) -> Refused:
         """The refusal, with the place of a claim that is in line."""
         mine = self.entry_in(found)
@@ -125,10 +132,14 @@ class InLine:
             return False
         if not self._may_be_stood_for:
             return True
+        return not any(turns.is_of_us(self._key, claim) for claim in self._ours_in(found))
+
+    def _ours_in(self, found: Obstacles) -> list[str]:
+        """The claims of this process in the line that was found, in its order."""
         there = {entry.key for entry in found.line}
-        places = list(self._places.of(self._key).items())
-        ours = (claim for claim, place in places if place.key in there)
-        return not any(turns.is_of_us(self._key, claim) for claim in ours)
+        places = self._places.of(self._key).copy()
+        ours = [claim for claim, place in places.items() if place.key in there]
+        return sorted(ours, key=lambda claim: places[claim].created)
 
     def join(self) -> Steps[list[str]]:
         """The operations: join the line, unless the claim is there already, or was given up."""
@@ -140,12 +151,13 @@ class InLine:
 
     def join_at_once(self) -> list[str]:
         """The same for a take that finds the name held, if that costs no request more."""
-        queue, known = self._ask.queue, self._places.of(self._key)
+        queue, known, self.joins = self._ask.queue, self._places.of(self._key), False
         if queue is None or self._ask.permits is not None or self._claim in known:
             return []
         lease = self._places.beating(kv.seconds(queue.heartbeat))
         if not lease or (self._may_be_stood_for and known):
             return []
+        self.joins = True
         return [kv.nested([kv.exists(self._names.lease)], self._joins(queue, lease))]
 
     @property
@@ -197,7 +209,7 @@ class InLine:
         if not left:
             self._turns.make_ours(self._key)
 
-    def forget_first(self) -> None:
-        """Note that the line is not as it was thought to be."""
-        self.first = None
+    def refused(self) -> None:
+        """Note that a request was refused: the line may not be as it was thought to be."""
+        self.first, self.joined = None, self.joined or self.joins
         self._places.note_first(self._key, None)

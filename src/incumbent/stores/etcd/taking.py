@@ -70,6 +70,19 @@ class EtcdTake:
         self.history_index = 0
 
     def run(self) -> Steps[TakeOutcome]:
+        """The outcome of the take. Raises StoreError."""
+        try:
+            return (yield from self._rounds())
+        except StoreUnavailable as error:
+            if not self.line.joined:
+                raise
+            # Not granted; but the claim stays in line unless its caller gives it up.
+            after = error.retry_after
+            raise OutcomeUnknown(
+                str(error), permanent=error.permanent, retry_after=after
+            ) from error
+
+    def _rounds(self) -> Steps[TakeOutcome]:
         rounds = _ROUNDS if self.ask.permits is None else _ROUNDS_FOR_A_SEAT
         for _ in range(rounds):
             try:
@@ -174,7 +187,7 @@ class EtcdTake:
             self.line.served(reply)
             return _granted(state, self.incarnation, sent)
         self._restore(state, before)
-        self.line.forget_first()
+        self.line.refused()
         found = self._holder(reply)
         if found is None:
             found = yield from self._look()
@@ -354,6 +367,7 @@ class EtcdTake:
         if refused is None:
             return None
         place = self.line.note(found)
+        self.line.note_order(found)
         if place is None and self.line.has_to_join(found, refused):
             return (yield from self._join())
         if place is not None and refused.reason == "permits" and place.created == found.revision:
@@ -365,6 +379,7 @@ class EtcdTake:
     def _join(self) -> Steps[TakeOutcome | None]:
         """Join the line, and decide again by what is there then."""
         found = yield from self._look(*(yield from self.line.join()))
+        self.line.joined = True
         if found.marker != self.incarnation.value:
             self.cluster.disown()
             return None

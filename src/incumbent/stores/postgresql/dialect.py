@@ -49,6 +49,7 @@ class PostgresDialect(Deciding):
         if ask.queue is None or ask.queue.fair or ask.permits is not None or ask.candidacy:
             return ask
         waiters = present(seen).line.waiters
+        self.turns.note_order(key, (it.claim for it in waiters))
         if stands(waiters, claim):
             return ask
         held_by = holders(seen.record, seen.now)

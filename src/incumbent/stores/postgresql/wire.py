@@ -272,11 +272,14 @@ class PostgresWire:
             leave_to_parent(self._fd)
 
     async def carry_out(self, program: Program[T], until: float) -> T:
-        """The outcome of a program that yields Requests. Raises Broken, ErrorReply, its errors."""
+        """The outcome of a program that yields Requests.
+
+        Raises Broken, PostgresErrorReply, its errors.
+        """
         return await drive(program, lambda request: self.query(request, until))
 
     async def query(self, request: StatementRequest, until: float) -> bytes | None:
-        """The one value of the statement's reply. Raises Broken, ErrorReply."""
+        """The one value of the statement's reply. Raises Broken, PostgresErrorReply."""
         if until <= _now():
             raise Broken("no time is left", sent=False, late=True)
         self.used = _now()
@@ -301,7 +304,7 @@ class PostgresWire:
         return answer
 
     async def script(self, text: str, until: float) -> None:
-        """Execute several statements, in one transaction. Raises Broken, ErrorReply."""
+        """Execute several statements, in one transaction. Raises Broken, PostgresErrorReply."""
         await self._ask(until, self._connection.send_query, text.encode())
 
     def _prepare(self, sql: bytes) -> None:
@@ -344,7 +347,7 @@ class PostgresWire:
         return await self._reply(until)
 
     async def _reply(self, until: float) -> bytes | None:
-        """The value in the reply to the last request. Raises Broken, ErrorReply."""
+        """The value in the reply to the last request. Raises Broken, PostgresErrorReply."""
         connection = self._connection
         results: list[Any] = []
         try:
@@ -365,7 +368,7 @@ class PostgresWire:
     def _lost(self, error: Exception, results: list[Any]) -> Broken:
         """The exception for a request that failed by `error` after `results`.
 
-        Raises Broken or ErrorReply instead, if the server sent an error of its own.
+        Raises Broken or PostgresErrorReply instead, if the server sent an error of its own.
         """
         connection = self._connection
         # A reply that was received before the connection ended may not have been parsed.
@@ -410,7 +413,10 @@ def _note(last_words: list[str], result: Any) -> None:
 
 
 def _value_of(result: Any) -> bytes | None:
-    """The one value of a result. Raises ErrorReply, or Broken if the result ends the session."""
+    """The one value of a result.
+
+    Raises PostgresErrorReply, or Broken if the result ends the session.
+    """
     if result.status == _FATAL_ERROR:
         severity, code, text = (
             (result.error_field(each) or b"").decode("utf-8", "replace")
