@@ -317,9 +317,9 @@ def test_a_lease_is_given_back_though_its_slot_has_cost_the_connections(
                 await store.aclose()
 
         with pytest.raises(OutcomeUnknown, match="slot day is not: no majority"):
-            one.store.give(*parting, parting=Parting(slot="day")) if side == "sync" else asyncio.run(
-                give()
-            )
+            one.store.give(
+                *parting, parting=Parting(slot="day")
+            ) if side == "sync" else asyncio.run(give())
         main = Naming(None).of(one.key).main
         assert [it.server.cli("GET", main) for it in three.all].count("-1") >= 2
 
