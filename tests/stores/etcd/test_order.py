@@ -180,6 +180,21 @@ def test_whoever_overtakes_counts_it_and_two_who_saw_the_same_count_do_not_both_
     assert json.loads(own_etcd.etcdctl("get", key, "--print-value-only"))["overtaken"] == 2
 
 
+def test_a_claim_whose_join_got_no_answer_leaves_no_place_behind_when_it_is_granted(
+    own_etcd: EtcdServer, here: Party, other: Party
+) -> None:
+    granted = here.take(ask=LONG)
+    queued(here, first := new_claim(), UNFAIR)
+    assert here.store.give(here.key, here.claim, granted.token, soon()) == Released()
+    # From this grant on its process knows the first in line, and may overtake it again.
+    once = other.take(ask=LONG)
+    other.claim = new_claim()
+    join(other, asking(other, UNFAIR))
+    assert other.store.give(other.key, once.claim, once.token, soon()) == Released()
+    other.take(ask=LONG)
+    assert line(own_etcd, other) == [first]
+
+
 def test_a_place_lives_while_its_claim_waits_and_ends_a_heartbeat_later(
     own_etcd: EtcdServer, here: Party, other: Party
 ) -> None:

@@ -76,8 +76,8 @@ class InLine:
     def _left_behind(self) -> KeyValue | None:
         """The first in line, if this process has just overtaken it, and may do so again."""
         known = self._places.firsts.get(self._key)
-        place = self._places.place_of(self._key, self._claim)
-        if known is None or place is not None or known.fields.get("fair"):
+        may_be_in_line = self._places.known_key(self._key, self._claim)
+        if known is None or may_be_in_line or known.fields.get("fair"):
             return None
         return known if overtaken_in(known) < OVERTAKEN_MOST else None
 

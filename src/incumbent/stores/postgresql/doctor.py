@@ -45,10 +45,7 @@ DIAGNOSE: Final = StatementRequest(
 async def diagnose(
     site: PostgresSite, ttl: float, until: float, wire: PostgresWire
 ) -> list[Finding]:
-    """All findings, over this connection.
-
-    Raises StoreError, Broken, Mismatch, PostgresErrorReply.
-    """
+    """All findings of this connection. Raises StoreError, Broken, Mismatch, PostgresErrorReply."""
     hello = read_object(await wire.query(HELLO, until))
     check_schema(hello, site.where, proved=True)
     began = clock.now()

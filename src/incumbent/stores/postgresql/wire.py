@@ -272,10 +272,7 @@ class PostgresWire:
             leave_to_parent(self._fd)
 
     async def carry_out(self, program: Program[T], until: float) -> T:
-        """The outcome of a program that yields Requests.
-
-        Raises Broken, PostgresErrorReply, its errors.
-        """
+        """The outcome of a program of Requests. Raises Broken, PostgresErrorReply, its errors."""
         return await drive(program, lambda request: self.query(request, until))
 
     async def query(self, request: StatementRequest, until: float) -> bytes | None:
@@ -413,10 +410,7 @@ def _note(last_words: list[str], result: Any) -> None:
 
 
 def _value_of(result: Any) -> bytes | None:
-    """The one value of a result.
-
-    Raises PostgresErrorReply, or Broken if the result ends the session.
-    """
+    """The one value of a result. Raises PostgresErrorReply; Broken if it ends the session."""
     if result.status == _FATAL_ERROR:
         severity, code, text = (
             (result.error_field(each) or b"").decode("utf-8", "replace")
