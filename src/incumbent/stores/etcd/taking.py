@@ -224,7 +224,8 @@ class EtcdTake:
             *writes(names, state),
             kv.put(state.history_key, past, state.history_lease),
         ]
-        if self._checks_history_length():
+        if self.claim[-1:] in "07":
+            # Random hex: one take of eight looks how long the history is.
             self.history_index = len(success)
             success.append(kv.read_all(f"{names.record}h/", _OLDEST))
         compare += self.line.compare(success, ticket=self.ticket)
@@ -242,7 +243,8 @@ class EtcdTake:
             kept = kv.packed(holder=state.holder, kept=keep, until=state.since + keep)
             success.append(kv.put(names.slot(ask.slot.name, self.claim), kept, self.slot_lease))
         # Most refused takes only need the holder; `_look` reads the rest.
-        failure = [kv.read_all(names.leases, FIRST), self._read_given_up()]
+        given_up = kv.read(names.given_up(self.claim), more=kv.COUNT)
+        failure = [kv.read_all(names.leases, FIRST), given_up]
         failure += self.line.join_at_once()
         if ask.queue is not None:
             failure.append(kv.read_all(names.line, FIRST))
@@ -277,11 +279,6 @@ class EtcdTake:
         seats = (f"{area}{(first + nth) % permits}" for nth in range(len(taken) + 1))
         return next((seat for seat in seats if seat not in taken), f"{area}{first % permits}")
 
-    def _checks_history_length(self) -> bool:
-        """Whether this take checks the history's length: about one of eight does."""
-        # A claim is random hex, and 2 of its 16 possible last digits make the check.
-        return self.claim[-1:] in "07"
-
     def _surplus(self, reply: Reply) -> tuple[str, ...]:
         """The oldest keys of the history beyond its limit, from the reply to a grant."""
         if not self.history_index:
@@ -306,9 +303,6 @@ class EtcdTake:
             given_up=kv.count_of(responses[1]) > 0,
         )
 
-    def _read_given_up(self) -> str:
-        return kv.read(self.names.given_up(self.claim), more=kv.COUNT)
-
     def _look(self, *before: str) -> Steps[Obstacles]:
         """Read all possible obstacles, without a take, after the operations `before`."""
         slot = self.ask.slot
@@ -324,11 +318,6 @@ class EtcdTake:
         """The etcd lease of the asker's candidacy."""
         return (yield from self.sessions.candidacy((self.key, self.ask.holder), self.ask.candidacy))
 
-    def _as_candidate(self, wall: float, lease: str) -> str:
-        kept = self.ask.candidacy
-        value = kv.packed(kept=kept, until=wall + kept)
-        return kv.put(self.names.candidate(self.ask.holder), value, lease)
-
     def _note_candidate(self, outcome: TakeOutcome) -> Steps[None]:
         """Note the candidate also after a refusal that came without a take."""
         if isinstance(outcome, Refused) and self.ask.candidacy > 0:
@@ -339,8 +328,9 @@ class EtcdTake:
 
     def _note(self, wall: float, lease: str) -> str:
         """Note the candidate, unless its claim was given up."""
-        waits = kv.absent(self.names.given_up(self.claim))
-        return kv.nested([waits], [self._as_candidate(wall, lease)])
+        waits, kept = kv.absent(self.names.given_up(self.claim)), self.ask.candidacy
+        noted = kv.packed(kept=kept, until=wall + kept)
+        return kv.nested([waits], [kv.put(self.names.candidate(self.ask.holder), noted, lease)])
 
     def _count_candidates(self) -> str:
         return kv.read(self.names.waiting, kv.after(self.names.record), kv.COUNT)

@@ -150,7 +150,7 @@ def decide(answers: Sequence[Answer]) -> Verdict:
         return won
     willing = sum(map(_is_willing, answers))
     if willing >= need:
-        return Raise(max(map(_seen, answers)))
+        return Raise(max(map(ballot_of, answers)))
     blocked = _blocked(answers)
     top = _strongest(blocked)
     if top and len(top) >= need:
@@ -203,7 +203,8 @@ def _won(answers: Sequence[Answer], need: int) -> Won | None:
     return Won(ballot, min(lefts, default=None), paused)
 
 
-def _seen(answer: Answer) -> int:
+def ballot_of(answer: Answer) -> int:
+    """The highest ballot that the node is known to have seen; 0: none."""
     if isinstance(answer, Vote):
         return answer.ballot
     return answer.floor if isinstance(answer, No) else 0

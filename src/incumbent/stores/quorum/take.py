@@ -246,8 +246,8 @@ class _QuorumTake:
     def _raise(self, least: int = 0) -> None:
         """Go next above all ballots seen, except ballots too far ahead for most nodes."""
         limit = self.quorum.clock.highest_admitted(_now())
-        seen = max((ballot for ballot in map(_seen, self.answers) if ballot <= limit), default=0)
-        self.above, self.raising = max(seen, least), True
+        seen = filter(limit.__ge__, map(ballots.ballot_of, self.answers))
+        self.above, self.raising = max((least, *seen)), True
 
     async def _outwait(self, verdict: ballots.Verdict, wait: float) -> None:
         """Wait, without reporting an error, for the moment when the clocks admit the ballot."""
@@ -324,12 +324,6 @@ def _may_hold(answer: Answer) -> bool:
         # does not count.
         return answer.kind in ("low", "high", "ahead", UNFIT) and bool(answer.raw)
     return isinstance(answer, Vote) or answer.sent
-
-
-def _seen(answer: Answer) -> int:
-    if isinstance(answer, No):
-        return answer.floor
-    return answer.ballot if isinstance(answer, Vote) else 0
 
 
 # -- giving back -------------------------------------------------------------------------------
