@@ -75,11 +75,8 @@ def _range_that_wraps(part: str, index: int) -> str:
         values = [*range(first, high + 1), *range(low, last + 1)][::step]
         return f"it does not wrap: write {','.join(map(str, values))}"
     ends = (first, high), (low, last)
-    return f"it does not wrap: write {','.join(_span(*both) for both in ends)}"
-
-
-def _span(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}-{last}"
+    spans = (str(low) if low == high else f"{low}-{high}" for low, high in ends)
+    return f"it does not wrap: write {','.join(spans)}"
 
 
 def _name_in_full(part: str, index: int) -> str:

@@ -38,13 +38,10 @@ async def until_served(
             again = now + max(_PAUSE_LEAST, draw_jitter() * (error.retry_after or 0.0))
             if refusal is not None and now >= until:
                 raise refusal from error
-            if not _is_for_a_moment(error) or again + (now - began) >= until:
+            after = error.retry_after
+            brief = after is not None and after <= _SOON and not error.permanent
+            if not brief or again + (now - began) >= until:
                 raise
             refusal = error
         while clock.now() < again:
             await rest(again)
-
-
-def _is_for_a_moment(error: StoreUnavailable) -> bool:
-    after = error.retry_after
-    return after is not None and after <= _SOON and not error.permanent

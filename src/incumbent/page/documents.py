@@ -178,17 +178,14 @@ def _state_of(snapshot: Snapshot, record: Record) -> NameState:
     return NameState("not held") if state.word == FREE else state
 
 
-def _clock(instant: float) -> str:
-    return local_time(instant, find_zone("UTC")).strftime("%Y-%m-%d %H:%M:%S")
-
-
 def _notes(record: Record, why: str, read_at: float) -> Iterator[str]:
     if why:
         yield why
     if PAUSE in record.fields:
         yield f"paused{said_by(record, PAUSE)}"
     for slot, left in record.slots.items():
-        yield f"slot {slot}: ran, and is closed until {_clock(read_at + left)}"
+        end = local_time(read_at + left, find_zone("UTC"))
+        yield f"slot {slot}: ran, and is closed until {end:%Y-%m-%d %H:%M:%S}"
     tokens = {holding.token for holding in record.holdings}
     if RESIGN in record.fields and read_notice(record.fields[RESIGN].value).get("token") in tokens:
         yield f"{asked_to(record)}{said_by(record, RESIGN)}"

@@ -49,8 +49,6 @@ _FRESH: Final = 0.5
 _SILENT: Final = 15.0
 """Seconds of silence after which a waiter loses its place in line."""
 _BRIEF: Final = 0.01
-_LOOKS_EVERY: Final = 5.0
-"""Seconds after which a waiter looks by itself whether it is the first."""
 TURN: Final = 0.05
 """The most seconds for which a process lets its own waiters follow each other."""
 _MARK: Final = "@"
@@ -217,10 +215,7 @@ class Turns:
         return claim == line.holder or claim in self.doubted or line.has(claim)
 
     def note_order(self, key: Key, claims: Iterable[str]) -> None:
-        """Note the claims in the store's line: the first of ours there is the first here, too.
-
-        Otherwise it would sleep behind another one, and nobody would listen for its turn.
-        """
+        """Note the claims in the store's line: the first of ours there has to listen."""
         line = self._seen(key)
         line.order = [it for it in claims if line.has(it) or it in self.doubted]
         line.tell_first()
@@ -292,8 +287,7 @@ class Turns:
                         await listen()
                     return
                 # The first waiter may have gone without leaving the line.
-                last = until if first is None else min(until, first.due)
-                await wakeup.wait(min(last, _now() + _LOOKS_EVERY))
+                await wakeup.wait(until if first is None else min(until, first.due))
         except StoreError:
             # Another waiter may have more luck.
             line.leave(claim)

@@ -334,7 +334,6 @@ def test_a_take_that_joined_and_then_failed_has_to_be_given_up(
 def test_no_wake_up_is_lost_among_tasks_that_come_and_go(
     own_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "_LOOKS_EVERY", inf)
     monkeypatch.setattr(etcd_client, "_LOOKS_EVERY", inf)
     seed = int(os.environ.get("LINE_SEED", "0")) or secrets.randbits(32)
     sys.stdout.write(f"LINE_SEED={seed}\n")

@@ -380,7 +380,7 @@ def _written(swap: kit.Swap) -> dict[str, Any]:
         # null instead of nothing: what has nothing to write costs the server no statement.
         "entries": [_value(entry) for entry in swap.entries if entry.kind != "past"] or None,
         "past": [
-            (entry.name, *_holder(entry.value))
+            (entry.name, *entry.value._replace(holder=_checked(entry.value.holder)))
             for entry in swap.entries
             if isinstance(entry.value, LastGrant)
         ]
@@ -391,10 +391,6 @@ def _written(swap: kit.Swap) -> dict[str, Any]:
         "kinds": kinds,
         "names": names,
     }
-
-
-def _holder(past: LastGrant) -> LastGrant:
-    return past._replace(holder=_checked(past.holder))
 
 
 def _columns(swap: kit.Swap) -> dict[str, Any]:

@@ -151,7 +151,8 @@ def _site_of(parameters: Mapping[str, Any], restart_wait: float | None) -> Postg
         for name in ("host", "port", "hostaddr")
     )
     lists = hosts, ports, addresses
-    if any(port and not _is_port(port) for port in ports):
+    numbers = (int(port) if port.isascii() and port.isdigit() else 0 for port in ports if port)
+    if not all(0 < number < 65536 for number in numbers):
         raise ConfigError("a port is not a number from 1 to 65535", name="store")
     count = max(len(hosts), len(addresses))
     if any(len(each) not in (1, count) for each in lists):
@@ -159,10 +160,6 @@ def _site_of(parameters: Mapping[str, Any], restart_wait: float | None) -> Postg
     # A single value counts for all hosts.
     spread = (each * (count // len(each)) for each in lists)
     return PostgresSite({**given, **_ALWAYS}, tuple(map(Target, *spread)), where, restart_wait)
-
-
-def _is_port(text: str) -> bool:
-    return text.isascii() and text.isdigit() and 0 < int(text) < 65536
 
 
 def _shown(given: Mapping[str, str]) -> str:

@@ -274,7 +274,7 @@ class _ChangeAttempt:
         above = min(floors, default=0)
         if self.sent or self.below is not None or not self.above < above <= limit:
             return False
-        if not any(_state_of(promise) > NEVER for promise in self.promises):
+        if not any(isinstance(it, _Promised) and it.state > NEVER for it in self.promises):
             return False
         self.below, self.above = self.above, above
         return True
@@ -325,7 +325,8 @@ class _ChangeAttempt:
         self.sent[ballot] = edit
         replies = await self.panel.ask(steps, self.until, _accepted_by_most)
         # If no node can have accepted the change, treat it as never sent.
-        if all(step is None or _is_refused(replies[at]) for at, step in enumerate(steps)):
+        refused = (not it.sent if isinstance(it, Silent) else it[0] in (0, -1) for it in replies)
+        if all(step is None or no for step, no in zip(steps, refused, strict=True)):
             del self.sent[ballot]
         return _accepted_by_most(replies)
 
@@ -361,16 +362,8 @@ def _floors(promises: Sequence[_Promise]) -> list[int]:
     return [no.floor for no in promises if isinstance(no, No) and no.kind == "low"]
 
 
-def _state_of(promise: _Promise) -> int:
-    return promise.state if isinstance(promise, _Promised) else FORGOTTEN
-
-
 def _accepted_by_most(replies: Sequence[Reply | None]) -> bool:
     return replied_by_most(replies, lambda reply: reply == 1)
-
-
-def _is_refused(reply: Reply) -> bool:
-    return not reply.sent if isinstance(reply, Silent) else reply[0] in (0, -1)
 
 
 # -- fields ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ record shows no lease, and its `nodes` lists the lease on each node.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
@@ -135,17 +135,13 @@ async def _scan_keys(
             cursors[node], names = reply[0]
             if cursors[node] == b"0":
                 del cursors[node]
-            keys |= set(_keys_of(quorum, names, namespace, prefix))
+            for name in names:
+                key = quorum.dialect.naming.key_of(name.decode("utf-8", "replace"), namespace)
+                if key is not None and key[0] == namespace and key.name.startswith(prefix):
+                    keys.add(key)
     if failed.count(None) < quorum.need:
         raise no_majority(quorum, failed, perhaps=False)
     return keys
-
-
-def _keys_of(quorum: Quorum, names: Sequence[bytes], namespace: str, prefix: str) -> Iterable[Key]:
-    for name in names:
-        key = quorum.dialect.naming.key_of(name.decode("utf-8", "replace"), namespace)
-        if key is not None and key[0] == namespace and key.name.startswith(prefix):
-            yield key
 
 
 async def _read_all(panel: Panel, keys: Sequence[Key], until: float) -> list[tuple[Record, int]]:
