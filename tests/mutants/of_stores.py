@@ -59,7 +59,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "what a server refuses for a moment is told at once",
         "net/again.py",
-        "if not _is_for_a_moment(error) or again + (now - began) >= until:",
+        "if not brief or again + (now - began) >= until:",
         "if True:",
         *_AGAIN,
     ),
