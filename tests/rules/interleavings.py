@@ -32,21 +32,22 @@ class Client:
 
     def go(self) -> Any:
         """Carry out one request."""
-        until = clock.now() + WITHIN
-        match self._request:
-            case Load(wanted):
-                reply: Any = self._registers.load(wanted, until)
-            case Swaps(swaps):
-                reply = self._registers.swap(swaps, until)
-            case other:
-                raise AssertionError(other)
         try:
-            self._request = self._program.send(reply)
+            self._request = self._program.send(self._reply())
         except StopIteration as done:
             self.outcome = done.value
         except StoreError as error:
             self.outcome = error
         return self.outcome
+
+    def _reply(self) -> Any:
+        until = clock.now() + WITHIN
+        match self._request:
+            case Load(wanted):
+                return self._registers.load(wanted, until)
+            case Swaps(swaps):
+                return self._registers.swap(swaps, until)
+        raise AssertionError(self._request)
 
     def finish(self) -> Any:
         """Carry out all that is left; returns the outcome or the error."""

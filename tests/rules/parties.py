@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from incumbent.stores.kubernetes import known
+from incumbent.stores.kubernetes.objects import object_name
 from incumbent.stores.mysql import open_mysql, statements
 from incumbent.stores.mysql.engine import MysqlEngine
 from incumbent.stores.mysql.exchange import MysqlExchange
@@ -19,13 +21,16 @@ from incumbent.stores.sqlite import SqliteEngine
 from incumbent.stores.sqlite.host import Host
 from tests.rules.interleavings import KEY, SECOND, Party
 from tests.rules.registers import RegistersOf
+from tests.stores.kubernetes.world import open_at, url_of
 from tests.stores.mysql import world as mysql
+from tests.stores.party import soon
 from tests.stores.postgresql.world import AGED, MovedWorld
 from tests.stores.sqlite.test_same_as_model import Hands
+from tests.support.kubernetes import ApiServer
 from tests.support.mariadb import MariaServer
 from tests.support.postgresql import PostgresServer
 
-__all__ = ["MysqlParty", "PostgresParty", "SqliteParty"]
+__all__ = ["KubernetesParty", "MysqlParty", "PostgresParty", "SqliteParty"]
 
 WALL = 1_800_000_000
 _NEXT = "greatest(r.version + 1, now), written"
@@ -145,6 +150,35 @@ def _leave_out(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(MysqlExchange, "_written", without)
     monkeypatch.setattr(statements, "LATE", 10**15)
+
+
+class KubernetesParty(Party):
+    """Of a namespace whose etcd can be restored."""
+
+    def __init__(self, server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._server, self._at = server, 1000.0
+        monkeypatch.setattr(known.Known, "now", staticmethod(lambda: self._at))
+        # The marker is a minute old, and more, once it is looked at again.
+        monkeypatch.setattr(known.Known, "wall", lambda _: int((WALL + self._at) * SECOND))
+        self._store = open_at(url_of(server, "default", wait=None)).store()
+        super().__init__(RegistersOf(self._store.operations))
+        self._store.read(KEY, soon())
+        self.pass_time(3600.0)
+
+    def pass_time(self, seconds: float) -> None:
+        self._at += seconds * 1.02
+
+    def forget(self) -> None:
+        self._server.delete("default", object_name(KEY))
+
+    def copy(self) -> Path:
+        return self._server.snapshot()
+
+    def fail_over_to(self, copy: Path) -> None:
+        self._server.restore(copy)
+
+    def close(self) -> None:
+        self._store.close()
 
 
 class SqliteParty(Party):

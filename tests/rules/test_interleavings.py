@@ -19,7 +19,7 @@ from incumbent.stores.registers import Incarnation, Request, Swaps
 from incumbent.stores.sqlite import SqliteEngine
 from incumbent.stores.sqlite.records import Records
 from tests.rules.interleavings import HISTORIES, KEY, DictParty, Party
-from tests.rules.parties import MysqlParty, PostgresParty, SqliteParty
+from tests.rules.parties import KubernetesParty, MysqlParty, PostgresParty, SqliteParty
 from tests.stores.party import soon
 
 SHARED = Ask(10.0, "me", permits=1)
@@ -37,6 +37,8 @@ def of(
             party: Party = PostgresParty(left_out, request.getfixturevalue("postgres_server"))
         case "mysql":
             party = MysqlParty(left_out, request.getfixturevalue("maria_server"), monkeypatch)
+        case "kubernetes":
+            party = KubernetesParty(request.getfixturevalue("own_api_server"), monkeypatch)
         case "sqlite":
             party = SqliteParty(request.getfixturevalue("tmp_path"))
         case _:
@@ -45,7 +47,10 @@ def of(
         yield party
 
 
-@pytest.mark.parametrize("store", ["dict", *SERVERS])
+# The API server itself compares versions, so no rule of Kubernetes' can be left out.
+@pytest.mark.parametrize(
+    "store", ["dict", *SERVERS, pytest.param("kubernetes", marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("rule", HISTORIES)
 def test_nobody_takes_what_another_holds(
     rule: str, store: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch

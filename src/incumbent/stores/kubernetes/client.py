@@ -10,7 +10,6 @@ from typing import Any, Final, TypeVar
 from urllib.parse import quote
 from weakref import WeakSet, WeakValueDictionary
 
-from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
 from incumbent.model import Ask, Key, Refused, TakeOutcome
@@ -58,7 +57,7 @@ class KubernetesDeciding(Deciding):
             seen = self._known.seen(wanted.key, sight, self._known.marker, recalled=True)
         except StoreError:
             return None
-        fresh = clock.now() - sight.seen <= FRESH
+        fresh = self._known.now() - sight.seen <= FRESH
         return seen if fresh or (sight.own and holders(seen.record, seen.now)) else None
 
 

@@ -198,7 +198,7 @@ class KubernetesExchange:
         marker = self._marker
         if marker is None or swap.seen.incarnation.id != marker.id:
             return await self._load(key)
-        now = sight.now(clock.now())
+        now = sight.now(known.now())
         if swap.not_before > now:
             return StoreUnavailable(f"{known.where}: {flat(key)} was decided about too early")
         lease = lease_with(swap, self._client.namespace, known.wall(), max(now, sight.at + 1))
@@ -208,16 +208,17 @@ class KubernetesExchange:
         self, key: Key, sight: LeaseSight, lease: dict[str, Any]
     ) -> kit.Seen | StoreError | None:
         """Write an object, if it is still that version."""
-        known, before = self._known, self._known.newest
+        # Every write has a later revision than all before it.
+        known, floor = self._known, self._known.newest + 1
         answer = await self._ask("update" if sight else "create", object_name(key), lease)
         if answer.status in (404, 409):
             newer = known.sights.get(key)
-            if newer is not None and newer != sight and clock.now() - newer.seen < _JUST:
+            if newer is not None and newer != sight and known.now() - newer.seen < _JUST:
                 # Another thread or task of this process was quicker.
                 return known.seen_or_error(key, newer, self._marker)
             return await self._load(key)
         self.wrote = True
-        if known.see(key, answer.body, before, own=True).revision < before:
+        if known.see(key, answer.body, floor, own=True).revision < floor:
             raise OutcomeUnknown(f"{known.where}: {_WENT_BACK}")
         if not sight and not await self._is_same():
             raise OutcomeUnknown(f"{known.where}: {_ANEW}")

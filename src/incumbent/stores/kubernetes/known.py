@@ -85,6 +85,8 @@ class Known:
     """See the module. `newest`: the highest revision that an answer had; `upset`: one that must be
     newer was not, or the marker is another one."""
 
+    now = staticmethod(clock.now)
+
     def __init__(self, where: str) -> None:
         self.where = where
         self.sights: dict[Key, LeaseSight] = {}
@@ -116,7 +118,7 @@ class Known:
         self, key: Key, lease: dict[str, Any] | None, floor: int = 0, *, own: bool = False
     ) -> LeaseSight:
         """Note what an answer has of a name. `floor`: what its revision cannot be below."""
-        found, before = LeaseSight(lease, clock.now(), own=own), self.sights.get(key)
+        found, before = LeaseSight(lease, self.now(), own=own), self.sights.get(key)
         self.note(found.revision or floor, floor)
         if before is not None and before == found:
             before.seen = found.first
@@ -151,7 +153,7 @@ class Known:
         wall = self.wall()
         if marker is None:
             raise StoreUnavailable(f"{self.where}: it is not known yet", retry_after=0.05)
-        now = sight.now(clock.now())
+        now = sight.now(self.now())
         record = record_of(sight, key, wall, now, self.where)
         beside = beside_of(sight, key, wall, now, self.where)
         age = max(0, wall - marker.born - SKEW) / 1e6
