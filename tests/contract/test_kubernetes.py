@@ -9,6 +9,7 @@ import pytest
 from incumbent.stores.kubernetes import known
 from incumbent.stores.kubernetes.engine import KubernetesEngine
 from incumbent.testing.contract import NetworkWorld, StoreContract
+from tests import tiers
 from tests.stores.kubernetes.world import KubernetesWorld
 from tests.support.kubernetes import ApiServer
 from tests.support.proxy import FaultProxy
@@ -16,6 +17,7 @@ from tests.support.proxy import FaultProxy
 pytestmark = pytest.mark.server
 
 
+@pytest.mark.left(tiers.LONG, "blocking*")
 class TestKubernetes(StoreContract):
     capabilities = KubernetesEngine.capabilities
     # Requests are counted in tests/stores/kubernetes: a renewal of a hundred leases is a hundred.

@@ -15,6 +15,7 @@ from incumbent.stores.kubernetes.login import Login
 from incumbent.stores.kubernetes.objects import RECORD, object_name
 from incumbent.stores.kubernetes.site import KubernetesSite
 from incumbent.stores.url import Endpoint
+from tests import tiers
 from tests.stores.kubernetes.world import a_namespace, open_at, url_of
 from tests.stores.party import Party, new_claim, soon
 from tests.support.etcd_tls import EtcdTls
@@ -32,6 +33,7 @@ def fails(party: Party) -> StoreUnavailable:
 # -- rights ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.left(tiers.FORMS, "create")
 @pytest.mark.parametrize("verb", ["get", "create"])
 def test_a_missing_right_is_named_with_the_commands_that_give_it(
     own_api_server: ApiServer, verb: str
@@ -57,6 +59,7 @@ def test_who_may_not_watch_is_told_and_may_take_all_the_same(
     assert alone.store.renew([alone.renewal(granted)], soon()) == [Renewed()]
 
 
+@pytest.mark.left(tiers.LONG)
 def test_a_right_that_is_taken_away_costs_the_lease_its_proof(
     own_api_server: ApiServer, alone: Party
 ) -> None:
@@ -99,6 +102,7 @@ def test_a_token_that_was_replaced_is_read_anew_within_the_request(
     party.store.close()
 
 
+@pytest.mark.left(tiers.LONG)
 def test_a_server_of_another_authority_is_not_asked(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -267,6 +271,7 @@ def test_an_older_etcd_grants_nothing_for_a_while_and_holders_notice(
         each.store.close()
 
 
+@pytest.mark.left(tiers.LONG)
 def test_a_clock_that_is_hours_off_changes_nothing(own_api_server: ApiServer, alone: Party) -> None:
     granted = alone.take()
     for ahead in (7200.0, -7200.0):

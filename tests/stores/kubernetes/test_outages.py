@@ -45,6 +45,7 @@ def _fail(status: int) -> Upset:
 OUTAGES = [_kill, _freeze, _fail(503), _fail(429)]
 
 
+@pytest.mark.left(tiers.CRASHES, "frozen", "429")
 @pytest.mark.parametrize("outage", OUTAGES, ids=["killed", "frozen", "503", "429"])
 def test_after_an_outage_a_lease_is_renewed_and_another_is_granted(
     own_api_server: ApiServer, alone: Party, outage: Upset
@@ -98,9 +99,10 @@ def _compact(server: ApiServer) -> None:
     server.cut_watches()
 
 
+@pytest.mark.left(tiers.CRASHES, "compacted")
 @pytest.mark.parametrize(
     "upset",
-    [ApiServer.cut_watches, _compact, pytest.param(_kill, marks=pytest.mark.full)],
+    [ApiServer.cut_watches, _compact, _kill],
     ids=["cut", "compacted", "killed"],
 )
 def test_a_waiter_hears_of_a_release_after_its_watch_has_ended(

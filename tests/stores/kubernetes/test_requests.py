@@ -8,11 +8,16 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import pytest
+
 from incumbent import clock
 from incumbent.model import Batch, Granted, Key, Queue, Released, Renewed
+from tests import tiers
 from tests.stores.kubernetes.world import open_at, url_of
 from tests.stores.party import ASK, Party, new_claim, soon
 from tests.support.kubernetes import ApiServer
+
+LONG = replace(ASK, ttl=60.0)
 
 
 def test_a_take_a_renewal_and_a_give_of_a_known_name_are_one_put_each(
@@ -53,25 +58,28 @@ def test_a_hundred_renewals_are_a_hundred_puts_and_nothing_else(
     assert Counter(it.verb for it in own_api_server.requests) == {"update": 100}
 
 
+@pytest.mark.left(tiers.LONG)
 def test_waiters_of_a_process_share_one_watch_and_poll_nothing(
     own_api_server: ApiServer, alone: Party
 ) -> None:
     keys = [Key("wait", f"n{index}") for index in range(5)]
     parties = [Party(alone.engine, key) for key in keys]
-    holders = [party.take() for party in parties]
+    holders = [party.take(ask=LONG) for party in parties]
     own_api_server.forget_requests()
-    ended = list[Key]()
+    ended, all_there = list[Key](), threading.Barrier(20)
 
     def wait(party: Party) -> None:
-        outcome = party.refused(ask=replace(ASK, queue=Queue(30.0)))
+        outcome = party.refused(ask=replace(LONG, queue=Queue(30.0)))
+        all_there.wait(60.0)
         until = clock.now() + 3.0
         party.store.wait_change(party.key, outcome.seen, until)
         if clock.now() < until:
             ended.append(party.key)
 
     with ThreadPoolExecutor(20) as pool:
-        for party in parties * 4:
-            pool.submit(wait, party)
+        waits = [pool.submit(wait, party) for party in parties * 4]
+    for each in waits:
+        each.result()
     served = [it for it in own_api_server.requests if "marker" not in it.path]
     joined = sum(it.verb == "update" and it.status == 200 for it in served)
     assert joined == 20

@@ -43,7 +43,7 @@ TICK: Final = 0.25
 LINGER: Final = 2.0
 _LASTS: Final = 240
 """Seconds after which the server ends a watch; then another one goes on from there."""
-_WITHIN: Final = 5.0
+_WITHIN: Final = 10.0
 _OK: Final = 200
 _GONE: Final = 410
 """What came after the revision was compacted."""
