@@ -17,6 +17,7 @@ from benchmarks.cron_peers import cron_peer_rows
 from benchmarks.etcd_leaders import etcd_leader_rows
 from benchmarks.etcd_pairs import etcd_async_rows, etcd_rows
 from benchmarks.harness import Figure, Row, one_core
+from benchmarks.kubernetes_pairs import kubernetes_rows
 from benchmarks.leaders import leader_rows
 from benchmarks.mysql_pairs import mysql_async_rows, mysql_rows
 from benchmarks.mysql_waiters import mysql_waiter_rows
@@ -37,6 +38,8 @@ _PEERS = (
     *("pottery", "portalocker", "coredis"),
     *("httpx2", "tooz", "etcd3gw", "psycopg", "PALs", "sqlalchemy-dlock", "APScheduler"),
     "PyMySQL",
+    "kubernetes",
+    "lightkube",
 )
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
@@ -78,6 +81,7 @@ def _pairs(args: argparse.Namespace) -> Iterator[Table]:
         "PostgreSQL, blocking": lambda: on_postgresql()[0],
         "PostgreSQL, beyond its own statements": lambda: on_postgresql()[1],
         "PostgreSQL, asyncio, one task": lambda: postgresql_async_rows(turns, pairs),
+        "Kubernetes, blocking": lambda: kubernetes_rows(turns, pairs),
         "MariaDB, blocking": lambda: on_mariadb()[0],
         "MariaDB, beyond its own statements": lambda: on_mariadb()[1],
         "MariaDB, asyncio, one task": lambda: mysql_async_rows(turns, pairs),

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
 
-from incumbent import clock
+from incumbent import Lock, clock
 from incumbent.model import Batch, Granted, Key, Queue, Released, Renewed
+from incumbent.policy import Policy
 from tests import tiers
 from tests.stores.kubernetes.world import open_at, url_of
 from tests.stores.party import ASK, Party, new_claim, soon
@@ -122,3 +125,25 @@ async def _wait_in_a_task(one: Party, url: str) -> None:
     gives.join()
     await store.aclose()
     engine.store().close()
+
+
+@pytest.mark.left(tiers.LONG)
+def test_many_leases_are_renewed_no_oftener_than_their_ttl_asks_and_not_all_at_once(
+    own_api_server: ApiServer, alone: Party
+) -> None:
+    # A fifth of 60 s. 100 at a ttl of 60 s are at most 10 requests a second.
+    every = Policy(ttl=12.0, grace=2.0).renew_every
+    assert 100 / Policy(ttl=60.0, grace=10.0).renew_every <= 10.0
+    locks = [Lock(f"n{index}", store=alone.engine, ttl=12.0, grace=2.0) for index in range(100)]
+    with ExitStack() as held:
+        leases = [held.enter_context(lock) for lock in locks]
+        own_api_server.forget_requests()
+        began = clock.now()
+        time.sleep(3 * every)
+        served = [it for it in own_api_server.requests if it.verb == "update"]
+        passed = clock.now() - began
+        assert all(lease.valid for lease in leases)
+    assert Counter(it.status for it in served).keys() == {200}
+    # Each has one renewal more at most than there are periods.
+    assert 100 <= len(served) <= 100 * (passed / every + 1)
+    assert max(Counter(it.path for it in served).values()) <= passed / every + 2
