@@ -9,7 +9,7 @@ _LINES = "tests/stores/redis/test_lines.py"
 _HUB = "tests/stores/redis/test_hub.py"
 _RACES = "tests/stores/redis/test_hub_races.py"
 _AS_MODEL = "tests/stores/redis/test_same_as_model.py"
-_TAKE, _GIVE = "stores/redis/take.lua", "stores/redis/give.lua"
+_TAKE, _GIVE, _LINE = (f"stores/redis/{name}.lua" for name in ("take", "give", "line"))
 
 _lua = in_area("Lua")
 _d = in_area("dialects")
@@ -25,16 +25,16 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _lua(
         "redis: one that was silent in its turn has a second one after one that did not wait",
-        _TAKE,
-        "      if turn.due <= now_ms then turn.due = SILENT end\n",
+        _LINE,
+        "    if turn.due <= now_ms then turn.due = SILENT end\n",
         "",
         _WORDS,
     ),
     _lua(
         "redis: a candidate that need not ask is listed for as long as the first is",
-        _TAKE,
-        "        if type(ends) == 'string' and tonumber(ends) < longer then",
-        "        if type(ends) == 'string' then",
+        _LINE,
+        "      if type(ends) == 'string' and tonumber(ends) < longer then",
+        "      if type(ends) == 'string' then",
         _WORDS,
         _AS_MODEL,
     ),
@@ -54,7 +54,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _lua(
         "redis: beside those who share a lease the next one waits for their end",
-        _GIVE,
+        _LINE,
         "state and 0 or math.max",
         "math.max",
         _WORDS,
@@ -71,8 +71,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _lua(
         "redis: the turn after a release begins when the last one would have ended",
         _GIVE,
-        "if turn then pass_on(0) end\n-- Those in line",
-        "if turn then pass_on(60000) end\n-- Those in line",
+        "if turn then pass_on(0) end\n-- Waiters in line",
+        "if turn then pass_on(60000) end\n-- Waiters in line",
         _AS_MODEL,
     ),
     _lua(
@@ -84,51 +84,51 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _lua(
         "redis: a silent process loses one place in line",
-        _TAKE,
-        "    if inbox == inbox_of(me) then",
-        "    if inbox then",
+        _LINE,
+        "  if inbox == inbox_of(me) then",
+        "  if inbox then",
         _WORDS,
     ),
     _lua(
         "redis: the last in line does not watch",
-        _GIVE,
+        _LINE,
         "  ask(waiters(-1, -1), math.ceil(patience * 1.125))\n",
         "",
         _WORDS,
     ),
     _lua(
         "redis: the next in line does not watch",
-        _GIVE,
+        _LINE,
         "  ask(waiters(1, 15), patience)\n",
         "",
         _WORDS,
     ),
     _lua(
         "redis: one of the process whose turn it is watches",
-        _GIVE,
+        _LINE,
         "if inbox_of(waiter) ~= inbox_of(turn.first) and name",
         "if name",
         _WORDS,
     ),
     _lua(
         "redis: who watches goes on when the turn is its own process's",
-        _GIVE,
-        "(turn.looks <= now_ms or starts_with(turn.watcher, inbox_of(first) .. '/'))",
-        "turn.looks <= now_ms",
+        _LINE,
+        "(turn.recheck_at <= now_ms or starts_with(turn.watcher, inbox_of(first) .. '/'))",
+        "turn.recheck_at <= now_ms",
         _WORDS,
     ),
     _lua(
         "redis: nobody watches in the place of one that left",
-        _GIVE,
+        _LINE,
         "  elseif watched then",
         "  elseif false then",
         _WORDS,
     ),
     _lua(
         "redis: who was granted goes on watching",
-        _TAKE,
-        "    if turn.looks <= now_ms or me and turn.watcher == name_of(me) then",
-        "    if turn.looks <= now_ms then",
+        _LINE,
+        "  if turn.recheck_at <= now_ms or me and turn.watcher == name_of(me) then",
+        "  if turn.recheck_at <= now_ms then",
         _WORDS,
     ),
     _d(

@@ -192,8 +192,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "sentinel: the newest opinion counts before a majority has heard of it",
         "stores/redis/sentinel.py",
-        "    if heard < majority_of(asked):",
-        "    if heard < 1:",
+        "    if agreeing < majority_of(asked):",
+        "    if agreeing < 1:",
         "tests/stores/redis/test_layouts.py",
     ),
     _d(
@@ -235,36 +235,36 @@ MUTATIONS: tuple[Mutation, ...] = (
     _lua(
         "redis: those who share and are over count on",
         "stores/redis/take.lua",
-        "    forget_those_who_are_over()\n    local mine",
+        "    forget_ended_parts()\n    local mine",
         "    local mine",
         *_redis("test_each_ends_with_its_own_ttl"),
     ),
     _lua(
         "redis: the last that came to share says when the lease ends",
-        "stores/redis/take.lua",
+        "stores/redis/grant.lua",
         "math.max(tonumber(ttl), is_first and 0 or call('PTTL', KEYS[1]))",
         "ttl",
         *_redis("test_the_longest_ttl_keeps_others_out"),
     ),
     _lua(
         "redis: the first who leaves ends it for all who share it",
-        "stores/redis/give.lua",
+        "stores/redis/grant.lua",
         "  if last then\n",
         "  if false then\n",
         *_redis("test_who_left_is_gone_while_others_hold_it"),
     ),
     _lua(
         "redis: what is left of those who shared a deleted lease holds it again",
-        "stores/redis/take.lua",
+        "stores/redis/grant.lua",
         "  if is_first then call('DEL', sharers) end\n",
         "",
         "tests/stores/redis/test_shared.py",
     ),
     _lua(
         "redis: the next in line who may share is not told",
-        "stores/redis/take.lua",
-        "        tell(turn.first, 'turn', 0)\n      elseif",
-        "      elseif",
+        "stores/redis/line.lua",
+        "      notify(turn.first, 'turn', 0)\n    elseif",
+        "    elseif",
         "tests/stores/redis/test_shared.py::test_all_readers_of_a_line_are_let_in_at_once",
     ),
     _lua(
@@ -365,7 +365,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _lua(
         "redis: a refusal names one who shared the lease and has left",
-        "stores/redis/give.lua",
+        "stores/redis/grant.lua",
         " or value\n    local which",
         " and value\n    local which",
         *_redis("test_a_refusal_names_nobody_who_has_left"),
@@ -387,7 +387,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _lua(
         "redis: a request to resign reaches the next holder",
-        "stores/redis/take.lua",
+        "stores/redis/grant.lua",
         "  if resign and (is_first or not permits) then",
         "  if false then",
         _AS_MODEL,
@@ -422,7 +422,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _d(
         "redis: several grants that too few replicas have are kept",
-        "stores/redis/layers.py",
+        "stores/redis/exchange.py",
         '            takes = zip(plan.parts, cast("list[Any]", outcome), strict=True)',
         "            takes = []",
         "tests/stores/redis/test_multi.py::test_behind_sentinels_all_are_asked_for_at_once_and_no_replica_means_none_of_them",

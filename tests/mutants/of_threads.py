@@ -184,8 +184,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "the time of a request in a thread begins before its turn",
         "stores/threaded.py",
-        "        self.limits = limits(",
-        "        limits(",
+        '        self.limits = limits("this store"',
+        '        limits("this store"',
         *_THREADED,
     ),
 )

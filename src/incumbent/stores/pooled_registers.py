@@ -39,7 +39,7 @@ from incumbent.stores.register_store import PollingOperations, replies
 from incumbent.stores.registers import QuickRegisters
 
 if TYPE_CHECKING:
-    from incumbent.stores.threaded_registers import ThreadedRegisterStore
+    from incumbent.stores.threaded import ThreadedRegisterStore
 
 __all__ = ["Exchange", "PooledConnection", "PooledEngine", "PooledOperations", "PooledStore"]
 
@@ -268,6 +268,6 @@ class PooledEngine(
 
 def _threaded(store: PooledStore[Operations]) -> ThreadedRegisterStore[Operations]:
     # Blocking programs do not import asyncio.
-    from incumbent.stores.threaded_registers import ThreadedRegisterStore
+    from incumbent.stores.threaded import ThreadedRegisterStore
 
     return ThreadedRegisterStore(store)

@@ -37,21 +37,27 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from random import random
-from typing import TypeAlias, TypeVar, cast
+from typing import Generic, TypeAlias, TypeVar, cast
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
 from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, TakeOutcome
+from incumbent.net.bounded import AT_ONCE
 from incumbent.net.limiter import limits
 from incumbent.net.readers import SharedWakeup
+from incumbent.protocol.port import run_blocking
 from incumbent.stores.base import Store
 from incumbent.stores.inline import InlineAsyncStore
+from incumbent.stores.plan import BlockingTogether
+from incumbent.stores.register_store import PollingOperations
+from incumbent.stores.registers import Seen
 from incumbent.unpatched import start_thread
 
 __all__ = ["ThreadedAsyncStore"]
 
 T = TypeVar("T")
+Polling = TypeVar("Polling", bound=PollingOperations)
 Answer: TypeAlias = Future[tuple[T | None, BaseException | None]]
 
 _LATE = 0.2
@@ -175,3 +181,23 @@ def _outcome(answer: Answer[T]) -> T:
     if error is not None:
         raise error
     return cast("T", outcome)
+
+
+class ThreadedRegisterStore(ThreadedAsyncStore, Generic[Polling]):
+    """The AsyncStore of a store whose driver blocks: a thread for each request.
+
+    A waiter needs none, and shares its looks with the waiters of the blocking side.
+    """
+
+    def __init__(self, store: BlockingTogether[Polling]) -> None:
+        super().__init__(store)
+        self.limits = limits(store.operations.dialect.where, AT_ONCE, SharedWakeup)
+        self._blocking = store
+
+    async def wait_change(self, key: Key, seen: str, until: float) -> None:
+        looks = self._blocking.operations.looks
+        await looks.wait(key, seen, until, SharedWakeup(), self._look)
+
+    async def _look(self, key: Key, until: float) -> Seen | StoreError:
+        operations = self._blocking.operations
+        return await self.run(lambda: run_blocking(operations.look(key, until)), until)

@@ -18,9 +18,8 @@ from incumbent.net.pool import Broken
 from incumbent.protocol.port import run_blocking
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis.cluster import asking
-from incumbent.stores.redis.exchange import DIALECT
+from incumbent.stores.redis.exchange import DIALECT, ReplicaConfirmation
 from incumbent.stores.redis.incarnation import Handshake, IncarnationMarker, Server, ServerFacts
-from incumbent.stores.redis.layers import ReplicaConfirmation
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.records import Naming
 from incumbent.stores.redis.resp import ASKING, SCRIPTS, Program

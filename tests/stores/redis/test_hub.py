@@ -507,7 +507,7 @@ def test_words_to_those_who_gave_up_are_forgotten_in_the_end() -> None:
     async def play(it: Scene) -> None:
         await rested(it, f"held {OTHER[:16]} 1")
         assert it.hub.answer(CLAIM, ASK) is None
-        assert not it.hub.waits_on
+        assert not it.hub.resting
 
     scene(play)
 

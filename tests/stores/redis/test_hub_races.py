@@ -77,7 +77,7 @@ def test_a_message_is_not_lost_between_the_waiters_and_what_is_kept_for_later() 
             return iter(before)
 
     hub._waiters = Waiters()
-    hub._receive_call(subscription, f"turn {CLAIM[:16]} 0".encode())
+    hub._receive_message(subscription, f"turn {CLAIM[:16]} 0".encode())
     assert late.look_at < clock.now()
 
 
@@ -85,9 +85,9 @@ def test_a_message_that_reached_its_waiter_is_not_kept_for_later() -> None:
     hub, _, subscription = reading()
     waiter = LineWaiter(LockWakeup(), read_place(queued().seen), [])
     hub._waiters[waiter] = None
-    hub._receive_call(subscription, f"turn {CLAIM[:16]} 0".encode())
+    hub._receive_message(subscription, f"turn {CLAIM[:16]} 0".encode())
     assert waiter.look_at < clock.now()
-    assert not hub._missed
+    assert not hub._early
 
 
 def test_a_reader_that_runs_out_of_its_own_time_bars_no_patient_waiter(
@@ -139,7 +139,7 @@ def test_what_changes_while_a_take_looks_for_its_answer_does_not_raise() -> None
                 self[f"new{at}"] = item[1]  # as another thread, if gc runs in between
                 yield item
 
-    hub.waits_on = Changing(a=_Rest(subscription, clock.now() + 5))
+    hub.resting = Changing(a=_Rest(subscription, clock.now() + 5))
     assert hub.answer(CLAIM, ASK) is None
 
 

@@ -30,7 +30,6 @@ from incumbent.stores.redis.incarnation import (
     ServerFacts,
     read_facts,
 )
-from incumbent.stores.redis.layers import Call, Runtime
 from incumbent.stores.redis.options import (
     RedisOptions,
     RedisTarget,
@@ -51,6 +50,7 @@ from incumbent.stores.redis.sentinel import (
 )
 from incumbent.stores.redis.server import RedisSite, Requests
 from incumbent.stores.redis.sync import BlockingRuntime
+from incumbent.stores.redis.wire import Call, Runtime
 from incumbent.stores.url import parse_hosts
 from tests.support.pace import lasted
 

@@ -74,7 +74,7 @@ def test_no_marker_tells_of_a_promotion_that_was_overtaken_while_a_connection_wa
             return wire
 
         monkeypatch.setattr(exchange, "dial", dial_meanwhile)
-        with pytest.raises(StoreUnavailable, match="another is meant by now"):
+        with pytest.raises(StoreUnavailable, match="another server has taken its place"):
             one.take()
         assert own_redis.cli("EXISTS", MARKER_KEY) == "0"
 

@@ -153,7 +153,10 @@ def test_a_cancelled_task_does_not_shift_the_answers_of_the_others(
             task.cancel()
         assert (await kept).claim == one.claim
         assert proxy.accepted == 1
-        assert not shared(store)._asked
+        # A task that was cancelled late may have sent one more request, to check the server.
+        async with asyncio.timeout(10):
+            while shared(store)._asked:
+                await asyncio.sleep(0.01)
 
     with FaultProxy(redis_server.port) as proxy, party(proxy.url) as one:
         asyncio.run(main(one, proxy))

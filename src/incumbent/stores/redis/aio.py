@@ -29,7 +29,6 @@ from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.redis.exchange import DIALECT, RedisExchange
 from incumbent.stores.redis.give import give_request, read_give
 from incumbent.stores.redis.incarnation import CHECK_EVERY, Server
-from incumbent.stores.redis.layers import Call, Discovery, Enough, Layer, Runtime
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.resp import as_eval, is_forgotten
 from incumbent.stores.redis.server import (
@@ -40,7 +39,17 @@ from incumbent.stores.redis.server import (
     Requests,
 )
 from incumbent.stores.redis.take import read_take, settle_take, take_request
-from incumbent.stores.redis.wire import UNUSABLE, AnyWire, carry_out, open_wire
+from incumbent.stores.redis.wire import (
+    UNUSABLE,
+    AnyWire,
+    Call,
+    Discovery,
+    Enough,
+    Layer,
+    Runtime,
+    carry_out,
+    open_wire,
+)
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -326,7 +335,7 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
             or wire.is_stale(trust=True)
             or now - wire.check_sent > CHECK_EVERY
             or ask.ttl > wire.serves
-            or self.hub.waits_on
+            or self.hub.resting
         ):
             return await super().take(key, claim, ask, until)
         try:
@@ -403,7 +412,7 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
         return await self._join(until, until)
 
     async def _join(self, until: float, lasts: float = -inf) -> AsyncRedisWire:
-        """The connection of all tasks. Making it goes on if this caller has no more time.
+        """The connection of all tasks. It is still made if this caller runs out of time.
 
         It lasts until `lasts`, or for as long as a dial may take, whichever is longer.
         """
@@ -423,7 +432,7 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
         return wire
 
     async def _dial_for_all(self, lasts: float) -> StoreUnavailable | None:
-        """Make the connection; returns why not. After `let_go` neither: another server is meant."""
+        """Make the connection; return why there is none. After `let_go` it is not kept."""
         idle = self.idle
         try:
             # The loop may have much to do before: the dial's time begins here.
@@ -463,7 +472,7 @@ class AsyncRuntime(Runtime):
         await asyncio.sleep(seconds)
 
     async def update(self, discovery: Discovery, until: float) -> None:
-        """See Runtime.update. One task asks for all tasks."""
+        """See Runtime.update. One task asks for all of them."""
         if not discovery.stale:
             return
         try:

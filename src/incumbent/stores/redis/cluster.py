@@ -19,9 +19,8 @@ from incumbent.model import Batch, Granted, Key, Record, Renewal, RenewOutcome, 
 from incumbent.net.pool import decoding
 from incumbent.protocol.port import one_by_one
 from incumbent.stores.plan import Plan, PlannedTogether
-from incumbent.stores.redis.exchange import DIALECT, RedisExchange, unless_over
+from incumbent.stores.redis.exchange import DIALECT, RedisExchange, connections, unless_over
 from incumbent.stores.redis.incarnation import Server
-from incumbent.stores.redis.layers import Runtime, at_least, connections
 from incumbent.stores.redis.options import (
     Address,
     Reach,
@@ -34,7 +33,7 @@ from incumbent.stores.redis.records import SLOTS, Naming, slot_of
 from incumbent.stores.redis.renew import NodePart, renew_part, slot_of_lease
 from incumbent.stores.redis.resp import ASKING, Program, RequestBatch, each_step, pack
 from incumbent.stores.redis.server import Moved, RedisSite, Requests, answered_error
-from incumbent.stores.redis.wire import JoinedPlan, joined
+from incumbent.stores.redis.wire import JoinedPlan, Runtime, at_least, joined
 
 T = TypeVar("T")
 
@@ -178,7 +177,7 @@ class KnownCluster:
         return self.doubted and not 0 <= _now() - self.asked < _AGAIN
 
     async def ask(self, runtime: Runtime, until: float) -> None:
-        """Ask for the topology. Raises StoreUnavailable if no node has ever told it."""
+        """Ask for the topology. Raises StoreUnavailable if no node has ever answered."""
         now = _now()
         addresses = list(dict.fromkeys((*self.topology.nodes(), *self.seeds)))
         sites = {address: self.site_of(address) for address in addresses}
@@ -207,8 +206,8 @@ class KnownCluster:
         newest = max(known, key=lambda each: each.epoch)
         # The same object as long as nothing changed: packed renewals are kept for it.
         if newest != self.topology:
-            # Before, for who reads it now; after, for sites that another thread has made meanwhile.
-            # The copy of the addresses is one atomic step.
+            # Before it is shown to readers, and after, for sites that another thread has made
+            # meanwhile. The copy of the addresses is one atomic step.
             self._mark(newest, *self.sites)
             self.topology = newest
             self._mark(newest, *self.sites)

@@ -30,13 +30,12 @@ from incumbent.stores.redis.incarnation import (
     read_facts,
     read_mark,
 )
-from incumbent.stores.redis.layers import Discovery, Runtime
 from incumbent.stores.redis.resp import Program, RequestBatch, pack
 from incumbent.stores.redis.server import QUORUM_KEY, RedisSite, answered_error
-from incumbent.stores.redis.wire import UNUSABLE, carry_out
+from incumbent.stores.redis.wire import UNUSABLE, Discovery, Runtime, carry_out
 
 _RESYNC_LEAST: Final = 2
-"""Seconds of repl-diskless-sync-delay that keep a resync from ending between two looks."""
+"""Seconds of repl-diskless-sync-delay that keep a resync from ending between two checks."""
 
 
 def diagnose(
@@ -68,8 +67,8 @@ def _examine(ttl: float, site: RedisSite, runtime: Runtime, until: float) -> lis
 
     def program() -> Program[list[Finding]]:
         findings = yield from diagnosis(ttl, site.restart_wait, marked=True)
-        findings += yield from look_at_resync()
-        findings += yield from look_at_marker(site, ttl)
+        findings += yield from _about_resync()
+        findings += yield from _about_marker(site, ttl)
         return findings
 
     try:
@@ -90,7 +89,7 @@ def _examine(ttl: float, site: RedisSite, runtime: Runtime, until: float) -> lis
 def diagnosis(ttl: float, wait: float | None, *, marked: bool = False) -> Program[list[Finding]]:
     """Findings for `doctor`; `wait` is the restart wait.
 
-    `marked`: a marker tells the server's age, so its uptime is not reported.
+    `marked`: the marker says how old the server is, so its uptime is not reported.
     """
     began = clock.now()
     yield RequestBatch(pack("PING"), 1)
@@ -108,7 +107,7 @@ def diagnosis(ttl: float, wait: float | None, *, marked: bool = False) -> Progra
     facts = read_facts(info)
     findings = [*_about_settings(facts, settings), *_about_writes(facts, settings)]
     if not marked:
-        # A server tells its uptime in whole seconds.
+        # INFO has the uptime in whole seconds.
         since = about_start("up for", facts.uptime, ttl if wait is None else wait, error=1.0)
         findings.append(since)
     apart = abs(int(time[0]) + int(time[1]) / 1e6 - clock.wall())
@@ -185,8 +184,8 @@ def _about_writes(facts: InfoFacts, settings: dict[str, str]) -> list[Finding]:
 # -- its marker -----------------------------------------------------------------------------------
 
 
-def look_at_marker(site: RedisSite, ttl: float) -> Program[list[Finding]]:
-    """Whether the server grants by now, and how long it would wait after a restart."""
+def _about_marker(site: RedisSite, ttl: float) -> Program[list[Finding]]:
+    """Whether the server grants yet, and how long it would wait after a restart."""
     keys = site.marker.keys
     asked = [pack("INFO"), pack("TIME"), *(pack("GET", key) for key in (QUORUM_KEY, *keys))]
     info, time, member, *markers = yield RequestBatch(b"".join(asked), len(asked))
@@ -226,7 +225,7 @@ def look_at_marker(site: RedisSite, ttl: float) -> Program[list[Finding]]:
     return findings
 
 
-def look_at_resync() -> Program[list[Finding]]:
+def _about_resync() -> Program[list[Finding]]:
     """Findings for `doctor`: how soon a master that becomes a replica has its new master's data."""
     info, config = yield RequestBatch(
         pack("INFO") + pack("CONFIG", "GET", "repl-diskless-sync*"), 2

@@ -30,8 +30,8 @@ from incumbent.stores.url import parse_restart_wait
 if TYPE_CHECKING:
     from incumbent.stores.redis.aio import AsyncFace, AsyncRedisStore
     from incumbent.stores.redis.incarnation import Server
-    from incumbent.stores.redis.layers import Discovery, Runtime
     from incumbent.stores.redis.server import RedisSite, Requests
+    from incumbent.stores.redis.wire import Discovery, Runtime
 
 
 def open_store(url: str, password: str | None = None) -> RedisEngine:
@@ -128,7 +128,7 @@ def _layers(
     site: RedisSite, requests: Requests, options: RedisOptions
 ) -> tuple[Callable[[Runtime], PlannedTogether[Server]], Discovery | None]:
     """A function that makes the layers of one Runtime, and the Discovery that all of them share."""
-    from incumbent.stores.redis.layers import connections
+    from incumbent.stores.redis.exchange import connections
 
     if options.layout == "cluster":
         from incumbent.stores.redis.cluster import KnownCluster, Router

@@ -1,4 +1,4 @@
-"""The plans of Redis, and who carries them out on the connections to one server.
+"""The plans of Redis, and how they are carried out on the connections to one server.
 
 Both sides share it; see `wire`.
 """
@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 from incumbent import clock
-from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.durations import say_seconds
+from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import (
     PLAIN,
     ByClaim,
     GiveOutcome,
+    Granted,
     Guard,
     Key,
     Parting,
@@ -28,8 +32,9 @@ from incumbent.net.pool import PlanRunner
 from incumbent.net.readers import ReaderSide
 from incumbent.stores.base import Gave, Give, Take, Took
 from incumbent.stores.plan import Plan, PlannedTogether
-from incumbent.stores.redis.give import give_program
+from incumbent.stores.redis.give import give_back, give_program
 from incumbent.stores.redis.incarnation import Server
+from incumbent.stores.redis.options import RedisOptions
 from incumbent.stores.redis.put_read import (
     put_program,
     read_program,
@@ -38,15 +43,26 @@ from incumbent.stores.redis.put_read import (
     unchanged_program,
 )
 from incumbent.stores.redis.renew import renew_program
+from incumbent.stores.redis.resp import Program, RequestBatch, each_step, milliseconds, pack
 from incumbent.stores.redis.server import Demoted, RedisSite, Requests
 from incumbent.stores.redis.subscription import LineHub
 from incumbent.stores.redis.take import TakePlan, meeting, take_plan, too_early
-from incumbent.stores.redis.wire import UNUSABLE, AnyWire, carry_out, joined
+from incumbent.stores.redis.wire import (
+    UNUSABLE,
+    AnyWire,
+    JoinedPlan,
+    Layer,
+    Runtime,
+    carry_out,
+    joined,
+)
 
 T = TypeVar("T")
 W = TypeVar("W", bound=AnyWire)
 
 _now = clock.now
+_SHARE: Final = 0.5
+"""The share of the remaining time that WAIT may take: a grant may have to be given back."""
 
 
 class RedisDialect:
@@ -98,14 +114,6 @@ class RedisDialect:
     def scan(self, namespace: str, prefix: str) -> Plan[Server, tuple[Record, ...]]:
         """A read of the records in the namespace whose names begin with the prefix."""
         return Plan("scan", lambda server, _: scan_program(server.requests, namespace, prefix))
-
-    def unchanged(self, key: Key, seen: str) -> Plan[Server, bool]:
-        """A check whether the state that `Refused.seen` describes is unchanged."""
-        return Plan("look", lambda server, _: unchanged_program(server.requests, key, seen), (key,))
-
-    def time(self) -> Plan[Server, int]:
-        """A read of the server's clock in microseconds."""
-        return Plan("look", lambda server, _: time_program(server.requests))
 
 
 DIALECT: Final = RedisDialect()
@@ -197,9 +205,11 @@ class RedisExchange(PlanRunner[W, Server], PlannedTogether[Server]):
         return wire
 
     def _replaced(self) -> StoreUnavailable:
-        return StoreUnavailable(f"{self.site.where} cannot be reached: another is meant by now")
+        return StoreUnavailable(
+            f"{self.site.where} cannot be reached: another server has taken its place"
+        )
 
-    # -- for the hub: see subscription.Host --------------------------------------------------
+    # -- for the hub: see subscription.HubHost ------------------------------------------------
 
     def leave_behind(self, epoch: str) -> None:
         """Close the idle connections if one leads to another incarnation than the newest one."""
@@ -216,16 +226,103 @@ class RedisExchange(PlanRunner[W, Server], PlannedTogether[Server]):
         return wire
 
     async def server_time(self, until: float) -> int:
-        return await self.carry(self.dialect.time(), until)
+        plan: Plan[Server, int] = Plan("look", lambda server, _: time_program(server.requests))
+        return await self.carry(plan, until)
 
     async def is_unchanged(self, key: Key, seen: str, until: float) -> bool:
-        return await self.carry(self.dialect.unchanged(key, seen), until)
+        plan: Plan[Server, bool] = Plan(
+            "look", lambda server, _: unchanged_program(server.requests, key, seen), (key,)
+        )
+        return await self.carry(plan, until)
 
 
 async def unless_over(waiting: Awaitable[None], until: float) -> None:
-    """Wait. A StoreError after `until` is ignored: the caller looks for itself then."""
+    """Wait. A StoreError after `until` is ignored: the caller rechecks then."""
     try:
         await waiting
     except StoreError:
         if _now() < until:
             raise
+
+
+# -- replicas that must confirm (`wait_replicas`) --------------------------------------------------
+#
+# WAIT says how many replicas have received all earlier writes. A grant that too few of them have
+# is given back; a renewal that too few of them have does not prove the lease.
+
+
+def connections(
+    options: RedisOptions, site: RedisSite, requests: Requests, runtime: Runtime
+) -> PlannedTogether[Server]:
+    """The connections to one server, with the confirmation by replicas if the options want it."""
+    exchange = runtime.exchange(site, requests)
+    if options.wait_replicas:
+        return ReplicaConfirmation(exchange, options.wait_replicas, options.wait_timeout)
+    return exchange
+
+
+class ReplicaConfirmation(Layer):
+    """Waits for `replicas` replicas to confirm, for at most `patience` seconds."""
+
+    def __init__(self, exchange: PlannedTogether[Server], replicas: int, patience: float) -> None:
+        super().__init__(exchange)
+        self._replicas = replicas
+        self._patience = patience
+
+    async def run(self, plan: Plan[Server, T], until: float) -> T:
+        """See Planned.run. Raises StoreUnavailable after giving back an unconfirmed grant.
+
+        Raises OutcomeUnknown if a renewal is not confirmed.
+        """
+        confirming_plan: Any = plan
+        if plan.kind == "take":
+            confirming_plan = replace(plan, start=partial(self._take, plan))
+        elif plan.kind == "renew":
+            confirming_plan = replace(plan, start=partial(self._renew, plan))
+        outcome: T = await self.inner.run(confirming_plan, until)
+        return outcome
+
+    def _take(self, plan: Plan[Server, T], server: Server, until: float) -> Program[T]:
+        outcome = yield from plan.start(server, until)
+        takes: Any = [(plan, outcome)]
+        if isinstance(plan, JoinedPlan):
+            takes = zip(plan.parts, cast("list[Any]", outcome), strict=True)
+        granted = [(take, grant) for take, grant in takes if isinstance(grant, Granted)]
+        if not granted:
+            return outcome
+        (count_or_error,) = yield self._with_wait(b"", 0, until)
+        if self._has_enough(count_or_error):
+            return outcome
+        for take, grant in granted:
+            yield from give_back(server.requests, take.keys[0], grant, take.ask)
+        few = self._describe_shortfall(count_or_error, server.site.where)
+        raise StoreUnavailable(f"{few}: the grant was given back", retry_after=0.1)
+
+    def _renew(self, plan: Plan[Server, T], server: Server, until: float) -> Program[T]:
+        """The program of `plan`, where each step counts only once enough replicas have it."""
+
+        def ask(step: RequestBatch) -> Program[list[Any]]:
+            *answers, count_or_error = yield self._with_wait(step.payload, step.answers, until)
+            if not self._has_enough(count_or_error):
+                few = self._describe_shortfall(count_or_error, server.site.where)
+                raise OutcomeUnknown(f"{few}: this proves nothing")
+            return answers
+
+        return each_step(plan.start(server, until), ask)
+
+    def _with_wait(self, payload: bytes, answers: int, until: float) -> RequestBatch:
+        patience = min(self._patience, max(0.0, until - _now()) * _SHARE)
+        return RequestBatch(
+            payload + pack("WAIT", self._replicas, milliseconds(patience)), answers + 1
+        )
+
+    def _has_enough(self, count_or_error: Any) -> bool:
+        return isinstance(count_or_error, int) and count_or_error >= self._replicas
+
+    def _describe_shortfall(self, count_or_error: Any, where: str) -> str:
+        if not isinstance(count_or_error, int):
+            return f"{where} could not say how many replicas have it ({count_or_error})"
+        return (
+            f"{where}: {count_or_error} of {self._replicas} replicas had it within"
+            f" {say_seconds(self._patience)} (wait_replicas)"
+        )

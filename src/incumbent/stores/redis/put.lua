@@ -17,7 +17,7 @@ if not holds then return -1 end
 local version = 0
 if value ~= '-' then
   version = call('HINCRBY', KEYS[2], FIELD.version, 1)
-  -- A take looks at the fields of a record that is not quiet.
+  -- A take reads the fields of a record that is not quiet.
   call('HSET', KEYS[2], field, version .. ' ' .. string.sub(value, 2), FIELD.quiet_until, '0')
   if not old then
     call('HINCRBY', KEYS[2], FIELD.field_count, 1)
@@ -26,7 +26,7 @@ if value ~= '-' then
 elseif old then
   -- Counted first: a server out of memory refuses that, and then nothing has happened.
   local left = call('HINCRBY', KEYS[2], FIELD.field_count, -1)
-  -- Who waits sees by this that something changed, also by a removal.
+  -- By this a waiter sees that something changed, also after a removal.
   call('HINCRBY', KEYS[2], FIELD.version, 1)
   call('HDEL', KEYS[2], field)
   if left < 1 then
@@ -38,7 +38,7 @@ call('PUBLISH', channel, '')
 return version
 
 -- PART marker
--- The marker: of which incarnation of the server these data are. Written only over what was seen.
+-- Write the marker, which says to which incarnation of the server its data belong, over what was seen.
 -- KEYS: the marker    ARGV: 1 what was seen, "" for nothing    2 what to write
 -- Returns what is there now.
 local there = redis.call('GET', KEYS[1]) or ''
@@ -49,9 +49,9 @@ end
 return there
 
 -- PART promoted
--- Since when a server that was a replica has been a master, as far as its clients have seen.
+-- For how long a server that was a replica has been a master, as far as its clients have seen.
 -- KEYS: the marker    ARGV: 1 its replication id, which changes when a replica becomes a master
--- Returns the milliseconds since the first look after that; the first look returns 0.
+-- Returns the milliseconds since a client saw it first; the first one gets 0.
 local time = redis.call('TIME')
 local now = time[1] .. string.sub('00000' .. time[2], -6)
 local id, since = string.match(redis.call('GET', KEYS[1]) or '', '^(%S+) (%d+)$')

@@ -1,4 +1,4 @@
-"""Writes of fields (put.lua), reads, and what a waiter asks before it goes on waiting. Pure."""
+"""Writes of fields (put.lua), reads, and whether a waiter may continue to wait. Pure."""
 
 from __future__ import annotations
 

@@ -48,9 +48,9 @@ FIELDS: Final = {
     "version": b"v",
     "field_count": b"k",
     # While there are waiters: "<end of the first waiter's turn, unix ms> <how often it was
-    # overtaken> <watcher> <when the watcher looks, unix ms> <first waiter>". An end of 0: it was
-    # silent in its turn, and somebody who does not wait was granted the lease since. The watcher
-    # ("<inbox>/<id>" of a waiter, or "-") was told to look, in case the first stays silent.
+    # overtaken> <watcher> <when the watcher asks, unix ms> <first waiter>". An end of 0: it was
+    # silent in its turn, and a take that does not wait was granted since. The watcher
+    # ("<inbox>/<id>" of a waiter, or "-") asks in case the first stays silent.
     "turn": b"q",
     # "<end, unix us> <a take's argument about the record>": until that end there is no waiter, no
     # field, no claim given up in doubt, and the record lasts as long as takes ask. "0": not known.
@@ -85,7 +85,7 @@ class Value(NamedTuple):
 
     @property
     def reserved_for(self) -> str:
-        """The only holder who may take the lease; "" if this is no reservation."""
+        """The only holder that may take the lease; "" if it is not reserved."""
         return unquote(self.meta.decode("utf-8", "replace")) if self.claim == RESERVED else ""
 
     def holding(self, remaining: float | None, now: float | None = None) -> Holding:
@@ -151,8 +151,8 @@ def refused(kind: bytes, raw: bytes, left_ms: int, now_us: bytes, slot: str) -> 
         return Refused("reserved", (Holding(first, 0, left_ms / 1000),), left_ms / 1000, "lease -")
     holding = _holding(raw, left_ms, int(now_us) / 1e6)
     reason: _Reason = _REASONS.get(kind, "closed")
-    looked_at = f"slot:{slot}" if kind == b"slot" else "lease"
-    seen = f"{looked_at} {mark_of(raw)}"
+    watched = f"slot:{slot}" if kind == b"slot" else "lease"
+    seen = f"{watched} {mark_of(raw)}"
     permits = (holding.permits or UNLIMITED) if reason == "permits" else UNLIMITED
     return Refused(reason, (holding,), holding.remaining, seen, permits=permits)
 

@@ -38,8 +38,8 @@ end
 -- INCLUDE renew:each
 
 -- PART shared
--- Renew, for many who share a lease, in one call.
--- KEYS: of each, the lease, its record, and those who share it
+-- Renew many parts of shared leases in one call.
+-- KEYS: of each, the lease, its record, and its sharers
 -- ARGV and what it returns: as renew's, but "<claim> <token>" of each
 local call, try, count = redis.call, redis.pcall, #KEYS / 3
 -- INCLUDE renew:notices
@@ -53,7 +53,7 @@ local function change_meta(key, record, claim, meta)
   if type(old) ~= 'string' then return end
   local new = string.match(old, '^%S+ %S+ %S+ %S+ %S* ') .. meta
   if new ~= old and type(try('HSET', record, field, new)) == 'number' then
-    -- Another value, for those who watch see by it that something changed.
+    -- Another value, by which waiters see that something changed.
     local value = string.gsub(call('GET', key), '^(%S+ %S+ %S+ %S+) %d+', '%1 ' .. now)
     call('SET', key, value, 'KEEPTTL')
     call('PUBLISH', string.sub(record, 1, -2) .. 'c', '')
@@ -74,7 +74,7 @@ local function renew(place, member, ttl, meta)
       if call('PTTL', name) < ttl then call('PEXPIRE', name, ttl) end
     end
   end
-  -- The record says who they are, for as long as they last.
+  -- The record describes the sharers, for as long as they last.
   local left = call('PTTL', record)
   if left >= 0 and left < 43200000 then call('PEXPIRE', record, 86400000) end
   return try('HGET', record, FIELD.field_count) and notices_or_one(record) or 1
@@ -89,7 +89,7 @@ local function notices_or_one(record)
 end
 
 -- PART each
--- Renew all: renew(place, who, ttl, meta) does one, and returns its answer.
+-- Renew all: renew(place, held by, ttl, meta) does one, and returns its answer.
 local special, answers = {}, { ARGV[1] }
 for at = 3 + count, #ARGV, 3 do
   special[tonumber(ARGV[at])] = { ttl = tonumber(ARGV[at + 1]), meta = ARGV[at + 2] }

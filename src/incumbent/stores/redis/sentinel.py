@@ -20,10 +20,10 @@ from incumbent.net.pool import decoding
 from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.redis.exchange import unless_over
 from incumbent.stores.redis.incarnation import Server
-from incumbent.stores.redis.layers import Layer, Runtime
 from incumbent.stores.redis.options import Address, Reach, RedisOptions, say_address, the_same
 from incumbent.stores.redis.resp import Program, RequestBatch, pack
 from incumbent.stores.redis.server import Demoted, RedisSite, answered_error
+from incumbent.stores.redis.wire import Layer, Runtime
 
 T = TypeVar("T")
 
@@ -93,10 +93,10 @@ def verdict(answers: Sequence[Opinion | StoreError], asked: int, where: str) -> 
     opinions = [each for each in answers if isinstance(each, Opinion)]
     if len(opinions) < majority_of(asked):
         raise _too_few(answers, len(opinions), asked, where)
-    newest, heard = newest_of(opinions)
-    if heard < majority_of(asked):
+    newest, agreeing = newest_of(opinions)
+    if agreeing < majority_of(asked):
         raise StoreUnavailable(
-            f"{where}: {heard} of {asked} sentinels have heard that the master is"
+            f"{where}: {agreeing} of {asked} sentinels have heard that the master is"
             f" {say_address(newest.address)} by now, and {majority_of(asked)} are needed",
             retry_after=0.1,
         )
@@ -175,7 +175,7 @@ class Followed:
         return [("", self.site)]
 
     def doubt(self) -> None:
-        """After an error at the master: ask the sentinels again, which may know more by now."""
+        """After an error at the master: ask the sentinels again, for there may be another."""
         self.checked = -inf
 
 

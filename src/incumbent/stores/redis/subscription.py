@@ -1,18 +1,23 @@
 """Waiting on one server: the places in its line, and the messages to their waiters.
 
-Theory of operation. A take that is refused gets a place in the server's line. The server notes the
-inbox of the waiter's process there, and calls the waiter by a message to that inbox when it is its
-turn, or when it has to look at a later time. Waiters without a place listen to the channel of the
-lease instead.
+Theory of operation. A take that is refused gets a place in the server's line (line.lua). The server
+notes the inbox of the waiter's process there, a channel of its own. It sends a message to that
+inbox when it is the waiter's turn, or when the waiter has to recheck (ask the server again) at a
+later time. Waiters without a place subscribe to the channel of the lease instead.
 
-    a place is written         the inbox is subscribed        a call
+A message names a waiter by the beginning of its claim. `turn <id> 0`: the lease is free, and this
+waiter is the first. `look <id> <ms>`: recheck after so long, unless a message comes before. `held
+<id> <ms>`: another holds the lease for so long, and the first in line will recheck then. All of
+these are hints: only the answer to a take grants a lease.
+
+    a place is written         the inbox is subscribed        a message
     at `place.at`              `since` (server's clock)         |
-         |                            |                         +-- its waiter waits here: it looks
-         |   `at` before `since`:     |                         |   now, or at `look_at`
-         +---- the call may be lost --+-- look once more        +-- it has not come back yet: kept
-         |   `at` after `since`:      |                         |   in `_missed` until it does
-         +---- no call can be lost ---+-- wait                  +-- it need not look yet: `waits_on`
-                                                                    answers its next take
+         |                            |                         +-- its waiter waits here: it
+         |   `at` before `since`:     |                         |   rechecks now, or at `look_at`
+         +---- one may be lost -------+-- recheck once          +-- it has not come back yet: kept
+         |   `at` after `since`:      |                         |   in `_early` until it does
+         +---- none can be lost ------+-- wait                  +-- "held": it may rest, and its
+                                                                    next take is answered here
 
 A connection that is lost, or that leads to another incarnation of the server, ends the waits that
 relied on it. So no message is missed; see net.subscriptions for who reads.
@@ -37,9 +42,10 @@ from incumbent.stores.redis.resp import pack
 from incumbent.stores.redis.server import Requests, answered_error
 
 _REMEMBERED: Final = 4096
-_LOOKS_EVERY: Final = 20.0
+_RECHECK_EVERY: Final = 20.0
 """Multiples of its ttl after which a waiter in line asks the server, whatever messages came."""
-_LOOK_ON: Final = b"given"
+_RELEASED: Final = b"given"
+"""Means nothing to waiters in line: they get messages of their own."""
 _HELD: Final = b"held"
 _WORDS: Final = (b"turn", b"look", _HELD)
 
@@ -78,8 +84,8 @@ class LineWaiter(ChannelWaiter):
     def __init__(self, wakeup: Wakeup, place: LinePlace | None, channels: list[str]) -> None:
         super().__init__(wakeup, channels)
         self.place = place
-        self.heard: LineSubscription | None = None
-        """The subscription that has had all its messages since its place was written."""
+        self.relied_on: LineSubscription | None = None
+        """The subscription that got all messages to it since its place was written."""
 
 
 class LineSubscription(Subscription):
@@ -115,13 +121,13 @@ class HubHost(Protocol):
 
 
 class _Rest(NamedTuple):
-    """By a message of `subscription`, a waiter in line need not look before `until`."""
+    """By a message of `subscription`, a waiter in line need not recheck before `until`."""
 
     subscription: LineSubscription
     until: float
 
 
-class _Asked(NamedTuple):
+class _RefusedTake(NamedTuple):
     """A take of a waiter in line: when it was sent, and its outcome."""
 
     sent: float
@@ -139,15 +145,17 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
     def __init__(self, requests: Requests, side: ReaderSide) -> None:
         super().__init__(requests.where, 1, side)
         self._requests = requests
-        self.asked: dict[str, _Asked] = {}
+        self.asked: dict[str, _RefusedTake] = {}
         """The last takes of the waiters in line."""
-        self.waits_on: dict[str, _Rest] = {}
-        """The waiters in line that need not look yet."""
-        self._missed: dict[str, float] = {}
-        self._told: dict[str, tuple[int, float]] = {}
-        """When the place of a waiter was stored, and when the waiter must look. A waiter may come
-        back to that place without asking the server again."""
-        self._looked: dict[str, tuple[LineSubscription, int]] = {}
+        self.resting: dict[str, _Rest] = {}
+        """The waiters in line that need not recheck yet."""
+        self._early: dict[str, float] = {}
+        """When waiters have to recheck that were not here when the message came."""
+        self._notified: dict[str, tuple[int, float]] = {}
+        """When the place of a waiter was stored, and when the waiter has to recheck. A waiter may
+        come back to that place without asking the server again."""
+        self._rechecked: dict[str, tuple[LineSubscription, int]] = {}
+        """The subscription, and its number of messages, when a waiter last left to recheck."""
 
     @property
     def _subscription(self) -> LineSubscription | None:
@@ -163,17 +171,19 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
             self._leave_behind(place)
         waiter = LineWaiter(self.side.wakeup(), place, channels)
 
-        async def goes_on() -> bool:
+        async def may_wait() -> bool:
             subscription = self._subscription
             if subscription is None or self._may_have_missed(subscription, waiter):
                 return False
-            waiter.heard = subscription
-            if not self._has_to_look(subscription, waiter):
-                return True
+            waiter.relied_on = subscription
+            if place is not None:
+                known = self._messages_when_left(subscription, place)
+                if not place.follows or known == subscription.messages_for(waiter):
+                    return True
             mark = seen if place is None else f"lease {place.mark}"
             return await host.is_unchanged(key, mark, until)
 
-        await self._wait(host, waiter, until, goes_on)
+        await self._wait(host, waiter, until, may_wait)
 
     def _leave_behind(self, place: LinePlace) -> None:
         """Have the connection closed if its server is another incarnation than the place's."""
@@ -211,7 +221,7 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
         if known is not None and known.outdated:
             why = "it led to another incarnation of the server"
             self._lose(role, 0, Broken(why, sent=True))
-            # A waiter that relied on the connection looks before anybody connects again.
+            # A waiter that relied on the connection rechecks before anybody connects again.
             subscriber.wake()
             return
         while role is self._role and role.subscriptions[0] is None and (now := _now()) < until:
@@ -273,41 +283,34 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
             return False
         if place.epoch != subscription.epoch:
             return True
-        if place.at <= subscription.since and self._looked_at(subscription, place) is None:
+        if place.at <= subscription.since and self._messages_when_left(subscription, place) is None:
             return True
-        # Apply the messages that were kept for it; any that it received itself are newer.
-        waiter.look_at = min(waiter.look_at, self._missed.pop(place.id, inf))
-        written, look_at = self._told.pop(place.id, (place.at, inf))
+        # Apply the message that was kept for it; any that it received itself is newer.
+        waiter.look_at = min(waiter.look_at, self._early.pop(place.id, inf))
+        written, look_at = self._notified.pop(place.id, (place.at, inf))
         if written == place.at:
             waiter.look_at = min(waiter.look_at, look_at)
         return False
 
-    def _has_to_look(self, subscription: LineSubscription, waiter: LineWaiter) -> bool:
-        place = waiter.place
-        if place is None:
-            return True
-        known = self._looked_at(subscription, place)
-        return place.follows and known != subscription.messages_for(waiter)
-
-    def _looked_at(self, subscription: LineSubscription, place: LinePlace) -> int | None:
-        """The number of messages when the waiter last left to look; None if it never did."""
-        looked, messages = self._looked.get(place.id, (None, None))
-        return messages if looked is subscription else None
+    def _messages_when_left(self, subscription: LineSubscription, place: LinePlace) -> int | None:
+        """The number of messages when the waiter last left to recheck; None if it never did."""
+        before, messages = self._rechecked.get(place.id, (None, None))
+        return messages if before is subscription else None
 
     def _leave(self, waiter: LineWaiter, until: float) -> None:
         place = waiter.place
         if place is not None:
             if _now() < min(until, waiter.look_at):
                 # A message ended the wait: the waiter will ask the server.
-                self.waits_on.pop(place.id, None)
+                self.resting.pop(place.id, None)
             subscription = self._subscription
-            # A waiter that leaves before its time is over looks. One whose time is over may wait on
-            # without a look (see running).
-            knows = waiter.heard is subscription or _now() < until
+            # A waiter that leaves before its time is over rechecks. One whose time is over may wait
+            # on without that (see running).
+            knows = waiter.relied_on is subscription or _now() < until
             if subscription and knows and (place.follows or place.at <= subscription.since):
-                # It comes back knowing all messages that were received by now.
-                heard = subscription.messages_for(waiter)
-                _keep(self._looked, place.id, (subscription, heard))
+                # When it comes back, it will know of all messages that were received by now.
+                received = subscription.messages_for(waiter)
+                _keep(self._rechecked, place.id, (subscription, received))
         super()._leave(waiter, until)
 
     # -- takes that need not be sent ----------------------------------------------------------
@@ -317,27 +320,27 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
         place = read_place(outcome.seen) if isinstance(outcome, Queued) else None
         if place is None or not isinstance(outcome, Queued):
             self.asked.pop(waiter_id(claim), None)
-            self.waits_on.pop(waiter_id(claim), None)
+            self.resting.pop(waiter_id(claim), None)
         else:
-            _keep(self.asked, place.id, _Asked(sent, outcome))
+            _keep(self.asked, place.id, _RefusedTake(sent, outcome))
 
     def answer(self, claim: str, ask: Ask) -> Queued | None:
         """The server's last refusal of the claim; None if the server must be asked."""
         now, id_ = _now(), waiter_id(claim)
         # Not items(): to copy them runs the garbage collector, and thereby other threads.
-        for other in list(self.waits_on)[:1]:
-            rest = self.waits_on.get(other)
+        for other in list(self.resting)[:1]:
+            rest = self.resting.get(other)
             if rest is not None and rest.until < now:
                 # Left behind by a waiter that gave up; nothing else would remove it.
-                self.waits_on.pop(other, None)
-        rest_of_claim, asked = self.waits_on.get(id_), self.asked.get(id_)
+                self.resting.pop(other, None)
+        rest_of_claim, asked = self.resting.get(id_), self.asked.get(id_)
         if rest_of_claim is None:
             return None
         subscription, until = rest_of_claim
         if asked is None or ask.queue is None or subscription is not self._subscription:
-            self.waits_on.pop(id_, None)
+            self.resting.pop(id_, None)
             return None
-        if now >= until or now - asked.sent > _LOOKS_EVERY * ask.ttl:
+        if now >= until or now - asked.sent > _RECHECK_EVERY * ask.ttl:
             return None
         return replace(asked.outcome, retry_after=until - now)
 
@@ -347,48 +350,48 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
         if subscription.outdated:
             return
         if name == subscription.inbox:
-            self._receive_call(subscription, payload)
+            self._receive_message(subscription, payload)
             return
-        channel, payload_counts = name.decode(), payload != _LOOK_ON
+        channel, payload_counts = name.decode(), payload != _RELEASED
         if payload_counts:
             subscription.messages[channel] = subscription.messages.get(channel, 0) + 1
         for waiter in list(self._waiters):
             if channel in waiter.channels and (payload_counts or waiter.place is None):
-                self._note_told(waiter, -inf)
+                self._note_notified(waiter, -inf)
                 waiter.tell()
 
-    def _note_told(self, waiter: LineWaiter, look_at: float) -> None:
+    def _note_notified(self, waiter: LineWaiter, look_at: float) -> None:
         if waiter.place is not None:
-            self.waits_on.pop(waiter.place.id, None)
-            _keep(self._told, waiter.place.id, (waiter.place.at, look_at))
+            self.resting.pop(waiter.place.id, None)
+            _keep(self._notified, waiter.place.id, (waiter.place.at, look_at))
 
-    def _receive_call(self, subscription: LineSubscription, payload: bytes) -> None:
-        call = read_message(payload)
-        if call is None:
+    def _receive_message(self, subscription: LineSubscription, payload: bytes) -> None:
+        message = read_message(payload)
+        if message is None:
             return
-        if call.rest:
-            rest = _Rest(subscription, _now() + call.seconds)
-            _keep(self.waits_on, call.id, rest)
+        if message.rest:
+            rest = _Rest(subscription, _now() + message.seconds)
+            _keep(self.resting, message.id, rest)
             return
-        at = _now() + call.seconds if call.seconds else -inf
-        self.waits_on.pop(call.id, None)
+        at = _now() + message.seconds if message.seconds else -inf
+        self.resting.pop(message.id, None)
         # Keep it first: the waiter may join, in another thread, while it is searched for.
-        at = min(at, self._missed.get(call.id, inf))
-        _keep(self._missed, call.id, at)
+        at = min(at, self._early.get(message.id, inf))
+        _keep(self._early, message.id, at)
         for waiter in list(self._waiters):
-            if waiter.place is not None and waiter.place.id == call.id:
-                # Never later than before: this waiter may be the one that looks for the others.
+            if waiter.place is not None and waiter.place.id == message.id:
+                # Never later than before: this waiter may be the one that rechecks for the others.
                 if at < waiter.look_at:
                     waiter.look_at = at
-                    self._note_told(waiter, at)
+                    self._note_notified(waiter, at)
                     waiter.wakeup.wake()
-                self._missed.pop(call.id, None)
+                self._early.pop(message.id, None)
                 return
 
     def abandon(self) -> None:
         super().abandon()
-        self._missed, self._told, self._looked = {}, {}, {}
-        self.asked, self.waits_on = {}, {}
+        self._early, self._notified, self._rechecked = {}, {}, {}
+        self.asked, self.resting = {}, {}
 
 
 def _keep(memory: dict[str, T], id_: str, value: T) -> None:

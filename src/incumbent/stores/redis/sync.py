@@ -25,12 +25,20 @@ from incumbent.stores.plan import BlockingTogether
 from incumbent.stores.redis.exchange import DIALECT, RedisExchange
 from incumbent.stores.redis.give import give_request, read_give
 from incumbent.stores.redis.incarnation import CHECK_EVERY, Server
-from incumbent.stores.redis.layers import Call, Enough, Runtime, at_least
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.resp import as_eval
 from incumbent.stores.redis.server import ProviderFailed, RedisSite, Requests
 from incumbent.stores.redis.take import read_take, settle_take, take_request
-from incumbent.stores.redis.wire import UNUSABLE, AnyWire, carry_out, open_wire
+from incumbent.stores.redis.wire import (
+    UNUSABLE,
+    AnyWire,
+    Call,
+    Enough,
+    Runtime,
+    at_least,
+    carry_out,
+    open_wire,
+)
 
 if TYPE_CHECKING:
     from socket import socket
@@ -53,7 +61,7 @@ class RedisWire(BlockingWire, AnyWire):
     def ask(self, request: bytes, until: float) -> Any:
         """Send one request; return its answer. Raises Broken."""
         self.send(request, until)
-        # As `read`, without a first look at the parser, which is empty before an answer comes.
+        # As `read`, but the parser is known to be empty before an answer comes.
         self._feed(self.receive(until))
         answer = self._gets()
         if answer is False:
@@ -164,7 +172,7 @@ class RedisStore(BlockingTogether[BlockingExchange]):
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         exchange, requests, now = self.operations, self.operations.requests, _now()
         idle = exchange.idle
-        wire = None if exchange.hub.waits_on else self._at_hand(idle, now, ask.ttl)
+        wire = None if exchange.hub.resting else self._at_hand(idle, now, ask.ttl)
         if wire is None:
             return run_blocking(exchange.take(key, claim, ask, until))
         outcome: TakeOutcome
@@ -258,7 +266,7 @@ class BlockingRuntime(Runtime):
         def run_call(index: int) -> None:
             try:
                 outcomes[index] = run_blocking(calls[index](until))
-            except Exception as error:  # noqa: BLE001 - what is no StoreError is raised at the end
+            except Exception as error:  # noqa: BLE001 - any but a StoreError is raised at the end
                 raise_handlers(error)
                 outcomes[index] = error
             finally:

@@ -1,7 +1,40 @@
--- Take: grants the lease, or tells why not. The first part is the uncontended path. There each
--- redis.call, and each text that is made, costs a hundredth of the whole exchange.
--- KEYS: the lease, its record, and if asked for, in this order: the line of those who wait, the
---       tombstone of the slot or those who share the lease, the list of candidates
+-- Take: grants the lease, or says why not.
+--
+-- Theory of operation
+--
+-- There are two ways. The short one, at the top, is for a record that is quiet: it has no waiter, no
+-- field and no claim in doubt, and the asker wants no slot and no place as a candidate. Nearly all
+-- takes go that way. There each redis.call, and each text that is made, costs a hundredth of the
+-- whole exchange. Any other take reads all that may be in its way, and this is decided:
+--
+--   it is too late for the asker, or its claim was given up in doubt    0: certainly nothing is done
+--   the claim holds the lease already                                   the same grant once more
+--   paused, a used slot, another's turn, another holder                 refused
+--   nothing of these                                                    granted
+--
+-- Whoever is refused may stand in line (line.lua). It does not ask again and again: it waits for a
+-- message to the inbox of its process, or for the end of the lease. The life of a waiter:
+--
+--    take: refused                      give: the lease is free, the first in line gets "turn"
+--         |                                                |
+--         v      all before it are gone                    v
+--      in line -------------------------> first -------> its turn, until `due`
+--       |   |                               |              |
+--       |   +-- "held": the first asks      | it asks      +-- it takes: granted, the next is first
+--       |   |   when the lease ends         | when the     |
+--       |   +-- "look": it asks again       | lease can    +-- another take is granted: it is
+--       |                                   | end, and     |   overtaken. None is if it is fair,
+--       | gives up: give takes              | is refused:  |   or was overtaken four times.
+--       | its place away                    v              |
+--       v                               its turn is later  +-- it is silent: the next take drops all
+--     gone                                                     places of its process, with a message
+--
+-- The first may be silent because its process is frozen. So after a give two waiters of other
+-- processes watch: they get "look", and ask a little after its turn should be over. Messages may be
+-- lost; then it takes longer, and no more. Only a take grants.
+--
+-- KEYS: the lease, its record, and if asked for, in this order: the line, the tombstone of the slot
+--       or the sharers, the list of candidates
 -- ARGV: 1 "incumbent1 <claim> "    2 " <ttl, ms> <holder> <meta>"    3 ttl, ms
 --       4 "<ms to keep the record> <incarnation that the asker knows> <least token of that>"
 --       5 " <slot or -> <holder>"
@@ -23,18 +56,15 @@ local time, last_token, place, quiet_until = call('TIME'), stored[1], stored[2],
 -- The token is the time, unless tokens are ahead of it, as in the first minute of a server.
 local now = time[2]
 now = time[1] .. (#now == 6 and now or string.sub('00000' .. now, -6))
--- Nobody waits for the answer any more: it lay in a buffer while this server was frozen or cut off.
+-- The request lay in a buffer while this server was frozen or cut off, and nobody waits for the answer.
 if now > deadline and #now >= #deadline then return 0 end
 
 local permits, is_quiet = ARGV[10], quiet_until and quiet_until > now
   and string.sub(quiet_until, 18) == ARGV[4] and #last_token == #now
 local sharers = permits and KEYS[ARGV[6] == '-' and 3 or 4]
 if is_quiet and (not ARGV[7] or permits and ARGV[8] == '-') then
-  -- One more, and 0 after 19: Lua takes long to write a number.
-  local digit = string.byte(place, -1)
-  local next = place == '9' and '10' or '0'
-  if digit < 57 then next = string.sub(place, 1, -2) .. string.char(digit + 1) end
-  local token = now
+  -- As text, for Lua takes long to write a number, and this one is written three times.
+  local next, token = tostring((place + 1) % 20), now
   if last_token >= now then token = string.format('%.0f', last_token + 1) end
   local granted, since = head .. token, ' ' .. now
   local value, part = granted .. ' ' .. next .. since .. ARGV[2]
@@ -44,7 +74,7 @@ if is_quiet and (not ARGV[7] or permits and ARGV[8] == '-') then
   end
   if call('SET', KEYS[1], value, 'NX', 'PX', ARGV[3]) then
     if permits then
-      -- The first of those who share it: what is left of others was taken from them.
+      -- It is the first to share the lease: an entry of another is left from a lease that was deleted.
       call('DEL', sharers)
       call('ZADD', sharers, string.sub(now, 1, -4) + ARGV[3], string.sub(head, 12) .. token)
       call('PEXPIRE', sharers, ARGV[3])
@@ -88,128 +118,17 @@ token = token > tonumber(now) and string.format('%.0f', token) or now
 
 local ahead, pass_turn, stand_in_line
 if turn or waits then
-  -- Only here: to make a function costs the other takes as much as a redis.call.
--- INCLUDE take:line
+  -- Only here: to make a function costs as much as a redis.call.
+-- INCLUDE line
   local me = waits and claim .. ' ' .. waits
   if turn then
     turn = read_turn(turn)
-    -- The first has to be let go before, if it is fair, or was overtaken often enough.
+    -- The first goes before us if it is fair, or was overtaken often enough.
     ahead = not starts_with(turn.first, claim .. ' ') and turn.due > now_ms
       and (turn.overtaken >= 4 or string.match(turn.first, '^%S+ %S+ f'))
   end
 
-  local function unwatch()
-    -- Who watched has looked by now, or is the asker.
-    if turn.looks <= now_ms or me and turn.watcher == name_of(me) then
-      turn.watcher, turn.looks = '-', 0
-    end
-  end
-
-  local function begin_turn(from)
-    -- Whoever is first now has until its heartbeat after `from` (unix ms).
-    turn.first = waiters(0, 0)[1]
-    if not turn.first then
-      call('HDEL', KEYS[2], FIELD.turn)
-      return
-    end
-    turn.due, turn.overtaken = from + heartbeat_of(turn.first), 0
-    write_turn(turn)
-  end
-
-  local function drop_silent()
-    -- The first did not answer its turn. Its process loses all its places at once; it asks anew
-    -- when it lives again. The asker's process lives, and loses only that place.
-    local inbox = inbox_of(turn.first)
-    if inbox == inbox_of(me) then
-      try('ZREM', KEYS[3], turn.first)
-      return
-    end
-    if starts_with(turn.watcher, inbox .. '/') then turn.watcher, turn.looks = '-', 0 end
-    for _, waiter in ipairs(waiters(0, -1)) do
-      if inbox_of(waiter) == inbox then
-        try('ZREM', KEYS[3], waiter)
-        tell(waiter, 'turn', 0)
-      end
-    end
-  end
-
-  local function let_others_rest(left)
-    -- The first looks when the lease ends, for all of them: whoever hears of it need not, and
-    -- stays a candidate.
-    for _, waiter in ipairs(waiters(1, 64)) do
-      if tell(waiter, 'held', left) and candidacy then
-        local standing, longer = string.match(waiter, ' (%S*)$'), now_ms + candidacy
-        local ends = try('ZSCORE', candidates, standing)
-        if type(ends) == 'string' and tonumber(ends) < longer then
-          try('ZADD', candidates, string.format('%.0f', longer), standing)
-        end
-      end
-    end
-  end
-
-  pass_turn = function(looks_in)
-    -- The lease was granted while somebody waits, and may be granted again in so many ms.
-    local was_first = starts_with(turn.first, claim .. ' ')
-    if me then try('ZREM', KEYS[3], me) end
-    unwatch()
-    if me and (was_first or turn.due <= now_ms) then
-      if not was_first then drop_silent() end
-      begin_turn(looks_in == 0 and now_ms or now_ms + ttl)
-      -- One that watches looks before the lease can end, and sees to it that the first does.
-      if turn.first and looks_in == 0 then
-        tell(turn.first, 'turn', 0)
-      elseif turn.first and turn.watcher == '-' then
-        tell(turn.first, 'look', looks_in)
-      end
-    else
-      turn.overtaken = turn.overtaken + 1
-      -- One that does not wait has no key of the line: whoever has it next drops the silent first.
-      if turn.due <= now_ms then turn.due = SILENT end
-      write_turn(turn)
-    end
-  end
-
-  stand_in_line = function(reason, value, left)
-    -- Returns the place, or nothing if it cannot be had.
-    turn = turn or { watcher = '-', looks = 0 }
-    unwatch()
-    if turn.first and turn.due <= now_ms and (turn.first ~= me or turn.due == SILENT) then
-      drop_silent()
-      turn.first = nil
-    end
-    local added = try('ZADD', KEYS[3], 'NX', now, me)
-    if type(added) ~= 'number' then return end
-    call('PEXPIRE', KEYS[3], string.format('%.0f', math.max(3600000, 8 * ttl)))
-    local is_new_turn = not turn.first
-    if is_new_turn then begin_turn(now_ms) end
-    if turn.first == me then
-      local looks_in = math.min(left < 0 and 1e12 or left, tonumber(ttl))
-      turn.due = now_ms + looks_in + heartbeat_of(me)
-      write_turn(turn)
-      -- Not when another one has just come before it: then the others need not look for long.
-      -- Nor beside another client's key: there the first looks all the time, and the others do not.
-      local since = value and string.match(value, '^%S+ %S+ %S+ %S+ (%d+)') or now
-      if added == 0 and reason == 'held' and left > 0 and now - since > 1000000 then
-        let_others_rest(left)
-      end
-      return 0
-    end
-    if is_new_turn then
-      -- Another one became first just now: it has to look.
-      tell(turn.first, 'turn', 0)
-    elseif reason == 'line' then
-      -- Who is refused for a turn looks again when that is over.
-      if turn.looks == 0 and inbox_of(turn.first) ~= inbox_of(me) then
-        turn.watcher, turn.looks = name_of(me), turn.due
-        write_turn(turn)
-      end
-    elseif added == 0 and turn.looks == 0 then
-      -- It watched, or looked by itself. The first looks when the lease ends.
-      write_turn(turn)
-      if left > 0 then tell(turn.first, 'look', left) end
-    end
-    return math.max(1, call('ZRANK', KEYS[3], me))
-  end
+-- INCLUDE line:take
 end
 
 local paused, resign, used = false, false, false
@@ -221,84 +140,13 @@ if slot then
   if used and is_of_claim(used) then used = false end
 end
 
-local function share(next, mine, is_first)
-  -- Others see one lease, which lasts as long as the longest of those who share it. It is written
-  -- first: a server out of memory refuses that, and then nothing has happened.
-  local value, left = string.format('incumbent1 shared %s %s %s %s %s %s', token, next, now, ttl,
-    holder, permits), math.max(tonumber(ttl), is_first and 0 or call('PTTL', KEYS[1]))
-  call('SET', KEYS[1], value, 'PX', left)
-  -- What is left of those who hold nothing any more, for somebody deleted their lease.
-  if is_first then call('DEL', sharers) end
-  call('ZADD', sharers, string.format('%.0f', now_ms + ttl), mine)
-  call('PEXPIRE', sharers, left)
-  call('HSET', KEYS[2], FIELD.sharer .. claim, token .. ' ' .. next .. ' ' .. now .. ARGV[2])
-  if permits == '0' or call('ZCARD', sharers) < tonumber(permits) then return 0 end
-  return call('ZRANGE', sharers, 0, 0, 'WITHSCORES')[2] - now_ms
-end
-
-local function grant(condition, is_first)
-  local next, looks_in = ((place or -1) + 1) % 20, ttl
-  local value = head .. token .. ' ' .. next .. ' ' .. now .. ARGV[2]
-  if permits then
-    looks_in = share(next, claim .. ' ' .. token, is_first)
-  elseif not call('SET', KEYS[1], value, condition, 'PX', ttl) then
-    return
-  end
-  local quiet = '0'
-  if not has_fields and not doubts and not turn and (not ARGV[7] or permits) then
-    -- Kept for longer than was asked, so that not every take has to say it.
-    quiet = string.format('%.0f %s', now + keep * 62 - 2000, ARGV[4])
-    keep = string.format('%.0f', keep * 17 / 16)
-  end
-  call('HSET', KEYS[2], FIELD.token, token, FIELD.place, next, FIELD.quiet_until, quiet,
-    FIELD.incarnation, incarnation, FIELD.holding .. next, token .. ' ' .. now .. ARGV[5])
-  if slot then call('SET', slot, value, 'PX', slot_keep) end
-  if resign and (is_first or not permits) then
-    -- It was meant for an earlier holder.
-    call('HDEL', KEYS[2], FIELD.put .. 'resign')
-    if call('HINCRBY', KEYS[2], FIELD.field_count, -1) < 1 then
-      call('HDEL', KEYS[2], FIELD.field_count)
-      has_fields = false
-    end
-  end
-  if not has_fields then call('PEXPIRE', KEYS[2], keep) end
-  if turn then pass_turn(looks_in) end
-  if candidacy then
-    try('ZREM', candidates, holder)
-    call('PUBLISH', ARGV[9], '')
-  end
-  return is_known and head .. token or { head .. token }
-end
-
-local function forget_those_who_are_over()
-  for _, member in ipairs(call('ZRANGEBYSCORE', sharers, '-inf', now_ms)) do
-    call('ZREM', sharers, member)
-    call('HDEL', KEYS[2], FIELD.sharer .. string.sub(member, 1, #claim))
-  end
-end
-
-local function share_again(mine)
-  -- The claim shares it already: the same grant, unless that is from before a promotion.
-  local own = string.match(mine, '^%d+')
-  local ends = call('ZSCORE', sharers, claim .. ' ' .. own)
-  if not ends then return end
-  if tonumber(own) < tonumber(least_token) then
-    call('ZREM', sharers, claim .. ' ' .. own)
-    return grant('XX', false)
-  end
-  local left = math.max(ends - now_ms, tonumber(ttl))
-  call('ZADD', sharers, string.format('%.0f', now_ms + left), claim .. ' ' .. own)
-  for _, key in ipairs({ KEYS[1], sharers }) do
-    if call('PTTL', key) < left then call('PEXPIRE', key, left) end
-  end
-  return { head .. own, left }
-end
+-- INCLUDE grant
 
 local value, full, others, is_first = false, false, false, true
 if permits then
   value = call('GET', KEYS[1])
   if value and string.sub(value, 1, 18) == 'incumbent1 shared ' then
-    forget_those_who_are_over()
+    forget_ended_parts()
     local mine = call('HGET', KEYS[2], FIELD.sharer .. claim)
     local again = mine and share_again(mine)
     if again then return again end
@@ -332,7 +180,7 @@ if state == 'reserved' and string.match(value, ' (%S*)$') == holder then
   value, ahead = false, false
 end
 
--- Refused. That the lists cannot be written decides nothing about the answer.
+-- Refused. Whether the lists can be written (the server may be out of memory) decides nothing here.
 if candidacy then
   try('ZREMRANGEBYSCORE', candidates, '-inf', now_ms)
   local until_ms = string.format('%.0f', now_ms + candidacy)
@@ -356,8 +204,8 @@ elseif paused then
 else
   reason, value, left = 'line', turn.first, turn.due - now_ms
 end
--- Waiting does not help against another number of permits. Without a token and a field the record
--- expired during a long holding: the next renewal brings it back.
+-- To wait does not help against another number of permits. A record without a token and a field has
+-- expired during a long holding, and the next renewal brings it back.
 local stands = waits and not others and (last_token or has_fields)
 local in_line = stands and stand_in_line(reason, value, left) or nil
 return { reason, value, left, now, in_line }
@@ -372,35 +220,3 @@ local function take()
 end
 local outcome, try = take(), redis.pcall
 return {outcome, try('GET', marker), try('INFO', 'replication'), try('TIME'), try('INFO', 'memory')}
-
--- PART line
--- Those who wait for the lease: KEYS[3] is a sorted set of waiters by their time of arrival, each
--- "<claim> <inbox> <f: fair, b: not> <heartbeat, ms> <holder>". Names a waiter: "<inbox>/<id>".
--- SILENT: the end of the turn of a first waiter that did not use it, when another was granted the
--- lease since.
-local SILENT = 0
-local function id_of(waiter) return string.sub(waiter, 1, 16) end
-local function inbox_of(waiter) return string.match(waiter, '^%S+ (%S+)') end
-local function heartbeat_of(waiter) return tonumber(string.match(waiter, '^%S+ %S+ %S+ (%d+)')) end
-local function name_of(waiter) return inbox_of(waiter) .. '/' .. id_of(waiter) end
-local function starts_with(text, start) return string.sub(text, 1, #start) == start end
-local function waiters(from, to) return try('ZRANGE', KEYS[3], from, to) end
-
-local function tell(waiter, word, ms)
-  -- True if its process is connected.
-  local message = string.format('%s %s %.0f', word, id_of(waiter), ms)
-  local receivers = try('PUBLISH', 'incumbent:to:' .. inbox_of(waiter), message)
-  return type(receivers) == 'number' and receivers > 0
-end
-
-local function read_turn(text)
-  local due, overtaken, watcher, looks, first =
-    string.match(text, '^(%d+) (%d+) (%S+) (%d+) (.*)$')
-  return { due = tonumber(due), overtaken = tonumber(overtaken), watcher = watcher,
-    looks = tonumber(looks), first = first }
-end
-
-local function write_turn(turn)
-  return try('HSET', KEYS[2], FIELD.turn, string.format('%.0f %.0f %s %.0f %s', turn.due,
-    turn.overtaken, turn.watcher, turn.looks, turn.first), FIELD.quiet_until, '0')
-end

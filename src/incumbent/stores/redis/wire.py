@@ -1,4 +1,7 @@
-"""A connection as both sides know it: logging in, and carrying out one program or several.
+"""Connections as both sides know them: logging in, and carrying out one program or several.
+
+A Layer wraps `run` for stores with more than one server. A Runtime is how one side connects, waits
+and asks several servers at the same time.
 
 These are coroutines. The asynchronous side awaits them. The blocking side runs each in one step
 (`protocol.port.run_blocking`), with connections that block instead of suspending.
@@ -6,19 +9,21 @@ These are coroutines. The asynchronous side awaits them. The blocking side runs 
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 import hiredis
 
 from incumbent import clock
 from incumbent.errors import StoreError
 from incumbent.interrupts import raise_handlers
-from incumbent.net.pool import Broken, Connection, Mismatch
-from incumbent.stores.plan import Plan
+from incumbent.model import Key
+from incumbent.net.pool import Broken, Connection, Mismatch, exchange_error
+from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.redis.incarnation import Server, ServerFacts
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.resp import Program, RequestBatch, as_eval, is_forgotten, pack
@@ -26,6 +31,7 @@ from incumbent.stores.redis.server import (
     LoginRefused,
     ProviderFailed,
     RedisSite,
+    Requests,
     TooLate,
     connect_error,
 )
@@ -207,3 +213,111 @@ def _send_together(steps: dict[int, RequestBatch]) -> Program[dict[int, Any]]:
     count = sum(step.answers for step in steps.values())
     answers = iter((yield RequestBatch(payload, count, repeats=False)))
     return {at: [*islice(answers, step.answers)] for at, step in steps.items()}
+
+
+# -- more than one server --------------------------------------------------------------------------
+
+
+Call: TypeAlias = Callable[[float], Coroutine[Any, Any, T]]
+"""A call with a deadline, an instant. Raises StoreError."""
+Enough: TypeAlias = Callable[[Sequence[T]], bool]
+"""Whether these results are enough."""
+
+
+def at_least(count: int) -> Enough[Any]:
+    """A function that says whether there are at least `count` results."""
+    return lambda results: len(results) >= count
+
+
+class Layer(PlannedTogether[Server]):
+    """Passes every call on to `inner`. Subclasses add steps before and after."""
+
+    def __init__(self, inner: PlannedTogether[Server]) -> None:
+        self.inner = inner
+        self.dialect = inner.dialect
+
+    async def run(self, plan: Plan[Server, T], until: float) -> T:
+        return await self.inner.run(plan, until)
+
+    async def wait_change(self, key: Key, seen: str, until: float) -> None:
+        await self.inner.wait_change(key, seen, until)
+
+    def let_go(self) -> None:
+        self.inner.let_go()
+
+
+class Discovery(Protocol):
+    """The servers' addresses, as last discovered; `advice`: what to check if discovery fails."""
+
+    advice: str
+
+    @property
+    def summary(self) -> str:
+        """The description for `doctor`."""
+
+    def masters(self) -> list[tuple[str, RedisSite]]:
+        """The known masters, each with its name if there are several."""
+
+    @property
+    def stale(self) -> bool:
+        """Whether the servers must be asked again for the addresses."""
+
+    async def ask(self, runtime: Runtime, until: float) -> object:
+        """Ask the servers for the addresses. Raises StoreUnavailable."""
+
+
+class Runtime(ABC):
+    """How one kind of caller (blocking or asyncio) connects, waits and runs calls in parallel."""
+
+    @abstractmethod
+    def exchange(self, site: RedisSite, requests: Requests) -> PlannedTogether[Server]:
+        """The connections to one server."""
+
+    @abstractmethod
+    async def dial(self, site: RedisSite, until: float) -> AnyWire:
+        """A connection that is logged in. Raises StoreUnavailable."""
+
+    @abstractmethod
+    async def gather(
+        self, calls: Sequence[Call[T]], until: float, enough: Enough[T] | None = None
+    ) -> list[T | StoreError]:
+        """Run all calls in parallel; return each call's result or StoreError.
+
+        Stop as soon as `enough` results are there. Re-raise any other exception.
+        """
+
+    @abstractmethod
+    async def pause(self, seconds: float) -> None:
+        """Wait, and let other threads or tasks work meanwhile."""
+
+    async def update(self, discovery: Discovery, until: float) -> None:
+        """Discover the servers again, if the addresses are stale. Each thread asks for itself."""
+        if discovery.stale:
+            await discovery.ask(self, until)
+
+    async def survey(
+        self,
+        sites: Sequence[RedisSite],
+        program: Callable[[RedisSite], Program[T]],
+        enough: Enough[T],
+        until: float,
+    ) -> list[T | StoreError]:
+        """Run a program at all sites, each on its own connection, until answers are `enough`.
+
+        Never raises: the error of a failed site is its outcome. Programs may run in parallel
+        threads, so they must share no state.
+        """
+        calls = [partial(self._ask, site, program) for site in sites]
+        return await self.gather(calls, until, enough)
+
+    async def _ask(
+        self, site: RedisSite, program: Callable[[RedisSite], Program[T]], until: float
+    ) -> T:
+        try:
+            wire = await self.dial(site, until)
+            try:
+                return await carry_out(wire, program(site), until)
+            finally:
+                wire.close()
+        except UNUSABLE as error:
+            raise exchange_error(error, site.where) from error

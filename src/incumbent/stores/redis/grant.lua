@@ -1,0 +1,100 @@
+-- Grants on the long way: all that they write, for one holder or for several that share the lease.
+-- A lease that is shared says what the latest sharer asked for. The record has the part of each, and
+-- the sorted set `sharers` when each part ends.
+local function share(next, mine, is_first)
+  -- Others see one lease, which lasts as long as the longest part. It is written first: a server out
+  -- of memory refuses that, and then nothing has happened.
+  local value, left = string.format('incumbent1 shared %s %s %s %s %s %s', token, next, now, ttl,
+    holder, permits), math.max(tonumber(ttl), is_first and 0 or call('PTTL', KEYS[1]))
+  call('SET', KEYS[1], value, 'PX', left)
+  -- Entries are left over if somebody deleted the lease of others.
+  if is_first then call('DEL', sharers) end
+  call('ZADD', sharers, string.format('%.0f', now_ms + ttl), mine)
+  call('PEXPIRE', sharers, left)
+  call('HSET', KEYS[2], FIELD.sharer .. claim, token .. ' ' .. next .. ' ' .. now .. ARGV[2])
+  if permits == '0' or call('ZCARD', sharers) < tonumber(permits) then return 0 end
+  return call('ZRANGE', sharers, 0, 0, 'WITHSCORES')[2] - now_ms
+end
+
+local function forget_ended_parts()
+  for _, member in ipairs(call('ZRANGEBYSCORE', sharers, '-inf', now_ms)) do
+    call('ZREM', sharers, member)
+    call('HDEL', KEYS[2], FIELD.sharer .. string.sub(member, 1, #claim))
+  end
+end
+
+local function grant(condition, is_first)
+  local next, recheck_in = ((place or -1) + 1) % 20, ttl
+  local value = head .. token .. ' ' .. next .. ' ' .. now .. ARGV[2]
+  if permits then
+    recheck_in = share(next, claim .. ' ' .. token, is_first)
+  elseif not call('SET', KEYS[1], value, condition, 'PX', ttl) then
+    return
+  end
+  local quiet = '0'
+  if not has_fields and not doubts and not turn and (not ARGV[7] or permits) then
+    -- Kept for longer than was asked, so that not every take has to say it.
+    quiet = string.format('%.0f %s', now + keep * 62 - 2000, ARGV[4])
+    keep = string.format('%.0f', keep * 17 / 16)
+  end
+  call('HSET', KEYS[2], FIELD.token, token, FIELD.place, next, FIELD.quiet_until, quiet,
+    FIELD.incarnation, incarnation, FIELD.holding .. next, token .. ' ' .. now .. ARGV[5])
+  if slot then call('SET', slot, value, 'PX', slot_keep) end
+  if resign and (is_first or not permits) then
+    -- It was meant for an earlier holder.
+    call('HDEL', KEYS[2], FIELD.put .. 'resign')
+    if call('HINCRBY', KEYS[2], FIELD.field_count, -1) < 1 then
+      call('HDEL', KEYS[2], FIELD.field_count)
+      has_fields = false
+    end
+  end
+  if not has_fields then call('PEXPIRE', KEYS[2], keep) end
+  if turn then pass_turn(recheck_in) end
+  if candidacy then
+    try('ZREM', candidates, holder)
+    call('PUBLISH', ARGV[9], '')
+  end
+  return is_known and head .. token or { head .. token }
+end
+
+local function share_again(mine)
+  -- The claim has a part already: the same grant once more, unless it is from before a promotion.
+  local own = string.match(mine, '^%d+')
+  local ends = call('ZSCORE', sharers, claim .. ' ' .. own)
+  if not ends then return end
+  if tonumber(own) < tonumber(least_token) then
+    call('ZREM', sharers, claim .. ' ' .. own)
+    return grant('XX', false)
+  end
+  local left = math.max(ends - now_ms, tonumber(ttl))
+  call('ZADD', sharers, string.format('%.0f', now_ms + left), claim .. ' ' .. own)
+  for _, key in ipairs({ KEYS[1], sharers }) do
+    if call('PTTL', key) < left then call('PEXPIRE', key, left) end
+  end
+  return { head .. own, left }
+end
+
+-- PART give
+-- What a give takes away.
+local function end_part(claim)
+  -- Returns the claim's part in the lease, if it had one that was not over.
+  if not value or not starts_with(value, 'incumbent1 shared ') then return end
+  local part = try('HGET', KEYS[2], FIELD.sharer .. claim)
+  local token = string.match(head, '^%S+ %S+ (%d+)') or part and string.match(part, '^%d+')
+  local ends = token and call('ZSCORE', sharers, claim .. ' ' .. token)
+  if not ends then return end
+  call('ZREM', sharers, claim .. ' ' .. token)
+  try('HDEL', KEYS[2], FIELD.sharer .. claim)
+  call('ZREMRANGEBYSCORE', sharers, '-inf', now_ms)
+  local last, until_ms = unpack(call('ZRANGE', sharers, -1, -1, 'WITHSCORES'))
+  if last then
+    -- Another value, by which waiters see that something changed; with what one that stays asked for.
+    local stays = try('HGET', KEYS[2], FIELD.sharer .. string.sub(last, 1, #claim)) or value
+    local which, who = string.match(stays, '(%d+ %d+) %d+( %d+ %S*)')
+    call('SET', KEYS[1], 'incumbent1 shared ' .. which .. ' ' .. now .. who
+      .. string.match(value, ' %d+$'), 'PX', string.format('%.0f', until_ms - now_ms))
+  else
+    call('DEL', KEYS[1])
+  end
+  return tonumber(ends) > now_ms and (part or 'incumbent1 0')
+end
