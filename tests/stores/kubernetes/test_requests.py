@@ -147,3 +147,17 @@ def test_many_leases_are_renewed_no_oftener_than_their_ttl_asks_and_not_all_at_o
     # Each has one renewal more at most than there are periods.
     assert 100 <= len(served) <= 100 * (passed / every + 1)
     assert max(Counter(it.path for it in served).values()) <= passed / every + 2
+
+
+def test_what_only_another_elector_has_written_is_not_taken_for_removed(
+    api_server: ApiServer, place: str, one: Party
+) -> None:
+    name = f"job-{new_claim()}"
+    api_server.create(place, name, holderIdentity="go", leaseDurationSeconds=600)
+    party = Party(one.engine, Key("default", name))
+    refused = party.refused()
+    assert refused.holders[0].foreign
+    until = clock.now() + 1.5
+    party.store.wait_change(party.key, refused.seen, until)
+    assert clock.now() >= until
+    assert party.refused().holders[0].holder == "go"

@@ -69,7 +69,10 @@ class NamespaceWatch:
     def __init__(self, namespace: str, client: KubernetesClient[BlockingWire]) -> None:
         self.namespace, self._client, self._known = namespace, client, client.known
         self.waiters: dict[int, WatchWaiter] = {}
-        self.runs = self.closed = False
+        self.closed = False
+        self._free = [self._run]
+        """The thread's work, while no thread does it."""
+        self._failures = 0
         self._wire: BlockingWire | None = None
         self._rest = LockWakeup()
         self._listed = False
@@ -78,11 +81,17 @@ class NamespaceWatch:
     def add(self, waiter: WatchWaiter) -> None:
         """List a waiter, and have the thread run."""
         self.waiters[id(waiter)] = waiter
-        if not self.runs:
-            self.runs = True
-            start_thread(self._run, "incumbent-watch")
-        elif self._listed:
-            self._judge(waiter)
+        try:
+            run = self._free.pop()
+        except IndexError:
+            if self._listed:
+                self._judge(waiter)
+            return
+        try:
+            start_thread(run, "incumbent-watch")
+        except BaseException:
+            self._free.append(run)
+            raise
 
     def leave(self, waiter: WatchWaiter) -> None:
         self.waiters.pop(id(waiter), None)
@@ -99,19 +108,17 @@ class NamespaceWatch:
     # -- the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
-        failures = 0
         try:
             while self._is_needed():
                 try:
                     self._follow()
-                    failures = 0
                 except (StoreError, Broken, Garbled) as error:
-                    failures += 1
                     self._tell_all(error)
-                    pause = backoff_delay(failures, draw_jitter(), cap=_LONGEST_PAUSE)
-                    run_blocking(self._rest.wait(clock.now() + pause))
+                self._failures += 1
+                pause = backoff_delay(self._failures, draw_jitter(), cap=_LONGEST_PAUSE)
+                run_blocking(self._rest.wait(clock.now() + pause))
         finally:
-            self.runs = self._listed = False
+            self._free.append(self._run)
             self._tell_all(None)  # whoever came meanwhile waits anew
 
     def _is_needed(self) -> bool:
@@ -128,7 +135,7 @@ class NamespaceWatch:
         wire = self._wire = run_blocking(self._client.dial(clock.now() + _WITHIN))
         try:
             revision = run_blocking(self._list(wire))
-            self._listed = True
+            self._listed, self._failures = True, 0
             for waiter in list(self.waiters.values()):
                 self._judge(waiter)
             while revision and self._is_needed():
@@ -150,7 +157,9 @@ class NamespaceWatch:
         known.note(int(revision) if revision.isdecimal() else before, before)
         waited = {waiter.key for waiter in list(self.waiters.values())}
         for key in waited - there:
-            if key in known.sights and known.sights[key].revision <= int(revision or 0):
+            sight = known.sights.get(key)
+            # What only another elector has written has no label of ours, and is not listed.
+            if sight and KEY in sight.annotations and sight.revision <= int(revision or 0):
                 known.see(key, None)
         return revision
 
