@@ -43,7 +43,6 @@ from tests.stores.etcd.world import (
     lease_of,
     new_claim,
     operations,
-    party,
     place,
     put_foreign,
     sent,
@@ -92,20 +91,6 @@ def test_the_oldest_key_has_the_name_and_a_ticket_is_the_turn_of_ours(
 
 
 # -- on a server
-
-
-@pytest.fixture
-def here(own_etcd: EtcdServer) -> Iterator[Party]:
-    with party(own_etcd.store_url(PREFIX)) as one:
-        yield one
-
-
-@pytest.fixture
-def other(own_etcd: EtcdServer, here: Party) -> Iterator[Party]:
-    """Another process, in effect, that asks for the same name."""
-    with party(own_etcd.store_url(PREFIX)) as one:
-        one.key = here.key
-        yield one
 
 
 def wait_behind_a_holder(server: EtcdServer, here: Party, other: Party) -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 
 import pytest
 
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import UNLIMITED, Ask, Gone, Granted, Parting, Queue, Queued, Released, Renewed
 from incumbent.protocol.port import run_blocking
-from incumbent.stores.etcd import kv
+from incumbent.stores.etcd import client, kv
 from incumbent.stores.etcd.kv import Steps
 from incumbent.stores.etcd.taking import EtcdTake
 from tests import tiers
@@ -38,20 +38,6 @@ LONG = Ask(60.0, "host-1")
 FAIR = replace(LONG, queue=Queue(60.0, fair=True))
 UNFAIR = replace(LONG, queue=Queue(60.0))
 JOINS = 150
-
-
-@pytest.fixture
-def here(own_etcd: EtcdServer) -> Iterator[Party]:
-    with party(own_etcd.store_url(PREFIX)) as one:
-        yield one
-
-
-@pytest.fixture
-def other(own_etcd: EtcdServer, here: Party) -> Iterator[Party]:
-    """Another process, in effect, that asks for the same name."""
-    with party(own_etcd.store_url(PREFIX)) as one:
-        one.key = here.key
-        yield one
 
 
 def queued(one: Party, claim: str = "", ask: Ask = FAIR) -> Queued:
@@ -218,8 +204,9 @@ def test_candidates_who_wait_keep_their_places(
 
 
 def test_a_place_that_was_lost_is_taken_anew_at_the_end(
-    own_etcd: EtcdServer, here: Party, other: Party
+    own_etcd: EtcdServer, here: Party, other: Party, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(client, "_LOOKS_EVERY", inf)
     granted = here.take(ask=LONG)
     brief = replace(LONG, queue=Queue(4.0, fair=True))
     seen = queued(other, ask=brief).seen
