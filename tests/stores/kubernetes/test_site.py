@@ -56,6 +56,8 @@ def test_the_url_names_another_namespace(tmp_path: Path) -> None:
 def test_outside_of_a_pod_the_url_has_to_name_a_context() -> None:
     with pytest.raises(ConfigError, match="kubernetes://CONTEXT/NAMESPACE"):
         site_of_url("kubernetes:///shop", {})
+    with pytest.raises(ConfigError, match="is not set"):
+        site_of_url("kubernetes:///shop", POD | {"KUBERNETES_SERVICE_PORT": "tcp://10.0.0.1"})
 
 
 def test_a_context_says_where_and_who(tmp_path: Path) -> None:

@@ -69,7 +69,8 @@ def site_of_url(url: str, environ: Mapping[str, str] = os.environ) -> Kubernetes
 
 def _in_cluster(namespace: str, environ: Mapping[str, str]) -> dict[str, Any]:
     host, folder = environ.get(_HOST), Path(environ.get("INCUMBENT_SERVICE_ACCOUNT", ACCOUNT))
-    if not host:
+    port = environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host or not port.isdecimal():
         raise ConfigError(
             f"kubernetes:///... is for pods, and {_HOST} is not set: this is none, or its service"
             " links are off. Outside of a cluster write kubernetes://CONTEXT/NAMESPACE",
@@ -77,7 +78,7 @@ def _in_cluster(namespace: str, environ: Mapping[str, str]) -> dict[str, Any]:
         )
     named = namespace or _text(folder / "namespace")
     return {
-        "endpoint": urls.Endpoint(host, int(environ.get("KUBERNETES_SERVICE_PORT", "443"))),
+        "endpoint": urls.Endpoint(host, int(port)),
         "base": "",
         "namespace": _checked(named),
         "login": Login(file=str(folder / "token")),
