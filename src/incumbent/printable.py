@@ -1,4 +1,4 @@
-"""Text from elsewhere, made fit for a terminal or a log. Pure.
+"""Text from elsewhere, made fit for a terminal or a log, and what a misspelt word meant. Pure.
 
 Whoever can write to the store can name a holder, a lease or a reason as he likes: with the escape
 sequences of a terminal, or with a line break and a forged line behind it. What people read shows
@@ -7,7 +7,7 @@ such characters as escapes (`\\x1b`, `\\n`, `\\u202e`); attributes and JSON keep
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 
 
@@ -21,6 +21,13 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """`printable` for a text of several lines."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+def nearest(word: str, known: Iterable[str], likeness: float = 0.66) -> str | None:
+    """The known word that `word` is most like, if it is a slip of it. `likeness`: 1.0 is equal."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(word, list(known), n=1, cutoff=likeness)), None)
 
 
 def json_line(value: object) -> str:

@@ -7,29 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from incumbent.cli.parser import distance, flags_in, parse, settings_from, unknown_variables
+from incumbent.cli.parser import flags_in, parse, settings_from, unknown_variables
 from incumbent.cli.table import COMMANDS, FLAGS, GLOBAL, SETTINGS, VARIABLES, CliCommand, Option
 from incumbent.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = (*GLOBAL, *COMMANDS["run"].options)
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "slips"),
-    [
-        ("", "", 0),
-        ("TTL", "TTL", 0),
-        ("TLL", "TTL", 1),
-        ("TT", "TTL", 1),
-        ("ONEC_PER", "ONCE_PER", 1),
-        ("GRAEC", "GRACE", 1),
-        ("STORE", "", 5),
-        ("HOLDER", "HOLDING", 3),
-    ],
-)
-def test_a_distance_counts_slips(one: str, other: str, slips: int) -> None:
-    assert distance(one, other) == distance(other, one) == slips
 
 
 def options_of(command: str) -> tuple[Option, ...]:
@@ -94,6 +77,8 @@ def test_what_would_write_or_remove_or_refuse_is_no_setting() -> None:
         ("INCUMBENT_MAXRUNS", "INCUMBENT_MAX_RUNS"),
         ("INCUMBENT_SHARE_STOER", "INCUMBENT_SHARE_STORE"),
         ("INCUMBENT_NAMSPACE", "INCUMBENT_NAMESPACE"),
+        ("INCUMBENT_TT", "INCUMBENT_TTL"),
+        ("INCUMBENT_GRAEC", "INCUMBENT_GRACE"),
     ],
 )
 def test_a_near_misspelling_is_refused_with_what_was_meant(name: str, meant: str) -> None:

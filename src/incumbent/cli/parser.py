@@ -24,6 +24,7 @@ from incumbent.cli.table import (
     usage,
 )
 from incumbent.errors import ConfigError
+from incumbent.printable import nearest
 
 
 class UsageError(Exception):
@@ -286,8 +287,8 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     ours = {name for name in environ if name.startswith(PREFIX)} - known
     unknown = sorted(name for name in ours if not _is_link(name, environ[name]))
     for name in unknown:
-        near = min(VARIABLES, key=lambda setting: (distance(name, setting), setting))
-        if distance(name, near) <= (1 if len(name) <= len(PREFIX) + 5 else 2):
+        # They all begin alike, so one slip makes names that are very like each other.
+        if near := nearest(name, VARIABLES, likeness=0.9):
             raise ConfigError(f"{name} is not a setting: did you mean {near}?", name=name)
     return unknown
 
@@ -304,26 +305,3 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`: did you mean X?` if a known word is near, else ""."""
     near = nearest(word, known)
     return f": did you mean {near}?" if near else ""
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The nearest known word within one slip, or a third of the letters; of equals the first."""
-    slips, near = min((distance(word, each), each) for each in known)
-    return near if slips <= max(1, len(word) // 3) else None
-
-
-def distance(one: str, other: str) -> int:
-    """The number of slips between two words: letters left out, put in, changed or swapped.
-
-    Optimal string alignment (Damerau, 1964; the restricted form).
-    """
-    before: list[int] = []
-    row = list(range(len(other) + 1))
-    for i, a in enumerate(one, 1):
-        before, last, row = row, before, [i]
-        for j, b in enumerate(other, 1):
-            best = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b))
-            if i > 1 and j > 1 and a == other[j - 2] and one[i - 2] == b:
-                best = min(best, last[j - 2] + 1)
-            row.append(best)
-    return row[-1]

@@ -11,7 +11,6 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
-from difflib import get_close_matches
 from functools import lru_cache
 from math import floor, inf
 from typing import Final, Protocol
@@ -19,12 +18,13 @@ from typing import Final, Protocol
 from incumbent.cron.fields import FIELDS, RANGES, advice_for, words_of
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError
+from incumbent.printable import nearest
 
 
 def suggestion_for(word: str, known: Iterable[str]) -> str:
     """`; did you mean X?` for a misspelt word, else an empty text."""
-    near = get_close_matches(word, list(known), n=1, cutoff=0.75)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = nearest(word, known)
+    return f"; did you mean {near}?" if near else ""
 
 
 def find_zone(name: str) -> tzinfo:
