@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from incumbent.elections import AsyncElection, AsyncTerm, Election, Term
     from incumbent.groups import AsyncGroup, Group, Member
     from incumbent.inside import CurrentLease, current
-    from incumbent.locks import AsyncLease, AsyncLock, Lease, Lock
+    from incumbent.leases import AsyncLease, Lease
+    from incumbent.locks import AsyncLock, Lock
     from incumbent.policy import Policy
     from incumbent.protocol.link import StoreLike
     from incumbent.several import (

@@ -141,7 +141,7 @@ _bodies: Final[weakref.WeakKeyDictionary[Any, Bodies]] = weakref.WeakKeyDictiona
 def bodies_of_thread() -> Bodies:
     """The bodies that cannot end while this thread blocks: its own and those of its tasks."""
     # Looked up at each call: gevent may be installed late, and then this is a greenlet.
-    return _bodies.get(threading.current_thread(), [])
+    return _bodies.get(threading.current_thread(), []) if _bodies else []
 
 
 def bodies_of_task() -> Bodies:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, Unpack
@@ -22,14 +22,16 @@ from incumbent.election import (
     with_rank,
 )
 from incumbent.errors import ConfigError, LeaseLost, Misuse, NotCandidate, NotHeld, StoreError
-from incumbent.handles import LeaseHandle, LockHandle, loss_of
 from incumbent.lease import LeaseState
+from incumbent.leases import LeaseHandle
+from incumbent.locks import LockHandle
 from incumbent.meters import Sample
 from incumbent.model import Record, Refused
 from incumbent.options import PERMITS_MOST, IfLost, LockSettings, OnLost, rank_from
 from incumbent.protocol.chance import draw_jitter
 from incumbent.protocol.observe import Observation, Watched
 from incumbent.protocol.threads import notifier
+from incumbent.protocol.words import loss_of
 
 if TYPE_CHECKING:
     from incumbent.protocol.held import Claim
@@ -61,8 +63,10 @@ class TermHandle(LeaseHandle):
 
     __slots__ = ("_asked", "_seen")
 
-    def __init__(self, link: Link, held: Claim, on_lost: OnLost | None, if_lost: IfLost) -> None:
-        super().__init__(link, held, on_lost, if_lost)
+    def __init__(
+        self, link: Link, helds: Sequence[Claim], on_lost: OnLost | None, if_lost: IfLost
+    ) -> None:
+        super().__init__(link, helds, on_lost, if_lost)
         self._asked = False
         """Whether the term was asked to end."""
         self._seen = False

@@ -10,7 +10,7 @@ from incumbent.candidacy import ElectionSettings, Metadata
 from incumbent.durations import Duration
 from incumbent.elections import AsyncElection, AsyncTerm, Election, Term
 from incumbent.groups import AsyncGroup, Group, GroupSettings
-from incumbent.handles import refuse_copy, trimmed_traceback
+from incumbent.leases import refuse_copy, trimmed_traceback
 from incumbent.locks import AsyncLock, Lock
 from incumbent.model import Record
 from incumbent.options import LockSettings, overruled, parse_timeout

@@ -39,7 +39,7 @@ from weakref import WeakKeyDictionary
 
 from redis import exceptions
 
-from incumbent import clock, locks
+from incumbent import clock, leases, locks
 from incumbent.callers import ByCaller
 from incumbent.durations import parse_duration
 from incumbent.errors import (
@@ -50,7 +50,7 @@ from incumbent.errors import (
     OutcomeUnknown,
     StoreUnavailable,
 )
-from incumbent.handles import L, LeaseHandle
+from incumbent.leases import L, LeaseHandle
 from incumbent.model import Holding
 from incumbent.options import LockSettings
 from incumbent.stores.base import Engine
@@ -269,7 +269,7 @@ def _engine_of(client: Client) -> Engine:
     return engines[restart_wait]
 
 
-class Lock(_Handle[locks.Lease]):
+class Lock(_Handle[leases.Lease]):
     """In place of redis-py's `redis.lock.Lock`, also as `client.lock(name, lock_class=Lock)`."""
 
     def _lock(self, token: str | bytes | None = None, sleep: float | None = None) -> locks.Lock:
@@ -343,7 +343,7 @@ class Lock(_Handle[locks.Lease]):
             self._not_released(late)
 
 
-class AsyncLock(_Handle[locks.AsyncLease]):
+class AsyncLock(_Handle[leases.AsyncLease]):
     """In place of redis-py's `redis.asyncio.lock.Lock`; see `Lock`. A loss cancels no body."""
 
     def _lock(

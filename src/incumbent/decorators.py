@@ -24,11 +24,12 @@ from incumbent.cron.ledger import SlotState
 from incumbent.cron.once import OnceRun, begin_once
 from incumbent.durations import Duration
 from incumbent.errors import ConfigError, NotAcquired
-from incumbent.handles import LeaseHandle, LockHandle
 from incumbent.inside import around_call
-from incumbent.locks import AsyncLease, AsyncLock, Lease, Lock
+from incumbent.leases import AsyncLease, Lease, LeaseHandle
+from incumbent.locks import AsyncLock, Lock, LockHandle
 from incumbent.options import LockSettings, require
 from incumbent.protocol.port import run_blocking as drive
+from incumbent.protocol.release import release
 from incumbent.running import is_async, name_of, not_deferred, refuse_generator
 from incumbent.stores.names import (
     MARK,
@@ -42,6 +43,7 @@ from incumbent.stores.names import (
 
 if TYPE_CHECKING:
     from incumbent.protocol.link import StoreLike
+    from incumbent.protocol.port import Port
 
 F = TypeVar("F", bound=Callable[..., Any])
 L = TypeVar("L", bound=LockHandle[Any])
@@ -273,7 +275,7 @@ def _recorded(lease: Lease, function_name: str, call: Callable[[], Any], *, skip
         once = begin_once_blocking(lease, wall, _slot_id(wall), function_name)
     except BaseException:
         # Nothing ran: free the slot for others.
-        lease._release(undo_slot=True)
+        drive(_undo(lease, lease._link.port))
         raise
     if once is None:
         return _refuse_second_run(lease, skip=skip)
@@ -285,6 +287,15 @@ def _recorded(lease: Lease, function_name: str, call: Callable[[], Any], *, skip
         raise
     drive(once.succeed(clock.wall()))
     return result
+
+
+async def _undo(lease: LeaseHandle, port: Port) -> None:
+    """Give the lease back, and its slot."""
+    lease._begin_release()
+    try:
+        await release(port, lease._held, undo_slot=True)
+    finally:
+        lease._link.keeper.disarm(lease._held)
 
 
 def _refuse_second_run(lease: LeaseHandle, *, skip: bool) -> None:
@@ -328,7 +339,7 @@ async def _recorded_async(
         once = await begin_once(port, lease._held, wall, _slot_id(wall), function_name)
     except BaseException:
         # Nothing ran, also if it was cancelled: free the slot for others.
-        await lease._release(undo_slot=True)
+        await _undo(lease, port)
         raise
     if once is None:
         return _refuse_second_run(lease, skip=skip)

@@ -6,7 +6,7 @@ Blocking work is asked to stop; asyncio work is cancelled and awaited.
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from math import inf
 from types import EllipsisType
@@ -18,9 +18,8 @@ from incumbent.candidacy import ElectionHandle, Metadata, TermHandle
 from incumbent.durations import Duration
 from incumbent.election import Leader, leaders_of
 from incumbent.errors import LeaseLost, LockError, StoreUnavailable
-from incumbent.handles import give_up_all, shorten, trimmed_traceback
 from incumbent.lease import LeaseState
-from incumbent.locks import AsyncLease, Lease
+from incumbent.leases import AsyncLease, Lease, give_up_all, shorten, trimmed_traceback
 from incumbent.options import IfLost, OnLost, parse_timeout
 from incumbent.protocol.acquire import acquire
 from incumbent.protocol.held import Claim
@@ -54,8 +53,10 @@ class Term(TermHandle, Lease):
 
     __slots__ = ("_body", "_woken")
 
-    def __init__(self, link: Link, held: Claim, on_lost: OnLost | None, if_lost: IfLost) -> None:
-        super().__init__(link, held, on_lost, if_lost)
+    def __init__(
+        self, link: Link, helds: Sequence[Claim], on_lost: OnLost | None, if_lost: IfLost
+    ) -> None:
+        super().__init__(link, helds, on_lost, if_lost)
         self._body: int | None = None
         self._woken = threading.Event()
         self._link.keeper.watch(self._held, self._woken.set)
@@ -267,8 +268,10 @@ class AsyncTerm(TermHandle, AsyncLease):
 
     __slots__ = ("_inside",)
 
-    def __init__(self, link: Link, held: Claim, on_lost: OnLost | None, if_lost: IfLost) -> None:
-        super().__init__(link, held, on_lost, if_lost)
+    def __init__(
+        self, link: Link, helds: Sequence[Claim], on_lost: OnLost | None, if_lost: IfLost
+    ) -> None:
+        super().__init__(link, helds, on_lost, if_lost)
         self._inside = False
 
     async def __aenter__(self) -> Self:

@@ -15,7 +15,7 @@ from incumbent.candidacy import Metadata
 from incumbent.durations import Duration
 from incumbent.election import encode_metadata, read_metadata
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
-from incumbent.handles import refuse_copy, trimmed_traceback
+from incumbent.leases import refuse_copy, trimmed_traceback
 from incumbent.model import Capabilities
 from incumbent.options import refuse_unknown, require, wanted_from
 from incumbent.policy import TTL_MIN, Policy

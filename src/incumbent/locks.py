@@ -1,8 +1,4 @@
-"""Locks and their leases, for blocking code and for asyncio.
-
-An asyncio body is cancelled before its proof runs out; blocking code has to check. asyncio is
-imported at its first use, so that blocking code does not pay for it at each start of a command.
-"""
+"""Locks on one name, for blocking code and for asyncio, and the callers inside them."""
 
 from __future__ import annotations
 
@@ -11,246 +7,189 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Generic, Self
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar, Unpack
 
 from incumbent import clock
 from incumbent.callers import (
     bodies_of_task,
+    bodies_of_thread,
     current_task,
     enter_again,
     has_ended,
     present_caller,
+    refuse_waiting_for_oneself,
+    remember,
 )
 from incumbent.durations import Duration
-from incumbent.errors import LeaseLost, LockError, Misuse, NotAcquired, NotHeld
-from incumbent.handles import (
+from incumbent.errors import ConfigError, LockError, Misuse, NotAcquired, NotHeld
+from incumbent.leases import (
     AnyLease,
+    AsyncLease,
     L,
-    LeaseHandle,
-    LockEntry,
-    LockHandle,
+    Lease,
     give_up_all,
-    loss_of,
+    refuse_copy,
     shorten,
     trimmed_traceback,
 )
-from incumbent.options import parse_timeout
-from incumbent.protocol.acquire import acquire, acquire_blocking
-from incumbent.protocol.release import release, release_blocking
-from incumbent.protocol.words import lease_lost, waits_for_itself
+from incumbent.options import IfLost, LockSettings, OnLost, parse_timeout, wanted_from
+from incumbent.protocol.acquire import acquire
+from incumbent.protocol.link import Link, link_for
+from incumbent.protocol.port import run_blocking
+from incumbent.protocol.words import loss_of, waits_for_itself
 
 if TYPE_CHECKING:
     from incumbent.model import Holding
-    from incumbent.protocol.aio import LeaseScope
-    from incumbent.protocol.held import Claim
-    from incumbent.protocol.link import Link
+    from incumbent.protocol.held import Claim, LeaseRequest
+    from incumbent.protocol.link import StoreLike
+
+A = TypeVar("A", bound=AnyLease)
 
 
-class BlockingLease(AnyLease):
-    """The blocking operations of a lease on one name, or on several."""
+class LockEntry(NamedTuple, Generic[A]):
+    """A lease on a lock: whose it is, and whether a `with` of the lock will release it.
 
-    __slots__ = ()
+    `home`: the thread or task that keeps the entry alive (its end removes it), None: the `with`. A
+    thread may be the home of its tasks' leases.
+    """
 
-    def renew(self) -> float:
-        """Renew now, and return the seconds for which the lease is proved.
+    caller: weakref.ref[Any] | None
+    lease: A
+    entered: bool
+    home: weakref.ref[Any] | None = None
 
-        Raises LeaseLost, StoreUnavailable (the lease may still be valid), AlreadyReleased.
+
+class AnyLock(Generic[A]):
+    """A lock on one name, or on several: its store, its timeout, and the callers inside it."""
+
+    __slots__ = ("__weakref__", "_entries", "_if_lost", "_link", "_on_lost", "_timeout")
+
+    def __init__(
+        self, store: StoreLike | None, timeout: Duration | None, settings: LockSettings
+    ) -> None:
+        self._link = link_for(store)
+        self._timeout = parse_timeout(timeout)
+        self._on_lost = settings.get("on_lost")
+        self._if_lost: IfLost = settings.get("if_lost", "raise")
+        self._entries: list[LockEntry[A]] = []
+
+    _bodies = staticmethod(bodies_of_thread)
+
+    def _caller(self) -> Any:
+        """The thread or task object, because numbers of threads are used again.
+
+        On the blocking side too: several tasks of one thread may share a lock.
         """
-        self.check()
-        done = threading.Event()
-        self._renew_now(done.set)
-        done.wait(self.remaining)
-        return self._renewal_verdict()
+        return present_caller()
 
-    def wait_lost(self, timeout: Duration | None = None) -> bool:
-        """Block until the holding ends, for at most `timeout` seconds; True if it was lost."""
-        ended = threading.Event()
-        tell = ended.set
-        self._watch(tell)
-        try:
-            ended.wait(parse_timeout(timeout))
-        finally:
-            self._unwatch(tell)
-        return self.lost
-
-    def _exit(self) -> LeaseLost | None:
-        """Release the lease as its body exits; return the loss to report, if it was lost."""
+    def _all_wanted(self) -> Sequence[LeaseRequest]:
         raise NotImplementedError
 
-    def __enter__(self) -> Self:
-        self.check()
-        self._enter_body()
-        return self
+    def _names(self) -> str:
+        return ", ".join(repr(wanted.key.name) for wanted in self._all_wanted())
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._names()} of {self._link.engine.url}>"
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self)
+
+    def _seconds(self, timeout: Duration | EllipsisType | None) -> float | None:
+        if self._link.closed:
+            # A lease granted now would never be renewed.
+            raise Misuse(f"{self._names()}: the client that this came from was closed")
+        wait = self._timeout if timeout is ... else parse_timeout(timeout)
+        if wait != 0 and (bodies := self._bodies()):
+            for wanted in self._all_wanted():
+                refuse_waiting_for_oneself(wanted, self._link.same, bodies)
+        return wait
+
+    def _me(self) -> weakref.ref[Any] | None:
+        caller = self._caller()
+        return None if caller is None else weakref.ref(caller)
+
+    def _entered(self, lease: A) -> A:
+        lease._enter_body()
+        self._has_entered(lease)
+        return lease
+
+    def _has_entered(self, lease: A) -> None:
+        self._entries.append(LockEntry(self._me(), lease, entered=True))
+
+    def _leave(self) -> A:
+        """Remove the last lease that the caller entered, or else that of the only other caller."""
+        entry = None
         try:
-            self._exit_body()
-            if self._is_released():
-                return
-            lost = self._exit()
-        except BaseException:
-            give_up_all(self._link, self._helds, undo_slot=False)
+            entry = self._last_inside()
+            self._entries.remove(entry)
+        except NotHeld:
             raise
-        if lost is None:
-            return
-        if error is None:
-            raise lost
-        add_loss_note(error, lost)
+        except BaseException:
+            # A signal handler's. The lock would keep its lease, which would be renewed for ever.
+            entry = entry or self._last_inside()
+            give_up_all(self._link, entry.lease._helds, undo_slot=False)
+            raise
+        return entry.lease
+
+    def _last_inside(self) -> LockEntry[A]:
+        # From a copy: while other threads remove entries, an iteration of the list skips some.
+        me, entries = self._me(), self._entries.copy()
+        inside = [entry for entry in entries if entry.entered]
+        own = [entry for entry in inside if entry.caller == me] or inside
+        if not own or any(entry.caller != own[0].caller for entry in own):
+            raise NotHeld(f"the lock on {self._names()} was not entered here")
+        return own[-1]
 
 
-class Lease(LeaseHandle, BlockingLease):
-    """A held lease; renewed in the background until it is released. A context manager.
+class LockHandle(AnyLock[L], Generic[L]):
+    """A lock on one name: the settings that were checked when it was built."""
 
-    Blocking code cannot be stopped from outside: it has to check (`check`, `lost`, `wait_lost`,
-    `on_lost`), and a body that outlives its lease ends in LeaseLost.
-    """
+    __slots__ = ("_reentrant", "_wanted")
 
-    __slots__ = ()
+    def __init__(
+        self,
+        name: str,
+        *,
+        store: StoreLike | None = None,
+        namespace: str = "default",
+        timeout: Duration | None = None,
+        **settings: Unpack[LockSettings],
+    ) -> None:
+        super().__init__(store, timeout, settings)
+        can = self._link.engine.capabilities
+        self._wanted = wanted_from(namespace, name, can, self._permits, **settings)
+        self._reentrant = settings.get("reentrant", False)
+        if self._reentrant and not (self._may_be_reentrant and self._wanted.once.permits is None):
+            raise ConfigError("reentrant: only a Lock can be entered again", name="reentrant")
 
-    def release(self) -> bool:
-        """Release the lease; False if the store did not confirm it (then its ttl ends it).
+    _permits: int | None = None
+    """`Ask.permits`: the number of holders at once; None: exclusive."""
+    _may_be_reentrant = False
 
-        Raises LeaseLost if it was lost before, also if only the store's answer shows that;
-        AlreadyReleased if it was released before.
-        """
-        now = clock.now()
-        if not self._held.machine.valid(now):
-            self._refuse_release()
-        confirmed = self._exit_inner() or self._release(now)
-        if not confirmed and (lost := self._loss()) is not None:
-            raise lost
-        return confirmed
+    def _all_wanted(self) -> Sequence[LeaseRequest]:
+        return (self._wanted,)
 
-    def _release(self, now: float | None = None, *, undo_slot: bool = False) -> bool:
-        link, held = self._link, self._held
-        self._begin_release()
-        now = clock.now() if now is None else now
-        try:
-            return release_blocking(link.port, held, now, undo_slot=undo_slot)
-        finally:
-            link.keeper.disarm(held)
+    @property
+    def name(self) -> str:
+        """The name that the lock leases."""
+        return self._wanted.key.name
 
-    def _exit(self) -> LeaseLost | None:
-        lost = self._lost_before_release()
-        if lost is None and not self._exit_inner() and not self._release():
-            lost = self._loss()
-        return lost
+    def _is_full(self, holdings: Sequence[Holding]) -> bool:
+        """Whether another holder would be refused beside these holdings."""
+        permits = self._permits
+        if permits is None or any(holding.permits != permits for holding in holdings):
+            return bool(holdings)
+        return 0 < permits <= len(holdings)
 
+    def _armed(self, held: Claim) -> tuple[Link, Sequence[Claim], OnLost | None, IfLost]:
+        """Make the keeper renew `held`; return the arguments of its lease object."""
+        self._link.keeper.arm(held)
+        if self._reentrant:
+            remember(held, self._link)
+        return self._link, (held,), self._on_lost, self._if_lost
 
-def release_unless_lost(lease: Lease, *, undo_slot: bool = False) -> bool:
-    """Release the lease, and return whether the store confirmed it: False after a loss."""
-    if lease._lost_before_release() is not None:
-        return False
-    return lease._release(undo_slot=undo_slot)
-
-
-class SuspendingLease(AnyLease):
-    """The asyncio operations of a lease on one name, or on several."""
-
-    __slots__ = ()
-
-    _scope: LeaseScope
-
-    async def renew(self) -> float:
-        """Renew now, and return the seconds for which it is proved; see Lease.renew."""
-        from incumbent.protocol.aio import until_told
-
-        self.check()
-        await until_told(self._renew_now, self.remaining)
-        return self._renewal_verdict()
-
-    async def wait_lost(self, timeout: Duration | None = None) -> bool:
-        """Wait until the holding ends, for at most `timeout` seconds; True if it was lost."""
-        from incumbent.protocol.aio import until_told
-
-        await until_told(self._watch, parse_timeout(timeout), self._unwatch)
-        return self.lost
-
-    async def _exit(self) -> LeaseLost | None:
-        """See BlockingLease."""
-        raise NotImplementedError
-
-    async def __aenter__(self) -> Self:
-        self.check()
-        self._scope = cancel_at_deadline(self)
-        self._enter_body()
-        return self
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        from asyncio import CancelledError
-
-        own_cancel = self._scope.close()
-        if self._scope.watcher is not None:
-            self._unwatch(self._scope.watcher)
-        self._exit_body()
-        if self._is_released():
-            return
-        lost = await self._exit() or self._stopped()
-        if lost is None:
-            return
-        if error is None or (own_cancel and isinstance(error, CancelledError)):
-            raise lost from error
-        add_loss_note(error, lost)
-
-    def _stopped(self) -> LeaseLost | None:
-        """The loss to report if the scope stopped the body, even of a proved lease; else None."""
-        if not self._scope.fired:
-            return None
-        first = min(self._helds, key=lambda held: held.machine.stop_at)
-        reason = "at_most_for" if first.machine.bounded else "expired"
-        name = first.wanted.key.name
-        return lease_lost(name, reason, "; the body was cancelled within the lease")
-
-
-class AsyncLease(LeaseHandle, SuspendingLease):
-    """A held lease; renewed in the background until it is released. An async context manager.
-
-    Inside `async with` the task is cancelled at the lease's renew_deadline, so that its clean-up
-    still runs within the lease; the caller then gets LeaseLost. Code outside checks as for `Lease`.
-    """
-
-    __slots__ = ()
-
-    async def release(self) -> bool:
-        """Release the lease; see Lease.release. A cancelled call ends the belief in it too."""
-        if not self.valid:
-            self._refuse_release()
-        confirmed = self._exit_inner() or await self._release()
-        if not confirmed and (lost := self._loss()) is not None:
-            raise lost
-        return confirmed
-
-    async def _release(self, *, undo_slot: bool = False) -> bool:
-        self._begin_release()
-        try:
-            return await release(self._link.async_port(), self._held, undo_slot=undo_slot)
-        finally:
-            self._link.keeper.disarm(self._held)
-
-    async def _exit(self) -> LeaseLost | None:
-        lost = self._lost_before_release()
-        if lost is None and not self._exit_inner() and not await self._release():
-            lost = self._loss()
-        return lost
-
-
-def add_loss_note(error: BaseException, lost: LeaseLost) -> None:
-    """Add a note on the loss to the body's own error, unless the error says the same."""
-    if str(lost) != str(error):
-        error.add_note(str(lost))
-
-
-def cancel_at_deadline(lease: AnyLease) -> LeaseScope:
-    """Have the calling task cancelled at the end of the lease, until the scope is closed."""
-    from incumbent.protocol.aio import LeaseScope
-
-    scope = LeaseScope(*lease._helds)
-    look = scope.look_soon
-    if lease._helds[0].inner is not None:
-        # Noted for removal: a holding entered a thousand times would keep a thousand watchers.
-        scope.watcher = look
-    lease._watch(look, ahead=None)
-    return scope
+    def _read_until(self) -> float:
+        return clock.now() + self._wanted.policy.request_timeout
 
 
 class TakingHandle(LockHandle[L], Generic[L]):
@@ -334,7 +273,7 @@ class TakingHandle(LockHandle[L], Generic[L]):
         own = [
             entry
             for entry in self._entries.copy()
-            if not entry.entered and entry.lease.valid
+            if not (entry.entered or entry.lease._is_released()) and entry.lease.valid
             if entry.home and entry.home() is self._home()
         ]
         if not own:
@@ -361,7 +300,9 @@ class TakingHandle(LockHandle[L], Generic[L]):
                 if entry.entered and entry.caller == me and entry.lease.valid:
                     raise Misuse(waits_for_itself(entry.lease._held.wanted, self._wanted))
 
-    def _enter_again(self, timeout: Duration | EllipsisType | None) -> tuple[Link, Claim] | None:
+    def _enter_again(
+        self, timeout: Duration | EllipsisType | None
+    ) -> tuple[Link, Sequence[Claim]] | None:
         """The caller's holding, entered again, or None. Raises LeaseLost if it was lost."""
         if timeout is not ...:
             parse_timeout(timeout)
@@ -371,7 +312,7 @@ class TakingHandle(LockHandle[L], Generic[L]):
         link, held, proved = found
         if not proved:
             raise loss_of(held, link.keeper.missed(held.machine.deadline))
-        return link, held
+        return link, (held,)
 
     def _wait(self, timeout: Duration | EllipsisType | None) -> float | None:
         """Seconds to wait for the lease. Raises Misuse if the caller would wait for itself."""
@@ -444,9 +385,10 @@ class Lock(TakingHandle[Lease]):
         link, again = self._link, self._enter_again(timeout) if self._reentrant else None
         try:
             if again:
-                held = again[1]
+                (held,) = again[1]
             else:
-                held = acquire_blocking(link.port, self._wanted, self._wait(timeout))
+                wait = self._wait(timeout)
+                held = run_blocking(acquire(link.port, self._wanted, wait))
         except LockError as error:
             shorten(error)
             raise

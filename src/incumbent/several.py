@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack
 
 from incumbent.callers import bodies_of_task, current_task
 from incumbent.durations import Duration
-from incumbent.errors import ConfigError, LeaseLost, LockError, NotAcquired
-from incumbent.handles import AnyLease, AnyLock, L, give_up_all, shorten, trimmed_traceback
-from incumbent.lease import LeaseState
-from incumbent.locks import (
+from incumbent.errors import ConfigError, LockError, NotAcquired
+from incumbent.leases import (
+    AnyLease,
     AsyncLease,
-    AsyncLock,
     BlockingLease,
+    L,
     Lease,
-    Lock,
     SuspendingLease,
-    TakingHandle,
+    give_up_all,
+    shorten,
+    trimmed_traceback,
 )
+from incumbent.locks import AnyLock, AsyncLock, Lock, TakingHandle
 from incumbent.model import UNLIMITED
 from incumbent.options import PERMITS_MOST, LockSettings, wanted_from
 from incumbent.protocol.acquire import acquire_all
 from incumbent.protocol.held import LeaseRequest
-from incumbent.protocol.port import ManyPort, run_blocking
-from incumbent.protocol.release import release_all
+from incumbent.protocol.port import run_blocking
 
 if TYPE_CHECKING:
     from incumbent.protocol.link import StoreLike
@@ -66,26 +66,6 @@ class MultiLeaseHandle(AnyLease):
         state = "valid" if self.valid else "lost" if self.lost else "released"
         return f"<{type(self).__name__} {', '.join(self.names)} {state}>"
 
-    async def _release_all(self, port: ManyPort) -> tuple[LeaseLost | None, bool]:
-        """Release all: the loss, if one was lost, and whether the store confirmed all others."""
-        self._begin_release()
-        lost = self._lost_before_release()
-        alive = [held for held in self._helds if held.machine.state is LeaseState.HELD]
-        try:
-            confirmed = await release_all(port, alive)
-        finally:
-            for held in alive:
-                self._link.keeper.disarm(held)
-        return lost or self._loss(), confirmed
-
-    async def _released(self, port: ManyPort) -> bool:
-        if self._is_released():
-            self._refuse_release()
-        lost, confirmed = await self._release_all(port)
-        if lost is not None:
-            raise lost
-        return confirmed
-
 
 class MultiLease(MultiLeaseHandle, BlockingLease):
     """Leases on several names, all or none; renewed until they are released. A context manager.
@@ -95,13 +75,6 @@ class MultiLease(MultiLeaseHandle, BlockingLease):
 
     __slots__ = ()
 
-    def release(self) -> bool:
-        """Release all together; False if the store did not confirm it. See Lease.release."""
-        return run_blocking(self._released(self._link.port))
-
-    def _exit(self) -> LeaseLost | None:
-        return run_blocking(self._release_all(self._link.port))[0]
-
 
 class AsyncMultiLease(MultiLeaseHandle, SuspendingLease):
     """Leases on several names, all or none; see MultiLease. An async context manager.
@@ -110,13 +83,6 @@ class AsyncMultiLease(MultiLeaseHandle, SuspendingLease):
     """
 
     __slots__ = ()
-
-    async def release(self) -> bool:
-        """Release all together; see MultiLease.release."""
-        return await self._released(self._link.async_port())
-
-    async def _exit(self) -> LeaseLost | None:
-        return (await self._release_all(self._link.async_port()))[0]
 
 
 class MultiHandle(AnyLock[M], Generic[M]):

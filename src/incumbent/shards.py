@@ -18,11 +18,11 @@ from incumbent.election import encode_metadata
 from incumbent.elections import AsyncTerm, Term
 from incumbent.errors import LeaseLost
 from incumbent.groups import GroupHandle, GroupSettings, first_try
-from incumbent.handles import ignore, trimmed_traceback
+from incumbent.leases import trimmed_traceback
 from incumbent.options import parse_timeout
 from incumbent.protocol.chance import draw_jitter
 from incumbent.protocol.held import Claim
-from incumbent.protocol.link import Link
+from incumbent.protocol.link import Link, ignore
 from incumbent.protocol.port import run_blocking
 from incumbent.protocol.roster import Division, attend, check_count
 from incumbent.running import (
@@ -57,7 +57,7 @@ class _ShardHandle(TermHandle):
     # No slots: the subclasses also inherit those of Term or AsyncTerm, and two sets conflict.
 
     def __init__(self, link: Link, held: Claim, number: int) -> None:
-        super().__init__(link, held, None, "raise")
+        super().__init__(link, (held,), None, "raise")
         self._number = number
 
     @property

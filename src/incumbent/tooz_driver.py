@@ -25,7 +25,7 @@ from incumbent.clients import Client
 from incumbent.durations import parse_duration
 from incumbent.elections import Election, Term
 from incumbent.errors import Error, NotAcquired, OutcomeUnknown, StoreUnavailable
-from incumbent.locks import Lease, release_unless_lost
+from incumbent.leases import Lease, release_unless_lost
 from incumbent.options import LockSettings
 from incumbent.policy import TTL_DEFAULT
 from incumbent.protocol.link import link_for

@@ -81,10 +81,13 @@ LAYERS = (
     Layer("stores", ("stores",)),
     Layer("drivers", ("protocol",)),
     Layer("settings", ("options",)),
-    Layer("leases", ("callers", "candidacy", "handles", "running")),
+    Layer("leases", ("callers", "leases", "running")),
     Layer(
         "facades",
-        ("locks", "several", "elections", "groups", "shards", "clients", "inside"),
+        (
+            *("locks", "several", "candidacy", "elections"),
+            *("groups", "shards", "clients", "inside"),
+        ),
     ),
     Layer("decorators", ("decorators", "compat", "tooz_driver")),
     Layer("health", ("metrics", "otel", "serve")),

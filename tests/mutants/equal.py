@@ -79,7 +79,7 @@ _SINCE: dict[tuple[str, str], str] = {
         "refuse_generator(work) -> pass",
     ): "test_run_refuses_a_generator_before_anything_is_asked",
     (
-        "handles.py",
+        "leases.py",
         "self.valid -> (not (self.valid))",
     ): "test_a_lease_shows_whether_it_is_valid",
     (

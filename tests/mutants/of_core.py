@@ -175,8 +175,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "a take leaves its place to nobody",
         "protocol/acquire.py",
-        "    finally:\n        place.leave(answered=outcome is not None)\n    return _answered(port, held, outcome, sent)\n\n\ndef _take_blocking",
-        "    finally:\n        pass\n    return _answered(port, held, outcome, sent)\n\n\ndef _take_blocking",
+        "    finally:\n        place.leave(answered=outcome is not None)\n    return _answered(port, held, outcome, sent)\n\n\ndef _not_sent",
+        "    finally:\n        pass\n    return _answered(port, held, outcome, sent)\n\n\ndef _not_sent",
         "tests/protocol/test_gates.py",
     ),
     _p(

@@ -17,7 +17,7 @@ _p = in_area("protocol")
 MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "an inner exit of a reentrant lock gives the lease back",
-        "handles.py",
+        "leases.py",
         "        if held.inner is None or not held.exit_inner():\n",
         "        if held.inner is None or held.exit_inner():\n",
         *_REENTRANT,
@@ -94,30 +94,30 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _p(
         "a reader enters again, and writes",
-        "handles.py",
+        "locks.py",
         "self._may_be_reentrant and self._wanted.once.permits is None",
         "self._may_be_reentrant",
         *_SHARING,
     ),
     _p(
         "locked() is said while a permit is left",
-        "handles.py",
+        "locks.py",
         "        return 0 < permits <= len(holdings)\n",
         "        return bool(holdings)\n",
         *_SHARING,
     ),
     _p(
         "check lets NaN pass",
-        "handles.py",
+        "leases.py",
         "if type(need) is float and 0 <= need <= DAY else",
         "if type(need) is float else",
         "tests/top/test_locks_sync.py::test_check_wants_a_number_of_seconds_that_can_be_compared",
     ),
     _p(
         "a thread that leaves hides another one",
-        "handles.py",
-        "me, entries = self._me(), self._entries.copy()",
-        "me, entries = self._me(), self._entries",
+        "locks.py",
+        "me, entries = self._me(), self._entries.copy()\n        inside",
+        "me, entries = self._me(), self._entries\n        inside",
         "tests/top/test_sharing.py::test_a_thread_that_leaves_at_the_same_time_hides_no_other",
     ),
     _p(
@@ -171,7 +171,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _p(
         "a task leaves the body of the task after it",
-        "handles.py",
+        "locks.py",
         "        own = [entry for entry in inside if entry.caller == me] or inside\n",
         "        own = inside[-1:]\n",
         "tests/top/test_shared_by_tasks.py",

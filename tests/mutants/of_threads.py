@@ -71,7 +71,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _p(
         "a loss that a release finds ends the process before the body's error is shown",
-        "handles.py",
+        "leases.py",
         "            self._unwatch(self._exits)",
         "            pass",
         "tests/top/test_release_of_what_is_gone.py",
@@ -85,7 +85,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _p(
         "a wait for the loss leaves its watcher behind",
-        "locks.py",
+        "leases.py",
         "            self._unwatch(tell)",
         "            pass",
         *_WAITS,

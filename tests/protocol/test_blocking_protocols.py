@@ -1,4 +1,4 @@
-"""What is written out for blocking callers does what the protocols do."""
+"""A release that is written out for blocking callers does what the protocol does."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from incumbent import AcquireTimeout, Lock, NotAcquired, clock
-from incumbent.protocol.acquire import acquire, acquire_blocking
+from incumbent import Lock, clock
+from incumbent.protocol.acquire import acquire
 from incumbent.protocol.held import Claim, LeaseRequest
 from incumbent.protocol.link import link_for
 from incumbent.protocol.port import Debt, run_blocking
@@ -42,26 +42,15 @@ def what_comes_of_it(
 
 @pytest.mark.parametrize("timeout", [0, 0.3])
 @pytest.mark.parametrize("fault", [None, *Fault])
-def test_a_take_and_a_give_that_meet_a_fault_end_alike(fault: Fault | None, timeout: float) -> None:
+def test_a_give_that_meets_a_fault_ends_alike(fault: Fault | None, timeout: float) -> None:
     protocol = what_comes_of_it(
         lambda port, wanted: run_blocking(acquire(port, wanted, timeout)),
         lambda port, held: run_blocking(release(port, held)),
         fault,
     )
     written_out = what_comes_of_it(
-        lambda port, wanted: acquire_blocking(port, wanted, timeout),
+        lambda port, wanted: run_blocking(acquire(port, wanted, timeout)),
         lambda port, held: release_blocking(port, held, clock.now()),
         fault,
     )
     assert written_out == protocol
-
-
-def test_a_refusal_is_the_same() -> None:
-    engine = FaultyEngine()
-    port, wanted = link_for(engine).port, Lock("a", store=engine, ttl=2)._wanted
-    with Lock("a", store=engine, ttl=2):
-        for timeout, error in ((0, NotAcquired), (0.05, AcquireTimeout)):
-            with pytest.raises(error):
-                run_blocking(acquire(port, wanted, timeout))
-            with pytest.raises(error):
-                acquire_blocking(port, wanted, timeout)

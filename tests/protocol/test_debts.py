@@ -9,6 +9,7 @@ import pytest
 
 from incumbent.cron.runs import adopt
 from incumbent.errors import StoreUnavailable
+from incumbent.lease import LeaseState
 from incumbent.model import Ask, GiveOutcome, Gone, Granted, Key, Refused, Released
 from incumbent.policy import make_policy
 from incumbent.protocol.held import Claim, LeaseRequest
@@ -130,3 +131,18 @@ def test_whoever_adopts_a_lease_gives_up_the_takes_in_doubt_along_with_it(unsure
     late = engine.store().take(KEY, "claim", wanted.once, link.port.now() + 5)
     assert isinstance(late, Refused if unsure else Granted)
     link.close()
+
+
+def test_a_release_that_a_signal_interrupts_at_its_first_step_is_believed_or_owed() -> None:
+    port = _Awaited()
+    held, now = _held(port), port.now
+
+    def interrupted() -> float:
+        raise KeyboardInterrupt
+
+    setattr(port, "now", interrupted)  # noqa: B010 - it is a method for mypy
+    with pytest.raises(KeyboardInterrupt):
+        run_blocking(release(cast("Port", port), held))
+    setattr(port, "now", now)  # noqa: B010 - likewise
+    assert port.owed or held.machine.state is LeaseState.HELD
+    held.machine.left()

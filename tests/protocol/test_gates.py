@@ -12,7 +12,7 @@ from incumbent.errors import AcquireTimeout, NotAcquired, StoreUnavailable
 from incumbent.lease import LeaseState
 from incumbent.model import Ask, Granted, Key, Refused, Released
 from incumbent.policy import Policy
-from incumbent.protocol.acquire import acquire, acquire_all, acquire_blocking
+from incumbent.protocol.acquire import acquire, acquire_all
 from incumbent.protocol.held import Claim, LeaseRequest
 from incumbent.protocol.port import BlockingPort, Debt, run_blocking
 from incumbent.protocol.release import release, release_all, release_blocking
@@ -103,8 +103,7 @@ class World:
 
 class _Blocking:
     def __init__(self, world: World) -> None:
-        self.take = lambda *given: run_blocking(world.take(*given))
-        self.give = lambda *given, **parting: run_blocking(world.give(*given, **parting))
+        self.give = lambda *given, **how: run_blocking(world.give(*given, **how))
 
 
 class Keeper:
@@ -115,12 +114,7 @@ class Keeper:
 
 Acquire = Callable[[World, float | None], Claim]
 ACQUIRES: dict[str, Acquire] = {
-    "a coroutine": lambda world, timeout: run_blocking(
-        acquire(cast("Any", world), WANTED, timeout)
-    ),
-    "blocking": lambda world, timeout: acquire_blocking(
-        cast("BlockingPort", world), WANTED, timeout
-    ),
+    "one": lambda world, timeout: run_blocking(acquire(cast("Any", world), WANTED, timeout)),
     "several": lambda world, timeout: run_blocking(
         acquire_all(cast("Any", world), Keeper(), [WANTED], timeout)
     )[0],
@@ -183,7 +177,7 @@ def test_without_a_turn_a_wait_goes_on(acquiring: Acquire) -> None:
 
 
 RELEASES: dict[str, Callable[[World, Claim], object]] = {
-    "a coroutine": lambda world, held: run_blocking(release(cast("Any", world), held)),
+    "one": lambda world, held: run_blocking(release(cast("Any", world), held)),
     "blocking": lambda world, held: release_blocking(
         cast("BlockingPort", world), held, world.instant
     ),

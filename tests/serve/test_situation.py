@@ -8,7 +8,8 @@ from math import inf
 import pytest
 
 from incumbent import clock
-from incumbent.locks import Lease, Lock
+from incumbent.leases import Lease
+from incumbent.locks import Lock
 from incumbent.protocol.keeper import Stats
 from incumbent.serve.situation import Situation
 from tests.support.faulty import FaultyEngine

@@ -318,7 +318,7 @@ def a_release_of_several_forgets_what_got_no_answer(patch: pytest.MonkeyPatch) -
         )
         return await release_all(forgetful, helds)
 
-    patch.setattr("incumbent.several.release_all", forgets)
+    patch.setattr("incumbent.leases.release_all", forgets)
 
 
 @mutant("parted", "all or none", "told")

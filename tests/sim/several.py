@@ -82,7 +82,7 @@ class Several(Process):
         for held in alive:
             judge.leaves(self, held, undone=False)
         try:
-            lost, confirmed = await multi._release_all(self.port)
+            lost, confirmed = await multi._release(self.port)
             self._compare(multi, alive, lost, confirmed)
         finally:
             if not self.dead:

@@ -20,7 +20,8 @@ import pytest
 
 import incumbent
 from incumbent import CurrentLease, LeaseLost, Misuse, clock
-from incumbent.locks import Lease, Lock
+from incumbent.leases import Lease
+from incumbent.locks import Lock
 from incumbent.supervise.launch import LeaseSocket
 from tests.support.faulty import FaultyEngine
 from tests.support.forks import exit_code, fork

@@ -20,14 +20,16 @@ from incumbent import (
     Term,
     clock,
     exclusive,
-    handles,
+    leases,
     once,
 )
 from incumbent.cron.ledger import SlotState, runs_of
-from incumbent.handles import LeaseHandle
 from incumbent.lease import LeaseState
+from incumbent.leases import LeaseHandle, release_unless_lost
 from incumbent.model import Ask, Gone, Granted, Key
 from incumbent.protocol.held import Claim
+from incumbent.protocol.release import release_blocking
+from incumbent.protocol.sync import SyncPort
 from tests.support.faulty import Fault, FaultyEngine
 
 TTL = 60.0
@@ -97,7 +99,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         lost = [held for held in helds if held.machine.state is LeaseState.LOST]
         names.extend(held.wanted.key.name for held in lost)
 
-    monkeypatch.setattr(handles, "_exit_if_lost", record)
+    monkeypatch.setattr(leases, "_exit_if_lost", record)
     return names
 
 
@@ -128,18 +130,23 @@ def test_a_loss_before_the_release_ends_the_process(engine: FaultyEngine, exits:
 def test_a_body_whose_deadline_passes_while_the_store_confirms_its_release_has_succeeded(
     engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = LeaseHandle._lost_before_release
+    look = LeaseHandle._exit_inner
 
-    def look_and_expire(self: LeaseHandle) -> LeaseLost | None:
-        lost = look(self)
+    def look_and_expire(self: LeaseHandle) -> bool:
+        inner = look(self)
         self._held.machine.expired()
-        return lost
+        return inner
+
+    def expire_and_release(port: SyncPort, held: Claim, now: float) -> bool:
+        held.machine.expired()
+        return release_blocking(port, held, now)
 
     async def work() -> None:
         async with AsyncLock("a", store=engine, ttl=TTL):
             pass
 
-    monkeypatch.setattr(LeaseHandle, "_lost_before_release", look_and_expire)
+    monkeypatch.setattr(LeaseHandle, "_exit_inner", look_and_expire)
+    monkeypatch.setattr(leases, "release_blocking", expire_and_release)
     with Lock("a", store=engine, ttl=TTL):
         pass
     asyncio.run(work())
@@ -198,7 +205,7 @@ def test_at_least_for_and_a_slot_are_released_in_order(engine: FaultyEngine) -> 
     with Lock("a", store=engine, ttl=TTL, at_least_for=5, once_per=60):
         pass
     lease = Lock("b", store=engine, ttl=TTL, once_per=60).acquire()
-    assert lease._release(undo_slot=True) is True
+    assert release_unless_lost(lease, undo_slot=True)
 
 
 # -- asyncio

@@ -12,7 +12,7 @@ from incumbent.cron.once import OnceRun
 from incumbent.cron.schedule import slot_id
 from incumbent.decorators import begin_once_blocking
 from incumbent.errors import StoreError
-from incumbent.locks import Lease, release_unless_lost
+from incumbent.leases import Lease, release_unless_lost
 from incumbent.protocol.port import run_blocking as drive
 from incumbent.protocol.words import UNRECORDED
 from incumbent.supervise.run import Ending, release_after

@@ -38,7 +38,7 @@ from incumbent.cron.spec import (
 )
 from incumbent.durations import Duration, parse_duration
 from incumbent.errors import ConfigError, LeaseLost, Misuse, StoreError
-from incumbent.locks import Lease, cancel_at_deadline, release_unless_lost
+from incumbent.leases import Lease, cancel_at_deadline, release_unless_lost
 from incumbent.model import Refused
 from incumbent.options import LockSettings, default_holder, overruled
 from incumbent.printable import printable
@@ -195,7 +195,7 @@ class Background:
     def launch(self, spec: JobSpec, slot: JobSlot, grant: Claim) -> None:
         link, runs, key = self._claimer.link, self.runs, (spec.name, slot.name)
         link.keeper.arm(grant)
-        one = _FunctionRun(self, spec, slot, Lease(link, grant), self._emit)
+        one = _FunctionRun(self, spec, slot, Lease(link, (grant,)), self._emit)
         name = f"incumbent-job {spec.name}"
         life = threading.Thread(target=self._life, args=(spec, slot, one), name=name, daemon=True)
         runs.running[key], runs.began[key] = one, clock.now()

@@ -16,7 +16,7 @@ from incumbent.cron.schedule import FixedTimes
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.durations import DAY, say_seconds
 from incumbent.errors import NotAcquired, StoreError
-from incumbent.locks import Lease, release_unless_lost
+from incumbent.leases import Lease, release_unless_lost
 from incumbent.model import Refused
 from incumbent.model import Slot as StoreSlot
 from incumbent.options import LockSettings, require, wanted_from
@@ -109,7 +109,7 @@ def adopt(link: Link, wanted: LeaseRequest, claim: str, unsure: int) -> Lease:
     held = drive(acquire(link.port, wanted, wanted.policy.ttl / 2, claim=claim))
     held.unsure += unsure
     link.keeper.arm(held)
-    return Lease(link, held)
+    return Lease(link, (held,))
 
 
 # -- the attempts of a run -------------------------------------------------------------------------

@@ -40,7 +40,7 @@ from incumbent.cron.runs import (
 from incumbent.cron.spec import JobSpec
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError, NotAcquired, StoreError
-from incumbent.locks import Lease, release_unless_lost
+from incumbent.leases import Lease, release_unless_lost
 from incumbent.model import Key
 from incumbent.options import LockSettings, policy_from
 from incumbent.protocol.link import Link, new_link

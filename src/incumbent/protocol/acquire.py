@@ -27,7 +27,7 @@ from incumbent.errors import (
 from incumbent.lease import LeaseState
 from incumbent.model import Ask, Granted, Queued, Refused, TakeOutcome
 from incumbent.protocol.held import Claim, LeaseRequest
-from incumbent.protocol.port import BlockingPort, ManyPort, Port, pace, retry_delay, run_blocking
+from incumbent.protocol.port import ManyPort, Port, pace, retry_delay
 from incumbent.protocol.release import give_up, release_all
 from incumbent.protocol.words import late_grant, not_acquired, permits_differ, waited_in_vain
 from incumbent.stores.base import Take, Took
@@ -78,35 +78,10 @@ async def acquire(
         ask = wanted.once if timeout == 0 else wanted.queued
         outcome = await _take(port, held, ask, until, patience)
         if not isinstance(outcome, Granted):
-            attempt = _AcquireAttempt(port, held, started, _end(held, timeout, until), on_refusal)
+            if timeout == 0:
+                until = held.machine.sent_at + wanted.policy.request_timeout
+            attempt = _AcquireAttempt(port, held, started, until, on_refusal)
             await attempt.go_on(outcome, timeout)
-        if meters.on:
-            _meter(held, port.now() - started)
-        return held
-    except BaseException:
-        _compensate(port, held)
-        if meters.on:
-            _meter(held, port.now() - started)
-        raise
-
-
-def acquire_blocking(port: BlockingPort, wanted: LeaseRequest, timeout: float | None) -> Claim:
-    """`acquire` with a first try that is no coroutine, as release_blocking has.
-
-    Both together save a seventh of what it costs to acquire and release a free name.
-    """
-    held = Claim(port, wanted)
-    started = port.now()
-    until, patience = _limits(wanted, timeout, started)
-    try:
-        ask = wanted.once if timeout == 0 else wanted.queued
-        outcome = _take_blocking(port, held, ask, until, patience)
-        if not isinstance(outcome, Granted):
-            run_blocking(
-                _AcquireAttempt(port, held, started, _end(held, timeout, until)).go_on(
-                    outcome, timeout
-                )
-            )
         if meters.on:
             _meter(held, port.now() - started)
         return held
@@ -122,11 +97,6 @@ def _limits(wanted: LeaseRequest, timeout: float | None, started: float) -> tupl
     if timeout == 0:
         return inf, wanted.policy.request_timeout
     return inf if timeout is None else started + timeout, inf
-
-
-def _end(held: Claim, timeout: float | None, until: float) -> float:
-    """The end of a wait, or of the request of a single try."""
-    return held.machine.sent_at + held.wanted.policy.request_timeout if timeout == 0 else until
 
 
 def _log_wait(held: Claim, waited: float) -> None:
@@ -330,27 +300,6 @@ async def _take(
     held.machine.sent(sent)
     try:
         outcome = await port.take(wanted.key, held.id, ask, until if until < end else end)
-    except (OutcomeUnknown, StoreUnavailable) as error:
-        return _unanswered(port, held, error)
-    finally:
-        place.leave(answered=outcome is not None)
-    return _answered(port, held, outcome, sent)
-
-
-def _take_blocking(
-    port: BlockingPort, held: Claim, ask: Ask, until: float, patience: float
-) -> Granted | Refused | StoreError:
-    """`_take`, without a coroutine."""
-    gate = port.limits.takes
-    try:
-        place = gate.enter_now() or run_blocking(gate.enter(until, patience))
-    except StoreUnavailable as error:
-        return _not_sent(error)
-    wanted, sent = held.wanted, port.now()
-    end, outcome = sent + wanted.policy.request_timeout, None
-    held.machine.sent(sent)
-    try:
-        outcome = port.store.take(wanted.key, held.id, ask, until if until < end else end)
     except (OutcomeUnknown, StoreUnavailable) as error:
         return _unanswered(port, held, error)
     finally:

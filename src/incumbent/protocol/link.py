@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
+from incumbent import clock
 from incumbent.errors import Misuse
 from incumbent.protocol.keeper import Keeper
 from incumbent.stores.base import Engine
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
     from collections.abc import Callable, Hashable
 
+    from incumbent.lease import Proof
+    from incumbent.model import Key, Notice
+    from incumbent.policy import Policy
     from incumbent.protocol.aio import AsyncPort
+    from incumbent.protocol.held import Claim
 
     _Latest = tuple[Callable[[], AbstractEventLoop], weakref.ref[AbstractEventLoop], AsyncPort]
 
@@ -123,6 +128,88 @@ def new_link(store: object) -> Link:
     if isinstance(store, str):
         return Link(open_engine(store), store)
     return Link(engine_for_object(store))
+
+
+# -- the lease of a link -------------------------------------------------------------------------
+
+
+def ignore() -> None:
+    """Do nothing: the callback of a renewal that nobody waits for."""
+
+
+class LeaseView:
+    """The view of a lease for the rest of this package. `link`: the drivers of its store."""
+
+    __slots__ = ("_held", "link")
+
+    def __init__(self, link: Link, held: Claim) -> None:
+        self.link: Final = link
+        self._held = held
+
+    @property
+    def key(self) -> Key:
+        """The name and its namespace."""
+        return self._held.wanted.key
+
+    @property
+    def claim(self) -> str:
+        """The identifier of this holding in the store."""
+        return self._held.id
+
+    @property
+    def token(self) -> int:
+        """The fencing token."""
+        return self._held.machine.token
+
+    @property
+    def slot(self) -> str | None:
+        """The slot that was claimed with the lease."""
+        return self._held.wanted.slot
+
+    @property
+    def policy(self) -> Policy:
+        """The times that the lease was taken with."""
+        return self._held.wanted.policy
+
+    @property
+    def bound(self) -> float:
+        """The instant at which at_most_for ends the holding; inf without it."""
+        return self._held.machine.bound
+
+    @property
+    def notice(self) -> Notice | None:
+        """The notice in the store that ended the lease; None if none did."""
+        return self._held.notice
+
+    @property
+    def answered(self) -> bool:
+        """Whether the store answered the last renewal."""
+        return self._held.failures == 0
+
+    @property
+    def proof(self) -> Proof:
+        """The proof at this instant."""
+        return self._held.machine.proof(clock.now())
+
+    def watch(self, ended: Callable[[], None]) -> None:
+        """Call `ended`, from any thread, when the lease ends; it must not block."""
+        self.link.keeper.watch(self._held, ended)
+
+    def follow(self, proved: Callable[[], None]) -> None:
+        """Call `proved` in the keeper's thread after each proved renewal; it must not block."""
+        self.link.keeper.follow(self._held, proved)
+
+    def proclaim(self, meta: bytes, *, after: float = 0.0) -> None:
+        """Change the record's metadata, by an extra renewal at most `after` seconds from now."""
+        self._held.proclaim(meta)
+        if self._held.machine.valid(clock.now()):
+            self.link.keeper.renew_now(self._held, ignore, after=after)
+
+    def abandon(self) -> None:
+        """Neither renew nor release: some work goes on, so only the ttl may end the lease."""
+        if self._held.machine.valid(clock.now()):
+            self._held.machine.left()
+        self.link.keeper.disarm(self._held)
 
 
 # -- the types of `store=` -------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from incumbent import clock
 from incumbent.errors import StoreError
-from incumbent.model import Key
+from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, TakeOutcome
 from incumbent.protocol.chance import draw_claim, draw_jitter
 from incumbent.protocol.port import Debt, one_by_one
 from incumbent.stores.base import NO_LIMITS, Gave, Give, Limits, Store, Take, Together, Took
@@ -37,6 +37,15 @@ class SyncPort(InlineAsyncStore):
         self.limits: Limits = getattr(store, "limits", NO_LIMITS)
         self.hand_over = keeper.hand_over
         self.tell_outage = keeper.tell_outage
+
+    # Each lease needs these two: directly, they take half the time.
+    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        return self.store.take(key, claim, ask, until)
+
+    async def give(
+        self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
+    ) -> GiveOutcome:
+        return self.store.give(key, claim, token, until, parting=parting)
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         self.store.wait_change(key, seen, until)

@@ -10,7 +10,7 @@ from incumbent.durations import say_seconds
 from incumbent.errors import AcquireTimeout, LeaseLost, NotAcquired, OutcomeUnknown, StoreError
 from incumbent.model import Holding, Notice, Refused
 from incumbent.printable import printable
-from incumbent.protocol.held import LeaseRequest
+from incumbent.protocol.held import Claim, LeaseRequest
 
 _NAMED = 3
 """The most holders that a message names."""
@@ -188,3 +188,18 @@ def lease_lost(name: str, reason: str, detail: str = "") -> LeaseLost:
     """The error for a lease that ended by itself."""
     what = _LOST.get(reason, reason)
     return LeaseLost(f"the lease on {name!r} {what}{detail}", name=name, reason=reason)
+
+
+def loss_of(held: Claim, late: float = 0.0) -> LeaseLost:
+    """The loss of `held`; `late`: seconds for which this process was not scheduled."""
+    reason = held.machine.reason or "expired"
+    starved = late and reason == "expired"
+    detail = _starved_for(late) if starved else asked_by(held.notice)
+    return lease_lost(held.wanted.key.name, reason, detail)
+
+
+def _starved_for(late: float) -> str:
+    return (
+        f": this process did not schedule its renewal thread for {say_seconds(late)} (code that"
+        " keeps the interpreter, a frozen process, or uWSGI without --enable-threads)"
+    )

@@ -15,7 +15,7 @@ from typing import Any, Final
 from incumbent import clock
 from incumbent.election import Absence
 from incumbent.errors import StoreError
-from incumbent.handles import LeaseHandle
+from incumbent.leases import LeaseHandle
 from incumbent.meters import LOSSES, Sample
 from incumbent.model import Refused
 from incumbent.protocol.keeper import Keeper

@@ -17,7 +17,7 @@ from typing import Final
 from incumbent import clock
 from incumbent.durations import backoff_delay, say_seconds
 from incumbent.errors import ConfigError, StoreError
-from incumbent.locks import Lease
+from incumbent.leases import Lease
 from incumbent.model import Refused
 from incumbent.protocol.chance import draw_jitter
 from incumbent.protocol.words import lease_lost

@@ -6,7 +6,8 @@ from typing import Any
 
 from incumbent.durations import Duration
 from incumbent.errors import StoreError
-from incumbent.locks import Lease, Lock
+from incumbent.leases import Lease
+from incumbent.locks import Lock
 from incumbent.options import rank_from
 from incumbent.policy import Policy
 from incumbent.protocol.acquire import OnRefusal, acquire

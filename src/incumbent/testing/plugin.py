@@ -30,8 +30,8 @@ import pytest
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
-from incumbent.handles import LeaseHandle
 from incumbent.lease import LeaseState
+from incumbent.leases import LeaseHandle
 from incumbent.model import Key
 from incumbent.protocol import keeper as keepers
 from incumbent.protocol import link, threads

@@ -1,0 +1,547 @@
+"""Leases, for blocking code and for asyncio, on one name and on several.
+
+All is decided in AnyLease. An asyncio body is cancelled before its proof runs out; blocking code
+has to check. asyncio is imported at its first use, so that blocking code does not pay for it at
+each start of a command.
+
+How a lease ends, in four words:
+
+    | word    | what happens                                                    | ends in        |
+    |---------|-----------------------------------------------------------------|----------------|
+    | stop    | the work has to end, with time left for its clean-up; the lease | still held     |
+    |         | is proved: `renew_deadline`, an operator, a better candidate    |                |
+    | exit    | control leaves a body; the last one of a reentrant lock to      | a release, or  |
+    |         | exit releases                                                   | LeaseLost      |
+    | release | we are done: the store is told, so that others need not wait    | RELEASED       |
+    | lose    | the proof ended, or the store says that the lease is not ours   | LOST           |
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeVar
+
+from incumbent import clock
+from incumbent.callers import enter, forget_bodies
+from incumbent.durations import DAY, Duration, parse_duration, say_seconds
+from incumbent.errors import (
+    AlreadyReleased,
+    Error,
+    LeaseLost,
+    LockError,
+    StoreError,
+    StoreUnavailable,
+)
+from incumbent.lease import LeaseState
+from incumbent.options import IfLost, OnLost, parse_timeout
+from incumbent.protocol.link import LeaseView, Link
+from incumbent.protocol.port import run_blocking
+from incumbent.protocol.release import give_up, release, release_all, release_blocking
+from incumbent.protocol.threads import notifier
+from incumbent.protocol.words import lease_lost, loss_of
+from incumbent.unpatched import original
+
+if TYPE_CHECKING:
+    from incumbent.protocol.aio import LeaseScope
+    from incumbent.protocol.held import Claim
+    from incumbent.protocol.port import ManyPort
+
+L = TypeVar("L", bound="LeaseHandle")
+
+_log = logging.getLogger("incumbent")
+
+_DRIVERS: Final = frozenset({"hiredis", "incumbent", "psycopg", "sqlite3"})
+_EXIT_LOST = 123
+_EXIT_AHEAD = 0.1
+"""Seconds, at most half of the grace, by which the exit is early: the interpreter may be busy."""
+_STDERR = 2
+_RELEASED = frozenset({LeaseState.LEAVING, LeaseState.RELEASED})
+
+
+class AnyLease:
+    """A lease on one name, or on several: then it is valid as long as all of them are.
+
+    Validity is computed at each read, so it needs no notification.
+    """
+
+    __slots__ = ("__weakref__", "_exits", "_helds", "_leave_bodies", "_link", "_scope")
+
+    @staticmethod
+    def _now() -> float:
+        return clock.now()
+
+    def __init__(
+        self,
+        link: Link,
+        helds: Sequence[Claim],
+        on_lost: OnLost | None = None,
+        if_lost: IfLost = "raise",
+    ) -> None:
+        self._link = link
+        self._helds = helds
+        self._exits: Callable[[], None] | None = None
+        self._leave_bodies: Sequence[Callable[[], None]] = ()
+        if if_lost == "exit":
+            self._exits = partial(_exit_if_lost, helds)
+            self._watch(self._exits, min(_EXIT_AHEAD, helds[0].wanted.policy.grace / 2))
+        if on_lost is not None:
+            self._watch(partial(_call_if_lost, helds, [on_lost]))
+
+    @property
+    def valid(self) -> bool:
+        """Whether the lease is proved at this instant."""
+        now = self._now()
+        return all([held.machine.valid(now) for held in self._helds])  # noqa: C419 - twice as fast
+
+    @property
+    def remaining(self) -> float:
+        """Seconds for which the lease is proved without another renewal; 0.0 if it is not."""
+        now = self._now()
+        return min([held.machine.remaining(now) for held in self._helds])
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease ended without being released."""
+        return _first_lost(self._helds, self._now()) is not None
+
+    def check(self, need: Duration = 0.0) -> None:
+        """Return only if the lease is proved for at least `need` more.
+
+        Otherwise raises LeaseLost, which names the lease, or AlreadyReleased after a release; also
+        ConfigError.
+        """
+        # NaN is refused: it would never be more than what is left.
+        seconds = need if type(need) is float and 0 <= need <= DAY else parse_duration(need, "need")
+        now = clock.now()
+        for held in self._helds:
+            left = held.machine.remaining(now)
+            if left <= 0 or left < seconds:
+                raise self._why_not(held, left, seconds)
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self)
+
+    def _why_not(self, held: Claim, left: float, seconds: float) -> Error:
+        lost, name = self._loss(), held.wanted.key.name
+        if lost is not None:
+            return lost
+        if held.machine.state in _RELEASED:
+            return AlreadyReleased(f"the lease on {name!r} was released")
+        why = f": {say_seconds(left)} left, {say_seconds(seconds)} needed"
+        return lease_lost(name, "need", why)
+
+    def _loss(self) -> LeaseLost | None:
+        """The loss of the lease that was lost first; None if none was lost."""
+        held = _first_lost(self._helds, self._now())
+        return None if held is None else self._loss_of(held)
+
+    def _loss_of(self, held: Claim) -> LeaseLost:
+        return loss_of(held, self._link.keeper.missed(held.machine.deadline))
+
+    def _is_released(self) -> bool:
+        """Whether a release began, by us; it may have been confirmed or not."""
+        return {held.machine.state for held in self._helds} <= _RELEASED
+
+    def _enter_body(self) -> None:
+        if not self._leave_bodies:
+            self._leave_bodies = [enter(held, self._link.same) for held in self._helds]
+
+    def _exit_body(self) -> None:
+        for leave in self._leave_bodies:
+            leave()
+
+    def _lost_before_release(self) -> LeaseLost | None:
+        """The loss that a release finds, or None. Has lost claims cleaned up later."""
+        now = self._now()
+        over = [held for held in self._helds if not held.machine.valid(now)]
+        for held in over:
+            if not held.exit_inner() and held.machine.reason != "forked":
+                self._link.keeper.hand_over(held.debt(now, undo_slot=False))
+        return self._loss() or self._loss_of(over[0]) if over else None
+
+    async def _release(
+        self, port: ManyPort, *, undo_slot: bool = False
+    ) -> tuple[LeaseLost | None, bool]:
+        """Release what is held: the loss, if there was one, and whether the store confirmed it.
+
+        Raises AlreadyReleased.
+        """
+        lost, helds = None, self._helds
+        if not self.valid:
+            if self._is_released():
+                name = helds[0].wanted.key.name
+                raise AlreadyReleased(f"the lease on {name!r} was released before")
+            lost = self._lost_before_release()
+            helds = [held for held in helds if held.machine.state is LeaseState.HELD]
+        elif self._exit_inner():
+            return None, True
+        if self._exits is not None and helds:
+            self._begin_release()
+        try:
+            if len(helds) == 1:
+                confirmed = await release(port, helds[0], undo_slot=undo_slot)
+            else:
+                confirmed = await release_all(port, helds)
+        finally:
+            for held in helds:
+                self._link.keeper.disarm(held)
+        return lost or (None if confirmed else self._loss()), confirmed
+
+    def _begin_release(self) -> None:
+        """From here on a loss is raised by the release, and ends no process."""
+        if self._exits is not None:
+            self._unwatch(self._exits)
+
+    def _exit_inner(self) -> bool:
+        """Release only this lease of a reentrant lock, if its holding has other leases left."""
+        held = self._helds[0]
+        if held.inner is None or not held.exit_inner():
+            return False
+        self._helds = (held.released_copy(),)
+        return True
+
+    def _watch(self, tell: Callable[[], None], ahead: float | None = 0.0) -> None:
+        for held in self._helds:
+            self._link.keeper.watch(held, tell, ahead=ahead)
+
+    def _unwatch(self, tell: Callable[[], None]) -> None:
+        for held in self._helds:
+            self._link.keeper.unwatch(held, tell)
+
+    def _renew_now(self, tell: Callable[[], None]) -> None:
+        """Renew all leases now. `tell` is called once each of them was tried."""
+        left = list(self._helds)
+
+        def tried() -> None:
+            left.pop()
+            if not left:
+                tell()
+
+        for held in self._helds:
+            self._link.keeper.renew_now(held, tried)
+
+    def _renewal_verdict(self) -> float:
+        """The seconds proved after a requested renewal. Raises StoreUnavailable if it failed."""
+        self.check()
+        for held in self._helds:
+            if held.failures:
+                name = held.wanted.key.name
+                raise StoreUnavailable(
+                    f"the lease on {name!r} could not be renewed; it is proved for another"
+                    f" {say_seconds(self.remaining)}",
+                    name=name,
+                )
+        return self.remaining
+
+
+class LeaseHandle(AnyLease):
+    """A lease on one name."""
+
+    __slots__ = ()
+
+    @property
+    def _held(self) -> Claim:
+        return self._helds[0]
+
+    @property
+    def name(self) -> str:
+        """The leased name."""
+        return self._held.wanted.key.name
+
+    @property
+    def holder(self) -> str:
+        """The holder's name, as others see it."""
+        return self._held.wanted.once.holder
+
+    @property
+    def fencing_token(self) -> int:
+        """A number that is larger than that of every earlier holder of this name.
+
+        Send it to the resource, and have the resource refuse a smaller number than it has seen
+        (Kleppmann, "How to do distributed locking", 2016).
+        """
+        return self._held.machine.token
+
+    @property
+    def belief(self) -> LeaseView:
+        """The view for other parts of this package only: it changes without notice."""
+        return LeaseView(self._link, self._held)
+
+    def __repr__(self) -> str:
+        state = "valid" if self.valid else self._held.machine.reason or "released"
+        return f"<{type(self).__name__} {self.name!r} token={self.fencing_token} {state}>"
+
+
+class BlockingLease(AnyLease):
+    """The blocking operations of a lease on one name, or on several."""
+
+    __slots__ = ()
+
+    def renew(self) -> float:
+        """Renew now, and return the seconds for which the lease is proved.
+
+        Raises LeaseLost, StoreUnavailable (the lease may still be valid), AlreadyReleased.
+        """
+        self.check()
+        done = threading.Event()
+        self._renew_now(done.set)
+        done.wait(self.remaining)
+        return self._renewal_verdict()
+
+    def wait_lost(self, timeout: Duration | None = None) -> bool:
+        """Block until the holding ends, for at most `timeout` seconds; True if it was lost."""
+        ended = threading.Event()
+        tell = ended.set
+        self._watch(tell)
+        try:
+            ended.wait(parse_timeout(timeout))
+        finally:
+            self._unwatch(tell)
+        return self.lost
+
+    def release(self) -> bool:
+        """Release the lease, of several names together; False if the store did not confirm it.
+
+        Then its ttl ends it. Raises LeaseLost if it was lost before, also if only the store's
+        answer shows that; AlreadyReleased if it was released before.
+        """
+        lost, confirmed = self._released()
+        if lost is not None:
+            raise lost
+        return confirmed
+
+    def _released(self) -> tuple[LeaseLost | None, bool]:
+        return run_blocking(self._release(self._link.port))
+
+    def __enter__(self) -> Self:
+        self.check()
+        self._enter_body()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self._exit_body()
+            if self._is_released():
+                return
+            lost, _ = self._released()
+        except BaseException:
+            give_up_all(self._link, self._helds, undo_slot=False)
+            raise
+        if lost is None:
+            return
+        if error is None:
+            raise lost
+        _add_loss_note(error, lost)
+
+
+class Lease(LeaseHandle, BlockingLease):
+    """A held lease; renewed in the background until it is released. A context manager.
+
+    Blocking code cannot be stopped from outside: it has to check (`check`, `lost`, `wait_lost`,
+    `on_lost`), and a body that outlives its lease ends in LeaseLost.
+    """
+
+    __slots__ = ()
+
+    def _released(self) -> tuple[LeaseLost | None, bool]:
+        link, held, now = self._link, self._helds[0], clock.now()
+        if held.inner is not None or self._exits is not None or not held.machine.valid(now):
+            return super()._released()
+        try:
+            confirmed = release_blocking(link.port, held, now)
+        finally:
+            link.keeper.disarm(held)
+        return (None if confirmed else self._loss()), confirmed
+
+
+def release_unless_lost(lease: Lease, *, undo_slot: bool = False) -> bool:
+    """Release the lease, and return whether the store confirmed it: False after a loss."""
+    if lease._is_released():
+        return False
+    lost, confirmed = run_blocking(lease._release(lease._link.port, undo_slot=undo_slot))
+    return confirmed and lost is None
+
+
+class SuspendingLease(AnyLease):
+    """The asyncio operations of a lease on one name, or on several."""
+
+    __slots__ = ()
+
+    _scope: LeaseScope
+
+    async def renew(self) -> float:
+        """Renew now, and return the seconds for which it is proved; see Lease.renew."""
+        from incumbent.protocol.aio import until_told
+
+        self.check()
+        await until_told(self._renew_now, self.remaining)
+        return self._renewal_verdict()
+
+    async def wait_lost(self, timeout: Duration | None = None) -> bool:
+        """Wait until the holding ends, for at most `timeout` seconds; True if it was lost."""
+        from incumbent.protocol.aio import until_told
+
+        await until_told(self._watch, parse_timeout(timeout), self._unwatch)
+        return self.lost
+
+    async def release(self) -> bool:
+        """Release the lease; see Lease.release. A cancelled call ends the belief in it too."""
+        lost, confirmed = await self._release(self._link.async_port())
+        if lost is not None:
+            raise lost
+        return confirmed
+
+    async def __aenter__(self) -> Self:
+        self.check()
+        self._scope = cancel_at_deadline(self)
+        self._enter_body()
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        from asyncio import CancelledError
+
+        own_cancel = self._scope.close()
+        if self._scope.watcher is not None:
+            self._unwatch(self._scope.watcher)
+        self._exit_body()
+        if self._is_released():
+            return
+        lost, _ = await self._release(self._link.async_port())
+        lost = lost or self._stopped()
+        if lost is None:
+            return
+        if error is None or (own_cancel and isinstance(error, CancelledError)):
+            raise lost from error
+        _add_loss_note(error, lost)
+
+    def _stopped(self) -> LeaseLost | None:
+        """The loss to report if the scope stopped the body, even of a proved lease; else None."""
+        if not self._scope.fired:
+            return None
+        first = min(self._helds, key=lambda held: held.machine.stop_at)
+        reason = "at_most_for" if first.machine.bounded else "expired"
+        name = first.wanted.key.name
+        return lease_lost(name, reason, "; the body was cancelled within the lease")
+
+
+class AsyncLease(LeaseHandle, SuspendingLease):
+    """A held lease; renewed in the background until it is released. An async context manager.
+
+    Inside `async with` the task is cancelled at the lease's renew_deadline, so that its clean-up
+    still runs within the lease; the caller then gets LeaseLost. Code outside checks as for `Lease`.
+    """
+
+    __slots__ = ()
+
+
+def cancel_at_deadline(lease: AnyLease) -> LeaseScope:
+    """Have the calling task cancelled at the end of the lease, until the scope is closed."""
+    from incumbent.protocol.aio import LeaseScope
+
+    scope = LeaseScope(*lease._helds)
+    look = scope.look_soon
+    if lease._helds[0].inner is not None:
+        # Noted for removal: a holding entered a thousand times would keep a thousand watchers.
+        scope.watcher = look
+    lease._watch(look, ahead=None)
+    return scope
+
+
+def give_up_all(link: Link, helds: Sequence[Claim], *, undo_slot: bool) -> None:
+    """Give up leases whose taking or release was interrupted: nobody else would release them."""
+    for held in helds:
+        give_up(link.port, held, undo_slot=undo_slot)
+        link.keeper.disarm(held)
+        forget_bodies(held)
+
+
+# -- a loss --------------------------------------------------------------------------------------
+
+
+def _first_lost(helds: Sequence[Claim], now: float) -> Claim | None:
+    lost = [
+        held
+        for held in helds
+        if not held.machine.valid(now) and held.machine.state is LeaseState.LOST
+    ]
+    return min(lost, key=lambda held: held.machine.deadline, default=None)
+
+
+def _call_if_lost(helds: Sequence[Claim], on_lost: list[OnLost]) -> None:
+    held = _first_lost(helds, clock.now())
+    if held is not None:
+        notifier.call(partial(_call_once, on_lost, loss_of(held)))
+
+
+def _call_once(on_lost: list[OnLost], lost: LeaseLost) -> None:
+    """Call `on_lost` at the first loss only."""
+    if on_lost:
+        on_lost.pop()(lost)
+
+
+def _exit_if_lost(helds: Sequence[Claim]) -> None:
+    held = _first_lost(helds, clock.now())
+    if held is not None:
+        try:
+            _say_at_once(f"incumbent: {loss_of(held)}; the process ends\n".encode())
+        finally:
+            # Not sys.exit: this is not the main thread, and no finally block may run any more.
+            os._exit(_EXIT_LOST)
+
+
+def _say_at_once(words: bytes) -> None:
+    """Write to standard error, unless that would block: its reader may have stopped."""
+    reader = original("select", "poll")()
+    reader.register(_STDERR, select.POLLOUT)
+    if any(event & select.POLLOUT for _, event in reader.poll(0)):
+        os.write(_STDERR, words[: select.PIPE_BUF])
+
+
+def _add_loss_note(error: BaseException, lost: LeaseLost) -> None:
+    """Add a note on the loss to the body's own error, unless the error says the same."""
+    if str(lost) != str(error):
+        error.add_note(str(lost))
+
+
+# -- errors, as callers see them ------------------------------------------------------------------
+
+
+class _TrimmedTraceback:
+    """Trims our frames from errors that pass through.
+
+    The inner frames, and a driver's exception that the message quotes, only go to the log, at
+    DEBUG.
+    """
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, LockError):
+            shorten(error)
+
+
+trimmed_traceback: Final = _TrimmedTraceback()
+
+
+def shorten(error: LockError) -> None:
+    """Do to an error as `trimmed_traceback` does; a hot path calls this, which costs less."""
+    if _log.isEnabledFor(logging.DEBUG):
+        _log.debug("%s", error, exc_info=error)
+    cause = error.__cause__
+    driver = isinstance(cause, OSError) or type(cause).__module__.partition(".")[0] in _DRIVERS
+    if driver and isinstance(error, StoreError):
+        error.__cause__ = None
+        error.__suppress_context__ = True
+    error.__traceback__ = None
+
+
+def refuse_copy(of: object) -> NoReturn:
+    raise TypeError(
+        f"a {type(of).__name__} is of this process and cannot be copied or pickled: hand on the"
+        " name and the URL of the store, and make another there"
+    )
