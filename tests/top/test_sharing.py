@@ -538,20 +538,19 @@ def test_a_thread_that_leaves_at_the_same_time_hides_no_other(engine: FaultyEngi
     entries: list[Any] = semaphore._entries
 
     class Leaving:
-        """Another thread, which leaves just as it is compared with the caller."""
+        """The entry of another thread, which leaves just as it is looked at."""
 
-        def __eq__(self, other: object) -> bool:
-            if first in entries:
-                entries.remove(first)
-            return False
+        caller = object()
 
-        def __hash__(self) -> int:
-            return 0
+        @property
+        def entered(self) -> bool:
+            if self in entries:
+                entries.remove(self)
+            return True
 
     with semaphore as lease:
-        first: Any = LockEntry(cast("Any", Leaving()), lease, entered=True)
         last: Any = LockEntry(cast("Any", object()), lease, entered=True)
-        entries.insert(0, first)
+        entries.insert(0, Leaving())
         entries.append(last)
     assert entries == [last]
     entries.clear()
