@@ -201,7 +201,7 @@ def test_who_waits_gets_it(world: World) -> None:
 
 
 def test_the_body_has_it(world: World) -> None:
-    with world.lock(blocking_timeout=0.2) as lock:
+    with world.lock(blocking_timeout=10) as lock:
         assert lock.owned()
         assert world.redis.exists(world.name)
     assert not world.redis.exists(world.name)
