@@ -9,13 +9,13 @@ import pytest
 
 from incumbent.cron.runs import adopt
 from incumbent.errors import StoreUnavailable
-from incumbent.lease import LeaseState
+from incumbent.lease import LeaseMachine, LeaseState
 from incumbent.model import Ask, GiveOutcome, Gone, Granted, Key, Refused, Released
 from incumbent.policy import make_policy
 from incumbent.protocol.held import Claim, LeaseRequest
 from incumbent.protocol.link import Link
-from incumbent.protocol.port import BlockingPort, Debt, Port, run_blocking
-from incumbent.protocol.release import release, release_blocking, settle
+from incumbent.protocol.port import BlockingPort, Debt, ManyPort, Port, run_blocking
+from incumbent.protocol.release import release, release_all, release_blocking, settle
 from incumbent.stores.base import NO_LIMITS
 from incumbent.stores.memory import MemoryEngine
 
@@ -146,3 +146,22 @@ def test_a_release_that_a_signal_interrupts_at_its_first_step_is_believed_or_owe
     setattr(port, "now", now)  # noqa: B010 - likewise
     assert port.owed or held.machine.state is LeaseState.HELD
     held.machine.left()
+
+
+def test_of_several_releases_that_a_signal_interrupts_each_is_owed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port, left, calls = _Awaited(), LeaseMachine.left, list[LeaseMachine]()
+    helds = [_held(port), _held(port)]
+
+    def interrupted(machine: LeaseMachine) -> None:
+        left(machine)
+        calls.append(machine)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(LeaseMachine, "left", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_blocking(release_all(cast("ManyPort", port), helds))
+    assert len(port.owed) == 2
+    assert not any(held.machine.state is LeaseState.HELD for held in helds)

@@ -82,9 +82,9 @@ async def release_all(port: ManyPort, helds: Sequence[Claim]) -> bool:
     now, patience, confirmed = port.now(), helds[0].wanted.policy.request_timeout, 0
     gives = [Give(held.wanted.key, held.id, held.machine.token) for held in helds]
     answers: Gave = []
-    for held in helds:
-        held.machine.left()
     try:
+        for held in helds:
+            held.machine.left()
         place = await port.limits.gives.enter(inf, patience)
         try:
             now = port.now()
@@ -95,6 +95,9 @@ async def release_all(port: ManyPort, helds: Sequence[Claim]) -> bool:
         answers = [error] * len(helds)
     finally:
         for held, answer in zip_longest(helds, answers):
+            if held.machine.state is LeaseState.HELD:
+                # A signal handler's error came first.
+                held.machine.left()
             confirmed += _conclude(port, held, answer, now)
     return confirmed == len(helds)
 
