@@ -79,6 +79,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         *_MULTI,
     ),
     _p(
+        "of several releases that are interrupted one is still believed",
+        "protocol/release.py",
+        "            if held.machine.state is LeaseState.HELD:\n                # A signal",
+        "            if held.machine.state is LeaseState.LOST:\n                # A signal",
+        "tests/protocol/test_debts.py",
+    ),
+    _p(
         "a read-write lock keeps no order of arrival",
         "several.py",
         '{**settings, "fair": True}',
