@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import threading
@@ -15,7 +16,8 @@ import pytest
 
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.model import Queue, Renewed
+from incumbent.model import Queue, Released, Renewal, Renewed, Unproved
+from incumbent.stores.base import AsyncTogether, Gave, Give
 from tests import tiers
 from tests.cli.tool import command_line, environment, incumbent
 from tests.stores.kubernetes.world import a_namespace, open_at, url_of
@@ -87,6 +89,30 @@ def test_a_take_whose_answer_was_lost_is_the_same_grant_when_it_is_asked_again(
         alone.take()
     again = alone.take()
     assert alone.store.read(alone.key, soon()).holdings[0].token == again.token
+
+
+@pytest.mark.left(tiers.LONG)
+def test_what_was_done_of_a_batch_stands_though_the_rest_came_too_late(
+    own_api_server: ApiServer, alone: Party
+) -> None:
+    parties = [Party(alone.engine) for _ in range(10)]
+    renewals = [party.renewal(party.take(ask=LONG), 60.0) for party in parties]
+    own_api_server.delay("update", 1.5)
+    found = alone.store.renew(renewals, soon(6.0))
+    assert len(found) == 10
+    assert found[0] == Renewed()
+    assert isinstance(found[-1], Unproved)
+    store = asyncio.run(_give_all(alone, renewals))
+    assert store[0] == Released()
+    assert isinstance(store[-1], StoreError)
+    own_api_server.delay("update", 0.0)
+
+
+async def _give_all(party: Party, renewals: list[Renewal]) -> Gave:
+    store = party.engine.async_store()
+    assert isinstance(store, AsyncTogether)
+    gives = [Give(it.key, it.claim, it.token) for it in renewals]
+    return await store.give_all(gives, soon(6.0))
 
 
 # -- watches ---------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class KubernetesExchange:
         self._renewals = dict[Key, list[Any]]()
         self._probed: NamespaceMarker | None = None
         """Stands for the marker until there is one."""
-        self.wrote = False
+        self.wrote = self._late = False
 
     # -- the marker ---------------------------------------------------------------------------
 
@@ -180,6 +180,9 @@ class KubernetesExchange:
 
     async def _swap_in_time(self, swap: kit.Swap) -> kit.Seen | StoreError | None:
         """A swap of several; what was done of the others stands, whatever becomes of this one."""
+        why = f"{self._known.where}: no answer in time about {flat(swap.wanted.key)}"
+        if self._late:
+            return StoreUnavailable(why)
         try:
             return await self._swap(swap)
         except StoreUnavailable as error:
@@ -187,8 +190,8 @@ class KubernetesExchange:
         except Broken as error:
             if not (error.late and self.wrote):
                 raise
+            self._late = True
             self._client.spend(self._wire)
-            why = f"{self._known.where}: no answer in time about {flat(swap.wanted.key)}"
             return OutcomeUnknown(why) if error.sent else StoreUnavailable(why)
 
     async def _swap(self, swap: kit.Swap) -> kit.Seen | StoreError | None:
