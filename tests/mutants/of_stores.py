@@ -622,8 +622,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _lua(
         "quorum: a paused name gets votes",
         "stores/quorum/node.lua",
-        "local may_vote, how, value, is_reserved = admits == true and not paused, 'NX'",
-        "local may_vote, how, value, is_reserved = admits == true, 'NX'",
+        "local may_vote, how, value, is_reserved = verdict == 'ok' and not paused, 'NX'",
+        "local may_vote, how, value, is_reserved = verdict == 'ok', 'NX'",
         _AS_MODEL,
     ),
     _d(

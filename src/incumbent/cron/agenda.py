@@ -182,7 +182,8 @@ _LOOK_FIRST: Final = SLOT_KEEP / 3
 """Seconds: an older slot is looked up before it is claimed, as the store may have forgotten it."""
 _HELD_SPREAD: Final = 0.5
 _CLOSED_AFTER: Final = 2.0
-"""Seconds from such a refusal to a look: the slot most likely ran, one look serves many."""
+"""Seconds from a refusal as "used" or "closed" to the look: the slot most likely ran, so there is
+no hurry, and one look serves many slots."""
 _MERGED: Final = 1.0
 _ROOM_EVERY: Final = 0.25
 """Seconds between checks for free capacity; one check serves all slots that wait for it."""

@@ -1,6 +1,6 @@
 """One instance of a fleet: a loop that wakes when an order is due, asks the store, and sleeps.
 
-The instance's own thread only reads the fleet's control key; the loop acts on the records.
+A second thread only reads the fleet's control key; the loop acts on the records that it passes on.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ class _TaskRunner:
     def run(self, first: Task | None) -> None:
         """Run tasks until there is no next one, or none may follow."""
         if first is None:
-            # Make it now: the first request of a process takes twenty times as long as the second.
+            # Connect now: the first request of a process takes twenty times as long as the second.
             with suppress(StoreError):
                 key = Key(self.fleet.namespace, CONTROL)
                 self._link.store.read(key, clock.now() + _WARM_WITHIN)

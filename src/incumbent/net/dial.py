@@ -90,6 +90,7 @@ def tune(sock: socket.socket) -> None:
 
 
 def secured(context: ssl.SSLContext, sock: socket.socket, host: str, until: float) -> ssl.SSLSocket:
+    """Do the TLS handshake on a connected socket. Raises OSError by `until`, and closes it then."""
     import ssl  # imported only for TLS: it takes 10 ms
 
     try:
@@ -152,11 +153,11 @@ def watch(*fds: int) -> Callable[[float], Sequence[int]]:
 # owner warns that it was not closed. Callbacks of weak references run before all finalizers.
 
 _open: Final[dict[ref[Any], Callable[[], object]]] = {}
-"""The function that closes each connection. It keeps the socket alive until that is closed."""
+"""By connection: the function that closes it, which also keeps the socket alive until then."""
 
 
 def close_with(wire: object, close: Callable[[], object]) -> None:
-    """Call `close` when `wire` is collected. At the interpreter's end, its `__del__` must close."""
+    """Call `close` when `wire` is collected; at the interpreter's end, its `__del__` must do it."""
     _open[ref(wire, _collected)] = close
 
 
@@ -173,7 +174,7 @@ def _collected(
 def leave_to_parent(fd: int) -> None:
     """In a fork's child: leave the connection to the parent; `fd` becomes the null device.
 
-    Code that still uses `fd` here can then neither read, write nor close another file.
+    Code that still uses `fd` here can then neither use the connection nor close another file.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, fd)

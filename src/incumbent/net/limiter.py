@@ -35,9 +35,10 @@ from incumbent.stores.loops import detach_in_child
 DIAL_WITHIN: Final = 2.0
 """Seconds that making a connection may take, even if its caller has less time."""
 CONNECTIONS: Final = KEPT // 2
-"""Places where each request has a connection: takes and gives together have all that are kept."""
+"""Places of one gate if each request needs a connection: takes and gives share those kept."""
 _AT_ONCE: Final = -inf
-"""Waiting until then lets other tasks begin: with thousands that takes longer than a patience."""
+"""A wait until then returns once other tasks have run. With thousands that alone may take longer
+than `patience`, which is therefore counted only afterwards."""
 IN_FLIGHT: Final = 64
 """Places where one connection carries the requests of all tasks. More of them would save system
 calls, but make the steps of the event loop longer: too long beside busy processes."""
@@ -169,7 +170,7 @@ class Limiter:
             try:
                 waiter = line[0]
                 if not waiter.over:
-                    # If it has just got one from another thread, or gives up, this one is dropped.
+                    # Lost if another thread gave it one, or it gives up: see _replace_lost.
                     waiter.place = self.free.pop()
                     waiter.wakeup.wake()
                 line.remove(waiter)

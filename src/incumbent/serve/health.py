@@ -75,7 +75,7 @@ class SystemdNotifier:
         self._address = re.sub("^@", "\0", environ["NOTIFY_SOCKET"])
         self._watchdog_every = _watchdog_every(environ)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        # If the queue is full, the datagram is sent again at the next turn.
+        # If systemd's queue is full, sending fails, and is tried again at the next turn.
         self._socket.setblocking(False)
         self._status = ""
         self._ready = self._stopping = self._closed = False
@@ -100,8 +100,9 @@ class SystemdNotifier:
 
     def _report(self, view: InstanceView) -> None:
         """Send the notifications that systemd has not taken yet, and the watchdog's."""
-        up = view.unanswered_for < inf or view.role in ("standby", "leading")
-        if not self._ready and up and view.role != "stopping":
+        # The store has answered once, or this instance has a role.
+        may_be_ready = view.unanswered_for < inf or view.role in ("standby", "leading")
+        if not self._ready and may_be_ready and view.role != "stopping":
             self._ready = self._send("READY=1")
         if not self._stopping and view.role == "stopping":
             self._stopping = self._send("STOPPING=1")
@@ -121,7 +122,7 @@ class SystemdNotifier:
 
 
 def _watchdog_every(environ: Mapping[str, str]) -> float:
-    """Half of the watchdog's interval in seconds, sd_watchdog_enabled(3); inf if there is none."""
+    """Half of our watchdog's interval in seconds, sd_watchdog_enabled(3); inf if we have none."""
     micros = environ.get("WATCHDOG_USEC", "")
     for_us = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
     return int(micros) / 2_000_000 if for_us and micros.isdecimal() and int(micros) else inf
@@ -144,6 +145,7 @@ def summary(view: InstanceView) -> str:
 
 _ROLES: Final = {
     "standby": "standing by",
+    # Only after the proof has ended: `summary` has returned before if this instance still leads.
     "leading": "the lease is no longer proved, the work is being stopped",
     "backing_off": "standing again soon",
     "ended": "the term ended",

@@ -18,8 +18,8 @@ Rules that every engine keeps:
 - `renew` never creates and never shortens. `give` compares the claim (and the token unless None).
 - A give without a token is for a claim in doubt: some of its takes may still be on their way.
   With `refuses_late`, a take of that claim that arrives later is refused: it leaves no lease, uses
-  no slot and does not join the line. That lasts for at least LATE_KEPT seconds, or for as long as a
-  take can arrive late, whichever is longer.
+  no slot and does not join the line. That lasts for at least rules.keeping.LATE_KEPT seconds,
+  or for as long as a take can arrive late, whichever is longer.
 - A lease that is asked for with permits (`Ask.permits`) is shared: at most that many claims hold it
   at once, each with a token and a ttl of its own, and no claim holds it exclusively meanwhile. A
   take with another number of permits than the holders' is refused ("permits") with their number. A

@@ -2,7 +2,7 @@
 
 A dialect is pure. It makes a plan of each operation; a runner carries the plan out. A layer between
 the two (the routing of a cluster, replicas that must confirm, a planted fault) wraps one method,
-`Planned.run`, instead of seven.
+`Planned.run`, instead of each operation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Runs programs on any member that answers, over the connections that are kept to each member.
 
-The asyncio side awaits the coroutines. The blocking side runs each coroutine in one step
-(`protocol.port.run`), with connections that block instead of suspending.
+`take`, `give` and `wait_change` come from stores.turns.TakesTurns, the others from
+stores.plan.Planned. The asyncio side awaits the coroutines. The blocking side runs each in one step
+(`protocol.port.run_blocking`), with connections that block instead of suspending.
 
 See `net.pool` for the reuse of connections.
 """
@@ -81,7 +82,9 @@ class Watching(Reading):
 Listen: TypeAlias = Callable[[Watching, Any, float], Awaitable[bool]]
 """Reads a stream: True if something changed, False if the caller has to look again."""
 Watch: TypeAlias = tuple[GatewayRequest, Listen]
+"""The request of a stream, and the function that reads it."""
 Stand: TypeAlias = Callable[[Obstacles], ProcessPlace | None]
+"""Finds this waiter in the line that was read; None: it is not there any more."""
 
 
 @dataclass(slots=True)
@@ -143,9 +146,10 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         return await drive(program, lambda request: self.answer(request, until))
 
     async def answer(self, request: GatewayRequest, until: float) -> Any:
-        """The reply to one request, from the incarnation that the request is for.
+        """Send one request and return its reply. Raises as `call`.
 
-        A reply of an earlier state of the cluster proves nothing.
+        It also raises OutcomeUnknown if the reply is from another incarnation than the one known
+        when the request was sent, or from an earlier state of the cluster: it proves nothing.
         """
         if request.endpoint is not None:
             try:
@@ -229,7 +233,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         except BaseException:
             wire.close()
             raise
-        # A request that must not be repeated gets all the time; others leave some for more members.
+        # If it must not be repeated, it may use all the time; others leave some for more members.
         limit = limit if request.repeatable else until
         reading = await self._ask(endpoint, wire, self._encode(endpoint, request), limit)
         if reading.last:
@@ -268,9 +272,9 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         return wire
 
     async def _keep_another(self, until: float) -> None:
-        """Make a connection for the next request. Raises StoreUnavailable, if there is one member.
+        """Make a connection for the next request.
 
-        Of several, the request itself asks the others.
+        If that fails, raises StoreUnavailable for a single member; of several, avoids this one.
         """
         endpoint, several, now = self.site.members[0], len(self.site.members) > 1, _now()
         pool = self.pools[endpoint]
@@ -378,11 +382,11 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         self.turns.end_turn(key)
         if IN_LINE in seen or self.cluster.sessions.line.of(key):
             await self.wait_any_change(key, seen, until)
-        # Else it has to join: no waiter of this process stands for the others.
+        # Else return at once: no waiter of ours is in the store's line; taking again joins it.
 
     async def _wait_in_line(self, key: Key, seen: str, claim: str, until: float) -> None:
-        """Wait for our turn by a watch of a waiter ahead in line or, in front, of the lease."""
-        # A wake-up that is lost costs this much, not the ttl.
+        """Wait for our turn: watch a waiter ahead or, if we are among the first two, the lease."""
+        # Not for longer: a lost wake-up then costs only so much, not a whole ttl.
         until = min(until, _now() + _LOOKS_EVERY)
         place = self.cluster.sessions.line.place_of(key, claim)
         if place is None:
@@ -466,7 +470,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
             raise
         finally:
             if wire is not None:
-                # Closing the connection tells the server that the watch is over.
+                # Closing the connection ends the watch at the server.
                 self.streams.discard(wire)
                 wire.close()
 

@@ -230,7 +230,7 @@ class _EtcdGive:
         self.sessions.line.forget(self.key, self.claim)
 
     def _given_up(self) -> Steps[ClaimState | None]:
-        """The same for a claim without a known token: first forbid a late take, then read.
+        """As `_held`, for a claim whose token is not known: first forbid a late take, then read.
 
         The mark that forbids it lives for at least a day.
         """

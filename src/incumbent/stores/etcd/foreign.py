@@ -4,7 +4,7 @@ A foreign client puts a key of its own under the name, and has the name once no 
 there (github.com/etcd-io/etcd, client/v3/concurrency/mutex.go). The keys of ours under a name:
 
     held      the lease, which at most one client can create
-    shared/.  in its place, the leases of those who share the name: none beside a foreign key
+    shared/.  instead, the leases of those who share the name; none is granted beside a foreign key
     ticket    the place in the foreign line for whichever of our clients is the next
 
     revision   7 ticket       9 foreign      12 held          15 foreign
@@ -18,11 +18,11 @@ there (github.com/etcd-io/etcd, client/v3/concurrency/mutex.go). The keys of our
 - Once the lease was granted by a ticket, the ticket is attached to the etcd lease of `held`, moves
   with it, and is removed with it. A renewal proves both. Without the ticket, the oldest of the
   foreign clients that are older than `held` would have the name.
-- So a ticket serves for one lease. Who waits then gets another one, behind the foreign keys that
-  came meanwhile: both kinds have their turn.
+- So a ticket serves for one lease only. The next of our waiters gets a new ticket, behind the
+  foreign keys that came meanwhile, so that both kinds have their turn.
 
 Until it serves, the ticket is attached to the etcd lease of a waiter's place in our own line (see
-`line`), and only a hint: whether and when it goes matters to nobody but who waits.
+`line`), and is only a hint: if it disappears, only our waiters are affected.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def contenders(names: Names, entries: Iterable[KeyValue]) -> Contenders:
     ticket = next((entry.created for entry in ordered if entry.key == names.ticket), 0)
     ours = [entry for entry in keys if is_ours(names, entry.key)]
     foreign = [entry for entry in keys if entry not in ours]
+    # With our ticket before every foreign key, all foreign clients wait, and nobody has the name.
     holders = ours or ([] if foreign and 0 < ticket < foreign[0].created else foreign[:1])
     return Contenders(keys, tuple(holders), foreign, ticket)
 
@@ -72,7 +73,7 @@ def is_ours(names: Names, key: str) -> bool:
 
 
 def is_only_waited_for(kinds: Kinds) -> bool:
-    """Whether nothing is known of a name but that there are waiters."""
+    """Whether the only key under a name is a ticket: then it is only known that somebody waits."""
     return [*kinds] == ["/lease"] and [rest for rest, _ in kinds["/lease"]] == ["ticket"]
 
 
@@ -91,10 +92,11 @@ def may_take(names: Names, ticket: int) -> list[str]:
 
 
 def may_share(names: Names, permits: int, seat: str) -> list[str]:
-    """The comparisons: nobody has that seat, and all who are there have so many permits.
+    """The comparisons: the seat is free, and every holder asked with the same number of permits.
 
-    There are as many seats as permits, so nobody counts. Beside a foreign key nobody is let in: it
-    waits for older keys only, and would have the name once those are gone.
+    There are as many seats as permits, so no request has to count the holders. Beside a foreign key
+    nobody is let in: the foreign client waits for older keys only, and would have the name once
+    those are gone.
     """
     area = names.seats(permits)
     beyond = kv.absent(f"{names.ticket}\0", kv.after(names.leases))

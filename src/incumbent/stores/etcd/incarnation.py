@@ -380,8 +380,8 @@ class Cluster:
         for looks in range(2):
             if looks:
                 # A member that starts or catches up shows old numbers for a moment. Once it has
-                # answered a no-op proposal, it has applied all earlier entries. With a token of
-                # another incarnation it would wait for the entry of the log that the token names.
+                # answered a no-op proposal, it has applied all earlier entries. With a log-in token
+                # of another incarnation it would wait for the log entry that the token names.
                 self.site.token = ""
                 yield from self._propose_nothing(endpoint)
             status = yield from self.status(endpoint)

@@ -150,7 +150,7 @@ class InLine:
         return self._joins(queue, lease)
 
     def join_at_once(self) -> list[str]:
-        """The same for a take that finds the name held, if that costs no request more."""
+        """The operations that join the line if the name is held; none if that costs a request."""
         queue, known, self.joins = self._ask.queue, self._places.of(self._key), False
         if queue is None or self._ask.permits is not None or self._claim in known:
             return []

@@ -267,7 +267,7 @@ class Sessions:
         return state.place or kv.names_of(self.prefix, state.key).lease
 
     def proof(self, state: ClaimState, lease: str = "") -> list[str]:
-        """The same, and its ticket: without it, a foreign key would have the name as well."""
+        """Comparisons: as `ours`, and the claim has its ticket. Else a foreign key may lead."""
         compare = self.ours(state, lease)
         if state.ticket:
             ticket = kv.names_of(self.prefix, state.key).ticket

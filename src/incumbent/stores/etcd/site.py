@@ -114,7 +114,7 @@ class LeaseExists(Exception):
 
 
 class OtherIncarnation(StoreUnavailable):
-    """The cluster is of another incarnation than the request, which was not sent."""
+    """The cluster is another incarnation than the request was meant for; it was not sent."""
 
     def __init__(self, where: str) -> None:
         super().__init__(
@@ -150,7 +150,7 @@ _TRY_ANOTHER: Final = ("no leader", "leader changed", "timed out", "server stopp
 
 
 class _Refusal(NamedTuple):
-    """A refusal. `final`: only an operator can end it, if no request ever succeeded."""
+    """`final`: only an operator can end it; permanent, unless a request has succeeded before."""
 
     why: str
     retry_after: float | None = None
@@ -224,7 +224,7 @@ class EtcdSite:
 
     @property
     def tries(self) -> int:
-        """The tries of a request: each member once, a lone member twice (dead connection)."""
+        """The tries of a request: each member once; one alone twice, if its connection is dead."""
         return max(2, len(self.members))
 
     def prefer(self, member: Endpoint) -> None:
@@ -237,7 +237,7 @@ class EtcdSite:
         self.members = (*(each for each in self.members if each != member), member)
 
     def drop_stale_token(self, error: GatewayError) -> bool:
-        """Whether a new log-in is needed (nothing was carried out); if so, forget the token."""
+        """If the token is stale or missing (nothing was carried out), forget it and return True."""
         if error.stale_token or (error.no_user and self.options.username is not None):
             self.token = ""
             return True

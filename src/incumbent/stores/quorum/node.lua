@@ -15,7 +15,7 @@ end
 -- PART floor
 -- The floor of a name is the largest ballot that was voted for here. Its key, which names the channel
 -- of the changes too, has the value "<floor, 16 digits> <s> <until, unix ms, 13 digits> <last>".
--- s: "-" if no word waits for who holds or takes the lease (pause, resign), "+" if one may.
+-- s: "-" if neither "pause" nor "resign" is set for the name, "+" if one of them may be.
 -- until: when the key expires. last: the last few holdings, a line each, before they move to the
 -- past together: "<token> <holder>", with " <ended, unix us>" if it was given back.
 local function floor_of(kept) return kept and string.sub(kept, 1, 16) end
@@ -43,11 +43,12 @@ return call('SET', KEYS[1], founded, 'NX') and 1 or 0
 -- One node's vote. It is given if all of this is so, in this order:
 -- - the node belongs to the asker's quorum, and is as old as `quarantine` says: a blank one is born now;
 -- - nobody else has the lease here, and the name is neither paused nor closed;
--- - the ballot is above the floor. Where none is kept, the floor is a minute before the node's clock.
---   It is never less than the node's birth and a minute: what it voted for before it lost its data
---   was not further ahead of its clock;
--- - the ballot is at most a minute ahead of the clock. More than two minutes ahead the clock must
---   have been set back, or be wrong: then it may be a second above the last vote.
+-- - the ballot is above the floor. If no floor is kept, it is one minute before the node's clock.
+--   It is never below the node's birth plus one minute: no vote that the node gave before it lost
+--   its data was further ahead of its clock;
+-- - the ballot is at most one minute ahead of the clock. If it is more than two minutes ahead, the
+--   clock must have been set back or be wrong: then a ballot of up to one second above the last
+--   vote is admitted.
 -- A claim keeps its vote here: its ballot is returned, and raised if asked.
 -- KEYS: the lease, its floor, the node's marker, its past, the hash of its fields (see promise),
 --       and the list of candidates if one is kept
@@ -67,7 +68,7 @@ local function no(kind, value, left, floor)
   return { kind, value, left, whole(now), floor and whole(floor) or '' }
 end
 
--- A founded node is told by its marker as a whole: nearly always.
+-- The usual case: a founded node is recognised by its whole marker.
 local born = 0
 if marker ~= founded then
   local members, longest = string.match(founded, '^(%S+ %S+ )0 (%d+)$')
@@ -88,12 +89,12 @@ if marker ~= founded then
   end
 end
 
-local floor, ahead, admits = kept and floor_of(kept) + 0 or now - MINUTE, ballot - now, 'low'
+local floor, ahead, verdict = kept and floor_of(kept) + 0 or now - MINUTE, ballot - now, 'low'
 if born > 0 and floor < born + MINUTE then floor = born + MINUTE end
 if ballot - floor > 0 then
   local follows_a_wrong_clock = ahead > 2 * MINUTE and kept and ballot - floor <= 1000000
     and tonumber(last_token(last_of(kept))) == floor
-  admits = ahead <= MINUTE or follows_a_wrong_clock or 'high'
+  verdict = (ahead <= MINUTE or follows_a_wrong_clock) and 'ok' or 'high'
 end
 local paused, resign, flag = false, false, flag_of(kept)
 if flag == ' + ' then
@@ -102,7 +103,7 @@ if flag == ' + ' then
 end
 
 local function move_to_past(last)
-  -- The past is for people: that it cannot be written changes no vote. True if it was empty.
+  -- The past is only for display: a failed write to it changes no vote. Returns whether it was empty.
   local length = try('APPEND', past, last)
   if type(length) == 'number' and length > 3000 and length > 25 * (#holder + 34) then
     local text, ends = call('GET', past), {}
@@ -124,13 +125,14 @@ local function note_vote()
   last = last .. ballot .. holder
   -- A request to resign was meant for an earlier holder.
   if resign and ballot - string.match(resign, '^%d+') > 0 then flag = ' - ' end
-  -- What is ahead of the clock is remembered for longer: until a minute before the clock is above it.
+  -- A ballot far ahead of the clock is kept for longer: until the floor of a name for which none is
+  -- kept, one minute before the clock, is above it.
   local needed = ahead > MINUTE and math.ceil(keep + ahead / 1000) or keep
   local lasts = till and till * 1000 - now >= needed * 1000
   if lasts then
     call('SET', floor_key, floor_value(ballot, flag, till, last), 'KEEPTTL')
   else
-    -- A quarter longer than has to be: the end of a key costs more than the key.
+    -- A quarter longer than needed, so that not every vote has to set the expiry anew.
     needed = math.ceil(needed * 1.25)
     till = math.floor(now / 1000) + needed
     call('SET', floor_key, floor_value(ballot, flag, till, last), 'PX', needed)
@@ -138,7 +140,7 @@ local function note_vote()
   if is_new_past or not lasts then call('PEXPIRE', past, math.ceil(keep * 1.25)) end
 end
 
-local may_vote, how, value, is_reserved = admits == true and not paused, 'NX'
+local may_vote, how, value, is_reserved = verdict == 'ok' and not paused, 'NX'
 repeat
   if may_vote
       and call('SET', lease, head .. ballot .. ' 0 ' .. ballot .. rest, how, 'PX', ttl) then
@@ -150,7 +152,7 @@ repeat
     return head .. ballot
   end
   value = call('GET', lease)
-  -- What is reserved for the asker is as good as free: once more, in its place.
+  -- A reservation for the asker counts as free: try once more, and replace it.
   is_reserved = value and starts_with(value, 'incumbent1 reserved ')
     and string.match(value, ' %S*$') == holder
   how = how == 'NX' and is_reserved and may_vote and 'XX'
@@ -159,9 +161,9 @@ until not how
 if value and starts_with(value, head) then
   local stored, left = string.match(value, '^%d+', #head + 1), call('PTTL', lease)
   if raises == '+' and stored ~= ballot then
-    if admits ~= true then return no(admits, value, left, floor) end
+    if verdict ~= 'ok' then return no(verdict, value, left, floor) end
     call('SET', lease, head .. ballot .. string.sub(value, #head + #stored + 1), 'KEEPTTL')
-    -- The last holding is this one: it has its new token, and goes on.
+    -- Replace the last holding, which is this one: it goes on with its new token.
     local before = string.match(last_of(kept), '^.*\n') or ''
     local longer = math.ceil(keep * 1.25)
     local till = math.floor(now / 1000) + longer
@@ -178,7 +180,7 @@ end
 
 local what = value and string.match(value, '^incumbent1 (%S+) ')
 local is_closed = what == 'closed' or what == 'reserved'
-local kind = paused and 'paused' or admits
+local kind = paused and 'paused' or verdict
 if value and not (is_closed and paused) and not is_reserved then
   kind = is_closed and what or 'held'
 end
@@ -290,7 +292,8 @@ if try('APPEND', floor_key, ended) == #ended then
   call('SET', floor_key, floor_value(token, ' + ', till, token .. holder .. ended), 'PX', DAY_MS)
 end
 
--- One that waits has marked the lease: see look. Without the token this is not the mark: tell it.
+-- A waiter has marked the lease (see look), so its end is published. If `head` has no token, this
+-- byte is not the mark, so the end is published in any case.
 local is_marked = string.byte(value, #head + 1) ~= 48
 if closed_ms or is_marked then call('PUBLISH', floor_key, '') end
 return 1
@@ -299,10 +302,11 @@ return 1
 -- Take back a vote that brought no majority, or that may still be on its way.
 -- KEYS: the lease, its floor
 -- ARGV: 1 "incumbent1 <claim> "    2 ballot    3 <ended, unix us> if it was perhaps a holding
--- A vote of that claim with a larger ballot is left alone: it is of a later try. The ballot becomes
--- the floor, so that a vote asked for earlier which arrives only now is refused: for ten minutes at
--- least, after which it is a minute behind the clock, where nothing is voted for without a floor.
--- No ballot that anybody proposes is two minutes ahead of a clock that is wrong by less than one.
+-- A vote of that claim with a larger ballot belongs to a later try, and is left alone. The ballot
+-- becomes the floor, so that a vote that was asked for earlier, and arrives only now, is refused. The
+-- floor is kept for at least ten minutes. After that the ballot is more than a minute behind the
+-- clock, and a node without a floor refuses it as well. A ballot more than two minutes ahead of this
+-- clock does not become the floor: only a wrong clock causes one.
 -- Returns 1 if a vote was taken back, else 0.
 -- INCLUDE node:node
 -- INCLUDE node:floor
@@ -374,8 +378,9 @@ end
 return 1
 
 -- PART look
--- Look at a lease before waiting for its end, and mark it so that its end is told: the word after
--- the token is then 1. The mark lasts as long as the holding, and each that waits looks anew.
+-- Look at a lease before waiting for its end, and mark it so that its end is published: the word
+-- after the token is then 1. The mark lasts as long as the holding; each waiter runs this again
+-- after it.
 -- KEYS: the lease
 local lease = KEYS[1]
 local value = redis.call('GET', lease)
@@ -453,14 +458,14 @@ if holding ~= '' then
   if not held or not starts_with(held, holding) then return -1 end
 end
 
--- First what a server out of memory refuses, while nothing has changed.
+-- First the write that a server out of memory refuses, while nothing has been changed.
 call('HSET', hash, FIELD.promised, ballot)
 if base == '=' then
   call('DEL', hash)
   for at = FIRST, #ARGV, 2 do call('HSET', hash, ARGV[at], ARGV[at + 1]) end
 end
 local before = call('HGET', hash, FIELD.states)
--- Eight ballots.
+-- Keep the last eight ballots, of 16 digits and a space each.
 states = string.sub(ballot .. (before and ' ' .. before or ''), 1, 135)
 call('HSET', hash, FIELD.promised, ballot, FIELD.states, states)
 if change == '-' then

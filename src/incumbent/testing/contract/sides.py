@@ -1,4 +1,4 @@
-"""The two sides of an engine as blocking stores: requests one by one, many at once, broken off."""
+"""Drives either side of an engine as a blocking store: one request, many at once, interrupted."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Side(Protocol):
     def break_off(self, request: Request, when: Callable[[], bool]) -> None:
         """Send a request, and interrupt it as soon as `when` is true.
 
-        Whatever interrupted it must come out of it; fails if the request was over before.
+        The request must raise the interruption; fails if it ended before it was interrupted.
         """
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class BlockingSide:
 
 @contextmanager
 def _signalled(when: Callable[[], bool]) -> Iterator[None]:
-    """A signal whose handler raises RaisedByHandler comes as soon as `when` is true."""
+    """While the body runs, send a signal as soon as `when` is true; its handler raises."""
     assert _SIGNAL is not None  # noqa: S101 - for the types
     main, begun, over = threading.main_thread().ident or 0, Event(), Event()
 
@@ -161,6 +161,7 @@ class _LoopStore:
         return lambda *args, **how: self._side.run(self._side.asked(operation, *args, **how))
 
     def close(self) -> None:
+        # By `__getattr__`: the AsyncStore's `aclose`, run in the loop.
         self.aclose()
 
 
@@ -193,7 +194,7 @@ class AsyncSide:
     def break_off(self, request: Request, when: Callable[[], bool]) -> None:
         async def cancelled() -> None:
             task, give_up = asyncio.ensure_future(self.asked(*request, until())), until()
-            # Threads make `when` true: no event of the loop comes with it.
+            # Threads make `when` true, which wakes no task of this loop: it has to be polled.
             while not (task.done() or when()) and clock.now() < give_up:  # noqa: ASYNC110
                 await asyncio.sleep(_LOOK_EVERY)
             task.cancel()
