@@ -306,7 +306,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "etcd: a take that is repeated moves its key from anywhere",
         "stores/etcd/taking.py",
-        "        there = self.sessions.proof(state, attached)",
+        "        there = self.sessions.ours_with_ticket(state, attached)",
         "        there = self.sessions.ours(state)[:1]",
         "tests/stores/etcd/test_store.py::test_a_take_that_is_repeated_moves_its_key_only_from_where_it_was_seen",
     ),
@@ -383,7 +383,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "etcd: who has lost its place waits for its turn",
         "stores/etcd/client.py",
-        "            if not self.cluster.sessions.line.keeps(at.kept):",
+        "            if not self.cluster.sessions.line.keeps(place.kept):",
         "            if False:",
         f"{_ORDER}test_a_place_that_was_lost_is_taken_anew_at_the_end",
     ),
@@ -404,7 +404,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "etcd: a take without a ticket looks at the lease alone",
         "stores/etcd/foreign.py",
-        "        return [kv.absent(*area) for area in beside_ticket(names)]",
+        "        return [kv.absent(*area) for area in ranges_without_ticket(names)]",
         "        return [kv.absent(names.lease)]",
         f"{_FOREIGN}test_a_take_without_a_ticket_is_refused_if_a_foreign_key_waits",
     ),
@@ -488,7 +488,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "etcd: a take in doubt asks for another seat",
         "stores/etcd/taking.py",
-        "        if doubted is not None and doubted.place and not doubted.revision:",
+        "        if doubted is not None and doubted.own_key and not doubted.revision:",
         "        if False:",
         f"{_SHARERS}test_a_take_in_doubt_asks_for_the_same_seat_again",
     ),
@@ -530,7 +530,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "etcd: a try that was not sent says so of an earlier one too",
         "stores/etcd/client.py",
-        "            trail.rest = 0\n            return\n        if isinstance(error, StoreUnavailable):",
+        "            trail.tries_left = 0\n            return\n        if isinstance(error, StoreUnavailable):",
         "            raise error\n        if isinstance(error, StoreUnavailable):",
         "tests/stores/etcd/test_doubts.py::test_a_request_that_may_have_been_carried_out_stays_in_doubt",
     ),

@@ -135,7 +135,7 @@ def test_in_what_the_event_loop_calls(store: str, monkeypatch: pytest.MonkeyPatc
 WAITING: dict[str, list[Any]] = {
     "redis": [(LineHub, "_open")],
     "quorum": [(MajorityHub, "_connected")],
-    "etcd": [(EtcdClient, "_results")],
+    "etcd": [(EtcdClient, "_next_results")],
     "postgresql": [(NotificationListener, "_begin")],
 }
 

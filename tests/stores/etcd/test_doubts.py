@@ -34,9 +34,11 @@ def call_that_meets(
     async def fail(*_: object) -> None:
         raise left.pop(0)
 
-    monkeypatch.setattr(client, "_try", fail)
+    monkeypatch.setattr(client, "_send_to", fail)
     until = clock.now() + 5
-    return lambda: run_blocking(client.call(GatewayRequest(TXN, b"", repeatable), until)), left
+    return lambda: run_blocking(
+        client.send_to_any_member(GatewayRequest(TXN, b"", repeatable), until)
+    ), left
 
 
 @pytest.mark.parametrize("then", [OtherIncarnation("e1"), GatewayError(MISSING)])

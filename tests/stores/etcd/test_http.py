@@ -103,8 +103,8 @@ def test_only_what_is_known_not_to_be_carried_out_is_called_so(
     text: str, kind: type[StoreError], permanent: bool
 ) -> None:
     error, site = GatewayError(text), EtcdSite(parse_etcd_url("etcd://e1"))
-    found = site.failed(error, doubt=not error.not_done)
+    found = site.error_for(error, doubt=not error.not_done)
     assert (type(found), found.permanent) == (kind, permanent)
     site.proved = True
-    again = site.failed(error, doubt=True)
+    again = site.error_for(error, doubt=True)
     assert (type(again), again.permanent) == (OutcomeUnknown, False)

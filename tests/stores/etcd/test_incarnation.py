@@ -246,15 +246,15 @@ def test_an_answer_proves_nothing_once_its_incarnation_is_known_to_be_over(
         client.cluster.disown()
         return reply
 
-    monkeypatch.setattr(client, "call", answer)
-    assert run_blocking(client.answer(request, 0.0))["succeeded"]
+    monkeypatch.setattr(client, "send_to_any_member", answer)
+    assert run_blocking(client.send_checked(request, 0.0))["succeeded"]
     client.cluster.incarnation = ClusterMarker("f", 6, "bmV3", 0.0)
     with pytest.raises(OutcomeUnknown, match="another incarnation"):
-        run_blocking(client.answer(request, 0.0))
+        run_blocking(client.send_checked(request, 0.0))
     client.cluster.incarnation = born
-    monkeypatch.setattr(client, "call", answer_late)
+    monkeypatch.setattr(client, "send_to_any_member", answer_late)
     with pytest.raises(OutcomeUnknown, match="another incarnation"):
-        run_blocking(client.answer(request, 0.0))
+        run_blocking(client.send_checked(request, 0.0))
 
 
 @pytest.mark.parametrize("revision", [7, 12])
@@ -271,9 +271,9 @@ def test_a_late_answer_of_the_incarnation_before_says_nothing_of_this_one(
         cluster.incarnation, cluster.floor = this, (CLUSTER, 3)
         return {"header": {"cluster_id": CLUSTER, "revision": revision}}
 
-    monkeypatch.setattr(client, "call", answer_late)
+    monkeypatch.setattr(client, "send_to_any_member", answer_late)
     with pytest.raises(OutcomeUnknown, match="another incarnation"):
-        run_blocking(client.answer(GatewayRequest(TXN), 0.0))
+        run_blocking(client.send_checked(GatewayRequest(TXN), 0.0))
     assert (cluster.incarnation, cluster.floor) == (this, (CLUSTER, 3))
 
 

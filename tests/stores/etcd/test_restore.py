@@ -413,7 +413,7 @@ def test_a_ttl_is_granted_only_once_it_is_noted_whoever_notes_another_at_the_sam
     one, other = another(), another()
     assert isinstance(one.engine, EtcdEngine)
     operations = one.engine.store().operations
-    call, note = operations.call, b64("/incumbent!born-ttl").encode()
+    call, note = operations.send_to_any_member, b64("/incumbent!born-ttl").encode()
 
     async def overtaken(request: GatewayRequest, until: float) -> Any:
         if request.path == TXN and note in request.body:
@@ -421,7 +421,7 @@ def test_a_ttl_is_granted_only_once_it_is_noted_whoever_notes_another_at_the_sam
             other.store.take(Key("faults", "shorter"), new_claim(), Ask(60.0, "you"), soon())
         return await call(request, until)
 
-    monkeypatch.setattr(operations, "call", overtaken)
+    monkeypatch.setattr(operations, "send_to_any_member", overtaken)
     one.take(ask=Ask(90.0, "me"))
     assert noted_ttl(server) == 90.0
 

@@ -14,7 +14,7 @@ from incumbent.stores.etcd import open_etcd, renewing
 from incumbent.stores.etcd.incarnation import ClusterMarker, NotedTtl
 from incumbent.stores.etcd.kv import Steps
 from incumbent.stores.etcd.sessions import ClaimState, RenewalGroup, Session, Sessions
-from incumbent.stores.etcd.site import EtcdSite, parse_etcd_url, share
+from incumbent.stores.etcd.site import EtcdSite, answer_by, parse_etcd_url
 from incumbent.stores.url import Endpoint
 
 T = TypeVar("T")
@@ -227,8 +227,8 @@ def test_who_failed_is_asked_last_and_who_answered_is_kept() -> None:
 
 
 def test_a_frozen_member_leaves_time_for_the_others() -> None:
-    assert share(0.0, 0.9, 2) == 0.3
-    assert share(0.0, 0.9, 0) == 0.9
+    assert answer_by(0.0, 0.9, 2) == 0.3
+    assert answer_by(0.0, 0.9, 0) == 0.9
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_of_a_batch_nothing_is_proved_of_which_a_part_is_not(
     """After an election between two keep-alives only the session of the later one is confirmed."""
     work = renewing._Renewing(open_etcd("etcd://e1").store().operations.cluster, BORN, [])
     quiet = SimpleNamespace(at=0, alone=False)
-    one = {"renewal": SimpleNamespace(key=KEY), "state": SimpleNamespace(place="")}
+    one = {"renewal": SimpleNamespace(key=KEY), "state": SimpleNamespace(own_key="")}
     written = SimpleNamespace(at=1, alone=True, **one)
     work.outcomes = [Renewed(), Renewed()]
     monkeypatch.setattr(work, "_verify_together", lambda _: told(loud))

@@ -107,7 +107,7 @@ def sent(one: Party, take: EtcdTake) -> bool:
         session = yield from take.sessions.session(ASK.ttl)
         state = ClaimState(one.key, take.claim, session, soon(), "h", 0.0, ASK.ttl)
         state.history_key, state.ticket = take.sessions.history_key(one.key), take.ticket
-        state.place, state.permits = take._seat(), take.ask.permits
+        state.own_key, state.permits = take._seat(), take.ask.permits
         reply = yield take.request(state, "")
         return bool(reply.get("succeeded"))
 

@@ -35,9 +35,9 @@ from incumbent.stores.etcd.site import (
     LeaseExists,
     LeaseMissing,
     OtherIncarnation,
+    answer_by,
     error_text,
     is_refusal_of_certificate,
-    share,
 )
 from incumbent.stores.etcd.waiting import ProcessPlace, standing
 from incumbent.stores.plan import Plan, drive
@@ -65,17 +65,17 @@ W = TypeVar("W", bound=Stream)
 
 
 class Watching(Reading):
-    """A stream of several watches. `behind`: the number of watches that have not begun.
+    """A stream of several watches. `not_begun`: the number of those that have not begun.
 
     Once etcd's gateway answers the first watch, it may be unable to read the rest of the request
     (pkg.go.dev/net/http, ResponseWriter.Write). So all watches have to begin by `begun_by`.
     """
 
-    __slots__ = ("begun_by", "behind")
+    __slots__ = ("begun_by", "not_begun")
 
     def __init__(self, request: GatewayRequest) -> None:
         super().__init__()
-        self.behind = request.body.count(b'"create_request"')
+        self.not_begun = request.body.count(b'"create_request"')
         self.begun_by = _now() + _BEGUN_WITHIN
 
 
@@ -89,9 +89,9 @@ Stand: TypeAlias = Callable[[Obstacles], ProcessPlace | None]
 
 @dataclass(slots=True)
 class _Trail:
-    """The tries of one request so far. `rest`: the number of tries left."""
+    """The tries of one request so far."""
 
-    rest: int
+    tries_left: int
     repeatable: bool
     doubt: bool = False
     logins: int = 0
@@ -143,37 +143,37 @@ class EtcdClient(TakesTurns[None], Generic[W]):
 
     async def carry_out(self, program: Steps[T], until: float) -> T:
         """The outcome of a program. Raises StoreError, at `until` at the latest."""
-        return await drive(program, lambda request: self.answer(request, until))
+        return await drive(program, lambda request: self.send_checked(request, until))
 
-    async def answer(self, request: GatewayRequest, until: float) -> Any:
-        """Send one request and return its reply. Raises as `call`.
+    async def send_checked(self, request: GatewayRequest, until: float) -> Any:
+        """Send one request and return its reply. Raises as `send_to_any_member`.
 
         It also raises OutcomeUnknown if the reply is from another incarnation than the one known
         when the request was sent, or from an earlier state of the cluster: it proves nothing.
         """
         if request.endpoint is not None:
             try:
-                return await self._try(request.endpoint, request, until, until)
+                return await self._send_to(request.endpoint, request, until, until)
             except (Broken, Garbled) as error:
                 raise self.site.unreachable(error) from error
         ended, floor = self.cluster.ended, self.cluster.floor
-        reply = await self.call(request, until)
+        reply = await self.send_to_any_member(request, until)
         self.cluster.check(request, reply, ended, floor)
         return reply
 
-    async def call(self, request: GatewayRequest, until: float) -> Reply:
+    async def send_to_any_member(self, request: GatewayRequest, until: float) -> Reply:
         """The reply of any member.
 
         Raises StoreUnavailable, OutcomeUnknown, LeaseMissing, or LeaseExists.
         """
         site, several = self.site, len(self.site.members) > 1
         trail = _Trail(site.tries, request.repeatable)
-        while trail.rest > 0 and (now := _now()) < until:
-            trail.rest -= 1
+        while trail.tries_left > 0 and (now := _now()) < until:
+            trail.tries_left -= 1
             endpoint = site.members[0]
-            limit = share(now, until, trail.rest) if several else until
+            limit = answer_by(now, until, trail.tries_left) if several else until
             try:
-                reply: Reply = await self._try(endpoint, request, limit, until)
+                reply: Reply = await self._send_to(endpoint, request, limit, until)
                 if "header" not in reply and "header" not in reply.get("result", {}):
                     raise Garbled("it does not answer as etcd does")
             except (GatewayError, Broken, Garbled, StoreUnavailable) as error:
@@ -185,7 +185,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
                 return reply
         try:
             failure = trail.failure or Broken("no time is left", sent=False)
-            raise site.failed(failure, doubt=trail.doubt) from failure
+            raise site.error_for(failure, doubt=trail.doubt) from failure
         finally:
             # The cycle of the error and this frame would keep connections until a collection.
             del trail, failure
@@ -201,33 +201,33 @@ class EtcdClient(TakesTurns[None], Generic[W]):
             trail.doubt = trail.doubt or not error.not_done
             if trail.logins < _LOGINS and self.site.drop_stale_token(error):
                 trail.logins += 1
-                trail.rest += 1
+                trail.tries_left += 1
                 return
             if not error.try_another:
-                trail.rest = 0
+                trail.tries_left = 0
                 return
         trail.failure = error
         if isinstance(error, OtherIncarnation):
             # This settles no earlier try, and a further try would ask the next incarnation.
-            trail.rest = 0
+            trail.tries_left = 0
             return
         if isinstance(error, StoreUnavailable):
-            trail.rest = 0 if error.permanent else trail.rest
+            trail.tries_left = 0 if error.permanent else trail.tries_left
         elif not isinstance(error, GatewayError):
             trail.doubt = trail.doubt or not isinstance(error, Broken) or error.sent
         if trail.doubt and not trail.repeatable:
-            trail.rest = 0
+            trail.tries_left = 0
         self.site.avoid(endpoint)
 
     # -- one exchange -------------------------------------------------------------------------
 
-    async def _try(
+    async def _send_to(
         self, endpoint: Endpoint, request: GatewayRequest, limit: float, until: float
     ) -> Any:
         """The reply of this member. Raises StoreUnavailable, Broken, Garbled, GatewayError."""
         pool = self.pools[endpoint]
         idle = pool.idle
-        wire = pool.trusted() or await self._join(endpoint, limit)
+        wire = pool.trusted() or await self._connect_checked(endpoint, limit)
         try:
             await self._log_in(endpoint, wire, limit)
         except BaseException:
@@ -235,18 +235,18 @@ class EtcdClient(TakesTurns[None], Generic[W]):
             raise
         # If it must not be repeated, it may use all the time; others leave some for more members.
         limit = limit if request.repeatable else until
-        reading = await self._ask(endpoint, wire, self._encode(endpoint, request), limit)
+        reading = await self._exchange_on(endpoint, wire, self._encode(endpoint, request), limit)
         if reading.last:
             wire.close()
         else:
             pool.put_back(wire, idle)
         return self._read(reading) if request.body else reading
 
-    async def _joined(self, endpoint: Endpoint, until: float) -> W:
-        """As `_join`, for as long as a dial may take."""
-        return await self._join(endpoint, min(until, _now() + DIAL_WITHIN))
+    async def _connect_checked_within_dial(self, endpoint: Endpoint, until: float) -> W:
+        """As `_connect_checked`, for as long as a dial may take."""
+        return await self._connect_checked(endpoint, min(until, _now() + DIAL_WITHIN))
 
-    async def _join(self, endpoint: Endpoint, until: float) -> W:
+    async def _connect_checked(self, endpoint: Endpoint, until: float) -> W:
         """A new connection for requests, to the known incarnation.
 
         Raises OtherIncarnation, StoreUnavailable, Broken.
@@ -258,7 +258,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
             return wire
         try:
             look = self.cluster.is_other(known, endpoint)
-            other = await drive(look, partial(self._ask_first, endpoint, wire, until))
+            other = await drive(look, partial(self._send_before_others, endpoint, wire, until))
         except BaseException as error:
             wire.close()
             if isinstance(error, Broken | Garbled):
@@ -280,21 +280,21 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         pool = self.pools[endpoint]
         idle = pool.idle
         if several:
-            until = share(now, min(until, now + DIAL_WITHIN), self.site.tries - 1)
+            until = answer_by(now, min(until, now + DIAL_WITHIN), self.site.tries - 1)
         try:
-            pool.put_back(await self._joined(endpoint, until), idle)
+            pool.put_back(await self._connect_checked_within_dial(endpoint, until), idle)
         except (Broken, StoreUnavailable) as error:
             if not several:
-                raise self.site.failed(error, doubt=False) from error
+                raise self.site.error_for(error, doubt=False) from error
             self.site.avoid(endpoint)
 
-    async def _ask_first(
+    async def _send_before_others(
         self, endpoint: Endpoint, wire: W, until: float, request: GatewayRequest
     ) -> Reply:
         """The reply to a check on this connection, before any other request is sent."""
         await self._log_in(endpoint, wire, until)
         sent = self._encode(endpoint, request)
-        return self._read(await self._ask(endpoint, wire, sent, until))
+        return self._read(await self._exchange_on(endpoint, wire, sent, until))
 
     async def _connect(self, endpoint: Endpoint, until: float) -> W:
         try:
@@ -311,20 +311,20 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         No other request was sent yet. Raises StoreUnavailable.
         """
         options, site = self.site.options, self.site
-        if site.token or not options.username:
+        if site.login_token or not options.username:
             return
         body = json.dumps({"name": options.username, "password": options.password or ""}).encode()
         sent = encode("POST", "/v3/auth/authenticate", endpoint, "", body)
         try:
-            reading = await self._ask(endpoint, wire, sent, until)
-            site.token = str(self._read(reading).get("token", "")) or _OFF
+            reading = await self._exchange_on(endpoint, wire, sent, until)
+            site.login_token = str(self._read(reading).get("token", "")) or _OFF
             if reading.last:
                 raise Broken("the server closed the connection after the log-in", sent=False)
         except GatewayError as error:
             if "not enabled" in error.text:
-                site.token = _OFF
+                site.login_token = _OFF
                 return
-            found = site.failed(error, doubt=False)
+            found = site.error_for(error, doubt=False)
             if not isinstance(found, StoreUnavailable):
                 found = StoreUnavailable(f"{site.where} does not log us in: {error.text}")
             raise found from error
@@ -332,11 +332,11 @@ class EtcdClient(TakesTurns[None], Generic[W]):
             raise site.unreachable(error) from error
 
     def _encode(self, endpoint: Endpoint, request: GatewayRequest) -> bytes:
-        token = "" if self.site.token == _OFF else self.site.token
+        token = "" if self.site.login_token == _OFF else self.site.login_token
         method = "POST" if request.body else "GET"
         return encode(method, request.path, endpoint, token, request.body)
 
-    async def _ask(self, endpoint: Endpoint, wire: W, sent: bytes, until: float) -> Reading:
+    async def _exchange_on(self, endpoint: Endpoint, wire: W, sent: bytes, until: float) -> Reading:
         """One reply over this connection, which the caller keeps. Raises Broken, Garbled."""
         try:
             return await exchange(wire, sent, until)
@@ -388,29 +388,29 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         """Wait for our turn: watch a waiter ahead or, if we are among the first two, the lease."""
         # Not for longer: a lost wake-up then costs only so much, not a whole ttl.
         until = min(until, _now() + _LOOKS_EVERY)
-        place = self.cluster.sessions.line.place_of(key, claim)
-        if place is None:
+        kept = self.cluster.sessions.line.place_of(key, claim)
+        if kept is None:
             # It has to join the line anew.
             return
-        stand = partial(standing, kv.names_of(self.cluster.prefix, key), key, place, seen)
-        at: ProcessPlace | None = stand(place.found)
+        stand = partial(standing, kv.names_of(self.cluster.prefix, key), key, kept, seen)
+        place: ProcessPlace | None = stand(kept.found)
         fresh = True
 
         async def look() -> Watch | None:
-            nonlocal at, fresh
-            if at is not None and not (fresh or at.moved):
+            nonlocal place, fresh
+            if place is not None and not (fresh or place.moved):
                 # Ask with little time, then again: this process's other waiters depend on us.
                 soon = min(until, _now() + _SOON)
                 now = stand(await self._surely(look_in_wait(self.cluster, key), soon))
                 if now is None:
                     return None
-                at.update(now)
+                place.update(now)
             fresh = False
-            if at is None:
+            if place is None:
                 return None
-            if at.looks_at > _now():
-                return at.watch(), partial(self._turn, at, stand)
-            if at.called:
+            if place.looks_at > _now():
+                return place.watch(), partial(self._await_turn, place, stand)
+            if place.called:
                 self.turns.tell_all(key)
             return None
 
@@ -466,7 +466,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
             site.avoid(endpoint)
             if isinstance(error, GatewayError):
                 site.drop_stale_token(error)
-                raise site.failed(error, doubt=False) from error
+                raise site.error_for(error, doubt=False) from error
             raise
         finally:
             if wire is not None:
@@ -475,49 +475,49 @@ class EtcdClient(TakesTurns[None], Generic[W]):
                 wire.close()
 
     async def _first_change(self, watching: Watching, wire: W, until: float) -> bool:
-        """True: something changed. False: look again. Raises the errors of `_results`."""
+        """True: something changed. False: look again. Raises the errors of `_next_results`."""
         while True:
-            results = await self._heard(watching, wire, until)
+            results = await self._results_with_beats(watching, wire, until)
             if results is None:
                 return False
             if any(result.get("events") for result in results):
                 return True
 
-    async def _turn(
-        self, at: ProcessPlace, stand: Stand, watching: Watching, wire: W, until: float
+    async def _await_turn(
+        self, place: ProcessPlace, stand: Stand, watching: Watching, wire: W, until: float
     ) -> bool:
-        """True: it is our turn to look. False: read the line again. Raises as `_results`."""
-        while not at.moved:
-            look = at.looks_at
+        """True: it is our turn to look. False: read the line again. Raises as `_next_results`."""
+        while not place.moved:
+            look = place.looks_at
             if look <= _now():
-                if at.called:
-                    self.turns.tell_all(at.key)
+                if place.called:
+                    self.turns.tell_all(place.key)
                 return True
-            results = await self._heard(watching, wire, until, look)
+            results = await self._results_with_beats(watching, wire, until, look)
             if results is None:
                 return False
             for result in results:
-                at.see(result, _now())
-            if not self.cluster.sessions.line.keeps(at.kept):
+                place.see(result, _now())
+            if not self.cluster.sessions.line.keeps(place.kept):
                 return True
-            if at.missed and not (watching.behind or at.moved):
-                found = await self._surely(look_in_wait(self.cluster, at.key), until)
+            if place.missed and not (watching.not_begun or place.moved):
+                found = await self._surely(look_in_wait(self.cluster, place.key), until)
                 now = stand(found)
                 if now is None:
                     return True
-                at.update(now)
+                place.update(now)
         return False
 
-    async def _heard(
+    async def _results_with_beats(
         self, watching: Watching, wire: W, until: float, look: float = inf
     ) -> list[dict[str, Any]] | None:
-        """As `_results`, or nothing at `look`; meanwhile our places in lines are kept alive."""
+        """As `_next_results`, or nothing at `look`; meanwhile keeps our places in lines alive."""
         sessions = self.cluster.sessions
         while True:
             beats = sessions.line.beats()
             part = min(until, look, _now() + min(beats, default=inf) * _BEAT)
             try:
-                return await self._results(watching, wire, part)
+                return await self._next_results(watching, wire, part)
             except Broken as error:
                 if not error.late or _now() >= until:
                     raise
@@ -526,14 +526,14 @@ class EtcdClient(TakesTurns[None], Generic[W]):
             if beats or _now() >= look:
                 return []
 
-    async def _results(
+    async def _next_results(
         self, watching: Watching, wire: W, until: float
     ) -> list[dict[str, Any]] | None:
         """The new messages of the watches; None if a watch or its changes (compacted) are lost.
 
         Raises Broken, Garbled, GatewayError, StoreUnavailable.
         """
-        by = min(until, watching.begun_by) if watching.behind else until
+        by = min(until, watching.begun_by) if watching.not_begun else until
         try:
             await feed(watching, wire, by)
         except Broken as error:
@@ -551,7 +551,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
                 return None
             if result.get("canceled"):
                 raise GatewayError(str(result.get("cancel_reason", "the watch was cancelled")))
-            watching.behind -= bool(result.get("created"))
+            watching.not_begun -= bool(result.get("created"))
             results.append(result)
         if watching.done and not results:
             raise Broken("the server ended the watch", sent=True)

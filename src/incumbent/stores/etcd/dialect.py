@@ -34,7 +34,7 @@ from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.incarnation import Cluster
 from incumbent.stores.etcd.kv import GatewayRequest, KeyValue, Kinds, Reply, Steps
 from incumbent.stores.etcd.renewing import renew
-from incumbent.stores.etcd.sessions import ClaimState, unknown
+from incumbent.stores.etcd.sessions import ClaimState, state_from_key
 from incumbent.stores.etcd.site import LeaseMissing
 from incumbent.stores.etcd.taking import EtcdTake
 from incumbent.stores.plan import Plan
@@ -149,7 +149,7 @@ class EtcdDialect:
         """The ranges in which a write is a change: leases, record without candidates, switches."""
         names = kv.names_of(self.cluster.prefix, key)
         return [
-            *foreign.beside_ticket(names),
+            *foreign.ranges_without_ticket(names),
             (names.record, names.waiting),
             (names.switches, kv.after(names.switches)),
         ]
@@ -247,7 +247,7 @@ class _EtcdGive:
             return None
         if known is not None and known.revision == entry.created:
             return known
-        return unknown(self.key, entry)
+        return state_from_key(self.key, entry)
 
     def _give(self, state: ClaimState, base: int) -> Steps[bool]:
         closing, closed_for = None, self.parting.closed_for

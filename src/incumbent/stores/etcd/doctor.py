@@ -64,12 +64,14 @@ async def _member(
     client: EtcdClient[Any], endpoint: Endpoint, until: float, seen: dict[str, str]
 ) -> list[Finding]:
     limit = clock.now() + (until - clock.now()) / 4
-    reading = await client.answer(GatewayRequest("/version", b"", endpoint=endpoint), limit)
+    reading = await client.send_checked(GatewayRequest("/version", b"", endpoint=endpoint), limit)
     version = str(parse(reading.body).get("etcdserver", "?"))
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if numbers < _OLDEST:
         return [("error", f"{endpoint} runs etcd {version}", "3.4 is the oldest that is served")]
-    status = await client.answer(GatewayRequest("/v3/maintenance/status", endpoint=endpoint), limit)
+    status = await client.send_checked(
+        GatewayRequest("/v3/maintenance/status", endpoint=endpoint), limit
+    )
     cluster_id = str(status.get("header", {}).get("cluster_id", ""))
     if seen.setdefault("id", cluster_id) != cluster_id:
         what = f"{endpoint} belongs to another cluster than the endpoint before it"
@@ -88,7 +90,9 @@ async def _member(
 async def _alarms(
     client: EtcdClient[Any], endpoint: Endpoint, _ttl: float, until: float
 ) -> list[Finding]:
-    reply = await client.answer(GatewayRequest("/v3/maintenance/alarm", endpoint=endpoint), until)
+    reply = await client.send_checked(
+        GatewayRequest("/v3/maintenance/alarm", endpoint=endpoint), until
+    )
     raised = sorted({str(alarm.get("alarm")) for alarm in reply.get("alarms", ())})
     if not raised:
         return [("ok", "no alarm is raised", "")]
@@ -99,7 +103,9 @@ async def _alarms(
 async def _members(
     client: EtcdClient[Any], endpoint: Endpoint, _ttl: float, until: float
 ) -> list[Finding]:
-    reply = await client.answer(GatewayRequest("/v3/cluster/member/list", endpoint=endpoint), until)
+    reply = await client.send_checked(
+        GatewayRequest("/v3/cluster/member/list", endpoint=endpoint), until
+    )
     count, named = len(reply.get("members", ())), len(client.site.members)
     what = f"the cluster has {count} member{'s' if count > 1 else ''}"
     if count < 3:

@@ -82,18 +82,21 @@ class AsyncEtcdStore(EtcdClient["AsyncStream"]):
             raise_handlers(error)
             raise TimeoutError("no connection in time") from error
 
-    async def _joined(self, endpoint: Endpoint, until: float) -> AsyncStream:
+    async def _connect_checked_within_dial(self, endpoint: Endpoint, until: float) -> AsyncStream:
         return await self._outliving(endpoint, until, -inf)
 
-    async def _join(self, endpoint: Endpoint, until: float) -> AsyncStream:
+    async def _connect_checked(self, endpoint: Endpoint, until: float) -> AsyncStream:
         return await self._outliving(endpoint, until, until)
 
     async def _outliving(self, endpoint: Endpoint, until: float, lasts: float) -> AsyncStream:
-        """See Client._join. It goes on for the next request if this one has no more time."""
+        """As EtcdClient, but goes on for the next request if this one has no more time."""
         from incumbent.net.aiowire import outliving
 
         pool = self.pools[endpoint]
-        join, keep = partial(super()._join, endpoint), partial(pool.put_back, idle=pool.idle)
+        join, keep = (
+            partial(super()._connect_checked, endpoint),
+            partial(pool.put_back, idle=pool.idle),
+        )
         try:
             return await outliving(join, until, keep, lasts)
         except TimeoutError as error:

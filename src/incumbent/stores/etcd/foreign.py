@@ -50,7 +50,7 @@ class Contenders(NamedTuple):
     ticket: int
 
     @property
-    def turn(self) -> int:
+    def awaited_ticket(self) -> int:
         """The ticket, if all foreign keys wait for it."""
         return self.ticket if self.keys and not self.holders else 0
 
@@ -77,7 +77,7 @@ def is_only_waited_for(kinds: Kinds) -> bool:
     return [*kinds] == ["/lease"] and [rest for rest, _ in kinds["/lease"]] == ["ticket"]
 
 
-def beside_ticket(names: Names) -> list[tuple[str, str]]:
+def ranges_without_ticket(names: Names) -> list[tuple[str, str]]:
     """The ranges of the lease and of foreign keys."""
     return [(names.leases, names.ticket), (f"{names.ticket}\0", kv.after(names.leases))]
 
@@ -85,7 +85,7 @@ def beside_ticket(names: Names) -> list[tuple[str, str]]:
 def may_take(names: Names, ticket: int) -> list[str]:
     """The comparisons: the name is free for us, by that ticket, or (0) without foreign keys."""
     if not ticket:
-        return [kv.absent(*area) for area in beside_ticket(names)]
+        return [kv.absent(*area) for area in ranges_without_ticket(names)]
     nobody = kv.absent(names.lease, kv.after(names.sharers))
     same = kv.created(names.ticket, ticket)
     return [nobody, same, kv.none_before(names.leases, ticket)]

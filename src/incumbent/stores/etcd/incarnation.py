@@ -382,7 +382,7 @@ class Cluster:
                 # A member that starts or catches up shows old numbers for a moment. Once it has
                 # answered a no-op proposal, it has applied all earlier entries. With a log-in token
                 # of another incarnation it would wait for the log entry that the token names.
-                self.site.token = ""
+                self.site.login_token = ""
                 yield from self._propose_nothing(endpoint)
             status = yield from self.status(endpoint)
             if status is None:

@@ -18,7 +18,7 @@ FIRST: Final = ',"sort_order":"ASCEND","sort_target":"CREATE"'
 class Obstacles(NamedTuple):
     """The reasons why a take may be refused, as of one revision.
 
-    `line`: the waiters, from the first on; `turn`: see foreign.Contenders.
+    `line`: the waiters, from the first on; `awaited_ticket`: see foreign.Contenders.
     """
 
     revision: int
@@ -32,11 +32,11 @@ class Obstacles(NamedTuple):
     candidates: int = 0
     given_up: bool = False
     marker: str = ""
-    turn: int = 0
+    awaited_ticket: int = 0
 
     def __bool__(self) -> bool:
         return any((
-            *(self.holders, self.turn, self.pause, self.closing),
+            *(self.holders, self.awaited_ticket, self.pause, self.closing),
             *(self.slots, self.line, self.given_up),
         ))  # fmt: skip
 
@@ -94,5 +94,5 @@ def _found(
         by_key.get(names.field(PAUSE)),
         by_key.get(names.closing),
         line=tuple(line),
-        turn=at.turn,
+        awaited_ticket=at.awaited_ticket,
     )

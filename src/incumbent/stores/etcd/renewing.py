@@ -65,7 +65,7 @@ def check_all(
     names = [kv.names_of(cluster.prefix, state.key) for state in states]
     for state, keys in zip(states, names, strict=True):
         if state is not newest:
-            compare.append(kv.created(state.place or keys.lease, state.revision))
+            compare.append(kv.created(state.own_key or keys.lease, state.revision))
     if len(states) <= kv.BATCH // 2:
         compare += [kv.free(keys.switches) for keys in names]
     else:
@@ -342,7 +342,9 @@ class _Renewing:
                 failure.append(kv.read_ours(names))
                 # If the reply is lost, the key itself names the etcd lease that it is attached to.
                 self._sessions.doubt(state)
-            asked.append(kv.nested(self._sessions.proof(state, item.lease), success, failure))
+            asked.append(
+                kv.nested(self._sessions.ours_with_ticket(state, item.lease), success, failure)
+            )
         proofs = _pending([item.state for item in batch])
         reply = yield self._cluster.transaction(self._incarnation, [], asked)
         if not reply.get("succeeded"):
@@ -389,7 +391,7 @@ def _apart(items: Sequence[_Item]) -> list[list[_Item]]:
     rounds: list[list[_Item]] = []
     met: Counter[tuple[Key, str]] = Counter()
     for item in items:
-        key = item.renewal.key, item.state.place
+        key = item.renewal.key, item.state.own_key
         if met[key] == len(rounds):
             rounds.append([])
         rounds[met[key]].append(item)

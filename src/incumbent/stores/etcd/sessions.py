@@ -127,7 +127,7 @@ class ClaimState:
     `due`: the instant at which it ends unless it is renewed, alone or in a `group`; `history_key`:
     the key of its entry in the history, once there is one; `history_lease`: the etcd lease of that
     entry; `surplus`: keys of the history to remove when the lease is given back; `ticket`: the
-    revision of the ticket with which it was granted (0: without), see `foreign`; `place`: its key
+    revision of the ticket with which it was granted (0: without), see `foreign`; `own_key`: its key
     if it is not `held`, because it shares the name with others, `permits` of them at most.
     """
 
@@ -145,7 +145,7 @@ class ClaimState:
     history_key: str = ""
     group: RenewalGroup | None = None
     ticket: int = 0
-    place: str = ""
+    own_key: str = ""
     permits: int | None = None
 
     @property
@@ -180,12 +180,12 @@ def state_of(key: Key, entry: KeyValue, session: Session, due: float) -> ClaimSt
         *(kv.number_in(fields.get("ttl")), b64decode(str(fields.get("meta", "")))),
         revision=entry.created,
         ticket=entry.ticket,
-        place="" if entry.permits is None else entry.key,
+        own_key="" if entry.permits is None else entry.key,
         permits=entry.permits,
     )
 
 
-def unknown(key: Key, entry: KeyValue) -> ClaimState:
+def state_from_key(key: Key, entry: KeyValue) -> ClaimState:
     """The state of a claim that is not remembered, on an etcd lease that is not renewed here."""
     return state_of(key, entry, Session(entry.lease, 1, 0.0), 0.0)
 
@@ -259,14 +259,14 @@ class Sessions:
 
         `lease`: the etcd lease of the key, if it is not yet that of the claim's session.
         """
-        key = self.place(state)
+        key = self.key_of(state)
         return [kv.created(key, state.revision), kv.attached(key, lease or state.session.id)]
 
-    def place(self, state: ClaimState) -> str:
+    def key_of(self, state: ClaimState) -> str:
         """The claim's key."""
-        return state.place or kv.names_of(self.prefix, state.key).lease
+        return state.own_key or kv.names_of(self.prefix, state.key).lease
 
-    def proof(self, state: ClaimState, lease: str = "") -> list[str]:
+    def ours_with_ticket(self, state: ClaimState, lease: str = "") -> list[str]:
         """Comparisons: as `ours`, and the claim has its ticket. Else a foreign key may lead."""
         compare = self.ours(state, lease)
         if state.ticket:
@@ -278,7 +278,7 @@ class Sessions:
     def removal(self, state: ClaimState) -> list[str]:
         """Operations: remove the claim's key, and its ticket."""
         names = kv.names_of(self.prefix, state.key)
-        remove = [kv.delete(self.place(state))]
+        remove = [kv.delete(self.key_of(state))]
         if state.ticket:
             same = kv.created(names.ticket, state.ticket)
             remove.append(kv.nested([same], [kv.delete(names.ticket)]))
@@ -298,7 +298,7 @@ class Sessions:
         if state is None or not state.has_token(token, base):
             found = yield from self.lookup([key])
             entry = kv.entry_of(claim, found[key])
-            state = entry and unknown(key, entry)
+            state = entry and state_from_key(key, entry)
         return state if state is not None and state.has_token(token, base) else None
 
     def note_seen(self, key: Key, seen: str, revision: int) -> None:
@@ -463,7 +463,7 @@ class Sessions:
             elif self.claims.get(state.id) is state:
                 state.revision = entry.created
                 state.ticket = entry.ticket
-                state.place = "" if entry.permits is None else entry.key
+                state.own_key = "" if entry.permits is None else entry.key
                 found.append((state, entry.lease))
         return found
 

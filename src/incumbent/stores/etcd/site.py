@@ -129,7 +129,7 @@ class GatewayError(Exception):
         super().__init__(text)
         self.text = text
         self.stale_token = any(phrase in text for phrase in _STALE_TOKEN)
-        self.no_user = "user name is empty" in text
+        self.saw_no_token = "user name is empty" in text
         """Whether the member saw no valid token: a restarted member has forgotten all tokens."""
         self.lease_missing = "requested lease not found" in text
         self.lease_exists = "lease already exists" in text
@@ -198,7 +198,7 @@ def is_refusal_of_certificate(text: str) -> bool:
 # -- the cluster ----------------------------------------------------------------------------------
 
 
-def share(now: float, until: float, others: int) -> float:
+def answer_by(now: float, until: float, others: int) -> float:
     """The instant by which a member must answer, so that `others` more get an equal share."""
     return now + (until - now) / (others + 1)
 
@@ -206,9 +206,9 @@ def share(now: float, until: float, others: int) -> float:
 class EtcdSite:
     """One configured cluster.
 
-    `members`: in the order in which they are asked; each change is one assignment. `token`: of the
-    present log-in. `proved`: whether the cluster has served this process before, so that a failure
-    may be temporary.
+    `members`: in the order in which they are asked; each change is one assignment. `login_token`:
+    of the present log-in. `proved`: whether the cluster has served this process before, so that a
+    failure may be temporary.
     """
 
     def __init__(self, options: EtcdOptions) -> None:
@@ -217,7 +217,7 @@ class EtcdSite:
         self.members = options.endpoints
         self.restart_wait = options.restart_wait
         self.tls = _context(options) if options.tls else None
-        self.token = ""
+        self.login_token = ""
         self.proved = False
         self._unknown: set[str] = set()
         """Members whose host does not exist."""
@@ -238,14 +238,14 @@ class EtcdSite:
 
     def drop_stale_token(self, error: GatewayError) -> bool:
         """If the token is stale or missing (nothing was carried out), forget it and return True."""
-        if error.stale_token or (error.no_user and self.options.username is not None):
-            self.token = ""
+        if error.stale_token or (error.saw_no_token and self.options.username is not None):
+            self.login_token = ""
             return True
         return False
 
     # -- exceptions of the store contract -----------------------------------------------------
 
-    def failed(self, error: Exception, *, doubt: bool) -> StoreError:
+    def error_for(self, error: Exception, *, doubt: bool) -> StoreError:
         """The exception for a request without a usable reply. `doubt`: perhaps carried out."""
         if isinstance(error, GatewayError):
             found = self._refused(error)

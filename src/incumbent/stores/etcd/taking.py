@@ -141,7 +141,7 @@ class EtcdTake:
             history_lease=history_lease,
             history_key=self._history_key(),
             ticket=self.ticket,
-            place=self._seat(),
+            own_key=self._seat(),
             permits=ask.permits,
         )
         return (yield from self._send(state))
@@ -259,7 +259,7 @@ class EtcdTake:
     def _may_take(self, state: ClaimState) -> list[str]:
         if self.ask.permits is None:
             return foreign.may_take(self.names, self.ticket)
-        return foreign.may_share(self.names, self.ask.permits, state.place)
+        return foreign.may_share(self.names, self.ask.permits, state.own_key)
 
     def _seat(self) -> str:
         """The key for a claim that shares the name: a seat that nobody had at the last look."""
@@ -267,9 +267,9 @@ class EtcdTake:
         if permits is None:
             return ""
         doubted = self.sessions.claims.get((self.key, self.claim))
-        if doubted is not None and doubted.place and not doubted.revision:
+        if doubted is not None and doubted.own_key and not doubted.revision:
             # Its take may still arrive: with another seat, one claim would have two.
-            return doubted.place
+            return doubted.own_key
         area = self.names.seats(permits)
         if permits == UNLIMITED:
             return f"{area}{self.claim}"
@@ -445,7 +445,7 @@ class EtcdTake:
         self.line.first = next(iter(found.line), None)
         self.admitted_by = found.closing.modified if found.closing else 0
         self.own_slot = bool(found.slots)
-        self.ticket = found.turn
+        self.ticket = found.awaited_ticket
         return None
 
     def _slots_of_others(self, found: Obstacles) -> list[KeyValue]:
@@ -497,7 +497,7 @@ class EtcdTake:
         success += self.sessions.line.removal(self.key, self.claim)
         if self.ask.candidacy > 0:
             success.append(kv.delete(self.names.candidate(self.ask.holder)))
-        there = self.sessions.proof(state, attached)
+        there = self.sessions.ours_with_ticket(state, attached)
         return self.cluster.transaction(self.incarnation, there, success, [current])
 
 
@@ -530,7 +530,7 @@ def value_of(state: ClaimState) -> str:
 
 def writes(names: kv.Names, state: ClaimState) -> list[str]:
     """The operations that write a lease's key, and its ticket, on the etcd lease of its session."""
-    puts = [kv.put(state.place or names.lease, value_of(state), state.session.id)]
+    puts = [kv.put(state.own_key or names.lease, value_of(state), state.session.id)]
     if state.ticket:
         puts.append(kv.put(names.ticket, foreign.WAITS, state.session.id))
     return puts
