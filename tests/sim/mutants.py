@@ -321,7 +321,7 @@ def a_release_of_several_forgets_what_got_no_answer(patch: pytest.MonkeyPatch) -
     patch.setattr("incumbent.leases.release_all", forgets)
 
 
-@mutant("parted", "all or none", "told")
+@mutant("parted", "all or none", "told", "success")
 def the_loss_of_one_of_several_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
     any_valid = property(lambda self: any(held.machine.valid(self._now()) for held in self._helds))
     patch.setattr(MultiLeaseHandle, "valid", any_valid)
