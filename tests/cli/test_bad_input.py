@@ -394,4 +394,4 @@ def test_a_campaign_that_cannot_work(
 
 
 def test_a_successor_that_does_not_stand_is_refused(store: str) -> None:
-    refused(incumbent("-s", store, "resign", "job", "--to", "x"), "nobody stands by")
+    refused(incumbent("-s", store, "resign", "job", "--to", "x"), "there are no candidates")

@@ -106,7 +106,7 @@ def test_break_asks_the_holder_and_tells_what_it_did(
 ) -> None:
     done = incumbent("-s", store, "break", "job", "--reason", "maintenance")
     assert done.returncode == 0
-    assert "them has let go of it" in done.stderr or "ttl ran out" in done.stderr
+    assert "them has released it" in done.stderr or "ttl ran out" in done.stderr
     assert held.wait(20) == 123
 
 
@@ -125,7 +125,7 @@ def test_break_outlasts_a_holder_that_cannot_answer(store: str) -> None:
 def test_a_forced_break_says_how_long_two_may_act(store: str, held: subprocess.Popen[str]) -> None:
     done = incumbent("-s", store, "break", "job", "--force")
     assert done.returncode == 0
-    assert "them may act beside the next holder for up to" in done.stderr
+    assert "them may still act beside the next holder for up to" in done.stderr
     assert status(store, "job")["state"] != "held"
     assert held.wait(20) == 123
 
@@ -138,7 +138,7 @@ def test_a_forced_break_removes_all_who_share_it(store: str) -> None:
         assert isinstance(leases.take(key, claim, ask, clock.now() + 5), Granted)
     done = incumbent("-s", store, "break", "job", "--force")
     for who in ("first", "second"):
-        assert f"removed; {who} may act beside" in done.stderr
+        assert f"removed; {who} may still act beside" in done.stderr
     assert leases.read(key, clock.now() + 5).holdings == ()
     client.close()
 

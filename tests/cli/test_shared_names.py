@@ -136,7 +136,7 @@ def test_no_permit_of_several_is_handed_to_a_candidate_by_name(store: str, clien
         carol.campaign(0.1)
     done = incumbent("-s", store, "resign", "feed", "--to", "carol")
     assert (done.returncode, done.stdout) == (USAGE, "")
-    assert "several may hold 'feed', and none gives its part to 'carol'" in done.stderr
+    assert "'feed' is a shared lease, and no holder can pass its part on to 'carol'" in done.stderr
     assert [term.renew() > 0 and term.release() for term in terms] == [True, True]
 
 
@@ -182,6 +182,6 @@ def test_all_holders_are_asked_to_end(store: str, verb: str) -> None:
             assert it.stdout is not None
             assert it.stdout.readline() == "\n"
         said = incumbent("-s", store, verb, "job").stderr
-        assert all(f"{who} has let go of it" in said for who in ("one", "two"))
+        assert all(f"{who} has released it" in said for who in ("one", "two"))
     with Client(store) as client:
         assert client.read("job").holdings == ()

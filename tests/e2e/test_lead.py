@@ -129,7 +129,7 @@ def test_a_holder_that_is_asked_to_resign_hands_over(fleet: Fleet) -> None:
     first = holder(fleet)
     done = ask(fleet, "resign", "job", "--reason", "maintenance")
     assert done.returncode == 0, done.stderr
-    assert f"{first} has let go of it" in done.stderr
+    assert f"{first} has released it" in done.stderr
     eventually(lambda: len(fleet.begun) == 2)
     assert holder(fleet) != first
     fleet.judge()
@@ -141,7 +141,7 @@ def test_a_lease_is_handed_to_the_candidate_that_was_named(fleet: Fleet) -> None
     first, last = holder(fleet), candidates(fleet)[-1]
     done = ask(fleet, "resign", "job", "--to", last)
     assert done.returncode == 0, done.stderr
-    assert f"{first} has let go of it; {last} holds it now" in done.stderr
+    assert f"{first} has released it; {last} holds it now" in done.stderr
     refused = ask(fleet, "resign", "job", "--to", "nobody")
     assert refused.returncode == 64
     assert "candidates are " in refused.stderr

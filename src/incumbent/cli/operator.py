@@ -205,7 +205,7 @@ class Operator:
         if not gone(record):
             return record, None
         released = any(past.token == holding.token and past.ended for past in record.history)
-        return record, "has let go of it" if released else "did not answer; its ttl ran out"
+        return record, "has released it" if released else "did not answer; its ttl ran out"
 
     def still_held(self, holding: Holding, hint: str = "") -> int:
         """Print that the holder did not let go, and return the exit code."""

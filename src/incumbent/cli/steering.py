@@ -26,20 +26,20 @@ def command(request: CommandRequest) -> int:
     switches = request.command in ("pause", "unpause")
     every_job = request.on("all")
     if switches and every_job == bool(request.name):
-        raise ConfigError(f"{request.command}: NAME, or --all for every job", name="name")
+        raise ConfigError(f"{request.command}: give a NAME, or --all for every job", name="name")
     with open_client(request) as client:
         if every_job:
             return _every_job(request, Operator(request, client, "fields", "notices", name=CONTROL))
         operator = Operator(request, client, "notices")
         if switches:
             return _pause(operator) if request.command == "pause" else _unpause(operator)
-        return _end(request, operator)
+        return _end_holding(request, operator)
 
 
 # -- break and resign ------------------------------------------------------------------------------
 
 
-def _end(request: CommandRequest, operator: Operator) -> int:
+def _end_holding(request: CommandRequest, operator: Operator) -> int:
     record, to = operator.read(), request.text("to") or ""
     if to:
         _check_successor(operator.client, record, to)
@@ -51,25 +51,28 @@ def _end(request: CommandRequest, operator: Operator) -> int:
         return operator.answer("foreign", line, BUSY)
     breaks = request.command == "break"
     last = max(record.holdings, key=lambda one: one.token)
+    # One notice is enough: for a shared lease it is also for all earlier holdings.
     operator.ask_to_end(last, to, BREAK if breaks else "")
     if request.on("force"):
         return max(_remove(operator, one) for one in record.holdings)
-    return _see_them_end(operator, record, to, breaks=breaks)
+    return _await_ends(operator, record, to, breaks=breaks)
 
 
 def _check_successor(client: Client, record: Record, to: str) -> None:
     can = link_for(client).engine.capabilities
     if not (can.candidates and can.reservations):
-        raise ConfigError("to: this store knows no candidates", name="to")
+        raise ConfigError("to: this store keeps no list of candidates", name="to")
     if any(holding.permits is not None for holding in record.holdings):
         raise ConfigError(
-            f"to: several may hold {record.key.name!r}, and none gives its part to {to!r}",
+            f"to: {record.key.name!r} is a shared lease, and no holder can pass its part on to"
+            f" {to!r}",
             name="to",
         )
     names = [candidate.holder for candidate in record.candidates]
     if to not in names:
-        known = f"candidates are {', '.join(names)}" if names else "nobody stands by"
-        raise ConfigError(f"to={to!r} does not stand for {record.key.name!r}: {known}", name="to")
+        known = f"candidates are {', '.join(names)}" if names else "there are no candidates"
+        what = f"to={to!r} is not a candidate for {record.key.name!r}: {known}"
+        raise ConfigError(what, name="to")
 
 
 def _remove(operator: Operator, holding: Holding) -> int:
@@ -77,16 +80,16 @@ def _remove(operator: Operator, holding: Holding) -> int:
     how = Parting(shared=shared)
     outcome = operator.store.give(operator.key, holding.claim, holding.token, until, parting=how)
     if not isinstance(outcome, Released):
-        return operator.answer("ended", f"{holding.holder} has let go of it meanwhile")
+        return operator.answer("ended", f"{holding.holder} has released it meanwhile")
     left = say_seconds(holding.remaining or holding.ttl or TTL_DEFAULT)
     line = (
-        f"removed; {holding.holder} may act beside the next holder for up to {left},"
-        " unless its renewal tells it before"
+        f"removed; {holding.holder} may still act beside the next holder for up to {left},"
+        " unless its next renewal tells it earlier"
     )
     return operator.answer("removed", line, holder=holding.holder)
 
 
-def _see_them_end(operator: Operator, record: Record, to: str, *, breaks: bool) -> int:
+def _await_ends(operator: Operator, record: Record, to: str, *, breaks: bool) -> int:
     """Wait for the end of all present holdings; later ones of a shared lease are left alone."""
     ended, outcome = [], "ended" if breaks else "resigned"
     for holding in record.holdings:
@@ -95,6 +98,7 @@ def _see_them_end(operator: Operator, record: Record, to: str, *, breaks: bool) 
             return operator.still_held(holding, "; --force?" if breaks else "")
         ended.append(f"{holding.holder} {how}")
     line = "; ".join(ended)
+    # Either one exclusive holding was waited for, or several shared ones.
     if holding.permits is not None:
         return operator.answer(outcome, line)
     if to:
@@ -102,17 +106,17 @@ def _see_them_end(operator: Operator, record: Record, to: str, *, breaks: bool) 
         until = clock.now() + _RESERVED
 
         def led(record: Record) -> bool:
-            return any(now.token != holding.token for now in record.holdings[:1])
+            return any(present.token != holding.token for present in record.holdings[:1])
 
         record = read_until(operator.client, operator.key.name, until, led)
-    now = record.holdings[0].holder if record.holdings else None
-    line += f"; {now} holds it now" if now else ""
+    holder_now = record.holdings[0].holder if record.holdings else None
+    line += f"; {holder_now} holds it now" if holder_now else ""
     if breaks:
         return operator.answer(outcome, line, holder=holding.holder)
-    if not to or now == to:
-        return operator.answer(outcome, line, holder=holding.holder, leader=now)
+    if not to or holder_now == to:
+        return operator.answer(outcome, line, holder=holding.holder, leader=holder_now)
     line = f"{line}; {to} did not take it"
-    return operator.answer("not_transferred", line, BUSY, holder=holding.holder, leader=now)
+    return operator.answer("not_transferred", line, BUSY, holder=holding.holder, leader=holder_now)
 
 
 # -- pause and unpause -----------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def connect(
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
             sock = _connected(family, (address, port), until)
-            return sock if tls is None else secured(tls, sock, host, until)
+            return sock if tls is None else wrap_tls(tls, sock, host, until)
         except OSError as error:
             raise_handlers(error)
             failure = error
@@ -89,12 +89,12 @@ def tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def secured(context: ssl.SSLContext, sock: socket.socket, host: str, until: float) -> ssl.SSLSocket:
+def wrap_tls(tls: ssl.SSLContext, sock: socket.socket, host: str, until: float) -> ssl.SSLSocket:
     """Do the TLS handshake on a connected socket. Raises OSError by `until`, and closes it then."""
     import ssl  # imported only for TLS: it takes 10 ms
 
     try:
-        secured = context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
+        secured = tls.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
     except BaseException:
         sock.close()
         raise
@@ -136,7 +136,7 @@ def is_ready(sock: socket.socket | int, *, writing: bool, seconds: float = 0) ->
     return bool(poll.poll(ceil(seconds * 1000)))
 
 
-def watch(*fds: int) -> Callable[[float], Sequence[int]]:
+def make_poller(*fds: int) -> Callable[[float], Sequence[int]]:
     """A function that waits for so many seconds, and returns the readable descriptors."""
     if not hasattr(select, "poll"):
         return lambda seconds: select.select(fds, [], [], seconds)[0]

@@ -10,7 +10,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from incumbent import clock
-from incumbent.net.dial import secured
+from incumbent.net.dial import wrap_tls
 from incumbent.net.wire import BlockingWire
 
 if TYPE_CHECKING:
@@ -59,6 +59,6 @@ class Upgrade:
     def wrap_socket(self, sock: DriverSocket, server_hostname: str) -> DriverSocket:
         """The socket with TLS. Raises OSError, Broken."""
         sock.plain.settimeout(0)
-        plain = secured(self._context, sock.plain, server_hostname, sock.until)
+        plain = wrap_tls(self._context, sock.plain, server_hostname, sock.until)
         self.upgraded = DriverSocket(plain, sock.until)
         return self.upgraded

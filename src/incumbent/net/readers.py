@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 
 from incumbent import clock
 from incumbent.interrupts import raise_handlers
-from incumbent.net.dial import close_with, watch
+from incumbent.net.dial import close_with, make_poller
 from incumbent.net.pool import Broken
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class BlockingSubscriber(Subscriber[_BlockingSubscriberWire]):
     def _watch_all(self) -> None:
         self._nodes = {self._mine.fileno(): _WOKEN}
         self._nodes |= {wire.fileno(): node for node, wire in self._wires.items()}
-        self._ready = watch(*self._nodes)
+        self._ready = make_poller(*self._nodes)
 
     def _put(self, node: int, wire: _BlockingSubscriberWire | Exception) -> None:
         self._arrived.put((node, wire))

@@ -12,7 +12,7 @@ import hiredis
 from incumbent.clock import now as _now
 from incumbent.interrupts import raise_handlers
 from incumbent.model import Key
-from incumbent.net.dial import watch
+from incumbent.net.dial import make_poller
 from incumbent.net.pool import Broken
 from incumbent.net.readers import BLOCKING
 from incumbent.protocol.port import run_blocking
@@ -322,7 +322,7 @@ class SyncPanel(ConnectedPanel):
         by_fd = {
             link.fileno(): node for node in nodes if (link := self.connections[node]) is not None
         }
-        found = watch(*by_fd)(max(0.0, min(left, _POLL_AT_MOST)))
+        found = make_poller(*by_fd)(max(0.0, min(left, _POLL_AT_MOST)))
         if not found and left > _POLL_AT_MOST:
             # TLS may have buffered bytes that the socket no longer shows: in time, read all links.
             return list(nodes)
