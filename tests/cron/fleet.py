@@ -120,7 +120,7 @@ class CronFleet:
             later.begin(link.store.scan("default", "", clock.now() + 10))
             until = clock.now() + 1.5
             while clock.now() < until:
-                later.step()
+                later.carry_out_orders()
                 time.sleep(0.05)
 
     # -- faults --------------------------------------------------------------------------------

@@ -413,7 +413,7 @@ class SimInstance:
         if life != self.life or not self.up or turn not in (-1, self.turns):
             return
         self.turns += 1
-        self.executor.step()
+        self.executor.carry_out_orders()
         debts, self.port.debts = self.port.debts, []
         for debt in debts:
             if self.world.t < debt.until and not self.try_(partial(self._settle, debt)):

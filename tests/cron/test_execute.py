@@ -55,13 +55,13 @@ def test_a_clock_that_is_an_hour_ahead_cancels_no_slot_that_is_yet_to_come() -> 
     wrong.begin([])
     wrong.dispatcher.look_at("job", slots[0], 0.0)
     wrong.dispatcher.look_at("job", slots[1], 0.0)
-    wrong.step()
+    wrong.carry_out_orders()
     assert said == []
     # Once the others have passed it, it was missed indeed.
     link.store.put(Key("n", PRESENCE), "up/other", encode(since=1, seen=right + 900), None, 1e12)
     wrong.dispatcher.look_at("job", slots[0], 0.0)
     wrong.dispatcher.look_at("job", slots[1], 0.0)
-    wrong.step()
+    wrong.carry_out_orders()
     assert said == ["missed"]
 
 
@@ -123,7 +123,7 @@ def test_the_failure_of_a_lost_run_is_told_once_no_attempt_is_to_come(
     it = Executor([spec], "n", link.port, Told(), lambda *_, **__: None, lambda: LATE.due + 60)
     it.begin([])
     it.dispatcher.look_at("job", slot, 0.0)
-    it.step()
+    it.carry_out_orders()
     assert heard == told
 
 
@@ -141,8 +141,8 @@ def test_a_run_that_was_stopped_with_its_only_instance_is_retried_when_it_is_bac
 
     it = Executor([spec], "n", link.port, Claims(), lambda *_, **__: None, lambda: LATE.due + 60)
     it.begin(link.store.scan("n", "", 1e12))
-    it.step()
-    it.step()
+    it.carry_out_orders()
+    it.carry_out_orders()
     assert claimed == [f"{LATE.name}#2"]
 
 

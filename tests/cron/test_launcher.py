@@ -32,7 +32,7 @@ class FakeZygote:
     def send(self, message: object) -> None:
         self.gone = self.dead
 
-    def ended(self) -> list[tuple[str, str, int]]:
+    def reports(self) -> list[tuple[str, str, int]]:
         return self._ended
 
 

@@ -18,10 +18,10 @@ import pytest
 from incumbent import clock
 from incumbent.cron.events import Events
 from incumbent.cron.ledger import Run, SlotState, runs_of
-from incumbent.cron.runs import GAVE_BACK, STATE_OF, Claimer
+from incumbent.cron.runs import GAVE_BACK, STARTED, STATE_OF, Claimer
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
-from incumbent.cron.worker import STARTED, FleetSettings
+from incumbent.cron.worker import FleetSettings
 from incumbent.cron.zygote import Notify, StandBy, Zygote
 from incumbent.model import Key, Refused
 from incumbent.protocol.link import new_link
@@ -64,7 +64,7 @@ class Bench:
         said: list[int] = []
         while not said or said == [STARTED]:
             assert select.select([self.zygote.fd], [], [], within)[0], f"no end, only {said}"
-            said += [code for _, _, code in self.zygote.ended()]
+            said += [code for _, _, code in self.zygote.reports()]
         return said[-1]
 
     def run(self, command: str, **more: Any) -> Run:

@@ -42,16 +42,16 @@ class _AgendaEntry:
     """Every slot up to this instant is decided."""
     horizon: float = -inf
     """Slots up to this instant may have been decided before the clock was set back."""
-    slot: float | None = None
+    due: float | None = None
     starts: float = 0.0
 
     def place(self, after: float) -> None:
         if after < self.placed:
             self.horizon = max(self.horizon, self.placed)
         self.placed = after
-        self.slot = self.spec.schedule.next_after(after)
-        if self.slot is not None:
-            self.starts = start_of(self.spec, self.slot)
+        self.due = self.spec.schedule.next_after(after)
+        if self.due is not None:
+            self.starts = start_of(self.spec, self.due)
 
 
 class Agenda:
@@ -86,7 +86,7 @@ class Agenda:
     def _pile_up(self) -> None:
         entries = self._entries.values()
         self._heap = [
-            (entry.starts, entry.order, entry) for entry in entries if entry.slot is not None
+            (entry.starts, entry.order, entry) for entry in entries if entry.due is not None
         ]
         heapify(self._heap)
 
@@ -116,8 +116,8 @@ class Agenda:
         found: list[tuple[float, int, JobSpec, JobSlot]] = []
         while self._heap and self._heap[0][0] <= now:
             entry = heappop(self._heap)[2]
-            found += [(slot.due, entry.order, entry.spec, slot) for slot in _decided(entry, now)]
-            if entry.slot is not None:
+            found += [(slot.due, entry.order, entry.spec, slot) for slot in _pop_ready(entry, now)]
+            if entry.due is not None:
                 heappush(self._heap, (entry.starts, entry.order, entry))
         found.sort(key=lambda item: item[:2])
         return [(spec, slot) for _, _, spec, slot in found]
@@ -161,9 +161,9 @@ class Agenda:
         return changes
 
 
-def _decided(entry: _AgendaEntry, now: float) -> list[JobSlot]:
+def _pop_ready(entry: _AgendaEntry, now: float) -> list[JobSlot]:
     """Return the entry's slots that are ready, and move the entry on to its next slot."""
-    spec, first = entry.spec, entry.slot
+    spec, first = entry.spec, entry.due
     if first is None:
         return []
     following = spec.schedule.next_after(first)

@@ -165,7 +165,7 @@ class Executor:
         """Seconds until an order may be due."""
         return self.dispatcher.next_in(self._port.now(), self._wall())
 
-    def step(
+    def carry_out_orders(
         self,
         pace: Callable[[int, int], None] = lambda *_: None,
         room: Callable[[], float] = lambda: inf,
@@ -181,7 +181,7 @@ class Executor:
         for place, order in enumerate(orders):
             try:
                 if isinstance(order, LedgerOrder):
-                    self._look(order)
+                    self._check_ledger(order)
                 elif room() < 1:
                     dispatcher.no_room(order, self._port.now())
                     turned_away += 1
@@ -210,7 +210,7 @@ class Executor:
             dispatcher.given_back(spec.name, slot, self._port.now())
         return True
 
-    def _look(self, order: LedgerOrder) -> None:
+    def _check_ledger(self, order: LedgerOrder) -> None:
         spec, ledger = order.spec, self.ledger(order.spec.name)
         record = drive(ledger.read())
         self._answered()

@@ -48,17 +48,17 @@ class Fold(NamedTuple):
             return slot
         return replace(slot, name=f"{slot.name.partition('~')[0]}~{self.number}")
 
-    def outdates(self, slot: str, due: float) -> bool:
+    def outdates(self, slot_name: str, due: float) -> bool:
         """Whether a slot of this name belongs to a time that was taken back."""
-        return is_scheduled(slot) and self.covers(due) and fold_number(slot) < self.number
+        return is_scheduled(slot_name) and self.covers(due) and fold_number(slot_name) < self.number
 
 
 NO_FOLD: Final = Fold()
 
 
-def fold_number(slot: str) -> int:
+def fold_number(slot_name: str) -> int:
     """For which time its instant came, by the name of a slot."""
-    number = slot.partition("#")[0].partition("~")[2]
+    number = slot_name.partition("#")[0].partition("~")[2]
     return int(number) if number.isascii() and number.isdecimal() and len(number) < 9 else 1
 
 

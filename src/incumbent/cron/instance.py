@@ -196,13 +196,13 @@ class Instance:
             self._look_at_clock()
             if self.ready:
                 self._take_triggers()
-                self._waiting = self._executor.step(self._pace, self._room)
+                self._waiting = self._executor.carry_out_orders(self._pace, self._room)
                 self._report_full()
                 self._housekeeping()
             elif clock.now() >= self._next_try:
                 self._try_to_begin()
         while self._runs.ended:
-            self._see_to(*self._runs.ended.pop())
+            self._after_run(*self._runs.ended.pop())
 
     def _tell_health(self) -> None:
         self._situation.pulse(clock.now() + _TURN_WITHIN)
@@ -372,7 +372,7 @@ class Instance:
                     # Remove it only once it has stood as long by our steady clock: our wall clock
                     # may be wrong, and other instances may still take the trigger.
                     if clock.now() - since > STALE:
-                        self._over(trigger.slot)
+                        self._remove_trigger(trigger.slot)
                 elif trigger.id not in self._taken:
                     self._taken.add(trigger.id)
                     self._take_trigger(trigger.job, JobSlot(trigger.slot, when))
@@ -381,15 +381,15 @@ class Instance:
         if job in self._executor.dispatcher.specs:
             self._executor.dispatcher.claim_at(job, slot, clock.now())
 
-    def _over(self, slot: str) -> None:
+    def _remove_trigger(self, slot_name: str) -> None:
         """Remove an ended run's trigger. It stood until now so that all instances see the run."""
-        if slot.startswith("manual/"):
-            field = f"{TRIGGER}{slot.removeprefix('manual/').partition('#')[0]}"
+        if slot_name.startswith("manual/"):
+            field = f"{TRIGGER}{slot_name.removeprefix('manual/').partition('#')[0]}"
             until = clock.now() + 1.0
             with suppress(StoreError), meters.asking():
                 self._link.store.put(Key(self._namespace, CONTROL), field, None, None, until)
 
-    def _see_to(self, job: str, slot: JobSlot, code: int) -> None:
+    def _after_run(self, job: str, slot: JobSlot, code: int) -> None:
         """A run of this instance has ended: remove its trigger, or claim or look again."""
         dispatcher = self._executor.dispatcher
         began = self._runs.began.pop((job, slot.name), None)
@@ -397,7 +397,7 @@ class Instance:
             seconds = None if began is None else clock.now() - began
             self._executor.numbers.ended(job, state, seconds, clock.wall())
         if code in (ENDED_WELL, HAD_ITS_TURN) or state is not None:
-            self._over(slot.name)
+            self._remove_trigger(slot.name)
         if code == ENDED_WELL or state is not None or job not in dispatcher.specs:
             return
         if code == GAVE_BACK:

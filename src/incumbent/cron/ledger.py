@@ -151,7 +151,7 @@ def encode(run: Run) -> bytes:
     return json.dumps({"v": _FORMAT, **stored}, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def decode(slot: str, value: bytes) -> Run | None:
+def decode(slot_name: str, value: bytes) -> Run | None:
     """The run; None if the value is in another format.
 
     Its slot counts as taken all the same.
@@ -163,7 +163,7 @@ def decode(slot: str, value: bytes) -> Run | None:
         stored["state"] = _BY_WORD[stored["state"]]
         if not stored.keys() <= _STORED:
             stored = {key: it for key, it in stored.items() if key in _STORED}
-        run = Run(slot, **stored)
+        run = Run(slot_name, **stored)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     return run if _is_sound(run) else None
@@ -215,15 +215,16 @@ def _ran_at(run: Run, fold: Fold) -> float:
     return min(run.due, fold.since) if fold.outdates(run.slot, run.due) else run.due
 
 
-def run_at(fields: Mapping[str, Field], slot: str) -> Run | None:
+def run_at(fields: Mapping[str, Field], slot_name: str) -> Run | None:
     """The recorded run of one slot; None if there is none."""
-    field = fields.get(RUN + slot)
-    return None if field is None else _read(slot, field)
+    field = fields.get(RUN + slot_name)
+    return None if field is None else _read(slot_name, field)
 
 
-def _read(slot: str, field: Field) -> Run:
+def _read(slot_name: str, field: Field) -> Run:
     # A record that cannot be read counts as ended: its slot must not run again.
-    return decode(slot, field.value) or Run(slot, SlotState.OK, _UNREADABLE, why="not readable")
+    run = decode(slot_name, field.value)
+    return run or Run(slot_name, SlotState.OK, _UNREADABLE, why="not readable")
 
 
 def read_job(fields: Mapping[str, Field]) -> dict[str, Any]:
@@ -244,11 +245,11 @@ def read_value(value: bytes) -> dict[str, Any]:
 # -- spans of removed records ----------------------------------------------------------------------
 
 
-def _pruned_field(slot: str) -> str:
+def _pruned_field(slot_name: str) -> str:
     """The name of the field with the spans of removed records, for slots of this kind."""
-    if not is_scheduled(slot):
+    if not is_scheduled(slot_name):
         return f"{PRUNED}/manual"
-    return pruned_field_of(fold_number(slot))
+    return pruned_field_of(fold_number(slot_name))
 
 
 def pruned_field_of(number: int) -> str:
@@ -290,10 +291,10 @@ def settled_spans(fields: Mapping[str, Field], number: int = 1) -> _Spans:
     return (*pruned_spans(fields, pruned_field_of(number)), *missed)
 
 
-def is_settled(fields: Mapping[str, Field], slot: str, due: float) -> bool:
+def is_settled(fields: Mapping[str, Field], slot_name: str, due: float) -> bool:
     """Whether a slot must not run although it has no record of its own."""
-    whole = is_scheduled(slot) and "#" not in slot
-    number, name = fold_number(slot), _pruned_field(slot)
+    whole = is_scheduled(slot_name) and "#" not in slot_name
+    number, name = fold_number(slot_name), _pruned_field(slot_name)
     spans = settled_spans(fields, number) if whole else pruned_spans(fields, name)
     return any(first <= due <= last for first, last in spans)
 
@@ -306,9 +307,9 @@ def alive(record: Record, run: Run) -> bool:
     return any(holding.token == run.token for holding in record.holdings)
 
 
-def holds_slot(record: Record, slot: str) -> bool:
+def holds_slot(record: Record, slot_name: str) -> bool:
     """Whether a present holder runs this slot."""
-    return any(holding.meta == slot.encode() for holding in record.holdings)
+    return any(holding.meta == slot_name.encode() for holding in record.holdings)
 
 
 def open_runs(fields: Mapping[str, Field]) -> list[tuple[Run, int]]:

@@ -115,6 +115,15 @@ def adopt(link: Link, wanted: LeaseRequest, claim: str, unsure: int) -> Lease:
 # -- the attempts of a run -------------------------------------------------------------------------
 
 T = TypeVar("T")
+
+# The codes that a worker sends to the zygote. A worker that dies without sending one counts with
+# the exit code of its process, so any other code means a fault.
+PREPARED: Final = 255
+LEAVES: Final = 254
+"""Sent after a task: the worker takes no more tasks."""
+STARTED: Final = 253
+"""Sent when the command of a recorded run is running: the costly part of its start is over."""
+FAULT: Final = 125
 ENDED_WELL: Final = 0
 GAVE_BACK: Final = 75
 """The run could not begin: any instance may take its slot again."""

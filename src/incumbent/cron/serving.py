@@ -23,13 +23,14 @@ from incumbent.cron.runs import (
     GAVE_BACK,
     HAD_ITS_TURN,
     NOT_RECORDED,
+    STARTED,
     STATE_OF,
     Claimer,
     Runs,
     without_schedule,
 )
 from incumbent.cron.spec import JobSlot, JobSpec
-from incumbent.cron.worker import STARTED, FleetSettings
+from incumbent.cron.worker import FleetSettings
 from incumbent.cron.zygote import Notify, StandBy, Stop, Zygote
 from incumbent.errors import ConfigError
 from incumbent.model import Refused
@@ -92,7 +93,7 @@ class CommandLauncher:
 
     def hear(self) -> None:
         """Note the runs that have begun or ended."""
-        for job, name, code in self._zygote.ended():
+        for job, name, code in self._zygote.reports():
             self.runs.starting.discard((job, name))
             if code == STARTED:
                 self.runs.began[job, name] = clock.now()

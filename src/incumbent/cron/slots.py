@@ -219,13 +219,13 @@ def _between(spec: JobSpec, first: float, end: float) -> int:
 # -- catching up ----------------------------------------------------------------------------------
 
 
-def start_of(spec: JobSpec, slot: float) -> float:
+def start_of(spec: JobSpec, due: float) -> float:
     """The start of a slot: late by jitter, but before the next slot; equal in all instances."""
     if not spec.jitter:
-        return slot
-    following = spec.schedule.next_after(slot)
-    room = spec.jitter if following is None else min(spec.jitter, following - slot)
-    return slot + room * crc32(f"{spec.name} {slot_id(slot)}".encode()) / 2**32
+        return due
+    following = spec.schedule.next_after(due)
+    room = spec.jitter if following is None else min(spec.jitter, following - due)
+    return due + room * crc32(f"{spec.name} {slot_id(due)}".encode()) / 2**32
 
 
 def missed_slots(
@@ -240,20 +240,20 @@ def missed_slots(
     rule = spec.catch_up
     # Keep at least one missed slot: its record reaches back to the last slot accounted for.
     most = max(rule.limit, spec.keep_runs) + _PUNCTUAL_AT_ONCE + 1
-    slots = _latest(spec, last_known, now, most=most)
-    punctual = tuple(slot for slot in slots[-70:] if is_punctual(spec, slot, now))
-    late = slots[: len(slots) - len(punctual)]
+    dues = _latest(spec, last_known, now, most=most)
+    punctual = tuple(due for due in dues[-70:] if is_punctual(spec, due, now))
+    late = dues[: len(dues) - len(punctual)]
     wanted = {"no": 0, "last": 0 if punctual else 1, "all": rule.limit}[rule.mode]
-    young = [slot for slot in late if slot >= now - rule.window]
+    young = [due for due in late if due >= now - rule.window]
     caught = tuple(young[max(0, len(young) - wanted) :])
     missed = late[: len(late) - len(caught)]
     return caught + punctual, missed
 
 
-def is_punctual(spec: JobSpec, slot: float, now: float) -> bool:
-    following = spec.schedule.next_after(slot)
-    gap = _PUNCTUAL_MOST if following is None else following - slot
-    return now - start_of(spec, slot) < min(max(gap, _PUNCTUAL_LEAST), _PUNCTUAL_MOST)
+def is_punctual(spec: JobSpec, due: float, now: float) -> bool:
+    following = spec.schedule.next_after(due)
+    gap = _PUNCTUAL_MOST if following is None else following - due
+    return now - start_of(spec, due) < min(max(gap, _PUNCTUAL_LEAST), _PUNCTUAL_MOST)
 
 
 def _latest(spec: JobSpec, after: float, now: float, *, most: int) -> tuple[float, ...]:
@@ -268,10 +268,10 @@ def _latest(spec: JobSpec, after: float, now: float, *, most: int) -> tuple[floa
 
 
 def _ready(spec: JobSpec, after: float, now: float) -> Iterator[float]:
-    slot = spec.schedule.next_after(after)
-    while slot is not None and slot <= now and start_of(spec, slot) <= now:
-        yield slot
-        slot = spec.schedule.next_after(slot)
+    due = spec.schedule.next_after(after)
+    while due is not None and due <= now and start_of(spec, due) <= now:
+        yield due
+        due = spec.schedule.next_after(due)
 
 
 # -- at the start ----------------------------------------------------------------------------------
@@ -376,10 +376,10 @@ def _latest_known(fields: Mapping[str, Field], here: float) -> float:
     beyond = slot_id(fold.until) if fold.number > 1 else ""
     latest = ""
     for name in fields:
-        if name.startswith(RUN) and is_scheduled(slot := name.removeprefix(RUN)):
-            instant = slot.partition("#")[0].partition("~")[0]
+        if name.startswith(RUN) and is_scheduled(slot_name := name.removeprefix(RUN)):
+            instant = slot_name.partition("#")[0].partition("~")[0]
             if latest < instant <= farthest and (
-                instant > beyond or fold_number(slot) == fold.number
+                instant > beyond or fold_number(slot_name) == fold.number
             ):
                 latest = instant
     ends = [last for _, last in pruned_spans(fields, pruned_field_of(fold.number))]

@@ -92,9 +92,9 @@ class JobSpec:
         return self.command
 
 
-def is_scheduled(slot: str) -> bool:
+def is_scheduled(slot_name: str) -> bool:
     """Whether a slot of this name comes from a schedule, and not from an operator."""
-    return slot[:1].isdigit()
+    return slot_name[:1].isdigit()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,9 @@ from incumbent.cron.output import Output
 from incumbent.cron.runs import (
     GAVE_BACK,
     HAD_ITS_TURN,
+    LEAVES,
+    PREPARED,
+    STARTED,
     Attempts,
     End,
     Task,
@@ -52,9 +55,6 @@ from incumbent.supervise.plan import Course, Phase
 from incumbent.supervise.run import Command, Ending, supervise
 from incumbent.supervise.signals import Signals
 
-PREPARED: Final = 255
-LEAVES: Final = 254
-"""Sent after a task: the worker takes no more tasks."""
 _REST: Final = 10.0
 """Seconds from a task until a worker prepares: a burst comes first, a surplus worker leaves."""
 _STALE: Final = 60.0
@@ -62,8 +62,6 @@ _STALE: Final = 60.0
 _TASKS_MOST: Final = 200
 """The most tasks of one process, so that its memory does not grow for ever."""
 _WARM_WITHIN: Final = 2.0
-STARTED: Final = 253
-"""Sent when the command of a recorded run is running: the costly part of its start is over."""
 _STOPPING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _RUN_VARIABLE: Final = "INCUMBENT_RUN_"
 _ON_FAILURE_WITHIN: Final = 60.0

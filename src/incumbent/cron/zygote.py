@@ -26,12 +26,9 @@ from typing import Final, NoReturn, TypeAlias
 from incumbent import clock
 from incumbent.cron.events import Events
 from incumbent.cron.ledger import Run
-from incumbent.cron.runs import Task
+from incumbent.cron.runs import FAULT, LEAVES, PREPARED, STARTED, Task
 from incumbent.cron.spec import JobSpec
 from incumbent.cron.worker import (
-    LEAVES,
-    PREPARED,
-    STARTED,
     FleetSettings,
     Inbox,
     be_worker,
@@ -40,7 +37,6 @@ from incumbent.cron.worker import (
 )
 from incumbent.supervise.kernel import die_with_parent, libc, name_process
 
-_FAULT: Final = 125
 _LEFT_ALONE: Final = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
 # Python ignores these: a run must not end because a reader of our events goes away.
 _IGNORED_BY_PYTHON: Final = {signal.SIGPIPE, signal.SIGXFSZ}
@@ -97,7 +93,7 @@ class Zygote:
         except OSError:
             self.gone = True
 
-    def ended(self) -> list[tuple[str, str, int]]:
+    def reports(self) -> list[tuple[str, str, int]]:
         """The runs that ended, or STARTED, since the last call: job, slot, code."""
         try:
             return self._inbox.receive()
@@ -133,7 +129,7 @@ def _warm_up(url: str) -> None:
 
 
 def _be_zygote(channel: socket.socket, fleet: FleetSettings, events: Events) -> NoReturn:
-    code = _FAULT
+    code = FAULT
     try:
         # Leave the terminal: ^C must reach only the instance, which drains.
         os.setsid()
@@ -228,7 +224,7 @@ class _Forking:
     def _become(
         self, job: str, work: Callable[[], None], closing: Iterable[socket.socket]
     ) -> NoReturn:
-        code = _FAULT
+        code = FAULT
         try:
             signal.set_wakeup_fd(-1)
             kept = _LEFT_ALONE - {signal.SIGCHLD} | _IGNORED_BY_PYTHON
@@ -250,10 +246,10 @@ class _Forking:
             sys.stderr.flush()
             os._exit(code)
 
-    def _say(self, job: str, slot: str, code: int) -> None:
+    def _say(self, job: str, slot_name: str, code: int) -> None:
         if self._connected:
             with suppress(OSError):
-                self._channel.sendall(packed((job, slot, code)))
+                self._channel.sendall(packed((job, slot_name, code)))
 
 
 _AGAIN_AFTER: Final = 10.0
@@ -317,7 +313,7 @@ class WorkerPool:
                 worker.prepared = worker.comes_up = False
                 return
         if self._start(task) is None:
-            self._report(*task.key, _FAULT)
+            self._report(*task.key, FAULT)
 
     def stand_by(self, ready: int, kept: int) -> None:
         """Fork until `ready` workers are idle; dismiss the idle ones beyond `kept`."""
@@ -428,7 +424,7 @@ class WorkerPool:
             # Read its last codes.
             self.receive(fd)
         if worker.task is not None:
-            self._report(*worker.task, code or _FAULT)
+            self._report(*worker.task, code or FAULT)
         self._count_failure(worker)
         self._dismiss(worker)
         del self._by_pid[worker.pid]
