@@ -80,7 +80,7 @@ def test_a_token_that_is_over_is_said_and_is_not_shown(own_api_server: ApiServer
     party = Party(open_at(url_of(own_api_server, "default")))
     error = fails(party)
     assert error.permanent
-    assert "does not know us (401)" in str(error)
+    assert "does not accept our credentials (401)" in str(error)
     assert own_api_server.token not in str(error)
     party.store.close()
 

@@ -73,7 +73,9 @@ def test_while_it_has_no_time_for_us_it_says_when_to_come_again(
     alone.take(ask=LONG)
     for status in (429, 503):
         own_api_server.fail(status, 30.0, retry_after=7)
-        with pytest.raises(StoreUnavailable, match=f"has no time for us .{status}.") as caught:
+        with pytest.raises(
+            StoreUnavailable, match=f"is overloaded or not ready .{status}."
+        ) as caught:
             Party(alone.engine).take()
         assert caught.value.retry_after == 7.0
         assert not caught.value.permanent

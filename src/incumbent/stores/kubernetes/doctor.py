@@ -11,7 +11,7 @@ from incumbent.net.pool import Broken
 from incumbent.protocol.port import run_blocking
 from incumbent.stores.findings import Finding, cannot_tell, found, grants_nothing
 from incumbent.stores.kubernetes.client import KubernetesClient
-from incumbent.stores.kubernetes.errors import VERBS, rights
+from incumbent.stores.kubernetes.errors import VERBS, grant_commands
 from incumbent.stores.plan import Plan
 from incumbent.stores.probing import about_registers, probe
 from incumbent.stores.registers import Load, Seen, Wanted
@@ -90,7 +90,7 @@ async def _of_the_server(
             not denied,
             f"we may {', '.join(VERBS)} leases in {namespace}",
             f"we may not {', '.join(denied)} leases in {namespace}",
-            rights(namespace),
+            grant_commands(namespace),
             level="error",
         ),
     ], denied

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 
 VERBS: Final = ("get", "list", "watch", "create", "update")
-"""What we do with Leases: there is no delete."""
+"""The verbs that we need on Leases; we never delete one."""
 _USER: Final = re.compile(r'User "([^"]+)"')
 _SOON: Final = 0.5
 
@@ -23,17 +23,17 @@ class KubernetesAnswer(NamedTuple):
 
     @property
     def said(self) -> str:
-        """What it says for people."""
+        """Its message for people."""
         return str(self.body.get("message") or f"HTTP {self.status}")[:300]
 
     @property
     def lacks_namespace(self) -> bool:
-        """Whether it is not a Lease that does not exist, but the namespace."""
+        """Whether the namespace is missing, and not only a Lease."""
         return (self.body.get("details") or {}).get("kind") == "namespaces"
 
 
-def rights(namespace: str, said: str = "") -> str:
-    """The commands that give what is needed to who is named in what the server said."""
+def grant_commands(namespace: str, said: str = "") -> str:
+    """The kubectl commands that give the needed rights to the user named in the message `said`."""
     found = _USER.search(said)
     user = found[1] if found else "NAME"
     account = user.removeprefix("system:serviceaccount:")
@@ -46,28 +46,33 @@ def rights(namespace: str, said: str = "") -> str:
 
 
 def failure(answer: KubernetesAnswer, where: str, namespace: str, *, proved: bool) -> StoreError:
-    """The exception for an answer that brings nothing. `proved`: it has served this process."""
+    """The exception for an answer without a result. `proved`: this server has served us before."""
     verb, status, writes = answer.verb, answer.status, answer.verb in ("create", "update")
-    said, after, final = f"{where} refused to {verb} Leases: {answer.said}", None, not proved
+    text, after, final = f"{where} refused to {verb} Leases: {answer.said}", None, not proved
     if status in (429, 503):
         after, final = answer.retry_after or _SOON, False
-        said = f"{where} has no time for us ({status}): {answer.said}"
+        text = f"{where} is overloaded or not ready ({status}): {answer.said}"
     elif status == 401:
-        said = f"{where} does not know us (401): the token or certificate is over, or not of here"
+        text = (
+            f"{where} does not accept our credentials (401): the token or certificate has expired,"
+            " or is not of this cluster"
+        )
     elif "NamespaceTerminating" in str(answer.body.get("details")):
-        said = f"{where}: the namespace {namespace} is being deleted"
+        text = f"{where}: the namespace {namespace} is being deleted"
     elif status == 403:
-        said = f"{where}: we may not {verb} leases in {namespace}: {rights(namespace, answer.said)}"
-        # Who waits would only be told again and again.
+        commands = grant_commands(namespace, answer.said)
+        text = f"{where}: we may not {verb} leases in {namespace}: {commands}"
+        # Final also for a server that has served us: a waiter would only be refused again.
         final = final or verb in ("list", "watch")
     elif status == 404 and answer.lacks_namespace:
-        said = f"{where}: there is no namespace {namespace}: kubectl create namespace {namespace}"
+        text = f"{where}: there is no namespace {namespace}: kubectl create namespace {namespace}"
     elif status == 404:
-        said = f"{where} knows no Leases: is it the API server of Kubernetes 1.19 or later?"
+        text = f"{where} knows no Leases: is it the API server of Kubernetes 1.19 or later?"
     elif status == 410:
+        # The version from which to read on is too old.
         after, final = 0.05, False
     elif status >= 500:
         if writes:
-            return OutcomeUnknown(f"{said} ({status}); perhaps it did what was asked")
+            return OutcomeUnknown(f"{text} ({status}); perhaps it did what was asked")
         after, final = 0.2, False
-    return StoreUnavailable(said, permanent=final, retry_after=after)
+    return StoreUnavailable(text, permanent=final, retry_after=after)
