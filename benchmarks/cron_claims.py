@@ -20,7 +20,7 @@ from incumbent.cron.runs import Claimer
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.model import Refused
-from incumbent.protocol.link import new_link
+from incumbent.runtime.link import new_link
 
 __all__ = ["Figure", "cron_rows"]
 
@@ -128,7 +128,7 @@ def rest_rows(url: str, seconds: float) -> list[Figure]:
 
 
 def _registered(url: str) -> int:
-    from incumbent.clients import Client
+    from incumbent.locks.clients import Client
 
     with Client(url, namespace="rest") as client:
         return sum(it.key.name.startswith("j") for it in client.scan("j", 20))

@@ -22,7 +22,7 @@ from incumbent.cron.runs import Claimer
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.model import Refused
-from incumbent.protocol.link import new_link
+from incumbent.runtime.link import new_link
 
 __all__ = ["cron_peer_rows"]
 

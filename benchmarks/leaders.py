@@ -135,7 +135,7 @@ def gaps_after_a_crash(left: Left, url: str, folder: Path, turns: int) -> list[F
 
 
 def _api_gap(left: Left, url: str, log: Path) -> float:
-    from incumbent.elections import Election
+    from incumbent.locks.elections import Election
 
     led: list[float] = []
 

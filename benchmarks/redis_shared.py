@@ -14,7 +14,7 @@ from tests.support.servers import RedisServer
 
 from benchmarks.harness import Contender, Row, compare
 from incumbent import Lock
-from incumbent.several import ReadWriteLock, Semaphore
+from incumbent.locks.several import ReadWriteLock, Semaphore
 
 __all__ = ["shared_rows"]
 

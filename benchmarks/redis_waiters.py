@@ -28,7 +28,7 @@ from tests.support.servers import RedisServer
 
 from benchmarks.harness import Figure
 from incumbent import Election, Lock, clock
-from incumbent.several import Semaphore
+from incumbent.locks.several import Semaphore
 
 __all__ = ["redis_waiter_rows"]
 

@@ -33,7 +33,7 @@ def start_rows(turns: int) -> list[StartRow]:
         command = [str(Path(python).with_name("incumbent")), "--store", f"sqlite://{folder}/x.db"]
         return [
             _row("import incumbent", [python, "-c", "import incumbent"], turns, 40),
-            _row("incumbent.Lock, not used", [python, "-c", "import incumbent.locks"], turns),
+            _row("incumbent.Lock, not used", [python, "-c", "import incumbent.locks.lock"], turns),
             _row("import filelock", [python, "-c", "import filelock"], turns),
             _row("import redis", [python, "-c", "import redis"], turns),
             _row(

@@ -19,18 +19,16 @@ from incumbent.errors import (
 )
 
 if TYPE_CHECKING:
-    from incumbent.clients import AsyncClient, Client
     from incumbent.cron.jobs import JobRun, Jobs
     from incumbent.decorators import exclusive, once
     from incumbent.election import Leader
-    from incumbent.elections import AsyncElection, AsyncTerm, Election, Term
-    from incumbent.groups import AsyncGroup, Group, Member
-    from incumbent.inside import CurrentLease, current
-    from incumbent.leases import AsyncLease, Lease
-    from incumbent.locks import AsyncLock, Lock
-    from incumbent.policy import Policy
-    from incumbent.protocol.link import StoreLike
-    from incumbent.several import (
+    from incumbent.locks.clients import AsyncClient, Client
+    from incumbent.locks.elections import AsyncElection, AsyncTerm, Election, Term
+    from incumbent.locks.groups import AsyncGroup, Group, Member
+    from incumbent.locks.inside import CurrentLease, current
+    from incumbent.locks.leases import AsyncLease, Lease
+    from incumbent.locks.lock import AsyncLock, Lock
+    from incumbent.locks.several import (
         AsyncMultiLease,
         AsyncMultiLock,
         AsyncReadWriteLock,
@@ -40,7 +38,9 @@ if TYPE_CHECKING:
         ReadWriteLock,
         Semaphore,
     )
-    from incumbent.shards import AsyncShard, AsyncShards, Shard, Shards
+    from incumbent.locks.shards import AsyncShard, AsyncShards, Shard, Shards
+    from incumbent.policy import Policy
+    from incumbent.runtime.link import StoreLike
     from incumbent.stores.names import safe_name
 
 __all__ = [
@@ -98,18 +98,18 @@ __all__ = [
 _HOMES = {
     name: f"incumbent.{module}"
     for module, names in {
-        "clients": ("AsyncClient", "Client"),
+        "locks.clients": ("AsyncClient", "Client"),
         "cron.jobs": ("JobRun", "Jobs"),
         "decorators": ("exclusive", "once"),
         "election": ("Leader",),
-        "elections": ("AsyncElection", "AsyncTerm", "Election", "Term"),
-        "groups": ("AsyncGroup", "Group", "Member"),
-        "inside": ("CurrentLease", "current"),
-        "locks": ("AsyncLease", "AsyncLock", "Lease", "Lock"),
+        "locks.elections": ("AsyncElection", "AsyncTerm", "Election", "Term"),
+        "locks.groups": ("AsyncGroup", "Group", "Member"),
+        "locks.inside": ("CurrentLease", "current"),
+        "locks.lock": ("AsyncLease", "AsyncLock", "Lease", "Lock"),
         "policy": ("Policy",),
-        "protocol.link": ("StoreLike",),
-        "shards": ("AsyncShard", "AsyncShards", "Shard", "Shards"),
-        "several": (
+        "runtime.link": ("StoreLike",),
+        "locks.shards": ("AsyncShard", "AsyncShards", "Shard", "Shards"),
+        "locks.several": (
             *("AsyncMultiLease", "AsyncMultiLock", "MultiLease", "MultiLock"),
             *("AsyncReadWriteLock", "AsyncSemaphore", "ReadWriteLock", "Semaphore"),
         ),

@@ -39,8 +39,7 @@ from weakref import WeakKeyDictionary
 
 from redis import exceptions
 
-from incumbent import clock, leases, locks
-from incumbent.callers import ByCaller
+from incumbent import clock
 from incumbent.durations import parse_duration
 from incumbent.errors import (
     ConfigError,
@@ -50,15 +49,18 @@ from incumbent.errors import (
     OutcomeUnknown,
     StoreUnavailable,
 )
-from incumbent.leases import L, LeaseHandle
+from incumbent.locks import leases
+from incumbent.locks import lock as locks
+from incumbent.locks.callers import ByCaller
+from incumbent.locks.leases import L, LeaseHandle
+from incumbent.locks.options import LockSettings
 from incumbent.model import Holding
-from incumbent.options import LockSettings
 from incumbent.stores.base import Engine
 from incumbent.stores.redis import engine_from_client
 
 if TYPE_CHECKING:
     from incumbent.protocol.held import LeaseRequest
-    from incumbent.protocol.link import RedisClient, RedisClusterClient, RedisPool
+    from incumbent.runtime.link import RedisClient, RedisClusterClient, RedisPool
 
     Client: TypeAlias = RedisClient | RedisPool | RedisClusterClient
 

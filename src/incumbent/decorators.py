@@ -24,13 +24,12 @@ from incumbent.cron.ledger import SlotState
 from incumbent.cron.once import OnceRun, begin_once
 from incumbent.durations import Duration
 from incumbent.errors import ConfigError, NotAcquired
-from incumbent.inside import around_call
-from incumbent.leases import AsyncLease, Lease, LeaseHandle
-from incumbent.locks import AsyncLock, Lock, LockHandle
-from incumbent.options import LockSettings, require
-from incumbent.protocol.port import run_blocking as drive
+from incumbent.locks.inside import around_call
+from incumbent.locks.leases import AsyncLease, Lease, LeaseHandle
+from incumbent.locks.lock import AsyncLock, Lock, LockHandle
+from incumbent.locks.options import LockSettings, require
+from incumbent.locks.running import is_async, name_of, not_deferred, refuse_generator
 from incumbent.protocol.release import release
-from incumbent.running import is_async, name_of, not_deferred, refuse_generator
 from incumbent.stores.names import (
     MARK,
     check_name,
@@ -40,10 +39,11 @@ from incumbent.stores.names import (
     is_slot,
     within_limit,
 )
+from incumbent.stores.plan import run_blocking as drive
 
 if TYPE_CHECKING:
-    from incumbent.protocol.link import StoreLike
     from incumbent.protocol.port import Port
+    from incumbent.runtime.link import StoreLike
 
 F = TypeVar("F", bound=Callable[..., Any])
 L = TypeVar("L", bound=LockHandle[Any])

@@ -16,7 +16,7 @@ from incumbent import clock, meters
 from incumbent.lease import LeaseState
 from incumbent.meters import METRICS, Labels, Provider, Sample
 from incumbent.net.subscriptions import subscription_losses
-from incumbent.protocol.keeper import remembered
+from incumbent.runtime.keeper import remembered
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

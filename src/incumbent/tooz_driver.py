@@ -20,17 +20,17 @@ from tooz import coordination, locking
 from tooz.coordination import Characteristics
 
 from incumbent import clock
-from incumbent.callers import ByCaller
-from incumbent.clients import Client
 from incumbent.durations import parse_duration
-from incumbent.elections import Election, Term
 from incumbent.errors import Error, NotAcquired, OutcomeUnknown, StoreUnavailable
-from incumbent.leases import Lease, release_unless_lost
-from incumbent.options import LockSettings
+from incumbent.locks.callers import ByCaller
+from incumbent.locks.clients import Client
+from incumbent.locks.elections import Election, Term
+from incumbent.locks.leases import Lease, release_unless_lost
+from incumbent.locks.options import LockSettings
 from incumbent.policy import TTL_DEFAULT
-from incumbent.protocol.link import link_for
+from incumbent.rules.notices import BREAK, RESIGN, notice_to
+from incumbent.runtime.link import link_for
 from incumbent.stores.names import make_key, safe_name
-from incumbent.stores.notices import BREAK, RESIGN, notice_to
 
 __all__ = ["Driver", "Lock"]
 

@@ -50,13 +50,13 @@ class Limit:
 
 
 LIMITS = {
-    "lines that count": Limit(limit=59_240, aim=49_000),
-    "comment lines of 100": Limit(limit=2.4, aim=4.0, at_least=True),
-    "files": Limit(limit=265, aim=200),
+    "lines that count": Limit(limit=59_180, aim=49_000),
+    "comment lines of 100": Limit(limit=2.5, aim=4.0, at_least=True),
+    "files": Limit(limit=267, aim=200),
     "class names that several bear": Limit(limit=5, aim=5),
-    "short functions called once": Limit(limit=227, aim=60),
+    "short functions called once": Limit(limit=206, aim=60),
     "lines of the median function": Limit(limit=6, aim=6),
-    "folders in several layers": Limit(limit=4, aim=0),
+    "folders in several layers": Limit(limit=0, aim=0),
     "floors of stores/redis": Limit(limit=7, aim=7),
 }
 

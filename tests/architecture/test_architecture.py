@@ -19,13 +19,16 @@ from tests.architecture.layers import (
     NO_HANDLER,
     PEEKING,
     PUBLIC_ALL_THE_SAME,
+    PURE,
     SOCKETS,
     SOCKETS_OUTSIDE_NET,
     SPOKEN,
     TELL_APART,
     TRANSPORTS,
     WIDE,
+    WORLD,
     height_of,
+    layer_of,
     within,
 )
 
@@ -42,7 +45,7 @@ def test_every_module_has_its_layer() -> None:
 
 def test_imports_run_downwards_only() -> None:
     assert not [
-        f"{module} ({LAYERS[height_of(module)].name}) imports {used or 'incumbent'}"
+        f"{module} ({layer_of(module)}) imports {used or 'incumbent'}"
         for module in PLACED
         for used in source.own_imports(module)
         if height_of(used) > height_of(module)
@@ -75,11 +78,31 @@ def outside(module: str) -> set[str]:
     return {name.partition(".")[0] for name in source.imports(module)}
 
 
+def test_every_layer_is_of_modules_that_exist() -> None:
+    placed = [place for places in (*LAYERS.values(), PURE) for place in places]
+    assert not [place for place in placed if not any(within(it, place) for it in MODULES)]
+
+
+def is_pure(module: str) -> bool:
+    return any(within(module, place) for place in PURE)
+
+
 def test_a_decision_knows_nothing_of_the_world() -> None:
     assert not [
         f"{module} imports {used}"
         for module in PLACED
-        for used in outside(module) & LAYERS[height_of(module)].banned
+        if is_pure(module)
+        for used in outside(module) & WORLD
+    ]
+
+
+def test_a_decision_rests_on_decisions_alone() -> None:
+    assert not [
+        f"{module} imports {used}"
+        for module in PLACED
+        if is_pure(module)
+        for used in source.own_imports(module)
+        if not is_pure(used)
     ]
 
 
@@ -108,7 +131,10 @@ def test_what_a_signal_handler_raises_is_not_taken_for_an_error_of_the_system() 
     around = [
         name
         for name in MODULES
-        if any(within(name, place) for place in ("net", "stores", "protocol", "inside"))
+        if any(
+            within(name, place)
+            for place in ("net", "stores", "protocol", "runtime", "locks.inside")
+        )
     ]
     found = {module: mistaking_handlers(source.tree(module)) for module in around}
     assert {name: places for name, places in found.items() if places} == {

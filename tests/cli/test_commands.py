@@ -16,7 +16,7 @@ import pytest
 
 from incumbent import Client, clock
 from incumbent.model import Ask, Granted, Key
-from incumbent.protocol.link import link_for
+from incumbent.runtime.link import link_for
 from tests.cli.tool import incumbent, start
 
 

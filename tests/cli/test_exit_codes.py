@@ -18,7 +18,7 @@ import pytest
 from incumbent import clock
 from incumbent.durations import parse_duration
 from incumbent.model import Ask, Granted, Key
-from incumbent.protocol.link import link_for
+from incumbent.runtime.link import link_for
 from tests import tiers
 from tests.cli.tool import command_line, environment, incumbent, python, start
 from tests.support.servers import RedisServer, free_port

@@ -19,10 +19,10 @@ from incumbent.cron.ledger import encode as encode_run
 from incumbent.errors import Error, LockError
 from incumbent.model import Ask, Key, Refused
 from incumbent.printable import json_line, printable, printable_lines
-from incumbent.protocol.link import link_for
+from incumbent.rules.notices import PAUSE, RESIGN, encode_notice
+from incumbent.runtime.link import link_for
 from incumbent.serve.health import SystemdNotifier
 from incumbent.serve.situation import Situation
-from incumbent.stores.notices import PAUSE, RESIGN, encode_notice
 from tests.cli.tool import answer, incumbent
 
 # Clears a screen and colours it, in both forms that terminals know; rings; writes from right to

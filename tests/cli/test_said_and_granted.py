@@ -29,10 +29,10 @@ from incumbent.errors import StoreError
 from incumbent.model import Ask, Granted, Key, Parting, Refused, Slot
 from incumbent.page.documents import lasting_blocks
 from incumbent.page.snapshot import SnapshotReader, fleet_of
-from incumbent.protocol.link import Link
-from incumbent.protocol.port import run_blocking
+from incumbent.rules.notices import BREAK, PAUSE, RESIGN, encode_notice
+from incumbent.runtime.link import Link
 from incumbent.stores.findings import FREE, GRANTS, HELD, UNKNOWN, WAITING
-from incumbent.stores.notices import BREAK, PAUSE, RESIGN, encode_notice
+from incumbent.stores.plan import run_blocking
 from incumbent.stores.sqlite import SqliteEngine
 from incumbent.stores.sqlite.host import Host
 from incumbent.stores.url import open_engine

@@ -15,7 +15,7 @@ import pytest
 
 from incumbent.cli.main import main
 from incumbent.model import Ask, Key
-from incumbent.protocol.link import link_for
+from incumbent.runtime.link import link_for
 from tests.cli.tool import environment, incumbent
 
 HOLDER = "a-holder-with-a-name-of-sixty-characters-in-a-pod-of-a-cluster"

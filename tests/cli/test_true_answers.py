@@ -13,7 +13,7 @@ import pytest
 from incumbent.cli.table import COMMANDS
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Granted, Key
-from incumbent.protocol.link import link_for
+from incumbent.runtime.link import link_for
 from incumbent.stores.sqlite import SqliteEngine
 from tests.cli.tool import answer, incumbent
 from tests.support.servers import RedisServer

@@ -15,7 +15,7 @@ import pytest
 
 from incumbent import clock
 from incumbent.model import PLAIN, Ask, Granted, Key, Parting, Slot
-from incumbent.protocol.link import link_for
+from incumbent.runtime.link import link_for
 from tests.cli.tool import command_line, environment, incumbent
 
 PATIENCE = 30.0

@@ -51,7 +51,7 @@ _THEN = {
     "held.wanted.ask.permits": "None",
     "theirs.wanted.ask.permits": "None",
     "ask.permits": "None",
-    "from incumbent.several import MultiLeaseHandle": "MultiLeaseHandle = object",
+    "from incumbent.locks.several import MultiLeaseHandle": "MultiLeaseHandle = object",
     "from tests.sim.several import Several": "Several = object",
     "port import Debt, one_by_one": "port import Debt",
     "from incumbent.stores.base import NO_LIMITS, Gave, Give, Take, Took": "NO_LIMITS = None\n"

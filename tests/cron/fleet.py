@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from incumbent import clock
-from incumbent.clients import Client
 from incumbent.cron.execute import Executor
 from incumbent.cron.fleet import PRESENCE
 from incumbent.cron.ledger import Run, read_job, runs_of
 from incumbent.cron.load import load_jobs
 from incumbent.cron.spec import JobSlot, JobSpec
+from incumbent.locks.clients import Client
 from incumbent.model import Key, Refused
-from incumbent.protocol.link import new_link
+from incumbent.runtime.link import new_link
 from tests.cli.tool import command_line, environment, incumbent
 from tests.cron.quick import quiet
 from tests.support.waiting import eventually

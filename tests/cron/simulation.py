@@ -51,10 +51,10 @@ from incumbent.policy import make_policy
 from incumbent.protocol.acquire import acquire
 from incumbent.protocol.held import Claim, LeaseRequest
 from incumbent.protocol.port import Debt
-from incumbent.protocol.port import run_blocking as drive
 from incumbent.protocol.release import release, settle
 from incumbent.stores.base import NO_LIMITS
 from incumbent.stores.memory import MemoryTable
+from incumbent.stores.plan import run_blocking as drive
 from tests.cron.quick import QuickTable, quiet, remembering
 
 EPOCH = 1_767_225_600.0

@@ -14,8 +14,8 @@ from incumbent import clock
 from incumbent.cron.ledger import Ledger, Run, SlotState, joined, pruned_spans, runs_of
 from incumbent.cron.schedule import slot_id
 from incumbent.model import Ask, Granted, Key, Record
-from incumbent.protocol.link import Link, link_for
-from incumbent.protocol.port import run_blocking as drive
+from incumbent.runtime.link import Link, link_for
+from incumbent.stores.plan import run_blocking as drive
 
 KEY = Key("n", "job")
 NOW = 1_000_000_000.0

@@ -21,8 +21,8 @@ from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Key, Refused
 from incumbent.model import Slot as StoreSlot
-from incumbent.protocol.link import link_for
-from incumbent.stores.notices import PAUSE
+from incumbent.rules.notices import PAUSE
+from incumbent.runtime.link import link_for
 
 NUMBERS = itertools.count()
 

@@ -9,7 +9,7 @@ import pytest
 from incumbent import clock
 from incumbent.cron.fleet import CONTROL
 from incumbent.model import Key
-from incumbent.protocol.link import new_link
+from incumbent.runtime.link import new_link
 from tests.support.pace import took
 from tests.support.servers import RedisServer
 

@@ -21,8 +21,8 @@ from incumbent.cron.runs import ENDED_WELL, GAVE_BACK, HAD_ITS_TURN, Runs
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.model import Key, Record, Refused
-from incumbent.protocol.link import Link, link_for
-from incumbent.stores.notices import PAUSE
+from incumbent.rules.notices import PAUSE
+from incumbent.runtime.link import Link, link_for
 from tests.support.waiting import eventually
 
 SPEC = JobSpec(name="job", schedule=Every(86_400), command=("true",))

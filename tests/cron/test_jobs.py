@@ -19,10 +19,10 @@ from incumbent.cron.runs import HAD_ITS_TURN
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.errors import ConfigError, LeaseLost, Misuse
+from incumbent.locks.options import LockSettings
 from incumbent.model import Capabilities, Key
-from incumbent.options import LockSettings
 from incumbent.protocol.held import Claim
-from incumbent.protocol.link import link_for
+from incumbent.runtime.link import link_for
 from incumbent.stores.memory import MemoryEngine
 from tests.support.servers import free_port
 from tests.support.waiting import eventually

@@ -14,9 +14,9 @@ from incumbent.cron.serving import CommandLauncher
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.model import Key, Refused
 from incumbent.protocol.held import Claim
-from incumbent.protocol.link import link_for
-from incumbent.protocol.port import run_blocking
 from incumbent.protocol.release import release
+from incumbent.runtime.link import link_for
+from incumbent.stores.plan import run_blocking
 
 SPEC = JobSpec(name="job", schedule=Every(60), command=("true",), on_failure=("true",))
 SLOT = JobSlot("manual/abc", 1_000_000_000.0)

@@ -16,9 +16,9 @@ from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Field, Key, Record
-from incumbent.protocol.link import Link
-from incumbent.protocol.port import run_blocking as drive
+from incumbent.runtime.link import Link
 from incumbent.stores.memory import MemoryEngine
+from incumbent.stores.plan import run_blocking as drive
 from tests.support.faulty import FaultyEngine
 from tests.support.waiting import eventually
 

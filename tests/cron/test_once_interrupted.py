@@ -21,8 +21,8 @@ from incumbent import (
 from incumbent.cron.ledger import SlotState, runs_of
 from incumbent.cron.once import begin_once
 from incumbent.model import Key
-from incumbent.protocol.link import link_for
-from incumbent.protocol.port import run_blocking as drive
+from incumbent.runtime.link import link_for
+from incumbent.stores.plan import run_blocking as drive
 from tests.support.faulty import Fault, FaultyEngine
 from tests.support.waiting import eventually
 

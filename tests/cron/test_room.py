@@ -18,7 +18,7 @@ from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.cron.zygote import Worker, WorkerPool
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Key
-from incumbent.protocol.link import new_link
+from incumbent.runtime.link import new_link
 
 WALL = 1_800_000_000.0
 

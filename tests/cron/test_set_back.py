@@ -27,8 +27,8 @@ from incumbent.cron.schedule import Every, Schedule, cron_schedule, slot_id
 from incumbent.cron.slots import CLOCK_SPREAD, gaps, is_ahead, next_fold
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.model import Field, Key, Record
-from incumbent.protocol.link import link_for
-from incumbent.protocol.port import run_blocking as drive
+from incumbent.runtime.link import link_for
+from incumbent.stores.plan import run_blocking as drive
 from tests.cron.fleet import CronFleet
 from tests.cron.simulation import EPOCH, Plan, SimInstance, World
 from tests.support.needs import needs

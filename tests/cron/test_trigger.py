@@ -9,7 +9,7 @@ from incumbent.cli.main import main
 from incumbent.cron.fleet import CONTROL, triggers
 from incumbent.cron.ledger import JOB, RUN, Run, SlotState, encode
 from incumbent.model import Ask, Key
-from incumbent.protocol.link import link_for
+from incumbent.runtime.link import link_for
 
 STORE = "memory:trigger-without-a-hint"
 JOB_KEY = Key("default", "job")

@@ -24,7 +24,7 @@ from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.cron.worker import FleetSettings
 from incumbent.cron.zygote import Notify, StandBy, Zygote
 from incumbent.model import Key, Refused
-from incumbent.protocol.link import new_link
+from incumbent.runtime.link import new_link
 from tests.cron.fleet import CronFleet, children, descendants, identity
 from tests.support.waiting import eventually
 

@@ -17,7 +17,7 @@ from incumbent.cron.ledger import SlotState
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec
 from incumbent.meters import METRICS, Sample
-from incumbent.protocol import keeper
+from incumbent.runtime import keeper
 from incumbent.serve.situation import Situation
 from tests.deploy.otlp import prometheus_name, series_of
 from tests.deploy.watching import alerts, metrics_in, queries

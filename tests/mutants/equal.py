@@ -36,7 +36,7 @@ _WHY: dict[tuple[str, str], str] = {
         "cli/run.py",
         "ending.seconds >= _HINT_BELOW -> (ending.seconds > _HINT_BELOW)",
     ): _MOMENT,
-    ("inside.py", "4096 -> 4097"): "it reads to the end in pieces of any size",
+    ("locks/inside.py", "4096 -> 4097"): "it reads to the end in pieces of any size",
     ("supervise/launch.py", "0 -> 1"): "descriptor 0 is standard input, and never a pipe of ours",
     ("supervise/launch.py", "65536 -> 65537"): "it reads to the end in pieces of any size",
 }
@@ -75,11 +75,11 @@ _SINCE: dict[tuple[str, str], str] = {
         "spec.on_failure or () -> (spec.on_failure and ())",
     ): "test_it_is_told_how_the_run_ended_and_what_it_says_comes_before_its_end",
     (
-        "elections.py",
+        "locks/elections.py",
         "refuse_generator(work) -> pass",
     ): "test_run_refuses_a_generator_before_anything_is_asked",
     (
-        "leases.py",
+        "locks/leases.py",
         "self.valid -> (not (self.valid))",
     ): "test_a_lease_shows_whether_it_is_valid",
     (

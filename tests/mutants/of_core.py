@@ -117,7 +117,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _p(
         "any number leads, whatever permits says",
-        "candidacy.py",
+        "locks/candidacy.py",
         "    return None if permits == 1 else permits",
         "    return None if permits == 1 else 0",
         f"{_PERMITS}::test_as_many_lead_as_there_are_permits_each_with_its_term_and_metadata[memory]",
@@ -241,7 +241,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _p(
         "a fork's child goes on holding",
-        "protocol/keeper.py",
+        "runtime/keeper.py",
         "            if (held := ref()) is not None:\n                held.machine.forked()",
         "            ref()",
         *_LOCKS,
@@ -249,14 +249,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _p(
         "the watchers of a lease that has ended are told nothing",
-        "protocol/keeper.py",
+        "runtime/keeper.py",
         "        if not held.machine.valid(clock.now()):\n            self._tell_ended(held)\n        elif",
         "        if",
         "tests/protocol/test_keeper.py::test_who_watches_a_lease_that_was_lost_already_is_told_at_once",
     ),
     _p(
         "current() counts from the answer",
-        "inside.py",
+        "locks/inside.py",
         '            return _Answer(asked + float(facts["remaining"]), str(facts["lost"]))',
         '            return _Answer(clock.now() + float(facts["remaining"]), str(facts["lost"]))',
         "tests/top/test_current.py",

@@ -39,7 +39,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _p(
         "a shard is given away while its body still works",
-        "shards.py",
+        "locks/shards.py",
         "        if shard is not None:\n            shard._ask_to_stop()",
         "        if shard is not None:\n            shard._ask_to_stop()\n"
         "            getattr(shard, '_release', int)()",
@@ -54,7 +54,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _p(
         "work that waits is not told that its lease cannot be proved",
-        "shards.py",
+        "locks/shards.py",
         "                    shard._woken.set()",
         "                    pass",
         f"{_SHARDS[0]}::test_work_that_waits_is_told_within_the_lease_when_it_cannot_be_proved",
@@ -138,7 +138,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _p(
         "a membership lasts as long as the shards",
-        "groups.py",
+        "locks/groups.py",
         "        return Policy(ttl, rho=policy.rho)",
         "        return policy",
         *_GROUPS,

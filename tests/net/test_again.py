@@ -8,7 +8,7 @@ import pytest
 
 from incumbent import OutcomeUnknown, StoreUnavailable, clock
 from incumbent.net.again import until_served
-from incumbent.protocol.port import run_blocking
+from incumbent.stores.plan import run_blocking
 
 MOMENT = StoreUnavailable("in a moment", retry_after=0.05)
 NONE_OF_A_MOMENT = (

@@ -15,8 +15,8 @@ from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.net.limiter import Limiter, limits
 from incumbent.net.readers import LockWakeup, SharedWakeup
-from incumbent.protocol.port import run_blocking
 from incumbent.stores.base import Place
+from incumbent.stores.plan import run_blocking
 from tests.support.forks import in_a_child
 
 

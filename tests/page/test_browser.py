@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from incumbent import clock
-from incumbent.clients import Client
 from incumbent.cron.ledger import JOB, RUN, Run, SlotState, encode
 from incumbent.cron.schedule import slot_id
+from incumbent.locks.clients import Client
 from incumbent.model import Ask, Key
 from incumbent.page.site import PageSite
-from incumbent.protocol.link import link_for
+from incumbent.runtime.link import link_for
 from incumbent.serve.http import PageServer
 from tests import tiers
 from tests.support.browser import chromium

@@ -14,8 +14,8 @@ from incumbent.page.documents import detail, page
 from incumbent.page.editions import next_edition
 from incumbent.page.markup import Html, Window, safe, when
 from incumbent.page.snapshot import fleet_of, terms_of
+from incumbent.rules.notices import BREAK, PAUSE, RESIGN
 from incumbent.stores import findings
-from incumbent.stores.notices import BREAK, PAUSE, RESIGN
 from tests.page.records import NOW, blocks, held, job, record, snapshot, standing_by, switch
 
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(1)>'&\x00\u202e\ud800"

@@ -19,11 +19,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from incumbent import clock
-from incumbent.clients import Client
 from incumbent.errors import LeaseLost, StoreUnavailable
+from incumbent.locks.clients import Client
 from incumbent.page.site import PageSite
 from incumbent.page.snapshot import Snapshot, SnapshotReader
-from incumbent.protocol.link import link_for
+from incumbent.runtime.link import link_for
 from incumbent.serve.http import PageServer
 from incumbent.serve.pages import TEXT, Page
 from incumbent.stores.findings import GRANTS, UNKNOWN, WAITING, grants_nothing

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from incumbent import clock
-from incumbent.clients import Client
+from incumbent.locks.clients import Client
 from incumbent.page.site import PageSite
-from incumbent.protocol.link import link_for
+from incumbent.runtime.link import link_for
 from incumbent.serve.http import PageServer
 from incumbent.serve.pages import TEXT, Page
 from tests import tiers

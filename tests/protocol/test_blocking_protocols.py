@@ -10,10 +10,11 @@ import pytest
 from incumbent import Lock, clock
 from incumbent.protocol.acquire import acquire
 from incumbent.protocol.held import Claim, LeaseRequest
-from incumbent.protocol.link import link_for
-from incumbent.protocol.port import Debt, run_blocking
+from incumbent.protocol.port import Debt
 from incumbent.protocol.release import release, release_blocking
-from incumbent.protocol.sync import SyncPort
+from incumbent.runtime.link import link_for
+from incumbent.runtime.sync import SyncPort
+from incumbent.stores.plan import run_blocking
 from tests.support.faulty import Fault, FaultyEngine
 
 _Acquire = Callable[[SyncPort, LeaseRequest], Claim]

@@ -12,9 +12,9 @@ import pytest
 
 from incumbent import Client, Election, LeaseLost, Lock, clock
 from incumbent.model import Renewal, RenewOutcome
-from incumbent.protocol.deadlines import Deadlines
-from incumbent.protocol.keeper import Keeper
-from incumbent.protocol.link import link_for
+from incumbent.runtime.deadlines import Deadlines
+from incumbent.runtime.keeper import Keeper
+from incumbent.runtime.link import link_for
 from tests.support.faulty import FaultyEngine
 from tests.support.pace import BUSY, in_time
 from tests.support.waiting import eventually

@@ -13,11 +13,12 @@ from incumbent.lease import LeaseMachine, LeaseState
 from incumbent.model import Ask, GiveOutcome, Gone, Granted, Key, Refused, Released
 from incumbent.policy import make_policy
 from incumbent.protocol.held import Claim, LeaseRequest
-from incumbent.protocol.link import Link
-from incumbent.protocol.port import BlockingPort, Debt, ManyPort, Port, run_blocking
+from incumbent.protocol.port import BlockingPort, Debt, ManyPort, Port
 from incumbent.protocol.release import release, release_all, release_blocking, settle
+from incumbent.runtime.link import Link
 from incumbent.stores.base import NO_LIMITS
 from incumbent.stores.memory import MemoryEngine
+from incumbent.stores.plan import run_blocking
 
 KEY = Key("ns", "job")
 ASK = Ask(15.0, "me")

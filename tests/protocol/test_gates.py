@@ -14,9 +14,10 @@ from incumbent.model import Ask, Granted, Key, Refused, Released
 from incumbent.policy import Policy
 from incumbent.protocol.acquire import acquire, acquire_all
 from incumbent.protocol.held import Claim, LeaseRequest
-from incumbent.protocol.port import BlockingPort, Debt, run_blocking
+from incumbent.protocol.port import BlockingPort, Debt
 from incumbent.protocol.release import release, release_all, release_blocking
 from incumbent.stores.base import Limits, Place
+from incumbent.stores.plan import run_blocking
 
 POLICY = Policy(15.0)
 KEY = Key("ns", "job")

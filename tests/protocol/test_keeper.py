@@ -16,11 +16,11 @@ import pytest
 
 from incumbent import Client, LeaseLost, Lock, Policy, clock
 from incumbent.model import Renewal, Renewed
-from incumbent.protocol.keeper import Keeper
-from incumbent.protocol.link import link_for
-from incumbent.protocol.port import run_blocking
 from incumbent.protocol.renew import renew
-from incumbent.protocol.threads import Alarm, Notifier, _QueueAlarm, make_alarm
+from incumbent.runtime.keeper import Keeper
+from incumbent.runtime.link import link_for
+from incumbent.runtime.threads import Alarm, Notifier, _QueueAlarm, make_alarm
+from incumbent.stores.plan import run_blocking
 from tests.support.faulty import Fault, FaultyEngine
 from tests.support.needs import needs
 from tests.support.pace import lasted, took

@@ -13,10 +13,10 @@ import pytest
 from incumbent import Lease, Lock, clock
 from incumbent.lease import LeaseMachine, LeaseState
 from incumbent.model import Batch, Renewal, RenewOutcome
-from incumbent.protocol.buckets import FULL, Bucket, Buckets, _next_in_phase, grid
 from incumbent.protocol.held import Claim
-from incumbent.protocol.keeper import Keeper, _requests
-from incumbent.protocol.link import link_for
+from incumbent.runtime.buckets import FULL, Bucket, Buckets, _next_in_phase, grid
+from incumbent.runtime.keeper import Keeper, _requests
+from incumbent.runtime.link import link_for
 from tests.support.faulty import Fault, FaultyEngine
 from tests.support.waiting import eventually
 

@@ -16,11 +16,11 @@ import pytest
 
 from incumbent import Lock, clock
 from incumbent.model import Key
-from incumbent.protocol import threads
-from incumbent.protocol.keeper import Keeper
-from incumbent.protocol.link import link_for
 from incumbent.protocol.port import Debt
-from incumbent.protocol.threads import AlarmThread, _BoottimeAlarm, _QueueAlarm, make_alarm
+from incumbent.runtime import threads
+from incumbent.runtime.keeper import Keeper
+from incumbent.runtime.link import link_for
+from incumbent.runtime.threads import AlarmThread, _BoottimeAlarm, _QueueAlarm, make_alarm
 from incumbent.unpatched import start_bare_thread
 from tests.support.faulty import FaultyEngine
 from tests.support.needs import needs
@@ -102,7 +102,7 @@ def test_a_claim_is_handed_over_while_another_thread_is_inside_of_the_mutex(
 _INSIDE_OF_THREADING = """
 import threading
 from math import inf
-from incumbent.protocol.threads import AlarmThread
+from incumbent.runtime.threads import AlarmThread
 
 planned = threading.Event()
 thread = AlarmThread("woken", lambda: planned.set() or inf, lambda: None)

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from incumbent import Lease, Lock, clock
 from incumbent.model import Key
-from incumbent.protocol import threads
-from incumbent.protocol.keeper import Keeper
-from incumbent.protocol.link import link_for
 from incumbent.protocol.port import Debt
 from incumbent.protocol.renew import SOONEST
-from incumbent.protocol.threads import AlarmThread
+from incumbent.runtime import threads
+from incumbent.runtime.keeper import Keeper
+from incumbent.runtime.link import link_for
+from incumbent.runtime.threads import AlarmThread
 from tests.support.faulty import FaultyEngine
 
 _WATCHED = (

@@ -12,7 +12,7 @@ import pytest
 
 from incumbent import AsyncLock, Lock, clock
 from incumbent.errors import LockError
-from incumbent.protocol.link import link_for
+from incumbent.runtime.link import link_for
 from tests.support.faulty import Fault, FaultyEngine
 from tests.support.waiting import eventually
 

@@ -11,10 +11,10 @@ from itertools import count
 import pytest
 
 from incumbent import Lock
-from incumbent.protocol import link as links
-from incumbent.protocol import threads
-from incumbent.protocol.link import Link, link_for
-from incumbent.protocol.threads import Notifier
+from incumbent.runtime import link as links
+from incumbent.runtime import threads
+from incumbent.runtime.link import Link, link_for
+from incumbent.runtime.threads import Notifier
 from incumbent.unpatched import start_thread
 from tests.support.forks import in_a_child
 from tests.support.waiting import eventually

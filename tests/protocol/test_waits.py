@@ -21,7 +21,7 @@ from incumbent import (
     clock,
 )
 from incumbent.model import Ask, Holding, Key, Queued, Refused, TakeOutcome
-from incumbent.protocol.link import link_for
+from incumbent.runtime.link import link_for
 from tests.support.faulty import FaultyEngine
 
 AN_HOUR = 3600.0

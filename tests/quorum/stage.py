@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Renewal, Renewed
-from incumbent.protocol.port import run_blocking
+from incumbent.stores.plan import run_blocking
 from incumbent.stores.quorum.ballots import BallotClock, Silent
 from incumbent.stores.quorum.dialect import SCRIPTS, QuorumDialect
 from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Panel, Quorum, Reply

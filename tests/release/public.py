@@ -12,8 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from incumbent.candidacy import ElectionSettings
-from incumbent.options import LockSettings
+from incumbent.locks.candidacy import ElectionSettings
+from incumbent.locks.options import LockSettings
 
 KEPT = Path(__file__).with_name("public.txt")
 MODULES = (

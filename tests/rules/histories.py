@@ -34,8 +34,8 @@ from incumbent.model import (
     Stored,
     TakeOutcome,
 )
+from incumbent.rules.notices import encode_notice
 from incumbent.stores.base import Store
-from incumbent.stores.notices import encode_notice
 from tests.rules.model import Model
 
 __all__ = ["KEYS", "History", "Subject", "play"]

@@ -35,7 +35,7 @@ from incumbent.model import (
     Stored,
     TakeOutcome,
 )
-from incumbent.stores.notices import notices_for
+from incumbent.rules.notices import notices_for
 
 __all__ = ["Model"]
 

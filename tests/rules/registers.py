@@ -9,11 +9,10 @@ from typing import Any
 
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
-from incumbent.protocol.port import run_blocking
 from incumbent.rules.codec import encoded, encoded_entry
 from incumbent.rules.record import NOTHING, LeaseRecord, settled, settled_value
 from incumbent.stores.deciding import present
-from incumbent.stores.plan import Plan, Planned
+from incumbent.stores.plan import Plan, Planned, run_blocking
 from incumbent.stores.registers import (
     Incarnation,
     Join,

@@ -16,11 +16,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from incumbent.protocol.port import run_blocking
 from incumbent.stores.base import Store
 from incumbent.stores.deciding import Deciding
 from incumbent.stores.mysql.wire import MysqlWire
 from incumbent.stores.names import flat
+from incumbent.stores.plan import run_blocking
 from incumbent.stores.postgresql.dialect import PostgresDialect
 from incumbent.stores.postgresql.engine import PostgresStore
 from incumbent.stores.register_store import RegisterStore

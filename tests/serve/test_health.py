@@ -21,8 +21,8 @@ import pytest
 
 from incumbent import clock
 from incumbent.errors import ConfigError
-from incumbent.leases import Lease
-from incumbent.locks import Lock
+from incumbent.locks.leases import Lease
+from incumbent.locks.lock import Lock
 from incumbent.serve.health import start_health
 from incumbent.serve.situation import Situation
 from tests.support.faulty import FaultyEngine

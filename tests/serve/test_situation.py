@@ -8,9 +8,9 @@ from math import inf
 import pytest
 
 from incumbent import clock
-from incumbent.leases import Lease
-from incumbent.locks import Lock
-from incumbent.protocol.keeper import Stats
+from incumbent.locks.leases import Lease
+from incumbent.locks.lock import Lock
+from incumbent.runtime.keeper import Stats
 from incumbent.serve.situation import Situation
 from tests.support.faulty import FaultyEngine
 

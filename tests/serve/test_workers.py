@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from incumbent import clock, metrics
-from incumbent.locks import Lock
+from incumbent.locks.lock import Lock
 from incumbent.serve.situation import Situation
 from incumbent.serve.workers import Workers, report_end, reporting
 from tests.support.faulty import FaultyEngine

@@ -10,7 +10,7 @@ import pytest
 import incumbent
 from incumbent import AsyncGroup, Client, ConfigError, Group, Member, Misuse, clock
 from incumbent.model import Ask, Granted, Key, Renewal, Renewed
-from incumbent.protocol.link import Link
+from incumbent.runtime.link import Link
 from tests.support.faulty import Fault, FaultyEngine
 from tests.support.pace import took
 from tests.support.waiting import eventually

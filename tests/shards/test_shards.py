@@ -22,8 +22,8 @@ from incumbent import (
     clock,
 )
 from incumbent.model import Ask, Key, Record, TakeOutcome
-from incumbent.protocol.link import Link
-from incumbent.stores.notices import PAUSE, encode_notice
+from incumbent.rules.notices import PAUSE, encode_notice
+from incumbent.runtime.link import Link
 from tests.support.faulty import FaultyEngine
 from tests.support.waiting import eventually
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from incumbent.lease import LeaseState
+from incumbent.locks.several import MultiLeaseHandle
 from incumbent.model import (
     Ask,
     GiveOutcome,
@@ -18,7 +19,6 @@ from incumbent.model import (
     Slot,
 )
 from incumbent.protocol.held import Claim, LeaseRequest
-from incumbent.several import MultiLeaseHandle
 from tests.sim.setting import Client, Setting
 
 __all__ = ["Judge", "Violation"]

@@ -15,13 +15,13 @@ import pytest
 from incumbent import policy
 from incumbent.errors import OutcomeUnknown, StoreError
 from incumbent.lease import TRANSITIONS, Input, LeaseMachine, LeaseState
+from incumbent.locks.several import MultiLeaseHandle
 from incumbent.model import Ask, Granted
 from incumbent.protocol import acquire, release
 from incumbent.protocol.held import Claim
 from incumbent.protocol.port import Debt, ManyPort, Port
 from incumbent.protocol.release import release_all
 from incumbent.protocol.words import late_grant
-from incumbent.several import MultiLeaseHandle
 from incumbent.stores.memory import MemoryTable
 from tests.contract import mutants as tables
 from tests.contract import mutants_of_sharing as sharing
@@ -318,7 +318,7 @@ def a_release_of_several_forgets_what_got_no_answer(patch: pytest.MonkeyPatch) -
         )
         return await release_all(forgetful, helds)
 
-    patch.setattr("incumbent.leases.release_all", forgets)
+    patch.setattr("incumbent.locks.leases.release_all", forgets)
 
 
 @mutant("parted", "all or none", "told", "success")

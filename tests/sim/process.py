@@ -22,10 +22,11 @@ from incumbent.model import (
 )
 from incumbent.protocol.acquire import acquire
 from incumbent.protocol.held import Claim, LeaseRequest
-from incumbent.protocol.port import Debt, one_by_one
+from incumbent.protocol.port import Debt
 from incumbent.protocol.release import release, settle
 from incumbent.protocol.renew import first_due, next_due, renew
 from incumbent.stores.base import NO_LIMITS, Gave, Give, Take, Took
+from incumbent.stores.plan import one_by_one
 from tests.sim.judge import Judge
 from tests.sim.network import Network
 from tests.sim.profiles import Fate
@@ -330,7 +331,7 @@ class _Owed:
 
 
 class SimKeeper:
-    """The keeper without its threads; its order of work is that of incumbent.protocol.keeper."""
+    """The keeper without its threads; its order of work is that of incumbent.runtime.keeper."""
 
     def __init__(self, process: Process) -> None:
         self._process = process

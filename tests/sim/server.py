@@ -16,9 +16,9 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
+from incumbent.rules.notices import PAUSE, RESIGN, encode_notice
 from incumbent.stores.base import Give, Take
 from incumbent.stores.memory import MemoryTable
-from incumbent.stores.notices import PAUSE, RESIGN, encode_notice
 from tests.sim.judge import Judge
 from tests.sim.setting import Setting
 from tests.sim.tasks import Task

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 from incumbent.errors import LeaseLost, LockError
 from incumbent.lease import LeaseState
+from incumbent.locks.several import MultiLeaseHandle
 from incumbent.model import Released
 from incumbent.protocol.acquire import acquire_all
 from incumbent.protocol.held import Claim, LeaseRequest
-from incumbent.several import MultiLeaseHandle
 from tests.sim.process import Process
 from tests.sim.tasks import SIGNALS
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from incumbent.model import Notice
-from incumbent.stores.notices import BREAK, encode_notice, notices_for
+from incumbent.rules.notices import BREAK, encode_notice, notices_for
 
 
 @pytest.mark.parametrize(

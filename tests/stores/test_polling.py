@@ -8,9 +8,9 @@ from itertools import count, pairwise, repeat
 import pytest
 
 from incumbent.model import Key
-from incumbent.protocol.port import run_blocking
 from incumbent.rules.record import NOTHING, Grant, Line, Waiter
 from incumbent.stores import polling
+from incumbent.stores.plan import run_blocking
 from incumbent.stores.polling import IN_LINE, LOCAL, Looks
 from incumbent.stores.registers import Incarnation, Seen
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Parting, Record, Refused, Slot
+from incumbent.rules.notices import PAUSE
 from incumbent.stores.findings import (
     FREE,
     GRANTS,
@@ -23,7 +24,6 @@ from incumbent.stores.findings import (
     state_of_store,
 )
 from incumbent.stores.memory import MemoryTable
-from incumbent.stores.notices import PAUSE
 
 KEY = Key("default", "job")
 CLAIMS = ("a", "b")

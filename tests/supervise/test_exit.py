@@ -6,9 +6,9 @@ import threading
 from typing import Any
 
 from incumbent import clock
-from incumbent.locks import Lock
+from incumbent.locks.lock import Lock
 from incumbent.model import GiveOutcome, Released
-from incumbent.protocol.keeper import Keeper
+from incumbent.runtime.keeper import Keeper
 from incumbent.stores.memory import MemoryStore
 from tests.support.faulty import FaultyEngine
 from tests.support.pace import took

@@ -359,7 +359,7 @@ import os, signal, sys
 from incumbent.supervise.guarding import start_guard
 from incumbent.supervise.run import Command, supervise
 from incumbent.supervise.signals import Signals
-from incumbent.locks import Lock
+from incumbent.locks.lock import Lock
 
 def report(course):
     print(course.phase.name, flush=True)

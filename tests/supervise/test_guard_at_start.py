@@ -83,7 +83,7 @@ from incumbent.supervise.guarding import GuardFault, start_guard
 from incumbent.supervise.launch import PreparedTerm
 from incumbent.supervise.run import Command, supervise
 from incumbent.supervise.signals import Signals
-from incumbent.locks import Lock
+from incumbent.locks.lock import Lock
 
 with start_guard(sys.argv[2]) as guard, Signals() as signals:
     ready = PreparedTerm(guard, 15) if sys.argv[3] == "ahead" else None

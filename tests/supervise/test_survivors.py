@@ -12,7 +12,7 @@ from tests.support.needs import needs
 SCRIPT = """
 import os, signal, threading
 from incumbent import Lock, clock
-from incumbent.protocol.link import link_for
+from incumbent.runtime.link import link_for
 from incumbent.model import Key
 from incumbent.supervise import child, guard as guards, plan
 from incumbent.supervise.guarding import start_guard

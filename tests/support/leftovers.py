@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import redis
 
 from incumbent.lease import LeaseState
-from incumbent.protocol.keeper import remembered
+from incumbent.runtime.keeper import remembered
 from tests.support.servers import RedisServer
 
 ENDS_WITHIN = 10.0

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from incumbent.election import with_rank
 from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.locks.options import rank_from, wanted_from
 from incumbent.model import (
     Ask,
     GiveOutcome,
@@ -21,7 +22,6 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
-from incumbent.options import rank_from, wanted_from
 from incumbent.protocol.acquire import acquire
 from incumbent.protocol.held import Claim, LeaseRequest
 from incumbent.protocol.port import Debt

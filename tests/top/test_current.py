@@ -20,8 +20,8 @@ import pytest
 
 import incumbent
 from incumbent import CurrentLease, LeaseLost, Misuse, clock
-from incumbent.leases import Lease
-from incumbent.locks import Lock
+from incumbent.locks.leases import Lease
+from incumbent.locks.lock import Lock
 from incumbent.supervise.launch import LeaseSocket
 from tests.support.faulty import FaultyEngine
 from tests.support.forks import exit_code, fork
@@ -119,7 +119,7 @@ def test_the_proof_counts_from_before_the_question(
         return json.dumps(facts).encode()
 
     monkeypatch.setattr(clock, "now", lambda: instant[0])
-    monkeypatch.setattr("incumbent.inside._question", answer)
+    monkeypatch.setattr("incumbent.locks.inside._question", answer)
     inside = asking(lease, "unused")
     assert inside.remaining == pytest.approx(max(0.0, remaining - took_to_answer))
     assert inside.valid is (remaining > took_to_answer)

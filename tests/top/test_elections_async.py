@@ -12,7 +12,7 @@ import pytest
 import incumbent
 from incumbent import AsyncElection, AsyncTerm, Leader, LeaseLost, clock
 from incumbent.model import Key
-from incumbent.stores.notices import RESIGN, encode_notice
+from incumbent.rules.notices import RESIGN, encode_notice
 from tests.support.faulty import Fault, FaultyEngine
 
 KEY = Key("default", "a")

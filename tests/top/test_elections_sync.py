@@ -13,7 +13,7 @@ import pytest
 import incumbent
 from incumbent import Election, Leader, LeaseLost, Term, clock
 from incumbent.model import Key
-from incumbent.stores.notices import RESIGN, encode_notice
+from incumbent.rules.notices import RESIGN, encode_notice
 from tests.support.faulty import Fault, FaultyEngine
 from tests.support.pace import stood_still
 from tests.support.waiting import eventually

@@ -26,8 +26,8 @@ from incumbent import (
     ReadWriteLock,
     Semaphore,
 )
-from incumbent.callers import Exclusion
-from incumbent.protocol.link import link_for
+from incumbent.locks.callers import Exclusion
+from incumbent.runtime.link import link_for
 from tests.support.forks import exit_code, fork, in_a_child
 
 Make = Callable[..., Any]

@@ -59,7 +59,7 @@ def test_a_hub_that_is_kept_does_not_cost_the_lease(store: str, tmp_path: Path) 
 
 def test_greenlets_are_told_apart_also_where_gevent_comes_late(tmp_path: Path) -> None:
     """As in a server that loads the application before it forks, and gevent after that."""
-    late = f"import incumbent.locks, incumbent.stores.sqlite{SCRIPT}"
+    late = f"import incumbent.locks.lock, incumbent.stores.sqlite{SCRIPT}"
     assert run(f"sqlite://{tmp_path}/leases.db", script=late) == "renewed, and handed over"
 
 

@@ -20,7 +20,7 @@ import incumbent
 from incumbent import clock, meters
 from incumbent.interrupts import is_handlers
 from incumbent.net.wire import BlockingWire
-from incumbent.protocol.threads import AlarmThread, notifier
+from incumbent.runtime.threads import AlarmThread, notifier
 from tests.support.instants import at_each_instant
 from tests.support.waiting import eventually
 

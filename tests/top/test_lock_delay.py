@@ -11,8 +11,8 @@ import pytest
 import incumbent
 from incumbent import AsyncLock, ConfigError, Lock, Policy, clock
 from incumbent.lease import LeaseMachine
+from incumbent.locks.options import overruled, policy_from
 from incumbent.model import Granted
-from incumbent.options import overruled, policy_from
 from tests import tiers
 from tests.support.etcd import EtcdServer
 from tests.support.pace import took

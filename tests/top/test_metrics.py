@@ -20,8 +20,8 @@ import incumbent
 from incumbent import clock, meters, metrics
 from incumbent.errors import LeaseLost, NotAcquired, OutcomeUnknown, StoreUnavailable
 from incumbent.meters import METRICS, Labels, Sample
-from incumbent.protocol import keeper
 from incumbent.protocol.renew import Batches
+from incumbent.runtime import keeper
 from tests.support.faulty import FaultyEngine
 from tests.support.waiting import eventually
 

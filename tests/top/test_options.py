@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from incumbent import Client, ConfigError, Lock, Policy
+from incumbent.locks.options import wanted_from
 from incumbent.model import Capabilities
-from incumbent.options import wanted_from
-from incumbent.protocol.link import link_for
+from incumbent.runtime.link import link_for
 from incumbent.stores.url import store_url
 
 CAN = Capabilities()

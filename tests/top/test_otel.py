@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import incumbent
 from incumbent import meters, otel
-from incumbent.protocol import keeper
+from incumbent.runtime import keeper
 from incumbent.stores.memory import MemoryEngine
 from tests.support.faulty import FaultyEngine
 from tests.support.waiting import eventually

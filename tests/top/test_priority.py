@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from incumbent import AsyncElection, Client, ConfigError, Election, clock
 from incumbent.election import PRIORITY, Leader, Priority, rank_of, with_rank
+from incumbent.locks.options import wanted_from
 from incumbent.model import ABSENT, ByVersion, Field, Holding, Key, Record, Refused
-from incumbent.options import wanted_from
 from incumbent.protocol.observe import Preemption
+from incumbent.rules.notices import RESIGN, encode_notice
 from incumbent.stores.memory import MemoryEngine
-from incumbent.stores.notices import RESIGN, encode_notice
 from incumbent.supervise.candidate import CandidateLock as LeadCandidate
 from tests import tiers
 from tests.support.waiting import eventually

@@ -20,16 +20,16 @@ from incumbent import (
     Term,
     clock,
     exclusive,
-    leases,
     once,
 )
 from incumbent.cron.ledger import SlotState, runs_of
 from incumbent.lease import LeaseState
-from incumbent.leases import LeaseHandle, release_unless_lost
+from incumbent.locks import leases
+from incumbent.locks.leases import LeaseHandle, release_unless_lost
 from incumbent.model import Ask, Gone, Granted, Key
 from incumbent.protocol.held import Claim
 from incumbent.protocol.release import release_blocking
-from incumbent.protocol.sync import SyncPort
+from incumbent.runtime.sync import SyncPort
 from tests.support.faulty import Fault, FaultyEngine
 
 TTL = 60.0

@@ -21,7 +21,7 @@ from incumbent import (
     Semaphore,
     clock,
 )
-from incumbent.protocol.link import link_for
+from incumbent.runtime.link import link_for
 from tests.support.faulty import FaultyEngine
 
 PATIENCE = 5.0

@@ -21,7 +21,7 @@ from incumbent import (
     Semaphore,
     clock,
 )
-from incumbent.locks import LockEntry
+from incumbent.locks.lock import LockEntry
 from incumbent.model import Capabilities, Key
 from tests.support.faulty import FaultyEngine
 from tests.support.waiting import eventually

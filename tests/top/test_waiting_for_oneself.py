@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import incumbent
 from incumbent import AsyncElection, AsyncLock, Client, Election, Lock, Misuse, clock
-from incumbent.protocol.link import link_for
+from incumbent.runtime.link import link_for
 from tests.support.faulty import FaultyEngine
 from tests.support.waiting import eventually
 

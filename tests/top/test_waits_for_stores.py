@@ -24,8 +24,8 @@ from incumbent import (
     clock,
 )
 from incumbent.net.names import is_unknown
-from incumbent.protocol.keeper import _Outage
 from incumbent.protocol.words import waiting_so_far
+from incumbent.runtime.keeper import _Outage
 from incumbent.stores.etcd.site import EtcdSite, parse_etcd_url
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.server import RedisSite, connect_error

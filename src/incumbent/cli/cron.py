@@ -24,7 +24,7 @@ from incumbent.cron.spec import JobSpec, Problem
 from incumbent.cron.worker import MAX_RUNS, FleetSettings
 from incumbent.durations import parse_duration
 from incumbent.errors import ConfigError, StoreError
-from incumbent.options import LockSettings, default_holder
+from incumbent.locks.options import LockSettings, default_holder
 from incumbent.serve.situation import Situation
 from incumbent.stores.names import make_key
 from incumbent.stores.url import store_url

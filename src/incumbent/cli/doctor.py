@@ -14,7 +14,7 @@ from incumbent.errors import ConfigError, StoreError
 from incumbent.model import Capabilities
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
 from incumbent.printable import printable
-from incumbent.protocol.link import link_for
+from incumbent.runtime.link import link_for
 from incumbent.stores.base import Engine
 from incumbent.stores.names import make_key
 from incumbent.stores.url import store_url

@@ -14,17 +14,17 @@ from incumbent.cli.operator import REQUEST_TIMEOUT, Operator, open_client, read_
 from incumbent.cli.parser import CommandRequest
 from incumbent.cli.settings import number
 from incumbent.cli.text import draw, iso, print_json, since_of, table, utc, waiting
-from incumbent.clients import Client
 from incumbent.cron import fleet
 from incumbent.cron.ledger import JOB, Run, SlotState, runs_of
 from incumbent.cron.schedule import slot_id
 from incumbent.durations import parse_duration, say_seconds
+from incumbent.locks.clients import Client
+from incumbent.locks.options import require
 from incumbent.model import Key, Past, Record
-from incumbent.options import require
 from incumbent.page.snapshot import Job, Snapshot, fleet_of
 from incumbent.printable import printable, printable_lines
-from incumbent.protocol.link import link_for
-from incumbent.stores.notices import PAUSE
+from incumbent.rules.notices import PAUSE
+from incumbent.runtime.link import link_for
 from incumbent.supervise.codes import BUSY, OK, USAGE
 
 _SCAN_WITHIN = 5.0

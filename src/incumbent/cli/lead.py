@@ -17,13 +17,13 @@ from math import inf
 from typing import Final, NoReturn
 
 from incumbent import clock
+from incumbent.chance import draw_jitter
 from incumbent.cli.parser import CommandRequest
 from incumbent.cli.settings import cmd_of, health, lock_settings, lock_times, number
 from incumbent.cli.text import log_line, say
-from incumbent.clients import Client
 from incumbent.errors import ConfigError, StoreError
-from incumbent.options import PRIORITY_MOST, default_holder
-from incumbent.protocol.chance import draw_jitter
+from incumbent.locks.clients import Client
+from incumbent.locks.options import PRIORITY_MOST, default_holder
 from incumbent.serve.situation import Situation
 from incumbent.stores.names import make_key
 from incumbent.stores.url import store_url

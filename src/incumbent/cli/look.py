@@ -17,11 +17,12 @@ from incumbent.cli.operator import (
 )
 from incumbent.cli.parser import CommandRequest
 from incumbent.cli.text import draw, facts_of, held, print_json, record_as_json, say, waiting
-from incumbent.clients import Client
 from incumbent.cron.fleet import is_job, jobs_of
 from incumbent.durations import parse_duration, say_seconds
+from incumbent.locks.clients import Client
 from incumbent.model import Holding, Key, Record
 from incumbent.protocol.words import names_of
+from incumbent.rules.notices import PAUSE, RESIGN
 from incumbent.stores.findings import (
     FREE,
     GRANTS,
@@ -34,7 +35,6 @@ from incumbent.stores.findings import (
     share_of,
     state_of,
 )
-from incumbent.stores.notices import PAUSE, RESIGN
 from incumbent.supervise.codes import BUSY, OK, UNPROVED
 
 _HEAD = ("NAME", "STATE", "HOLDER", "HELD FOR", "TTL LEFT", "WAITING")

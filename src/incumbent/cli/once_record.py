@@ -12,9 +12,9 @@ from incumbent.cron.once import OnceRun
 from incumbent.cron.schedule import slot_id
 from incumbent.decorators import begin_once_blocking
 from incumbent.errors import StoreError
-from incumbent.leases import Lease, release_unless_lost
-from incumbent.protocol.port import run_blocking as drive
+from incumbent.locks.leases import Lease, release_unless_lost
 from incumbent.protocol.words import UNRECORDED
+from incumbent.stores.plan import run_blocking as drive
 from incumbent.supervise.run import Ending, release_after
 
 _STATES = {"ended": SlotState.OK, "at_most_for": SlotState.TIMED_OUT, "lost": SlotState.LOST}

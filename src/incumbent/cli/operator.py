@@ -10,17 +10,17 @@ from typing import Literal
 from incumbent import clock
 from incumbent.cli.parser import CommandRequest
 from incumbent.cli.text import held, print_json, say, waiting
-from incumbent.clients import Client
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError, StoreError
+from incumbent.locks.clients import Client
+from incumbent.locks.options import require
 from incumbent.model import Holding, Key, PutOutcome, Record
-from incumbent.options import require
 from incumbent.policy import TTL_DEFAULT
-from incumbent.protocol.link import link_for
+from incumbent.rules.notices import RESIGN, encode_pause, notice_to
+from incumbent.runtime.link import link_for
 from incumbent.stores.base import Store
 from incumbent.stores.findings import NameState, examine, places_of, state_of
 from incumbent.stores.names import make_key
-from incumbent.stores.notices import RESIGN, encode_pause, notice_to
 from incumbent.stores.url import store_url
 from incumbent.supervise.codes import BUSY, OK
 

@@ -15,11 +15,11 @@ from incumbent.cli.settings import cmd_of, health, lock_settings, number
 from incumbent.cli.text import as_json, busy, fault_line, in_the_way, say, utc, waiting
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
-from incumbent.leases import Lease
+from incumbent.locks.leases import Lease
+from incumbent.locks.options import PERMITS_MOST, default_holder, require
 from incumbent.model import Refused
-from incumbent.options import PERMITS_MOST, default_holder, require
-from incumbent.protocol.link import link_for
 from incumbent.protocol.words import lease_lost
+from incumbent.runtime.link import link_for
 from incumbent.serve.situation import Situation
 from incumbent.stores.url import store_url
 from incumbent.supervise import codes

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from incumbent.cli.parser import CommandRequest
 from incumbent.cli.text import say
 from incumbent.errors import ConfigError
-from incumbent.options import LockSettings
+from incumbent.locks.options import LockSettings
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
 from incumbent.serve.health import start_health
 from incumbent.serve.situation import Situation

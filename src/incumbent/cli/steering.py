@@ -6,15 +6,15 @@ from incumbent import clock
 from incumbent.cli.operator import REQUEST_TIMEOUT, Operator, open_client, read_until
 from incumbent.cli.parser import CommandRequest
 from incumbent.cli.text import print_json, say
-from incumbent.clients import Client
 from incumbent.cron.fleet import CONTROL, jobs_of
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError
+from incumbent.locks.clients import Client
 from incumbent.model import ABSENT, ByVersion, Holding, Key, Parting, Record, Released, Stale
 from incumbent.policy import TTL_DEFAULT
-from incumbent.protocol.link import link_for
+from incumbent.rules.notices import BREAK, PAUSE, read_notice
+from incumbent.runtime.link import link_for
 from incumbent.stores.findings import said_by
-from incumbent.stores.notices import BREAK, PAUSE, read_notice
 from incumbent.supervise.codes import BUSY, OK
 
 _SCAN_WITHIN = 5.0

@@ -20,8 +20,8 @@ from incumbent.errors import AcquireTimeout, ConfigError, NotAcquired
 from incumbent.model import Holding, Record, Refused
 from incumbent.printable import json_line, printable, printable_lines
 from incumbent.protocol.words import names_of
+from incumbent.rules.notices import PAUSE, RESIGN, read_notice
 from incumbent.stores.findings import NameState
-from incumbent.stores.notices import PAUSE, RESIGN, read_notice
 
 if TYPE_CHECKING:
     from datetime import tzinfo

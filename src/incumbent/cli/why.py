@@ -22,6 +22,7 @@ from incumbent.election import rank_of
 from incumbent.errors import ConfigError
 from incumbent.model import Holding, Record
 from incumbent.printable import printable
+from incumbent.rules.notices import PAUSE, RESIGN, read_notice
 from incumbent.stores.findings import (
     FREE,
     GRANTS,
@@ -34,7 +35,6 @@ from incumbent.stores.findings import (
     share_of,
     state_of,
 )
-from incumbent.stores.notices import PAUSE, RESIGN, read_notice
 from incumbent.supervise.codes import OK
 
 _LAST = 3

@@ -38,8 +38,8 @@ from incumbent.cron.slots import (
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.errors import StoreError
 from incumbent.model import ABSENT, Field, Key, Record, Refused
-from incumbent.protocol.port import run_blocking as drive
-from incumbent.stores.notices import PAUSE
+from incumbent.rules.notices import PAUSE
+from incumbent.stores.plan import run_blocking as drive
 
 T = TypeVar("T")
 _REPORT_EVERY: Final = 60.0

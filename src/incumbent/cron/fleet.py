@@ -32,8 +32,8 @@ from incumbent.cron.spec import JobSpec
 from incumbent.durations import parse_duration
 from incumbent.errors import ConfigError
 from incumbent.model import ByVersion, Field, Guard, Key, Record
-from incumbent.protocol.link import Link
-from incumbent.stores.notices import PAUSE
+from incumbent.rules.notices import PAUSE
+from incumbent.runtime.link import Link
 
 CONTROL: Final = "@cron"
 SWEEP: Final = "@cron/sweep"

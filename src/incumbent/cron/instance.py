@@ -13,6 +13,7 @@ from math import ceil, inf
 from typing import Any, Final
 
 from incumbent import clock, meters
+from incumbent.chance import draw_jitter
 from incumbent.cron.events import Emit
 from incumbent.cron.execute import Executor, Launcher
 from incumbent.cron.fleet import (
@@ -33,13 +34,12 @@ from incumbent.cron.runs import ENDED_WELL, GAVE_BACK, HAD_ITS_TURN, STATE_OF, R
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.durations import backoff_delay
 from incumbent.errors import NotAcquired, StoreError
-from incumbent.locks import Lock
+from incumbent.locks.lock import Lock
 from incumbent.meters import Sample
 from incumbent.model import Key, Record
-from incumbent.protocol.chance import draw_jitter
-from incumbent.protocol.link import Link
-from incumbent.protocol.port import run_blocking as drive
+from incumbent.runtime.link import Link
 from incumbent.serve.situation import Situation
+from incumbent.stores.plan import run_blocking as drive
 from incumbent.supervise.kernel import DescriptorWaiter
 from incumbent.unpatched import start_thread
 

@@ -38,21 +38,21 @@ from incumbent.cron.spec import (
 )
 from incumbent.durations import Duration, parse_duration
 from incumbent.errors import ConfigError, LeaseLost, Misuse, StoreError
-from incumbent.leases import Lease, cancel_at_deadline, release_unless_lost
+from incumbent.locks.leases import Lease, cancel_at_deadline, release_unless_lost
+from incumbent.locks.options import LockSettings, default_holder, overruled
+from incumbent.locks.running import is_async, not_deferred, refuse_generator
 from incumbent.model import Refused
-from incumbent.options import LockSettings, default_holder, overruled
 from incumbent.printable import printable
-from incumbent.protocol.aio import LeaseScope
 from incumbent.protocol.held import Claim
-from incumbent.protocol.link import link_for
-from incumbent.running import is_async, not_deferred, refuse_generator
+from incumbent.runtime.aio import LeaseScope
+from incumbent.runtime.link import link_for
 from incumbent.serve.situation import Situation
 from incumbent.stores.names import make_key
 from incumbent.supervise.kernel import DescriptorWaiter
 from incumbent.supervise.signals import Signals
 
 if TYPE_CHECKING:
-    from incumbent.protocol.link import StoreLike
+    from incumbent.runtime.link import StoreLike
 
 F = TypeVar("F", bound=Callable[..., Any])
 _log = logging.getLogger("incumbent.jobs")

@@ -16,15 +16,15 @@ from incumbent.cron.schedule import FixedTimes
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.durations import DAY, say_seconds
 from incumbent.errors import NotAcquired, StoreError
-from incumbent.leases import Lease, release_unless_lost
+from incumbent.locks.leases import Lease, release_unless_lost
+from incumbent.locks.options import LockSettings, require, wanted_from
 from incumbent.model import Refused
 from incumbent.model import Slot as StoreSlot
-from incumbent.options import LockSettings, require, wanted_from
 from incumbent.protocol.acquire import acquire
 from incumbent.protocol.held import Claim, LeaseRequest
-from incumbent.protocol.link import Link
-from incumbent.protocol.port import run_blocking as drive
 from incumbent.protocol.release import release
+from incumbent.runtime.link import Link
+from incumbent.stores.plan import run_blocking as drive
 
 _NEVER: Final = FixedTimes(())
 

@@ -35,7 +35,7 @@ from incumbent.cron.zygote import Notify, StandBy, Stop, Zygote
 from incumbent.errors import ConfigError
 from incumbent.model import Refused
 from incumbent.protocol.held import Claim
-from incumbent.protocol.link import new_link
+from incumbent.runtime.link import new_link
 from incumbent.serve.situation import Situation
 from incumbent.supervise.signals import Signals, has_terminal
 

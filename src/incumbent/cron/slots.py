@@ -36,8 +36,8 @@ from incumbent.cron.schedule import parse_instant, slot_id
 from incumbent.cron.spec import JobSlot, JobSpec, is_scheduled
 from incumbent.errors import ConfigError
 from incumbent.model import Field, Holding, Record
+from incumbent.rules.notices import PAUSE
 from incumbent.stores.findings import said_by
-from incumbent.stores.notices import PAUSE
 
 CLOCK_SPREAD: Final = 300.0
 """Seconds by which the clocks of one fleet may be apart."""

@@ -43,10 +43,10 @@ from incumbent.cron.runs import (
 from incumbent.cron.spec import JobSpec
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError, NotAcquired, StoreError
-from incumbent.leases import Lease, release_unless_lost
+from incumbent.locks.leases import Lease, release_unless_lost
+from incumbent.locks.options import LockSettings, policy_from
 from incumbent.model import Key
-from incumbent.options import LockSettings, policy_from
-from incumbent.protocol.link import Link, new_link
+from incumbent.runtime.link import Link, new_link
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.guarding import Guard, GuardFault, start_guard
 from incumbent.supervise.kernel import DescriptorWaiter

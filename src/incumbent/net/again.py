@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from incumbent import clock
+from incumbent.chance import draw_jitter
 from incumbent.errors import StoreUnavailable
-from incumbent.protocol.chance import draw_jitter
 
 T = TypeVar("T")
 

@@ -37,11 +37,11 @@ from math import inf
 from typing import Any, Final, Generic, TypeVar
 
 from incumbent import clock
+from incumbent.chance import draw_jitter
 from incumbent.durations import backoff_delay
 from incumbent.errors import StoreError
 from incumbent.net.pool import Broken
 from incumbent.net.readers import CONNECTED, ReaderSide, Subscriber, Wakeup
-from incumbent.protocol.chance import draw_jitter
 
 _CHANNELS: Final = 100
 """Channels of one subscription; above that, channels without a waiter are unsubscribed."""

@@ -36,8 +36,8 @@ from incumbent.page.snapshot import (
     fleet_of,
     paused_at,
 )
+from incumbent.rules.notices import PAUSE, RESIGN, read_notice
 from incumbent.stores.findings import FREE, UNKNOWN, NameState, asked_to, said_by, said_of, state_of
-from incumbent.stores.notices import PAUSE, RESIGN, read_notice
 
 WINDOWS: Final = {"15m": 900.0, "1h": 3600.0, "6h": 21_600.0, "1d": 86_400.0, "7d": 604_800.0}
 DEFAULT_WINDOW: Final = "1h"

@@ -21,10 +21,10 @@ from incumbent.model import ABSENT, Key
 from incumbent.page.documents import DEFAULT_WINDOW, WINDOWS, WISHES, detail, page
 from incumbent.page.editions import EditionWatch
 from incumbent.page.snapshot import SnapshotReader
-from incumbent.protocol.link import link_for
+from incumbent.rules.notices import PAUSE, RESIGN, encode_pause, notice_to
+from incumbent.runtime.link import link_for
 from incumbent.serve.pages import TEXT, Handler, HttpRequest, Page, Pending
 from incumbent.stores.names import make_key
-from incumbent.stores.notices import PAUSE, RESIGN, encode_pause, notice_to
 
 _HTML: Final = "text/html; charset=utf-8"
 _HEADERS: Final = {

@@ -11,7 +11,6 @@ from math import inf
 from typing import Any, Final, NamedTuple
 
 from incumbent import clock
-from incumbent.clients import Client
 from incumbent.cron.fleet import (
     CONTROL,
     KNOWN,
@@ -27,10 +26,11 @@ from incumbent.cron.fleet import (
 from incumbent.cron.ledger import Run, read_job
 from incumbent.durations import say_seconds
 from incumbent.errors import LockError
+from incumbent.locks.clients import Client
 from incumbent.model import Record
-from incumbent.protocol.link import link_for
+from incumbent.rules.notices import BREAK, PAUSE, RESIGN, read_notice
+from incumbent.runtime.link import link_for
 from incumbent.stores.findings import FREE, GRANTS, NameState, examine
-from incumbent.stores.notices import BREAK, PAUSE, RESIGN, read_notice
 
 _SCAN_WITHIN: Final = 5.0
 _OUTAGES_MOST: Final = 50

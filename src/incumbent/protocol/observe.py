@@ -19,7 +19,7 @@ from incumbent.errors import StoreError
 from incumbent.model import ABSENT, ByVersion, Field, Guard, Key, PutOutcome, Record, Refused
 from incumbent.protocol.held import LeaseRequest
 from incumbent.protocol.port import Port, pace, retry_delay
-from incumbent.stores.notices import RESIGN, encode_notice, read_notice
+from incumbent.rules.notices import RESIGN, encode_notice, read_notice
 
 
 class WritingPort(Port, Protocol):

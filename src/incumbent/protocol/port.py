@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from incumbent.durations import backoff_delay
 from incumbent.errors import StoreError
-from incumbent.model import Granted, Key, Parting
+from incumbent.model import Key, Parting
 from incumbent.stores.base import AsyncLeases, AsyncTogether, Limits, Store
 
 T = TypeVar("T")
@@ -90,24 +89,6 @@ class ManyPort(Port, AsyncTogether, Protocol):
     """A Port that asks for several leases in one request, or else one after another."""
 
 
-E = TypeVar("E")
-
-
-async def one_by_one(
-    ask: Callable[[E], Awaitable[T]], each: Sequence[E], *, to_the_end: bool = True
-) -> list[T | StoreError]:
-    """The outcome of `ask` for each; without `to_the_end` only up to the first that is no grant."""
-    outcomes: list[T | StoreError] = []
-    for one in each:
-        try:
-            outcomes.append(await ask(one))
-        except StoreError as error:
-            outcomes.append(error)
-        if not to_the_end and not isinstance(outcomes[-1], Granted):
-            break
-    return outcomes
-
-
 async def pace(port: Port, again: int, wake: float) -> None:
     """Pause before a wait for a hint: many spurious hints must not become a busy loop.
 
@@ -130,14 +111,3 @@ class BlockingPort(Port, Protocol):
     def store(self) -> Store:
         """The store that this port calls."""
         ...
-
-
-def run_blocking(protocol: Coroutine[Any, Any, T]) -> T:
-    """Drive a protocol to its end in one step; its port blocks instead of suspending."""
-    try:
-        protocol.send(None)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-    protocol.close()
-    raise RuntimeError("a blocking protocol suspended: its port must not await anything")

@@ -15,8 +15,9 @@ from incumbent.errors import StoreError
 from incumbent.lease import LeaseState
 from incumbent.model import GiveOutcome, Released
 from incumbent.protocol.held import Claim
-from incumbent.protocol.port import BlockingPort, Debt, ManyPort, Port, run_blocking
+from incumbent.protocol.port import BlockingPort, Debt, ManyPort, Port
 from incumbent.stores.base import Gave, Give
+from incumbent.stores.plan import run_blocking
 
 
 async def release(port: Port, held: Claim, *, undo_slot: bool = False) -> bool:

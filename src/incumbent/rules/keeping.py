@@ -20,6 +20,7 @@ from incumbent.model import (
     Stored,
 )
 from incumbent.rules import line as lines
+from incumbent.rules.notices import PAUSE, RESIGN, guard_holds, notices_for
 from incumbent.rules.record import (
     EVERYBODY,
     HISTORY_KEPT,
@@ -38,7 +39,6 @@ from incumbent.rules.record import (
     micros,
 )
 from incumbent.rules.taking import past_place
-from incumbent.stores.notices import PAUSE, RESIGN, guard_holds, notices_for
 
 LATE_KEPT: Final = 60.0
 """Seconds for which takes are refused of a claim that was given up in doubt."""
@@ -51,7 +51,7 @@ def renew(record: LeaseRecord, renewal: Renewal, at: Moment) -> Done[RenewOutcom
     """Store.renew, for one lease: it never creates, and never shortens.
 
     Its answer tells the holder whether the name is paused, and whether an operator or a candidate
-    asks this holder to end (`stores.notices`): it holds the name until it gives it back.
+    asks this holder to end (`rules.notices`): it holds the name until it gives it back.
     """
     if renewal.epoch != at.epoch:
         return Done(Gone("store_restarted"))

@@ -149,7 +149,7 @@ class LeaseRecord(NamedTuple):
     `token`: the last token that was granted; `granted`: how many grants there were;
     `grants`: the holders, those that expired included until the next write;
     `changes`: counts what waiters and observers have to learn of;
-    `pause`, `resign`: the notices of operators, see stores.notices;
+    `pause`, `resign`: the notices of operators, see rules.notices;
     `version`: the last version of a field; `keep_until`: the store may forget the name then;
     `more`: parts that a later version of these rules wrote, carried on as they are.
     """

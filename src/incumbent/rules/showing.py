@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from incumbent.model import Candidate, Field, Holding, Key, Past, Record
+from incumbent.rules.notices import PAUSE, RESIGN
 from incumbent.rules.record import (
     Entry,
     Grant,
@@ -16,7 +17,6 @@ from incumbent.rules.record import (
     holders,
     seen_of,
 )
-from incumbent.stores.notices import PAUSE, RESIGN
 
 
 def holding(grant: Grant, now: Instant) -> Holding:

@@ -15,10 +15,10 @@ from typing import Any, Final
 from incumbent import clock
 from incumbent.election import Absence
 from incumbent.errors import StoreError
-from incumbent.leases import LeaseHandle
+from incumbent.locks.leases import LeaseHandle
 from incumbent.meters import LOSSES, Sample
 from incumbent.model import Refused
-from incumbent.protocol.keeper import Keeper
+from incumbent.runtime.keeper import Keeper
 
 _INTENDED: Final = frozenset({"", "signal", "resign", "resigned", "transfer", "transferred"})
 """Causes (the part before a colon) that are no loss; "": the command ended by itself."""

@@ -14,8 +14,8 @@ from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
 from incumbent.model import Holding, Record
 from incumbent.policy import TTL_DEFAULT
+from incumbent.rules.notices import BREAK, PAUSE, RESIGN, read_notice
 from incumbent.stores.base import Engine
-from incumbent.stores.notices import BREAK, PAUSE, RESIGN, read_notice
 
 # -- the state of a name ---------------------------------------------------------------------------
 

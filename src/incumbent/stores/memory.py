@@ -372,5 +372,5 @@ _engines: dict[str, MemoryEngine] = {}
 
 def open_memory(url: str) -> MemoryEngine:
     """The engine of `memory:` or `memory:LABEL`; each label has one in a process."""
-    # One step without a lock; protocol.link says why.
+    # One step without a lock; runtime.link says why.
     return _engines.setdefault(url, MemoryEngine(url))

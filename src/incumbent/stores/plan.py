@@ -21,10 +21,12 @@ from typing import (
     TypeVar,
 )
 
+from incumbent.errors import StoreError
 from incumbent.model import (
     PLAIN,
     Ask,
     GiveOutcome,
+    Granted,
     Guard,
     Key,
     Parting,
@@ -34,9 +36,9 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
-from incumbent.protocol.port import run_blocking
 from incumbent.stores.base import NO_LIMITS, Gave, Give, Limits, Take, Took
 
+E = TypeVar("E")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 Facts = TypeVar("Facts")
@@ -45,6 +47,32 @@ Facts_contra = TypeVar("Facts_contra", contravariant=True)
 Kind: TypeAlias = Literal["take", "renew", "give", "put", "read", "scan", "look"]
 Program: TypeAlias = Generator[Any, Any, T]
 """A generator that yields requests, is sent their replies, and returns an outcome."""
+
+
+def run_blocking(protocol: Coroutine[Any, Any, T]) -> T:
+    """Drive a protocol to its end in one step; its port blocks instead of suspending."""
+    try:
+        protocol.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    protocol.close()
+    raise RuntimeError("a blocking protocol suspended: its port must not await anything")
+
+
+async def one_by_one(
+    ask: Callable[[E], Awaitable[T]], each: Sequence[E], *, to_the_end: bool = True
+) -> list[T | StoreError]:
+    """The outcome of `ask` for each; without `to_the_end` only up to the first that is no grant."""
+    outcomes: list[T | StoreError] = []
+    for one in each:
+        try:
+            outcomes.append(await ask(one))
+        except StoreError as error:
+            outcomes.append(error)
+        if not to_the_end and not isinstance(outcomes[-1], Granted):
+            break
+    return outcomes
 
 
 async def drive(program: Program[T], ask: Callable[[Any], Awaitable[Any]]) -> T:

@@ -26,13 +26,12 @@ from incumbent.net.names import is_unknown
 from incumbent.net.pool import Broken, Connection
 from incumbent.net.readers import LockWakeup
 from incumbent.policy import TTL_DEFAULT
-from incumbent.protocol.port import run_blocking
 from incumbent.rules.record import micros
 from incumbent.stores.deciding import Deciding
 from incumbent.stores.findings import Finding, cannot_tell, grants_nothing
 from incumbent.stores.loops import ServerEngine, detach_in_child
 from incumbent.stores.names import flat
-from incumbent.stores.plan import BlockingTogether, Plan, drive
+from incumbent.stores.plan import BlockingTogether, Plan, drive, run_blocking
 from incumbent.stores.polling import Looks
 from incumbent.stores.probing import about_registers, probe
 from incumbent.stores.register_store import PollingOperations, replies

@@ -13,9 +13,15 @@ from typing import Any, TypeVar, cast
 from incumbent.errors import StoreError
 from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, TakeOutcome
 from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
-from incumbent.protocol.port import run_blocking
 from incumbent.stores.deciding import Deciding
-from incumbent.stores.plan import BlockingTogether, Plan, PlannedTogether, Program, drive
+from incumbent.stores.plan import (
+    BlockingTogether,
+    Plan,
+    PlannedTogether,
+    Program,
+    drive,
+    run_blocking,
+)
 from incumbent.stores.polling import LOCAL, NETWORK, Looks, Poll, in_line
 from incumbent.stores.probing import probe
 from incumbent.stores.registers import (

@@ -46,10 +46,9 @@ from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, TakeOutcome
 from incumbent.net.bounded import AT_ONCE
 from incumbent.net.limiter import limits
 from incumbent.net.readers import SharedWakeup
-from incumbent.protocol.port import run_blocking
 from incumbent.stores.base import Store
 from incumbent.stores.inline import InlineAsyncStore
-from incumbent.stores.plan import BlockingTogether
+from incumbent.stores.plan import BlockingTogether, run_blocking
 from incumbent.stores.register_store import PollingOperations
 from incumbent.stores.registers import Seen
 from incumbent.unpatched import start_thread

@@ -15,11 +15,11 @@ from enum import Enum
 from typing import Final
 
 from incumbent import clock
+from incumbent.chance import draw_jitter
 from incumbent.durations import backoff_delay, say_seconds
 from incumbent.errors import ConfigError, StoreError
-from incumbent.leases import Lease
+from incumbent.locks.leases import Lease
 from incumbent.model import Refused
-from incumbent.protocol.chance import draw_jitter
 from incumbent.protocol.words import lease_lost
 from incumbent.serve.situation import Situation
 from incumbent.supervise.candidate import CandidateLock

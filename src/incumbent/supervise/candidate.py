@@ -6,12 +6,12 @@ from typing import Any
 
 from incumbent.durations import Duration
 from incumbent.errors import StoreError
-from incumbent.leases import Lease
-from incumbent.locks import Lock
-from incumbent.options import rank_from
+from incumbent.locks.leases import Lease
+from incumbent.locks.lock import Lock
+from incumbent.locks.options import rank_from
 from incumbent.policy import Policy
 from incumbent.protocol.acquire import OnRefusal, acquire
-from incumbent.protocol.port import run_blocking
+from incumbent.stores.plan import run_blocking
 
 _STANDS_FOR = 1.5
 """The length of a candidacy in ttls: a candidate asks again at least once a ttl."""

@@ -26,7 +26,7 @@ from typing import Final, NoReturn, Self
 
 from incumbent import clock
 from incumbent.errors import ConfigError
-from incumbent.leases import Lease
+from incumbent.locks.leases import Lease
 from incumbent.supervise.guarding import Guard, GuardFault
 from incumbent.supervise.kernel import (
     die_with_parent,

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from incumbent import clock
-from incumbent.leases import Lease, release_unless_lost
+from incumbent.locks.leases import Lease, release_unless_lost
 from incumbent.supervise.child import Child
 from incumbent.supervise.guarding import Guard
 from incumbent.supervise.kernel import DescriptorWaiter, pidfds

@@ -31,15 +31,15 @@ import pytest
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.lease import LeaseState
-from incumbent.leases import LeaseHandle
+from incumbent.locks.leases import LeaseHandle
 from incumbent.model import Key
-from incumbent.protocol import keeper as keepers
-from incumbent.protocol import link, threads
-from incumbent.protocol.aio import AsyncPort, LeaseScope
 from incumbent.protocol.held import Claim
-from incumbent.protocol.link import Link
-from incumbent.protocol.sync import SyncPort
-from incumbent.protocol.threads import AlarmThread, notifier
+from incumbent.runtime import keeper as keepers
+from incumbent.runtime import link, threads
+from incumbent.runtime.aio import AsyncPort, LeaseScope
+from incumbent.runtime.link import Link
+from incumbent.runtime.sync import SyncPort
+from incumbent.runtime.threads import AlarmThread, notifier
 from incumbent.stores.memory import MemoryEngine, MemoryStore
 from incumbent.stores.url import open_engine
 
@@ -218,7 +218,7 @@ def _await_callbacks() -> None:
 
 
 class _MovedAlarm:
-    """The keeper's sleep on the moved clock; see incumbent.protocol.threads.Alarm."""
+    """The keeper's sleep on the moved clock; see incumbent.runtime.threads.Alarm."""
 
     def __init__(self, world: World) -> None:
         self._world = world

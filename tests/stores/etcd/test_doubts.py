@@ -13,10 +13,10 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown
 from incumbent.model import Ask, Renewed
 from incumbent.net.pool import Broken
-from incumbent.protocol.port import run_blocking
 from incumbent.stores.etcd import open_etcd
 from incumbent.stores.etcd.kv import TXN, GatewayRequest
 from incumbent.stores.etcd.site import GatewayError, LeaseMissing, OtherIncarnation
+from incumbent.stores.plan import run_blocking
 from tests.stores.etcd.world import new_claim, party, soon
 from tests.support.etcd import EtcdServer
 from tests.support.proxy import FaultProxy

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Key
-from incumbent.protocol.port import run_blocking
 from incumbent.stores.etcd import open_etcd
 from incumbent.stores.etcd.incarnation import (
     Cluster,
@@ -25,7 +24,7 @@ from incumbent.stores.etcd.incarnation import (
 from incumbent.stores.etcd.kv import TXN, GatewayRequest, KeyValue, Steps, b64
 from incumbent.stores.etcd.sessions import ClaimState, Session
 from incumbent.stores.etcd.site import GatewayError, OtherIncarnation
-from incumbent.stores.plan import drive
+from incumbent.stores.plan import drive, run_blocking
 from incumbent.stores.url import Endpoint
 
 CLUSTER = "14837254485918806380"

@@ -12,10 +12,10 @@ import pytest
 
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import UNLIMITED, Ask, Gone, Granted, Parting, Queue, Queued, Released, Renewed
-from incumbent.protocol.port import run_blocking
 from incumbent.stores.etcd import client, kv
 from incumbent.stores.etcd.kv import Steps
 from incumbent.stores.etcd.taking import EtcdTake
+from incumbent.stores.plan import run_blocking
 from tests import tiers
 from tests.stores.etcd.world import (
     PREFIX,

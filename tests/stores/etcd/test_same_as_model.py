@@ -24,8 +24,8 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
-from incumbent.protocol.port import run_blocking
 from incumbent.stores.base import Store
+from incumbent.stores.plan import run_blocking
 from tests.rules import histories
 from tests.rules.histories import PERMITS, History, Subject, play
 from tests.stores.etcd.world import party

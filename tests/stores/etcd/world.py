@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from incumbent.protocol.port import run_blocking
 from incumbent.stores.etcd.kv import Steps
 from incumbent.stores.etcd.sessions import ClaimState
 from incumbent.stores.etcd.taking import EtcdTake
+from incumbent.stores.plan import run_blocking
 from incumbent.stores.url import open_engine
 from tests.stores.party import ASK, Party, new_claim, soon
 from tests.support.etcd import ETCDCTL, EtcdServer

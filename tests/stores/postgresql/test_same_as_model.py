@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 from incumbent.model import Ask, Key, TakeOutcome
-from incumbent.protocol.port import run_blocking
 from incumbent.stores import recall
+from incumbent.stores.plan import run_blocking
 from incumbent.stores.postgresql.dialect import PostgresDialect
 from incumbent.stores.postgresql.engine import PostgresStore
 from incumbent.stores.postgresql.site import site_of_url

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 from incumbent.errors import LeaseLost
+from incumbent.locks.several import Semaphore
 from incumbent.model import UNLIMITED, Ask, Gone, Granted, Parting, Refused, Released
-from incumbent.several import Semaphore
 from incumbent.stores.postgresql import with_token
 from tests.stores.postgresql.world import Party, new_claim, party, soon
 from tests.support.postgresql import PostgresServer

@@ -13,11 +13,10 @@ import pytest
 
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Parting, Queue, Queued, Refused, Released, Renewal
-from incumbent.protocol.port import run_blocking
 from incumbent.rules.codec import encoded
 from incumbent.rules.record import NOTHING
 from incumbent.stores import recall
-from incumbent.stores.plan import Plan
+from incumbent.stores.plan import Plan, run_blocking
 from incumbent.stores.postgresql import open_postgresql
 from incumbent.stores.postgresql.engine import PostgresStore
 from incumbent.stores.registers import Wanted

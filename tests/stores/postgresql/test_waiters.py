@@ -12,11 +12,10 @@ import pytest
 from incumbent import AsyncClient, clock
 from incumbent.model import Key, Queue, Queued, Released
 from incumbent.net.readers import SharedWakeup
-from incumbent.protocol.port import run_blocking
 from incumbent.stores import turns
 from incumbent.stores.deciding import present
 from incumbent.stores.names import flat
-from incumbent.stores.plan import Plan
+from incumbent.stores.plan import Plan, run_blocking
 from incumbent.stores.postgresql.runner import Runner
 from incumbent.stores.postgresql.subscriber import NotificationListener
 from incumbent.stores.postgresql.wire import PostgresWire

@@ -11,7 +11,7 @@ from incumbent.errors import StoreUnavailable
 from incumbent.model import Key
 from incumbent.net import subscriptions
 from incumbent.net.readers import CONNECTED, Message, ReaderSide, Subscriber
-from incumbent.protocol.port import run_blocking
+from incumbent.stores.plan import run_blocking
 from incumbent.stores.quorum import waiting
 from incumbent.stores.quorum.waiting import MajorityHub
 

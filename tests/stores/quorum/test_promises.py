@@ -11,7 +11,7 @@ import pytest
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, ByClaim, Granted, Key, Refused, Released, Slot, Stored
-from incumbent.protocol.port import run_blocking
+from incumbent.stores.plan import run_blocking
 from incumbent.stores.quorum import changes
 from incumbent.stores.quorum import take as taking
 from incumbent.stores.quorum.ballots import No, Silent

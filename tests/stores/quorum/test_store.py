@@ -13,7 +13,7 @@ import pytest
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Refused, Released, Renewal, Renewed, Slot, Stored
-from incumbent.stores.notices import PAUSE, encode_notice
+from incumbent.rules.notices import PAUSE, encode_notice
 from incumbent.stores.quorum import open_quorum
 from incumbent.stores.quorum.dialect import MARKER
 from incumbent.stores.quorum.engine import QuorumEngine, QuorumStore

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from incumbent.model import Ask, Granted, Refused, Released
-from incumbent.stores.notices import PAUSE, RESIGN, encode_notice
+from incumbent.rules.notices import PAUSE, RESIGN, encode_notice
 from tests.stores.redis.world import ASK, Party, party, soon
 from tests.support.servers import RedisServer
 

@@ -15,8 +15,7 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Ask, Granted, Key, TakeOutcome
 from incumbent.net.pool import Broken
-from incumbent.protocol.port import run_blocking
-from incumbent.stores.plan import Plan
+from incumbent.stores.plan import Plan, run_blocking
 from incumbent.stores.redis.cluster import asking
 from incumbent.stores.redis.exchange import DIALECT, ReplicaConfirmation
 from incumbent.stores.redis.incarnation import Handshake, IncarnationMarker, Server, ServerFacts

@@ -12,7 +12,7 @@ from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.net.readers import BLOCKING, BlockingSubscriber, LockWakeup
 from incumbent.net.subscriptions import Role
-from incumbent.protocol.port import run_blocking
+from incumbent.stores.plan import run_blocking
 from incumbent.stores.redis.records import read_place
 from incumbent.stores.redis.subscription import LineHub, LineSubscription, LineWaiter, _Rest
 from tests.stores.redis.test_hub import (

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from incumbent import clock
 from incumbent.errors import ConfigError, StoreError, StoreUnavailable
 from incumbent.model import Gone, Key, Renewal, Renewed, RenewOutcome
-from incumbent.protocol.port import run_blocking
-from incumbent.stores.plan import Plan
+from incumbent.stores.plan import Plan, run_blocking
 from incumbent.stores.redis import open_store, sentinel
 from incumbent.stores.redis.aio import AsyncRuntime
 from incumbent.stores.redis.cluster import KnownCluster, Router, Topology, markers_of

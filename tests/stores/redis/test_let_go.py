@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from incumbent.errors import StoreUnavailable
-from incumbent.protocol.port import run_blocking
+from incumbent.stores.plan import run_blocking
 from incumbent.stores.redis.aio import AsyncRedisWire
 from incumbent.stores.redis.exchange import DIALECT
 from incumbent.stores.redis.server import MARKER_KEY

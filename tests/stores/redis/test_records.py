@@ -27,8 +27,7 @@ from incumbent.model import (
     Slot,
     Stale,
 )
-from incumbent.protocol.port import run_blocking
-from incumbent.stores.plan import Plan
+from incumbent.stores.plan import Plan, run_blocking
 from incumbent.stores.redis.give import give_back
 from incumbent.stores.redis.incarnation import TOKEN_JUMP, Server
 from tests.stores.redis.world import ASK, Party, new_claim, party, soon

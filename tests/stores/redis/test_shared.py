@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from incumbent.errors import ConfigError
+from incumbent.locks.several import ReadWriteLock, Semaphore
 from incumbent.model import UNLIMITED, Ask, Gone, Granted, Key, Parting, Released, Renewal, Renewed
-from incumbent.several import ReadWriteLock, Semaphore
 from tests.stores.redis.world import Party, new_claim, party, soon
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually

@@ -12,9 +12,9 @@ import pytest
 
 from incumbent import clock
 from incumbent.errors import NotAcquired
+from incumbent.locks.several import Semaphore
 from incumbent.model import UNLIMITED, Ask, Granted, Parting, Queue, Queued, Refused, Released
-from incumbent.protocol.port import run_blocking
-from incumbent.several import Semaphore
+from incumbent.stores.plan import run_blocking
 from incumbent.stores.polling import may_have_changed
 from incumbent.stores.registers import Swap, Wanted
 from incumbent.stores.sqlite.connection import SqliteConnection
@@ -28,7 +28,7 @@ TTL = 2.0
 
 PRELUDE = """
 import os, sys
-from incumbent.several import Semaphore
+from incumbent.locks.several import Semaphore
 path = sys.argv[1]
 permits = Semaphore("licence", 3, store=f"sqlite://{path}", ttl=2, timeout=60)
 log = os.open(path + ".log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)

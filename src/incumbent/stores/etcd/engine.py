@@ -13,14 +13,13 @@ from incumbent.model import Capabilities
 from incumbent.net.dial import connect
 from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
 from incumbent.net.wire import BlockingWire
-from incumbent.protocol.port import run_blocking
 from incumbent.stores.etcd.client import EtcdClient
 from incumbent.stores.etcd.dialect import EtcdDialect
 from incumbent.stores.etcd.doctor import diagnose
 from incumbent.stores.etcd.incarnation import Cluster
 from incumbent.stores.etcd.site import EtcdOptions, EtcdSite, parse_etcd_url
 from incumbent.stores.loops import LoopEnd, ServerEngine, detach_in_child
-from incumbent.stores.plan import BlockingStore
+from incumbent.stores.plan import BlockingStore, run_blocking
 from incumbent.stores.url import Endpoint
 
 if TYPE_CHECKING:

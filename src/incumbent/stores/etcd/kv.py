@@ -35,9 +35,9 @@ from urllib.parse import quote, unquote
 
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Candidate, Field, Holding, Key, Past, Record
+from incumbent.rules.notices import PAUSE, RESIGN
 from incumbent.rules.record import HISTORY_KEPT
 from incumbent.rules.taking import CANDIDATES_KEPT
-from incumbent.stores.notices import PAUSE, RESIGN
 from incumbent.stores.url import Endpoint
 
 if TYPE_CHECKING:

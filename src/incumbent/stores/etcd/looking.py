@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from incumbent.model import Key
+from incumbent.rules.notices import PAUSE
 from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.incarnation import Cluster
 from incumbent.stores.etcd.kv import KeyValue, Names, Reply, Steps
-from incumbent.stores.notices import PAUSE
 
 FIRST: Final = ',"sort_order":"ASCEND","sort_target":"CREATE"'
 """Option of a read: from the oldest key on."""

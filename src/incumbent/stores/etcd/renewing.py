@@ -21,13 +21,13 @@ from typing import Any, Final
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown
 from incumbent.model import Batch, Gone, Key, Renewal, Renewed, RenewOutcome
+from incumbent.rules.notices import PAUSE, RESIGN, notices_for
 from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.incarnation import Cluster, ClusterMarker
 from incumbent.stores.etcd.kv import GatewayRequest, Reply, Steps
 from incumbent.stores.etcd.sessions import ClaimState, RenewalGroup, Session, SessionProof, state_of
 from incumbent.stores.etcd.site import LeaseMissing
 from incumbent.stores.etcd.taking import writes
-from incumbent.stores.notices import PAUSE, RESIGN, notices_for
 
 _EACH: Final = 50
 """Most transactions nested in one transaction."""

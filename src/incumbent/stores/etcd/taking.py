@@ -23,6 +23,7 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.rules import taking as rules
+from incumbent.rules.notices import PAUSE, RESIGN
 from incumbent.rules.record import HISTORY_KEPT, Closing, Grant, LeaseRecord, Moment, micros
 from incumbent.rules.taking import CANDIDATES_KEPT
 from incumbent.stores.etcd import foreign, kv
@@ -32,7 +33,6 @@ from incumbent.stores.etcd.line import InLine, line_of
 from incumbent.stores.etcd.looking import FIRST, Obstacles, look
 from incumbent.stores.etcd.sessions import ClaimState, state_of
 from incumbent.stores.etcd.site import LeaseMissing, OtherIncarnation
-from incumbent.stores.notices import PAUSE, RESIGN
 
 _ROUNDS: Final = 6
 _ROUNDS_FOR_A_SEAT: Final = 20

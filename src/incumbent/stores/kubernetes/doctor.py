@@ -8,11 +8,10 @@ from typing import Any, Final
 from incumbent.errors import StoreError
 from incumbent.net.http import Garbled
 from incumbent.net.pool import Broken
-from incumbent.protocol.port import run_blocking
 from incumbent.stores.findings import Finding, cannot_tell, found, grants_nothing
 from incumbent.stores.kubernetes.client import KubernetesClient
 from incumbent.stores.kubernetes.errors import VERBS, grant_commands
-from incumbent.stores.plan import Plan
+from incumbent.stores.plan import Plan, run_blocking
 from incumbent.stores.probing import about_registers, probe
 from incumbent.stores.registers import Load, Seen, Wanted
 

@@ -21,17 +21,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from incumbent import clock
+from incumbent.chance import draw_jitter
 from incumbent.durations import backoff_delay
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
 from incumbent.net.http import Garbled, Reading, begin, feed
 from incumbent.net.pool import Broken
 from incumbent.net.readers import LockWakeup, Wakeup
-from incumbent.protocol.chance import draw_jitter
-from incumbent.protocol.port import run_blocking
 from incumbent.stores.kubernetes.client import labelled
 from incumbent.stores.kubernetes.objects import KEY, LeaseSight
 from incumbent.stores.names import unflat
+from incumbent.stores.plan import run_blocking
 from incumbent.stores.polling import may_have_changed
 from incumbent.unpatched import start_thread
 

@@ -10,10 +10,9 @@ from math import inf
 from incumbent.errors import StoreError
 from incumbent.model import Capabilities
 from incumbent.net.pool import Broken, Mismatch
-from incumbent.protocol.port import run_blocking
 from incumbent.stores.findings import Finding, cannot_tell
 from incumbent.stores.loops import LoopEnd, ServerEngine, detach_in_child
-from incumbent.stores.plan import BlockingTogether
+from incumbent.stores.plan import BlockingTogether, run_blocking
 from incumbent.stores.postgresql.dialect import PostgresDialect
 from incumbent.stores.postgresql.doctor import diagnose
 from incumbent.stores.postgresql.errors import PostgresErrorReply, answered_error

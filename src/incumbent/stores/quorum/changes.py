@@ -47,7 +47,7 @@ from incumbent.model import (
     Stale,
     Stored,
 )
-from incumbent.stores.notices import PAUSE
+from incumbent.rules.notices import PAUSE
 from incumbent.stores.quorum.ballots import Answer, No, Silent
 from incumbent.stores.quorum.dialect import FIELDS, MARKER, mark_of_value
 from incumbent.stores.quorum.nodes import (

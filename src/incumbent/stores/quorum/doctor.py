@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 from incumbent import clock
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
-from incumbent.protocol.port import run_blocking
 from incumbent.stores.findings import Finding, cannot_tell, grants_nothing
+from incumbent.stores.plan import run_blocking
 from incumbent.stores.quorum.dialect import MARKER
 from incumbent.stores.quorum.nodes import Quorum, QuorumNode, strangers
 from incumbent.stores.redis.doctor import diagnosis

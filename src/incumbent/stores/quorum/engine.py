@@ -22,9 +22,8 @@ from incumbent.model import (
 from incumbent.net.limiter import CONNECTIONS, limits
 from incumbent.net.pool import KEPT, Mismatch, exchange_error
 from incumbent.net.readers import BLOCKING, LockWakeup
-from incumbent.protocol.port import run_blocking
 from incumbent.stores.loops import ServerEngine, detach_in_child
-from incumbent.stores.plan import BlockingStore, Plan
+from incumbent.stores.plan import BlockingStore, Plan, run_blocking
 from incumbent.stores.quorum.ballots import BallotClock
 from incumbent.stores.quorum.changes import found
 from incumbent.stores.quorum.connecting import LONGEST

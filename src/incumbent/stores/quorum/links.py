@@ -15,7 +15,7 @@ from incumbent.model import Key
 from incumbent.net.dial import make_poller
 from incumbent.net.pool import Broken
 from incumbent.net.readers import BLOCKING
-from incumbent.protocol.port import run_blocking
+from incumbent.stores.plan import run_blocking
 from incumbent.stores.quorum.ballots import Silent
 from incumbent.stores.quorum.connecting import ConnectedPanel, Dialer
 from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Reply

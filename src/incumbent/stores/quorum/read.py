@@ -16,7 +16,7 @@ from incumbent.clock import now as _now
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Candidate, Field, Holding, Key, Past, Record
-from incumbent.stores.notices import RESIGN
+from incumbent.rules.notices import RESIGN
 from incumbent.stores.quorum.ballots import Answer, Silent, majority_of
 from incumbent.stores.quorum.changes import FORGOTTEN, NEVER, settle, slots_of
 from incumbent.stores.quorum.dialect import FIELDS, mark_of_value, newest_state

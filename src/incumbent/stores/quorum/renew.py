@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from incumbent.model import Gone, Renewal, Renewed, RenewOutcome, Unproved
-from incumbent.stores.notices import PAUSE, RESIGN, notices_for
+from incumbent.rules.notices import PAUSE, RESIGN, notices_for
 from incumbent.stores.quorum.ballots import Silent
 from incumbent.stores.quorum.changes import field_entry, last_entries
 from incumbent.stores.quorum.nodes import Panel, Reply, no_majority, silent_of, strangers

@@ -17,8 +17,7 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Batch, Granted, Key, Record, Renewal, RenewOutcome, Unproved
 from incumbent.net.pool import decoding
-from incumbent.protocol.port import one_by_one
-from incumbent.stores.plan import Plan, PlannedTogether
+from incumbent.stores.plan import Plan, PlannedTogether, one_by_one
 from incumbent.stores.redis.exchange import DIALECT, RedisExchange, connections, unless_over
 from incumbent.stores.redis.incarnation import Server
 from incumbent.stores.redis.options import (

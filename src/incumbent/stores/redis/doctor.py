@@ -9,7 +9,6 @@ from incumbent import clock
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.policy import TTL_DEFAULT
-from incumbent.protocol.port import run_blocking
 from incumbent.stores.findings import (
     CannotTell,
     Finding,
@@ -23,6 +22,7 @@ from incumbent.stores.findings import (
     grants_nothing,
     wait_after_restart,
 )
+from incumbent.stores.plan import run_blocking
 from incumbent.stores.redis.incarnation import (
     CHECK_EVERY,
     InfoFacts,

@@ -20,7 +20,7 @@ from incumbent import clock
 from incumbent.errors import StoreError
 from incumbent.model import Batch, Gone, Renewal, Renewed, RenewOutcome
 from incumbent.net.pool import Mismatch
-from incumbent.stores.notices import notices_for
+from incumbent.rules.notices import notices_for
 from incumbent.stores.redis.incarnation import TOKEN_JUMP, ServerFacts
 from incumbent.stores.redis.options import Address, say_address
 from incumbent.stores.redis.records import Naming, slot_of, value_start

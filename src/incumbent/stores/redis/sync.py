@@ -19,9 +19,8 @@ from incumbent.net.names import run_bounded
 from incumbent.net.pool import Broken
 from incumbent.net.readers import BLOCKING, LockWakeup
 from incumbent.net.wire import STALE_AFTER, BlockingWire
-from incumbent.protocol.port import run_blocking
 from incumbent.stores.loops import detach_in_child
-from incumbent.stores.plan import BlockingTogether
+from incumbent.stores.plan import BlockingTogether, run_blocking
 from incumbent.stores.redis.exchange import DIALECT, RedisExchange
 from incumbent.stores.redis.give import give_request, read_give
 from incumbent.stores.redis.incarnation import CHECK_EVERY, Server

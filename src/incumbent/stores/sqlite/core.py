@@ -32,9 +32,8 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
-from incumbent.protocol.port import run_blocking
 from incumbent.stores.deciding import Deciding
-from incumbent.stores.plan import BlockingTogether, Plan
+from incumbent.stores.plan import BlockingTogether, Plan, run_blocking
 from incumbent.stores.polling import in_line
 from incumbent.stores.register_store import PollingOperations
 from incumbent.stores.registers import Quick, Seen, Wanted

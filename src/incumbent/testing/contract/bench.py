@@ -26,8 +26,8 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
+from incumbent.rules.notices import PAUSE, encode_notice
 from incumbent.stores.base import Engine
-from incumbent.stores.notices import PAUSE, encode_notice
 from incumbent.stores.registers import Registers
 from incumbent.testing.contract.sides import (
     ANSWER_WITHIN,

@@ -23,8 +23,8 @@ from incumbent.model import (
     Stale,
     Stored,
 )
+from incumbent.rules.notices import RESIGN, encode_notice
 from incumbent.rules.record import HISTORY_KEPT
-from incumbent.stores.notices import RESIGN, encode_notice
 from incumbent.testing.contract.bench import LONG, Bench, needs
 
 

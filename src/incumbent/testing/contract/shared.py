@@ -9,7 +9,7 @@ from threading import Lock
 
 from incumbent.errors import StoreError
 from incumbent.model import UNLIMITED, Gone, Granted, Queued, Refused, Released, Renewed
-from incumbent.stores.notices import BREAK, RESIGN, encode_notice
+from incumbent.rules.notices import BREAK, RESIGN, encode_notice
 from incumbent.testing.contract.bench import Bench, needs
 from incumbent.testing.contract.waits import (
     HINTED_WITHIN,

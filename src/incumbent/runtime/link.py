@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from incumbent import clock
 from incumbent.errors import Misuse
-from incumbent.protocol.keeper import Keeper
+from incumbent.runtime.keeper import Keeper
 from incumbent.stores.base import Engine
 from incumbent.stores.url import engine_for_object, open_engine, store_url
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from incumbent.lease import Proof
     from incumbent.model import Key, Notice
     from incumbent.policy import Policy
-    from incumbent.protocol.aio import AsyncPort
     from incumbent.protocol.held import Claim
+    from incumbent.runtime.aio import AsyncPort
 
     _Latest = tuple[Callable[[], AbstractEventLoop], weakref.ref[AbstractEventLoop], AsyncPort]
 
@@ -66,7 +66,7 @@ class Link:
         # Imported only here, because blocking code does not need asyncio.
         from asyncio import get_running_loop
 
-        from incumbent.protocol.aio import AsyncPort
+        from incumbent.runtime.aio import AsyncPort
 
         try:
             loop = get_running_loop()

@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Mapping
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack
 
-from incumbent.callers import bodies_of_task, current_task
 from incumbent.durations import Duration
 from incumbent.errors import ConfigError, LockError, NotAcquired
-from incumbent.leases import (
+from incumbent.locks.callers import bodies_of_task, current_task
+from incumbent.locks.leases import (
     AnyLease,
     AsyncLease,
     BlockingLease,
@@ -26,15 +26,15 @@ from incumbent.leases import (
     shorten,
     trimmed_traceback,
 )
-from incumbent.locks import AnyLock, AsyncLock, Lock, TakingHandle
+from incumbent.locks.lock import AnyLock, AsyncLock, Lock, TakingHandle
+from incumbent.locks.options import PERMITS_MOST, LockSettings, wanted_from
 from incumbent.model import UNLIMITED
-from incumbent.options import PERMITS_MOST, LockSettings, wanted_from
 from incumbent.protocol.acquire import acquire_all
 from incumbent.protocol.held import LeaseRequest
-from incumbent.protocol.port import run_blocking
+from incumbent.stores.plan import run_blocking
 
 if TYPE_CHECKING:
-    from incumbent.protocol.link import StoreLike
+    from incumbent.runtime.link import StoreLike
 
 M = TypeVar("M", bound="MultiLeaseHandle")
 A = TypeVar("A", Lock, AsyncLock)

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from incumbent import clock
+from incumbent.chance import draw_claim, draw_jitter
 from incumbent.errors import StoreError
 from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, TakeOutcome
-from incumbent.protocol.chance import draw_claim, draw_jitter
-from incumbent.protocol.port import Debt, one_by_one
+from incumbent.protocol.port import Debt
 from incumbent.stores.base import NO_LIMITS, Gave, Give, Limits, Store, Take, Together, Took
 from incumbent.stores.inline import InlineAsyncStore
+from incumbent.stores.plan import one_by_one
 
 
 class Upkeep(Protocol):

@@ -27,7 +27,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeVar
 
 from incumbent import clock
-from incumbent.callers import enter, forget_bodies
 from incumbent.durations import DAY, Duration, parse_duration, say_seconds
 from incumbent.errors import (
     AlreadyReleased,
@@ -38,18 +37,19 @@ from incumbent.errors import (
     StoreUnavailable,
 )
 from incumbent.lease import LeaseState
-from incumbent.options import IfLost, OnLost, parse_timeout
-from incumbent.protocol.link import LeaseView, Link
-from incumbent.protocol.port import run_blocking
+from incumbent.locks.callers import enter, forget_bodies
+from incumbent.locks.options import IfLost, OnLost, parse_timeout
 from incumbent.protocol.release import give_up, release, release_all, release_blocking
-from incumbent.protocol.threads import notifier
 from incumbent.protocol.words import lease_lost, loss_of
+from incumbent.runtime.link import LeaseView, Link
+from incumbent.runtime.threads import notifier
+from incumbent.stores.plan import run_blocking
 from incumbent.unpatched import original
 
 if TYPE_CHECKING:
-    from incumbent.protocol.aio import LeaseScope
     from incumbent.protocol.held import Claim
     from incumbent.protocol.port import ManyPort
+    from incumbent.runtime.aio import LeaseScope
 
 L = TypeVar("L", bound="LeaseHandle")
 
@@ -376,7 +376,7 @@ class SuspendingLease(AnyLease):
 
     async def renew(self) -> float:
         """Renew now, and return the seconds for which it is proved; see Lease.renew."""
-        from incumbent.protocol.aio import until_told
+        from incumbent.runtime.aio import until_told
 
         self.check()
         await until_told(self._renew_now, self.remaining)
@@ -384,7 +384,7 @@ class SuspendingLease(AnyLease):
 
     async def wait_lost(self, timeout: Duration | None = None) -> bool:
         """Wait until the holding ends, for at most `timeout` seconds; True if it was lost."""
-        from incumbent.protocol.aio import until_told
+        from incumbent.runtime.aio import until_told
 
         await until_told(self._watch, parse_timeout(timeout), self._unwatch)
         return self.lost
@@ -441,7 +441,7 @@ class AsyncLease(LeaseHandle, SuspendingLease):
 
 def cancel_at_deadline(lease: AnyLease) -> LeaseScope:
     """Have the calling task cancelled at the end of the lease, until the scope is closed."""
-    from incumbent.protocol.aio import LeaseScope
+    from incumbent.runtime.aio import LeaseScope
 
     scope = LeaseScope(*lease._helds)
     look = scope.look_soon

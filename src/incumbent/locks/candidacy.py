@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, Unpack
 
 from incumbent import clock, meters
-from incumbent.callers import Exclusion
+from incumbent.chance import draw_jitter
 from incumbent.durations import Duration
 from incumbent.election import (
     Absence,
@@ -23,19 +23,19 @@ from incumbent.election import (
 )
 from incumbent.errors import ConfigError, LeaseLost, Misuse, NotCandidate, NotHeld, StoreError
 from incumbent.lease import LeaseState
-from incumbent.leases import LeaseHandle
-from incumbent.locks import LockHandle
+from incumbent.locks.callers import Exclusion
+from incumbent.locks.leases import LeaseHandle
+from incumbent.locks.lock import LockHandle
+from incumbent.locks.options import PERMITS_MOST, IfLost, LockSettings, OnLost, rank_from
 from incumbent.meters import Sample
 from incumbent.model import Record, Refused
-from incumbent.options import PERMITS_MOST, IfLost, LockSettings, OnLost, rank_from
-from incumbent.protocol.chance import draw_jitter
 from incumbent.protocol.observe import Observation, Watched
-from incumbent.protocol.threads import notifier
 from incumbent.protocol.words import loss_of
+from incumbent.runtime.threads import notifier
 
 if TYPE_CHECKING:
     from incumbent.protocol.held import Claim
-    from incumbent.protocol.link import Link, StoreLike
+    from incumbent.runtime.link import Link, StoreLike
 
 _log = logging.getLogger("incumbent")
 

@@ -10,25 +10,25 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, Self, TypedDict, Unpack
 
 from incumbent import clock
-from incumbent.callers import Exclusion
-from incumbent.candidacy import Metadata
 from incumbent.durations import Duration
 from incumbent.election import encode_metadata, read_metadata
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
-from incumbent.leases import refuse_copy, trimmed_traceback
+from incumbent.locks.callers import Exclusion
+from incumbent.locks.candidacy import Metadata
+from incumbent.locks.leases import refuse_copy, trimmed_traceback
+from incumbent.locks.options import refuse_unknown, require, wanted_from
+from incumbent.locks.running import AsyncNews, EndablePort, News, task_beside, thread_beside
 from incumbent.model import Capabilities
-from incumbent.options import refuse_unknown, require, wanted_from
 from incumbent.policy import TTL_MIN, Policy
 from incumbent.protocol.held import LeaseRequest
-from incumbent.protocol.link import link_for
 from incumbent.protocol.observe import Watched, WritingPort
-from incumbent.protocol.port import run_blocking
 from incumbent.protocol.roster import MEMBER, Roster, attend
-from incumbent.running import AsyncNews, EndablePort, News, task_beside, thread_beside
+from incumbent.runtime.link import link_for
 from incumbent.stores import names
+from incumbent.stores.plan import run_blocking
 
 if TYPE_CHECKING:
-    from incumbent.protocol.link import StoreLike
+    from incumbent.runtime.link import StoreLike
 
 _log = logging.getLogger("incumbent")
 

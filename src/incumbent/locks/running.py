@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 from incumbent import clock
 from incumbent.durations import Duration
 from incumbent.errors import ConfigError, Misuse
-from incumbent.options import parse_timeout
+from incumbent.locks.options import parse_timeout
 from incumbent.protocol.observe import Watched, WritingPort, await_news
-from incumbent.protocol.port import run_blocking
-from incumbent.protocol.sync import SyncPort
+from incumbent.runtime.sync import SyncPort
+from incumbent.stores.plan import run_blocking
 
 if TYPE_CHECKING:
     from asyncio import Task
 
     from incumbent.model import Key
-    from incumbent.protocol.link import Link
+    from incumbent.runtime.link import Link
 
 V = TypeVar("V")
 

@@ -13,20 +13,15 @@ from types import EllipsisType
 from typing import Self, TypeVar
 
 from incumbent import clock
-from incumbent.callers import bodies_of_task
-from incumbent.candidacy import ElectionHandle, Metadata, TermHandle
 from incumbent.durations import Duration
 from incumbent.election import Leader, leaders_of
 from incumbent.errors import LeaseLost, LockError, StoreUnavailable
 from incumbent.lease import LeaseState
-from incumbent.leases import AsyncLease, Lease, give_up_all, shorten, trimmed_traceback
-from incumbent.options import IfLost, OnLost, parse_timeout
-from incumbent.protocol.acquire import acquire
-from incumbent.protocol.held import Claim
-from incumbent.protocol.link import Link
-from incumbent.protocol.port import Port, run_blocking
-from incumbent.protocol.words import lease_lost
-from incumbent.running import (
+from incumbent.locks.callers import bodies_of_task
+from incumbent.locks.candidacy import ElectionHandle, Metadata, TermHandle
+from incumbent.locks.leases import AsyncLease, Lease, give_up_all, shorten, trimmed_traceback
+from incumbent.locks.options import IfLost, OnLost, parse_timeout
+from incumbent.locks.running import (
     AsyncNews,
     EndablePort,
     News,
@@ -37,6 +32,12 @@ from incumbent.running import (
     task_beside,
     thread_beside,
 )
+from incumbent.protocol.acquire import acquire
+from incumbent.protocol.held import Claim
+from incumbent.protocol.port import Port
+from incumbent.protocol.words import lease_lost
+from incumbent.runtime.link import Link
+from incumbent.stores.plan import run_blocking
 
 V = TypeVar("V")
 

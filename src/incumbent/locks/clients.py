@@ -6,16 +6,14 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
 from incumbent import clock
-from incumbent.candidacy import ElectionSettings, Metadata
 from incumbent.durations import Duration
-from incumbent.elections import AsyncElection, AsyncTerm, Election, Term
-from incumbent.groups import AsyncGroup, Group, GroupSettings
-from incumbent.leases import refuse_copy, trimmed_traceback
-from incumbent.locks import AsyncLock, Lock
-from incumbent.model import Record
-from incumbent.options import LockSettings, overruled, parse_timeout
-from incumbent.protocol.link import own_link
-from incumbent.several import (
+from incumbent.locks.candidacy import ElectionSettings, Metadata
+from incumbent.locks.elections import AsyncElection, AsyncTerm, Election, Term
+from incumbent.locks.groups import AsyncGroup, Group, GroupSettings
+from incumbent.locks.leases import refuse_copy, trimmed_traceback
+from incumbent.locks.lock import AsyncLock, Lock
+from incumbent.locks.options import LockSettings, overruled, parse_timeout
+from incumbent.locks.several import (
     AsyncMultiLock,
     AsyncReadWriteLock,
     AsyncSemaphore,
@@ -23,11 +21,13 @@ from incumbent.several import (
     ReadWriteLock,
     Semaphore,
 )
-from incumbent.shards import AsyncShards, Shards
+from incumbent.locks.shards import AsyncShards, Shards
+from incumbent.model import Record
+from incumbent.runtime.link import own_link
 from incumbent.stores.names import make_key
 
 if TYPE_CHECKING:
-    from incumbent.protocol.link import StoreLike
+    from incumbent.runtime.link import StoreLike
 
 
 class ClientHandle:

@@ -9,14 +9,13 @@ from math import inf
 from typing import TypeAlias, TypeVar
 
 from incumbent import clock
+from incumbent.chance import draw_claim, draw_jitter
 from incumbent.errors import Misuse
 from incumbent.interrupts import raise_handlers
 from incumbent.lease import LeaseState
 from incumbent.model import Guard, Key, PutOutcome, Record
-from incumbent.protocol.chance import draw_claim, draw_jitter
 from incumbent.protocol.held import Claim
-from incumbent.protocol.port import one_by_one
-from incumbent.protocol.sync import Upkeep
+from incumbent.runtime.sync import Upkeep
 from incumbent.stores.base import (
     NO_LIMITS,
     AsyncStore,
@@ -27,6 +26,7 @@ from incumbent.stores.base import (
     Take,
     Took,
 )
+from incumbent.stores.plan import one_by_one
 
 T = TypeVar("T")
 Tell: TypeAlias = "Callable[[], None]"

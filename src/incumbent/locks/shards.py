@@ -12,20 +12,16 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
 
 from incumbent import clock
-from incumbent.candidacy import Metadata, TermHandle
+from incumbent.chance import draw_jitter
 from incumbent.durations import Duration
 from incumbent.election import encode_metadata
-from incumbent.elections import AsyncTerm, Term
 from incumbent.errors import LeaseLost
-from incumbent.groups import GroupHandle, GroupSettings, first_try
-from incumbent.leases import trimmed_traceback
-from incumbent.options import parse_timeout
-from incumbent.protocol.chance import draw_jitter
-from incumbent.protocol.held import Claim
-from incumbent.protocol.link import Link, ignore
-from incumbent.protocol.port import run_blocking
-from incumbent.protocol.roster import Division, attend, check_count
-from incumbent.running import (
+from incumbent.locks.candidacy import Metadata, TermHandle
+from incumbent.locks.elections import AsyncTerm, Term
+from incumbent.locks.groups import GroupHandle, GroupSettings, first_try
+from incumbent.locks.leases import trimmed_traceback
+from incumbent.locks.options import parse_timeout
+from incumbent.locks.running import (
     CandidacyEnded,
     EndablePort,
     awaitable,
@@ -39,11 +35,15 @@ from incumbent.running import (
     task_beside,
     thread_beside,
 )
+from incumbent.protocol.held import Claim
+from incumbent.protocol.roster import Division, attend, check_count
+from incumbent.runtime.link import Link, ignore
+from incumbent.stores.plan import run_blocking
 
 if TYPE_CHECKING:
     from asyncio import Task
 
-    from incumbent.protocol.link import StoreLike
+    from incumbent.runtime.link import StoreLike
 
 _REQUESTS = 4
 """The instants in a renewal interval at which a process renews shards."""

@@ -10,7 +10,9 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar, Unpack
 
 from incumbent import clock
-from incumbent.callers import (
+from incumbent.durations import Duration
+from incumbent.errors import ConfigError, LockError, Misuse, NotAcquired, NotHeld
+from incumbent.locks.callers import (
     bodies_of_task,
     bodies_of_thread,
     current_task,
@@ -20,9 +22,7 @@ from incumbent.callers import (
     refuse_waiting_for_oneself,
     remember,
 )
-from incumbent.durations import Duration
-from incumbent.errors import ConfigError, LockError, Misuse, NotAcquired, NotHeld
-from incumbent.leases import (
+from incumbent.locks.leases import (
     AnyLease,
     AsyncLease,
     L,
@@ -32,16 +32,16 @@ from incumbent.leases import (
     shorten,
     trimmed_traceback,
 )
-from incumbent.options import IfLost, LockSettings, OnLost, parse_timeout, wanted_from
+from incumbent.locks.options import IfLost, LockSettings, OnLost, parse_timeout, wanted_from
 from incumbent.protocol.acquire import acquire
-from incumbent.protocol.link import Link, link_for
-from incumbent.protocol.port import run_blocking
 from incumbent.protocol.words import loss_of, waits_for_itself
+from incumbent.runtime.link import Link, link_for
+from incumbent.stores.plan import run_blocking
 
 if TYPE_CHECKING:
     from incumbent.model import Holding
     from incumbent.protocol.held import Claim, LeaseRequest
-    from incumbent.protocol.link import StoreLike
+    from incumbent.runtime.link import StoreLike
 
 A = TypeVar("A", bound=AnyLease)
 
@@ -338,7 +338,7 @@ def _drop(entries: list[LockEntry[L]], entry: LockEntry[L]) -> None:
 
 
 class Lock(TakingHandle[Lease]):
-    """A lock on a name, for one holder at a time. Settings: see `incumbent.options.LockSettings`.
+    """A lock on a name, for one holder at a time. See `incumbent.locks.options.LockSettings`.
 
     `store`: a URL, a Client, a client or pool of redis-py, psycopg or SQLAlchemy, or None for
     INCUMBENT_STORE or this host's SQLite file. `timeout`: seconds to wait (None: for ever; 0: try

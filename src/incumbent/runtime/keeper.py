@@ -19,21 +19,22 @@ from dataclasses import dataclass
 from math import inf
 
 from incumbent import clock, meters
+from incumbent.chance import draw_jitter
 from incumbent.durations import backoff_delay
 from incumbent.errors import StoreError
 from incumbent.lease import LeaseState
 from incumbent.model import Key
-from incumbent.protocol.buckets import FULL, Bucket, Buckets
-from incumbent.protocol.chance import draw_jitter
-from incumbent.protocol.deadlines import Deadlines
 from incumbent.protocol.held import Claim
-from incumbent.protocol.port import Debt, Port, run_blocking
+from incumbent.protocol.port import Debt, Port
 from incumbent.protocol.release import settle
 from incumbent.protocol.renew import SOONEST, Batches, RenewalRound, first_due, next_due, renew
-from incumbent.protocol.sync import SyncPort
-from incumbent.protocol.threads import AlarmThread, call_guarded, notifier
 from incumbent.protocol.words import waiting_so_far
+from incumbent.runtime.buckets import FULL, Bucket, Buckets
+from incumbent.runtime.deadlines import Deadlines
+from incumbent.runtime.sync import SyncPort
+from incumbent.runtime.threads import AlarmThread, call_guarded, notifier
 from incumbent.stores.base import Store
+from incumbent.stores.plan import run_blocking
 from incumbent.unpatched import original
 
 _log = logging.getLogger("incumbent")

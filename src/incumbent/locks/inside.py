@@ -22,7 +22,7 @@ from incumbent.interrupts import raise_handlers
 from incumbent.protocol.words import lease_lost
 
 if TYPE_CHECKING:
-    from incumbent.leases import AsyncLease, Lease
+    from incumbent.locks.leases import AsyncLease, Lease
 
 _PATIENCE: Final = 0.25
 """Seconds to wait for an answer; a slower supervisor is taken for a broken one."""

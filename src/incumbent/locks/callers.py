@@ -24,7 +24,7 @@ from incumbent.protocol.words import waits_for_itself
 if TYPE_CHECKING:
     from incumbent.model import Key
     from incumbent.protocol.held import Claim, LeaseRequest
-    from incumbent.protocol.link import Link
+    from incumbent.runtime.link import Link
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from math import inf
 from incumbent import clock
 from incumbent.lease import IllegalInput, LeaseState
 from incumbent.protocol.held import Claim
-from incumbent.protocol.threads import AlarmThread
+from incumbent.runtime.threads import AlarmThread
 
 
 class Deadlines:

@@ -1,0 +1,1 @@
+"""What users hold: locks, elections, semaphores, groups and shards, each on the one lease."""
