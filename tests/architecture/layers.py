@@ -82,7 +82,7 @@ PUBLIC_ALL_THE_SAME = frozenset({"_asdict", "_exit", "_fields", "_make", "_repla
 PEEKING = {
     # Faces of the same leases.
     "compat": {"_held", "_holdings", "_wanted"},
-    "decorators": {"_held", "_link", "_release"},
+    "decorators": {"_begin_release", "_held", "_link"},
     "testing.plugin": {
         *("_by_object", "_by_url", "_entries", "_held", "_keepers", "_next", "_state"),
     },
