@@ -24,9 +24,9 @@ from incumbent.runtime.threads import AlarmThread
 from tests.support.faulty import FaultyEngine
 
 _WATCHED = (
-    "/protocol/keeper.py",
-    "/protocol/buckets.py",
-    "/protocol/threads.py",
+    "/runtime/keeper.py",
+    "/runtime/buckets.py",
+    "/runtime/threads.py",
 )
 _TTLS = (5.0, 30.0, 600.0)
 """Seconds: none of them ends meanwhile, also on a busy machine."""
