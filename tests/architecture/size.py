@@ -50,7 +50,7 @@ class Limit:
 
 
 LIMITS = {
-    "lines that count": Limit(limit=59_180, aim=49_000),
+    "lines that count": Limit(limit=59_200, aim=49_000),
     "comment lines of 100": Limit(limit=2.5, aim=4.0, at_least=True),
     "files": Limit(limit=267, aim=200),
     "class names that several bear": Limit(limit=5, aim=5),
