@@ -169,7 +169,7 @@ def test_the_first_passes_its_turn_on(how: str) -> None:
         else:
             monkey = next(iter(store.turns.line(KEY).waiters.values()))
             monkey.due = clock.now()
-            store.turns.tell_all(KEY)
+            store.turns.notify_all(KEY)
         store.held = False
         store.changed.set()
         began = clock.now()

@@ -59,20 +59,20 @@ _now = clock.now
 
 
 class _TurnWaiter:
-    """A waiter that loses its place at `due`; `told`: it has to look although it is not first.
+    """A waiter that loses its place at `due`; `notified`: it has to look although it is not first.
 
     `holder`: for whom it asks; empty: unknown.
     """
 
-    __slots__ = ("due", "holder", "told", "wakeup")
+    __slots__ = ("due", "holder", "notified", "wakeup")
 
     def __init__(self, wakeup: Wakeup | None = None) -> None:
         self.due = inf
         self.holder = ""
-        self.told = False
+        self.notified = False
         self.wakeup = wakeup
 
-    def tell(self) -> None:
+    def wake(self) -> None:
         if self.wakeup is not None:
             self.wakeup.wake()
 
@@ -134,14 +134,16 @@ class _TurnLine:
 
     def leave(self, claim: str) -> None:
         if self.waiters.pop(claim, None) is not None:
-            self.tell_first()
+            self.wake_first()
 
-    def tell_first(self) -> None:
+    def wake_first(self) -> None:
         first = self.first()
         if first is not None:
-            first.tell()
+            first.wake()
 
-    async def hear(self, claim: str, until: float, wakeup: Callable[[], Wakeup]) -> Refused | None:
+    async def await_refusal(
+        self, claim: str, until: float, wakeup: Callable[[], Wakeup]
+    ) -> Refused | None:
         """The refusal that another waiter has just received; None: `claim` has to ask itself."""
         woken: Wakeup | None = None
         try:
@@ -159,7 +161,7 @@ class _TurnLine:
         self.asked = now
         return None
 
-    def heard(self, refused: Refused | None) -> None:
+    def share_refusal(self, refused: Refused | None) -> None:
         """Share the refusal of a waiter that asked; None: there is no refusal to share."""
         self.asked, before = -inf, self.refused
         if refused is not None and refused.reason == "held":
@@ -168,16 +170,16 @@ class _TurnLine:
             # The lease may be reserved for one of the other waiters, which looks once then.
             self.refused, self.at = refused, -inf
             if before is None or before.seen != refused.seen:
-                self.tell({it.holder for it in refused.holders} or None)
+                self.notify({it.holder for it in refused.holders} or None)
         for new in list(self.new.values()):
-            new.tell()
+            new.wake()
 
-    def tell(self, holders: Container[str] | None = None) -> None:
+    def notify(self, holders: Container[str] | None = None) -> None:
         """Have the waiters of these holders look, or (None) all waiters in line."""
         for waiter in list(self.waiters.values()):
             if holders is None or not waiter.holder or waiter.holder in holders:
-                waiter.told = True
-                waiter.tell()
+                waiter.notified = True
+                waiter.wake()
 
 
 class Turns:
@@ -218,7 +220,7 @@ class Turns:
         """Note the claims in the store's line: the first of ours there has to listen."""
         line = self._seen(key)
         line.order = [it for it in claims if line.has(it) or it in self.doubted]
-        line.tell_first()
+        line.wake_first()
 
     def is_ours(self, key: Key) -> bool:
         """Whether a waiter of this process follows the claim that holds or asks for the lease."""
@@ -241,7 +243,7 @@ class Turns:
         line = self._seen(key)
         if line.holder == claim:
             line.holder = None
-            line.tell_first()
+            line.wake_first()
 
     def tidy(self, key: Key, line: _TurnLine) -> None:
         """Forget a line if nobody waits in it; another line may have begun since."""
@@ -256,9 +258,9 @@ class Turns:
         """Whether there is a waiter, for `key` or (None) at all."""
         return bool(self._lines if key is None else self._seen(key).waiters)
 
-    def tell_all(self, key: Key) -> None:
+    def notify_all(self, key: Key) -> None:
         """Have all waiters for `key` look."""
-        self.line(key).tell()
+        self.line(key).notify()
 
     async def wait(
         self,
@@ -268,14 +270,14 @@ class Turns:
         wakeup: Wakeup,
         listen: Callable[[], Awaitable[None]],
     ) -> None:
-        """Return at `until`, when told to look, or (as first in line) when `listen` ends."""
+        """Return at `until`, when notified, or (as first in line) when `listen` ends."""
         line = self.line(key)
         waiter = line.waiters.setdefault(claim, _TurnWaiter())
         # Not without end: a loop that was closed with its tasks in it never ends this wait.
         waiter.due, waiter.wakeup = until + _SILENT, wakeup
         listens = False
         try:
-            while not waiter.told and _now() < until:
+            while not waiter.notified and _now() < until:
                 first = line.first()
                 if first is waiter:
                     if line.holder is not None:
@@ -294,7 +296,7 @@ class Turns:
             raise
         finally:
             line.listens = line.listens and not listens
-            waiter.told, waiter.wakeup, waiter.due = False, None, _now() + _SILENT
+            waiter.notified, waiter.wakeup, waiter.due = False, None, _now() + _SILENT
 
 
 class TakesTurns(Planned[Facts]):
@@ -327,9 +329,9 @@ class TakesTurns(Planned[Facts]):
             return await self.run(self.dialect.take(key, claim, ask), until)
         line = self.turns.line(key)
         if claim not in line.waiters and claim not in self.turns.doubted:
-            heard = await line.hear(claim, until, self.wakeup)
-            if heard is not None:
-                return line.stand(claim, ask.holder, heard)
+            shared = await line.await_refusal(claim, until, self.wakeup)
+            if shared is not None:
+                return line.stand(claim, ask.holder, shared)
         refused: Refused | None = None
         doubted = claim in self.turns.doubted
         try:
@@ -357,7 +359,7 @@ class TakesTurns(Planned[Facts]):
             raise
         finally:
             line.ours = line.ours and line.holder == claim
-            line.heard(refused)
+            line.share_refusal(refused)
             self.turns.tidy(key, line)
 
     async def give(

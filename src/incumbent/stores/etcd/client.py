@@ -411,7 +411,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
             if place.looks_at > _now():
                 return place.watch(), partial(self._await_turn, place, stand)
             if place.called:
-                self.turns.tell_all(key)
+                self.turns.notify_all(key)
             return None
 
         await self._listen(look, until)
@@ -491,7 +491,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
             look = place.looks_at
             if look <= _now():
                 if place.called:
-                    self.turns.tell_all(place.key)
+                    self.turns.notify_all(place.key)
                 return True
             results = await self._results_with_beats(watching, wire, until, look)
             if results is None:
