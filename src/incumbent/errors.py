@@ -91,9 +91,10 @@ class LeaseLost(LockError):
     """The holder can no longer prove that it holds the lease.
 
     `reason`: "expired" (the proof ran out), "taken" (the store has another record or none),
-    "broken" (an operator asked for it), "resigned" (by this instance), "paused", "store_restarted",
-    "at_most_for" (its own limit), "need" (still held, but not for as long as `check(need=)`
-    asked), "forked", "unrecorded" (the end was not recorded in the ledger under the lease).
+    "broken" (an operator asked to end it), "resigned" (by this instance), "paused",
+    "store_restarted", "at_most_for" (its own limit), "need" (still held, but not for as long as
+    `check(need=)` asked), "forked", "unrecorded" (the end was not recorded in the ledger under the
+    lease).
     """
 
     def __init__(self, message: str = "", *, name: str = "", reason: str = "expired") -> None:

@@ -55,7 +55,7 @@ class Input(_Named):
     RENEWED = "the renewal was proved"
     UNRENEWED = "the renewal brought no proof"
     GONE = "the store has no such record"
-    BREAK = "an operator asked for it"
+    BREAK = "an operator asked to end it"
     EXPIRE = "somebody looked after the deadline"
     FORK = "this is the child of a fork"
     LEAVE = "the holder lets go"
@@ -298,7 +298,7 @@ class LeaseMachine:
             self._prove(bound)
 
     def broken(self, reason: str = "broken") -> None:
-        """Note that an operator asked for the lease: belief ends."""
+        """Note that an operator asked to end the lease: belief ends."""
         self._end(Input.BREAK, reason)
 
     def expired(self) -> None:

@@ -170,7 +170,7 @@ class Refused:
     `reason` "used": the lease is free, but the slot was claimed before, by `holders`.
     `permits`: the number with which the present holders asked, if it differs from the caller's.
     `retry_after`: seconds until the first of the `holders` in the way may be gone.
-    `unproved`: who is in the way may be dead, and it has to be watched until then to know it.
+    `unproved`: the holder in the way may be dead; only watching it until then shows that.
     """
 
     reason: Literal["held", "used", "paused", "closed", "reserved", "permits"]
@@ -185,7 +185,7 @@ class Refused:
 class Queued(Refused):
     """Not granted yet: `place` waiters are before this claim in the queue.
 
-    If the reason is "reserved", the lease is free, and until `retry_after` only the first waiter's.
+    If the reason is "reserved", only the first waiter may take the lease until `retry_after`.
     """
 
     place: int = 0
@@ -333,8 +333,8 @@ class Capabilities:
     `ttl_change`: a renewal may ask for another ttl; `ttl_clock`: what counts a ttl down: the clock
     since boot of the one host, the wall clock of the server, the consensus of several servers, or
     each client's, for as long as it has seen a lease unchanged; `survives_restart`: leases outlive
-    a restart that keeps the data; `survives_failover`: leases outlive that another server takes
-    over; `round_trips`: the most for an exclusive take or give of a name that was held before, or
+    a restart that keeps the data; `survives_failover`: leases outlive a takeover by another
+    server; `round_trips`: the most for an exclusive take or give of a name that was held before, or
     for a batch of renewals; `queue`: waiters have an order (`Ask.queue`); `candidates`: records
     list waiting candidates (`Ask.candidacy`); `reservations`: a give may reserve the lease for one
     holder; `refuses_late`: a take is refused if its claim was given without a token before it

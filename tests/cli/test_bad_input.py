@@ -154,7 +154,7 @@ def test_the_environment_makes_no_operator_write_or_remove(store: str) -> None:
         asked = incumbent("-s", store, "break", "job", env=env)
         # Asked, the holder let go in order: its record was not removed under it.
         assert holder.wait(20) == 123
-        assert "was asked for by an operator" in holder.communicate()[1]
+        assert "was ended at the request of an operator" in holder.communicate()[1]
     finally:
         holder.kill()
         holder.communicate()

@@ -253,7 +253,7 @@ def test_a_priority_that_is_none_is_refused(kind: Any, priority: Any) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"step_down_after": 60}, "name priority too"),
+        ({"step_down_after": 60}, "needs priority"),
         ({"priority": 1, "step_down_after": -1}, "step_down_after=-1 is out of range"),
         ({"priority": 1, "step_down_after": 1}, "it must lie between 15s and"),
         ({"priority": 1, "step_down_after": "soon"}, "step_down_after='soon' is not a duration"),
@@ -273,7 +273,7 @@ def test_a_store_that_knows_no_candidates_takes_no_priority(
     can = replace(MemoryEngine.capabilities, candidates=False)
     monkeypatch.setattr(MemoryEngine, "capabilities", can)
     Election("a", store="memory:no-candidates")
-    with pytest.raises(ConfigError, match="does not know who stands by"):
+    with pytest.raises(ConfigError, match="keeps no list of candidates"):
         Election("a", store="memory:no-candidates", priority=1)
 
 

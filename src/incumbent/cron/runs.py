@@ -291,7 +291,7 @@ def stopped(cause: str, seconds: float) -> End:
     state, why = {
         "at_most_for": (SlotState.TIMED_OUT, "at_most_for"),
         "paused": (failed, "the job was paused"),
-        "broken": (failed, "an operator asked for it"),
+        "broken": (failed, "an operator asked to end it"),
         "guard": (failed, "the guard died"),
     }.get(cause, (SlotState.LOST, f"the lease was lost ({cause})"))
     return End(state, why=f"stopped {after}: {why}", final=True)

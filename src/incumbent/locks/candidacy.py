@@ -301,7 +301,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
             )
         can = self._link.engine.capabilities
         if not (can.candidates and can.reservations):
-            raise ConfigError("transfer: this store does not know who stands by", name="to")
+            raise ConfigError("transfer: this store keeps no list of candidates", name="to")
         if to == self.holder:
             raise ConfigError(f"transfer(to={to!r}): that is this candidate", name="to")
         return self._present_term("transfer")

@@ -193,7 +193,7 @@ class AnyLease:
         return lost or (None if confirmed else self._loss()), confirmed
 
     def _begin_release(self) -> None:
-        """From here on a loss is raised by the release, and ends no process."""
+        """Stop watching for `if_lost="exit"`: the release raises a loss, and ends no process."""
         if self._exits is not None:
             self._unwatch(self._exits)
 

@@ -117,7 +117,7 @@ class AnyLock(Generic[A]):
         self._entries.append(LockEntry(self._me(), lease, entered=True))
 
     def _leave(self) -> A:
-        """Remove the last lease that the caller entered, or else that of the only other caller."""
+        """Remove and return the lease that the caller entered last, or that of the only caller."""
         entry = None
         try:
             entry = self._last_inside()
@@ -241,7 +241,8 @@ class TakingHandle(LockHandle[L], Generic[L]):
 
     def _is_replaced(self, entry: LockEntry[L]) -> bool:
         """Whether a new lease of the caller takes its place."""
-        # A live task keeps what it lost: else it would release the lease of the task after it.
+        # A task that lives keeps the entry of a lease that it lost: without the entry, its
+        # `release` would release the lease of the next task.
         caller = entry.caller and entry.caller()
         return not self._reentrant and (caller is None or caller is self._caller())
 
@@ -359,13 +360,13 @@ class Lock(TakingHandle[Lease]):
         return present_caller() if self._reentrant else threading.current_thread()
 
     def _handed_over(self, entries: Sequence[LockEntry[Lease]]) -> list[Lease]:
-        """The oldest lease that ended tasks of this thread left: who lost one releases first."""
+        """The oldest lease that ended tasks left: a caller that lost its own releases first."""
         here = None if self._reentrant else threading.current_thread()
         left = [
             entry.lease
             for entry in entries
             if entry.caller and entry.home and entry.home() is here
-            # One that goes on may be in its body.
+            # A task that still runs may be in the body of its lease.
             if (caller := entry.caller()) is here or has_ended(caller)
         ]
         return [lease for lease in left if not lease._is_released()][:1] or left[-1:]

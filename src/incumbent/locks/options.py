@@ -81,7 +81,7 @@ def require(can: Capabilities, what: str, *parts: Literal["slots", "fields", "no
     if lacking:
         raise ConfigError(
             f"{what}: this store has no {' and no '.join(lacking)}; use sqlite:, redis:, etcd:,"
-            " postgresql: or mysql: for it (locks may stay where they are)",
+            " postgresql: or mysql: for it (plain locks may stay on this store)",
             name=what,
         )
 
@@ -95,9 +95,9 @@ def policy_from(settings: LockSettings) -> Policy:
     if not isinstance(policy, Policy):
         raise ConfigError(f"policy: a Policy, not {type(policy).__name__}", name="policy")
     if "lock_delay" in settings:
-        raise ConfigError("policy says lock_delay too: name it only there", name="policy")
+        raise ConfigError("policy sets lock_delay too: give it only there", name="policy")
     if "ttl" in settings or grace is not None:
-        raise ConfigError("policy says ttl and grace too: name them only there", name="policy")
+        raise ConfigError("policy sets ttl and grace too: give them only there", name="policy")
     return policy
 
 
@@ -107,7 +107,7 @@ def rank_from(
     """The rank of a candidate for `wanted`; None without a priority. Raises ConfigError."""
     if priority is None:
         if step_down_after is not None:
-            raise ConfigError("step_down_after: name priority too", name="step_down_after")
+            raise ConfigError("step_down_after: needs priority", name="step_down_after")
         return None
     # True is an int in Python, but nobody means a priority by it.
     if type(priority) is not int or not 0 <= priority <= PRIORITY_MOST:
@@ -116,7 +116,7 @@ def rank_from(
         )
     require(can, "priority", "fields", "notices")
     if not (can.candidates and can.reservations):
-        raise ConfigError("priority: this store does not know who stands by", name="priority")
+        raise ConfigError("priority: this store keeps no list of candidates", name="priority")
     ttl, least = wanted.policy.ttl, wanted.at_least_for
     given = 2 * ttl if step_down_after is None else step_down_after
     after = parse_duration(given, "step_down_after", least=ttl)
@@ -185,17 +185,18 @@ def _wanted(
 def _as_wanted(
     key: Key, can: Capabilities, ask: Ask, waiting: Ask, policy: Policy, most: float, least: float
 ) -> LeaseRequest:
-    # Foreign clients publish no release; a watch sees it all the same.
+    # A foreign client publishes nothing when it releases, so where waiters rely on messages they
+    # have to poll. A watch sees the release anyway.
     every = _LOOKS_EVERY if can.waits == "pubsub" else inf
     return LeaseRequest(key, ask, waiting, policy, most, least, looks_every=every)
 
 
-# Cached without the name too, because others make locks on ten thousand names.
+# Cached without the name as well, because some programs make locks on ten thousand names.
 @lru_cache(maxsize=256, typed=True)
 def _terms(
     can: Capabilities, holder: str, permits: int | None, /, **given: Hashable
 ) -> tuple[Ask, Ask, Policy, float, float]:
-    """The fields of Wanted after the key."""
+    """The fields of LeaseRequest after the key."""
     refuse_unknown(given, LockSettings)
     settings = cast("LockSettings", given)
     if settings.get("if_lost", "raise") not in ("raise", "exit"):
@@ -281,7 +282,9 @@ def _slot(settings: LockSettings, can: Capabilities) -> Slot | None:
     once_per = settings.get("once_per")
     if once_per is None:
         if settings.get("slot") is not None:
-            raise ConfigError("slot: say with once_per for how long it is used", name="slot")
+            raise ConfigError(
+                "slot: needs once_per, which says for how long the slot stays used", name="slot"
+            )
         return None
     require(can, "once_per", "slots")
     slot = check_slot(settings["slot"]) if "slot" in settings else ONCE
@@ -301,7 +304,7 @@ def _queue(policy: Policy, slot: Slot | None, can: Capabilities, *, fair: bool) 
             name="fair",
         )
     if not (can.queue or can.turns) or slot is not None:
-        # A waiter for a slot would keep others in the queue from a lease that is free for them.
+        # A waiter for a used slot would stand before those that could have the lease at once.
         return None
     return Queue(min(_HEARTBEAT_MOST, policy.ttl / 3), fair)
 

@@ -155,7 +155,7 @@ class _AcquireAttempt:
         if self.on_refusal is not None:
             self.on_refusal(outcome)
         if timeout == 0:
-            await self._ask_once_more(outcome)
+            await self._finish_single_try(outcome)
             return
         meters.count(meters.WAITERS)
         try:
@@ -164,11 +164,15 @@ class _AcquireAttempt:
             meters.count(meters.WAITERS, amount=-1.0)
         _log_wait(self.held, self.port.now() - self.started)
 
-    async def _ask_once_more(self, outcome: Refused | StoreError) -> None:
-        """Repeat a take of unknown outcome: with the same claim that is safe, and settles it."""
+    async def _finish_single_try(self, outcome: Refused | StoreError) -> None:
+        """End an acquire that tries once. Returns if granted; else raises.
+
+        A take of unknown outcome is repeated: with the same claim that is safe, and settles it.
+        """
         port, held, until = self.port, self.held, self.until
         if isinstance(outcome, Refused) and outcome.unproved:
-            # Else one that died would keep out a CronJob, which tries once, each time anew.
+            # Without this, a dead holder would keep out a Kubernetes CronJob for ever: each of its
+            # pods tries only once, and none would watch long enough to see that the holder is dead.
             if isinstance(found := await self._outwatch(outcome), Granted):
                 return
             outcome = found
@@ -184,7 +188,7 @@ class _AcquireAttempt:
         raise not_acquired(held.wanted, outcome, port.now() - self.started, timed_out=False)
 
     async def _outwatch(self, refused: Refused) -> Granted | Refused | StoreError:
-        # Until it is known whether who is in the way is dead; see Refused.unproved.
+        # Watch the holder that is in the way until it is known whether it is dead.
         port, wanted = self.port, self.held.wanted
         outcome: Granted | Refused | StoreError = refused
         end = port.now() + (refused.retry_after or 0.0) * _SLOWER + _SOON
@@ -225,7 +229,7 @@ class _AcquireAttempt:
                 outcome = answer
 
     def _is_in_vain(self, refused: Refused, now: float) -> bool:
-        """Whether its slot stays used for longer than this waits; nobody means to wait without end.
+        """Whether the slot stays used for longer than this acquire waits, or it waits without end.
 
         Everything else may end sooner than the refusal says: a holder releases, a pause is lifted.
         """
@@ -242,8 +246,8 @@ class _AcquireAttempt:
     async def _outlast(self, error: StoreError, failures: int) -> None:
         """Back off before the next try. Raises a permanent `error` at once, others at the timeout.
 
-        Others are not raised earlier (but see Wanted.outage_most), or a caller that retries in a
-        loop would spin.
+        Others are not raised earlier (but see LeaseRequest.outage_most), or a caller that retries
+        in a loop would spin.
         """
         port, until = self.port, self.until
         now = port.now()
@@ -269,7 +273,7 @@ class _AcquireAttempt:
         left = ttl if refused.retry_after is None else min(ttl, refused.retry_after)
         place = refused.place if isinstance(refused, Queued) else None
         if not place and any(holder.foreign for holder in refused.holders):
-            # For the waiters further back, the first in line looks.
+            # A foreign client announces no release, so the first in line polls for all.
             left = min(left, wanted.looks_every * (1.0 - port.jitter() / 2))
         # Only one claim is first in line, so it needs no jitter.
         wake = min(until, port.now() + left + (0.0 if place == 0 else _HERD * port.jitter()))

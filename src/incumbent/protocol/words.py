@@ -164,7 +164,7 @@ _LOST = {
     UNRECORDED: "ended before the end of the work was on record",
     "expired": "could not be renewed in time",
     "taken": "is gone from the store: deleted, evicted or taken",
-    "broken": "was asked for by an operator",
+    "broken": "was ended at the request of an operator",
     "resigned": "was given back, for this instance stepped down",
     "paused": "was paused by an operator",
     "store_restarted": "ended with a restart of the store",
@@ -185,7 +185,7 @@ def asked_by(notice: Notice | None) -> str:
 
 
 def lease_lost(name: str, reason: str, detail: str = "") -> LeaseLost:
-    """The error for a lease that ended by itself."""
+    """The error for a lease that ended without a release, or is not proved for long enough."""
     what = _LOST.get(reason, reason)
     return LeaseLost(f"the lease on {name!r} {what}{detail}", name=name, reason=reason)
 

@@ -24,12 +24,12 @@ class Deadlines:
     def __init__(self, tell: Callable[[Claim], None]) -> None:
         self._tell = tell
         self._new: dict[weakref.ref[Claim], float] = {}
-        """Leases without a place yet, with the seconds before the deadline at which each ends. Most
+        """Leases not in the heap yet, with the seconds before the deadline at which each ends. Most
         leases are released before the thread wakes. Each operation on this dict is atomic."""
         self._places: list[tuple[float, int, float, weakref.ref[Claim]]] = []
         """A heap of the leases' ends. A renewal moves an end; that is noticed at the old end."""
         self._ahead: dict[weakref.ref[Claim], float] = {}
-        """Seconds before its deadline of each lease's valid place; its other places are void."""
+        """By lease: the seconds before the deadline in its only valid heap entry."""
         self._numbers = count()
         self.thread = AlarmThread("incumbent-deadlines", self._next, self._act, ends_when_idle=True)
 

@@ -1,5 +1,9 @@
 """The contract between incumbent and a store: one record for each key, and the store decides.
 
+A *claim* is the random id of one acquire, the same for all its tries. A *take* asks for the lease
+with that claim; an *ask* has the parameters of a take. A *renew* extends the lease; a *give* ends
+it, or takes the claim out of the line. Users call acquire and release, which send takes and gives.
+
 Every operation has `until`: the instant (seconds of `incumbent.clock.now`) by which it must have
 answered. Outcomes are values. Without an outcome an operation raises StoreUnavailable (certainly
 not applied) or OutcomeUnknown (perhaps applied). `incumbent.testing.contract` tests all this.
@@ -139,7 +143,7 @@ class Store(Protocol):
         ...
 
     def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """Set the ttl of each claim that still holds to max(remaining, ttl); outcomes in order.
+        """Set the ttl of each claim that still holds its lease to max(remaining, ttl); in order.
 
         Callers pass the same model.Batch object again as long as nothing in it changes.
         """
