@@ -61,13 +61,13 @@ def told(fleet: CronFleet) -> list[str]:
 
 @decorated
 def test_each_run_that_is_over_its_time_and_ignores_term_is_told_once(fleet: CronFleet) -> None:
-    begin(fleet, f"command = \"trap '' TERM; sleep 60\"\nat_most_for = 0.6\n{TELL}")
-    for number in range(1, 6):
+    begin(fleet, f"command = \"trap '' TERM; sleep 60\"\nat_most_for = 1.5\n{TELL}")
+    for number in range(1, 4):
         fleet.trigger("job")
-        eventually(lambda: len(fleet.events("on_failure")) == number, within=30)  # noqa: B023
+        eventually(lambda: len(fleet.events("on_failure")) == number, within=60)  # noqa: B023
     slots = [event["slot"] for event in fleet.events("timed_out")]
     assert told(fleet) == [f"{slot} timed_out" for slot in slots]
-    assert [event["code"] for event in fleet.events("on_failure")] == [0] * 5
+    assert [event["code"] for event in fleet.events("on_failure")] == [0] * 3
 
 
 @decorated
