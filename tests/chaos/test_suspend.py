@@ -57,7 +57,7 @@ def sleep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sleep:
     made = Sleep(tmp_path)
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("tests.chaos.actors.environment", lambda: {**os.environ})
+    monkeypatch.setattr("tests.chaos.actors.environment", lambda _=None: {**os.environ})
     return made
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pty
 import re
-import select
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 
 from incumbent import clock
 from incumbent.model import PLAIN, Ask, Granted, Key, Parting, Slot
+from incumbent.net.dial import is_ready
 from incumbent.runtime.link import link_for
 from tests.cli.tool import command_line, environment, incumbent
 
@@ -47,7 +47,7 @@ class Screen:
         end = time.monotonic() + PATIENCE
         while not re.search(words, self.text):
             assert time.monotonic() < end, self.text
-            if select.select([self._ours], [], [], 0.1)[0]:
+            if is_ready(self._ours, writing=False, seconds=0.1):
                 with suppress(OSError):  # nobody has it open any more
                     self.text += os.read(self._ours, 65_536).decode()
             elif self.process.poll() is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.cron.worker import FleetSettings
 from incumbent.cron.zygote import Notify, StandBy, Zygote
 from incumbent.model import Key, Refused
+from incumbent.net.dial import is_ready
 from incumbent.runtime.link import new_link
 from tests.cron.fleet import CronFleet, children, descendants, identity
 from tests.support.waiting import eventually
@@ -63,7 +63,7 @@ class Bench:
     def ended(self, within: float = 15.0) -> int:
         said: list[int] = []
         while not said or said == [STARTED]:
-            assert select.select([self.zygote.fd], [], [], within)[0], f"no end, only {said}"
+            assert is_ready(self.zygote.fd, writing=False, seconds=within), f"no end, only {said}"
             said += [code for _, _, code in self.zygote.reports()]
         return said[-1]
 

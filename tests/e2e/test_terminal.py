@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import select
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from incumbent import clock
+from incumbent.net.dial import is_ready
 from tests import tiers
 from tests.cli.tool import command_line, environment, incumbent
 from tests.e2e.fleet import locked_file
@@ -49,7 +49,7 @@ class Session:
 
     def read(self, seconds: float) -> str:
         """What appears within `seconds`."""
-        if not select.select([self._keyboard], [], [], seconds)[0]:
+        if not is_ready(self._keyboard, writing=False, seconds=seconds):
             return ""
         try:
             return os.read(self._keyboard, 4096).decode()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 
 import pytest
 
+from incumbent.net.dial import is_ready
 from incumbent.supervise.signals import FORWARDED, Interrupted, Signals
 
 
@@ -44,9 +44,9 @@ def test_a_signal_from_before_the_wait_ends_it_at_once() -> None:
 def test_a_signal_while_a_command_runs_is_noted_and_wakes_the_poll() -> None:
     with Signals() as signals:
         send(signal.SIGUSR1)
-        assert select.select([signals.fd], [], [], 1)[0]
+        assert is_ready(signals.fd, writing=False, seconds=1)
         assert signals.take() == [signal.SIGUSR1]
-        assert not select.select([signals.fd], [], [], 0)[0]
+        assert not is_ready(signals.fd, writing=False, seconds=0)
 
 
 def test_what_was_ignored_stays_ignored() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import select
 import socket
 import stat
 import subprocess
@@ -22,6 +21,7 @@ import incumbent
 from incumbent import CurrentLease, LeaseLost, Misuse, clock
 from incumbent.locks.leases import Lease
 from incumbent.locks.lock import Lock
+from incumbent.net.dial import is_ready
 from incumbent.supervise.launch import LeaseSocket
 from tests.support.faulty import FaultyEngine
 from tests.support.forks import exit_code, fork
@@ -45,7 +45,7 @@ def served(answers: LeaseSocket) -> Iterator[None]:
 
     def loop() -> None:
         while not ended.is_set():
-            if select.select([answers.fd], [], [], 0.01)[0]:
+            if is_ready(answers.fd, writing=False, seconds=0.01):
                 answers.ready()
 
     thread = threading.Thread(target=loop)
@@ -230,9 +230,9 @@ def test_a_flood_of_questions_is_answered_in_portions(lease: Lease) -> None:
         for peer in peers:
             peer.connect(answers.path)
         answers.ready()
-        assert select.select([answers.fd], [], [], 0)[0]
+        assert is_ready(answers.fd, writing=False, seconds=0)
         answers.ready()
-        assert not select.select([answers.fd], [], [], 0)[0]
+        assert not is_ready(answers.fd, writing=False, seconds=0)
         for peer in peers:
             peer.close()
 
@@ -333,6 +333,6 @@ def test_another_user_really_gets_an_answer(lease: Lease) -> None:
             return 0 if asking(lease, answers.path).valid else 2
 
         child = fork(ask)
-        eventually(lambda: select.select([answers.fd], [], [], 0)[0])
+        eventually(lambda: is_ready(answers.fd, writing=False, seconds=0))
         answers.ready()
         assert exit_code(child) == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from incumbent import clock
+from incumbent.net.dial import is_ready
 
 __all__ = ["CAN_FORK", "used_by_child"]
 
@@ -98,7 +98,7 @@ def _caught(trap: socket.socket) -> bytes:
 
 def _said(read: int) -> str:
     said, give_up = b"", clock.now() + _CHILD_WITHIN
-    while select.select([read], [], [], max(0.0, give_up - clock.now()))[0]:
+    while is_ready(read, writing=False, seconds=max(0.0, give_up - clock.now())):
         chunk = os.read(read, 65_536)
         if not chunk:
             return said.decode(errors="replace")
