@@ -39,7 +39,7 @@ from incumbent.stores.names import (
     is_slot,
     within_limit,
 )
-from incumbent.stores.plan import run_blocking as drive
+from incumbent.stores.plan import run_blocking
 
 if TYPE_CHECKING:
     from incumbent.protocol.port import Port
@@ -275,7 +275,7 @@ def _recorded(lease: Lease, function_name: str, call: Callable[[], Any], *, skip
         once = begin_once_blocking(lease, wall, _slot_id(wall), function_name)
     except BaseException:
         # Nothing ran: free the slot for others.
-        drive(_undo(lease, lease._link.port))
+        run_blocking(_undo(lease, lease._link.port))
         raise
     if once is None:
         return _refuse_second_run(lease, skip=skip)
@@ -283,9 +283,9 @@ def _recorded(lease: Lease, function_name: str, call: Callable[[], Any], *, skip
         result = call()
     except BaseException as error:
         state, why = _end_to_record(error, lease)
-        drive(once.end(state, clock.wall(), why=why))
+        run_blocking(once.end(state, clock.wall(), why=why))
         raise
-    drive(once.succeed(clock.wall()))
+    run_blocking(once.succeed(clock.wall()))
     return result
 
 
@@ -309,7 +309,7 @@ def _refuse_second_run(lease: LeaseHandle, *, skip: bool) -> None:
 
 def begin_once_blocking(lease: Lease, wall: float, stamp: str, what: str) -> OnceRun | None:
     """`cron.once.begin_once` for blocking code."""
-    return drive(begin_once(lease._link.port, lease._held, wall, stamp, what))
+    return run_blocking(begin_once(lease._link.port, lease._held, wall, stamp, what))
 
 
 def _wrap_async(function: Any, fill: SettingsFiller, common: Any, *, skip: bool) -> Any:

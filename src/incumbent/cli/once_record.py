@@ -14,7 +14,7 @@ from incumbent.decorators import begin_once_blocking
 from incumbent.errors import StoreError
 from incumbent.locks.leases import Lease, release_unless_lost
 from incumbent.protocol.words import UNRECORDED
-from incumbent.stores.plan import run_blocking as drive
+from incumbent.stores.plan import run_blocking
 from incumbent.supervise.run import Ending, release_after
 
 _STATES = {"ended": SlotState.OK, "at_most_for": SlotState.TIMED_OUT, "lost": SlotState.LOST}
@@ -56,7 +56,7 @@ def end(
     `ending`: None if nothing ran; the result says whether CMD outlived its lease.
     """
     if ending is None:
-        drive(once.undo())
+        run_blocking(once.undo())
         release_unless_lost(lease, undo_slot=True)
         return None
     code = ending.status
@@ -64,7 +64,7 @@ def end(
     why = line if state is not SlotState.OK else ""
     if state is SlotState.OK and code:
         state, why = SlotState.FAILED, f"exit {code}"
-    in_time = drive(once.end(state, clock.wall(), code=code, why=why))
+    in_time = run_blocking(once.end(state, clock.wall(), code=code, why=why))
     if ending.survivors:
         return ending
     if not in_time:
@@ -73,5 +73,5 @@ def end(
         return ending if ending.cause else replace(ending, cause=UNRECORDED, outlived=True)
     # The end was recorded under the lease: a loss of the lease from now on does not concern CMD.
     ending = replace(ending, confirmed=release_unless_lost(lease))
-    drive(once.prune(clock.wall()))
+    run_blocking(once.prune(clock.wall()))
     return ending

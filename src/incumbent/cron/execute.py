@@ -39,7 +39,7 @@ from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.errors import StoreError
 from incumbent.model import ABSENT, Field, Key, Record, Refused
 from incumbent.rules.notices import PAUSE
-from incumbent.stores.plan import run_blocking as drive
+from incumbent.stores.plan import run_blocking
 
 T = TypeVar("T")
 _REPORT_EVERY: Final = 60.0
@@ -152,8 +152,8 @@ class Executor:
         facts["since"] = before.get("since") if same and before else self._wall()
         if pause is not None and JOB not in fields:
             key, until = Key(self._namespace, spec.name), self._port.now() + _WITHIN
-            drive(self._port.put(key, PAUSE, pause, ABSENT, until))
-        return drive(self.ledger(spec.name).register(fields, facts))
+            run_blocking(self._port.put(key, PAUSE, pause, ABSENT, until))
+        return run_blocking(self.ledger(spec.name).register(fields, facts))
 
     def reload(self, specs: Iterable[JobSpec]) -> dict[str, list[str]]:
         """Replace the jobs; return the changes, which are meaningful only once begun."""
@@ -212,7 +212,7 @@ class Executor:
 
     def _check_ledger(self, order: LedgerOrder) -> None:
         spec, ledger = order.spec, self.ledger(order.spec.name)
-        record = drive(ledger.read())
+        record = run_blocking(ledger.read())
         self._answered()
         fold, wall = self._fold(spec, record), self._wall()
         # A slot that is yet to come, of before the clock was set back, has not come again yet.
@@ -221,10 +221,10 @@ class Executor:
         findings = judge(spec, record, order.slots, wall)
         self._spare_what_is_to_come(order, findings)
         for run, version, why in findings.lost:
-            if drive(ledger.lose(run, version, why, self._wall())):
+            if run_blocking(ledger.lose(run, version, why, self._wall())):
                 self._written(spec, replace(run, state=SlotState.LOST, why=why))
         for run in findings.notes:
-            if drive(ledger.note(run)):
+            if run_blocking(ledger.note(run)):
                 self._written(spec, run)
         self.dispatcher.found(order, findings, self._port.now())
 
@@ -242,15 +242,17 @@ class Executor:
 
     def _written_fold(self, spec: JobSpec, record: Record, fold: Fold) -> Fold:
         ledger = self.ledger(spec.name)
-        if not drive(ledger.fold(record.fields, fold)):
-            return fold_of(drive(ledger.read()).fields)
+        if not run_blocking(ledger.fold(record.fields, fold)):
+            return fold_of(run_blocking(ledger.read()).fields)
         until = slot_id(fold.until)
         why = f"clocks were set back: slots until {until} come again, as ...~{fold.number}"
         self._emit("clock", job=spec.name, why=why)
         return fold
 
     def _clocks_of_others(self) -> list[float]:
-        record = drive(self._port.read(Key(self._namespace, PRESENCE), self._port.now() + _WITHIN))
+        record = run_blocking(
+            self._port.read(Key(self._namespace, PRESENCE), self._port.now() + _WITHIN)
+        )
         return self._peers.clocks(presences(record), self._port.now(), self._holder)
 
     def _spare_what_is_to_come(self, order: LedgerOrder, findings: Findings) -> None:
@@ -259,7 +261,7 @@ class Executor:
         if not missed:
             return
         until = self._port.now() + _WITHIN
-        record = drive(self._port.read(Key(self._namespace, PRESENCE), until))
+        record = run_blocking(self._port.read(Key(self._namespace, PRESENCE), until))
         if self._peers.any_behind(presences(record), missed[-1].due, self._port.now()):
             findings.notes = [run for run in findings.notes if run.state is not SlotState.MISSED]
             findings.again += [(PRESENT_EVERY, slot) for slot in order.slots if slot.missed]

@@ -39,7 +39,7 @@ from incumbent.meters import Sample
 from incumbent.model import Key, Record
 from incumbent.runtime.link import Link
 from incumbent.serve.situation import Situation
-from incumbent.stores.plan import run_blocking as drive
+from incumbent.stores.plan import run_blocking
 from incumbent.supervise.kernel import DescriptorWaiter
 from incumbent.unpatched import start_thread
 
@@ -432,7 +432,7 @@ class Instance:
         for _ in range(min(_REGISTER_AT_ONCE, len(self._unregistered))):
             spec, fields = self._unregistered[-1]
             if fields is None:
-                fields = drive(self._executor.ledger(spec.name).read()).fields
+                fields = run_blocking(self._executor.ledger(spec.name).read()).fields
             self._executor.register(spec, fields, self._pause)
             self._unregistered.pop()
 

@@ -24,7 +24,7 @@ from incumbent.protocol.acquire import acquire
 from incumbent.protocol.held import Claim, LeaseRequest
 from incumbent.protocol.release import release
 from incumbent.runtime.link import Link
-from incumbent.stores.plan import run_blocking as drive
+from incumbent.stores.plan import run_blocking
 
 _NEVER: Final = FixedTimes(())
 
@@ -79,13 +79,13 @@ class Claimer:
         wanted = self.wanted(spec).asking(slot=StoreSlot(name, SLOT_KEEP), meta=name.encode())
         replies: list[Refused | StoreError] = []
         try:
-            return drive(acquire(self.link.port, wanted, 0, replies.append))
+            return run_blocking(acquire(self.link.port, wanted, 0, replies.append))
         except NotAcquired:
             return next(reply for reply in reversed(replies) if isinstance(reply, Refused))
 
     def release(self, held: Claim) -> None:
         """Give back a slot that did not run: any instance may take it again."""
-        drive(release(self.link.port, held, undo_slot=True))
+        run_blocking(release(self.link.port, held, undo_slot=True))
 
     def part_with(self, spec: JobSpec, slot: JobSlot, held: Claim) -> Task:
         """Pass the lease on to another process: this one no longer counts as its holder."""
@@ -106,7 +106,7 @@ def adopt(link: Link, wanted: LeaseRequest, claim: str, unsure: int) -> Lease:
     our own. Raises NotAcquired if it is too late, else StoreError; then the slot is given back.
     """
     # A store that was just started may make a new connection wait longer than the old one.
-    held = drive(acquire(link.port, wanted, wanted.policy.ttl / 2, claim=claim))
+    held = run_blocking(acquire(link.port, wanted, wanted.policy.ttl / 2, claim=claim))
     held.unsure += unsure
     link.keeper.arm(held)
     return Lease(link, (held,))
@@ -200,7 +200,7 @@ class Attempts:
         """Record the run as running, and report it; else give the lease back and return a code."""
         until = clock.now() + min(_BEGIN_WITHIN, self._lease.remaining)
         try:
-            begun = drive(self._ledger.begin(self.run, until))
+            begun = run_blocking(self._ledger.begin(self.run, until))
         except StoreError as error:
             return self.leave(str(error))
         if not begun:
@@ -253,7 +253,7 @@ class Attempts:
     def _move(self, state: SlotState, **changes: object) -> None:
         until = clock.now() + min(1.0, self._lease.remaining)
         claim = self._lease.belief.claim
-        moved = drive(self._ledger.insist(self.run, state, claim, until, **changes))
+        moved = run_blocking(self._ledger.insist(self.run, state, claim, until, **changes))
         # An intermediate state that could not be written is no reason to stop: the last one counts.
         self.run = moved or self.run
 
@@ -264,7 +264,7 @@ class Attempts:
         took = clock.now() - self._began
         ended_at = (run.started or clock.wall()) + took
         changes = {"ended": ended_at, "code": end.code, "why": end.why, "output": end.output}
-        ended = drive(self._ledger.insist(run, end.state, belief.claim, until, **changes))
+        ended = run_blocking(self._ledger.insist(run, end.state, belief.claim, until, **changes))
         event, why = str(end.state), end.why or None
         if ended is None:
             why = f"{end.why or end.state}, but the lease was lost before that was on record"
@@ -277,7 +277,7 @@ class Attempts:
         """Remove surplus records from the ledger, now and then."""
         keep, keep_for = self._spec.keep_runs, self._spec.keep_for
         try:
-            drive(self._ledger.prune_sometimes(keep, keep_for, clock.wall()))
+            run_blocking(self._ledger.prune_sometimes(keep, keep_for, clock.wall()))
         except StoreError as error:
             self._emit("store", why=f"the ledger could not be pruned: {error}")
 

@@ -1,7 +1,7 @@
 """The connections to a server: try an idle one once, then retry on a fresh one.
 
 Both sides share these coroutines. The asynchronous side awaits them. The blocking side runs each
-in one step (`protocol.port.run_blocking`), with connections that block instead of suspending.
+in one step (`stores.plan.run_blocking`), with connections that block instead of suspending.
 
 Connections are taken off a list and put back: `list.pop` and `list.append` are atomic, so there is
 no lock on which a signal handler or `__del__` could hang; re-entry uses another connection.

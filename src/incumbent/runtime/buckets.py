@@ -132,7 +132,7 @@ class Buckets:
             return list(self._in_hand)
 
     def put_back(self, bucket: Bucket) -> None:
-        """Plan `bucket`, which was renewed or failed to be, one period after it was sent."""
+        """Plan `bucket` for the last instant of its phase at which no renewal is late."""
         bucket.due = _next_in_phase(bucket.due, bucket.every, bucket.sent)
         with self.mutex:
             if bucket:

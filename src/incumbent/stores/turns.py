@@ -82,8 +82,8 @@ class _TurnLine:
 
     `holder`: a claim of this process that holds the lease; `asked`: the instant of the last take of
     a new waiter; `refused`: the last refusal, of the instant `at`; `since`: the start of this
-    process's turn; `ours`: the next waiter here may take without asking; `listens`: it is asking;
-    `order`: our waiters in the store's line, whose first is the first here, too.
+    process's turn; `ours`: the next waiter here may take without asking; `listens`: the first waits
+    for a change; `order`: our waiters in the store's line, whose first is the first here, too.
     """
 
     def __init__(self) -> None:

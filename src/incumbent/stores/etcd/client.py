@@ -2,7 +2,7 @@
 
 `take`, `give` and `wait_change` come from stores.turns.TakesTurns, the others from
 stores.plan.Planned. The asyncio side awaits the coroutines. The blocking side runs each in one step
-(`protocol.port.run_blocking`), with connections that block instead of suspending.
+(`stores.plan.run_blocking`), with connections that block instead of suspending.
 
 See `net.pool` for the reuse of connections.
 """

@@ -305,7 +305,7 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
                 self.resting.pop(place.id, None)
             subscription = self._subscription
             # A waiter that leaves before its time is over rechecks. One whose time is over may wait
-            # on without that (see running).
+            # on without that (see locks.running).
             knows = waiter.relied_on is subscription or _now() < until
             if subscription and knows and (place.follows or place.at <= subscription.since):
                 # When it comes back, it will know of all messages that were received by now.

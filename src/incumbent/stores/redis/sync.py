@@ -171,6 +171,7 @@ class RedisStore(BlockingTogether[BlockingExchange]):
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         exchange, requests, now = self.operations, self.operations.requests, _now()
         idle = exchange.idle
+        # A take of a waiter that rests is answered without a request, by `exchange.take`.
         wire = None if exchange.hub.resting else self._at_hand(idle, now, ask.ttl)
         if wire is None:
             return run_blocking(exchange.take(key, claim, ask, until))

@@ -4,7 +4,7 @@ A Layer wraps `run` for stores with more than one server. A Runtime is how one s
 and asks several servers at the same time.
 
 These are coroutines. The asynchronous side awaits them. The blocking side runs each in one step
-(`protocol.port.run_blocking`), with connections that block instead of suspending.
+(`stores.plan.run_blocking`), with connections that block instead of suspending.
 """
 
 from __future__ import annotations
