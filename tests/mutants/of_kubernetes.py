@@ -75,7 +75,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     _k(
         "kubernetes: nobody notices that etcd went back",
         _KNOWN,
-        "        if revision < floor:",
+        "        if revision < floor <= self.newest:",
         "        if revision < 0:",
         _bad("test_an_older_etcd_grants_nothing_for_a_while_and_holders_notice"),
     ),

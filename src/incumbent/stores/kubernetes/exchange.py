@@ -82,7 +82,10 @@ class KubernetesExchange:
         now = await self._look()
         if self._probed or (before and now and before.id == now.id):
             return True
-        known.upset = True
+        known.upset = known.upset or now is None
+        # Another process has begun anew: if each of us did, nobody would be granted it for ever.
+        known.newest = 0
+        known.sights.clear()
         return False
 
     async def _first_marker(self) -> NamespaceMarker:

@@ -137,7 +137,8 @@ class Known:
 
     def note(self, revision: int, floor: int) -> None:
         """Note the revision of an answer; `floor`: one that it cannot be below."""
-        if revision < floor:
+        # A floor above `newest` was read before another thread began anew.
+        if revision < floor <= self.newest:
             self.upset = True
         self.newest = max(self.newest, revision)
 
