@@ -262,6 +262,21 @@ def test_a_name_that_was_read_while_all_were_up_is_known_without_each_of_them(
         assert isinstance(read(other, side), StoreUnavailable)
 
 
+def give_half(one: Party, granted: Granted, side: str, within: float) -> None:
+    """Give back a lease whose slot cannot be; so nobody may take it for not done."""
+    asked, parting = (one.key, one.claim, granted.token, soon(within)), Parting(slot="day")
+
+    async def give() -> None:
+        store = one.engine.async_store()
+        try:
+            await store.give(*asked, parting=parting)
+        finally:
+            await store.aclose()
+
+    with pytest.raises(OutcomeUnknown, match="slot day is not: no majority"):
+        one.store.give(*asked, parting=parting) if side == "sync" else asyncio.run(give())
+
+
 @pytest.mark.parametrize("side", SIDES)
 def test_a_lease_is_given_back_though_the_time_does_not_suffice_for_its_slot(
     three: Members, side: str
@@ -273,20 +288,7 @@ def test_a_lease_is_given_back_though_the_time_does_not_suffice_for_its_slot(
         three.all[2].server.freeze()
         for at in (0, 1):
             three.all[at].begin("slow")
-        parting = (one.key, one.claim, granted.token, soon(10.0))
-
-        async def give() -> None:
-            store = one.engine.async_store()
-            try:
-                await store.give(*parting, parting=Parting(slot="day"))
-            finally:
-                await store.aclose()
-
-        # Half of it was done, so nobody may take it for not done.
-        with pytest.raises(OutcomeUnknown, match="slot day is not: no majority"):
-            one.store.give(
-                *parting, parting=Parting(slot="day")
-            ) if side == "sync" else asyncio.run(give())
+        give_half(one, granted, side, within=10.0)
         main = Naming(None).of(one.key).main
         assert [it.server.cli("GET", main) for it in three.all[:2]] == ["-1", "-1"]
 
@@ -307,19 +309,7 @@ def test_a_lease_is_given_back_though_its_slot_has_cost_the_connections(
     with party(three.url(TRUSTED)) as one:
         granted = one.take(replace(ASK, slot=Slot("day", 60.0)))
         monkeypatch.setattr(changes, "change", cost_connections)
-        parting = (one.key, one.claim, granted.token, soon(WITHIN))
-
-        async def give() -> None:
-            store = one.engine.async_store()
-            try:
-                await store.give(*parting, parting=Parting(slot="day"))
-            finally:
-                await store.aclose()
-
-        with pytest.raises(OutcomeUnknown, match="slot day is not: no majority"):
-            one.store.give(
-                *parting, parting=Parting(slot="day")
-            ) if side == "sync" else asyncio.run(give())
+        give_half(one, granted, side, within=WITHIN)
         main = Naming(None).of(one.key).main
         assert [it.server.cli("GET", main) for it in three.all].count("-1") >= 2
 

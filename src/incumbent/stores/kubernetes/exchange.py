@@ -83,7 +83,7 @@ class KubernetesExchange:
         if self._probed or (before and now and before.id == now.id):
             return True
         known.upset = known.upset or now is None
-        # Another process has begun anew: if each of us did, nobody would be granted it for ever.
+        # Otherwise another process has begun anew: if we did so too, its wait would never end.
         known.newest = 0
         known.sights.clear()
         return False
