@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.model import Field, Gone, Granted, Refused, Renewed, Stored, Unproved
+from incumbent.model import Field, Gone, Granted, Key, Refused, Renewed, Stored, Unproved
 from incumbent.net.tls import Tls
 from incumbent.stores.kubernetes.engine import KubernetesEngine
 from incumbent.stores.kubernetes.login import Login
-from incumbent.stores.kubernetes.objects import RECORD, object_name
+from incumbent.stores.kubernetes.objects import MARKER, RECORD, object_name, opened
 from incumbent.stores.kubernetes.site import KubernetesSite
 from incumbent.stores.url import Endpoint
 from tests import tiers
@@ -20,6 +21,7 @@ from tests.stores.kubernetes.world import a_namespace, open_at, url_of
 from tests.stores.party import Party, new_claim, soon
 from tests.support.etcd_tls import EtcdTls
 from tests.support.kubernetes import ApiServer, Lease
+from tests.support.waiting import eventually
 
 
 def fails(party: Party) -> StoreUnavailable:
@@ -155,6 +157,33 @@ def test_a_namespace_made_anew_grants_nothing_for_a_while_and_holders_notice(
     assert isinstance(outcome, Gone)
     for each in (party, stranger):
         each.store.close()
+
+
+def test_who_meets_a_namespace_that_another_process_has_marked_anew_marks_it_no_more(
+    own_api_server: ApiServer,
+) -> None:
+    """If each did, each would have the others wait once more, without an end."""
+    name = a_namespace(own_api_server)
+    first, second = (Party(open_at(url_of(own_api_server, name))) for _ in range(2))
+    for each in (first, second):
+        each.take()
+    own_api_server.delete_namespace(name)
+    own_api_server.create_namespace(name)
+    for each in (first, second):
+        each.key = Key("default", new_claim())
+        eventually(partial(is_granted, each))
+    marker = own_api_server.lease(name, MARKER)
+    assert marker is not None
+    assert opened(marker["metadata"]["annotations"][RECORD])["turn"] == 0
+    for each in (first, second):
+        each.store.close()
+
+
+def is_granted(party: Party) -> bool:
+    try:
+        return isinstance(party.take(), Granted)
+    except StoreError:
+        return False
 
 
 # -- objects ---------------------------------------------------------------------------------------
