@@ -59,7 +59,7 @@ from incumbent.stores.base import Engine
 from incumbent.stores.redis import engine_from_client
 
 if TYPE_CHECKING:
-    from incumbent.protocol.held import LeaseRequest
+    from incumbent.protocol.claim import LeaseRequest
     from incumbent.runtime.link import RedisClient, RedisClusterClient, RedisPool
 
     Client: TypeAlias = RedisClient | RedisPool | RedisClusterClient
@@ -234,7 +234,7 @@ class _Handle(Generic[L]):
         with _both_families:
             # A time that leaves none would end the lock and report it as prolonged.
             seconds = parse_duration(seconds, f"{what}: time", least=0.0 if more else 0.001)
-            machine, now = lease._held.machine, clock.now()
+            machine, now = lease._claim.machine, clock.now()
             before = bound = machine.bound
             try:
                 lease.check()

@@ -293,9 +293,9 @@ async def _undo(lease: LeaseHandle, port: Port) -> None:
     """Give the lease back, and its slot."""
     lease._begin_release()
     try:
-        await release(port, lease._held, undo_slot=True)
+        await release(port, lease._claim, undo_slot=True)
     finally:
-        lease._link.keeper.disarm(lease._held)
+        lease._link.keeper.disarm(lease._claim)
 
 
 def _refuse_second_run(lease: LeaseHandle, *, skip: bool) -> None:
@@ -309,7 +309,7 @@ def _refuse_second_run(lease: LeaseHandle, *, skip: bool) -> None:
 
 def begin_once_blocking(lease: Lease, wall: float, stamp: str, what: str) -> OnceRun | None:
     """`cron.once.begin_once` for blocking code."""
-    return run_blocking(begin_once(lease._link.port, lease._held, wall, stamp, what))
+    return run_blocking(begin_once(lease._link.port, lease._claim, wall, stamp, what))
 
 
 def _wrap_async(function: Any, fill: SettingsFiller, common: Any, *, skip: bool) -> Any:
@@ -336,7 +336,7 @@ async def _recorded_async(
 ) -> Any:
     port, wall = lease._link.async_port(), clock.wall()
     try:
-        once = await begin_once(port, lease._held, wall, _slot_id(wall), function_name)
+        once = await begin_once(port, lease._claim, wall, _slot_id(wall), function_name)
     except BaseException:
         # Nothing ran, also if it was cancelled: free the slot for others.
         await _undo(lease, port)

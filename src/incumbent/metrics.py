@@ -84,7 +84,7 @@ def _of_this_process() -> Iterator[Sample]:
     yield from meters.counted()
     now = clock.now()
     deadlines = [
-        held.machine.deadline for held in remembered() if held.machine.state is LeaseState.HELD
+        claim.machine.deadline for claim in remembered() if claim.machine.state is LeaseState.HELD
     ]
     proved = [deadline - now for deadline in deadlines if deadline > now]
     yield Sample("incumbent_leases_held", (), len(proved))

@@ -81,10 +81,10 @@ PUBLIC_ALL_THE_SAME = frozenset({"_asdict", "_exit", "_fields", "_make", "_repla
 # `x._y` of another package: a library's, or a test bench that steps a keeper's thread itself.
 PEEKING = {
     # Faces of the same leases.
-    "compat": {"_held", "_holdings", "_wanted"},
-    "decorators": {"_begin_release", "_held", "_link"},
+    "compat": {"_claim", "_holdings", "_wanted"},
+    "decorators": {"_begin_release", "_claim", "_link"},
     "testing.plugin": {
-        *("_by_object", "_by_url", "_entries", "_held", "_keepers", "_next", "_state"),
+        *("_by_object", "_by_url", "_entries", "_claim", "_keepers", "_next", "_state"),
     },
 }
 

@@ -30,7 +30,7 @@ FOUND = list(classes_that_clean_up())
 
 
 def test_there_are_such_classes() -> None:
-    assert ("incumbent.protocol.held", "Claim") in FOUND
+    assert ("incumbent.protocol.claim", "Claim") in FOUND
     assert ("incumbent.net.wire", "BlockingWire") in FOUND
 
 
@@ -42,7 +42,7 @@ def test_an_object_that_was_never_made_is_collected_quietly(module: str, name: s
 
 
 def test_a_claim_whose_drawing_fails_leaves_no_complaint_behind() -> None:
-    from incumbent.protocol.held import Claim
+    from incumbent.protocol.claim import Claim
 
     class NoRandom:
         def draw_claim(self) -> str:

@@ -10,7 +10,7 @@ from unittest.mock import patch
 from incumbent import policy
 from incumbent.lease import LeaseState
 from incumbent.model import Ask, Granted, Key, Slot
-from incumbent.protocol.held import Claim, LeaseRequest
+from incumbent.protocol.claim import Claim, LeaseRequest
 from incumbent.protocol.port import Debt, Port
 from incumbent.protocol.release import settle
 from tests.combined.plan import Fault, Plan

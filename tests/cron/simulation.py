@@ -49,7 +49,7 @@ from incumbent.model import (
 from incumbent.model import Slot as StoreSlot
 from incumbent.policy import make_policy
 from incumbent.protocol.acquire import acquire
-from incumbent.protocol.held import Claim, LeaseRequest
+from incumbent.protocol.claim import Claim, LeaseRequest
 from incumbent.protocol.port import Debt
 from incumbent.protocol.release import release, settle
 from incumbent.stores.base import NO_LIMITS

@@ -21,7 +21,7 @@ from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.errors import ConfigError, LeaseLost, Misuse
 from incumbent.locks.options import LockSettings
 from incumbent.model import Capabilities, Key
-from incumbent.protocol.held import Claim
+from incumbent.protocol.claim import Claim
 from incumbent.runtime.link import link_for
 from incumbent.stores.memory import MemoryEngine
 from tests.support.servers import free_port

@@ -13,7 +13,7 @@ from incumbent.cron.schedule import Every
 from incumbent.cron.serving import CommandLauncher
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.model import Key, Refused
-from incumbent.protocol.held import Claim
+from incumbent.protocol.claim import Claim
 from incumbent.protocol.release import release
 from incumbent.runtime.link import link_for
 from incumbent.stores.plan import run_blocking

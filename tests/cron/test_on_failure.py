@@ -222,7 +222,7 @@ def test_an_end_between_attempts_says_what_ended_the_run(
     one, said = Attempted(at_most_for=300, retry_backoff=1), list[End]()
 
     def pause(_: float) -> bool:
-        one.lease._held.machine.broken(reason)
+        one.lease._claim.machine.broken(reason)
         return False
 
     monkeypatch.setattr(Attempts, "_end", lambda _, end: said.append(end))

@@ -166,14 +166,14 @@ def test_an_end_whose_answer_was_lost_is_on_record_all_the_same(
 ) -> None:
     lease = Lock("job", store=engine, once_per=60).acquire()
     link = link_for(engine)
-    run = drive(begin_once(link.port, lease._held, 0.0, "once/today", "job"))
+    run = drive(begin_once(link.port, lease._claim, 0.0, "once/today", "job"))
     assert run is not None
     good = engine.faulty.put
 
     def lose_the_answer(*asked: Any) -> Any:
         good(*asked)
-        (holding,) = engine.faulty.read(lease._held.wanted.key, clock.now() + 1).holdings
-        engine.faulty.give(lease._held.wanted.key, holding.claim, None, clock.now() + 1)
+        (holding,) = engine.faulty.read(lease._claim.wanted.key, clock.now() + 1).holdings
+        engine.faulty.give(lease._claim.wanted.key, holding.claim, None, clock.now() + 1)
         monkeypatch.setattr(engine.faulty, "put", good)
         raise OutcomeUnknown("planned")
 

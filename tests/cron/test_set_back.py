@@ -337,8 +337,8 @@ class Fleet:
 
     def end(self) -> None:
         """No slot ran twice, none beside another, each is on record."""
-        for held in self.world.held.values():
-            held.machine.forked()
+        for claim in self.world.held.values():
+            claim.machine.forked()
         assert self.world.faults == []
         ran = Counter(name for _, name in self.ran)
         assert max(ran.values()) == 1, ran.most_common(3)

@@ -18,15 +18,15 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "an inner exit of a reentrant lock gives the lease back",
         "locks/leases.py",
-        "        if held.inner is None or not held.exit_inner():\n",
-        "        if held.inner is None or held.exit_inner():\n",
+        "        if claim.inner is None or not claim.exit_inner():\n",
+        "        if claim.inner is None or claim.exit_inner():\n",
         *_REENTRANT,
     ),
     _p(
         "a lost holding is taken anew inside its own body",
         "locks/lock.py",
-        "        if not proved:\n            raise loss_of(held",
-        "        if not proved:\n            return None\n            raise loss_of(held",
+        "        if not proved:\n            raise loss_of(claim",
+        "        if not proved:\n            return None\n            raise loss_of(claim",
         *_REENTRANT,
     ),
     _p(
@@ -47,7 +47,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "names behind the one that is waited for stay held",
         "protocol/acquire.py",
         "                await self.release_from(at + 1)\n",
-        "                await self.release_from(len(self.helds))\n",
+        "                await self.release_from(len(self.claims))\n",
         "tests/top/test_multi_stores.py::test_while_it_waits_for_a_name_those_behind_it_are_left_to_others[sqlite]",
     ),
     _p(
@@ -74,15 +74,15 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "of several releases none is owed",
         "protocol/release.py",
-        "            confirmed += _conclude(port, held, answer, now)\n",
-        "            confirmed += isinstance(answer, Released) and _conclude(port, held, answer, now)\n",
+        "            confirmed += _conclude(port, claim, answer, now)\n",
+        "            confirmed += isinstance(answer, Released) and _conclude(port, claim, answer, now)\n",
         *_MULTI,
     ),
     _p(
         "of several releases that are interrupted one is still believed",
         "protocol/release.py",
-        "            if held.machine.state is LeaseState.HELD:\n                # A signal",
-        "            if held.machine.state is LeaseState.LOST:\n                # A signal",
+        "            if claim.machine.state is LeaseState.HELD:\n                # A signal",
+        "            if claim.machine.state is LeaseState.LOST:\n                # A signal",
         "tests/protocol/test_debts.py",
     ),
     _p(
@@ -95,8 +95,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "a reader is told that it may write",
         "locks/callers.py",
-        "held.wanted.key != wanted.key or",
-        "held.wanted.once != wanted.once or",
+        "claim.wanted.key != wanted.key or",
+        "claim.wanted.once != wanted.once or",
         *_SHARING,
     ),
     _p(
@@ -214,7 +214,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "a drop-in waits through an outage for ever",
         "protocol/acquire.py",
-        "if error.permanent or now - self.outage_began > self.held.wanted.outage_most:\n",
+        "if error.permanent or now - self.outage_began > self.claim.wanted.outage_most:\n",
         "if error.permanent:\n",
         "tests/stores/redis/test_compat_errors.py",
     ),

@@ -44,7 +44,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "every wait for a loss takes another place",
         "runtime/deadlines.py",
-        "        sooner = ahead > self._ahead.get(held.ref, -1.0)",
+        "        sooner = ahead > self._ahead.get(claim.ref, -1.0)",
         "        sooner = True",
         *_DEADLINES,
     ),
@@ -58,14 +58,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "who acts at the deadline waits for the renewal",
         "runtime/keeper.py",
-        "            self._state.deadlines.watch(held, ahead)",
+        "            self._state.deadlines.watch(claim, ahead)",
         "            pass",
         *_DEADLINES,
     ),
     _p(
         "gone is a loss also after the deadline",
         "protocol/release.py",
-        "    if port.now() < held.machine.deadline:",
+        "    if port.now() < claim.machine.deadline:",
         "    if port.now():",
         "tests/top/test_release_of_what_is_gone.py",
     ),

@@ -9,7 +9,7 @@ import pytest
 
 from incumbent import Lock, clock
 from incumbent.protocol.acquire import acquire
-from incumbent.protocol.held import Claim, LeaseRequest
+from incumbent.protocol.claim import Claim, LeaseRequest
 from incumbent.protocol.port import Debt
 from incumbent.protocol.release import release, release_blocking
 from incumbent.runtime.link import link_for
@@ -34,8 +34,8 @@ def what_comes_of_it(
             engine.faulty.plan("take", fault)
             engine.faulty.plan("give", *[fault] * again)
         try:
-            held = acquired(port, wanted)
-            found += [held.machine.state, held.unsure, left(port, held), held.machine.state]
+            claim = acquired(port, wanted)
+            found += [claim.machine.state, claim.unsure, left(port, claim), claim.machine.state]
         except Exception as error:  # noqa: BLE001 - both have to raise the same
             found.append(type(error))
     return found, [debt.doubt for debt in owed], dict(engine.faulty.calls)
@@ -46,12 +46,12 @@ def what_comes_of_it(
 def test_a_give_that_meets_a_fault_ends_alike(fault: Fault | None, timeout: float) -> None:
     protocol = what_comes_of_it(
         lambda port, wanted: run_blocking(acquire(port, wanted, timeout)),
-        lambda port, held: run_blocking(release(port, held)),
+        lambda port, claim: run_blocking(release(port, claim)),
         fault,
     )
     written_out = what_comes_of_it(
         lambda port, wanted: run_blocking(acquire(port, wanted, timeout)),
-        lambda port, held: release_blocking(port, held, clock.now()),
+        lambda port, claim: release_blocking(port, claim, clock.now()),
         fault,
     )
     assert written_out == protocol

@@ -96,7 +96,7 @@ def test_a_lease_that_is_renewed_is_told_of_once_and_only_when_it_ends(
 ) -> None:
     losses: list[LeaseLost] = []
     lease = Lock("a", store=engine, ttl=3, on_lost=losses.append).acquire()
-    first = lease._held.machine.deadline
+    first = lease._claim.machine.deadline
     # A busy machine may keep the renewals from running for longer than a short lease lasts.
     eventually(lambda: clock.now() > first)
     assert lease.valid
@@ -131,16 +131,16 @@ def test_who_watches_through_many_deadlines_has_one_place(
     engine: FaultyEngine, aheads: tuple[float, ...]
 ) -> None:
     lease = Lock("a", store=engine, ttl=60).acquire()
-    held, deadlines = lease._held, Deadlines(lambda held: None)
+    claim, deadlines = lease._claim, Deadlines(lambda claim: None)
     # The test takes the thread's steps.
     deadlines.thread.stopped = True
     for ahead in aheads:
-        held.machine.deadline = clock.now()
-        deadlines.watch(held, ahead)
+        claim.machine.deadline = clock.now()
+        deadlines.watch(claim, ahead)
         deadlines._next()
-        held.machine.deadline = clock.now() + 60
+        claim.machine.deadline = clock.now() + 60
         deadlines._act()
-    assert deadlines._ahead == {held.ref: max(aheads)}
+    assert deadlines._ahead == {claim.ref: max(aheads)}
     # One that is void stays until its time comes.
     assert len(deadlines._places) <= len(set(aheads))
     lease.release()

@@ -12,7 +12,7 @@ from incumbent.errors import StoreUnavailable
 from incumbent.lease import LeaseMachine, LeaseState
 from incumbent.model import Ask, GiveOutcome, Gone, Granted, Key, Refused, Released
 from incumbent.policy import make_policy
-from incumbent.protocol.held import Claim, LeaseRequest
+from incumbent.protocol.claim import Claim, LeaseRequest
 from incumbent.protocol.port import BlockingPort, Debt, ManyPort, Port
 from incumbent.protocol.release import release, release_all, release_blocking, settle
 from incumbent.runtime.link import Link
@@ -89,20 +89,20 @@ def test_a_certain_claim_is_settled_by_its_ttl() -> None:
     assert _settled(port, _debt(0))
 
 
-def _held(port: _Port) -> Claim:
-    held = Claim(cast("Port", port), LeaseRequest(KEY, ASK, ASK, make_policy(15.0)))
-    held.machine.sent(port.now())
-    assert held.machine.granted(Granted(held.id, 7, 15.0), port.now())
-    return held
+def _claim(port: _Port) -> Claim:
+    claim = Claim(cast("Port", port), LeaseRequest(KEY, ASK, ASK, make_policy(15.0)))
+    claim.machine.sent(port.now())
+    assert claim.machine.granted(Granted(claim.id, 7, 15.0), port.now())
+    return claim
 
 
 @pytest.mark.parametrize("unsure", [0, 1])
 def test_a_release_leaves_a_debt_only_for_a_take_that_was_never_answered(unsure: int) -> None:
     port = _Blocking(Released())
-    held = _held(port)
-    held.unsure = unsure
+    claim = _claim(port)
+    claim.unsure = unsure
     # An hour later: what held the take up may hold it up for as long as it likes.
-    assert release_blocking(cast("BlockingPort", port), held, port.now() + 3600)
+    assert release_blocking(cast("BlockingPort", port), claim, port.now() + 3600)
     assert [debt.doubt for debt in port.owed] == [2] * unsure
 
 
@@ -110,12 +110,12 @@ def test_a_release_leaves_a_debt_only_for_a_take_that_was_never_answered(unsure:
 @pytest.mark.parametrize("failure", [StoreUnavailable("away"), KeyboardInterrupt()])
 def test_a_release_that_got_no_answer_stays_owed(failure: BaseException, blocking: bool) -> None:
     port = _Blocking(failure) if blocking else _Awaited(failure)
-    held = _held(port)
+    claim = _claim(port)
     with suppress(KeyboardInterrupt):
         if blocking:
-            assert not release_blocking(cast("BlockingPort", port), held, port.now())
+            assert not release_blocking(cast("BlockingPort", port), claim, port.now())
         else:
-            assert not run_blocking(release(cast("Port", port), held))
+            assert not run_blocking(release(cast("Port", port), claim))
     assert [(debt.claim, debt.doubt) for debt in port.owed] == [("claim", 0)]
 
 
@@ -136,24 +136,24 @@ def test_whoever_adopts_a_lease_gives_up_the_takes_in_doubt_along_with_it(unsure
 
 def test_a_release_that_a_signal_interrupts_at_its_first_step_is_believed_or_owed() -> None:
     port = _Awaited()
-    held, now = _held(port), port.now
+    claim, now = _claim(port), port.now
 
     def interrupted() -> float:
         raise KeyboardInterrupt
 
     setattr(port, "now", interrupted)  # noqa: B010 - it is a method for mypy
     with pytest.raises(KeyboardInterrupt):
-        run_blocking(release(cast("Port", port), held))
+        run_blocking(release(cast("Port", port), claim))
     setattr(port, "now", now)  # noqa: B010 - likewise
-    assert port.owed or held.machine.state is LeaseState.HELD
-    held.machine.left()
+    assert port.owed or claim.machine.state is LeaseState.HELD
+    claim.machine.left()
 
 
 def test_of_several_releases_that_a_signal_interrupts_each_is_owed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     port, left, calls = _Awaited(), LeaseMachine.left, list[LeaseMachine]()
-    helds = [_held(port), _held(port)]
+    helds = [_claim(port), _claim(port)]
 
     def interrupted(machine: LeaseMachine) -> None:
         left(machine)
@@ -165,4 +165,4 @@ def test_of_several_releases_that_a_signal_interrupts_each_is_owed(
     with pytest.raises(KeyboardInterrupt):
         run_blocking(release_all(cast("ManyPort", port), helds))
     assert len(port.owed) == 2
-    assert not any(held.machine.state is LeaseState.HELD for held in helds)
+    assert not any(claim.machine.state is LeaseState.HELD for claim in helds)

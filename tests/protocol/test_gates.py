@@ -13,7 +13,7 @@ from incumbent.lease import LeaseState
 from incumbent.model import Ask, Granted, Key, Refused, Released
 from incumbent.policy import Policy
 from incumbent.protocol.acquire import acquire, acquire_all
-from incumbent.protocol.held import Claim, LeaseRequest
+from incumbent.protocol.claim import Claim, LeaseRequest
 from incumbent.protocol.port import BlockingPort, Debt
 from incumbent.protocol.release import release, release_all, release_blocking
 from incumbent.stores.base import Limits, Place
@@ -108,9 +108,9 @@ class _Blocking:
 
 
 class Keeper:
-    def arm(self, held: Claim) -> None: ...
+    def arm(self, claim: Claim) -> None: ...
 
-    def disarm(self, held: Claim) -> None: ...
+    def disarm(self, claim: Claim) -> None: ...
 
 
 Acquire = Callable[[World, float | None], Claim]
@@ -131,12 +131,12 @@ def test_belief_and_the_time_for_the_answer_count_from_behind_the_gate(
     acquiring: Acquire, timeout: float | None
 ) -> None:
     world = World(GRANT)
-    held = acquiring(world, timeout)
+    claim = acquiring(world, timeout)
     sent = 100.0 + AT_THE_GATE
     assert world.untils == [sent + POLICY.request_timeout]
-    assert held.machine.deadline == pytest.approx(sent + POLICY.span)
+    assert claim.machine.deadline == pytest.approx(sent + POLICY.span)
     assert cast("Gate", world.limits.takes).left == [True]
-    held.machine.left()
+    claim.machine.left()
 
 
 @EACH
@@ -171,18 +171,18 @@ def test_who_gets_no_turn_owes_nothing(acquiring: Acquire) -> None:
 def test_without_a_turn_a_wait_goes_on(acquiring: Acquire) -> None:
     world = World(GRANT)
     cast("Gate", world.limits.takes).refuses = 2
-    held = acquiring(world, 60.0)
-    assert held.machine.state is LeaseState.HELD
+    claim = acquiring(world, 60.0)
+    assert claim.machine.state is LeaseState.HELD
     assert world.owed == []
-    held.machine.left()
+    claim.machine.left()
 
 
 RELEASES: dict[str, Callable[[World, Claim], object]] = {
-    "one": lambda world, held: run_blocking(release(cast("Any", world), held)),
-    "blocking": lambda world, held: release_blocking(
-        cast("BlockingPort", world), held, world.instant
+    "one": lambda world, claim: run_blocking(release(cast("Any", world), claim)),
+    "blocking": lambda world, claim: release_blocking(
+        cast("BlockingPort", world), claim, world.instant
     ),
-    "several": lambda world, held: run_blocking(release_all(cast("Any", world), [held])),
+    "several": lambda world, claim: run_blocking(release_all(cast("Any", world), [claim])),
 }
 Release = Callable[[World, Claim], object]
 GIVING = pytest.mark.parametrize("giving", RELEASES.values(), ids=RELEASES)
@@ -195,9 +195,9 @@ def holding(world: World) -> Claim:
 @GIVING
 def test_a_release_has_its_time_from_behind_its_own_gate(giving: Release) -> None:
     world = World(GRANT, Released())
-    held = holding(world)
+    claim = holding(world)
     at = world.instant + AT_THE_GATE
-    assert giving(world, held)
+    assert giving(world, claim)
     assert world.untils[1:] == [at + POLICY.request_timeout]
     gives = cast("Gate", world.limits.gives)
     assert (gives.entered, gives.left) == ([(inf, POLICY.request_timeout)], [True])
@@ -207,15 +207,15 @@ def test_a_release_has_its_time_from_behind_its_own_gate(giving: Release) -> Non
 @GIVING
 def test_a_release_without_a_turn_is_owed(giving: Release) -> None:
     world = World(GRANT)
-    held = holding(world)
+    claim = holding(world)
     cast("Gate", world.limits.gives).refuses = 1
-    assert not giving(world, held)
+    assert not giving(world, claim)
     assert [debt.claim for debt in world.owed] == ["claim"]
 
 
 @GIVING
 def test_a_release_without_an_answer_leaves_its_place_to_the_next(giving: Release) -> None:
     world = World(GRANT, StoreUnavailable("away"))
-    held = holding(world)
-    giving(world, held)
+    claim = holding(world)
+    giving(world, claim)
     assert cast("Gate", world.limits.gives).left == [False]

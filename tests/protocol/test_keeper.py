@@ -127,7 +127,7 @@ def asleep(engine: FaultyEngine) -> Iterator[Keeper]:
     """A keeper whose thread wakes in a minute, before any lease of ten minutes is due."""
     keeper = keeper_of(engine)
     lease = Lock("first", store=engine, ttl=600).acquire()
-    keeper.renew_now(lease._held, lambda: None, after=60)
+    keeper.renew_now(lease._claim, lambda: None, after=60)
     yield keeper
     if lease.valid:
         lease.release()
@@ -137,7 +137,7 @@ def test_a_lease_that_is_due_before_the_thread_wakes_wakes_it(
     engine: FaultyEngine, asleep: Keeper
 ) -> None:
     with Lock("brief", store=engine, ttl=2) as lease:
-        assert lease._held.ref not in asleep._state.new
+        assert lease._claim.ref not in asleep._state.new
         assert not lease.wait_lost(2.5)
 
 
@@ -145,21 +145,21 @@ def test_a_lease_that_ends_before_the_thread_wakes_leaves_nothing(
     engine: FaultyEngine, asleep: Keeper
 ) -> None:
     lease = Lock("a", store=engine, ttl=600).acquire()
-    assert list(asleep._state.new) == [lease._held.ref]
+    assert list(asleep._state.new) == [lease._claim.ref]
     lease.release()
     assert not asleep._state.new
-    assert lease._held.bucket is None
+    assert lease._claim.bucket is None
 
 
 def test_a_new_lease_has_its_place_once_the_thread_has_woken(
     engine: FaultyEngine, asleep: Keeper
 ) -> None:
     with Lock("a", store=engine, ttl=600) as lease:
-        held = lease._held
-        assert list(asleep._state.new) == [held.ref]
+        claim = lease._claim
+        assert list(asleep._state.new) == [claim.ref]
         asleep._state.thread.wake()
         eventually(lambda: not asleep._state.new)
-        assert held.ref in list(asleep._state.buckets.refs())
+        assert claim.ref in list(asleep._state.buckets.refs())
 
 
 def test_few_leases_wait_for_their_places(engine: FaultyEngine, asleep: Keeper) -> None:
@@ -171,7 +171,7 @@ def test_few_leases_wait_for_their_places(engine: FaultyEngine, asleep: Keeper) 
 
 def test_a_new_lease_can_be_renewed_at_once(engine: FaultyEngine, asleep: Keeper) -> None:
     with Lock("a", store=engine, ttl=600) as lease:
-        assert lease._held.ref in asleep._state.new
+        assert lease._claim.ref in asleep._state.new
         before = engine.faulty.calls["renew"]
         assert lease.renew() > 0
         assert engine.faulty.calls["renew"] == before + 1
@@ -181,18 +181,18 @@ def test_a_new_lease_that_is_to_be_renewed_soon_is_not_put_off(
     engine: FaultyEngine, asleep: Keeper
 ) -> None:
     with Lock("a", store=engine, ttl=600) as lease:
-        asleep.renew_now(lease._held, lambda: None, after=100)
-        soon = lease._held.bucket
+        asleep.renew_now(lease._claim, lambda: None, after=100)
+        soon = lease._claim.bucket
         asleep._next(asleep._state)
-        assert lease._held.bucket is soon
+        assert lease._claim.bucket is soon
         assert not asleep._state.new
 
 
 def test_a_new_lease_is_found_by_a_fork(engine: FaultyEngine, asleep: Keeper) -> None:
     lease = Lock("a", store=engine, ttl=600).acquire()
-    assert lease._held.ref in asleep._state.new
+    assert lease._claim.ref in asleep._state.new
     asleep.forked()
-    assert lease._held.machine.reason == "forked"
+    assert lease._claim.machine.reason == "forked"
 
 
 def test_a_renewal_that_failed_is_tried_again_before_the_deadline(engine: FaultyEngine) -> None:
@@ -205,8 +205,8 @@ def test_a_renewal_that_failed_is_tried_again_before_the_deadline(engine: Faulty
 def test_one_lease_that_is_gone_does_not_cost_the_others(engine: FaultyEngine) -> None:
     with Lock("kept", store=engine, ttl=3) as kept:
         gone = Lock("gone", store=engine, ttl=0.9).acquire()
-        held = gone._held
-        engine.faulty.give(held.wanted.key, held.id, None, 0)
+        claim = gone._claim
+        engine.faulty.give(claim.wanted.key, claim.id, None, 0)
         assert gone.wait_lost(10)
         assert not kept.wait_lost(3.5)
 
@@ -229,7 +229,7 @@ def test_a_claim_in_doubt_is_not_settled_by_a_store_that_never_saw_it(
 def test_what_is_owed_is_paid_when_the_keeper_is_closed(engine: FaultyEngine) -> None:
     lease = Lock("a", store=engine).acquire()
     keeper = keeper_of(engine)
-    keeper.hand_over(lease._held.debt(clock.now(), undo_slot=False))
+    keeper.hand_over(lease._claim.debt(clock.now(), undo_slot=False))
     keeper.close()
     assert Lock("a", store=engine).held_by() is None
     with pytest.raises(LeaseLost):
@@ -274,10 +274,10 @@ def test_a_callback_that_fails_is_logged_and_the_next_one_runs(
 def test_who_watches_a_lease_that_was_lost_already_is_told_at_once(engine: FaultyEngine) -> None:
     keeper = keeper_of(engine)
     with pytest.raises(LeaseLost), Lock("a", store=engine, ttl=30).acquire() as lease:
-        lease._held.machine.gone("taken")
+        lease._claim.machine.gone("taken")
         told: list[bool] = []
-        keeper.watch(lease._held, lambda: told.append(True))
-        keeper.watch(lease._held, lambda: told.append(True), ahead=None)
+        keeper.watch(lease._claim, lambda: told.append(True))
+        keeper.watch(lease._claim, lambda: told.append(True), ahead=None)
         assert told == [True, True]
 
 
@@ -294,5 +294,5 @@ def test_a_renewal_waits_for_its_answer_no_longer_than_a_request_may_take(
     with Lock("a", store=engine, policy=Policy(30, request_timeout=0.7)).acquire() as lease:
         sent = clock.now()
         monkeypatch.setattr(port, "renew", renew_until)
-        assert run_blocking(renew(port, [lease._held])) is None
+        assert run_blocking(renew(port, [lease._claim])) is None
     assert patience == [pytest.approx(0.7, abs=0.3)]

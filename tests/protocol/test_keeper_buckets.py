@@ -13,7 +13,7 @@ import pytest
 from incumbent import Lease, Lock, clock
 from incumbent.lease import LeaseMachine, LeaseState
 from incumbent.model import Batch, Renewal, RenewOutcome
-from incumbent.protocol.held import Claim
+from incumbent.protocol.claim import Claim
 from incumbent.runtime.buckets import FULL, Bucket, Buckets, _next_in_phase, grid
 from incumbent.runtime.keeper import Keeper, _requests
 from incumbent.runtime.link import link_for
@@ -66,9 +66,9 @@ def test_what_is_taken_at_once_is_spread_over_buckets_of_a_bounded_size(
     lease = Lock("a", store=engine, ttl=60).acquire()
     buckets = Buckets(threading.RLock())
     now = clock.now()
-    some = [Claim(lease._held.port, lease._held.wanted) for _ in range(4 * FULL)]
-    for held in some:
-        buckets.add(held, now + 11, earliest=now)
+    some = [Claim(lease._claim.port, lease._claim.wanted) for _ in range(4 * FULL)]
+    for claim in some:
+        buckets.add(claim, now + 11, earliest=now)
     sizes = [len(bucket) for bucket in buckets.take(inf)]
     assert sizes == [FULL] * 4
     lease.release()
@@ -78,9 +78,9 @@ def test_what_finds_no_room_is_renewed_all_the_same(engine: FaultyEngine) -> Non
     lease = Lock("a", store=engine, ttl=60).acquire()
     buckets = Buckets(threading.RLock())
     now = clock.now()
-    some = [Claim(lease._held.port, lease._held.wanted) for _ in range(2 * FULL + 1)]
-    for held in some:
-        buckets.add(held, now + 1, earliest=now + 0.5)
+    some = [Claim(lease._claim.port, lease._claim.wanted) for _ in range(2 * FULL + 1)]
+    for claim in some:
+        buckets.add(claim, now + 1, earliest=now + 0.5)
     assert sum(len(bucket) for bucket in buckets.take(inf)) == len(some)
     lease.release()
 
@@ -89,16 +89,16 @@ def test_one_that_is_asked_for_often_is_remembered_once(engine: FaultyEngine) ->
     with Lock("a", store=engine, ttl=30) as lease:
         for _ in range(10):
             lease.renew()
-        eventually(lambda: list(keeper_of(engine)._state.buckets.refs()) == [lease._held.ref])
+        eventually(lambda: list(keeper_of(engine)._state.buckets.refs()) == [lease._claim.ref])
 
 
 def test_a_thread_that_is_late_asks_for_all_at_once(engine: FaultyEngine) -> None:
     lease = Lock("a", store=engine, ttl=60).acquire()
     due = [Bucket(100 + at / 8, 2.0) for at in range(4)]
-    some = [Claim(lease._held.port, lease._held.wanted) for _ in range(1200)]
+    some = [Claim(lease._claim.port, lease._claim.wanted) for _ in range(1200)]
     lease.release()
     for number, bucket in enumerate(due):
-        bucket.update(dict.fromkeys(held.ref for held in some[: 200 * number]))
+        bucket.update(dict.fromkeys(claim.ref for claim in some[: 200 * number]))
     small, *large = due
     assert list(_requests(due, 100.9)) == [*([one] for one in large), [small]]
     assert list(_requests(due, 101.1)) == [due]
@@ -123,7 +123,7 @@ def test_what_is_sent_again_unchanged_is_the_same_object(
     leases = take(engine, 5, ttl=60)
     bucket = Bucket(0.0, 12.0)
     for lease in leases:
-        bucket[lease._held.ref] = None
+        bucket[lease._claim.ref] = None
     sent: list[Sequence[Renewal]] = []
 
     def watch(renew: Renew) -> Renew:
@@ -145,9 +145,9 @@ def test_what_is_sent_again_unchanged_is_the_same_object(
     leases.pop().release()
     assert len(again()) == 4
     assert again() is sent[-2]
-    leases[0]._held.proclaim(b"new")
+    leases[0]._claim.proclaim(b"new")
     assert [each.meta for each in again()] == [b"new", None, None, None]
-    assert leases[0]._held.proclaimed == b"new"
+    assert leases[0]._claim.proclaimed == b"new"
     assert again() is sent[-2]
     for lease in leases:
         lease.release()
@@ -159,31 +159,31 @@ def test_metadata_changed_back_after_a_lost_answer_is_sent_again(
     """The last batch says the other thing, and the store perhaps believes it."""
     keeper = keeper_of(engine)
     (lease,) = take(engine, 1, ttl=60)
-    held, bucket = lease._held, Bucket(0.0, 12.0)
-    bucket[held.ref] = None
+    claim, bucket = lease._claim, Bucket(0.0, 12.0)
+    bucket[claim.ref] = None
     old = b"old"
-    held.proclaim(old)
+    claim.proclaim(old)
     keeper._renew_buckets([bucket])
-    held.proclaim(b"new")
+    claim.proclaim(b"new")
     engine.faulty.plan("renew", Fault.LOST_REPLY)
     keeper._renew_buckets([bucket])
-    held.proclaim(old)
-    bucket[held.ref] = None
+    claim.proclaim(old)
+    bucket[claim.ref] = None
     keeper._renew_buckets([bucket])
-    assert engine.faulty.read(held.wanted.key, inf).holdings[0].meta == b"old"
+    assert engine.faulty.read(claim.wanted.key, inf).holdings[0].meta == b"old"
     lease.release()
 
 
 def test_metadata_whose_answer_was_lost_is_proclaimed_by_the_next(engine: FaultyEngine) -> None:
     keeper = keeper_of(engine)
     (lease,) = take(engine, 1, ttl=60)
-    held, bucket = lease._held, Bucket(0.0, 12.0)
-    held.proclaim(b"new")
+    claim, bucket = lease._claim, Bucket(0.0, 12.0)
+    claim.proclaim(b"new")
     engine.faulty.plan("renew", Fault.LOST_REPLY)
     for _ in range(2):
-        bucket[held.ref] = None
+        bucket[claim.ref] = None
         keeper._renew_buckets([bucket])
-    assert held.proclaimed == b"new"
+    assert claim.proclaimed == b"new"
     lease.release()
 
 
@@ -193,9 +193,9 @@ def test_leases_of_one_request_have_each_the_deadline_of_its_ttl(engine: FaultyE
     ttls = (60, 90, 61)
     leases = [Lock(f"n{ttl}", store=engine, ttl=ttl).acquire() for ttl in ttls]
     for lease in leases:
-        bucket[lease._held.ref] = None
+        bucket[lease._claim.ref] = None
     keeper._renew_buckets([bucket])
-    machines = [lease._held.machine for lease in leases]
+    machines = [lease._claim.machine for lease in leases]
     left = [machine.deadline - bucket.sent for machine in machines]
     assert left == pytest.approx([machine.policy.span for machine in machines], abs=0.1)
     stops = [machine.stop_at - bucket.sent for machine in machines]
@@ -212,10 +212,10 @@ def test_the_lost_answer_of_a_batch_proves_nothing_and_all_are_tried_again(
 ) -> None:
     leases = take(engine, 50, ttl=1.0)
     engine.faulty.plan("renew", *[Fault.LOST_REPLY] * 3)
-    before = [lease._held.machine.deadline for lease in leases]
+    before = [lease._claim.machine.deadline for lease in leases]
     eventually(lambda: keeper_of(engine).stats.failures >= 3)
-    failed = [lease for lease in leases if lease._held.failures]
-    assert all(lease._held.machine.deadline in before for lease in failed)
+    failed = [lease for lease in leases if lease._claim.failures]
+    assert all(lease._claim.machine.deadline in before for lease in failed)
     time.sleep(1.2)
     assert all(lease.valid for lease in leases)
     for lease in leases:
@@ -239,7 +239,7 @@ def test_a_batch_that_is_answered_late_revives_nobody(
     wrap_renew(engine, monkeypatch, late)
     leases = take(engine, 20, ttl=0.4)
     assert answered.wait(5)
-    eventually(lambda: all(lease._held.machine.state is LeaseState.LOST for lease in leases))
+    eventually(lambda: all(lease._claim.machine.state is LeaseState.LOST for lease in leases))
     assert not any(lease.valid for lease in leases)
 
 
@@ -273,13 +273,13 @@ def test_one_that_is_let_go_while_its_batch_is_made_costs_no_other(
     mark = LeaseMachine.renew_sent
 
     def after_the_look(self: LeaseMachine, now: float) -> None:
-        if self is leaver._held.machine and self.state is LeaseState.HELD:
+        if self is leaver._claim.machine and self.state is LeaseState.HELD:
             leaver.release()
         mark(self, now)
 
     monkeypatch.setattr(LeaseMachine, "renew_sent", after_the_look)
     time.sleep(0.8)
-    assert leaver._held.machine.state is LeaseState.RELEASED
+    assert leaver._claim.machine.state is LeaseState.RELEASED
     assert all(lease.valid for lease in leases)
     assert "ended by an error" not in caplog.text
     for lease in leases:
@@ -344,5 +344,5 @@ def test_a_holder_that_sees_the_end_before_the_keeper_is_told_all_the_same(
     told = threading.Event()
     lease = Lock("a", store=engine, ttl=0.4, on_lost=lambda _: told.set()).acquire()
     engine.faulty.down = True
-    lease._held.machine.expired()
+    lease._claim.machine.expired()
     assert told.wait(3)

@@ -191,9 +191,9 @@ def test_a_watcher_that_fails_costs_the_others_nothing(
     with Lock("kept", store=engine, ttl=TTL):
         gone = Lock("gone", store=engine, ttl=TTL).acquire()
         for watcher in (fail, told.set):
-            keeper_of(engine).watch(gone._held, watcher)
-        held = gone._held
-        engine.faulty.give(held.wanted.key, held.id, None, 0)
+            keeper_of(engine).watch(gone._claim, watcher)
+        claim = gone._claim
+        engine.faulty.give(claim.wanted.key, claim.id, None, 0)
         assert told.wait(10)
         before = keeper_of(engine).stats.renewals
         eventually(lambda: keeper_of(engine).stats.renewals > before)

@@ -102,7 +102,7 @@ class Bench:
 
     def hurry(self, number: int) -> None:
         if self.leases:
-            held = self.leases[number % len(self.leases)]._held
+            held = self.leases[number % len(self.leases)]._claim
             self.keeper.renew_now(held, lambda: None, after=number / 10)
 
     def owe(self, number: int) -> None:
@@ -120,7 +120,7 @@ class Bench:
         """When the first of what is remembered has to be seen to."""
         dues = [owed.due for owed in self.keeper._state.debts._owed]
         for lease in self.leases:
-            held = lease._held
+            held = lease._claim
             bucket: Any = held.bucket
             every = held.wanted.policy.renew_every
             dues.append(held.began + SOONEST * every if bucket is None else bucket.due)
@@ -208,7 +208,7 @@ def test_nothing_is_forgotten_and_nothing_is_late_whatever_comes_in_between(
         with interrupted(instruction, lambda meanwhile=meanwhile: do(meanwhile)):  # type: ignore[misc]
             until = getattr(bench, what)()
         remembered = bench.keeper._state.refs()
-        assert all(lease._held.ref in remembered for lease in bench.leases)
+        assert all(lease._claim.ref in remembered for lease in bench.leases)
         if what == "plan":
             note(f"sleeps until {until}, the first is due at {bench.first_due()}")
             assert until > -inf

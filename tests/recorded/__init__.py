@@ -7,6 +7,7 @@
 Recorded is what goes over the wire (SQLite: the statements), whoever wrote it: the set of different
 requests of each case, with claims, instants, revisions and ports replaced (see `normal`). Order and
 number are not compared: threads and reconnects make them differ. The contract suite and `make
-bench` look at those. A recording is made of several runs: what only some of them have, because it
-depends on timing, may be there and may be missing.
+bench` look at those. A case whose threads or tasks contend is not recorded: chance decides what
+they send. A recording is made of several runs: what only some of them have, because it depends on
+timing, may be there and may be missing.
 """

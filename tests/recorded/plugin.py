@@ -6,13 +6,14 @@ import json
 import os
 import sqlite3
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from incumbent.testing.contract import crowds, processes, races
+from incumbent.testing.contract.bench import Bench
 from tests.recorded.normal import normal
 from tests.recorded.wire import cut
 from tests.support.proxy import FaultProxy
@@ -27,6 +28,8 @@ _CROWDS = (
 )
 """What they send is in other cases as well; timing, and other processes, make it differ."""
 _FAILED = pytest.StashKey[bool]()
+_races: list[str] = []
+"""How the case sent requests from several threads or tasks at once: chance decides on them."""
 _engine = os.environ.get(ENGINE, "")
 _sent: dict[object, bytearray] = defaultdict(bytearray)
 _statements: list[str] = []
@@ -42,8 +45,18 @@ def _connect(*args: Any, _real: Any = sqlite3.connect, **options: Any) -> sqlite
     return connection
 
 
+def _noting_races(method: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(*args: Any, **options: Any) -> Any:
+        _races.append(method.__name__)
+        return method(*args, **options)
+
+    return noting
+
+
 def pytest_configure() -> None:
-    """Listen at the networks of the tests, and at SQLite."""
+    """Listen at the networks of the tests, and at SQLite; note the cases that race."""
+    for name in ("contend", "at_once"):
+        setattr(Bench, name, _noting_races(getattr(Bench, name)))
     FaultProxy.tap = _hear
     sqlite3.connect = _connect  # type: ignore[assignment]
 
@@ -73,10 +86,11 @@ def pytest_runtest_makereport(
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """One line for a case, in a file of this process."""
+    _races.clear()
     _sent.clear()
     _statements.clear()
     result = yield
-    if item.stash[_FAILED]:
+    if item.stash[_FAILED] or _races:
         return result
     streams = [bytes(stream) for stream in list(_sent.values())]
     requests = {normal(one) for stream in streams for one in cut(_engine, stream)}

@@ -87,7 +87,7 @@ def test_the_pages_follow_the_situation_at_every_question(
     assert get(f"{url}/readyz")[0] == 200
     assert json.loads(get(f"{url}/leader")[1])["term"] == lease.fencing_token
     # Nobody tells the situation of this one.
-    lease._held.machine.gone("taken")
+    lease._claim.machine.gone("taken")
     assert get(f"{url}/leaderz")[0] == 503
     assert json.loads(get(f"{url}/leader?x=1")[1])["leading"] is False
     assert "incumbent_store_up" in get(f"{url}/metrics")[1]

@@ -63,7 +63,7 @@ def test_a_lead_is_proved_by_the_lease_at_the_instant_of_the_question(
     assert (view.leader, view.term, view.terms) == ("node-1", lease.fencing_token, 1)
     assert 0 < view.proven_for <= 15
     # Nobody tells the situation; the keeper's own clock does not matter to the question.
-    lease._link.keeper.disarm(lease._held)
+    lease._link.keeper.disarm(lease._claim)
     moved.ahead = 20
     later = situation.look()
     assert not later.leading
@@ -131,7 +131,7 @@ def test_listeners_hear_of_changes_only(situation: Situation) -> None:
 
 def test_the_keepers_numbers_are_read_at_the_question(situation: Situation, moved: Clock) -> None:
     lease = Lock("job", store=FaultyEngine(), holder="node-1").acquire()
-    lease._link.keeper.disarm(lease._held)
+    lease._link.keeper.disarm(lease._claim)
     situation.leading(lease)
     moved.ahead = 40
     situation.pulse(inf)
@@ -141,7 +141,7 @@ def test_the_keepers_numbers_are_read_at_the_question(situation: Situation, move
     assert 3 <= view.unanswered_for < 4
     assert view.ready
     assert view.store_up
-    lease._held.failures = 1
+    lease._claim.failures = 1
     assert not situation.look().store_up
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from incumbent.model import Ask, Guard, Key, PutOutcome, Record
 from incumbent.policy import Policy
-from incumbent.protocol.held import Claim, LeaseRequest
+from incumbent.protocol.claim import Claim, LeaseRequest
 from incumbent.protocol.release import release
 from incumbent.protocol.roster import Division, Roster, attend, shards_of
 from tests.sim.judge import Judge
@@ -131,7 +131,7 @@ class Member(Process):
         for body in list(self.bodies.values()):
             body.task.kill()
         self.bodies.clear()
-        held = self.roster._held
+        held = self.roster._claim
         if held is not None:
             held.machine.forked()
 

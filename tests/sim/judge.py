@@ -18,7 +18,7 @@ from incumbent.model import (
     RenewOutcome,
     Slot,
 )
-from incumbent.protocol.held import Claim, LeaseRequest
+from incumbent.protocol.claim import Claim, LeaseRequest
 from tests.sim.setting import Client, Setting
 
 __all__ = ["Judge", "Violation"]
@@ -122,7 +122,7 @@ class Judge:
     def _check_whole(self, key: Key, claim: str) -> None:
         """While it believes in all of several, none of them is another's."""
         for process, multi in self._several:
-            theirs = {held.wanted.key: held.id for held in multi._helds}
+            theirs = {held.wanted.key: held.id for held in multi._claims}
             if self._strict and theirs.get(key, claim) != claim and multi.valid:
                 self.fail("all or none", f"{process.name} believes, and {key.name} is another's")
 
@@ -344,7 +344,7 @@ class Judge:
 
     def began_all(self, process: Client, multi: MultiLeaseHandle, asked: list[str]) -> None:
         """An acquire returned a lease on several names."""
-        for held in multi._helds:
+        for held in multi._claims:
             self.began(process, held, asked)
         self._several.append((process, multi))
         self.acts_on_all(process, multi)
@@ -352,7 +352,7 @@ class Judge:
     def acts_on_all(self, process: Client, multi: MultiLeaseHandle) -> None:
         """A check said: all are still yours."""
         now = self._world.store_clock.at(self._world.now)
-        for held in multi._helds:
+        for held in multi._claims:
             standing = self._live[held.wanted.key].values()
             if any(one.claim != held.id and one.expires > now for one in standing):
                 self.fail("all or none", f"{process.name} acts, and {held.wanted.key} is another's")
@@ -361,7 +361,7 @@ class Judge:
     def left_all(self, process: Client, multi: MultiLeaseHandle) -> None:
         """A release of several ended, by an answer or by an interruption."""
         self._several.remove((process, multi))
-        for held in multi._helds:
+        for held in multi._claims:
             if held.machine.state is LeaseState.LOST:
                 self.lost(process, held)
             else:

@@ -18,7 +18,7 @@ from incumbent.lease import TRANSITIONS, Input, LeaseMachine, LeaseState
 from incumbent.locks.several import MultiLeaseHandle
 from incumbent.model import Ask, Granted
 from incumbent.protocol import acquire, release
-from incumbent.protocol.held import Claim
+from incumbent.protocol.claim import Claim
 from incumbent.protocol.port import Debt, ManyPort, Port
 from incumbent.protocol.release import release_all
 from incumbent.protocol.words import late_grant
@@ -299,8 +299,8 @@ def several_names_are_taken_in_the_order_given(patch: pytest.MonkeyPatch) -> Non
 
 @mutant("several", "leak")
 def the_first_is_kept_when_the_second_is_refused(patch: pytest.MonkeyPatch) -> None:
-    async def kept(port: ManyPort, helds: Sequence[Claim]) -> bool:
-        for held in helds:
+    async def kept(port: ManyPort, claims: Sequence[Claim]) -> bool:
+        for held in claims:
             held.machine.left()
         return True
 
@@ -309,21 +309,21 @@ def the_first_is_kept_when_the_second_is_refused(patch: pytest.MonkeyPatch) -> N
 
 @mutant("several", "leak")
 def a_release_of_several_forgets_what_got_no_answer(patch: pytest.MonkeyPatch) -> None:
-    async def forgets(port: ManyPort, helds: Sequence[Claim]) -> bool:
+    async def forgets(port: ManyPort, claims: Sequence[Claim]) -> bool:
         forgetful: Any = SimpleNamespace(
             now=port.now,
             limits=port.limits,
             give_all=port.give_all,
             hand_over=lambda debt: None,
         )
-        return await release_all(forgetful, helds)
+        return await release_all(forgetful, claims)
 
     patch.setattr("incumbent.locks.leases.release_all", forgets)
 
 
 @mutant("parted", "all or none", "told", "success")
 def the_loss_of_one_of_several_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
-    any_valid = property(lambda self: any(held.machine.valid(self._now()) for held in self._helds))
+    any_valid = property(lambda self: any(held.machine.valid(self._now()) for held in self._claims))
     patch.setattr(MultiLeaseHandle, "valid", any_valid)
 
 

@@ -21,7 +21,7 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.protocol.acquire import acquire
-from incumbent.protocol.held import Claim, LeaseRequest
+from incumbent.protocol.claim import Claim, LeaseRequest
 from incumbent.protocol.port import Debt
 from incumbent.protocol.release import release, settle
 from incumbent.protocol.renew import first_due, next_due, renew

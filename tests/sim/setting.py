@@ -8,7 +8,7 @@ from typing import Protocol
 
 from incumbent import policy
 from incumbent.model import Ask, Key, Queue, Slot
-from incumbent.protocol.held import LeaseRequest
+from incumbent.protocol.claim import LeaseRequest
 from tests.sim.profiles import Fate, Profile
 from tests.sim.tasks import Clock, Schedule
 

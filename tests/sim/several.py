@@ -10,7 +10,7 @@ from incumbent.lease import LeaseState
 from incumbent.locks.several import MultiLeaseHandle
 from incumbent.model import Released
 from incumbent.protocol.acquire import acquire_all
-from incumbent.protocol.held import Claim, LeaseRequest
+from incumbent.protocol.claim import Claim, LeaseRequest
 from tests.sim.process import Process
 from tests.sim.tasks import SIGNALS
 
@@ -23,7 +23,7 @@ class SimLease(MultiLeaseHandle):
     __slots__ = ()
 
     def _now(self) -> float:  # type: ignore[override]  # an instance knows its clock
-        return self._helds[0].port.now()
+        return self._claims[0].port.now()
 
 
 class Several(Process):
@@ -31,9 +31,9 @@ class Several(Process):
 
     async def _take_turn(self) -> None:
         wanted = self.world.draw_several()
-        helds = await self._acquire_all(wanted)
-        if helds:
-            await self._use_all(helds)
+        claims = await self._acquire_all(wanted)
+        if claims:
+            await self._use_all(claims)
 
     async def _acquire_all(self, wanted: list[LeaseRequest]) -> Sequence[Claim]:
         world, port, judge = self.world, self.port, self.judge
@@ -54,12 +54,12 @@ class Several(Process):
         finally:
             judge.answered(self)
 
-    async def _use_all(self, helds: Sequence[Claim]) -> None:
+    async def _use_all(self, claims: Sequence[Claim]) -> None:
         keeper = SimpleNamespace(
             hand_over=self.port.hand_over, disarm=self.keeper.disarm, missed=lambda _: 0.0
         )
         link = SimpleNamespace(keeper=keeper, port=self.port)
-        multi = SimLease(link, helds)  # type: ignore[arg-type]
+        multi = SimLease(link, claims)  # type: ignore[arg-type]
         self.judge.began_all(self, multi, self.port.asked)
         try:
             await self._work_on(multi)
@@ -74,13 +74,13 @@ class Several(Process):
             self.judge.acts_on_all(self, multi)
             await self.port.sleep_until(min(end, self.now() + world.ttl * (0.2 + rng.random())))
             if rng.random() < world.profile.asks_renewal:
-                self.keeper.renew_now(rng.choice(multi._helds))
+                self.keeper.renew_now(rng.choice(multi._claims))
 
     async def _leave_all(self, multi: MultiLeaseHandle) -> None:
         judge, now = self.judge, self.now()
-        alive = [held for held in multi._helds if held.machine.valid(now)]
-        for held in alive:
-            judge.leaves(self, held, undone=False)
+        alive = [claim for claim in multi._claims if claim.machine.valid(now)]
+        for claim in alive:
+            judge.leaves(self, claim, undone=False)
         try:
             lost, confirmed = await multi._release(self.port)
             self._compare(multi, alive, lost, confirmed)
@@ -96,11 +96,11 @@ class Several(Process):
         confirmed: bool,
     ) -> None:
         """What the caller is told, and what the store has answered for each."""
-        outcomes = [self.port.released.get(held.id) for held in alive]
-        for held, outcome in zip(alive, outcomes, strict=True):
-            given = held.machine.state is LeaseState.RELEASED
-            self.judge.released(self, held, outcome, confirmed=given)
-        ended = [held for held in multi._helds if held.machine.state is LeaseState.LOST]
+        outcomes = [self.port.released.get(claim.id) for claim in alive]
+        for claim, outcome in zip(alive, outcomes, strict=True):
+            given = claim.machine.state is LeaseState.RELEASED
+            self.judge.released(self, claim, outcome, confirmed=given)
+        ended = [claim for claim in multi._claims if claim.machine.state is LeaseState.LOST]
         if (lost is None) is not (not ended):
             self.judge.fail("success", f"{self.name} is told {lost!r}, and has lost {len(ended)}")
         if confirmed is not all(isinstance(outcome, Released) for outcome in outcomes):

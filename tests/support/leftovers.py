@@ -38,12 +38,12 @@ def has_failed() -> bool:
 
 def end_leases() -> list[str]:
     """Give back all leases that this process still holds; returns what they are on."""
-    left = [held for held in remembered() if held.machine.state is LeaseState.HELD]
-    for held in left:
+    left = [claim for claim in remembered() if claim.machine.state is LeaseState.HELD]
+    for claim in left:
         # As if it was collected, without the warning.
-        held.machine.left()
-        held.port.hand_over(held.debt(held.port.now(), undo_slot=False))
-    return sorted(held.wanted.key.name for held in left)
+        claim.machine.left()
+        claim.port.hand_over(claim.debt(claim.port.now(), undo_slot=False))
+    return sorted(claim.wanted.key.name for claim in left)
 
 
 def await_threads(before: Iterable[threading.Thread]) -> list[str]:

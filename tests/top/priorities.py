@@ -23,7 +23,7 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.protocol.acquire import acquire
-from incumbent.protocol.held import Claim, LeaseRequest
+from incumbent.protocol.claim import Claim, LeaseRequest
 from incumbent.protocol.port import Debt
 from incumbent.protocol.renew import renew
 from incumbent.stores.base import NO_LIMITS

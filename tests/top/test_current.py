@@ -71,7 +71,7 @@ def test_it_knows_what_the_supervisor_proves(inside: CurrentLease, lease: Lease)
     before = lease.remaining
     assert inside.valid
     assert not inside.lost
-    assert before - 1 < inside.remaining <= lease._held.wanted.policy.ttl
+    assert before - 1 < inside.remaining <= lease._claim.wanted.policy.ttl
     inside.check(need=1)
     assert (inside.name, inside.holder, inside.term) == ("job", "node-1", lease.fencing_token)
 
@@ -86,7 +86,7 @@ def test_a_loss_is_told_with_its_reason_at_the_next_question(
     inside: CurrentLease, lease: Lease
 ) -> None:
     assert inside.valid
-    lease._held.machine.gone("taken")
+    lease._claim.machine.gone("taken")
     assert inside.lost
     assert inside.remaining == 0
     with pytest.raises(LeaseLost) as lost:
@@ -258,7 +258,7 @@ def test_an_answer_leaks_no_claim_and_another_user_may_ask(lease: Lease) -> None
             answers.ready()
             facts = json.loads(peer.recv(4096))
         assert set(facts) == {"name", "holder", "term", "slot", "remaining", "lost"}
-        assert lease._held.id not in json.dumps(facts)
+        assert lease._claim.id not in json.dumps(facts)
         folder = Path(answers.path).parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o711
         assert stat.S_IMODE(Path(answers.path).stat().st_mode) == 0o666

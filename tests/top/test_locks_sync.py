@@ -238,8 +238,8 @@ def test_a_record_that_was_removed_ends_the_lease_at_the_next_renewal(
     engine: FaultyEngine,
 ) -> None:
     lease = Lock("a", store=engine).acquire()
-    (holding,) = engine.faulty.read(lease._held.wanted.key, 0).holdings
-    engine.faulty.give(lease._held.wanted.key, holding.claim, holding.token, 0)
+    (holding,) = engine.faulty.read(lease._claim.wanted.key, 0).holdings
+    engine.faulty.give(lease._claim.wanted.key, holding.claim, holding.token, 0)
     with pytest.raises(incumbent.LeaseLost) as caught:
         lease.renew()
     assert caught.value.reason == "taken"
@@ -382,7 +382,7 @@ def test_the_child_of_a_fork_holds_nothing_and_takes_nothing_from_its_parent(
     with Lock("a", store=engine) as lease:
 
         def look() -> int:
-            forked = not lease.valid and lease.lost and lease._held.machine.reason == "forked"
+            forked = not lease.valid and lease.lost and lease._claim.machine.reason == "forked"
             lost_in_child = isinstance(lease._lost_before_release(), incumbent.LeaseLost)
             return 0 if forked and lost_in_child and not engine.faulty.calls["give"] else 2
 

@@ -228,8 +228,8 @@ def test_a_waiter_is_counted_while_it_waits() -> None:
 
 def test_a_loss_is_counted_by_its_reason_and_once() -> None:
     lease = incumbent.Lock("x", store=FaultyEngine()).acquire()
-    lease._held.machine.gone("taken")
-    lease._held.machine.gone("store_restarted")
+    lease._claim.machine.gone("taken")
+    lease._claim.machine.gone("store_restarted")
     with pytest.raises(LeaseLost):
         lease.release()
     assert (transitions("taken"), transitions("store_restarted")) == (1, 0)
@@ -250,7 +250,7 @@ def test_a_lease_that_at_most_for_ends_is_not_near_the_edge() -> None:
     engine = FaultyEngine()
     short = incumbent.Lock("x", store=engine, grace=0.5, at_most_for=1.0)
     with incumbent.Lock("y", store=engine).acquire() as lease, short.acquire() as ending:
-        lease._link.keeper._renew([ending._held, lease._held], Batches())
+        lease._link.keeper._renew([ending._claim, lease._claim], Batches())
         assert now()["incumbent_renewals_total", ""] >= 1
         assert now()["incumbent_renewal_margin_ratio_bucket", 'le="0.2"'] == 0
 

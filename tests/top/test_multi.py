@@ -52,7 +52,7 @@ def held(engine: FaultyEngine) -> list[str]:
 
 def lose(engine: FaultyEngine, lease: Any, name: str) -> None:
     """Have the store forget one of the names, and the keeper find out."""
-    (mine,) = [it for it in lease._helds if it.wanted.key.name == name]
+    (mine,) = [it for it in lease._claims if it.wanted.key.name == name]
     engine.faulty.give(mine.wanted.key, mine.id, None, clock.now() + 1)
     done = threading.Event()
     lease._link.keeper.renew_now(mine, done.set)
@@ -201,7 +201,7 @@ def test_a_release_after_a_loss_says_so_and_gives_the_others_back(engine: Faulty
 
 def test_a_loss_that_only_the_release_finds_is_raised(engine: FaultyEngine) -> None:
     with pytest.raises(LeaseLost, match="'c'"), make(engine) as lease:
-        mine = lease._helds[2]
+        mine = lease._claims[2]
         engine.faulty.give(mine.wanted.key, mine.id, None, clock.now() + 1)
     assert held(engine) == []
 

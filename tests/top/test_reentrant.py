@@ -40,7 +40,7 @@ def lose(engine: FaultyEngine, lease: Any) -> None:
     belief = lease.belief
     engine.faulty.give(belief.key, belief.claim, None, clock.now() + 1)
     done = threading.Event()
-    belief.link.keeper.renew_now(lease._held, done.set)
+    belief.link.keeper.renew_now(lease._claim, done.set)
     assert done.wait(PATIENCE)
 
 
@@ -398,14 +398,14 @@ def test_inner_bodies_leave_nothing_behind_on_the_outer_lease(engine: FaultyEngi
 
     async def scenario() -> None:
         async with lock as outer:
-            watchers = len(outer._held.watchers)
+            watchers = len(outer._claim.watchers)
             for _ in range(20):
                 async with lock:
                     pass
                 (await lock.acquire()).check()
                 await lock.release()
-            assert len(outer._held.watchers) == watchers
-            assert outer._held.inner == []
+            assert len(outer._claim.watchers) == watchers
+            assert outer._claim.inner == []
 
     asyncio.run(scenario())
 

@@ -27,7 +27,7 @@ from incumbent.lease import LeaseState
 from incumbent.locks import leases
 from incumbent.locks.leases import LeaseHandle, release_unless_lost
 from incumbent.model import Ask, Gone, Granted, Key
-from incumbent.protocol.held import Claim
+from incumbent.protocol.claim import Claim
 from incumbent.protocol.release import release_blocking
 from incumbent.runtime.sync import SyncPort
 from tests.support.faulty import Fault, FaultyEngine
@@ -95,9 +95,9 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of leases whose loss would have ended the process."""
     names: list[str] = []
 
-    def record(helds: Sequence[Claim]) -> None:
-        lost = [held for held in helds if held.machine.state is LeaseState.LOST]
-        names.extend(held.wanted.key.name for held in lost)
+    def record(claims: Sequence[Claim]) -> None:
+        lost = [claim for claim in claims if claim.machine.state is LeaseState.LOST]
+        names.extend(claim.wanted.key.name for claim in lost)
 
     monkeypatch.setattr(leases, "_exit_if_lost", record)
     return names
@@ -134,12 +134,12 @@ def test_a_body_whose_deadline_passes_while_the_store_confirms_its_release_has_s
 
     def look_and_expire(self: LeaseHandle) -> bool:
         inner = look(self)
-        self._held.machine.expired()
+        self._claim.machine.expired()
         return inner
 
-    def expire_and_release(port: SyncPort, held: Claim, now: float) -> bool:
-        held.machine.expired()
-        return release_blocking(port, held, now)
+    def expire_and_release(port: SyncPort, claim: Claim, now: float) -> bool:
+        claim.machine.expired()
+        return release_blocking(port, claim, now)
 
     async def work() -> None:
         async with AsyncLock("a", store=engine, ttl=TTL):
@@ -182,17 +182,17 @@ def test_gone_after_the_deadline_is_no_loss(
     engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = Lock("a", store=engine, ttl=TTL).acquire()
-    held, give = lease._held, engine.faulty.give
+    claim, give = lease._claim, engine.faulty.give
 
     def slowly(*asked: Any, **how: Any) -> Any:
-        held.machine.deadline = clock.now()
+        claim.machine.deadline = clock.now()
         give(*asked, **how)
         return Gone()
 
     monkeypatch.setattr(engine.faulty, "give", slowly)
     assert lease.release() is False
     assert not lease.lost
-    assert held.machine.state is not LeaseState.RELEASED
+    assert claim.machine.state is not LeaseState.RELEASED
 
 
 def test_a_release_that_the_store_confirmed_is_none(engine: FaultyEngine) -> None:

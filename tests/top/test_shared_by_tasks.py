@@ -30,10 +30,10 @@ Step = Callable[[], Awaitable[Any]]
 
 def lose(engine: FaultyEngine, lease: Any) -> None:
     """Have the store forget the leases, and the keeper find out."""
-    for held in lease._helds:
-        engine.faulty.give(held.wanted.key, held.id, None, clock.now() + 1)
+    for claim in lease._claims:
+        engine.faulty.give(claim.wanted.key, claim.id, None, clock.now() + 1)
         done = threading.Event()
-        lease._link.keeper.renew_now(held, done.set)
+        lease._link.keeper.renew_now(claim, done.set)
         assert done.wait(PATIENCE)
 
 

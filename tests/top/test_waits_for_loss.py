@@ -21,7 +21,7 @@ def test_waiting_for_a_loss_in_vain_leaves_nothing_behind(engine: FaultyEngine) 
     with Lock("a", store=engine, ttl=60) as lease:
         for _ in range(500):
             assert not lease.wait_lost(0)
-        assert lease._held.watchers == ()
+        assert lease._claim.watchers == ()
 
 
 def test_waiting_for_a_loss_in_vain_leaves_nothing_behind_in_a_task(engine: FaultyEngine) -> None:
@@ -33,7 +33,7 @@ def test_waiting_for_a_loss_in_vain_leaves_nothing_behind_in_a_task(engine: Faul
         await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.wait([task])
-        assert lease._held.watchers == ()
+        assert lease._claim.watchers == ()
         await lease.release()
 
     asyncio.run(wait())
@@ -45,7 +45,7 @@ def test_who_stops_waiting_leaves_the_others_waiting(engine: FaultyEngine) -> No
     others = [threading.Thread(target=lambda: heard.append(lease.wait_lost())) for _ in range(3)]
     for other in others:
         other.start()
-    while len(lease._held.watchers) < 3:
+    while len(lease._claim.watchers) < 3:
         time.sleep(0.001)
     assert not lease.wait_lost(0.01)
     lease.release()
@@ -63,8 +63,8 @@ def test_a_process_that_was_frozen_before_it_entered_can_enter_again(
         lease = await good(self, *asked)
         if next(freezes, False):
             # As if the process had stood still for longer than the ttl.
-            lease._held.machine.stop_at = lease._held.machine.deadline = clock.now() - 1
-            engine.faulty.give(lease._held.wanted.key, lease._held.id, None, 0)
+            lease._claim.machine.stop_at = lease._claim.machine.deadline = clock.now() - 1
+            engine.faulty.give(lease._claim.wanted.key, lease._claim.id, None, 0)
         return lease
 
     monkeypatch.setattr(AsyncLock, "_acquire", frozen)

@@ -43,7 +43,7 @@ from incumbent.locks.options import LockSettings, default_holder, overruled
 from incumbent.locks.running import is_async, not_deferred, refuse_generator
 from incumbent.model import Refused
 from incumbent.printable import printable
-from incumbent.protocol.held import Claim
+from incumbent.protocol.claim import Claim
 from incumbent.runtime.aio import LeaseScope
 from incumbent.runtime.link import link_for
 from incumbent.serve.situation import Situation

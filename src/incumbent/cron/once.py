@@ -10,7 +10,7 @@ from incumbent.cron.ledger import JOB, Ledger, LedgerPort, Run, SlotState
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
 from incumbent.model import ABSENT, ONCE, Slot
-from incumbent.protocol.held import Claim
+from incumbent.protocol.claim import Claim
 from incumbent.protocol.words import UNRECORDED, lease_lost
 
 _KEEP_RUNS = 100
@@ -24,7 +24,7 @@ class OnceRun:
     """A run that is recorded as running; `wall` is an instant of the caller's wall clock."""
 
     port: LedgerPort
-    held: Claim
+    claim: Claim
     ledger: Ledger
     run: Run
 
@@ -35,9 +35,9 @@ class OnceRun:
 
         Then the run counts as lost, whatever it did: from now on, or once another run looks.
         """
-        until = max(self.held.machine.deadline, self.port.now() + _SHORT)
+        until = max(self.claim.machine.deadline, self.port.now() + _SHORT)
         ended = await self.ledger.insist(
-            self.run, state, self.held.id, until, ended=wall, code=code, why=why[:500]
+            self.run, state, self.claim.id, until, ended=wall, code=code, why=why[:500]
         )
         if ended is not None:
             return True
@@ -50,10 +50,10 @@ class OnceRun:
 
     async def succeed(self, wall: float) -> None:
         """Record that the run succeeded. Raises LeaseLost if that is not possible."""
-        machine = self.held.machine
+        machine = self.claim.machine
         state = SlotState.OK if machine.valid(self.port.now()) else SlotState.LOST
         if not await self.end(state, wall):
-            raise lease_lost(self.held.wanted.key.name, machine.reason or UNRECORDED)
+            raise lease_lost(self.claim.wanted.key.name, machine.reason or UNRECORDED)
         await self.prune(wall)
 
     async def undo(self) -> None:
@@ -70,19 +70,19 @@ class OnceRun:
 
 
 async def begin_once(
-    port: LedgerPort, held: Claim, wall: float, stamp: str, what: str
+    port: LedgerPort, claim: Claim, wall: float, stamp: str, what: str
 ) -> OnceRun | None:
     """Record a lease just claimed as a running run; None if its slot has a record already.
 
     `stamp`: the name of this start, in UTC. `what`: the command or function, as text. Raises
     StoreError; then nothing may run, and no record is left, as after any other interruption.
     """
-    wanted = held.wanted
+    wanted = claim.wanted
     slot = wanted.once.slot
     name = stamp if slot is None or slot.name == ONCE else slot.name
     ledger = Ledger(port, wanted.key)
-    run = Run(name, SlotState.RUNNING, wall, wanted.once.holder, held.machine.token, wall)
-    once = OnceRun(port, held, ledger, run)
+    run = Run(name, SlotState.RUNNING, wall, wanted.once.holder, claim.machine.token, wall)
+    once = OnceRun(port, claim, ledger, run)
     try:
         if not await ledger.begin_named(run):
             return None
@@ -98,5 +98,5 @@ async def _register(once: OnceRun, slot: Slot | None, what: str) -> None:
     """Register in the ledger what is run."""
     by = "by slot" if slot is None or slot.name != ONCE else f"once per {say_seconds(slot.keep)}"
     facts = {"schedule": by, "command": what, "since": once.run.due}
-    key, until = once.held.wanted.key, once.port.now() + 2.0
+    key, until = once.claim.wanted.key, once.port.now() + 2.0
     await once.port.put(key, JOB, json.dumps(facts).encode(), ABSENT, until)

@@ -21,7 +21,7 @@ from incumbent.locks.options import LockSettings, require, wanted_from
 from incumbent.model import Refused
 from incumbent.model import Slot as StoreSlot
 from incumbent.protocol.acquire import acquire
-from incumbent.protocol.held import Claim, LeaseRequest
+from incumbent.protocol.claim import Claim, LeaseRequest
 from incumbent.protocol.release import release
 from incumbent.runtime.link import Link
 from incumbent.stores.plan import run_blocking
@@ -83,14 +83,14 @@ class Claimer:
         except NotAcquired:
             return next(reply for reply in reversed(replies) if isinstance(reply, Refused))
 
-    def release(self, held: Claim) -> None:
+    def release(self, claim: Claim) -> None:
         """Give back a slot that did not run: any instance may take it again."""
-        run_blocking(release(self.link.port, held, undo_slot=True))
+        run_blocking(release(self.link.port, claim, undo_slot=True))
 
-    def part_with(self, spec: JobSpec, slot: JobSlot, held: Claim) -> Task:
+    def part_with(self, spec: JobSpec, slot: JobSlot, claim: Claim) -> Task:
         """Pass the lease on to another process: this one no longer counts as its holder."""
-        held.machine.left()
-        return Task(without_schedule(spec), slot, held.wanted, held.id, held.unsure)
+        claim.machine.left()
+        return Task(without_schedule(spec), slot, claim.wanted, claim.id, claim.unsure)
 
 
 def without_schedule(spec: JobSpec) -> JobSpec:
@@ -98,7 +98,7 @@ def without_schedule(spec: JobSpec) -> JobSpec:
     return replace(spec, schedule=_NEVER)
 
 
-def adopt(link: Link, wanted: LeaseRequest, claim: str, unsure: int) -> Lease:
+def adopt(link: Link, wanted: LeaseRequest, claim_id: str, unsure: int) -> Lease:
     """Take over a lease that another process was granted: ask for it again with its claim.
 
     Copying its numbers would not do: a store may count on the process that it granted the lease to
@@ -106,10 +106,10 @@ def adopt(link: Link, wanted: LeaseRequest, claim: str, unsure: int) -> Lease:
     our own. Raises NotAcquired if it is too late, else StoreError; then the slot is given back.
     """
     # A store that was just started may make a new connection wait longer than the old one.
-    held = run_blocking(acquire(link.port, wanted, wanted.policy.ttl / 2, claim=claim))
-    held.unsure += unsure
-    link.keeper.arm(held)
-    return Lease(link, (held,))
+    claim = run_blocking(acquire(link.port, wanted, wanted.policy.ttl / 2, claim_id=claim_id))
+    claim.unsure += unsure
+    link.keeper.arm(claim)
+    return Lease(link, (claim,))
 
 
 # -- the attempts of a run -------------------------------------------------------------------------

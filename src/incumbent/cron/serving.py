@@ -34,7 +34,7 @@ from incumbent.cron.worker import FleetSettings
 from incumbent.cron.zygote import Notify, StandBy, Stop, Zygote
 from incumbent.errors import ConfigError
 from incumbent.model import Refused
-from incumbent.protocol.held import Claim
+from incumbent.protocol.claim import Claim
 from incumbent.runtime.link import new_link
 from incumbent.serve.situation import Situation
 from incumbent.supervise.signals import Signals, has_terminal

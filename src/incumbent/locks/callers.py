@@ -23,7 +23,7 @@ from incumbent.protocol.words import waits_for_itself
 
 if TYPE_CHECKING:
     from incumbent.model import Key
-    from incumbent.protocol.held import Claim, LeaseRequest
+    from incumbent.protocol.claim import Claim, LeaseRequest
     from incumbent.runtime.link import Link
 
 T = TypeVar("T")
@@ -150,9 +150,9 @@ def bodies_of_task() -> Bodies:
     return _bodies.get(task, []) if task is not None else []
 
 
-def enter(held: Claim, store: Hashable) -> Callable[[], None]:
+def enter(claim: Claim, store: Hashable) -> Callable[[], None]:
     """Note the body of a lease. Return a function that removes it: for any caller, also twice."""
-    entry, task = (held.ref, store), current_task()
+    entry, task = (claim.ref, store), current_task()
     callers = [threading.current_thread()] if task is None else [threading.current_thread(), task]
     lists = [_bodies.setdefault(caller, []) for caller in callers]
     for bodies in lists:
@@ -167,20 +167,20 @@ def enter(held: Claim, store: Hashable) -> Callable[[], None]:
     return leave
 
 
-def forget_bodies(held: Claim) -> None:
+def forget_bodies(claim: Claim) -> None:
     """Remove the caller's bodies of a lease that is given up: `enter` may have been interrupted."""
     for bodies in (bodies_of_thread(), bodies_of_task()):
-        bodies[:] = [entry for entry in bodies if entry[0] is not held.ref]
+        bodies[:] = [entry for entry in bodies if entry[0] is not claim.ref]
 
 
 def refuse_waiting_for_oneself(wanted: LeaseRequest, store: Hashable, bodies: Bodies) -> None:
     """Raise Misuse if one of `bodies` is of a lease on the wanted name that is still proved."""
     for ref, its_store in bodies:
-        held = ref()
-        if held is None or held.wanted.key != wanted.key or its_store != store:
+        claim = ref()
+        if claim is None or claim.wanted.key != wanted.key or its_store != store:
             continue
-        if held.machine.valid(clock.now()):
-            raise Misuse(waits_for_itself(held.wanted, wanted))
+        if claim.machine.valid(clock.now()):
+            raise Misuse(waits_for_itself(claim.wanted, wanted))
 
 
 # -- the holdings of each caller in reentrant locks ------------------------------------------------
@@ -191,12 +191,12 @@ _own: Final[weakref.WeakKeyDictionary[Any, _Own]] = weakref.WeakKeyDictionary()
 _links: Final[weakref.WeakKeyDictionary[Claim, Link]] = weakref.WeakKeyDictionary()
 
 
-def remember(held: Claim, link: Link) -> None:
-    """Let the caller enter `held` again, until it has released all its leases on it."""
-    held.inner = []
-    _links[held] = link
+def remember(claim: Claim, link: Link) -> None:
+    """Let the caller enter `claim` again, until it has released all its leases on it."""
+    claim.inner = []
+    _links[claim] = link
     own = _own.setdefault(present_caller(), weakref.WeakValueDictionary())
-    own[link.same, held.wanted.key] = held
+    own[link.same, claim.wanted.key] = claim
 
 
 def enter_again(key: Key, store: Hashable) -> tuple[Link, Claim, bool] | None:
@@ -205,21 +205,21 @@ def enter_again(key: Key, store: Hashable) -> tuple[Link, Claim, bool] | None:
     None if the caller holds nothing. A holding that was lost gets no more leases.
     """
     own = _own.get(present_caller())
-    held = None if own is None else own.get((store, key))
-    if held is None or held.inner is None:
+    claim = None if own is None else own.get((store, key))
+    if claim is None or claim.inner is None:
         return None
     try:
         # Added first, so that a release by another thread meanwhile does not end the holding.
-        held.inner.append(None)
-        proved = held.machine.valid(clock.now())
+        claim.inner.append(None)
+        proved = claim.machine.valid(clock.now())
     except BaseException:
-        held.exit_inner()
+        claim.exit_inner()
         raise
     if not proved:
-        held.exit_inner()
-        if held.machine.state is not LeaseState.LOST:
+        claim.exit_inner()
+        if claim.machine.state is not LeaseState.LOST:
             return None
-    return _links[held], held, proved
+    return _links[claim], claim, proved
 
 
 # -- forks -----------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from incumbent.protocol.words import loss_of
 from incumbent.runtime.threads import notifier
 
 if TYPE_CHECKING:
-    from incumbent.protocol.held import Claim
+    from incumbent.protocol.claim import Claim
     from incumbent.runtime.link import Link, StoreLike
 
 _log = logging.getLogger("incumbent")
@@ -64,9 +64,9 @@ class TermHandle(LeaseHandle):
     __slots__ = ("_asked", "_seen")
 
     def __init__(
-        self, link: Link, helds: Sequence[Claim], on_lost: OnLost | None, if_lost: IfLost
+        self, link: Link, claims: Sequence[Claim], on_lost: OnLost | None, if_lost: IfLost
     ) -> None:
-        super().__init__(link, helds, on_lost, if_lost)
+        super().__init__(link, claims, on_lost, if_lost)
         self._asked = False
         """Whether the term was asked to end."""
         self._seen = False
@@ -84,14 +84,14 @@ class TermHandle(LeaseHandle):
         Computed at each read. Once read as True it stays True, whatever is proved later.
         """
         if not self._seen:
-            now, machine = clock.now(), self._held.machine
+            now, machine = clock.now(), self._claim.machine
             self._seen = self._asked or now >= machine.stop_at or not machine.valid(now)
         return self._seen
 
     def _why_ended(self) -> LeaseLost | None:
         """The loss that ended the term; None after an orderly end."""
-        if self._held.machine.state is LeaseState.LOST:
-            return loss_of(self._held)
+        if self._claim.machine.state is LeaseState.LOST:
+            return loss_of(self._claim)
         return None if self._asked else self._stopped_short()
 
     def _stopped_short(self) -> LeaseLost | None:
@@ -100,7 +100,7 @@ class TermHandle(LeaseHandle):
 
     def _asked_to_stop(self) -> bool:
         """Whether this candidate, or a notice in the store, asked for another leader."""
-        return self._asked or self._held.notice is not None
+        return self._asked or self._claim.notice is not None
 
 
 class ElectionHandle(LockHandle[T], Generic[T]):
@@ -215,7 +215,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         self._leader_seen(_leader_by_term(term))
         if self._on_elected is not None:
             notifier.call(partial(self._on_elected, term))
-        self._link.keeper.watch(term._held, partial(self._ended, ref, term.number))
+        self._link.keeper.watch(term._claim, partial(self._ended, ref, term.number))
         return term
 
     def _ended(self, ref: Callable[[], T | None], number: int) -> None:
@@ -263,7 +263,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
     def _next_campaign(self, term: T) -> float:
         """The instant of the next campaign after this term."""
         now = clock.now()
-        lasted = now - term._held.began
+        lasted = now - term._claim.began
         pause = self._standing.pause(lasted, draw_jitter(), asked=term._asked_to_stop())
         return now + pause
 
@@ -282,14 +282,14 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         """Make the next renewals, and later terms, carry new metadata."""
         term = self._present_term("proclaim")
         encoded = with_rank(encode_metadata(metadata), self._wanted.rank)
-        term._held.proclaim(encoded)
+        term._claim.proclaim(encoded)
         self._wanted = self._wanted.asking(meta=encoded)
         return term, encoded
 
     def _proclaimed(self, term: T, encoded: bytes) -> bool:
         """Whether the store has this metadata, or a later `proclaim` replaced it."""
-        held = term._held
-        if held.proclaimed is not encoded and held.meta is encoded:
+        claim = term._claim
+        if claim.proclaimed is not encoded and claim.meta is encoded:
             return False
         self._leader_seen(_leader_by_term(term))
         return True
@@ -316,7 +316,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
                 name=self.name,
                 candidates=names,
             )
-        term._held.reserve_for = to
+        term._claim.reserve_for = to
 
     def _refuse_several(self, what: str) -> None:
         if self.permits > 1:
@@ -344,6 +344,6 @@ def _several(permits: int, *alone: str) -> int | None:
 
 
 def _leader_by_term(term: TermHandle) -> Leader:
-    held = term._held
-    meta = held.wanted.once.meta if held.proclaimed is None else held.proclaimed
+    claim = term._claim
+    meta = claim.wanted.once.meta if claim.proclaimed is None else claim.proclaimed
     return Leader(term.holder, term.number, read_metadata(meta), meta)

@@ -33,7 +33,7 @@ from incumbent.locks.running import (
     thread_beside,
 )
 from incumbent.protocol.acquire import acquire
-from incumbent.protocol.held import Claim
+from incumbent.protocol.claim import Claim
 from incumbent.protocol.port import Port
 from incumbent.protocol.words import lease_lost
 from incumbent.runtime.link import Link
@@ -55,12 +55,12 @@ class Term(TermHandle, Lease):
     __slots__ = ("_body", "_woken")
 
     def __init__(
-        self, link: Link, helds: Sequence[Claim], on_lost: OnLost | None, if_lost: IfLost
+        self, link: Link, claims: Sequence[Claim], on_lost: OnLost | None, if_lost: IfLost
     ) -> None:
-        super().__init__(link, helds, on_lost, if_lost)
+        super().__init__(link, claims, on_lost, if_lost)
         self._body: int | None = None
         self._woken = threading.Event()
-        self._link.keeper.watch(self._held, self._woken.set)
+        self._link.keeper.watch(self._claim, self._woken.set)
 
     def wait_stop(self, timeout: Duration | None = None) -> bool:
         """Block until the work must stop, for at most `timeout` seconds; True if it must.
@@ -72,14 +72,14 @@ class Term(TermHandle, Lease):
         until = inf if seconds is None else clock.now() + seconds
         while not self.stopping and (now := clock.now()) < until:
             # Renewals move stop_at during the wait, so each turn reads it again.
-            left = min(until, self._held.machine.stop_at) - now
+            left = min(until, self._claim.machine.stop_at) - now
             self._woken.wait(min(max(0.0, left), threading.TIMEOUT_MAX))
         return self.stopping
 
     def _stopped_short(self) -> LeaseLost | None:
         if not self._seen:
             return None
-        reason = "at_most_for" if self._held.machine.bounded else "expired"
+        reason = "at_most_for" if self._claim.machine.bounded else "expired"
         return lease_lost(self.name, reason, "; the work was asked to stop within the lease")
 
     def _ask_to_stop(self) -> None:
@@ -93,7 +93,7 @@ class Term(TermHandle, Lease):
             return self.release()
         if self._body != threading.get_ident():
             self.wait_lost(timeout)
-        return self._held.machine.state is LeaseState.RELEASED
+        return self._claim.machine.state is LeaseState.RELEASED
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -139,14 +139,14 @@ class Election(ElectionHandle[Term]):
         with self._one_campaign():
             wait = self._seconds(timeout)
             try:
-                held = run_blocking(acquire(port, self._wanted, wait, self._refused))
+                claim = run_blocking(acquire(port, self._wanted, wait, self._refused))
             except LockError as error:
                 shorten(error)
                 raise
             try:
-                return self._elected(Term(*self._armed(held)))
+                return self._elected(Term(*self._armed(claim)))
             except BaseException:
-                give_up_all(self._link, (held,), undo_slot=True)
+                give_up_all(self._link, (claim,), undo_slot=True)
                 raise
 
     @contextmanager
@@ -270,9 +270,9 @@ class AsyncTerm(TermHandle, AsyncLease):
     __slots__ = ("_inside",)
 
     def __init__(
-        self, link: Link, helds: Sequence[Claim], on_lost: OnLost | None, if_lost: IfLost
+        self, link: Link, claims: Sequence[Claim], on_lost: OnLost | None, if_lost: IfLost
     ) -> None:
-        super().__init__(link, helds, on_lost, if_lost)
+        super().__init__(link, claims, on_lost, if_lost)
         self._inside = False
 
     async def __aenter__(self) -> Self:
@@ -304,7 +304,7 @@ class AsyncTerm(TermHandle, AsyncLease):
             return False
         self._scope.stop()
         await self.wait_lost(timeout)
-        return self._held.machine.state is LeaseState.RELEASED
+        return self._claim.machine.state is LeaseState.RELEASED
 
 
 class AsyncElection(ElectionHandle[AsyncTerm]):
@@ -326,8 +326,8 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
         with self._one_campaign():
             wait = self._seconds(timeout)
             with trimmed_traceback:
-                held = await acquire(self._link.async_port(), self._wanted, wait, self._refused)
-            return self._elected(AsyncTerm(*self._armed(held)))
+                claim = await acquire(self._link.async_port(), self._wanted, wait, self._refused)
+            return self._elected(AsyncTerm(*self._armed(claim)))
 
     @asynccontextmanager
     async def lead(self, timeout: Duration | EllipsisType | None = ...) -> AsyncIterator[AsyncTerm]:

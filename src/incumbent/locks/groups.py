@@ -20,7 +20,7 @@ from incumbent.locks.options import refuse_unknown, require, wanted_from
 from incumbent.locks.running import AsyncNews, EndablePort, News, task_beside, thread_beside
 from incumbent.model import Capabilities
 from incumbent.policy import TTL_MIN, Policy
-from incumbent.protocol.held import LeaseRequest
+from incumbent.protocol.claim import LeaseRequest
 from incumbent.protocol.observe import Watched, WritingPort
 from incumbent.protocol.roster import MEMBER, Roster, attend
 from incumbent.runtime.link import link_for
@@ -121,8 +121,10 @@ class GroupHandle:
 
     def _is_in_already(self) -> bool:
         now, key = clock.now(), self._membership(b"").key
-        helds = (ref() for ref in self._link.keeper.refs())
-        return any(held and held.wanted.key == key and held.machine.valid(now) for held in helds)
+        claims = (ref() for ref in self._link.keeper.refs())
+        return any(
+            claim and claim.wanted.key == key and claim.machine.valid(now) for claim in claims
+        )
 
     def _membership(self, meta: bytes) -> LeaseRequest:
         """The settings of this member's lease."""

@@ -47,7 +47,7 @@ from incumbent.stores.plan import run_blocking
 from incumbent.unpatched import original
 
 if TYPE_CHECKING:
-    from incumbent.protocol.held import Claim
+    from incumbent.protocol.claim import Claim
     from incumbent.protocol.port import ManyPort
     from incumbent.runtime.aio import LeaseScope
 
@@ -69,7 +69,7 @@ class AnyLease:
     Validity is computed at each read, so it needs no notification.
     """
 
-    __slots__ = ("__weakref__", "_exits", "_helds", "_leave_bodies", "_link", "_scope")
+    __slots__ = ("__weakref__", "_claims", "_exits", "_leave_bodies", "_link", "_scope")
 
     @staticmethod
     def _now() -> float:
@@ -78,36 +78,36 @@ class AnyLease:
     def __init__(
         self,
         link: Link,
-        helds: Sequence[Claim],
+        claims: Sequence[Claim],
         on_lost: OnLost | None = None,
         if_lost: IfLost = "raise",
     ) -> None:
         self._link = link
-        self._helds = helds
+        self._claims = claims
         self._exits: Callable[[], None] | None = None
         self._leave_bodies: Sequence[Callable[[], None]] = ()
         if if_lost == "exit":
-            self._exits = partial(_exit_if_lost, helds)
-            self._watch(self._exits, min(_EXIT_AHEAD, helds[0].wanted.policy.grace / 2))
+            self._exits = partial(_exit_if_lost, claims)
+            self._watch(self._exits, min(_EXIT_AHEAD, claims[0].wanted.policy.grace / 2))
         if on_lost is not None:
-            self._watch(partial(_call_if_lost, helds, [on_lost]))
+            self._watch(partial(_call_if_lost, claims, [on_lost]))
 
     @property
     def valid(self) -> bool:
         """Whether the lease is proved at this instant."""
         now = self._now()
-        return all([held.machine.valid(now) for held in self._helds])  # noqa: C419 - twice as fast
+        return all([claim.machine.valid(now) for claim in self._claims])  # noqa: C419 - twice as fast
 
     @property
     def remaining(self) -> float:
         """Seconds for which the lease is proved without another renewal; 0.0 if it is not."""
         now = self._now()
-        return min([held.machine.remaining(now) for held in self._helds])
+        return min([claim.machine.remaining(now) for claim in self._claims])
 
     @property
     def lost(self) -> bool:
         """Whether the lease ended without being released."""
-        return _first_lost(self._helds, self._now()) is not None
+        return _first_lost(self._claims, self._now()) is not None
 
     def check(self, need: Duration = 0.0) -> None:
         """Return only if the lease is proved for at least `need` more.
@@ -118,38 +118,38 @@ class AnyLease:
         # NaN is refused: it would never be more than what is left.
         seconds = need if type(need) is float and 0 <= need <= DAY else parse_duration(need, "need")
         now = clock.now()
-        for held in self._helds:
-            left = held.machine.remaining(now)
+        for claim in self._claims:
+            left = claim.machine.remaining(now)
             if left <= 0 or left < seconds:
-                raise self._why_not(held, left, seconds)
+                raise self._why_not(claim, left, seconds)
 
     def __reduce__(self) -> NoReturn:
         refuse_copy(self)
 
-    def _why_not(self, held: Claim, left: float, seconds: float) -> Error:
-        lost, name = self._loss(), held.wanted.key.name
+    def _why_not(self, claim: Claim, left: float, seconds: float) -> Error:
+        lost, name = self._loss(), claim.wanted.key.name
         if lost is not None:
             return lost
-        if held.machine.state in _RELEASED:
+        if claim.machine.state in _RELEASED:
             return AlreadyReleased(f"the lease on {name!r} was released")
         why = f": {say_seconds(left)} left, {say_seconds(seconds)} needed"
         return lease_lost(name, "need", why)
 
     def _loss(self) -> LeaseLost | None:
         """The loss of the lease that was lost first; None if none was lost."""
-        held = _first_lost(self._helds, self._now())
-        return None if held is None else self._loss_of(held)
+        claim = _first_lost(self._claims, self._now())
+        return None if claim is None else self._loss_of(claim)
 
-    def _loss_of(self, held: Claim) -> LeaseLost:
-        return loss_of(held, self._link.keeper.missed(held.machine.deadline))
+    def _loss_of(self, claim: Claim) -> LeaseLost:
+        return loss_of(claim, self._link.keeper.missed(claim.machine.deadline))
 
     def _is_released(self) -> bool:
         """Whether a release began, by us; it may have been confirmed or not."""
-        return {held.machine.state for held in self._helds} <= _RELEASED
+        return {claim.machine.state for claim in self._claims} <= _RELEASED
 
     def _enter_body(self) -> None:
         if not self._leave_bodies:
-            self._leave_bodies = [enter(held, self._link.same) for held in self._helds]
+            self._leave_bodies = [enter(claim, self._link.same) for claim in self._claims]
 
     def _exit_body(self) -> None:
         for leave in self._leave_bodies:
@@ -158,10 +158,10 @@ class AnyLease:
     def _lost_before_release(self) -> LeaseLost | None:
         """The loss that a release finds, or None. Has lost claims cleaned up later."""
         now = self._now()
-        over = [held for held in self._helds if not held.machine.valid(now)]
-        for held in over:
-            if not held.exit_inner() and held.machine.reason != "forked":
-                self._link.keeper.hand_over(held.debt(now, undo_slot=False))
+        over = [claim for claim in self._claims if not claim.machine.valid(now)]
+        for claim in over:
+            if not claim.exit_inner() and claim.machine.reason != "forked":
+                self._link.keeper.hand_over(claim.debt(now, undo_slot=False))
         return self._loss() or self._loss_of(over[0]) if over else None
 
     async def _release(
@@ -171,25 +171,25 @@ class AnyLease:
 
         Raises AlreadyReleased.
         """
-        lost, helds = None, self._helds
+        lost, claims = None, self._claims
         if not self.valid:
             if self._is_released():
-                name = helds[0].wanted.key.name
+                name = claims[0].wanted.key.name
                 raise AlreadyReleased(f"the lease on {name!r} was released before")
             lost = self._lost_before_release()
-            helds = [held for held in helds if held.machine.state is LeaseState.HELD]
+            claims = [claim for claim in claims if claim.machine.state is LeaseState.HELD]
         elif self._exit_inner():
             return None, True
-        if self._exits is not None and helds:
+        if self._exits is not None and claims:
             self._begin_release()
         try:
-            if len(helds) == 1:
-                confirmed = await release(port, helds[0], undo_slot=undo_slot)
+            if len(claims) == 1:
+                confirmed = await release(port, claims[0], undo_slot=undo_slot)
             else:
-                confirmed = await release_all(port, helds)
+                confirmed = await release_all(port, claims)
         finally:
-            for held in helds:
-                self._link.keeper.disarm(held)
+            for claim in claims:
+                self._link.keeper.disarm(claim)
         return lost or (None if confirmed else self._loss()), confirmed
 
     def _begin_release(self) -> None:
@@ -199,38 +199,38 @@ class AnyLease:
 
     def _exit_inner(self) -> bool:
         """Release only this lease of a reentrant lock, if its holding has other leases left."""
-        held = self._helds[0]
-        if held.inner is None or not held.exit_inner():
+        claim = self._claims[0]
+        if claim.inner is None or not claim.exit_inner():
             return False
-        self._helds = (held.released_copy(),)
+        self._claims = (claim.released_copy(),)
         return True
 
     def _watch(self, tell: Callable[[], None], ahead: float | None = 0.0) -> None:
-        for held in self._helds:
-            self._link.keeper.watch(held, tell, ahead=ahead)
+        for claim in self._claims:
+            self._link.keeper.watch(claim, tell, ahead=ahead)
 
     def _unwatch(self, tell: Callable[[], None]) -> None:
-        for held in self._helds:
-            self._link.keeper.unwatch(held, tell)
+        for claim in self._claims:
+            self._link.keeper.unwatch(claim, tell)
 
     def _renew_now(self, tell: Callable[[], None]) -> None:
         """Renew all leases now. `tell` is called once each of them was tried."""
-        left = list(self._helds)
+        left = list(self._claims)
 
         def tried() -> None:
             left.pop()
             if not left:
                 tell()
 
-        for held in self._helds:
-            self._link.keeper.renew_now(held, tried)
+        for claim in self._claims:
+            self._link.keeper.renew_now(claim, tried)
 
     def _renewal_verdict(self) -> float:
         """The seconds proved after a requested renewal. Raises StoreUnavailable if it failed."""
         self.check()
-        for held in self._helds:
-            if held.failures:
-                name = held.wanted.key.name
+        for claim in self._claims:
+            if claim.failures:
+                name = claim.wanted.key.name
                 raise StoreUnavailable(
                     f"the lease on {name!r} could not be renewed; it is proved for another"
                     f" {say_seconds(self.remaining)}",
@@ -245,18 +245,18 @@ class LeaseHandle(AnyLease):
     __slots__ = ()
 
     @property
-    def _held(self) -> Claim:
-        return self._helds[0]
+    def _claim(self) -> Claim:
+        return self._claims[0]
 
     @property
     def name(self) -> str:
         """The leased name."""
-        return self._held.wanted.key.name
+        return self._claim.wanted.key.name
 
     @property
     def holder(self) -> str:
         """The holder's name, as others see it."""
-        return self._held.wanted.once.holder
+        return self._claim.wanted.once.holder
 
     @property
     def fencing_token(self) -> int:
@@ -265,15 +265,15 @@ class LeaseHandle(AnyLease):
         Send it to the resource, and have the resource refuse a smaller number than it has seen
         (Kleppmann, "How to do distributed locking", 2016).
         """
-        return self._held.machine.token
+        return self._claim.machine.token
 
     @property
     def belief(self) -> LeaseView:
         """The view for other parts of this package only: it changes without notice."""
-        return LeaseView(self._link, self._held)
+        return LeaseView(self._link, self._claim)
 
     def __repr__(self) -> str:
-        state = "valid" if self.valid else self._held.machine.reason or "released"
+        state = "valid" if self.valid else self._claim.machine.reason or "released"
         return f"<{type(self).__name__} {self.name!r} token={self.fencing_token} {state}>"
 
 
@@ -330,7 +330,7 @@ class BlockingLease(AnyLease):
                 return
             lost, _ = self._released()
         except BaseException:
-            give_up_all(self._link, self._helds, undo_slot=False)
+            give_up_all(self._link, self._claims, undo_slot=False)
             raise
         if lost is None:
             return
@@ -349,13 +349,13 @@ class Lease(LeaseHandle, BlockingLease):
     __slots__ = ()
 
     def _released(self) -> tuple[LeaseLost | None, bool]:
-        link, held, now = self._link, self._helds[0], clock.now()
-        if held.inner is not None or self._exits is not None or not held.machine.valid(now):
+        link, claim, now = self._link, self._claims[0], clock.now()
+        if claim.inner is not None or self._exits is not None or not claim.machine.valid(now):
             return super()._released()
         try:
-            confirmed = release_blocking(link.port, held, now)
+            confirmed = release_blocking(link.port, claim, now)
         finally:
-            link.keeper.disarm(held)
+            link.keeper.disarm(claim)
         return (None if confirmed else self._loss()), confirmed
 
 
@@ -423,7 +423,7 @@ class SuspendingLease(AnyLease):
         """The loss to report if the scope stopped the body, even of a proved lease; else None."""
         if not self._scope.fired:
             return None
-        first = min(self._helds, key=lambda held: held.machine.stop_at)
+        first = min(self._claims, key=lambda claim: claim.machine.stop_at)
         reason = "at_most_for" if first.machine.bounded else "expired"
         name = first.wanted.key.name
         return lease_lost(name, reason, "; the body was cancelled within the lease")
@@ -443,39 +443,39 @@ def cancel_at_deadline(lease: AnyLease) -> LeaseScope:
     """Have the calling task cancelled at the end of the lease, until the scope is closed."""
     from incumbent.runtime.aio import LeaseScope
 
-    scope = LeaseScope(*lease._helds)
+    scope = LeaseScope(*lease._claims)
     look = scope.look_soon
-    if lease._helds[0].inner is not None:
+    if lease._claims[0].inner is not None:
         # Noted for removal: a holding entered a thousand times would keep a thousand watchers.
         scope.watcher = look
     lease._watch(look, ahead=None)
     return scope
 
 
-def give_up_all(link: Link, helds: Sequence[Claim], *, undo_slot: bool) -> None:
+def give_up_all(link: Link, claims: Sequence[Claim], *, undo_slot: bool) -> None:
     """Give up leases whose taking or release was interrupted: nobody else would release them."""
-    for held in helds:
-        give_up(link.port, held, undo_slot=undo_slot)
-        link.keeper.disarm(held)
-        forget_bodies(held)
+    for claim in claims:
+        give_up(link.port, claim, undo_slot=undo_slot)
+        link.keeper.disarm(claim)
+        forget_bodies(claim)
 
 
 # -- a loss --------------------------------------------------------------------------------------
 
 
-def _first_lost(helds: Sequence[Claim], now: float) -> Claim | None:
+def _first_lost(claims: Sequence[Claim], now: float) -> Claim | None:
     lost = [
-        held
-        for held in helds
-        if not held.machine.valid(now) and held.machine.state is LeaseState.LOST
+        claim
+        for claim in claims
+        if not claim.machine.valid(now) and claim.machine.state is LeaseState.LOST
     ]
-    return min(lost, key=lambda held: held.machine.deadline, default=None)
+    return min(lost, key=lambda claim: claim.machine.deadline, default=None)
 
 
-def _call_if_lost(helds: Sequence[Claim], on_lost: list[OnLost]) -> None:
-    held = _first_lost(helds, clock.now())
-    if held is not None:
-        notifier.call(partial(_call_once, on_lost, loss_of(held)))
+def _call_if_lost(claims: Sequence[Claim], on_lost: list[OnLost]) -> None:
+    claim = _first_lost(claims, clock.now())
+    if claim is not None:
+        notifier.call(partial(_call_once, on_lost, loss_of(claim)))
 
 
 def _call_once(on_lost: list[OnLost], lost: LeaseLost) -> None:
@@ -484,11 +484,11 @@ def _call_once(on_lost: list[OnLost], lost: LeaseLost) -> None:
         on_lost.pop()(lost)
 
 
-def _exit_if_lost(helds: Sequence[Claim]) -> None:
-    held = _first_lost(helds, clock.now())
-    if held is not None:
+def _exit_if_lost(claims: Sequence[Claim]) -> None:
+    claim = _first_lost(claims, clock.now())
+    if claim is not None:
         try:
-            _say_at_once(f"incumbent: {loss_of(held)}; the process ends\n".encode())
+            _say_at_once(f"incumbent: {loss_of(claim)}; the process ends\n".encode())
         finally:
             # Not sys.exit: this is not the main thread, and no finally block may run any more.
             os._exit(_EXIT_LOST)

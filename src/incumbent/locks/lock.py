@@ -40,7 +40,7 @@ from incumbent.stores.plan import run_blocking
 
 if TYPE_CHECKING:
     from incumbent.model import Holding
-    from incumbent.protocol.held import Claim, LeaseRequest
+    from incumbent.protocol.claim import Claim, LeaseRequest
     from incumbent.runtime.link import StoreLike
 
 A = TypeVar("A", bound=AnyLease)
@@ -127,7 +127,7 @@ class AnyLock(Generic[A]):
         except BaseException:
             # A signal handler's. The lock would keep its lease, which would be renewed for ever.
             entry = entry or self._last_inside()
-            give_up_all(self._link, entry.lease._helds, undo_slot=False)
+            give_up_all(self._link, entry.lease._claims, undo_slot=False)
             raise
         return entry.lease
 
@@ -181,12 +181,12 @@ class LockHandle(AnyLock[L], Generic[L]):
             return bool(holdings)
         return 0 < permits <= len(holdings)
 
-    def _armed(self, held: Claim) -> tuple[Link, Sequence[Claim], OnLost | None, IfLost]:
-        """Make the keeper renew `held`; return the arguments of its lease object."""
-        self._link.keeper.arm(held)
+    def _armed(self, claim: Claim) -> tuple[Link, Sequence[Claim], OnLost | None, IfLost]:
+        """Make the keeper renew `claim`; return the arguments of its lease object."""
+        self._link.keeper.arm(claim)
         if self._reentrant:
-            remember(held, self._link)
-        return self._link, (held,), self._on_lost, self._if_lost
+            remember(claim, self._link)
+        return self._link, (claim,), self._on_lost, self._if_lost
 
     def _read_until(self) -> float:
         return clock.now() + self._wanted.policy.request_timeout
@@ -299,7 +299,7 @@ class TakingHandle(LockHandle[L], Generic[L]):
             for entry in self._entries.copy():
                 # A lost one is in nobody's way, and in the child of a fork it is the parent's.
                 if entry.entered and entry.caller == me and entry.lease.valid:
-                    raise Misuse(waits_for_itself(entry.lease._held.wanted, self._wanted))
+                    raise Misuse(waits_for_itself(entry.lease._claim.wanted, self._wanted))
 
     def _enter_again(
         self, timeout: Duration | EllipsisType | None
@@ -310,10 +310,10 @@ class TakingHandle(LockHandle[L], Generic[L]):
         found = enter_again(self._wanted.key, self._link.same)
         if found is None:
             return None
-        link, held, proved = found
+        link, claim, proved = found
         if not proved:
-            raise loss_of(held, link.keeper.missed(held.machine.deadline))
-        return link, (held,)
+            raise loss_of(claim, link.keeper.missed(claim.machine.deadline))
+        return link, (claim,)
 
     def _wait(self, timeout: Duration | EllipsisType | None) -> float | None:
         """Seconds to wait for the lease. Raises Misuse if the caller would wait for itself."""
@@ -386,17 +386,17 @@ class Lock(TakingHandle[Lease]):
         link, again = self._link, self._enter_again(timeout) if self._reentrant else None
         try:
             if again:
-                (held,) = again[1]
+                (claim,) = again[1]
             else:
                 wait = self._wait(timeout)
-                held = run_blocking(acquire(link.port, self._wanted, wait))
+                claim = run_blocking(acquire(link.port, self._wanted, wait))
         except LockError as error:
             shorten(error)
             raise
         try:
-            return keep(Lease(*(again or self._armed(held))))
+            return keep(Lease(*(again or self._armed(claim))))
         except BaseException:
-            give_up_all(link, (held,), undo_slot=True)
+            give_up_all(link, (claim,), undo_slot=True)
             raise
 
     def try_acquire(self) -> Lease | None:
@@ -467,8 +467,8 @@ class AsyncLock(TakingHandle[AsyncLease]):
             return AsyncLease(*again)
         wait = self._wait(timeout)
         with trimmed_traceback:
-            held = await acquire(self._link.async_port(), self._wanted, wait)
-        return AsyncLease(*self._armed(held))
+            claim = await acquire(self._link.async_port(), self._wanted, wait)
+        return AsyncLease(*self._armed(claim))
 
     async def try_acquire(self) -> AsyncLease | None:
         """Try once: the lease, or None if the store refuses it."""

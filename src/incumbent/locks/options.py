@@ -13,7 +13,7 @@ from incumbent.durations import DAY, Duration, parse_duration, say_seconds
 from incumbent.errors import ConfigError, LeaseLost
 from incumbent.model import ONCE, UNLIMITED, Ask, Capabilities, Queue, Slot
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
-from incumbent.protocol.held import LeaseRequest
+from incumbent.protocol.claim import LeaseRequest
 from incumbent.stores.names import check_slot, make_key
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from incumbent.locks.lock import AnyLock, AsyncLock, Lock, TakingHandle
 from incumbent.locks.options import PERMITS_MOST, LockSettings, wanted_from
 from incumbent.model import UNLIMITED
 from incumbent.protocol.acquire import acquire_all
-from incumbent.protocol.held import LeaseRequest
+from incumbent.protocol.claim import LeaseRequest
 from incumbent.stores.plan import run_blocking
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class MultiLeaseHandle(AnyLease):
     @property
     def tokens(self) -> Mapping[str, int]:
         """The fencing token of each name, see Lease.fencing_token."""
-        return {held.wanted.key.name: held.machine.token for held in self._helds}
+        return {claim.wanted.key.name: claim.machine.token for claim in self._claims}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -146,14 +146,14 @@ class MultiLock(MultiHandle[MultiLease]):
     ) -> MultiLease:
         link, wait = self._link, self._seconds(timeout)
         try:
-            helds = run_blocking(acquire_all(link.port, link.keeper, self._wanted, wait))
+            claims = run_blocking(acquire_all(link.port, link.keeper, self._wanted, wait))
         except LockError as error:
             shorten(error)
             raise
         try:
-            return keep(MultiLease(link, helds, self._on_lost, self._if_lost))
+            return keep(MultiLease(link, claims, self._on_lost, self._if_lost))
         except BaseException:
-            give_up_all(link, helds, undo_slot=True)
+            give_up_all(link, claims, undo_slot=True)
             raise
 
     def try_acquire(self) -> MultiLease | None:
@@ -189,8 +189,8 @@ class AsyncMultiLock(MultiHandle[AsyncMultiLease]):
         """Wait for all names; see MultiLock.acquire. After a cancellation none of them is held."""
         link, wait = self._link, self._seconds(timeout)
         with trimmed_traceback:
-            helds = await acquire_all(link.async_port(), link.keeper, self._wanted, wait)
-        return AsyncMultiLease(link, helds, self._on_lost, self._if_lost)
+            claims = await acquire_all(link.async_port(), link.keeper, self._wanted, wait)
+        return AsyncMultiLease(link, claims, self._on_lost, self._if_lost)
 
     async def try_acquire(self) -> AsyncMultiLease | None:
         """Try once: the lease, or None if the store refuses one of the names."""

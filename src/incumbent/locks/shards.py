@@ -35,7 +35,7 @@ from incumbent.locks.running import (
     task_beside,
     thread_beside,
 )
-from incumbent.protocol.held import Claim
+from incumbent.protocol.claim import Claim
 from incumbent.protocol.roster import Division, attend, check_count
 from incumbent.runtime.link import Link, ignore
 from incumbent.stores.plan import run_blocking
@@ -56,8 +56,8 @@ class _ShardHandle(TermHandle):
 
     # No slots: the subclasses also inherit those of Term or AsyncTerm, and two sets conflict.
 
-    def __init__(self, link: Link, held: Claim, number: int) -> None:
-        super().__init__(link, (held,), None, "raise")
+    def __init__(self, link: Link, claim: Claim, number: int) -> None:
+        super().__init__(link, (claim,), None, "raise")
         self._number = number
 
     @property
@@ -144,16 +144,16 @@ class _Membership(Generic[S]):
         if shard is not None:
             shard._ask_to_stop()
 
-    def start(self, number: int, held: Claim) -> None:
+    def start(self, number: int, claim: Claim) -> None:
         raise NotImplementedError
 
-    def _renew(self, held: Claim) -> None:
-        """Renew `held` together with other shards of this process, which takes fewer requests."""
-        keeper, every = self._link.keeper, held.wanted.policy.renew_every
+    def _renew(self, claim: Claim) -> None:
+        """Renew `claim` together with other shards of this process, which takes fewer requests."""
+        keeper, every = self._link.keeper, claim.wanted.policy.renew_every
         step, now = every / _REQUESTS, clock.now()
-        keeper.arm(held)
+        keeper.arm(claim)
         after = every - (now - self._phase * every) % step
-        keeper.renew_now(held, ignore, after=after)
+        keeper.renew_now(claim, ignore, after=after)
 
     def _stop_all(self) -> None:
         # `_over` is written before the shards are read; a shard is written before it reads `_over`.
@@ -265,9 +265,9 @@ class _Threads(_Membership[Shard]):
         # This also wakes the thread of the membership, if the store notifies of changes.
         run_blocking(self.roster.strike(self._link.port))
 
-    def start(self, number: int, held: Claim) -> None:
-        self._renew(held)
-        shard = self._shards[number] = Shard(self._link, held, number)
+    def start(self, number: int, claim: Claim) -> None:
+        self._renew(claim)
+        shard = self._shards[number] = Shard(self._link, claim, number)
         name = f"incumbent {shard.name}"
         thread = threading.Thread(target=self._serve, args=(shard,), name=name, daemon=True)
         try:
@@ -354,11 +354,11 @@ class _Tasks(_Membership[AsyncShard]):
         await ended(*self._tasks.values())
         await self.roster.leave(self.port)
 
-    def start(self, number: int, held: Claim) -> None:
+    def start(self, number: int, claim: Claim) -> None:
         from asyncio import create_task
 
-        self._renew(held)
-        shard = self._shards[number] = AsyncShard(self._link, held, number)
+        self._renew(claim)
+        shard = self._shards[number] = AsyncShard(self._link, claim, number)
         self._tasks[number] = create_task(self._serve(shard), name=f"incumbent {shard.name}")
 
     async def _serve(self, shard: AsyncShard) -> None:

@@ -26,7 +26,7 @@ from incumbent.errors import (
 )
 from incumbent.lease import LeaseState
 from incumbent.model import Ask, Granted, Queued, Refused, TakeOutcome
-from incumbent.protocol.held import Claim, LeaseRequest
+from incumbent.protocol.claim import Claim, LeaseRequest
 from incumbent.protocol.port import ManyPort, Port, pace, retry_delay
 from incumbent.protocol.release import give_up, release_all
 from incumbent.protocol.words import late_grant, not_acquired, permits_differ, waited_in_vain
@@ -55,40 +55,40 @@ async def acquire(
     timeout: float | None,
     on_refusal: OnRefusal = None,
     *,
-    claim: str | None = None,
+    claim_id: str | None = None,
 ) -> Claim:
     """Take the lease within `timeout` seconds (None: wait; 0: try once).
 
-    `claim`: a claim that was granted to another of our processes, which has handed it over; taking
-    it again yields the same grant, counted from now.
+    `claim_id`: of a claim that was granted to another of our processes, which has handed it over;
+    taking it again yields the same grant, counted from now.
 
     Raises NotAcquired or AcquireTimeout when the store refuses the lease, StoreUnavailable or
     OutcomeUnknown when the store gives no answer in time, ConfigError if the present holders share
     the lease with another number of permits.
     """
-    held = Claim(port, wanted)
+    claim = Claim(port, wanted)
     started = port.now()
-    if claim is not None:
+    if claim_id is not None:
         # The store has seen this claim before, so unless it is granted now its release is owed.
-        held.id = claim
-        held.machine.sent(started)
-        held.machine.unsure()
+        claim.id = claim_id
+        claim.machine.sent(started)
+        claim.machine.unsure()
     until, patience = _limits(wanted, timeout, started)
     try:
         ask = wanted.once if timeout == 0 else wanted.queued
-        outcome = await _take(port, held, ask, until, patience)
+        outcome = await _take(port, claim, ask, until, patience)
         if not isinstance(outcome, Granted):
             if timeout == 0:
-                until = held.machine.sent_at + wanted.policy.request_timeout
-            attempt = _AcquireAttempt(port, held, started, until, on_refusal)
+                until = claim.machine.sent_at + wanted.policy.request_timeout
+            attempt = _AcquireAttempt(port, claim, started, until, on_refusal)
             await attempt.go_on(outcome, timeout)
         if meters.on:
-            _meter(held, port.now() - started)
-        return held
+            _meter(claim, port.now() - started)
+        return claim
     except BaseException:
-        _compensate(port, held)
+        _compensate(port, claim)
         if meters.on:
-            _meter(held, port.now() - started)
+            _meter(claim, port.now() - started)
         raise
 
 
@@ -99,20 +99,20 @@ def _limits(wanted: LeaseRequest, timeout: float | None, started: float) -> tupl
     return inf if timeout is None else started + timeout, inf
 
 
-def _log_wait(held: Claim, waited: float) -> None:
-    name, machine = held.wanted.key.name, held.machine
+def _log_wait(claim: Claim, waited: float) -> None:
+    name, machine = claim.wanted.key.name, claim.machine
     facts = {
         "lease": name,
-        "holder": held.wanted.once.holder,
+        "holder": claim.wanted.once.holder,
         "token": machine.token,
         "waited": waited,
     }
     _log.info("%s: acquired after %s", name, say_seconds(waited), extra=facts)
 
 
-def _meter(held: Claim, seconds: float) -> None:
+def _meter(claim: Claim, seconds: float) -> None:
     outcome = "granted"
-    if held.machine.state is not _HELD:
+    if claim.machine.state is not _HELD:
         match exc_info()[1]:
             case AcquireTimeout():
                 outcome = "timeout"
@@ -122,22 +122,22 @@ def _meter(held: Claim, seconds: float) -> None:
                 outcome = "unanswered"
             case _:
                 outcome = "interrupted"
-    meters.acquired(held.wanted.key.name, seconds, outcome)
+    meters.acquired(claim.wanted.key.name, seconds, outcome)
 
 
-def _compensate(port: Port, held: Claim) -> None:
-    if held.machine.state is _HELD:
+def _compensate(port: Port, claim: Claim) -> None:
+    if claim.machine.state is _HELD:
         # Interrupted after the grant: nobody else will release it.
-        give_up(port, held, undo_slot=True)
+        give_up(port, claim, undo_slot=True)
         return
     now = port.now()
-    if held.machine.state in _ON_ITS_WAY:
-        held.unsure += 1
-    if held.machine.abandoned():
-        port.hand_over(held.debt(now, undo_slot=True))
-    elif held.in_line:
+    if claim.machine.state in _ON_ITS_WAY:
+        claim.unsure += 1
+    if claim.machine.abandoned():
+        port.hand_over(claim.debt(now, undo_slot=True))
+    elif claim.in_line:
         # Waiters behind this claim wait for it until the store knows that it has left the line.
-        port.hand_over(replace(held.debt(now, undo_slot=True), only_leaves_line=True))
+        port.hand_over(replace(claim.debt(now, undo_slot=True), only_leaves_line=True))
 
 
 @dataclass(slots=True)
@@ -145,7 +145,7 @@ class _AcquireAttempt:
     """An acquire whose first try was not granted."""
 
     port: Port
-    held: Claim
+    claim: Claim
     started: float
     until: float
     on_refusal: OnRefusal = None
@@ -162,14 +162,14 @@ class _AcquireAttempt:
             await self._try_until(outcome)
         finally:
             meters.count(meters.WAITERS, amount=-1.0)
-        _log_wait(self.held, self.port.now() - self.started)
+        _log_wait(self.claim, self.port.now() - self.started)
 
     async def _finish_single_try(self, outcome: Refused | StoreError) -> None:
         """End an acquire that tries once. Returns if granted; else raises.
 
         A take of unknown outcome is repeated: with the same claim that is safe, and settles it.
         """
-        port, held, until = self.port, self.held, self.until
+        port, claim, until = self.port, self.claim, self.until
         if isinstance(outcome, Refused) and outcome.unproved:
             # Without this, a dead holder would keep out a Kubernetes CronJob for ever: each of its
             # pods tries only once, and none would watch long enough to see that the holder is dead.
@@ -179,27 +179,27 @@ class _AcquireAttempt:
         if isinstance(outcome, OutcomeUnknown) and not outcome.permanent:
             await port.sleep_until(min(until, port.now() + backoff_delay(0, port.jitter())))
             if port.now() < until:
-                again = await self._ask(held.wanted.once)
+                again = await self._ask(claim.wanted.once)
                 if isinstance(again, Granted):
                     return
                 outcome = again
         if isinstance(outcome, StoreError):
             raise outcome
-        raise not_acquired(held.wanted, outcome, port.now() - self.started, timed_out=False)
+        raise not_acquired(claim.wanted, outcome, port.now() - self.started, timed_out=False)
 
     async def _outwatch(self, refused: Refused) -> Granted | Refused | StoreError:
         # Watch the holder that is in the way until it is known whether it is dead.
-        port, wanted = self.port, self.held.wanted
+        port, wanted = self.port, self.claim.wanted
         outcome: Granted | Refused | StoreError = refused
         end = port.now() + (refused.retry_after or 0.0) * _SLOWER + _SOON
         while isinstance(outcome, Refused) and outcome.unproved and port.now() < end:
             look = port.now() + (outcome.retry_after or 0.0) * _SLOWER + _HERD
             await port.wait_change(wanted.key, outcome.seen, min(end, look))
-            outcome = await _take(port, self.held, wanted.once, inf)
+            outcome = await _take(port, self.claim, wanted.once, inf)
         return outcome
 
     async def _try_until(self, outcome: Refused | StoreError) -> None:
-        port, wanted, until = self.port, self.held.wanted, self.until
+        port, wanted, until = self.port, self.claim.wanted, self.until
         failures = again = 0
         seen = None
         pursuit = None if wanted.rank is None else _pursuit(port, wanted, wanted.rank, until)
@@ -233,12 +233,12 @@ class _AcquireAttempt:
 
         Everything else may end sooner than the refusal says: a holder releases, a pause is lifted.
         """
-        if refused.reason != "used" or self.held.wanted.outwaits_slots:
+        if refused.reason != "used" or self.claim.wanted.outwaits_slots:
             return False
         return self.until == inf or now + (refused.retry_after or 0.0) > self.until
 
     async def _ask(self, ask: Ask) -> Granted | Refused | StoreError:
-        outcome = await _take(self.port, self.held, ask, self.until)
+        outcome = await _take(self.port, self.claim, ask, self.until)
         if self.on_refusal is not None and not isinstance(outcome, Granted):
             self.on_refusal(outcome)
         return outcome
@@ -253,7 +253,7 @@ class _AcquireAttempt:
         now = port.now()
         if failures == 1:
             self.outage_began = now
-        if error.permanent or now - self.outage_began > self.held.wanted.outage_most:
+        if error.permanent or now - self.outage_began > self.claim.wanted.outage_most:
             raise error
         if (error.retry_after or 0.0) > _SOON:
             # It says when it will grant again, as after a restart.
@@ -261,14 +261,14 @@ class _AcquireAttempt:
         wake = min(until, now + retry_delay(port, error, failures))
         if now < until:
             waited, timeout = now - self.started, until - self.started
-            port.tell_outage(self.held.wanted.key, error, waited, timeout)
+            port.tell_outage(self.claim.wanted.key, error, waited, timeout)
             await port.sleep_until(wake)
         if wake >= until:
             raise waited_in_vain(error, port.now() - now)
 
     async def _wait_for_change(self, refused: Refused, again: int, until: float) -> None:
         """Sleep until the store hints at a change, the holder's ttl runs out, or one ttl passes."""
-        port, wanted = self.port, self.held.wanted
+        port, wanted = self.port, self.claim.wanted
         ttl = wanted.policy.ttl
         left = ttl if refused.retry_after is None else min(ttl, refused.retry_after)
         place = refused.place if isinstance(refused, Queued) else None
@@ -288,7 +288,7 @@ class _AcquireAttempt:
 
 
 async def _take(
-    port: Port, held: Claim, ask: Ask, until: float, patience: float = inf
+    port: Port, claim: Claim, ask: Ask, until: float, patience: float = inf
 ) -> Granted | Refused | StoreError:
     """Send one take when its turn has come, and feed its outcome to the lease machine.
 
@@ -299,16 +299,16 @@ async def _take(
         place = gate.enter_now() or await gate.enter(until, patience)
     except StoreUnavailable as error:
         return _not_sent(error)
-    wanted, sent = held.wanted, port.now()
+    wanted, sent = claim.wanted, port.now()
     end, outcome = sent + wanted.policy.request_timeout, None
-    held.machine.sent(sent)
+    claim.machine.sent(sent)
     try:
-        outcome = await port.take(wanted.key, held.id, ask, until if until < end else end)
+        outcome = await port.take(wanted.key, claim.id, ask, until if until < end else end)
     except (OutcomeUnknown, StoreUnavailable) as error:
-        return _unanswered(port, held, error)
+        return _unanswered(port, claim, error)
     finally:
         place.leave(answered=outcome is not None)
-    return _answered(port, held, outcome, sent)
+    return _answered(port, claim, outcome, sent)
 
 
 def _not_sent(error: StoreUnavailable) -> StoreUnavailable:
@@ -317,39 +317,39 @@ def _not_sent(error: StoreUnavailable) -> StoreUnavailable:
     return error
 
 
-def _unanswered(port: Port, held: Claim, error: StoreError) -> StoreError:
+def _unanswered(port: Port, claim: Claim, error: StoreError) -> StoreError:
     if meters.on:
         meters.failed(error)
     if isinstance(error, OutcomeUnknown):
-        held.machine.unsure()
-        held.unsure += 1
+        claim.machine.unsure()
+        claim.unsure += 1
     else:
-        held.machine.unsent()
+        claim.machine.unsent()
     return error
 
 
 def _answered(
-    port: Port, held: Claim, outcome: TakeOutcome, sent: float
+    port: Port, claim: Claim, outcome: TakeOutcome, sent: float
 ) -> Granted | Refused | StoreError:
     if isinstance(outcome, Granted):
-        return _believe(port, held, outcome, sent)
-    held.machine.refused()
+        return _believe(port, claim, outcome, sent)
+    claim.machine.refused()
     if outcome.reason == "permits":
         # Waiting does not help, and a plain refusal would hide the mistake.
-        raise ConfigError(permits_differ(held.wanted, outcome), name="permits")
-    held.in_line = isinstance(outcome, Queued)
+        raise ConfigError(permits_differ(claim.wanted, outcome), name="permits")
+    claim.in_line = isinstance(outcome, Queued)
     return outcome
 
 
-def _believe(port: Port, held: Claim, grant: Granted, sent: float) -> Granted | StoreError:
+def _believe(port: Port, claim: Claim, grant: Granted, sent: float) -> Granted | StoreError:
     now = port.now()
-    if grant.claim != held.id:
-        held.machine.unsure()
-        held.unsure += 1
-        return OutcomeUnknown("the store answered for another claim", name=held.wanted.key.name)
-    if not held.machine.granted(grant, now):
-        return late_grant(held.wanted, now - sent)
-    held.began = now
+    if grant.claim != claim.id:
+        claim.machine.unsure()
+        claim.unsure += 1
+        return OutcomeUnknown("the store answered for another claim", name=claim.wanted.key.name)
+    if not claim.machine.granted(grant, now):
+        return late_grant(claim.wanted, now - sent)
+    claim.began = now
     return grant
 
 
@@ -388,9 +388,9 @@ def _sight(refused: Refused) -> object:
 class RenewingKeeper(Protocol):
     """The keeper, as far as leases held together and group members need it; see Keeper."""
 
-    def arm(self, held: Claim) -> None: ...
+    def arm(self, claim: Claim) -> None: ...
 
-    def disarm(self, held: Claim) -> None: ...
+    def disarm(self, claim: Claim) -> None: ...
 
 
 async def acquire_all(
@@ -410,7 +410,7 @@ async def acquire_all(
             while not await several.climb():
                 pass  # an earlier lease was lost during the wait for a later one
             several.meter()
-            return several.helds
+            return several.claims
         except NotAcquired:
             await several.release_from(0)
             raise
@@ -430,17 +430,17 @@ class _Several:
     started: float
     until: float
     patience: float
-    helds: list[Claim] = field(init=False)
+    claims: list[Claim] = field(init=False)
     refused: Refused | None = field(default=None, init=False)
     """The refusal that caused the last wait."""
 
     def __post_init__(self) -> None:
-        self.helds = [Claim(self.port, each) for each in self.wanted]
+        self.claims = [Claim(self.port, each) for each in self.wanted]
 
     async def climb(self) -> bool:
         """Take all; False if a lease was lost meanwhile, and all have been given back."""
         at = 0
-        while at < len(self.helds):
+        while at < len(self.claims):
             if at and self.refused is not None and (now := self.port.now()) >= self.until:
                 waited = now - self.started
                 raise not_acquired(self.wanted[at - 1], self.refused, waited, timed_out=True)
@@ -449,11 +449,11 @@ class _Several:
                 # A waiter holds no name that comes after the one it waits for.
                 await self.release_from(at + 1)
                 self.refused = outcome if isinstance(outcome, Refused) else None
-                await self._wait_for(self.helds[at], outcome)
-                self.keeper.arm(self.helds[at])
+                await self._wait_for(self.claims[at], outcome)
+                self.keeper.arm(self.claims[at])
                 at += 1
         now = self.port.now()
-        machines = [held.machine for held in self.helds]
+        machines = [claim.machine for claim in self.claims]
         complete = all(it.valid(now) and now < it.stop_at for it in machines)
         if not complete:
             await self.release_from(0)
@@ -461,8 +461,8 @@ class _Several:
 
     async def _take_from(self, at: int) -> tuple[int, Refused | StoreError | None]:
         """Ask for all from `at` on; returns the place and outcome of the first not granted."""
-        port, helds = self.port, self.helds[at:]
-        takes = [Take(held.wanted.key, held.id, held.wanted.once) for held in helds]
+        port, claims = self.port, self.claims[at:]
+        takes = [Take(claim.wanted.key, claim.id, claim.wanted.once) for claim in claims]
         gate = port.limits.takes
         try:
             entered = gate.enter_now() or await gate.enter(self.until, self.patience)
@@ -473,38 +473,38 @@ class _Several:
         answers: Took = []
         if self.timeout == 0:
             self.until = min(self.until, end)
-        for held in helds:
-            held.machine.sent(sent)
+        for claim in claims:
+            claim.machine.sent(sent)
         try:
             answers = await port.take_all(takes, min(self.until, end))
         except (OutcomeUnknown, StoreUnavailable) as error:
-            answers = [error] * len(helds)
+            answers = [error] * len(claims)
         finally:
             entered.leave(answered=any(not isinstance(answer, StoreError) for answer in answers))
-        first: tuple[int, Refused | StoreError | None] = (len(self.helds), None)
-        for place, held in reversed([*enumerate(helds, at)]):
+        first: tuple[int, Refused | StoreError | None] = (len(self.claims), None)
+        for place, claim in reversed([*enumerate(claims, at)]):
             if place - at >= len(answers):
-                held.machine.unsent()
+                claim.machine.unsent()
                 continue
             answer = answers[place - at]
             if isinstance(answer, StoreError):
-                outcome: Granted | Refused | StoreError = _unanswered(port, held, answer)
+                outcome: Granted | Refused | StoreError = _unanswered(port, claim, answer)
             else:
-                outcome = _answered(port, held, answer, sent)
+                outcome = _answered(port, claim, answer, sent)
             if isinstance(outcome, Granted):
-                self.keeper.arm(held)
+                self.keeper.arm(claim)
             else:
                 first = (place, outcome)
         return first
 
-    async def _wait_for(self, held: Claim, outcome: Refused | StoreError) -> None:
+    async def _wait_for(self, claim: Claim, outcome: Refused | StoreError) -> None:
         """Acquire this lease, after its first take had `outcome`."""
-        port, waiting = self.port, held.wanted.queued
-        attempt = _AcquireAttempt(port, held, self.started, self.until)
+        port, waiting = self.port, claim.wanted.queued
+        attempt = _AcquireAttempt(port, claim, self.started, self.until)
         queues = waiting.queue is not None and isinstance(outcome, Refused)
         if self.timeout != 0 and queues and port.now() < self.until:
             # Takes that are sent together do not join the line.
-            again = await _take(port, held, waiting, self.until)
+            again = await _take(port, claim, waiting, self.until)
             if isinstance(again, Granted):
                 return
             outcome = again
@@ -512,32 +512,32 @@ class _Several:
 
     async def release_from(self, at: int) -> None:
         """Give back the leases from `at` on; afterwards they can be taken anew."""
-        now, helds = self.port.now(), self.helds[at:]
-        self.helds[at:] = [Claim(self.port, each) for each in self.wanted[at:]]
+        now, claims = self.port.now(), self.claims[at:]
+        self.claims[at:] = [Claim(self.port, each) for each in self.wanted[at:]]
         try:
-            await release_all(self.port, [held for held in helds if held.machine.valid(now)])
+            await release_all(self.port, [claim for claim in claims if claim.machine.valid(now)])
         finally:
-            for held in helds:
-                self._owe(held)
+            for claim in claims:
+                self._owe(claim)
 
     def end(self) -> None:
         """Owe the store the release of each."""
-        for held in self.helds:
-            self._owe(held)
+        for claim in self.claims:
+            self._owe(claim)
         self.meter()
 
     def meter(self) -> None:
         """Count how each ended, while somebody looks."""
         if meters.on:
-            for held in self.helds:
-                _meter(held, self.port.now() - self.started)
+            for claim in self.claims:
+                _meter(claim, self.port.now() - self.started)
 
-    def _owe(self, held: Claim) -> None:
-        machine = held.machine
+    def _owe(self, claim: Claim) -> None:
+        machine = claim.machine
         if machine.token:
-            self.keeper.disarm(held)
+            self.keeper.disarm(claim)
             if machine.state in (_HELD, LeaseState.LOST):
                 machine.left()
-                self.port.hand_over(held.debt(self.port.now(), undo_slot=False))
+                self.port.hand_over(claim.debt(self.port.now(), undo_slot=False))
         else:
-            _compensate(self.port, held)
+            _compensate(self.port, claim)

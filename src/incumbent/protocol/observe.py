@@ -17,7 +17,7 @@ from incumbent import meters
 from incumbent.election import Leader, Priority, leader_of, rank_of, watch_for
 from incumbent.errors import StoreError
 from incumbent.model import ABSENT, ByVersion, Field, Guard, Key, PutOutcome, Record, Refused
-from incumbent.protocol.held import LeaseRequest
+from incumbent.protocol.claim import LeaseRequest
 from incumbent.protocol.port import Port, pace, retry_delay
 from incumbent.rules.notices import RESIGN, encode_notice, read_notice
 

@@ -14,19 +14,19 @@ from incumbent import meters
 from incumbent.errors import StoreError
 from incumbent.lease import LeaseState
 from incumbent.model import GiveOutcome, Released
-from incumbent.protocol.held import Claim
+from incumbent.protocol.claim import Claim
 from incumbent.protocol.port import BlockingPort, Debt, ManyPort, Port
 from incumbent.stores.base import Gave, Give
 from incumbent.stores.plan import run_blocking
 
 
-async def release(port: Port, held: Claim, *, undo_slot: bool = False) -> bool:
+async def release(port: Port, claim: Claim, *, undo_slot: bool = False) -> bool:
     """Give the lease back; True if the store confirmed it. `undo_slot`: give its slot back too.
 
     Raises no StoreError: the belief has ended, and the ttl ends the claim. If the answer shows that
     the lease was lost before, the machine is LOST afterwards.
     """
-    machine, gate, wanted = held.machine, port.limits.gives, held.wanted
+    machine, gate, wanted = claim.machine, port.limits.gives, claim.wanted
     now, patience = port.now(), wanted.policy.request_timeout
     outcome: GiveOutcome | None = None
     answer: GiveOutcome | StoreError | None = None
@@ -38,22 +38,22 @@ async def release(port: Port, held: Claim, *, undo_slot: bool = False) -> bool:
             place = await gate.enter(inf, patience)
             now = port.now()
         try:
-            parting = held.parting(now, undo_slot=undo_slot)
+            parting = claim.parting(now, undo_slot=undo_slot)
             answer = outcome = await port.give(
-                wanted.key, held.id, machine.token, now + patience, parting=parting
+                wanted.key, claim.id, machine.token, now + patience, parting=parting
             )
         finally:
             place.leave(answered=outcome is not None)
     except StoreError as error:
         answer = error
     finally:
-        confirmed = _conclude(port, held, answer, now, undo_slot=undo_slot)
+        confirmed = _conclude(port, claim, answer, now, undo_slot=undo_slot)
     return confirmed
 
 
-def release_blocking(port: BlockingPort, held: Claim, now: float) -> bool:
+def release_blocking(port: BlockingPort, claim: Claim, now: float) -> bool:
     """`release` of a proved lease at `now`, without a coroutine: it saves 2 of 30 us on Redis."""
-    machine, gate, wanted = held.machine, port.limits.gives, held.wanted
+    machine, gate, wanted = claim.machine, port.limits.gives, claim.wanted
     machine.left()
     patience, outcome = wanted.policy.request_timeout, None
     answer: GiveOutcome | StoreError | None = None
@@ -63,29 +63,29 @@ def release_blocking(port: BlockingPort, held: Claim, now: float) -> bool:
             place = run_blocking(gate.enter(inf, patience))
             now = port.now()
         try:
-            parting = held.parting(now, undo_slot=False)
+            parting = claim.parting(now, undo_slot=False)
             answer = outcome = port.store.give(
-                wanted.key, held.id, machine.token, now + patience, parting=parting
+                wanted.key, claim.id, machine.token, now + patience, parting=parting
             )
         finally:
             place.leave(answered=outcome is not None)
     except StoreError as error:
         answer = error
     finally:
-        confirmed = _conclude(port, held, answer, now)
+        confirmed = _conclude(port, claim, answer, now)
     return confirmed
 
 
-async def release_all(port: ManyPort, helds: Sequence[Claim]) -> bool:
+async def release_all(port: ManyPort, claims: Sequence[Claim]) -> bool:
     """`release` several held leases together; True if the store confirmed each of them."""
-    if not helds:
+    if not claims:
         return True
-    now, patience, confirmed = port.now(), helds[0].wanted.policy.request_timeout, 0
-    gives = [Give(held.wanted.key, held.id, held.machine.token) for held in helds]
+    now, patience, confirmed = port.now(), claims[0].wanted.policy.request_timeout, 0
+    gives = [Give(claim.wanted.key, claim.id, claim.machine.token) for claim in claims]
     answers: Gave = []
     try:
-        for held in helds:
-            held.machine.left()
+        for claim in claims:
+            claim.machine.left()
         place = await port.limits.gives.enter(inf, patience)
         try:
             now = port.now()
@@ -93,19 +93,19 @@ async def release_all(port: ManyPort, helds: Sequence[Claim]) -> bool:
         finally:
             place.leave(answered=bool(answers))
     except StoreError as error:
-        answers = [error] * len(helds)
+        answers = [error] * len(claims)
     finally:
-        for held, answer in zip_longest(helds, answers):
-            if held.machine.state is LeaseState.HELD:
+        for claim, answer in zip_longest(claims, answers):
+            if claim.machine.state is LeaseState.HELD:
                 # A signal handler's error came first.
-                held.machine.left()
-            confirmed += _conclude(port, held, answer, now)
-    return confirmed == len(helds)
+                claim.machine.left()
+            confirmed += _conclude(port, claim, answer, now)
+    return confirmed == len(claims)
 
 
 def _conclude(
     port: Port,
-    held: Claim,
+    claim: Claim,
     answer: GiveOutcome | StoreError | None,
     now: float,
     *,
@@ -118,32 +118,32 @@ def _conclude(
             meters.failed(answer)
             meters.count(meters.TRANSITIONS, "unconfirmed")
     elif answer is not None:
-        answered, confirmed = True, _learn(port, held, answer)
-    if not answered or held.unsure:
-        port.hand_over(held.debt(now, undo_slot=undo_slot))
+        answered, confirmed = True, _learn(port, claim, answer)
+    if not answered or claim.unsure:
+        port.hand_over(claim.debt(now, undo_slot=undo_slot))
     return confirmed
 
 
-def _learn(port: Port, held: Claim, outcome: GiveOutcome) -> bool:
+def _learn(port: Port, claim: Claim, outcome: GiveOutcome) -> bool:
     if isinstance(outcome, Released):
-        held.machine.given()
+        claim.machine.given()
         if meters.on:
             meters.count(meters.TRANSITIONS, "released")
         return True
     # After the deadline nobody knows whether the store ended the lease only when it ran out.
-    if port.now() < held.machine.deadline:
-        held.machine.missed(outcome.reason)
+    if port.now() < claim.machine.deadline:
+        claim.machine.missed(outcome.reason)
     return False
 
 
-def give_up(port: Port, held: Claim, *, undo_slot: bool) -> None:
+def give_up(port: Port, claim: Claim, *, undo_slot: bool) -> None:
     """After an interruption: believe in the lease no longer, and owe its release.
 
     It cannot wait for `__del__`: the exception's traceback keeps the lease alive.
     """
-    if not held.exit_inner() and held.machine.state is LeaseState.HELD:
-        held.machine.left()
-        port.hand_over(held.debt(port.now(), undo_slot=undo_slot))
+    if not claim.exit_inner() and claim.machine.state is LeaseState.HELD:
+        claim.machine.left()
+        port.hand_over(claim.debt(port.now(), undo_slot=undo_slot))
 
 
 async def settle(port: Port, debt: Debt, timeout: float) -> bool:

@@ -11,7 +11,7 @@ from incumbent.durations import backoff_delay
 from incumbent.errors import StoreError
 from incumbent.lease import IllegalInput, LeaseState
 from incumbent.model import Batch, Gone, Renewal, Renewed, RenewOutcome
-from incumbent.protocol.held import Claim
+from incumbent.protocol.claim import Claim
 from incumbent.protocol.port import Port
 
 SOONEST = 0.9
@@ -47,7 +47,7 @@ class Batches:
 
     def new(self, leases: Sequence[Claim], refs: Sequence[weakref.ref[Claim]]) -> Batch:
         """Make a new batch for `leases`."""
-        batch = Batch([held.renewal() for held in leases])
+        batch = Batch([claim.renewal() for claim in leases])
         self._now += (_Sent(refs, batch),)
         return batch
 
@@ -112,25 +112,25 @@ def _ask(turn: RenewalRound, leases: Iterable[Claim], sent: float) -> float:
     """Sort the leases into asked and skipped; returns the instant when the answer must be there."""
     policy, patience = None, inf
     asked, refs = turn.asked, turn.refs
-    for held in leases:
-        machine, news = held.machine, held.meta is not held.proclaimed
+    for claim in leases:
+        machine, news = claim.machine, claim.meta is not claim.proclaimed
         # If at_most_for ends the lease next, a renewal is of use only for new metadata.
         if (
             machine.renewing
             or (machine.stop_at >= machine.bound and not news)
             or (sent >= machine.deadline and not machine.valid(sent))
         ):
-            turn.skipped.append(held)
+            turn.skipped.append(claim)
             continue
         try:
             machine.renew_sent(sent)
         except IllegalInput:
             # The lease is not held: perhaps another thread has just released it.
-            turn.skipped.append(held)
+            turn.skipped.append(claim)
             continue
-        asked.append(held)
-        refs.append(held.ref)
-        if news or held.changed:
+        asked.append(claim)
+        refs.append(claim.ref)
+        if news or claim.changed:
             turn.news = True
         if machine.policy is not policy:
             policy = machine.policy
@@ -141,65 +141,65 @@ def _ask(turn: RenewalRound, leases: Iterable[Claim], sent: float) -> float:
 def _learn(
     batch: Sequence[Claim], outcomes: Sequence[RenewOutcome], now: float, others: list[Claim]
 ) -> None:
-    for held, outcome in zip(batch, outcomes, strict=True):
-        machine = held.machine
+    for claim, outcome in zip(batch, outcomes, strict=True):
+        machine = claim.machine
         if isinstance(outcome, Renewed):
-            held.failures = 0
+            claim.failures = 0
             machine.renewed(now)
             if outcome.notices:
-                held.notice = outcome.notices[0]
-                machine.broken(_NOTICED[held.notice.kind])
+                claim.notice = outcome.notices[0]
+                machine.broken(_NOTICED[claim.notice.kind])
             if (
                 machine.state is not _HELD
                 or machine.stop_at >= machine.bound
-                or held.askers
-                or held.followers
+                or claim.askers
+                or claim.followers
             ):
-                others.append(held)
+                others.append(claim)
             continue
-        others.append(held)
+        others.append(claim)
         if isinstance(outcome, Gone):
             machine.gone(outcome.reason)
         else:
-            _fail(held)
+            _fail(claim)
 
 
 def _learn_meta(
     batch: Sequence[Claim], renewals: Sequence[Renewal], outcomes: Sequence[RenewOutcome]
 ) -> None:
-    for held, renewal, outcome in zip(batch, renewals, outcomes, strict=True):
+    for claim, renewal, outcome in zip(batch, renewals, outcomes, strict=True):
         if isinstance(outcome, Renewed):
-            held.proclaimed = renewal.meta
+            claim.proclaimed = renewal.meta
 
 
 def _count_failures(batch: Sequence[Claim]) -> None:
-    for held in batch:
-        if held.machine.renewing:
-            _fail(held)
+    for claim in batch:
+        if claim.machine.renewing:
+            _fail(claim)
 
 
-def _fail(held: Claim) -> None:
-    held.failures += 1
-    held.machine.unrenewed()
+def _fail(claim: Claim) -> None:
+    claim.failures += 1
+    claim.machine.unrenewed()
 
 
-def first_due(held: Claim, jitter: float) -> float:
+def first_due(claim: Claim, jitter: float) -> float:
     """The instant of the first renewal; leases taken together must not stay synchronised."""
-    every = held.wanted.policy.renew_every
-    return held.began + every * (SOONEST + (1 - SOONEST) * jitter)
+    every = claim.wanted.policy.renew_every
+    return claim.began + every * (SOONEST + (1 - SOONEST) * jitter)
 
 
-def next_due(held: Claim, sent: float, now: float, jitter: float) -> float:
+def next_due(claim: Claim, sent: float, now: float, jitter: float) -> float:
     """The instant of the next renewal, or of the end of the belief if that comes first.
 
     A renewal counts from when the last one was *sent*, so its duration does not delay the next.
     """
-    machine, every = held.machine, held.wanted.policy.renew_every
+    machine, every = claim.machine, claim.wanted.policy.renew_every
     if machine.state is not LeaseState.HELD:
         return now
     if machine.bounded:
         return machine.deadline
-    if held.failures:
-        delay = backoff_delay(held.failures, jitter, base=every / 16, cap=every)
+    if claim.failures:
+        delay = backoff_delay(claim.failures, jitter, base=every / 16, cap=every)
         return min(now + delay, machine.deadline)
     return min(max(now, sent + every), machine.deadline)

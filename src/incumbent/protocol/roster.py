@@ -27,7 +27,7 @@ from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
 from incumbent.model import ByVersion, Field, Holding, Key, Record, Stored
 from incumbent.policy import Policy
 from incumbent.protocol.acquire import RenewingKeeper, acquire
-from incumbent.protocol.held import Claim, LeaseRequest
+from incumbent.protocol.claim import Claim, LeaseRequest
 from incumbent.protocol.observe import WritingPort, outlast
 from incumbent.protocol.port import pace, retry_delay
 from incumbent.protocol.release import release
@@ -74,7 +74,7 @@ class Roster:
         """The members as last seen, including ourselves, in the order of their names."""
         self.me = own.key.name.removeprefix(f"{key.name}/") if own else ""
         self._keeper = keeper
-        self._held: Claim | None = None
+        self._claim: Claim | None = None
         self._former: int | None = None
         """The token of our former membership: the store may keep it for longer than we did."""
         self._version = 0
@@ -87,7 +87,7 @@ class Roster:
 
     def is_in(self, now: float) -> bool:
         """Whether our membership is proved."""
-        return self._held is not None and self._held.machine.valid(now)
+        return self._claim is not None and self._claim.machine.valid(now)
 
     def holdings(self) -> Iterator[Holding]:
         """The holdings of the members' leases, as last seen."""
@@ -105,8 +105,8 @@ class Roster:
         own = self.own
         if own is None:
             return
-        self._held = await self._take_place(port, own, timeout)
-        self._keeper.arm(self._held)
+        self._claim = await self._take_place(port, own, timeout)
+        self._keeper.arm(self._claim)
         try:
             await self._write(port)
             await self._refuse_others(port)
@@ -175,18 +175,18 @@ class Roster:
 
     async def leave(self, port: WritingPort) -> None:
         """Give our lease back (or let the keeper do it), and `strike` our name."""
-        held, self._held = self._held, None
-        if held is None:
+        claim, self._claim = self._claim, None
+        if claim is None:
             return
-        self._former = held.machine.token
+        self._former = claim.machine.token
         now = port.now()
         try:
-            if held.machine.valid(now):
-                await release(port, held)
+            if claim.machine.valid(now):
+                await release(port, claim)
             else:
-                port.hand_over(held.debt(now, undo_slot=False))
+                port.hand_over(claim.debt(now, undo_slot=False))
         finally:
-            self._keeper.disarm(held)
+            self._keeper.disarm(claim)
         await self.strike(port)
 
     # -- looking -------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ class Bodies(Protocol):
         """The shards whose lease this process holds, including those whose body is ending."""
         ...
 
-    def start(self, number: int, held: Claim) -> None:
+    def start(self, number: int, claim: Claim) -> None:
         """Run the work of a shard, renew its lease meanwhile, and release it afterwards."""
         ...
 
@@ -363,7 +363,7 @@ class Division:
     async def _try(self, port: WritingPort, number: int, turn: _Try) -> bool:
         wanted = self._wanted._replace(key=_key_of(self._wanted.key, number))
         try:
-            held = await acquire(port, wanted, 0)
+            claim = await acquire(port, wanted, 0)
         except NotAcquired as refusal:
             turn.due = port.now() + self._delay(port, turn, refusal.retry_after)
             turn.refused += 1
@@ -374,8 +374,8 @@ class Division:
             0.0,
             CandidatePauses(policy.ttl, policy.renew_every),
         )
-        self._begun[number] = (held.began, standing)
-        self._bodies.start(number, held)
+        self._begun[number] = (claim.began, standing)
+        self._bodies.start(number, claim)
         return True
 
     def _postpone(self, port: WritingPort, turn: _Try, error: StoreError) -> None:

@@ -10,7 +10,7 @@ from incumbent.durations import say_seconds
 from incumbent.errors import AcquireTimeout, LeaseLost, NotAcquired, OutcomeUnknown, StoreError
 from incumbent.model import Holding, Notice, Refused
 from incumbent.printable import printable
-from incumbent.protocol.held import Claim, LeaseRequest
+from incumbent.protocol.claim import Claim, LeaseRequest
 
 _NAMED = 3
 """The most holders that a message names."""
@@ -190,12 +190,12 @@ def lease_lost(name: str, reason: str, detail: str = "") -> LeaseLost:
     return LeaseLost(f"the lease on {name!r} {what}{detail}", name=name, reason=reason)
 
 
-def loss_of(held: Claim, late: float = 0.0) -> LeaseLost:
-    """The loss of `held`; `late`: seconds for which this process was not scheduled."""
-    reason = held.machine.reason or "expired"
+def loss_of(claim: Claim, late: float = 0.0) -> LeaseLost:
+    """The loss of `claim`; `late`: seconds for which this process was not scheduled."""
+    reason = claim.machine.reason or "expired"
     starved = late and reason == "expired"
-    detail = _starved_for(late) if starved else asked_by(held.notice)
-    return lease_lost(held.wanted.key.name, reason, detail)
+    detail = _starved_for(late) if starved else asked_by(claim.notice)
+    return lease_lost(claim.wanted.key.name, reason, detail)
 
 
 def _starved_for(late: float) -> str:

@@ -14,7 +14,7 @@ from incumbent.errors import Misuse
 from incumbent.interrupts import raise_handlers
 from incumbent.lease import LeaseState
 from incumbent.model import Guard, Key, PutOutcome, Record
-from incumbent.protocol.held import Claim
+from incumbent.protocol.claim import Claim
 from incumbent.runtime.sync import Upkeep
 from incumbent.stores.base import (
     NO_LIMITS,
@@ -90,11 +90,11 @@ class LeaseScope:
     cancellation from elsewhere is never mistaken for its own.
     """
 
-    def __init__(self, *helds: Claim) -> None:
+    def __init__(self, *claims: Claim) -> None:
         task = asyncio.current_task()
         if task is None:
             raise Misuse("a lease can only be entered inside a task")
-        self._helds = helds
+        self._claims = claims
         self._task = task
         self._cancelling = task.cancelling()
         self._loop = asyncio.get_running_loop()
@@ -141,7 +141,7 @@ class LeaseScope:
         self._task.cancel()
 
     def _left(self, now: float) -> float:
-        machines = [held.machine for held in self._helds]
+        machines = [claim.machine for claim in self._claims]
         return min(it.stop_at - now if it.state is LeaseState.HELD else 0.0 for it in machines)
 
 

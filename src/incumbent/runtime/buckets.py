@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from math import floor, frexp, inf, ldexp
 
-from incumbent.protocol.held import Claim
+from incumbent.protocol.claim import Claim
 from incumbent.protocol.renew import Batches
 
 FULL = 500
@@ -55,11 +55,11 @@ class Bucket(dict["weakref.ref[Claim]", None]):
         found = []
         # A copy, made in one step: another thread may remove its lease meanwhile.
         for ref in list(self):
-            held = ref()
-            if held is None:
+            claim = ref()
+            if claim is None:
                 self.pop(ref, None)
             else:
-                found.append(held)
+                found.append(claim)
         return found
 
 
@@ -75,24 +75,24 @@ class Buckets:
         self._at: dict[float, dict[float, Bucket]] = {}
         self._in_hand: list[Bucket] = []
 
-    def add(self, held: Claim, due: float, *, earliest: float = inf) -> float:
-        """Make `held` due at `due` instead of any other instant; returns the instant of its bucket.
+    def add(self, claim: Claim, due: float, *, earliest: float = inf) -> float:
+        """Make `claim` due at `due`, and at no other instant; returns the instant of its bucket.
 
-        `earliest`: if the bucket is full, `held` may be due sooner, but not before this instant.
+        `earliest`: if the bucket is full, `claim` may be due sooner, but not before this instant.
         """
-        every = held.machine.policy.renew_every
+        every = claim.machine.policy.renew_every
         # Rounding down brings leases together in one bucket, and never makes a renewal late.
         due -= due % grid(every)
         with self.mutex:
-            before = held.bucket
+            before = claim.bucket
             found = self._at.get(due)
             bucket = None if found is None else found.get(every)
             if bucket is None or len(bucket) >= FULL:
                 bucket = self._with_room(due, every, earliest)
-            bucket[held.ref] = None
-            held.bucket = bucket
+            bucket[claim.ref] = None
+            claim.bucket = bucket
             if before is not None and before is not bucket:
-                before.pop(held.ref, None)
+                before.pop(claim.ref, None)
             return bucket.due
 
     def _with_room(self, due: float, every: float, earliest: float) -> Bucket:
@@ -108,10 +108,10 @@ class Buckets:
         return bucket is not None and len(bucket) >= FULL
 
     @staticmethod
-    def discard(held: Claim) -> None:
-        """Forget `held`."""
-        if held.bucket is not None:
-            held.bucket.pop(held.ref, None)
+    def discard(claim: Claim) -> None:
+        """Forget `claim`."""
+        if claim.bucket is not None:
+            claim.bucket.pop(claim.ref, None)
 
     def first(self) -> float:
         """The instant at which the next bucket is due."""
@@ -168,8 +168,8 @@ def _next_in_phase(due: float, every: float, sent: float) -> float:
 
 def _move(bucket: Bucket, other: Bucket) -> None:
     for ref in list(bucket):
-        held = ref()
-        if held is not None and held.bucket is bucket:
+        claim = ref()
+        if claim is not None and claim.bucket is bucket:
             other[ref] = None
-            held.bucket = other
+            claim.bucket = other
             bucket.pop(ref, None)

@@ -14,7 +14,7 @@ from math import inf
 
 from incumbent import clock
 from incumbent.lease import IllegalInput, LeaseState
-from incumbent.protocol.held import Claim
+from incumbent.protocol.claim import Claim
 from incumbent.runtime.threads import AlarmThread
 
 
@@ -33,50 +33,50 @@ class Deadlines:
         self._numbers = count()
         self.thread = AlarmThread("incumbent-deadlines", self._next, self._act, ends_when_idle=True)
 
-    def watch(self, held: Claim, ahead: float) -> None:
-        """Call `tell` when `held` runs out: at its deadline, or `ahead` seconds before."""
-        self._new[held.ref] = max(ahead, self._new.get(held.ref, 0.0))
+    def watch(self, claim: Claim, ahead: float) -> None:
+        """Call `tell` when `claim` runs out: at its deadline, or `ahead` seconds before."""
+        self._new[claim.ref] = max(ahead, self._new.get(claim.ref, 0.0))
         # Write first, then compare; Keeper.arm says why.
-        if held.machine.deadline - ahead < self.thread.planned:
+        if claim.machine.deadline - ahead < self.thread.planned:
             self.thread.wake()
 
-    def forget(self, held: Claim) -> None:
-        """Stop watching `held`."""
-        self._new.pop(held.ref, None)
+    def forget(self, claim: Claim) -> None:
+        """Stop watching `claim`."""
+        self._new.pop(claim.ref, None)
 
     # -- the thread: nothing else touches places -----------------------------------------------
 
     def _next(self) -> float:
         self.thread.planned = self._first()
         for ref in list(self._new):
-            ahead, held = self._new.pop(ref, 0.0), ref()
-            if held is not None:
-                self._place(held, ahead)
+            ahead, claim = self._new.pop(ref, 0.0), ref()
+            if claim is not None:
+                self._place(claim, ahead)
         self.thread.planned = self._first()
         return self.thread.planned
 
     def _first(self) -> float:
         return self._places[0][0] if self._places else inf
 
-    def _place(self, held: Claim, ahead: float) -> None:
-        sooner = ahead > self._ahead.get(held.ref, -1.0)
-        if sooner and held.machine.state in (LeaseState.HELD, LeaseState.LOST):
-            self._ahead[held.ref] = ahead
-            place = (held.machine.deadline - ahead, next(self._numbers), ahead, held.ref)
+    def _place(self, claim: Claim, ahead: float) -> None:
+        sooner = ahead > self._ahead.get(claim.ref, -1.0)
+        if sooner and claim.machine.state in (LeaseState.HELD, LeaseState.LOST):
+            self._ahead[claim.ref] = ahead
+            place = (claim.machine.deadline - ahead, next(self._numbers), ahead, claim.ref)
             heapq.heappush(self._places, place)
 
     def _act(self) -> None:
-        for held, ahead in self._due(clock.now()):
-            machine = held.machine
+        for claim, ahead in self._due(clock.now()):
+            machine = claim.machine
             if machine.state is LeaseState.HELD:
                 if clock.now() < machine.deadline - ahead:
-                    self._place(held, ahead)
+                    self._place(claim, ahead)
                     continue
                 # Another thread may be releasing the lease at this instant.
                 with suppress(IllegalInput):
                     machine.expired()
             if machine.state is LeaseState.LOST:
-                self._tell(held)
+                self._tell(claim)
 
     def _due(self, now: float) -> list[tuple[Claim, float]]:
         due = []
@@ -85,7 +85,7 @@ class Deadlines:
             if self._ahead.get(ref) != ahead:
                 continue
             del self._ahead[ref]
-            held = ref()
-            if held is not None:
-                due.append((held, ahead))
+            claim = ref()
+            if claim is not None:
+                due.append((claim, ahead))
         return due

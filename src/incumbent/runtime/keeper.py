@@ -24,7 +24,7 @@ from incumbent.durations import backoff_delay
 from incumbent.errors import StoreError
 from incumbent.lease import LeaseState
 from incumbent.model import Key
-from incumbent.protocol.held import Claim
+from incumbent.protocol.claim import Claim
 from incumbent.protocol.port import Debt, Port
 from incumbent.protocol.release import settle
 from incumbent.protocol.renew import SOONEST, Batches, RenewalRound, first_due, next_due, renew
@@ -205,53 +205,55 @@ class Keeper:
 
     # -- for leases --------------------------------------------------------------------------
 
-    def arm(self, held: Claim) -> None:
-        """Renew `held` from now on, until it ends or is dropped."""
+    def arm(self, claim: Claim) -> None:
+        """Renew `claim` from now on, until it ends or is dropped."""
         state = self._state
         new = state.new
-        new[held.ref] = None
+        new[claim.ref] = None
         # Write first, then compare. The thread does the reverse (it writes `planned`, then looks
         # for new leases), so at least one of the two sees what the other wrote.
-        soonest = held.began + held.machine.policy.renew_every * SOONEST
+        soonest = claim.began + claim.machine.policy.renew_every * SOONEST
         if soonest < state.thread.planned or len(new) > _NEW:
-            self._place(state, held)
+            self._place(state, claim)
 
-    def disarm(self, held: Claim) -> None:
-        """Stop renewing `held`, because its holder releases it, and call its watchers."""
-        self._state.new.pop(held.ref, None)
-        self._state.buckets.discard(held)
-        if held.watchers:
-            self._state.deadlines.forget(held)
-            self._tell_ended(held)
+    def disarm(self, claim: Claim) -> None:
+        """Stop renewing `claim`, because its holder releases it, and call its watchers."""
+        self._state.new.pop(claim.ref, None)
+        self._state.buckets.discard(claim)
+        if claim.watchers:
+            self._state.deadlines.forget(claim)
+            self._tell_ended(claim)
 
-    def watch(self, held: Claim, watcher: Callable[[], None], *, ahead: float | None = 0.0) -> None:
+    def watch(
+        self, claim: Claim, watcher: Callable[[], None], *, ahead: float | None = 0.0
+    ) -> None:
         """Call `watcher` once when the holding ends; at once if it has ended.
 
         A holding that runs out ends at its deadline, or `ahead` seconds before, without waiting for
         the store. With None the caller watches the deadline itself; `watcher` is called late then.
         """
         with self._state.mutex:
-            held.watchers += (watcher,)
-        if not held.machine.valid(clock.now()):
-            self._tell_ended(held)
+            claim.watchers += (watcher,)
+        if not claim.machine.valid(clock.now()):
+            self._tell_ended(claim)
         elif ahead is not None:
-            self._state.deadlines.watch(held, ahead)
+            self._state.deadlines.watch(claim, ahead)
 
-    def unwatch(self, held: Claim, watcher: Callable[[], None]) -> None:
+    def unwatch(self, claim: Claim, watcher: Callable[[], None]) -> None:
         """Stop calling `watcher`, which must be the same object that was given to `watch`."""
         with self._state.mutex:
-            held.watchers = tuple(one for one in held.watchers if one is not watcher)
+            claim.watchers = tuple(one for one in claim.watchers if one is not watcher)
 
-    def follow(self, held: Claim, follower: Callable[[], None]) -> None:
-        """Call `follower` in the keeper's thread after every proved renewal, until `held` ends."""
+    def follow(self, claim: Claim, follower: Callable[[], None]) -> None:
+        """Call `follower` in the keeper's thread after every proved renewal, until `claim` ends."""
         with self._state.mutex:
-            held.followers += (follower,)
+            claim.followers += (follower,)
 
-    def renew_now(self, held: Claim, asker: Callable[[], None], *, after: float = 0.0) -> None:
-        """Renew `held` in `after` seconds instead of when it is due, then call `asker`."""
+    def renew_now(self, claim: Claim, asker: Callable[[], None], *, after: float = 0.0) -> None:
+        """Renew `claim` in `after` seconds instead of when it is due, then call `asker`."""
         with self._state.mutex:
-            held.askers += (asker,)
-        self._plan(held, clock.now() + after)
+            claim.askers += (asker,)
+        self._plan(claim, clock.now() + after)
 
     def refs(self) -> set[weakref.ref[Claim]]:
         """References to the leases that are renewed."""
@@ -295,26 +297,26 @@ class Keeper:
         before, self._state = self._state, _KeeperState(self)
         self.stats = Stats()
         for ref in before.refs():
-            if (held := ref()) is not None:
-                held.machine.forked()
+            if (claim := ref()) is not None:
+                claim.machine.forked()
 
     # -- the thread --------------------------------------------------------------------------
 
-    def _plan(self, held: Claim, due: float, *, earliest: float = inf) -> None:
+    def _plan(self, claim: Claim, due: float, *, earliest: float = inf) -> None:
         state = self._state
         if sys.is_finalizing():
             state.renew_mutex()
-        due = state.buckets.add(held, due, earliest=earliest)
+        due = state.buckets.add(claim, due, earliest=earliest)
         with state.mutex:
             if due >= state.thread.planned:
                 return
             state.thread.planned = due
         state.thread.wake()
 
-    def _place(self, state: _KeeperState, held: Claim) -> None:
+    def _place(self, state: _KeeperState, claim: Claim) -> None:
         # With jitter, so that leases taken together do not stay synchronised.
-        self._plan(held, first_due(held, draw_jitter()), earliest=held.began)
-        state.new.pop(held.ref, None)
+        self._plan(claim, first_due(claim, draw_jitter()), earliest=claim.began)
+        state.new.pop(claim.ref, None)
 
     def _next(self, state: _KeeperState) -> float:
         with state.mutex:
@@ -324,11 +326,11 @@ class Keeper:
             return state.thread.planned
 
     def _admit(self, state: _KeeperState, ref: weakref.ref[Claim]) -> None:
-        held = ref()
-        if held is None or held.bucket is not None or held.machine.state is not LeaseState.HELD:
+        claim = ref()
+        if claim is None or claim.bucket is not None or claim.machine.state is not LeaseState.HELD:
             state.new.pop(ref, None)
         else:
-            self._place(state, held)
+            self._place(state, claim)
 
     def _tick(self, state: _KeeperState) -> None:
         now = clock.now()
@@ -352,7 +354,7 @@ class Keeper:
                 _log.warning("the renewals of this process were not scheduled for %.1f s", late)
 
     def _renew_buckets(self, buckets: Sequence[Bucket]) -> None:
-        leases = [held for bucket in buckets for held in bucket.leases()]
+        leases = [claim for bucket in buckets for claim in bucket.leases()]
         batches = buckets[0].batches
         batches.begin()
         sent = clock.now()
@@ -381,15 +383,15 @@ class Keeper:
     def _plan_others(self, others: Sequence[Claim], sent: float, now: float) -> int:
         """Plan the leases that leave their bucket's rhythm; returns how many left it, or ended."""
         stopped = 0
-        for held in others:
-            if not held.machine.valid(now):
+        for claim in others:
+            if not claim.machine.valid(now):
                 stopped += 1
-                self._end(held)
-            elif held.failures or held.machine.bounded:
+                self._end(claim)
+            elif claim.failures or claim.machine.bounded:
                 stopped += 1
-                self._plan(held, next_due(held, sent, now, draw_jitter()))
-            if held.askers:
-                held.tell_askers()
+                self._plan(claim, next_due(claim, sent, now, draw_jitter()))
+            if claim.askers:
+                claim.tell_askers()
         return stopped
 
     def _count(self, asked: int, renewed: int, error: StoreError | None, took: float) -> None:
@@ -412,22 +414,22 @@ class Keeper:
     @staticmethod
     def _tell_followers(renewed: Sequence[Claim]) -> None:
         """Call the followers, after all is planned: they cannot delay another lease's renewal."""
-        for held in renewed:
-            if held.followers and held.machine.state is LeaseState.HELD:
-                for follower in held.followers:
+        for claim in renewed:
+            if claim.followers and claim.machine.state is LeaseState.HELD:
+                for follower in claim.followers:
                     call_guarded(follower)
 
-    def _end(self, held: Claim) -> None:
-        self._state.buckets.discard(held)
+    def _end(self, claim: Claim) -> None:
+        self._state.buckets.discard(claim)
         # If the lease was released, the releaser calls the watchers once the store knows.
-        if held.machine.state is LeaseState.LOST:
-            self._tell_ended(held)
+        if claim.machine.state is LeaseState.LOST:
+            self._tell_ended(claim)
 
-    def _tell_ended(self, held: Claim) -> None:
+    def _tell_ended(self, claim: Claim) -> None:
         if sys.is_finalizing():
             self._state.renew_mutex()
         with self._state.mutex:
-            watchers = held.take_watchers()
+            watchers = claim.take_watchers()
         for watcher in watchers:
             call_guarded(watcher)
 
@@ -463,8 +465,8 @@ def remembered() -> Iterator[Claim]:
             continue
     for keeper in keepers:
         for ref in keeper.refs():
-            if (held := ref()) is not None:
-                yield held
+            if (claim := ref()) is not None:
+                yield claim
 
 
 def _forget_everything() -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from incumbent.lease import Proof
     from incumbent.model import Key, Notice
     from incumbent.policy import Policy
-    from incumbent.protocol.held import Claim
+    from incumbent.protocol.claim import Claim
     from incumbent.runtime.aio import AsyncPort
 
     _Latest = tuple[Callable[[], AbstractEventLoop], weakref.ref[AbstractEventLoop], AsyncPort]
@@ -140,76 +140,76 @@ def ignore() -> None:
 class LeaseView:
     """The view of a lease for the rest of this package. `link`: the drivers of its store."""
 
-    __slots__ = ("_held", "link")
+    __slots__ = ("_claim", "link")
 
-    def __init__(self, link: Link, held: Claim) -> None:
+    def __init__(self, link: Link, claim: Claim) -> None:
         self.link: Final = link
-        self._held = held
+        self._claim = claim
 
     @property
     def key(self) -> Key:
         """The name and its namespace."""
-        return self._held.wanted.key
+        return self._claim.wanted.key
 
     @property
     def claim(self) -> str:
         """The identifier of this holding in the store."""
-        return self._held.id
+        return self._claim.id
 
     @property
     def token(self) -> int:
         """The fencing token."""
-        return self._held.machine.token
+        return self._claim.machine.token
 
     @property
     def slot(self) -> str | None:
         """The slot that was claimed with the lease."""
-        return self._held.wanted.slot
+        return self._claim.wanted.slot
 
     @property
     def policy(self) -> Policy:
         """The times that the lease was taken with."""
-        return self._held.wanted.policy
+        return self._claim.wanted.policy
 
     @property
     def bound(self) -> float:
         """The instant at which at_most_for ends the holding; inf without it."""
-        return self._held.machine.bound
+        return self._claim.machine.bound
 
     @property
     def notice(self) -> Notice | None:
         """The notice in the store that ended the lease; None if none did."""
-        return self._held.notice
+        return self._claim.notice
 
     @property
     def answered(self) -> bool:
         """Whether the store answered the last renewal."""
-        return self._held.failures == 0
+        return self._claim.failures == 0
 
     @property
     def proof(self) -> Proof:
         """The proof at this instant."""
-        return self._held.machine.proof(clock.now())
+        return self._claim.machine.proof(clock.now())
 
     def watch(self, ended: Callable[[], None]) -> None:
         """Call `ended`, from any thread, when the lease ends; it must not block."""
-        self.link.keeper.watch(self._held, ended)
+        self.link.keeper.watch(self._claim, ended)
 
     def follow(self, proved: Callable[[], None]) -> None:
         """Call `proved` in the keeper's thread after each proved renewal; it must not block."""
-        self.link.keeper.follow(self._held, proved)
+        self.link.keeper.follow(self._claim, proved)
 
     def proclaim(self, meta: bytes, *, after: float = 0.0) -> None:
         """Change the record's metadata, by an extra renewal at most `after` seconds from now."""
-        self._held.proclaim(meta)
-        if self._held.machine.valid(clock.now()):
-            self.link.keeper.renew_now(self._held, ignore, after=after)
+        self._claim.proclaim(meta)
+        if self._claim.machine.valid(clock.now()):
+            self.link.keeper.renew_now(self._claim, ignore, after=after)
 
     def abandon(self) -> None:
         """Neither renew nor release: some work goes on, so only the ttl may end the lease."""
-        if self._held.machine.valid(clock.now()):
-            self._held.machine.left()
-        self.link.keeper.disarm(self._held)
+        if self._claim.machine.valid(clock.now()):
+            self._claim.machine.left()
+        self.link.keeper.disarm(self._claim)
 
 
 # -- the types of `store=` -------------------------------------------------------------------------

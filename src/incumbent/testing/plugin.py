@@ -33,7 +33,7 @@ from incumbent.errors import StoreUnavailable
 from incumbent.lease import LeaseState
 from incumbent.locks.leases import LeaseHandle
 from incumbent.model import Key
-from incumbent.protocol.held import Claim
+from incumbent.protocol.claim import Claim
 from incumbent.runtime import keeper as keepers
 from incumbent.runtime import link, threads
 from incumbent.runtime.aio import AsyncPort, LeaseScope
@@ -120,7 +120,7 @@ class World:
             yield
 
     def _next_instant(self) -> float:
-        machines = [held.machine for held in self._held()]
+        machines = [claim.machine for claim in self._held_claims()]
         instants = [at for machine in machines for at in (machine.stop_at, machine.deadline)]
         return min(
             (instant for instant in (*instants, *self._due()) if instant > self.now()), default=inf
@@ -139,8 +139,8 @@ class World:
                 while isinstance(thread.alarm, _MovedAlarm) and not thread.stopped:
                     if thread.alarm.look(thread):
                         break
-        for held in self._held():
-            _look_at_scopes(held, self.now())
+        for claim in self._held_claims():
+            _look_at_scopes(claim, self.now())
         _await_callbacks()
 
     # -- misfortunes -------------------------------------------------------------------------
@@ -151,17 +151,17 @@ class World:
         No time passes for anything else.
         """
         now = self.now()
-        for held in self._which(lease):
-            held.machine.stop_at = held.machine.deadline = now
-            self._renew(held)
+        for claim in self._which(lease):
+            claim.machine.stop_at = claim.machine.deadline = now
+            self._renew(claim)
         self._memory.forget(*_whose(lease))
         self._look()
 
     def lose(self, lease: LeaseHandle | str) -> None:
         """Let the store lose the record; the renewal that finds it missing happens at once."""
         self._memory.forget(*_whose(lease))
-        for held in self._which(lease):
-            self._renew(held)
+        for claim in self._which(lease):
+            self._renew(claim)
         self._look()
 
     @contextmanager
@@ -178,32 +178,32 @@ class World:
     def _keepers(self) -> list[keepers.Keeper]:
         return [one for one in list(keepers._keepers) if one.port.store is self._memory]
 
-    def _held(self) -> list[Claim]:
+    def _held_claims(self) -> list[Claim]:
         found = []
         for keeper in self._keepers():
             refs = keeper._state.refs()
-            found += [held for ref in refs if (held := ref()) is not None]
-        return [held for held in found if held.machine.state is LeaseState.HELD]
+            found += [claim for ref in refs if (claim := ref()) is not None]
+        return [claim for claim in found if claim.machine.state is LeaseState.HELD]
 
     def _which(self, lease: LeaseHandle | str) -> list[Claim]:
         if isinstance(lease, LeaseHandle):
-            return [lease._held]
-        return [held for held in self._held() if held.wanted.key.name == lease]
+            return [lease._claim]
+        return [claim for claim in self._held_claims() if claim.wanted.key.name == lease]
 
-    def _renew(self, held: Claim) -> None:
+    def _renew(self, claim: Claim) -> None:
         for keeper in self._keepers():
-            if held.ref in keeper._state.refs():
-                keeper.renew_now(held, lambda: None)
+            if claim.ref in keeper._state.refs():
+                keeper.renew_now(claim, lambda: None)
 
 
 def _whose(lease: LeaseHandle | str) -> tuple[str, str | None]:
-    return (lease, None) if isinstance(lease, str) else (lease.name, lease._held.id)
+    return (lease, None) if isinstance(lease, str) else (lease.name, lease._claim.id)
 
 
-def _look_at_scopes(held: Claim, now: float) -> None:
-    if now < held.machine.stop_at:
+def _look_at_scopes(claim: Claim, now: float) -> None:
+    if now < claim.machine.stop_at:
         return
-    for watcher in held.watchers:
+    for watcher in claim.watchers:
         scope = getattr(watcher, "__self__", None)
         if isinstance(scope, LeaseScope):
             scope.look_soon()
