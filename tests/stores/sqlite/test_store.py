@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import secrets
 import signal
 import sqlite3
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -284,6 +286,17 @@ def test_a_lease_in_a_removed_file_is_gone(machine: Machine) -> None:
     machine.path.unlink()
     assert machine.store.renew([renewal(granted)], soon()) == [Gone("store_restarted")]
     assert machine.grant().epoch != granted.epoch
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_leaves_no_error_behind(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    with pytest.raises(FileNotFoundError):
+        SqliteConnection(str(machine.path.with_name("gone")), machine.host())
+    gc.collect()
+    assert reported == []
 
 
 def test_a_copy_put_in_the_place_of_the_file_is_another_store(machine: Machine) -> None:

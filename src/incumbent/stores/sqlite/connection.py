@@ -95,7 +95,6 @@ class SqliteConnection:
 
     def __init__(self, path: str, host: Host) -> None:
         self._path = path
-        self._process = os.getpid()
         self.identity = _identity(path)
         """The device and inode of the file."""
         self._log_identity: tuple[int, ...] = ()
@@ -110,6 +109,8 @@ class SqliteConnection:
         self.raw: sqlite3.Connection
         self._cursor: sqlite3.Cursor
         self.execute: Execute
+        # The last: `__del__` closes only what was made as a whole.
+        self._process = os.getpid()
 
     def connect(self, known: Container[str]) -> None:
         """Open the present file, and update the state in it that another boot left.
