@@ -16,7 +16,7 @@ import pytest
 
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.model import Queue, Released, Renewal, Renewed, Unproved
+from incumbent.model import Key, Queue, Released, Renewal, Renewed, Unproved
 from incumbent.stores.base import AsyncTogether, Gave, Give
 from tests import tiers
 from tests.cli.tool import command_line, environment, incumbent
@@ -93,28 +93,69 @@ def test_a_take_whose_answer_was_lost_is_the_same_grant_when_it_is_asked_again(
     assert alone.store.read(alone.key, soon()).holdings[0].token == again.token
 
 
-@pytest.mark.left(tiers.LONG)
-def test_what_was_done_of_a_batch_stands_though_the_rest_came_too_late(
-    own_api_server: ApiServer, alone: Party
-) -> None:
-    parties = [Party(alone.engine) for _ in range(10)]
-    renewals = [party.renewal(party.take(ask=LONG), 60.0) for party in parties]
-    own_api_server.delay("update", 1.5)
-    found = alone.store.renew(renewals, soon(6.0))
-    assert len(found) == 10
-    assert found[0] == Renewed()
-    assert isinstance(found[-1], Unproved)
-    store = asyncio.run(_give_all(alone, renewals))
-    assert store[0] == Released()
-    assert isinstance(store[-1], StoreError)
-    own_api_server.delay("update", 0.0)
+# -- batches ---------------------------------------------------------------------------------------
 
 
-async def _give_all(party: Party, renewals: list[Renewal]) -> Gave:
+def _held(party: Party, number: int) -> list[Renewal]:
+    """The renewals of so many leases."""
+    parties = [Party(party.engine, Key("default", f"n{index}")) for index in range(number)]
+    return [each.renewal(each.take(ask=LONG), 60.0) for each in parties]
+
+
+async def _give_all(party: Party, renewals: list[Renewal], within: float) -> Gave:
     store = party.engine.async_store()
     assert isinstance(store, AsyncTogether)
     gives = [Give(it.key, it.claim, it.token) for it in renewals]
-    return await store.give_all(gives, soon(6.0))
+    return await store.give_all(gives, soon(within))
+
+
+@pytest.mark.left(tiers.LONG)
+def test_one_slow_answer_makes_no_other_of_its_batch_late(
+    own_api_server: ApiServer, alone: Party
+) -> None:
+    renewals = _held(alone, 20)
+    own_api_server.delay("update", 120.0, name="n0")
+    slow, *others = alone.store.renew(renewals, soon(12.0))
+    assert others == [Renewed()] * 19
+    assert isinstance(slow, Unproved)
+    slow_give, *gives = asyncio.run(_give_all(alone, renewals, 12.0))
+    assert gives == [Released()] * 19
+    assert isinstance(slow_give, StoreError)
+    own_api_server.delay("update", 0.0)
+
+
+@pytest.mark.left(tiers.LONG)
+def test_several_of_a_batch_are_asked_for_at_once(own_api_server: ApiServer, alone: Party) -> None:
+    renewals = _held(alone, 60)
+    own_api_server.delay("update", 0.5)
+    # One after another they would need 30 s.
+    assert alone.store.renew(renewals, soon(20.0)) == [Renewed()] * 60
+    assert asyncio.run(_give_all(alone, renewals, 20.0)) == [Released()] * 60
+    own_api_server.delay("update", 0.0)
+
+
+@pytest.mark.left(tiers.LONG)
+def test_takes_that_occupy_their_connections_leave_some_to_renewals(
+    own_api_server: ApiServer, alone: Party
+) -> None:
+    renewals = _held(alone, 20)
+    own_api_server.delay("create", 120.0)
+    own_api_server.forget_requests()
+
+    def take() -> None:
+        with suppress(StoreError):
+            Party(alone.engine).take(within=60.0)
+
+    threads = [threading.Thread(target=take) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    # Each looks for its name, and has a connection from then on.
+    eventually(lambda: sum(it.status == 404 for it in own_api_server.requests) >= 10)
+    assert alone.store.renew(renewals, soon(20.0)) == [Renewed()] * 20
+    own_api_server.stop()
+    for thread in threads:
+        thread.join(90.0)
+        assert not thread.is_alive()
 
 
 # -- watches ---------------------------------------------------------------------------------------

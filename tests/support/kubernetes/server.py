@@ -180,9 +180,12 @@ class ApiServer:
         until = time.monotonic() + seconds
         self._change(fail={"code": status, "until": until, "retry_after": retry_after})
 
-    def delay(self, verb: str, seconds: float) -> None:
-        """Carry each such request out so much later, also if its client has gone; 0 ends it."""
-        self._change(delay={"verb": verb, "seconds": seconds} if seconds else {})
+    def delay(self, verb: str, seconds: float, name: str = "") -> None:
+        """Carry each such request out so much later, also if its client has gone; 0 ends it.
+
+        `name`: only those about this object.
+        """
+        self._change(delay={"verb": verb, "seconds": seconds, "name": name} if seconds else {})
 
     def lose_answers(self, verb: str, times: int = 1) -> None:
         """Carry the next ones out, and close the connection instead of answering."""

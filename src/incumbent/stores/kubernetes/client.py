@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 from weakref import WeakSet, WeakValueDictionary
 
+from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
-from incumbent.model import Ask, Key, Refused, TakeOutcome
+from incumbent.model import Ask, Key, Refused, Renewal, RenewOutcome, TakeOutcome, Unproved
 from incumbent.net.bounded import BoundedRunner
 from incumbent.net.http import Garbled, Reading, Stream, encode, exchange, parse
 from incumbent.net.limiter import Limiter
@@ -20,16 +21,19 @@ from incumbent.net.names import is_unknown
 from incumbent.net.pool import Broken, Mismatch
 from incumbent.net.readers import Wakeup
 from incumbent.rules.record import holders
+from incumbent.stores.base import Gave, Give, Take, Took
 from incumbent.stores.deciding import Deciding
 from incumbent.stores.kubernetes.errors import KubernetesAnswer, failure
 from incumbent.stores.kubernetes.exchange import KubernetesExchange
 from incumbent.stores.kubernetes.known import FRESH, Known
 from incumbent.stores.kubernetes.objects import LABEL, label_of
 from incumbent.stores.kubernetes.site import KubernetesSite
+from incumbent.stores.names import flat
 from incumbent.stores.plan import Plan, PlannedTogether, drive
 from incumbent.stores.polling import in_line
 from incumbent.stores.registers import Seen, Wanted
 
+E = TypeVar("E", bound=Renewal | Take | Give)
 T = TypeVar("T")
 W = TypeVar("W", bound=Stream)
 
@@ -38,6 +42,8 @@ _HEADERS: Final = (
     "Content-Type: application/json\r\nAccept: application/json\r\nUser-Agent: incumbent\r\n"
 )
 _PAGE: Final = 500
+_LANES: Final = 8
+"""Names of a batch that are asked for at once: two of the connections are left to others."""
 
 
 class KubernetesDeciding(Deciding):
@@ -86,6 +92,10 @@ class KubernetesClient(PlannedTogether[None], BoundedRunner[W, None]):
     @abstractmethod
     async def apart(self, work: Callable[[], None]) -> None:
         """Do what may take seconds."""
+
+    @abstractmethod
+    async def at_once(self, lane: Callable[[], Coroutine[Any, Any, None]], lanes: int) -> None:
+        """Run a lane so many times, all at once, to its end."""
 
     # -- connections --------------------------------------------------------------------------
 
@@ -154,6 +164,59 @@ class KubernetesClient(PlannedTogether[None], BoundedRunner[W, None]):
         if isinstance(outcome, Refused) and self.known.is_unproved(key, outcome):
             outcome = replace(outcome, unproved=True)
         return in_line(outcome, claim, ask)
+
+    # -- batches ------------------------------------------------------------------------------
+
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
+        found: list[RenewOutcome | StoreError]
+        found = await self._in_lanes(super().renew, renewals, until)
+        return [Unproved(str(it)) if isinstance(it, StoreError) else it for it in found]
+
+    async def take_all(self, takes: Sequence[Take], until: float) -> Took:
+        return await self._in_lanes(super().take_all, takes, until)
+
+    async def give_all(self, gives: Sequence[Give], until: float) -> Gave:
+        return await self._in_lanes(super().give_all, gives, until)
+
+    async def _in_lanes(
+        self, ask: Callable[[Sequence[E], float], Awaitable[list[T]]],
+        batch: Sequence[E], until: float,
+    ) -> list[T | StoreError]:  # fmt: skip
+        """What `ask` says of each of a batch, asked name by name. Raises what it raised of all.
+
+        No request serves two names. So some are asked for at once, each on a connection of its own,
+        and one whose answer is slow, or lost, delays no other.
+        """
+        places = dict[Key, list[int]]()
+        for place, it in enumerate(batch):
+            places.setdefault(it.key, []).append(place)
+        left = [*reversed(places.items())]
+        found, errors = dict[int, T | StoreError](), list[StoreError]()
+
+        async def lane() -> None:
+            while left:
+                try:
+                    key, of = left.pop()
+                except IndexError as error:
+                    raise_handlers(error)
+                    return  # another lane was quicker
+                answers: Sequence[T | StoreError]
+                try:
+                    if clock.now() >= until:
+                        raise StoreUnavailable(f"{self.where}: no time was left for {flat(key)}")
+                    answers = await ask([batch[place] for place in of], until)
+                except StoreError as error:
+                    errors.append(error)
+                    answers = [error] * len(of)
+                found.update(zip(of, answers, strict=True))
+
+        try:
+            await self.at_once(lane, min(_LANES, len(places)))
+        finally:
+            left.clear()
+        if errors and len(errors) == len(places):
+            raise max(errors, key=lambda it: isinstance(it, OutcomeUnknown))
+        return [found[place] for place in range(len(batch))]
 
     # -- requests -----------------------------------------------------------------------------
 

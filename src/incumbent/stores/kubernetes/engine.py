@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from incumbent import clock
 from incumbent.interrupts import raise_handlers
@@ -21,7 +21,8 @@ from incumbent.stores.kubernetes.known import Known
 from incumbent.stores.kubernetes.site import KubernetesSite
 from incumbent.stores.kubernetes.watching import Watches
 from incumbent.stores.loops import LoopEnd, ServerEngine, detach_in_child
-from incumbent.stores.plan import BlockingTogether
+from incumbent.stores.plan import BlockingTogether, run_blocking
+from incumbent.unpatched import original, start_thread
 
 if TYPE_CHECKING:
     from incumbent.net.aiowire import AsyncStream
@@ -46,6 +47,32 @@ class BlockingKubernetes(KubernetesClient[BlockingWire]):
 
     async def apart(self, work: Callable[[], None]) -> None:
         work()
+
+    async def at_once(self, lane: Callable[[], Coroutine[Any, Any, None]], lanes: int) -> None:
+        errors, running = list[BaseException](), list[Any]()
+
+        def run(over: Any) -> None:
+            try:
+                run_blocking(lane())
+            except BaseException as error:  # noqa: BLE001 - it is raised to the caller
+                errors.append(error)
+            finally:
+                over.release()
+
+        for _ in range(lanes - 1):
+            over = original("_thread", "allocate_lock")()
+            over.acquire()
+            try:
+                start_thread(partial(run, over), "incumbent-batch")
+            except RuntimeError as error:
+                raise_handlers(error)
+                break  # no more threads can be started: those that are there do it
+            running.append(over)
+        await lane()
+        for over in running:
+            over.acquire()
+        if errors:
+            raise errors[0]
 
     async def dialled(self, until: float, lasts: float = -inf) -> BlockingWire:
         return await self.opened(self.dial(max(lasts, min(until, clock.now() + DIAL_WITHIN))))
@@ -94,6 +121,11 @@ class AsyncKubernetes(KubernetesClient["AsyncStream"]):
         import asyncio
 
         await asyncio.to_thread(work)
+
+    async def at_once(self, lane: Callable[[], Coroutine[Any, Any, None]], lanes: int) -> None:
+        import asyncio
+
+        await asyncio.gather(*(lane() for _ in range(lanes)))
 
     async def dialled(self, until: float, lasts: float = -inf) -> AsyncStream:
         """A connection; what comes too late for its caller is kept for the next one."""

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Key
-from incumbent.net.pool import Broken
 from incumbent.policy import TTL_DEFAULT
 from incumbent.rules.record import holding_of, micros
 from incumbent.stores import registers as kit
@@ -46,7 +45,7 @@ class KubernetesExchange:
         self._renewals = dict[Key, list[Any]]()
         self._probed: NamespaceMarker | None = None
         """Stands for the marker until there is one."""
-        self.wrote = self._late = False
+        self.wrote = False
 
     # -- the marker ---------------------------------------------------------------------------
 
@@ -140,7 +139,7 @@ class KubernetesExchange:
             case kit.Load(wanted):
                 return [self._renewed_here(it.key) or await self._load(it.key) for it in wanted]
             case kit.Swaps(swaps):
-                return [await self._swap_in_time(swap) for swap in swaps]
+                return [await self._swap(swap) for swap in swaps]
             case kit.Scan(namespace, prefix):
                 return await self._scan(namespace, prefix)
         raise TypeError(f"a request for other registers: {request}")
@@ -180,22 +179,6 @@ class KubernetesExchange:
                 seen = known.seen_or_error(key, known.see(key, lease), self._marker)
                 found += [(key, seen)] if isinstance(seen, kit.Seen) else []
         return found
-
-    async def _swap_in_time(self, swap: kit.Swap) -> kit.Seen | StoreError | None:
-        """A swap of several; what was done of the others stands, whatever becomes of this one."""
-        why = f"{self._known.where}: no answer in time about {flat(swap.wanted.key)}"
-        if self._late:
-            return StoreUnavailable(why)
-        try:
-            return await self._swap(swap)
-        except StoreUnavailable as error:
-            return error
-        except Broken as error:
-            if not (error.late and self.wrote):
-                raise
-            self._late = True
-            self._client.spend(self._wire)
-            return OutcomeUnknown(why) if error.sent else StoreUnavailable(why)
 
     async def _swap(self, swap: kit.Swap) -> kit.Seen | StoreError | None:
         key, sight, known = swap.wanted.key, swap.seen.version, self._known

@@ -78,10 +78,10 @@ class Server:
     async def _carry_out(self, request: web.Request, asked: Asked) -> web.StreamResponse:
         settings, counted = self.gate.settings, asked.user != ADMIN
         body = await self._body(request)
-        if counted and (seconds := settings.takes("delay", asked.verb)):
+        if counted and (seconds := settings.takes("delay", asked)):
             await asyncio.sleep(seconds)
         code, made = await self._done(request, asked, body)
-        if counted and settings.takes("lose", asked.verb):
+        if counted and settings.takes("lose", asked):
             self._note(asked.user, asked.verb, request, 0)
             if request.transport is not None:
                 request.transport.abort()

@@ -34,7 +34,7 @@ class Settings:
     fail: Json = field(default_factory=dict)
     """code, until (of the monotonic clock), retry_after."""
     delay: Json = field(default_factory=dict)
-    """Verb, and seconds before such a request is carried out."""
+    """Verb, name ("": any), and seconds before such a request is carried out."""
     lose: Json = field(default_factory=dict)
     """Verb, and how many such requests are carried out and not answered."""
     ahead: float = 0.0
@@ -45,10 +45,13 @@ class Settings:
         for name, value in given.items():
             setattr(self, name, value)
 
-    def takes(self, what: str, verb: str) -> Any:
-        """The seconds of a delay for this verb, or whether its answer is to be lost."""
+    def takes(self, what: str, asked: Asked) -> Any:
+        """The seconds of a delay for this request, or whether its answer is to be lost."""
         rule: Json = getattr(self, what)
-        if rule.get("verb") not in {verb, "*"}:
+        if rule.get("verb") not in {asked.verb, "*"} or rule.get("name", "") not in {
+            "",
+            asked.name,
+        }:
             return 0
         if what == "lose":
             rule["times"] -= 1
