@@ -30,6 +30,9 @@ exec {command} "$@"
 """
 """In place of `incumbent`, where a server of the page has to answer before."""
 
+STARTS = {"sleep 2 ": "sleep 8 ", "sleep 2\n": "sleep 8\n"}
+"""A busy machine starts what a page starts slowly."""
+
 
 class Folder:
     """A checkout's examples, and nothing that another page left."""

@@ -16,7 +16,7 @@ import yaml  # type: ignore[import-untyped]  # its types are another package
 
 from incumbent.cron.load import parse_jobs
 from tests.docs.blocks import PAGES, ROOT, Block, blocks_of, name_of
-from tests.docs.running import Folder
+from tests.docs.running import STARTS, Folder
 from tests.stores.postgresql.world import new_database
 from tests.support.servers import free_port
 
@@ -98,7 +98,7 @@ def folder(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Folder
     if "mysql://admin@host/database" in text:
         maria = request.getfixturevalue("maria_server")
         addresses["mysql://admin@host/database"] = maria.url_of(maria.new_database())
-    return Folder(tmp_path / "checkout", addresses)
+    return Folder(tmp_path / "checkout", addresses | STARTS)
 
 
 @pytest.mark.left("starts what the other pages start", "docs/index.md", "docs/sqlite.md")

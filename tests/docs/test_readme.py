@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import ROOT, blocks_of
-from tests.docs.running import Folder
+from tests.docs.running import STARTS, Folder
 from tests.support.servers import RedisServer, free_port
 
 BLOCKS = [block for block in blocks_of(ROOT / "README.md") if block.directive != "not run"]
@@ -23,7 +23,7 @@ def folder(tmp_path: Path, own_redis: RedisServer) -> Folder:
         tmp_path / "checkout",
         {"redis://localhost:6379": own_redis.url, "127.0.0.1:8000": f"127.0.0.1:{port}"}
         | {"http.server --bind 127.0.0.1 8000": f"http.server --bind 127.0.0.1 {port}"}
-        | {"sleep 2 ": "sleep 8 ", "sleep 2\n": "sleep 8\n"},  # a busy machine starts slowly
+        | STARTS,
         port,
     )
 
@@ -41,3 +41,9 @@ def test_the_python_of_the_readme_runs_from_top_to_bottom(folder: Folder) -> Non
     said = folder.python([block for block in BLOCKS if block.language == "python"])
     assert "shipped 4711 done" in said
     assert "leading, term" in said
+
+
+def test_the_site_begins_with_the_first_screen_of_the_readme() -> None:
+    readme, _, _ = (ROOT / "README.md").read_text().partition("\n## Try it\n")
+    index, _, _ = (ROOT / "docs" / "index.md").read_text().partition("\n## Where to go on\n")
+    assert index == readme.replace("](docs/", "](")

@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.docs.test_drawings import DRAWINGS
 from tests.support.browser import chromium
 
 pytestmark = pytest.mark.left("needs MkDocs and a browser; `make docs` builds the site")
@@ -81,6 +83,43 @@ def test_every_page_fits_its_window_and_asks_no_other_host(
     assert wide == []
     local = ("file:", "data:", "blob:", "about:")
     assert [url for url in asked if not url.startswith(local)] == []
+
+
+@pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda path: path.stem)
+def test_no_word_of_a_drawing_leaves_it_or_covers_another(browser: Any, drawing: Path) -> None:
+    page = browser.new_page()
+    page.goto(drawing.as_uri())
+    whole, *boxes = page.evaluate(
+        """() => [document.documentElement, ...document.querySelectorAll("text")].map(node => {
+          const box = node.getBoundingClientRect()
+          return [box.left, box.top, box.right, box.bottom, node.textContent]
+        })"""
+    )
+    page.close()
+    assert len(boxes) > 5
+    outside = [box for box in boxes if not covers(whole, box, within=True)]
+    assert outside == []
+    assert [(a[4], b[4]) for a, b in combinations(boxes, 2) if covers(a, b)] == []
+
+
+def covers(one: list[Any], other: list[Any], *, within: bool = False) -> bool:
+    """Whether two boxes (left, top, right, bottom) meet; `within`: one has all of the other."""
+    left, top, right, bottom = one[:4]
+    if within:
+        return left < other[0] and top < other[1] and other[2] < right and other[3] < bottom
+    return left < other[2] and other[0] < right and top < other[3] - 2 and other[1] + 2 < bottom
+
+
+def test_a_drawing_follows_the_theme_that_the_reader_chose(site: Path, browser: Any) -> None:
+    page = browser.new_page(color_scheme="light", viewport={"width": 1000, "height": 900})
+    page.goto((site / "fencing.html").as_uri())
+    drawn = page.locator("img[src$='.svg']")
+    light = drawn.screenshot()
+    page.evaluate("document.body.setAttribute('data-md-color-scheme', 'slate')")
+    page.wait_for_timeout(500)
+    dark = drawn.screenshot()
+    page.close()
+    assert light != dark
 
 
 def test_the_search_works_from_the_disk(site: Path, browser: Any) -> None:
