@@ -102,7 +102,7 @@ def test_no_word_of_a_drawing_leaves_it_or_covers_another(browser: Any, drawing:
     assert [(a[4], b[4]) for a, b in combinations(boxes, 2) if covers(a, b)] == []
 
 
-def covers(one: list[Any], other: list[Any], *, within: bool = False) -> bool:
+def covers(one: list[float], other: list[float], *, within: bool = False) -> bool:
     """Whether two boxes (left, top, right, bottom) meet; `within`: one has all of the other."""
     left, top, right, bottom = one[:4]
     if within:
