@@ -101,6 +101,9 @@ METRICS: Final[dict[str, Metric]] = {
     "incumbent_terms_lost_total": Metric(
         "counter", "Terms that were lost, by reason", unit="{term}"
     ),
+    "incumbent_terms_failed_total": Metric(
+        "counter", "Terms that ended badly: a failed command, a lost lease", unit="{term}"
+    ),
     "incumbent_lease_remaining_seconds": Metric("gauge", "How long the term is proved"),
     "incumbent_leaderless_seconds_total": Metric(
         "counter", "Time in which this candidate knew of no leader"

@@ -91,6 +91,8 @@ def test_each_rule_fires_when_it_should_and_not_before(tmp_path: Path) -> None:
     margins = series('renewal_margin_ratio_bucket{instance="a",le="0.2"}', "0x5 1x5")
     lost = series('lease_transitions_total{instance="a",reason="expired"}', "0x5 2x5")
     released = series('lease_transitions_total{instance="a",reason="released"}', "0x5 2x5")
+    crashes = series('terms_failed_total{name="x",instance="a"}', "0x5 1 2 3 4 5 5x20")
+    twice = series('terms_failed_total{name="x",instance="a"}', "0x5 1 2 2x25")
     failed = series('job_runs_total{name="j",state="failed"}', "0x5 1x60")
     missed = series('job_runs_total{name="j",state="missed"}', "0x5 1x60")
     ok = series('job_runs_total{name="j",state="ok"}', "0x5 1x60")
@@ -119,6 +121,9 @@ def test_each_rule_fires_when_it_should_and_not_before(tmp_path: Path) -> None:
             labels={**WARNING, "instance": "a", "reason": "expired"},
         ),
         fired("IncumbentLeasesLost", "8m", released, labels={}),
+        fired("IncumbentFlapping", "10m", crashes, labels={**CRITICAL, "name": "x"}),
+        fired("IncumbentFlapping", "10m", twice, labels={}),
+        fired("IncumbentFlapping", "30m", crashes, labels={}),
         fired("IncumbentJobFailed", "9m", failed, ok, labels={**WARNING, "name": "j"}),
         fired("IncumbentJobFailed", "9m", ok, missed, labels={}),
         fired("IncumbentJobMissed", "9m", missed, labels={**WARNING, "name": "j"}),

@@ -115,11 +115,15 @@ def test_a_leader_that_crashes_in_a_loop_tells_how_each_term_ended(fleet: Fleet)
     words = ("lead", "job", *CALM, "--holder", "a", "--", "sh", "-c", "exit 3")
     instance = start("-s", fleet.store, *words)
     fleet.started.append(instance)
-    eventually(lambda: ask(fleet, "history", "job").stdout.count("  a  ") >= 3)
+    eventually(lambda: ask(fleet, "history", "job").stdout.count("ended with exit 3") >= 3)
+    assert "flapping: " in ask(fleet, "why", "job").stdout
+    assert "flapping" in ask(fleet, "status").stdout
+    flaps = record(fleet)["flapping"]
+    assert isinstance(flaps, dict)
+    assert flaps["last"] == "its command ended with exit 3"
     instance.terminate()
     said = instance.communicate(timeout=20)[1]
-    # The third may not have been over.
-    assert said.count("ended: CMD ended with 3 after") >= 2
+    assert said.count("ended: CMD ended with 3 after") >= 3
     assert instance.returncode == 0
 
 

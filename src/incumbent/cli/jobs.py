@@ -1,12 +1,12 @@
 """`jobs`, `history` and `trigger`: when jobs run, the results of their slots, and one more run.
 
-For a name that is no job `history` shows the past holders.
+For a name that is no job `history` shows the past terms, and how they ended.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 from incumbent import clock
@@ -23,6 +23,7 @@ from incumbent.locks.options import require
 from incumbent.model import Key, Past, Record
 from incumbent.page.snapshot import Job, Snapshot, fleet_of
 from incumbent.printable import printable, printable_lines
+from incumbent.rules.endings import TermEnding, describe_ending, endings_of
 from incumbent.rules.notices import PAUSE
 from incumbent.runtime.link import link_for
 from incumbent.supervise.codes import BUSY, OK, USAGE
@@ -32,7 +33,7 @@ _SHOW_GONE = 86_400.0
 _GONE = "gone: no instance that is up has this job; it was removed, or its instances are down"
 _HEAD = ("JOB", "SCHEDULE", "NEXT", "LAST", "RESULT", "TOOK", "WHO")
 _RUNS_HEAD = ("SLOT", "RESULT", "TOOK", "WHO", "WHY")
-_HOLDINGS_HEAD = ("STARTED", "DURATION", "HOLDER", "TOKEN")
+_HOLDINGS_HEAD = ("STARTED", "DURATION", "HOLDER", "TOKEN", "HOW IT ENDED")
 _PATIENCE: Final = "15s"
 _LOOK_AGAIN: Final = 0.25
 _MOST_SHOWN: Final = 1_000_000
@@ -129,18 +130,31 @@ def _history(request: CommandRequest) -> int:
         record = client.read(request.name, REQUEST_TIMEOUT)
     most = number(request, "last", 1, _MOST_SHOWN, _MOST_SHOWN)
     runs = fleet.runs_in(record)
-    if runs or fleet.is_job(record) or request.on("failed"):
+    if runs or fleet.is_job(record):
         found = [run for run in runs if run.due >= start]
         if request.on("failed"):
             found = [run for run in found if run.state in _FAILED]
         _show_runs(request, found[-most:])
         return OK
-    history = [past for past in record.history if past.started >= start][-most:]
-    if request.on("json"):
-        print_json(request, [_past_as_json(past) for past in history])
-    else:
-        table([_HOLDINGS_HEAD, *(_past_row(record, past) for past in history)])
+    _show_terms(request, record, start, most)
     return OK
+
+
+def _show_terms(request: CommandRequest, record: Record, start: float, most: int) -> None:
+    endings, present = endings_of(record), {holding.token for holding in record.holdings}
+    history = [past for past in record.history if past.started >= start]
+    if request.on("failed"):
+        history = [past for past in history if past.token not in present and _failed(past, endings)]
+    if request.on("json"):
+        print_json(request, [_past_as_json(past, endings) for past in history[-most:]])
+        return
+    rows = (_past_row(past, present, endings) for past in history[-most:])
+    table([_HOLDINGS_HEAD, *rows])
+
+
+def _failed(past: Past, endings: Mapping[int, TermEnding]) -> bool:
+    ending = endings.get(past.token)
+    return past.ended is None if ending is None else ending.failed
 
 
 def _show_runs(request: CommandRequest, runs: list[Run]) -> None:
@@ -191,21 +205,27 @@ def _run_as_json(run: Run) -> dict[str, Any]:
     }
 
 
-def _past_row(record: Record, past: Past) -> tuple[str, ...]:
-    held = any(holding.token == past.token for holding in record.holdings)
-    lasted = "holds it" if held else "ran out"
+def _past_row(
+    past: Past, present: Collection[int], endings: Mapping[int, TermEnding]
+) -> tuple[str, ...]:
+    lasted = "holds it" if past.token in present else "ran out"
     if past.ended is not None:
         lasted = say_seconds(max(0.0, past.ended - past.started))
-    return (iso(past.started), lasted, past.holder, str(past.token))
+    how = describe_ending(endings[past.token]) if past.token in endings else "-"
+    return (iso(past.started), lasted, past.holder, str(past.token), how)
 
 
-def _past_as_json(past: Past) -> dict[str, object]:
+def _past_as_json(past: Past, endings: Mapping[int, TermEnding]) -> dict[str, object]:
+    ending = endings.get(past.token)
     return {
         "holder": past.holder,
         "token": past.token,
         "started": utc(past.started),
         "ended": None if past.ended is None else utc(past.ended),
         "seconds": None if past.ended is None else past.ended - past.started,
+        "how": None if ending is None else ending.how,
+        "exit_code": None if ending is None else ending.code,
+        "why": None if ending is None else describe_ending(ending),
     }
 
 

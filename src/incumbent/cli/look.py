@@ -22,6 +22,7 @@ from incumbent.durations import parse_duration, say_seconds
 from incumbent.locks.clients import Client
 from incumbent.model import Holding, Key, Record
 from incumbent.protocol.words import names_of
+from incumbent.rules.endings import FLAPPING, flapping
 from incumbent.rules.notices import PAUSE, RESIGN
 from incumbent.stores.findings import (
     FREE,
@@ -118,7 +119,7 @@ def _show(request: CommandRequest, client: Client) -> Record | None:
 
 
 def _is_shown(request: CommandRequest, record: Record) -> bool:
-    if record.holdings or request.on("all"):
+    if record.holdings or request.on("all") or flapping(record, clock.wall()):
         return True
     ours = record.key.name.startswith("@cron/") or is_job(record) or request.on("held")
     return not ours and (state_of(record) != (FREE, "") or bool(record.candidates))
@@ -126,12 +127,13 @@ def _is_shown(request: CommandRequest, record: Record) -> bool:
 
 def _row(record: Record, store: NameState) -> tuple[str, ...]:
     waiting = str(len(record.candidates) or "-")
+    flaps = FLAPPING if flapping(record, clock.wall()) else ""
     if not record.holdings:
-        return (record.key.name, state_of(record, store).word, "-", "-", "-", waiting)
+        return (record.key.name, flaps or state_of(record, store).word, "-", "-", "-", waiting)
     holding = record.holdings[0]
     share = share_of(record.holdings)
     who = f"{names_of(record.holdings)} ({share})" if share else holding.holder
-    return (record.key.name, _word(holding), who, *_times(holding), waiting)
+    return (record.key.name, flaps or _word(holding), who, *_times(holding), waiting)
 
 
 def _word(holding: Holding) -> str:
@@ -165,6 +167,8 @@ def _facts(record: Record, state: NameState) -> Iterator[tuple[str, str]]:
         cells = {"holder": holding.holder, "token": str(holding.token or "-"), "held for": held_for}
         cells |= {"ttl left": left, "isolation": isolation}
         yield from ((head, cell) for head, cell in cells.items() if cell not in ("", "-"))
+    if flaps := flapping(record, clock.wall()):
+        yield FLAPPING, str(flaps)
     if PAUSE in record.fields:
         yield "paused", said_by(record, PAUSE).strip() or "yes"
     if RESIGN in record.fields:

@@ -25,6 +25,7 @@ from incumbent.stores.url import store_url
 from incumbent.supervise import codes
 from incumbent.supervise.candidate import CandidateLock
 from incumbent.supervise.child import CannotStart
+from incumbent.supervise.endings import EndingsWriter, not_started, term_ending
 from incumbent.supervise.guarding import Guard, GuardFault, start_guard
 from incumbent.supervise.run import Command, Ending, outlives_kill, supervise
 from incumbent.supervise.signals import Interrupted, Signals
@@ -187,8 +188,12 @@ def _hold(run: _RunCommand, lease: Lease, turned: Callable[[], None]) -> _RunEnd
         keep = once is not None
         ending = supervise(lease, run.cmd, run.signals, run.guard, keep=keep, turned=turned)
         verdict = _ended(request, ending)
+        if once is None:
+            EndingsWriter().write(lease, term_ending(lease, ending))
     except CannotStart as error:
         verdict = _RunEnd("not_started", error.code, str(error), str(error))
+        if once is None:
+            EndingsWriter().write(lease, not_started(lease, error))
     except GuardFault as error:
         verdict = _RunEnd("fault", codes.FAULT, f"{error}; nothing ran", "guard")
     except ConfigError as error:

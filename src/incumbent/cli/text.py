@@ -20,6 +20,7 @@ from incumbent.errors import AcquireTimeout, ConfigError, NotAcquired
 from incumbent.model import Holding, Record, Refused
 from incumbent.printable import json_line, printable, printable_lines
 from incumbent.protocol.words import names_of
+from incumbent.rules.endings import FLAPPING, flapping
 from incumbent.rules.notices import PAUSE, RESIGN, read_notice
 from incumbent.stores.findings import NameState
 
@@ -117,6 +118,7 @@ def record_as_json(record: Record, state: NameState) -> dict[str, Any]:
     """A record as `status --json` shows it."""
     holding = record.holdings[0] if record.holdings else None
     facts = facts_of(holding) if holding else {}
+    flaps = flapping(record, clock.wall())
     holders = [_holding_as_json(one) for one in record.holdings]
     return {
         "namespace": record.key.namespace,
@@ -136,6 +138,7 @@ def record_as_json(record: Record, state: NameState) -> dict[str, Any]:
         "asked_to_resign": _notice(record, RESIGN),
         "slots": dict(record.slots),
         "nodes": list(record.nodes),
+        "flapping": None if flaps is None else flaps._asdict(),
     }
 
 
@@ -240,7 +243,7 @@ def draw(request: CommandRequest, rows: Sequence[Sequence[str]], below: Sequence
 _COLOURS: Final = {
     **dict.fromkeys(("held", "ok", "running"), 32),
     **dict.fromkeys(("paused", "closed", "reserved", "stopping", "waiting"), 33),
-    **dict.fromkeys(("cannot tell", "not ours", "failed", "lost", "missed", "gone"), 31),
+    **dict.fromkeys(("cannot tell", "not ours", "failed", "lost", "missed", "gone", FLAPPING), 31),
 }
 _COLOURED: Final = re.compile(rf"(?<=  )({'|'.join(_COLOURS)})(?=  |$)")
 

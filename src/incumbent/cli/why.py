@@ -22,6 +22,7 @@ from incumbent.election import rank_of
 from incumbent.errors import ConfigError
 from incumbent.model import Holding, Record
 from incumbent.printable import printable
+from incumbent.rules.endings import FLAPPING, describe_ending, endings_of, flapping
 from incumbent.rules.notices import PAUSE, RESIGN, read_notice
 from incumbent.stores.findings import (
     FREE,
@@ -90,6 +91,8 @@ def explain(
     lines += _of_switches(record, now)
     if state.word in (FREE, UNKNOWN, WAITING):
         lines.append(said_of(state) if state.why else "free: nobody holds it")
+    if flaps := flapping(record, now):
+        lines.append(f"{FLAPPING}: {flaps}")
     if state.word != FREE:
         lines += [
             f"slot {name}: used, for another {say_seconds(left)}"
@@ -178,14 +181,16 @@ def _of_candidates(record: Record) -> Iterator[str]:
 
 
 def _of_history(record: Record) -> Iterator[str]:
-    present = {holding.token for holding in record.holdings}
+    present, endings = {holding.token for holding in record.holdings}, endings_of(record)
     ended = [past for past in record.history if past.token not in present]
     for past in sorted(ended, key=lambda past: past.token, reverse=True)[:_LAST]:
         before = f"before: {past.holder} from {iso(past.started)}"
+        how = f": {describe_ending(endings[past.token])}" if past.token in endings else ""
         if past.ended is None:
-            yield f"{before}; its ttl ran out"
+            yield f"{before}; its ttl ran out{how}"
         else:
-            yield f"{before}, released after {say_seconds(max(0.0, past.ended - past.started))}"
+            after = say_seconds(max(0.0, past.ended - past.started))
+            yield f"{before}, released after {after}{how}"
 
 
 # -- why a job ran or did not ----------------------------------------------------------------------

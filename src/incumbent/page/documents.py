@@ -36,6 +36,7 @@ from incumbent.page.snapshot import (
     fleet_of,
     paused_at,
 )
+from incumbent.rules.endings import FLAPPING, flapping
 from incumbent.rules.notices import PAUSE, RESIGN, read_notice
 from incumbent.stores.findings import FREE, UNKNOWN, NameState, asked_to, said_by, said_of, state_of
 
@@ -173,6 +174,8 @@ def _lease(snapshot: Snapshot, record: Record, place: int, holding: Holding | No
 def _state_of(snapshot: Snapshot, record: Record) -> NameState:
     if snapshot.problem:
         return NameState(UNKNOWN, "the store gives no answer: what stands here was read before")
+    if flaps := flapping(record, snapshot.now):
+        return NameState(FLAPPING, str(flaps))
     state = state_of(record, snapshot.grants)
     # Leave out the time left of used slots: the notes show an instant, which stays the same.
     return NameState("not held") if state.word == FREE else state

@@ -28,6 +28,7 @@ from incumbent.durations import say_seconds
 from incumbent.errors import LockError
 from incumbent.locks.clients import Client
 from incumbent.model import Record
+from incumbent.rules.endings import describe_ending, endings_of
 from incumbent.rules.notices import BREAK, PAUSE, RESIGN, read_notice
 from incumbent.runtime.link import link_for
 from incumbent.stores.findings import FREE, GRANTS, NameState, examine
@@ -193,14 +194,16 @@ class TermView(NamedTuple):
     holder: str
     token: int
     how: str
-    """How the term ended; "" while it lasts."""
+    """How the term ended, in a word; "" while it lasts."""
+    why: str = ""
+    """How the term ended, in words, if its instance put that on record."""
 
 
 def terms_of(record: Record, read_at: float) -> tuple[TermView, ...]:
     """The terms in a record's history and of its present holders, oldest first."""
     notice = read_notice(record.fields[RESIGN].value) if RESIGN in record.fields else {}
     asked = "broken" if notice.get("kind") == BREAK else "resigned"
-    held = {holding.token for holding in record.holdings}
+    held, endings = {holding.token for holding in record.holdings}, endings_of(record)
     past = sorted(record.history, key=lambda one: one.started)
     followers = [one.started for one in past[1:]] + [read_at]
     found = []
@@ -210,7 +213,11 @@ def terms_of(record: Record, read_at: float) -> tuple[TermView, ...]:
             ends, how = inf, ""
         elif one.ended is not None:
             ends, how = one.ended, asked if one.token == notice.get("token") else "released"
-        found.append(TermView(one.started, ends, one.holder, one.token, how))
+        ending = endings.get(one.token)
+        why = "" if ending is None else describe_ending(ending)
+        if how == "released" and ending is not None and ending.failed:
+            how = "failed"
+        found.append(TermView(one.started, ends, one.holder, one.token, how, why))
     known = {one.token for one in past}
     for now in record.holdings:
         if now.token not in known:
@@ -284,9 +291,11 @@ def _words(event: Event) -> str:
     if source is None or event.kind == "taken":
         return "" if source is None else f"{source.holder} took it, term {source.token}"
     after = say_seconds(max(0.0, source.ends - source.began))
-    return source.holder + {
+    words = {
         "released": f" gave it back after {after}",
+        "failed": f" gave it back after {after}",
         "broken": f" was broken by an operator after {after}",
         "resigned": f" was asked to end, and gave it back after {after}",
         "expired": " did not give it back: its ttl ran out before this",
     }.get(event.kind, f": {event.kind}")
+    return f"{source.holder}{words}" + (f": {source.why}" if source.why else "")

@@ -58,6 +58,8 @@ class InstanceView:
     restarts: int = 0
     losses: Mapping[str, int] = field(default_factory=dict)
     """Lost terms by reason."""
+    failures: int = 0
+    """Terms that ended badly; the lost ones too."""
     wall: float = 0.0
     """The instant of the view on the wall clock."""
     leading: bool = False
@@ -146,15 +148,19 @@ class Situation:
         """Report that the process is about to exit. Final: later roles are ignored."""
         self._report(role="stopping")
 
-    def ended(self, cause: str) -> None:
-        """Report a term's end. `cause`: a LeaseLost reason, "signal:SIGTERM", "" (by itself)."""
+    def ended(self, cause: str, *, failed: bool = False) -> None:
+        """Report a term's end. `cause`: a LeaseLost reason, "signal:SIGTERM", "" (by itself).
+
+        `failed`: it ended badly (see TermEnding.failed).
+        """
         kind = cause.partition(":")[0]
         with self._mutex:
             self._lease = None
             losses = dict(self._reported.losses)
             if kind not in _INTENDED:
                 losses[kind] = losses.get(kind, 0) + 1
-            self._report(role="ended", leader=None, losses=losses)
+            failures = self._reported.failures + failed
+            self._report(role="ended", leader=None, losses=losses, failures=failures)
 
     def restarted(self) -> None:
         """Report that a command was started again."""
@@ -231,3 +237,4 @@ class Situation:
         yield Sample("incumbent_lease_remaining_seconds", name, view.proven_for)
         yield Sample("incumbent_leaderless_seconds_total", name, view.leaderless)
         yield Sample("incumbent_restarts_total", name, view.restarts)
+        yield Sample("incumbent_terms_failed_total", name, view.failures)

@@ -20,11 +20,11 @@ from incumbent.durations import backoff_delay, say_seconds
 from incumbent.errors import ConfigError, StoreError
 from incumbent.locks.leases import Lease
 from incumbent.model import Refused
-from incumbent.protocol.words import lease_lost
 from incumbent.serve.situation import Situation
 from incumbent.supervise.candidate import CandidateLock
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.codes import FAULT, LOST, OK, TOO_LONG
+from incumbent.supervise.endings import EndingsWriter, lost_in_words, not_started, term_ending
 from incumbent.supervise.guarding import Guard, GuardFault
 from incumbent.supervise.kernel import DescriptorWaiter
 from incumbent.supervise.launch import PreparedTerm
@@ -148,6 +148,7 @@ class Campaign:
     def __post_init__(self) -> None:
         self._ttl = self.lock.policy.ttl
         self._backoff = Backoff(self._ttl)
+        self._endings = EndingsWriter()
         self._last_line = ""
         self._answered = False
         self._ready: PreparedTerm | None = None
@@ -245,19 +246,25 @@ class Campaign:
         self.situation.leading(lease)
         had_terminal = find_terminal() is not None
         ready, self._ready = self._ready, None
-        ending = supervise(
-            lease,
-            self.command,
-            self.signals,
-            self.guard,
-            stop_on=ENDING_SIGNALS,
-            report=lambda course: self._report(lease, course),
-            # The instance is healthy only while the loop turns.
-            turned=self._report_alive,
-            ready=ready,
-        )
-        self.situation.ended(ending.cause)
+        try:
+            ending = supervise(
+                lease,
+                self.command,
+                self.signals,
+                self.guard,
+                stop_on=ENDING_SIGNALS,
+                report=lambda course: self._report(lease, course),
+                # The instance is healthy only while the loop turns.
+                turned=self._report_alive,
+                ready=ready,
+            )
+        except CannotStart as error:
+            self._endings.write(lease, not_started(lease, error))
+            raise
+        entry = term_ending(lease, ending)
+        self.situation.ended(ending.cause, failed=entry.failed)
         self.say(f"term {lease.fencing_token} ended: {_describe_end(lease, ending)}")
+        self._endings.write(lease, entry)
         code = exit_after(self.restart, ending, at_keyboard=had_terminal)
         if code is None:
             code = self._back_off(
@@ -320,25 +327,4 @@ def _describe_end(lease: Lease, ending: Ending) -> str:
         return f"CMD ended with {ending.status} {after}{unsure}"
     if kind == "guard":
         return f"the guard is dead; CMD was stopped {after}"
-    return f"{signal_name if kind == 'signal' else _lost(lease, kind)} {after}"
-
-
-_ASKED: Final = {
-    "pause": "paused",
-    "resign": "asked to resign",
-    "transfer": "asked to hand over",
-    "break": "asked to stop",
-}
-
-
-def _lost(lease: Lease, reason: str) -> str:
-    notice = lease.belief.notice
-    if notice is None and reason == "at_most_for":
-        return "reached --at-most-for"
-    if notice is None:
-        line = str(lease_lost(lease.name, reason))
-        return line.removeprefix(f"the lease on {lease.name!r} ")
-    what = _ASKED[notice.kind]
-    to = f" to {notice.to}" if notice.to else ""
-    by = f" by {notice.who}" if notice.who else ""
-    return f"{what}{to}{by}" + (f" ({notice.reason})" if notice.reason else "")
+    return f"{signal_name if kind == 'signal' else lost_in_words(lease, kind)} {after}"
