@@ -114,6 +114,9 @@ METRICS: Final[dict[str, Metric]] = {
     "incumbent_store_up": Metric(
         "gauge", "1 if the store answered the last request", unit="{store}"
     ),
+    "incumbent_store_member_up": Metric(
+        "gauge", "1 if this server of a quorum answers this process", unit="{server}"
+    ),
     "incumbent_jobs": Metric("gauge", "Jobs that this instance knows", unit="{job}"),
     "incumbent_job_runs_running": Metric("gauge", "Runs that go on in this instance", unit="{run}"),
     "incumbent_job_slots_waiting": Metric(

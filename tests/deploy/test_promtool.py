@@ -112,6 +112,13 @@ def test_each_rule_fires_when_it_should_and_not_before(tmp_path: Path) -> None:
             series('store_up{name="x"}', "0x9"),
             labels={**WARNING, "name": "x"},
         ),
+        fired("IncumbentMemberDown", "4m", series('store_member_up{member="b"}', "1x9"), labels={}),
+        fired(
+            "IncumbentMemberDown",
+            "4m",
+            series('store_member_up{member="b"}', "0x9"),
+            labels={**WARNING, "member": "b"},
+        ),
         fired("IncumbentRenewalsNearTheEdge", "4m", margins, labels={}),
         fired("IncumbentRenewalsNearTheEdge", "8m", margins, labels={**WARNING, "instance": "a"}),
         fired(

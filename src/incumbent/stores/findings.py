@@ -174,13 +174,13 @@ def found(
     return ("ok", what, "") if fine else (level, otherwise or what, advice)
 
 
-def about_start(what: str, age: float, wait: float, *, error: float = 0.0) -> Finding:
-    """The finding whether a store grants leases `age` seconds (less up to `error`) after its start.
+def about_start(what: str, age: float, wait: float) -> Finding:
+    """The finding whether a store grants leases `age` seconds after its start.
 
     `what`: the words before the age.
     """
     what = f"{what} {say_seconds(age)}, restart_wait {say_seconds(wait)}"
-    if age - error >= wait:
+    if age >= wait:
         return ("ok", what, "")
     return grants_nothing(f"{what}: it grants nothing yet", "wait")
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from incumbent.model import Key, Renewed
+from incumbent.net.pool import Broken
 from incumbent.rules.record import HISTORY_KEPT
 from incumbent.stores.etcd import open_etcd, renewing
 from incumbent.stores.etcd.incarnation import ClusterMarker, NotedTtl
@@ -216,11 +217,11 @@ def test_a_long_ttl_that_is_noted_beside_another_marker_is_not_noted() -> None:
 def test_who_failed_is_asked_last_and_who_answered_is_kept() -> None:
     a, b, c = (Endpoint(name, 2379) for name in "abc")
     site = EtcdSite(parse_etcd_url("etcd://a,b,c"))
-    site.avoid(a)
+    site.avoid(a, Broken("closed", sent=False))
     assert site.members == (b, c, a)
     site.prefer(b)
     assert site.members == (b, c, a)
-    site.avoid(b)
+    site.avoid(b, Broken("closed", sent=False))
     assert site.members == (c, a, b)
     site.prefer(a)
     assert site.members == (a, c, b)

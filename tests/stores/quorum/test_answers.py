@@ -24,6 +24,7 @@ from incumbent.stores.quorum.links import SyncPanel
 from incumbent.stores.redis.records import Naming
 from tests.cli.tool import incumbent
 from tests.stores.quorum.world import Member, Members, Party, party, soon, take_everywhere
+from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.server
@@ -440,6 +441,21 @@ def test_the_doctor_says_that_new_names_need_servers_that_forgot_nothing(three: 
         assert (level, what.partition(" ")[0]) == ("warning", "2")
         assert "all 3" in what
         assert "status" in todo
+
+
+def test_the_doctor_says_of_each_server_what_matters_in_a_quorum(three: Members) -> None:
+    with party(three.url(TRUSTED)) as one:
+        one.take(ASK)
+        said = " ".join(what for _, what, _ in one.engine.diagnose(15.0, soon()))
+        assert "replication is asynchronous" not in said
+        assert "up for" not in said
+        with RedisServer(["--replicaof", f"127.0.0.1 {three.all[0].server.port}"]):
+
+            def warned() -> bool:
+                found = one.engine.diagnose(15.0, soon())
+                return any("it has replicas" in what for _, what, _ in found)
+
+            eventually(warned)
 
 
 def test_the_doctor_says_that_a_majority_is_too_new(three: Members) -> None:

@@ -217,7 +217,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
             trail.doubt = trail.doubt or not isinstance(error, Broken) or error.sent
         if trail.doubt and not trail.repeatable:
             trail.tries_left = 0
-        self.site.avoid(endpoint)
+        self.site.avoid(endpoint, error)
 
     # -- one exchange -------------------------------------------------------------------------
 
@@ -286,7 +286,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         except (Broken, StoreUnavailable) as error:
             if not several:
                 raise self.site.error_for(error, doubt=False) from error
-            self.site.avoid(endpoint)
+            self.site.avoid(endpoint, error)
 
     async def _send_before_others(
         self, endpoint: Endpoint, wire: W, until: float, request: GatewayRequest
@@ -463,7 +463,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
             if isinstance(error, Broken) and (error.late or wire not in self.streams):
                 # The time is over, or the store was closed.
                 return True
-            site.avoid(endpoint)
+            site.avoid(endpoint, error)
             if isinstance(error, GatewayError):
                 site.drop_stale_token(error)
                 raise site.error_for(error, doubt=False) from error

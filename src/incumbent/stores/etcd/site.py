@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from incumbent.errors import ConfigError, OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
 from incumbent.net.names import is_unknown
+from incumbent.stores.members import Members
 from incumbent.stores.url import (
     Endpoint,
     parse_hosts,
@@ -215,6 +216,8 @@ class EtcdSite:
         self.options = options
         self.where = options.shown
         self.members = options.endpoints
+        names = [str(each) for each in self.members]
+        self.health = Members(self.where, names, len(names) // 2 + 1, asks_all=False)
         self.restart_wait = options.restart_wait
         self.tls = _context(options) if options.tls else None
         self.login_token = ""
@@ -229,11 +232,15 @@ class EtcdSite:
 
     def prefer(self, member: Endpoint) -> None:
         """Ask this member, which answered, first from now on."""
+        if self.health.down:
+            self.health.answered(str(member))
         if self.members[0] is not member:
             self.members = (member, *(each for each in self.members if each != member))
 
-    def avoid(self, member: Endpoint) -> None:
+    def avoid(self, member: Endpoint, error: Exception) -> None:
         """Ask this member, which did not answer or could not do it, last from now on."""
+        if len(self.members) > 1:
+            self.health.failed(str(member), error)
         self.members = (*(each for each in self.members if each != member), member)
 
     def drop_stale_token(self, error: GatewayError) -> bool:

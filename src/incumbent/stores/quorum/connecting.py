@@ -171,6 +171,7 @@ class Dialer(ABC, Generic[W]):
         except Exception as error:  # noqa: BLE001 - raised where it is awaited, if it is a defect
             made = error
             self.nodes[node].failed(error)
+            self.quorum.members.failed(self.quorum.names[node], error)
         except BaseException as error:
             arrive(StoreUnavailable(str(error)))
             raise
@@ -193,6 +194,7 @@ class Dialer(ABC, Generic[W]):
         link.born, link.check_sent, link.checked = facts.born(_now()), asked, asked
         link.replication = facts.promoted.encode()
         self.nodes[node].welcomed(self.quorum, unix_us, marker)
+        self.quorum.members.answered(self.quorum.names[node])
         return link
 
 

@@ -57,8 +57,7 @@ def _of_node(
         advice = "check the address, the password and the network"
         return [("error", f"{name}: {error}", advice)], None
     try:
-        program = diagnosis(ttl, node.site.restart_wait)
-        about = run_blocking(carry_out(wire, program, until))
+        about = run_blocking(carry_out(wire, diagnosis(ttl, in_quorum=True), until))
         look = run_blocking(carry_out(wire, _look(quorum.dialect.wait_of(ttl)), until))
     except (StoreError, *UNUSABLE) as error:
         return [("error", f"{name} answered nothing usable: {error}", "look at its log")], None

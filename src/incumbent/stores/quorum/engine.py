@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from incumbent import meters
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError
 from incumbent.model import (
@@ -243,6 +244,7 @@ class QuorumEngine(ServerEngine[QuorumStore, "AsyncQuorumStore"]):
             return AsyncQuorumStore(quorum, nodes)
 
         super().__init__(where, QuorumStore(quorum, nodes), make)
+        meters.provide(quorum.members)
 
     def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
         """See Engine.diagnose. Looks at each node, even at a node that would be refused."""

@@ -20,6 +20,7 @@ from incumbent.durations import say_seconds
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Key
 from incumbent.net.pool import Mismatch
+from incumbent.stores.members import Members
 from incumbent.stores.quorum import ballots
 from incumbent.stores.quorum.ballots import UNFIT, Answer, BallotClock, No, Silent, Vote
 from incumbent.stores.quorum.dialect import MARKER, RECORD_FORMAT, QuorumDialect, node_failure
@@ -47,6 +48,8 @@ class Quorum:
     clock: BallotClock
     names: tuple[str, ...]
     where: str
+    members: Members = field(init=False)
+    """Which nodes answer, for people: no decision rests on it."""
     taken_back: dict[tuple[Key, str], int] = field(default_factory=dict)
     """For claims that may be tried again: the largest ballot that nodes were asked to take back.
 
@@ -54,6 +57,9 @@ class Quorum:
     """
     given_up: dict[tuple[Key, str], int] = field(default_factory=dict)
     """Claims that were given up with an unknown outcome, and must not be tried again."""
+
+    def __post_init__(self) -> None:
+        self.members = Members(self.where, self.names, self.need, asks_all=True)
 
     @property
     def need(self) -> int:

@@ -14,7 +14,6 @@ from incumbent.stores.findings import (
     Finding,
     GrantsNothing,
     about_clock,
-    about_start,
     about_trip,
     at,
     cannot_tell,
@@ -66,7 +65,7 @@ def _examine(ttl: float, site: RedisSite, runtime: Runtime, until: float) -> lis
     """The findings about one server, also if a store would refuse to use it."""
 
     def program() -> Program[list[Finding]]:
-        findings = yield from diagnosis(ttl, site.restart_wait, marked=True)
+        findings = yield from diagnosis(ttl)
         findings += yield from _about_resync()
         findings += yield from _about_marker(site, ttl)
         return findings
@@ -86,10 +85,10 @@ def _examine(ttl: float, site: RedisSite, runtime: Runtime, until: float) -> lis
 # -- the server -----------------------------------------------------------------------------------
 
 
-def diagnosis(ttl: float, wait: float | None, *, marked: bool = False) -> Program[list[Finding]]:
-    """Findings for `doctor`; `wait` is the restart wait.
+def diagnosis(ttl: float, *, in_quorum: bool = False) -> Program[list[Finding]]:
+    """Findings for `doctor` about a server, but for its marker, which says how old it is.
 
-    `marked`: the marker says how old the server is, so its uptime is not reported.
+    `in_quorum`: it is a member of one, whose leases do not depend on its replication.
     """
     began = clock.now()
     yield RequestBatch(pack("PING"), 1)
@@ -105,11 +104,8 @@ def diagnosis(ttl: float, wait: float | None, *, marked: bool = False) -> Progra
     pairs = [answer for answer in answers if isinstance(answer, list) and len(answer) == 2]
     settings = {name.decode(): value.decode() for name, value in pairs}
     facts = read_facts(info)
-    findings = [*_about_settings(facts, settings), *_about_writes(facts, settings)]
-    if not marked:
-        # INFO has the uptime in whole seconds.
-        since = about_start("up for", facts.uptime, ttl if wait is None else wait, error=1.0)
-        findings.append(since)
+    findings = [_about_role(facts), *_about_replication(facts, in_quorum=in_quorum)]
+    findings += [*_about_settings(facts, settings), *_about_writes(facts, settings)]
     apart = abs(int(time[0]) + int(time[1]) / 1e6 - clock.wall())
     return [*findings, about_clock(apart), about_trip(trip, ttl)]
 
@@ -118,18 +114,28 @@ _SETTINGS: Final = ("save", "stop-writes-on-bgsave-error", "min-replicas-to-writ
 """One request each: before Redis 7, CONFIG GET takes one name."""
 
 
-def _about_settings(facts: InfoFacts, settings: dict[str, str]) -> list[Finding]:
-    """The role, and what a restart or a full memory does to leases."""
+def _about_role(facts: InfoFacts) -> Finding:
     role = f"{facts.product} {facts.version}, role {facts.role}"
+    return found(
+        facts.role == "master", role, advice="use the address of the master", level="error"
+    )
+
+
+def _about_replication(facts: InfoFacts, *, in_quorum: bool) -> list[Finding]:
+    if not in_quorum:
+        advice = "a failover can lose the newest leases: fence at the resource"
+        return [("warning", "replication is asynchronous", advice)]
+    if not facts.replicas:
+        return []
+    advice = "let none be promoted in its place: it would have forgotten its newest votes"
+    return [("warning", "it has replicas, and a member of a quorum needs none", advice)]
+
+
+def _about_settings(facts: InfoFacts, settings: dict[str, str]) -> list[Finding]:
+    """What a restart or a full memory does to leases."""
     memory = f"maxmemory {facts.maxmemory or 'unlimited'}, policy {facts.policy}: leases"
     how = f", save {settings['save'] or 'off'}" if "save" in settings else ""
     findings = [
-        found(facts.role == "master", role, advice="use the address of the master", level="error"),
-        (
-            "warning",
-            "replication is asynchronous",
-            "a failover can lose the newest leases: fence at the resource",
-        ),
         found(
             not facts.evicts,
             f"{memory} are not evicted",
@@ -146,7 +152,7 @@ def _about_settings(facts: InfoFacts, settings: dict[str, str]) -> list[Finding]
     ]
     if facts.product == "Dragonfly":
         untested = ("warning", "not tested on Dragonfly", "try it with your failures first")
-        findings.insert(1, untested)
+        findings.insert(0, untested)
     return findings
 
 
