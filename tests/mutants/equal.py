@@ -16,7 +16,7 @@ _WHY: dict[tuple[str, str], str] = {
     ): _MOMENT,
     (
         "net/subscriptions.py",
-        "_now() >= min(until, waiter.look_at) -> (_now() > min(until, waiter.look_at))",
+        "_now() >= min(until, waiter.recheck_at) -> (_now() > min(until, waiter.look_at))",
     ): _MOMENT,
     (
         "cron/zygote.py",

@@ -190,7 +190,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "redis: who was told to look is told to look later",
         "stores/redis/subscription.py",
-        "        if at < waiter.look_at:",
+        "        if at < waiter.recheck_at:",
         "        if at:",
         _HUB,
     ),

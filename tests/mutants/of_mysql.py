@@ -252,7 +252,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     _d(
         "a waiter whose turn it is to look keeps the others waiting when it goes",
         "stores/polling.py",
-        "            for other in [it for it in left if not it.hears][:1]:\n",
+        "            for other in [it for it in left if not it.notified][:1]:\n",
         "            for other in left[:0]:\n",
         f"{_IN}test_waiting.py::test_waiters_go_one_after_the_other_without_a_pause",
     ),

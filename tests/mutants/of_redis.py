@@ -107,14 +107,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "redis: a jump is added to what an earlier incarnation has added",
         "stores/redis/incarnation.py",
-        "mark.floor + _UNREPLICATED for mark",
-        "mark.floor + _JUMP for mark",
+        "marker.floor + _UNREPLICATED for marker",
+        "marker.floor + _JUMP for marker",
         _WHATEVER_BEFALLS,
     ),
     _d(
         "redis: a promoted server is above its own clock alone, whatever its marker says",
         "stores/redis/incarnation.py",
-        "*(mark.floor + _UNREPLICATED for mark in before), 0)",
+        "*(marker.floor + _UNREPLICATED for marker in before), 0)",
         "0)",
         "tests/stores/redis/test_incarnation_pure.py::test_a_promoted_server_that_has_the_marker_is_above_it_whatever_its_clock",
     ),

@@ -51,14 +51,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _d(
         "what lasts is asked again until the time is over",
-        "net/again.py",
+        "net/pool.py",
         "after is not None and after <= _SOON and not error.permanent",
         "after is not None",
         *_AGAIN,
     ),
     _d(
         "what a server refuses for a moment is told at once",
-        "net/again.py",
+        "net/pool.py",
         "if not brief or again + (now - began) >= until:",
         "if True:",
         *_AGAIN,

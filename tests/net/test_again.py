@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from incumbent import OutcomeUnknown, StoreUnavailable, clock
-from incumbent.net.again import until_served
+from incumbent.net.pool import until_served
 from incumbent.stores.plan import run_blocking
 
 MOMENT = StoreUnavailable("in a moment", retry_after=0.05)

@@ -7,7 +7,7 @@ from typing import Any
 
 from incumbent.net.readers import BLOCKING
 from incumbent.stores.redis.records import Naming
-from incumbent.stores.redis.server import Requests
+from incumbent.stores.redis.site import Requests
 from incumbent.stores.redis.subscription import LineHub, LineWaiter
 
 

@@ -6,7 +6,7 @@ import redis
 
 from incumbent import clock
 from incumbent.stores.redis import open_store
-from incumbent.stores.redis.incarnation import read_mark
+from incumbent.stores.redis.incarnation import read_marker
 from tests.support.servers import RedisServer
 
 __all__ = ["pretend_age"]
@@ -26,7 +26,7 @@ def pretend_age(
     for server in servers:
         with redis.Redis(port=server.port, password=server.password) as client:
             for key in client.scan_iter(match="incumbent:{*}:server*", count=1000):
-                mark = read_mark(client.get(key), "here", key.decode())
+                mark = read_marker(client.get(key), "here", key.decode())
                 assert mark is not None
                 us = int(seconds * 1e6)
                 older = mark._replace(since=mark.since - us, seen=mark.seen - us, floor=floor)

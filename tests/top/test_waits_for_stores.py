@@ -28,7 +28,7 @@ from incumbent.protocol.words import waiting_so_far
 from incumbent.runtime.keeper import _Outage
 from incumbent.stores.etcd.site import EtcdSite, parse_etcd_url
 from incumbent.stores.redis.options import RedisTarget
-from incumbent.stores.redis.server import RedisSite, connect_error
+from incumbent.stores.redis.site import RedisSite, connect_error
 from tests.support.faulty import FaultyEngine
 from tests.support.pace import BUSY, lasted, now
 from tests.support.postgresql import PostgresServer

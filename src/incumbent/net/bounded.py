@@ -13,9 +13,8 @@ from typing import Any, Final, TypeVar
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
-from incumbent.net.again import until_served
 from incumbent.net.limiter import limits
-from incumbent.net.pool import Connection, PlanRunner
+from incumbent.net.pool import Connection, PlanRunner, until_served
 from incumbent.net.readers import Wakeup
 from incumbent.stores.plan import Plan
 
@@ -53,10 +52,9 @@ class BoundedRunner(PlanRunner[W, Facts]):
         """
 
     def run(self, plan: Plan[Facts, T], until: float) -> Coroutine[Any, Any, T]:
-        return until_served(lambda: self.carry(plan, until), until, self._rest)
-
-    async def _rest(self, until: float) -> None:
-        await self._wakeup().wait(until)
+        return until_served(
+            lambda: self.carry(plan, until), until, lambda at: self._wakeup().wait(at)
+        )
 
     async def fresh(self, plan: Plan[Facts, T], until: float) -> W:
         most = _OPEN_MAX + _SPARE if plan.kind == "renew" else _OPEN_MAX

@@ -69,15 +69,12 @@ def _connected(family: int, where: Any, until: float) -> socket.socket:
                 raise TimeoutError(_NO_CONNECTION)
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
-            raise OSError(code, os.strerror(code), _shown(where))
+            shown = where if isinstance(where, str) else f"{where[0]}:{where[1]}"
+            raise OSError(code, os.strerror(code), shown)
         return sock
     except BaseException:
         sock.close()
         raise
-
-
-def _shown(where: Any) -> str:
-    return where if isinstance(where, str) else f"{where[0]}:{where[1]}"
 
 
 def tune(sock: socket.socket) -> None:

@@ -6,16 +6,22 @@ in one step (`stores.plan.run_blocking`), with connections that block instead of
 Connections are taken off a list and put back: `list.pop` and `list.append` are atomic, so there is
 no lock on which a signal handler or `__del__` could hang; re-entry uses another connection.
 A BaseException that interrupts an exchange closes its connection.
+
+A server may refuse a request for a moment: a transaction that it could not order, a row that was
+locked, more requests than it takes. Then nothing was done, and `until_served` asks again. A refusal
+that lasts (a full disk, a replica) is raised.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
+from incumbent import clock
+from incumbent.chance import draw_jitter
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
 from incumbent.model import Gone
@@ -79,6 +85,9 @@ Facts = TypeVar("Facts")
 
 KEPT: Final = 64
 """Most unused connections that are kept."""
+_SOON: Final = 0.5
+"""Seconds: a refusal that asks for a longer pause is not for a moment."""
+_PAUSE_LEAST: Final = 0.01
 
 
 class Pool(Generic[W]):
@@ -132,7 +141,13 @@ def close_all(wires: list[W]) -> None:
 
 
 class PlanRunner(Pool[W], Planned[Facts]):
-    """Carries out plans on its connections to one server, `where`."""
+    """Carries out plans on its connections to one server, `where`.
+
+    carry ----- an idle connection --------- use
+      |                                       |  carry_out, then put_back or settle
+      |         it was dead, or answered      v
+      `-------- something else ----> again -- a fresh connection -- use
+    """
 
     unusable: tuple[type[Exception], ...] = (Broken, Mismatch)
     """The exceptions of a connection that brought no reply, or another request's reply."""
@@ -191,7 +206,7 @@ class PlanRunner(Pool[W], Planned[Facts]):
             if doubt:
                 raise still_in_doubt(second, self.where) from second
             raise
-        return heard_again(outcome, self.where) if doubt else outcome
+        return outcome_of_repeat(outcome, self.where) if doubt else outcome
 
     async def _afresh(self, plan: Plan[Facts, T], until: float) -> T:
         idle = self.idle
@@ -218,7 +233,7 @@ def still_in_doubt(error: StoreUnavailable, where: str) -> OutcomeUnknown:
     )
 
 
-def heard_again(outcome: T, where: str) -> T:
+def outcome_of_repeat(outcome: T, where: str) -> T:
     """The outcome of a repeated request, unless the first try may have caused it.
 
     A repeated release that finds no lease raises OutcomeUnknown: Gone would mean a lost lease.
@@ -229,3 +244,30 @@ def heard_again(outcome: T, where: str) -> T:
             " given back, or it was lost before"
         )
     return outcome
+
+
+async def until_served(
+    ask: Callable[[], Awaitable[T]], until: float, rest: Callable[[float], Awaitable[object]]
+) -> T:
+    """The outcome of `ask`, called again after a refusal for a moment, with full jitter.
+
+    `rest`: waits until an instant. Raises what `ask` raises; the refusal if no time is left for
+    another one: a try that is cut off would leave in doubt what is certainly not done.
+    """
+    refusal: StoreUnavailable | None = None
+    while True:
+        began = clock.now()
+        try:
+            return await ask()
+        except StoreUnavailable as error:
+            now = clock.now()
+            again = now + max(_PAUSE_LEAST, draw_jitter() * (error.retry_after or 0.0))
+            if refusal is not None and now >= until:
+                raise refusal from error
+            after = error.retry_after
+            brief = after is not None and after <= _SOON and not error.permanent
+            if not brief or again + (now - began) >= until:
+                raise
+            refusal = error
+        while clock.now() < again:
+            await rest(again)

@@ -5,11 +5,11 @@ that finds the role free takes it: it connects, subscribes to the channels that 
 passes on each message. So no thread is needed, and a waiter that waits alone is woken by its own
 system call. All others sleep, each on a wakeup of its own.
 
-    a waiter:   joins -----> may rely on messages -----> looks: asks the store -----> leaves
+    a waiter:   joins -----> may rely on messages ------> rechecks: asks the store --> leaves
                   |           (`listens`: its channels     ^                            |
                   |            are confirmed)              |                            |
-                  |                        a message, its time (`look_at`), a lost      |
-                  |                        connection: its wait is `over`               |
+                  |                     a message, its time (`recheck_at`), a lost      |
+                  |                     connection: its wait is `over`                  |
                   v                                                                     v
     the role:   free ---> taken ---> the reader's wait is over ---> free ---> wakes another waiter
                             |
@@ -18,10 +18,10 @@ system call. All others sleep, each on a wakeup of its own.
 
 No message is missed, by three rules:
 
-1. A waiter is listed before it asks for its channels, and relies on messages only after they are
-   confirmed. What changed before that is found by one question to the store (`goes_on`).
-2. A waiter that leaves wakes another one that can read. One that looks cannot, and is passed over.
-3. When a connection is lost, or the role is a new one, each waiter that relied on it must look.
+1. A waiter is listed before it requests its channels, and relies on messages only after they are
+   confirmed. One question to the store (`may_wait`) finds what changed before that.
+2. A waiter that leaves wakes another one that can read. One that rechecks cannot, and is skipped.
+3. When a connection is lost, or the role is a new one, each waiter that relied on it must recheck.
 
 An engine defines the channels and the meaning of messages. Both sides share these coroutines. No
 lock is needed: lists and dictionaries change in atomic steps, so a signal handler may run any time.
@@ -58,21 +58,21 @@ def subscription_losses() -> int:
 
 
 class ChannelWaiter:
-    """A waiter. `look_at`: when it must look (ask the store again), whatever messages come.
+    """A waiter. `recheck_at`: when it must ask the store again, whatever messages come.
 
-    `listens`: it has begun to rely on the connections, and must look when they are lost. `looks`:
-    it asks the store at present, and cannot read.
+    `listens`: it has begun to rely on the connections, and must recheck when they are lost.
+    `is_asking`: it asks the store at present, and cannot read.
     """
 
     def __init__(self, wakeup: Wakeup, channels: list[str]) -> None:
         self.wakeup = wakeup
         self.channels = channels
-        self.look_at = inf
-        self.listens = self.looks = False
+        self.recheck_at = inf
+        self.listens = self.is_asking = False
         self.over = False
 
-    def tell(self) -> None:
-        """End its wait, so that it looks."""
+    def notify(self) -> None:
+        """End its wait, so that it rechecks."""
         self.over = True
         self.wakeup.wake()
 
@@ -81,7 +81,7 @@ class Subscription:
     """The channels requested from one node, with the time of each, and the confirmed ones."""
 
     def __init__(self) -> None:
-        self.asked: dict[str, float] = {}
+        self.requested: dict[str, float] = {}
         self.confirmed: set[str] = set()
 
 
@@ -116,7 +116,9 @@ class SubscriptionHub(Generic[H, S, W]):
 
     lost: str
     """The log message for a lost subscription."""
-    glance = inf
+    pack: Callable[..., bytes]
+    """Packs a SUBSCRIBE or UNSUBSCRIBE and the channel."""
+    check_every = inf
     """Seconds after which a waiter that does not listen yet checks again whether it may."""
     send_within = 1.0
 
@@ -125,8 +127,7 @@ class SubscriptionHub(Generic[H, S, W]):
         self.side = side
         self._nodes = nodes
         self._waiters: dict[W, None] = {}
-        self._todo: deque[str] = deque()
-        """Channels to subscribe to."""
+        self._to_subscribe: deque[str] = deque()
         self._warned = -inf
         self._renew_role()
 
@@ -139,66 +140,64 @@ class SubscriptionHub(Generic[H, S, W]):
         """Ensure that the subscriber has its connections, or will get them."""
 
     @abstractmethod
-    def _request(self, verb: str, channel: str) -> bytes:
-        """The bytes of a SUBSCRIBE or UNSUBSCRIBE."""
-
-    @abstractmethod
-    def _hear(self, node: int, subscription: S, name: bytes, payload: bytes) -> None:
+    def _on_message(self, node: int, subscription: S, name: bytes, payload: bytes) -> None:
         """Process a message on a channel."""
 
     @abstractmethod
-    def _is_listened_to(self, role: Role[S], waiter: W) -> bool:
+    def _is_subscribed(self, role: Role[S], waiter: W) -> bool:
         """Whether every message for the waiter would arrive."""
 
     def _may_begin(self, waiter: W) -> bool:
         """Whether a waiter need no longer wait for the subscription to its channels."""
-        return self._is_listened_to(self._role, waiter)
+        return self._is_subscribed(self._role, waiter)
 
     def _connected(self, role: Role[S], node: int) -> None:
         """Prepare a connection that has arrived."""
-        self._todo.extend(self._used())
+        self._to_subscribe.extend(self._channels_in_use())
 
     def _explain(self, node: int, error: Exception) -> Exception:
         """The exception for an error that came from a node."""
         return error
 
-    def _used(self) -> dict[str, None]:
+    def _channels_in_use(self) -> dict[str, None]:
         """The channels that waiters need."""
         return {channel: None for waiter in list(self._waiters) for channel in waiter.channels}
 
     # -- one wait -----------------------------------------------------------------------------
 
     async def _wait(
-        self, host: H, waiter: W, until: float, goes_on: Callable[[], Awaitable[bool]]
+        self, host: H, waiter: W, until: float, may_wait: Callable[[], Awaitable[bool]]
     ) -> None:
-        """Wait until the waiter must look, or `goes_on`, called once it is subscribed, is false."""
+        """Wait until the waiter must recheck; `may_wait` is asked once it is subscribed."""
         await self._catch_up()
         self._waiters[waiter] = None
         try:
             self._ask_for(waiter.channels)
-            await self._until(host, waiter, until)
-            waiter.listens = waiter.looks = True
-            if not waiter.over and await goes_on():
-                waiter.looks = False
-                await self._until(host, waiter, until)
+            await self._until_done(host, waiter, until)
+            waiter.listens = waiter.is_asking = True
+            if not waiter.over and await may_wait():
+                waiter.is_asking = False
+                await self._until_done(host, waiter, until)
         finally:
             self._waiters.pop(waiter, None)
             self._leave(waiter, until)
 
     def _leave(self, waiter: W, until: float) -> None:
-        """Wake another waiter, which may read; `waiter` is none of them any more."""
-        self._wake_one()
+        """Wake another waiter, which may read; `waiter` is no longer listed."""
+        self._wake_reader()
 
-    async def _until(self, host: H, waiter: W, until: float) -> None:
-        """Wait until the waiter must look; before it listens, also until it may begin to."""
+    async def _until_done(self, host: H, waiter: W, until: float) -> None:
+        """Wait until the waiter must recheck; before it listens, also until it may begin to."""
         while not self._is_done(waiter):
-            end = min(until, waiter.look_at)
+            end = min(until, waiter.recheck_at)
             if _now() >= end:
                 waiter.over = True
                 return
             role = self._take_role(self.side.me())
             if role is None:
-                await waiter.wakeup.wait(end if waiter.listens else min(end, _now() + self.glance))
+                if not waiter.listens:
+                    end = min(end, _now() + self.check_every)
+                await waiter.wakeup.wait(end)
                 continue
             try:
                 await self._read(host, role, waiter, until)
@@ -228,7 +227,7 @@ class SubscriptionHub(Generic[H, S, W]):
         subscriber = role.subscriber = role.subscriber or self.side.subscriber()
         try:
             while role is self._role and not self._is_done(waiter):
-                if _now() >= min(until, waiter.look_at):
+                if _now() >= min(until, waiter.recheck_at):
                     return
                 await self._connect(host, role, subscriber, until)
                 # Connecting may have taken long, and another role may count by now.
@@ -237,23 +236,23 @@ class SubscriptionHub(Generic[H, S, W]):
                 self._subscribe(role, subscriber)
                 if self._is_done(waiter):
                     return
-                message = await subscriber.next(self._wake_at(role, waiter, until))
+                message = await subscriber.next(self._read_until(role, waiter, until))
                 if message is not None:
                     self._receive(role, *message)
-                self._tell_due(waiter)
+                self._notify_due(waiter)
         except BaseException:
             if not subscriber.interruptible:
                 # A message may have been half read.
                 self._lose_all(role)
             raise
 
-    def _wake_at(self, role: Role[S], waiter: W, until: float) -> float:
+    def _read_until(self, role: Role[S], waiter: W, until: float) -> float:
         """The instant at which the reader must act even if no message comes."""
-        return min(until, waiter.look_at)
+        return min(until, waiter.recheck_at)
 
-    def _tell_due(self, waiter: W) -> None:
-        """After a message: end the wait of the reader, `waiter`, if it must look."""
-        waiter.over = waiter.over or waiter.look_at == -inf
+    def _notify_due(self, waiter: W) -> None:
+        """After a message: end the wait of the reader, `waiter`, if it must recheck."""
+        waiter.over = waiter.over or waiter.recheck_at == -inf
 
     # -- the reader's role --------------------------------------------------------------------
 
@@ -271,7 +270,7 @@ class SubscriptionHub(Generic[H, S, W]):
             interrupted, self._role = self._role, Role(self._nodes)
             role, self._free = self._role, []
             if interrupted.subscriber is not None:
-                # It must not sleep on: it passes on no role that it no longer has.
+                # It must not go on sleeping: when it ends, it has no role to pass on.
                 interrupted.subscriber.wake()
             self._end_waits()
         role.reader = me
@@ -284,17 +283,17 @@ class SubscriptionHub(Generic[H, S, W]):
             return
         self._free.append(role)
         if not leaves:
-            self._wake_one()
+            self._wake_reader()
 
-    def _wake_one(self) -> None:
+    def _wake_reader(self) -> None:
         if self._free:
             for other in list(self._waiters):
-                if not other.looks:
+                if not other.is_asking:
                     other.wakeup.wake()
                     return
 
     def _end_waits(self) -> None:
-        """Messages may be lost: the waiters that relied on them must look."""
+        """Messages may be lost: the waiters that relied on them must recheck."""
         for waiter in list(self._waiters):
             waiter.over = waiter.over or waiter.listens
             waiter.wakeup.wake()
@@ -306,39 +305,39 @@ class SubscriptionHub(Generic[H, S, W]):
         missing = [
             channel
             for channel in channels
-            if any(each is None or channel not in each.asked for each in role.subscriptions)
+            if any(each is None or channel not in each.requested for each in role.subscriptions)
         ]
-        self._todo.extend(missing)
+        self._to_subscribe.extend(missing)
         if missing and role.subscriber is not None:
             role.subscriber.wake()
 
     def _subscribe(self, role: Role[S], subscriber: Subscriber[Any]) -> None:
-        while self._todo and role is self._role:
-            channel = self._todo.popleft()
+        while self._to_subscribe and role is self._role:
+            channel = self._to_subscribe.popleft()
             for node, each in enumerate(role.subscriptions):
-                if each is not None and channel not in each.asked:
-                    each.asked[channel] = _now()
-                    self._send(role, subscriber, node, self._request("SUBSCRIBE", channel))
+                if each is not None and channel not in each.requested:
+                    each.requested[channel] = _now()
+                    self._send(role, subscriber, node, self.pack("SUBSCRIBE", channel))
         for node, each in enumerate(role.subscriptions):
-            if each is not None and len(each.asked) > _CHANNELS:
+            if each is not None and len(each.requested) > _CHANNELS:
                 self._unsubscribe(role, subscriber, node, each)
 
     def _unsubscribe(
         self, role: Role[S], subscriber: Subscriber[Any], node: int, subscription: S
     ) -> None:
-        used = self._used()
-        unused = [channel for channel in subscription.asked if channel not in used]
+        used = self._channels_in_use()
+        unused = [channel for channel in subscription.requested if channel not in used]
         del unused[_CHANNELS // 2 :]
         for channel in unused:
-            del subscription.asked[channel]
+            del subscription.requested[channel]
             subscription.confirmed.discard(channel)
-            self._send(role, subscriber, node, self._request("UNSUBSCRIBE", channel))
+            self._send(role, subscriber, node, self.pack("UNSUBSCRIBE", channel))
             if role.subscriptions[node] is not subscription:
                 break
-        # Another thread may have joined a channel before it was given up: that waiter looks.
+        # Another thread may have joined a channel just before it was left: that waiter rechecks.
         for waiter in list(self._waiters):
             if not set(unused).isdisjoint(waiter.channels):
-                waiter.tell()
+                waiter.notify()
 
     def _send(self, role: Role[S], subscriber: Subscriber[Any], node: int, request: bytes) -> None:
         try:
@@ -364,8 +363,8 @@ class SubscriptionHub(Generic[H, S, W]):
             return
         kind, name, payload = message
         if kind == b"message":
-            self._hear(node, subscription, name, payload)
-        elif kind == b"subscribe" and (channel := name.decode()) in subscription.asked:
+            self._on_message(node, subscription, name, payload)
+        elif kind == b"subscribe" and (channel := name.decode()) in subscription.requested:
             subscription.confirmed.add(channel)
             role.failures[node] = 0
             self._wake_begun()
@@ -379,7 +378,7 @@ class SubscriptionHub(Generic[H, S, W]):
     # -- losing -------------------------------------------------------------------------------
 
     def _lose(self, role: Role[S], node: int, error: Exception) -> None:
-        """Drop the subscription to a node. Waiters that would miss messages must look."""
+        """Drop the subscription to a node. Waiters that would miss messages must recheck."""
         role.connecting.discard(node)
         role.subscriptions[node] = None
         role.failures[node] += 1
@@ -392,7 +391,7 @@ class SubscriptionHub(Generic[H, S, W]):
         # Two threads may be counted as one: that is rare, and no decision depends on it.
         _counts["lost"] += 1
         for waiter in list(self._waiters):
-            if not self._is_listened_to(role, waiter):
+            if not self._is_subscribed(role, waiter):
                 self._warn(error)
                 waiter.over = waiter.over or waiter.listens
             waiter.wakeup.wake()
@@ -419,9 +418,9 @@ class SubscriptionHub(Generic[H, S, W]):
             subscriber.wake()
         self._end_waits()
 
-    def abandon(self) -> None:
+    def detach(self) -> None:
         """In a fork's child: forget the waiters and connections, which are the parent's."""
         self._role.drop()
         self._renew_role()
         self._waiters = {}
-        self._todo.clear()
+        self._to_subscribe.clear()

@@ -48,7 +48,10 @@ def state_of(record: Record, store: NameState = GRANTS) -> NameState:
     elif PAUSE in record.fields:
         state = NameState("paused", "nobody may hold it until `unpause`")
     elif record.closed_for > 0:
-        state = _closed(say_seconds(record.closed_for), record.reserved_for)
+        left, only = say_seconds(record.closed_for), record.reserved_for
+        state = NameState("closed", f"for another {left}: its last holder asked for that")
+        if only:
+            state = NameState("reserved", f"for {only}, for another {left}")
     elif store.word != FREE:
         state = store
     elif record.slots:
@@ -67,12 +70,6 @@ def share_of(holdings: Sequence[Holding]) -> str:
     if permits:
         return f"{held} of {permits} permit{'s' if permits > 1 else ''}"
     return f"{held} reader{'s' if held > 1 else ''}"
-
-
-def _closed(left: str, reserved_for: str) -> NameState:
-    if reserved_for:
-        return NameState("reserved", f"for {reserved_for}, for another {left}")
-    return NameState("closed", f"for another {left}: its last holder asked for that")
 
 
 def said_of(state: NameState) -> str:

@@ -101,7 +101,7 @@ class MemoryTable:
         self._takes = 0
         self.epoch = uuid.uuid4().hex
         self.changed: Callable[[], None] = _nobody_waits
-        """Called when waiters have to look."""
+        """Called when waiters have to look at the record."""
 
     def restart(self, now: float, *, empty: bool) -> None:
         """Begin a new incarnation; `empty` loses all data, as a store without a disk does."""
@@ -244,7 +244,7 @@ class MemoryStore:
         self._table = table
         self._changed = threading.Condition()
         self._listeners: set[Callable[[], None]] = set()
-        table.changed = self._tell
+        table.changed = self._notify
 
     def _step(self, operation: Callable[[float], T]) -> T:
         """Run an operation at one instant, under the mutex."""
@@ -287,25 +287,25 @@ class MemoryStore:
         """Begin a new incarnation, which has lost all data if `empty`. For tests."""
         with self._changed:
             self._table.restart(self._now(), empty=empty)
-            self._tell()
+            self._notify()
 
-    def listen(self, key: Key, seen: str, tell: Callable[[], None]) -> bool:
-        """Have `tell` called at every change; False if `key` has changed since `seen` already."""
+    def listen(self, key: Key, seen: str, notify: Callable[[], None]) -> bool:
+        """Have `notify` called at every change; False if `key` has changed since `seen` already."""
         with self._changed:
             if self._table.seen(key) != seen:
                 return False
-            self._listeners.add(tell)
+            self._listeners.add(notify)
             return True
 
-    def unlisten(self, tell: Callable[[], None]) -> None:
+    def unlisten(self, notify: Callable[[], None]) -> None:
         """Undo `listen`."""
         with self._changed:
-            self._listeners.discard(tell)
+            self._listeners.discard(notify)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.notify_all()
-        for tell in self._listeners:
-            tell()
+        for notify in self._listeners:
+            notify()
 
     def close(self) -> None:
         """See Store.close: there is nothing to close."""
@@ -325,10 +325,10 @@ class AsyncMemoryStore(InlineAsyncStore):
         # the loop sleeps, and tests move `clock.now`.
         loop, changed = get_running_loop(), Event()
 
-        def tell() -> None:
+        def notify() -> None:
             loop.call_soon_threadsafe(changed.set)
 
-        if not self._memory.listen(key, seen, tell):
+        if not self._memory.listen(key, seen, notify):
             return
         try:
             async with timeout(max(0.0, until - clock.now())):
@@ -336,7 +336,7 @@ class AsyncMemoryStore(InlineAsyncStore):
         except TimeoutError as error:
             raise_handlers(error)
         finally:
-            self._memory.unlisten(tell)
+            self._memory.unlisten(notify)
 
 
 class MemoryEngine:

@@ -108,11 +108,10 @@ def safe_name(part: str, /, *parts: str) -> str:
 
 def escaped(text: str) -> str:
     """One escaped part of `safe_name`: it has no ":", and no dot at its ends."""
-    return _UNSAFE.sub(_escape, text) or f"{MARK}-"
-
-
-def _escape(run: re.Match[str]) -> str:
-    return f"{MARK}{run[0].encode('utf-8', 'surrogatepass').hex()}-"
+    return (
+        _UNSAFE.sub(lambda run: f"{MARK}{run[0].encode('utf-8', 'surrogatepass').hex()}-", text)
+        or f"{MARK}-"
+    )
 
 
 def within_limit(name: str) -> str:

@@ -124,7 +124,7 @@ class Dialect(Protocol[Facts_contra]):
     def give(
         self, key: Key, claim: str, token: int | None, parting: Parting = PLAIN
     ) -> Plan[Facts_contra, GiveOutcome]:
-        """Plan a give; if it is repeated, `net.pool.heard_again` interprets the outcome."""
+        """Plan a give; if it is repeated, `net.pool.outcome_of_repeat` interprets the outcome."""
         ...
 
     def put(

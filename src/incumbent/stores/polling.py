@@ -1,18 +1,18 @@
 """Waiters of one process that share their looks at a store which cannot notify them.
 
-For each name one of the waiters asks the store, and tells the others what it found. The pauses
-between its looks grow while nothing changes. After a change, whoever is next in line looks soon,
-and one that is further back looks later. A waiter only goes by a look that began after it came:
+For each name one of the waiters reads the record, and notifies the others of what it found. The
+pauses between its looks grow while nothing changes. After a change, the asker looks soon if it is
+next in line, and later if it is further back. A waiter trusts only a look that began after it came:
 
-    asker     look ---- pause ---- look ------ pause ------ look          (goes: another one asks)
+    asker     look ---- pause ---- look ------ pause ------ look         (leaves: another one asks)
                 |                   |           ^             |
-    waiter      |      comes ------ hears       |             hears: it may be granted the name
+    waiter      |      comes --- not notified   |             notified: it may be granted the name
     give of this process -----------------------'
 
-The asker is whoever finds that nobody asks, or that the one who did is silent for too long: it may
-be a task of an event loop that is blocked. Blocking and asynchronous sides share this. Each change
-is one operation of a dict or one assignment, so there is no lock that a signal handler or a fork
-could find taken.
+A waiter becomes the asker if nobody asks, or if the asker is silent for too long: it may be a task
+of an event loop that is blocked. Blocking and asynchronous sides share this. Each change is one
+operation of a dict or one assignment, so there is no lock that a signal handler or a fork could
+find taken.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from incumbent.errors import StoreError
 from incumbent.model import Ask, Key, Queued, TakeOutcome
 from incumbent.net.readers import Wakeup
 from incumbent.rules.line import may_ask
-from incumbent.rules.record import Line, seen_of
+from incumbent.rules.record import seen_of
 from incumbent.stores.deciding import present
 from incumbent.stores.registers import Seen
 
 IN_LINE: Final = "|"
-"""Stands between the state that a waiter has seen, and the claim with which it stands in line."""
+"""Separates the state that a waiter has seen from the claim with which it stands in line."""
 _SILENT: Final = 2.0
-"""Seconds after which another waiter asks instead of one that should have asked by now."""
+"""Seconds after which another waiter asks instead of an asker that should have asked."""
 _LOOK_WITHIN: Final = 5.0
 
 _now = clock.now
@@ -53,7 +53,7 @@ LOCAL: Final = Poll(0.002, 0.025)
 
 
 def may_have_changed(seen: str, found: Seen | StoreError) -> bool:
-    """Whether a waiter that has `seen` this should ask for the name, after a look at its record."""
+    """Whether a waiter that has `seen` this should ask for the name, now that `found` is read."""
     if isinstance(found, StoreError):
         return True
     before, in_line, claim = seen.partition(IN_LINE)
@@ -63,8 +63,8 @@ def may_have_changed(seen: str, found: Seen | StoreError) -> bool:
 
 
 def in_line(outcome: TakeOutcome, claim: str, ask: Ask) -> TakeOutcome:
-    """The outcome of a take, for a claim that only has to look when its turn may have come."""
-    # A pause or a closing concerns all, and candidates want to know who leads.
+    """The outcome of a take, for a claim that need not ask before its turn may have come."""
+    # A pause or a closing concerns everybody, and candidates want to know who leads.
     behind = isinstance(outcome, Queued) and outcome.place > 0 and not ask.candidacy
     if isinstance(outcome, Queued) and behind and outcome.reason in ("held", "reserved"):
         return replace(outcome, seen=f"{outcome.seen}{IN_LINE}{claim}")
@@ -72,14 +72,14 @@ def in_line(outcome: TakeOutcome, claim: str, ask: Ask) -> TakeOutcome:
 
 
 class _PollingWaiter:
-    __slots__ = ("came", "hears", "seen", "wakeup")
+    __slots__ = ("came", "notified", "seen", "wakeup")
 
     def __init__(self, seen: str, wakeup: Wakeup) -> None:
-        self.seen, self.wakeup, self.came, self.hears = seen, wakeup, _now(), False
+        self.seen, self.wakeup, self.came, self.notified = seen, wakeup, _now(), False
 
 
 class _Name:
-    """The waiters for one name; `asker`: who asks next, at the instant `due`."""
+    """The waiters for one name; `asker`: the one that asks next, at the instant `due`."""
 
     def __init__(self) -> None:
         self.waiters: dict[int, _PollingWaiter] = {}
@@ -89,22 +89,20 @@ class _Name:
         self.changes = -1
 
     def pause_after(self, found: Seen | StoreError, poll: Poll) -> float:
-        """Seconds until the look after one that `found` this."""
+        """Seconds until the next look, after one that `found` this."""
         pause = self.pause * poll.growth
         if not isinstance(found, StoreError) and found.record.changes != self.changes:
             self.changes = found.record.changes
-            pause = poll.first * (1 + self._place_in(present(found).line))
+            ours = {waiter.seen.partition(IN_LINE)[2] for waiter in list(self.waiters.values())}
+            line = present(found).line.waiters
+            place = next((at for at, it in enumerate(line) if it.claim in ours), 0)
+            pause = poll.first * (1 + place)
         return min(pause, poll.longest)
 
-    def _place_in(self, line: Line) -> int:
-        claims = {waiter.seen.partition(IN_LINE)[2] for waiter in list(self.waiters.values())}
-        places = (place for place, it in enumerate(line.waiters) if it.claim in claims)
-        return next(places, 0)
-
-    def tell(self, found: Seen | StoreError, began: float) -> None:
+    def notify(self, found: Seen | StoreError, began: float) -> None:
         for waiter in list(self.waiters.values()):
             if waiter.came <= began and may_have_changed(waiter.seen, found):
-                waiter.hears = True
+                waiter.notified = True
                 waiter.wakeup.wake()
 
 
@@ -120,7 +118,7 @@ class Looks:
         self._names: dict[Key, _Name] = {}
 
     def hurry(self, key: Key) -> None:
-        """Have the asker look at once: this process has just changed the record."""
+        """Have the asker look at once, because this process has just changed the record."""
         name = self._names.get(key)
         if name is not None:
             self._at_once(name)
@@ -143,7 +141,7 @@ class Looks:
         waiter = name.waiters[id(wakeup)] = _PollingWaiter(seen, wakeup)
         self._at_once(name)
         try:
-            while not waiter.hears and (now := _now()) < until:
+            while not waiter.notified and (now := _now()) < until:
                 if name.asker not in (None, waiter) and now < name.due + _SILENT:
                     await wakeup.wait(min(until, name.due + _SILENT))
                     continue
@@ -151,8 +149,12 @@ class Looks:
                 if now < name.due:
                     await wakeup.wait(min(until, name.due))
                     continue
-                found = await _looked(look(key, min(until, now + _LOOK_WITHIN)))
-                name.tell(found, now)
+                found: Seen | StoreError
+                try:
+                    found = await look(key, min(until, now + _LOOK_WITHIN))
+                except StoreError as error:
+                    found = error
+                name.notify(found, now)
                 name.pause = name.pause_after(found, self._poll)
                 name.due = _now() + name.pause
         finally:
@@ -164,16 +166,9 @@ class Looks:
             name.asker = None
         left = list(name.waiters.values())
         if name.asker is None:
-            for other in [it for it in left if not it.hears][:1]:
+            for other in [it for it in left if not it.notified][:1]:
                 other.wakeup.wake()
         if not left and self._names.get(key) is name:
             found = self._names.pop(key, None)
             if found is not None and found.waiters:
                 self._names.setdefault(key, found)  # another thread has just come
-
-
-async def _looked(look: Awaitable[Seen | StoreError]) -> Seen | StoreError:
-    try:
-        return await look
-    except StoreError as error:
-        return error

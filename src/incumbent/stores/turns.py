@@ -312,8 +312,8 @@ class TakesTurns(Planned[Facts]):
     def wakeup(self) -> Wakeup:
         """Make a Wakeup for a waiter of this side; any thread can wake it."""
 
-    async def rest(self, until: float) -> None:
-        """Wait until an instant, perhaps less."""
+    async def sleep(self, until: float) -> None:
+        """Wait until an instant, or less."""
         await self.wakeup().wait(until)
 
     @abstractmethod

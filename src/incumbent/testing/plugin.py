@@ -270,7 +270,7 @@ class _WorldStore(MemoryStore):
         """Give all waiters a hint, because the time has changed."""
         with self._changed:
             self._hints += 1
-            self._tell()
+            self._notify()
 
     def forget(self, name: str, claim: str | None) -> None:
         """Let the holding of `claim` under `name` run out; if `claim` is None, each of them."""

@@ -14,7 +14,7 @@ import pytest
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Granted, Key, Released, Renewal, Renewed, Stored
-from incumbent.net import again
+from incumbent.net import pool
 from incumbent.stores.mysql.errors import ServerError, answered
 from incumbent.stores.mysql.wire import MysqlWire, Reply
 from tests import tiers
@@ -57,7 +57,7 @@ def locked(server: MariaServer, database: str, statement: str) -> Iterator[None]
 @pytest.fixture
 def asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal for a moment is raised; else it is asked again for as long as there is time."""
-    monkeypatch.setattr(again, "_SOON", 0.0)
+    monkeypatch.setattr(pool, "_SOON", 0.0)
 
 
 # -- sessions that end
@@ -391,7 +391,7 @@ def test_a_commit_that_fails_certification_changed_nothing_and_is_asked_again(
         assert isinstance(here.store.put(here.key, "state", b"2", None, soon()), Stored)
         assert here.store.read(here.key, soon()).fields["state"].value == b"2"
     else:
-        monkeypatch.setattr(again, "_SOON", 0.0)
+        monkeypatch.setattr(pool, "_SOON", 0.0)
         with pytest.raises(StoreUnavailable, match="another client was quicker"):
             here.store.put(here.key, "state", b"2", None, soon())
         assert here.store.read(here.key, soon()).fields["state"].value == b"1"

@@ -25,7 +25,7 @@ from incumbent.stores.redis import sentinel
 from incumbent.stores.redis.incarnation import TOKEN_JUMP, Handshake, ServerFacts
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.sentinel import Opinion
-from incumbent.stores.redis.server import RedisSite
+from incumbent.stores.redis.site import RedisSite
 from incumbent.stores.redis.take import too_early
 from tests.stores.redis.meeting import NOW, Server
 
@@ -113,7 +113,7 @@ class Node(Server):
                 return None
             found.ends = now + TTL
             return found
-        self.token = max(self.token + 1, met.mark.floor, round(self.at(now).clock * 1e6))
+        self.token = max(self.token + 1, met.marker.floor, round(self.at(now).clock * 1e6))
         self.lease = Lease(client, self.token, now + TTL)
         return self.lease
 

@@ -9,7 +9,7 @@ import hiredis
 from incumbent.stores.redis.incarnation import Handshake, handshake
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.resp import SCRIPTS
-from incumbent.stores.redis.server import MARKER_KEY, QUORUM_KEY, Marker, RedisSite
+from incumbent.stores.redis.site import MARKER_KEY, QUORUM_KEY, RedisSite
 
 NOW = 1_700_000_000
 PLAIN = {"run_id": "run1", "master_replid": "hist1", "master_replid2": "0000", "role": "master"}
@@ -37,16 +37,16 @@ class Server:
         term: int | None = None,
         longest: int = 0,
     ) -> Handshake:
-        marker = Marker(keys or (MARKER_KEY,))
+        keys = keys or (MARKER_KEY,)
         program = handshake(
-            RedisSite(RedisTarget(), "here", proved=True, marker=marker),
+            RedisSite(RedisTarget(), "here", proved=True, marker_keys=keys),
             wall=self.clock if wall is None else wall,
             fresh=fresh,
             term=term,
             longest=longest,
         )
         next(program)
-        reads = [self.data.get(key) for key in (QUORUM_KEY, *marker.keys)]
+        reads = [self.data.get(key) for key in (QUORUM_KEY, *keys)]
         time = [b"%d" % part for part in divmod(round(self.clock * 1e6), 1_000_000)]
         answers: list[Any] = [self.text, time, *reads, *[b"sha"] * len(SCRIPTS)]
         self.trips = 1

@@ -29,7 +29,7 @@ from incumbent.model import (
     Stored,
     Unproved,
 )
-from incumbent.stores.redis.incarnation import read_mark
+from incumbent.stores.redis.incarnation import read_marker
 from incumbent.stores.redis.records import slot_of
 from tests.stores.redis.world import (
     ASK,
@@ -369,7 +369,7 @@ def test_every_copy_of_a_nodes_marker_tells_of_the_longest_ttl() -> None:
         node = cluster.node_of(slot(here))
         with cluster.client(node) as client:
             markers = client.scan_iter(match="incumbent:{*}:server:*", count=1000)
-            told = [read_mark(client.get(key), "here", "key") for key in markers]
+            told = [read_marker(client.get(key), "here", "key") for key in markers]
         assert [mark and mark.longest for mark in told] == [40_000] * 3
 
 

@@ -15,10 +15,10 @@ from incumbent.model import Ask, Granted, Key, Renewal
 from incumbent.net.pool import Mismatch
 from incumbent.stores.redis.give import give_request
 from incumbent.stores.redis.incarnation import read_facts
-from incumbent.stores.redis.records import Naming, mark_of, quoted, read_value
+from incumbent.stores.redis.records import Naming, digest_of, quoted, read_value
 from incumbent.stores.redis.renew import renew_program
 from incumbent.stores.redis.resp import SCRIPTS, as_eval, pack
-from incumbent.stores.redis.server import Outdated, Requests, answered_error
+from incumbent.stores.redis.site import Outdated, Requests, answered_error
 from incumbent.stores.redis.take import read_take, take_request
 
 KEY = Key("default", "job")
@@ -256,15 +256,15 @@ def test_any_other_value_is_a_foreign_clients(raw: bytes) -> None:
 
 def test_a_mark_does_not_give_the_claim_away_and_tells_another_meta() -> None:
     before = b"incumbent1 c1aim 5 0 1 1 h meta"
-    assert mark_of(before) == mark_of(bytes(before))
-    assert mark_of(before) != mark_of(before + b" more")
-    assert "c1aim" not in mark_of(before)
-    assert mark_of(before) != mark_of(before.replace(b" 5 ", b" 6 "))
+    assert digest_of(before) == digest_of(bytes(before))
+    assert digest_of(before) != digest_of(before + b" more")
+    assert "c1aim" not in digest_of(before)
+    assert digest_of(before) != digest_of(before.replace(b" 5 ", b" 6 "))
 
 
 def test_the_uptime_counts_for_a_second_less_than_the_server_says() -> None:
     facts = read_facts(b"# Server\r\nrun_id:abc\r\nuptime_in_seconds:10\r\n")
-    assert facts.epoch == "abc"
+    assert facts.run == "abc"
     assert facts.born(received=100.0) == 91.0
 
 

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.stores.redis.server import Demoted, Moved, answered_error
+from incumbent.stores.redis.site import Demoted, Moved, answered_error
 
 WHERE = "redis://here:6379/0"
 IN_A_SCRIPT = " script: 3c7c0b, on @user_script:12."

@@ -18,13 +18,18 @@ from incumbent.net.pool import Broken
 from incumbent.stores.plan import Plan, run_blocking
 from incumbent.stores.redis.cluster import asking
 from incumbent.stores.redis.exchange import DIALECT, ReplicaConfirmation
-from incumbent.stores.redis.incarnation import Handshake, IncarnationMarker, Server, ServerFacts
+from incumbent.stores.redis.incarnation import (
+    Handshake,
+    IncarnationMarker,
+    ServerContext,
+    ServerFacts,
+)
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.records import Naming
-from incumbent.stores.redis.resp import ASKING, SCRIPTS, Program
-from incumbent.stores.redis.server import Outdated, RedisSite, Requests
+from incumbent.stores.redis.resp import ASKING, SCRIPTS, RespProgram
+from incumbent.stores.redis.site import Outdated, RedisSite, Requests
 from incumbent.stores.redis.take import take_program
-from incumbent.stores.redis.wire import carry_out
+from incumbent.stores.redis.wire import run_program
 
 KEY, CLAIM, ASK = Key("n", "k"), "c1", Ask(10.0, "host-1")
 SITE, REQUESTS = RedisSite(RedisTarget(), "here"), Requests(Naming(None), "here")
@@ -60,17 +65,17 @@ class Connections:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
-    async def run(self, plan: Plan[Server, Any], until: float) -> Any:
-        program = plan.start(Server(SITE, REQUESTS, self._wire), until)
-        return await carry_out(cast("Any", self._wire), program, until)
+    async def run(self, plan: Plan[ServerContext, Any], until: float) -> Any:
+        program = plan.start(ServerContext(SITE, REQUESTS, self._wire), until)
+        return await run_program(cast("Any", self._wire), program, until)
 
 
 def plainly(wire: Wire, ask: Ask = ASK) -> TakeOutcome:
-    return run_blocking(carry_out(cast("Any", wire), taking(wire, ask), clock.now() + 5))
+    return run_blocking(run_program(cast("Any", wire), taking(wire, ask), clock.now() + 5))
 
 
 def by_asking(wire: Wire, ask: Ask = ASK) -> TakeOutcome:
-    return run_blocking(carry_out(cast("Any", wire), asking(taking(wire, ask)), clock.now() + 5))
+    return run_blocking(run_program(cast("Any", wire), asking(taking(wire, ask)), clock.now() + 5))
 
 
 def confirmed(wire: Wire) -> TakeOutcome:
@@ -78,8 +83,8 @@ def confirmed(wire: Wire) -> TakeOutcome:
     return run_blocking(layer.take(KEY, CLAIM, ASK, clock.now() + 5))
 
 
-def taking(wire: Wire, ask: Ask = ASK) -> Program[TakeOutcome]:
-    return take_program(Server(SITE, REQUESTS, wire), KEY, CLAIM, ask, clock.now() + 5)
+def taking(wire: Wire, ask: Ask = ASK) -> RespProgram[TakeOutcome]:
+    return take_program(ServerContext(SITE, REQUESTS, wire), KEY, CLAIM, ask, clock.now() + 5)
 
 
 def unconfirmed(*given_back: Any) -> Wire:

@@ -15,7 +15,7 @@ from incumbent.net.pool import Broken
 from incumbent.net.readers import SUSPENDING
 from incumbent.net.subscriptions import subscription_losses
 from incumbent.stores.redis.records import Naming, in_line
-from incumbent.stores.redis.server import Requests
+from incumbent.stores.redis.site import Requests
 from incumbent.stores.redis.subscription import LineHub, inbox_channel
 from tests.support.pace import lasted
 
@@ -223,7 +223,7 @@ def test_what_was_heard_as_a_wait_ended_counts_until_it_has_looked(what: str) ->
         it.word(f"turn {CLAIM[:16]} 0")
         assert await is_over(waiting)
         looked = queued(at=SINCE + 2, ask=ask)
-        it.hub.learn(CLAIM, clock.now(), looked)
+        it.hub.note_outcome(CLAIM, clock.now(), looked)
         again = it.wait(looked.seen)
         assert not await is_over(again)
         again.cancel()
@@ -394,13 +394,13 @@ def test_a_word_of_the_old_server_does_not_keep_anybody_from_asking_the_new_one(
         await settled()
         old = it.host.ear
         it.host.epoch = "run-2"
-        it.hub.learn(CLAIM, clock.now(), queued(epoch="run-2"))
+        it.hub.note_outcome(CLAIM, clock.now(), queued(epoch="run-2"))
         inbox = inbox_channel(it.hub._requests.inbox).encode()
         old.tell([b"message", inbox, HELD.encode()])
         await settled()
         new = it.wait(queued(epoch="run-2").seen)
         await settled()
-        assert it.hub.answer(CLAIM, ASK) is None
+        assert it.hub.known_refusal(CLAIM, ASK) is None
         for each in (waiting, new):
             each.cancel()
 
@@ -425,13 +425,13 @@ def test_who_was_told_to_look_is_not_told_to_look_later() -> None:
 
 async def rested(it: Scene, *said: str, within: float = 0.05) -> Any:
     """What `answer` makes of words to one that then waits until its time is over."""
-    it.hub.learn(CLAIM, clock.now(), queued())
+    it.hub.note_outcome(CLAIM, clock.now(), queued())
     waiting = it.wait(queued().seen, within)
     await settled()
     for each in said:
         it.word(each)
     await waiting
-    return it.hub.answer(CLAIM, ASK)
+    return it.hub.known_refusal(CLAIM, ASK)
 
 
 HELD = f"held {CLAIM[:16]} 5000"
@@ -467,14 +467,14 @@ def test_one_in_line_asks_for_itself(said: tuple[str, ...], why: str) -> None:
 
 def test_who_was_told_to_wait_asks_when_the_subscription_was_lost() -> None:
     async def play(it: Scene) -> None:
-        it.hub.learn(CLAIM, clock.now(), queued())
+        it.hub.note_outcome(CLAIM, clock.now(), queued())
         waiting = it.wait(queued().seen)
         await settled()
         it.word(HELD)
         await settled()
         it.host.ear.lose()
         await waiting
-        assert it.hub.answer(CLAIM, ASK) is None
+        assert it.hub.known_refusal(CLAIM, ASK) is None
 
     scene(play)
 
@@ -482,14 +482,14 @@ def test_who_was_told_to_wait_asks_when_the_subscription_was_lost() -> None:
 def test_a_candidate_that_was_told_to_wait_asks_when_something_has_happened() -> None:
     async def play(it: Scene) -> None:
         ask = Ask(10.0, "me", queue=Queue(3.0), candidacy=20.0)
-        it.hub.learn(CLAIM, clock.now(), queued(ask=ask))
+        it.hub.note_outcome(CLAIM, clock.now(), queued(ask=ask))
         it.host.unchanged = True
         waiting = it.wait(queued(ask=ask).seen)
         await settled()
         it.word(HELD)
         it.news()
         await waiting
-        assert it.hub.answer(CLAIM, ask) is None
+        assert it.hub.known_refusal(CLAIM, ask) is None
 
     scene(play)
 
@@ -497,8 +497,8 @@ def test_a_candidate_that_was_told_to_wait_asks_when_something_has_happened() ->
 def test_whatever_is_said_one_in_line_asks_once_in_twenty_ttls() -> None:
     async def play(it: Scene) -> None:
         await rested(it, HELD)
-        it.hub.learn(CLAIM, clock.now() - 20 * ASK.ttl - 1, queued())
-        assert it.hub.answer(CLAIM, ASK) is None
+        it.hub.note_outcome(CLAIM, clock.now() - 20 * ASK.ttl - 1, queued())
+        assert it.hub.known_refusal(CLAIM, ASK) is None
 
     scene(play)
 
@@ -506,7 +506,7 @@ def test_whatever_is_said_one_in_line_asks_once_in_twenty_ttls() -> None:
 def test_words_to_those_who_gave_up_are_forgotten_in_the_end() -> None:
     async def play(it: Scene) -> None:
         await rested(it, f"held {OTHER[:16]} 1")
-        assert it.hub.answer(CLAIM, ASK) is None
+        assert it.hub.known_refusal(CLAIM, ASK) is None
         assert not it.hub.resting
 
     scene(play)

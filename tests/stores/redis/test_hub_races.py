@@ -43,7 +43,7 @@ def reading() -> tuple[LineHub, Role[LineSubscription], LineSubscription]:
 def test_one_that_joins_while_its_channel_is_given_up_looks() -> None:
     hub, role, subscription = reading()
     for n in range(150):
-        subscription.asked[f"c{n}"] = 0.0
+        subscription.requested[f"c{n}"] = 0.0
         subscription.confirmed.add(f"c{n}")
     late, early = (LineWaiter(LockWakeup(), None, [f"c{n}"]) for n in (49, 149))
     hub._waiters[early] = None
@@ -73,20 +73,20 @@ def test_a_message_is_not_lost_between_the_waiters_and_what_is_kept_for_later() 
             before = [*self.keys()]
             if late not in self:  # it joins right after the reader has copied them
                 self[late] = None
-                assert not hub._may_have_missed(subscription, late)
+                assert not hub._apply_missed(subscription, late)
             return iter(before)
 
     hub._waiters = Waiters()
-    hub._receive_message(subscription, f"turn {CLAIM[:16]} 0".encode())
-    assert late.look_at < clock.now()
+    hub._on_inbox_message(subscription, f"turn {CLAIM[:16]} 0".encode())
+    assert late.recheck_at < clock.now()
 
 
 def test_a_message_that_reached_its_waiter_is_not_kept_for_later() -> None:
     hub, _, subscription = reading()
     waiter = LineWaiter(LockWakeup(), read_place(queued().seen), [])
     hub._waiters[waiter] = None
-    hub._receive_message(subscription, f"turn {CLAIM[:16]} 0".encode())
-    assert waiter.look_at < clock.now()
+    hub._on_inbox_message(subscription, f"turn {CLAIM[:16]} 0".encode())
+    assert waiter.recheck_at < clock.now()
     assert not hub._early
 
 
@@ -140,13 +140,13 @@ def test_what_changes_while_a_take_looks_for_its_answer_does_not_raise() -> None
                 yield item
 
     hub.resting = Changing(a=_Rest(subscription, clock.now() + 5))
-    assert hub.answer(CLAIM, ASK) is None
+    assert hub.known_refusal(CLAIM, ASK) is None
 
 
 def test_a_waiter_that_looks_is_not_asked_to_read() -> None:
     hub, role, _ = reading()
     looking, asleep = (LineWaiter(LockWakeup(), None, ["c"]) for _ in range(2))
-    looking.looks = True
+    looking.is_asking = True
     hub._waiters = {looking: None, asleep: None}
     hub._leave_role(role)
     began = clock.now()

@@ -19,7 +19,7 @@ from incumbent.model import Ask, Gone, Granted, Key, Renewal
 from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.redis.incarnation import CHECK_EVERY
 from incumbent.stores.redis.records import slot_of
-from incumbent.stores.redis.server import MARKER_KEY
+from incumbent.stores.redis.site import MARKER_KEY
 from tests.quorum.walls import ShiftedServer
 from tests.stores.redis.world import Party, new_claim, party, soon
 from tests.support.anonymous import AnonymousProxy

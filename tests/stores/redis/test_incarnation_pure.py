@@ -16,10 +16,10 @@ from incumbent.stores.redis.incarnation import (
     Handshake,
     IncarnationMarker,
     ServerFacts,
-    read_mark,
+    read_marker,
 )
 from incumbent.stores.redis.options import RedisTarget
-from incumbent.stores.redis.server import MARKER_KEY, Outdated, RedisSite
+from incumbent.stores.redis.site import MARKER_KEY, Outdated, RedisSite
 from incumbent.stores.redis.take import too_early
 from tests.stores.redis.meeting import NOW, PLAIN, Server
 
@@ -30,10 +30,10 @@ PROMOTED = {"master_replid": "hist2", "master_replid2": "hist1"}
 def test_a_server_without_a_marker_is_new_and_gets_one() -> None:
     server = Server()
     met = server.met_by("aaaa")
-    assert (met.mark.id, met.age, server.trips) == ("aaaa", 0.0, 2)
+    assert (met.marker.id, met.age, server.trips) == ("aaaa", 0.0, 2)
     server.clock += 20
     again = server.met_by("bbbb")
-    assert (again.mark.id, again.age, server.trips) == ("aaaa", 20.0, 1)
+    assert (again.marker.id, again.age, server.trips) == ("aaaa", 20.0, 1)
 
 
 def test_a_restart_with_its_data_is_another_incarnation() -> None:
@@ -41,20 +41,20 @@ def test_a_restart_with_its_data_is_another_incarnation() -> None:
     server.met_by("aaaa")
     server.info["run_id"] = "run2"
     met = server.met_by("bbbb")
-    assert (met.mark.id, met.mark.promoted) == ("bbbb", False)
+    assert (met.marker.id, met.marker.promoted) == ("bbbb", False)
 
 
 def test_a_promotion_is_another_incarnation_whose_tokens_jump() -> None:
     server = Server()
     server.met_by("aaaa")
     server.info |= PROMOTED
-    first = server.met_by("bbbb").mark
+    first = server.met_by("bbbb").marker
     assert (first.id, first.promoted) == ("bbbb:promoted", True)
     assert first.floor >= NOW * 1_000_000 + FLOOR
     # The next master's clock is behind: its floor is above that of the one before.
     server.info |= {"run_id": "run2", "master_replid": "hist3", "master_replid2": "hist2"}
     server.clock -= 40
-    assert first.floor < server.met_by("cccc").mark.floor < first.floor + FLOOR
+    assert first.floor < server.met_by("cccc").marker.floor < first.floor + FLOOR
 
 
 def test_a_master_that_is_named_again_is_another_incarnation_though_it_never_was_a_replica() -> (
@@ -63,15 +63,15 @@ def test_a_master_that_is_named_again_is_another_incarnation_though_it_never_was
     server, between = Server(), Server(**PROMOTED)
     server.met_by("aaaa")
     between.clock += 19
-    other = between.met_by("bbbb", term=1).mark
+    other = between.met_by("bbbb", term=1).marker
     # The clocks differ by less than the time between the two.
     server.clock += 20
-    again = server.met_by("cccc", term=2).mark
+    again = server.met_by("cccc", term=2).marker
     assert (again.id, again.promoted, again.term) == ("cccc@2:promoted", True, 2)
     assert again.since == int(server.clock) * 1_000_000
     # Nothing here tells of what was granted there.
     assert again.floor > other.floor
-    assert server.met_by("dddd", term=2).mark == again
+    assert server.met_by("dddd", term=2).marker == again
 
 
 def test_a_client_without_sentinels_leaves_the_marker_of_a_promotion_as_it_is() -> None:
@@ -79,14 +79,14 @@ def test_a_client_without_sentinels_leaves_the_marker_of_a_promotion_as_it_is() 
     server.met_by("aaaa", term=1)
     server.clock += 20
     again = server.met_by("bbbb")
-    assert (again.mark.id, again.age) == ("aaaa@1", 20.0)
+    assert (again.marker.id, again.age) == ("aaaa@1", 20.0)
 
 
 def test_a_master_of_the_same_promotion_that_restarts_was_not_promoted_again() -> None:
     server = Server()
-    first = server.met_by("aaaa", term=3).mark
+    first = server.met_by("aaaa", term=3).marker
     server.info["run_id"] = "run2"
-    second = server.met_by("bbbb", term=3).mark
+    second = server.met_by("bbbb", term=3).marker
     assert [(mark.id, mark.promoted) for mark in (first, second)] == [
         ("aaaa@3", False),
         ("bbbb@3", False),
@@ -94,13 +94,13 @@ def test_a_master_of_the_same_promotion_that_restarts_was_not_promoted_again() -
     assert second.floor > first.floor
     server.clock += 2
     server.data.clear()
-    assert server.met_by("cccc", term=3).mark.floor > second.floor
+    assert server.met_by("cccc", term=3).marker.floor > second.floor
 
 
 def promoted(server: Server) -> IncarnationMarker:
     server.met_by("aaaa")
     server.info |= PROMOTED
-    return server.met_by("bbbb").mark
+    return server.met_by("bbbb").marker
 
 
 def ahead(server: Server, mark: IncarnationMarker) -> float:
@@ -111,7 +111,7 @@ def test_a_restart_after_a_promotion_is_none() -> None:
     server = Server()
     first = promoted(server)
     server.info |= {"run_id": "run2", "master_replid2": "0000"}
-    after = server.met_by("cccc").mark
+    after = server.met_by("cccc").marker
     assert (first.promoted, after.promoted) == (True, False)
     assert after.floor > first.floor
 
@@ -157,14 +157,14 @@ def test_tokens_grow_whatever_befalls_a_server_and_are_no_further_ahead_than_a_j
     events: list[tuple[Callable[[Server, str], None], float]], terms: int
 ) -> None:
     server = Server()
-    floor = server.met_by("0", term=1 if terms else None).mark.floor
-    assert TOKEN_JUMP < ahead(server, server.met_by("0").mark) <= TOKEN_JUMP + 0.001
+    floor = server.met_by("0", term=1 if terms else None).marker.floor
+    assert TOKEN_JUMP < ahead(server, server.met_by("0").marker) <= TOKEN_JUMP + 0.001
     for number, (event, later) in enumerate(events, 1):
         # As many takes of one name as there can be.
         highest = max(floor + int(later * 100_000), int((server.clock + later) * 1e6))
         server.clock += later
         event(server, f"run{number}")
-        mark = server.met_by(f"{number}", term=number * terms + 1 if terms else None).mark
+        mark = server.met_by(f"{number}", term=number * terms + 1 if terms else None).marker
         if mark.floor != floor:
             assert mark.floor > highest
         floor = mark.floor
@@ -177,15 +177,15 @@ def test_a_promoted_server_whose_clock_is_behind_by_less_than_a_jump_grants_larg
     one.met_by("aaaa")
     other.clock += 3600 - (TOKEN_JUMP - 1)
     one.clock += 3600
-    assert other.met_by("bbbb").mark.floor > one.clock * 1e6
+    assert other.met_by("bbbb").marker.floor > one.clock * 1e6
 
 
 def test_a_promoted_server_that_has_the_marker_is_above_it_whatever_its_clock() -> None:
     one, other = Server(), Server(**PROMOTED)
-    before = one.met_by("aaaa").mark
+    before = one.met_by("aaaa").marker
     other.data = dict(one.data)
     other.clock -= 600
-    assert other.met_by("bbbb").mark.floor > before.floor + 999
+    assert other.met_by("bbbb").marker.floor > before.floor + 999
 
 
 @given(st.floats(0.0, 0.9), st.floats(0.05, 55.0))
@@ -193,9 +193,9 @@ def test_of_two_failovers_in_a_minute_without_a_marker_the_time_between_covers_t
     slower: float, between: float
 ) -> None:
     one, other = Server(**PROMOTED), Server(**PROMOTED)
-    before = one.met_by("aaaa").mark.floor
+    before = one.met_by("aaaa").marker.floor
     other.clock += between * (1 - slower)
-    assert other.met_by("bbbb").mark.floor > before + int(between * 1000)
+    assert other.met_by("bbbb").marker.floor > before + int(between * 1000)
 
 
 def test_a_new_history_without_a_second_is_no_promotion() -> None:
@@ -204,7 +204,7 @@ def test_a_new_history_without_a_second_is_no_promotion() -> None:
     server.met_by("aaaa")
     server.info["master_replid"] = "hist9"
     met = server.met_by("bbbb")
-    assert (met.mark.id, met.mark.replication) == ("aaaa", "hist9")
+    assert (met.marker.id, met.marker.replication) == ("aaaa", "hist9")
 
 
 @pytest.mark.parametrize(("server_step", "client_step"), [(3600, 0), (0, 3600), (-3600, 0)])
@@ -244,12 +244,12 @@ def refusal(met: Handshake) -> str:
 
 def test_without_a_run_id_its_start_tells_one_run_from_another() -> None:
     server = Server(run_id="", master_replid="", uptime_in_seconds="100")
-    first = server.met_by("aaaa").mark
+    first = server.met_by("aaaa").marker
     server.clock += 10
     server.info["uptime_in_seconds"] = "111"
-    assert server.met_by("bbbb").mark.id == first.id
+    assert server.met_by("bbbb").marker.id == first.id
     server.info["uptime_in_seconds"] = "3"
-    assert server.met_by("cccc").mark.id == "cccc"
+    assert server.met_by("cccc").marker.id == "cccc"
 
 
 def test_the_copies_of_a_marker_are_made_alike_and_any_of_them_is_enough() -> None:
@@ -257,7 +257,7 @@ def test_the_copies_of_a_marker_are_made_alike_and_any_of_them_is_enough() -> No
     server.met_by("aaaa", None, *keys)
     assert len(set(server.data.values())) == 1
     del server.data["a"], server.data["c"]
-    assert server.met_by("bbbb", None, *keys).mark.id == "aaaa"
+    assert server.met_by("bbbb", None, *keys).marker.id == "aaaa"
     assert set(server.data) == set(keys)
 
 
@@ -266,26 +266,26 @@ def test_two_that_write_at_once_agree() -> None:
     server.met_by("bbbb", None, "b")
     server.clock += 1
     server.met_by("aaaa", None, "a")
-    assert server.met_by("cccc", None, *keys).mark.id == "bbbb"
+    assert server.met_by("cccc", None, *keys).marker.id == "bbbb"
     assert len(set(server.data.values())) == 1
 
 
 def test_the_longest_ttl_outlives_a_restart() -> None:
     server = Server()
-    told = server.met_by("aaaa").mark._replace(longest=60_000)
+    told = server.met_by("aaaa").marker._replace(longest=60_000)
     server.data[MARKER_KEY] = told.text.encode()
     server.info["run_id"] = "run2"
-    assert server.met_by("bbbb").mark.longest == 60_000
+    assert server.met_by("bbbb").marker.longest == 60_000
 
 
 def test_a_longer_ttl_is_told_to_every_copy_of_the_marker() -> None:
     server, keys = Server(), ("a", "b", "c")
     server.met_by("aaaa", None, *keys)
     met = server.met_by("bbbb", None, *keys, longest=40_000)
-    assert (met.mark.id, met.mark.longest, met.problem) == ("aaaa", 40_000, None)
-    assert set(server.data.values()) == {met.mark.text.encode()}
+    assert (met.marker.id, met.marker.longest, met.problem) == ("aaaa", 40_000, None)
+    assert set(server.data.values()) == {met.marker.text.encode()}
     # A shorter one says nothing new.
-    assert server.met_by("cccc", None, *keys, longest=20_000).mark.longest == 40_000
+    assert server.met_by("cccc", None, *keys, longest=20_000).marker.longest == 40_000
     assert server.trips == 1
 
 
@@ -312,7 +312,7 @@ def test_a_marker_is_read_as_it_was_written() -> None:
         IncarnationMarker("a", 1, 2, "run", "hist", 3, 4),
         IncarnationMarker("a", 1, 2, "", ""),
     ):
-        assert read_mark(mark.text.encode(), "here", "key") == mark
+        assert read_marker(mark.text.encode(), "here", "key") == mark
 
 
 # -- what a connection knows

@@ -21,11 +21,11 @@ from incumbent.model import Gone, Key, Renewal, Renewed, RenewOutcome
 from incumbent.stores.plan import Plan, run_blocking
 from incumbent.stores.redis import open_store, sentinel
 from incumbent.stores.redis.aio import AsyncRuntime
-from incumbent.stores.redis.cluster import KnownCluster, Router, Topology, markers_of
+from incumbent.stores.redis.cluster import KnownCluster, Router, Topology, marker_keys_of
 from incumbent.stores.redis.incarnation import (
     Handshake,
     IncarnationMarker,
-    Server,
+    ServerContext,
     ServerFacts,
     read_facts,
 )
@@ -47,7 +47,7 @@ from incumbent.stores.redis.sentinel import (
     newest_of,
     verdict,
 )
-from incumbent.stores.redis.server import RedisSite, Requests
+from incumbent.stores.redis.site import RedisSite, Requests
 from incumbent.stores.redis.sync import BlockingRuntime
 from incumbent.stores.redis.wire import Call, Runtime
 from incumbent.stores.url import parse_hosts
@@ -243,7 +243,7 @@ def test_behind_sentinels_a_promotion_settles_for_longer_than_an_answer_proves()
     operations = engine.store().operations
     assert isinstance(operations, Follow)
     # The slack is for clocks that run unevenly.
-    assert operations._followed.site.marker.settle > sentinel.PROVES
+    assert operations._followed.site.settle > sentinel.PROVES
 
 
 def test_a_master_that_was_promoted_a_moment_ago_has_yet_to_settle() -> None:
@@ -258,9 +258,7 @@ def test_a_master_that_was_a_replica_is_another_incarnation() -> None:
     promoted = plain.replace(b"master_replid2:000000", b"master_replid2:111").replace(
         b":111\r", b":222\r", 1
     )
-    assert read_facts(plain).epoch == "abc"
     assert read_facts(plain).promoted == ""
-    assert read_facts(promoted).epoch == "abc:222"
     assert read_facts(promoted).promoted == "222"
 
 
@@ -295,18 +293,18 @@ def test_a_slot_is_where_it_was_last_said_to_be() -> None:
 
 @pytest.mark.parametrize("node", [OLD, NEW])
 def test_the_copies_of_a_nodes_marker_lie_in_slots_of_its_own(node: tuple[str, int]) -> None:
-    keys = markers_of(topology(), node)
+    keys = marker_keys_of(topology(), node)
     assert len({slot_of(key) for key in keys}) == 3
     assert all(topology().master_of(slot_of(key)) == node for key in keys)
 
 
 def test_the_markers_of_two_nodes_have_different_names() -> None:
     # A slot that moves takes the copy along.
-    assert not set(markers_of(topology(), OLD)) & set(markers_of(topology(), NEW))
+    assert not set(marker_keys_of(topology(), OLD)) & set(marker_keys_of(topology(), NEW))
 
 
 def test_a_node_without_slots_has_no_marker() -> None:
-    assert markers_of(topology(), ("10.0.0.3", 6379)) == ()
+    assert marker_keys_of(topology(), ("10.0.0.3", 6379)) == ()
 
 
 class Disturbed(KnownCluster):
@@ -315,7 +313,7 @@ class Disturbed(KnownCluster):
     def __setattr__(self, name: str, value: object) -> None:
         if name == "topology" and hasattr(self, "sites"):
             for address, site in self.sites.items():
-                assert site.marker.keys == markers_of(topology(), address)
+                assert site.marker_keys == marker_keys_of(topology(), address)
             self.site_of(NEW)
         super().__setattr__(name, value)
 
@@ -326,14 +324,14 @@ def test_a_node_that_another_thread_meets_while_an_answer_is_learnt_is_no_matter
     cluster._learn([topology()], [])
     assert len(cluster.sites) == 2
     for address, site in cluster.sites.items():
-        assert site.marker.keys == markers_of(topology(), address)
+        assert site.marker_keys == marker_keys_of(topology(), address)
 
 
 def test_a_node_has_its_markers_keys_by_the_topology_of_whoever_asks_for_it() -> None:
     cluster = KnownCluster(RedisSite(RedisTarget(), "here"), (OLD, NEW))
     cluster.site_of(OLD)
     cluster.topology = topology()
-    assert cluster.site_of(OLD).marker.keys == markers_of(topology(), OLD)
+    assert cluster.site_of(OLD).marker_keys == marker_keys_of(topology(), OLD)
 
 
 class Sent:
@@ -343,9 +341,11 @@ class Sent:
         self._router = router
         self._other = say_address(other)
 
-    async def run(self, plan: Plan[Server, None], until: float) -> None:
+    async def run(self, plan: Plan[ServerContext, None], until: float) -> None:
         wire = Wire("epoch", 0.0)
-        server = Server(RedisSite(RedisTarget(), "here"), Requests(Naming(None), "here"), wire)
+        server = ServerContext(
+            RedisSite(RedisTarget(), "here"), Requests(Naming(None), "here"), wire
+        )
         program = plan.start(server, until)
         echo = echo_of(next(program))
         self._router.redirections -= 1

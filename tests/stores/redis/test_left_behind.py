@@ -13,7 +13,7 @@ import redis
 from incumbent import clock
 from incumbent.model import Ask, Granted, Key, Parting, Renewal, Slot
 from incumbent.stores.redis.aio import AsyncRedisStore
-from incumbent.stores.redis.server import MARKER_KEY
+from incumbent.stores.redis.site import MARKER_KEY
 from tests.stores.redis.world import Party, new_claim, party
 from tests.support.pace import took
 from tests.support.servers import RedisServer

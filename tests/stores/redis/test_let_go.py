@@ -14,7 +14,7 @@ from incumbent.errors import StoreUnavailable
 from incumbent.stores.plan import run_blocking
 from incumbent.stores.redis.aio import AsyncRedisWire
 from incumbent.stores.redis.exchange import DIALECT
-from incumbent.stores.redis.server import MARKER_KEY
+from incumbent.stores.redis.site import MARKER_KEY
 from incumbent.stores.redis.sync import RedisWire
 from tests.stores.party import ASK
 from tests.stores.redis.world import Party, new_claim, party, soon

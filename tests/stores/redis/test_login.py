@@ -15,7 +15,7 @@ from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.stores.redis import aio, sync
 from incumbent.stores.redis.options import RedisTarget
-from incumbent.stores.redis.server import RedisSite
+from incumbent.stores.redis.site import RedisSite
 
 SECRET = "s3kr%t"
 OK = b"+OK\r\n"

@@ -152,7 +152,7 @@ def test_reading_a_url_imports_no_driver() -> None:
 
 
 def test_a_password_in_the_words_of_a_driver_is_masked() -> None:
-    from incumbent.stores.redis.server import connect_error
+    from incumbent.stores.redis.site import connect_error
 
     site = open_store(f"redis://:{SECRET}@host")._site
     assert SECRET not in str(connect_error(OSError(f"cannot send AUTH {SECRET}"), site))

@@ -29,7 +29,7 @@ from incumbent.model import (
 )
 from incumbent.stores.plan import Plan, run_blocking
 from incumbent.stores.redis.give import give_back
-from incumbent.stores.redis.incarnation import TOKEN_JUMP, Server
+from incumbent.stores.redis.incarnation import TOKEN_JUMP, ServerContext
 from tests.stores.redis.world import ASK, Party, new_claim, party, soon
 from tests.support.redis_age import pretend_age
 from tests.support.servers import RedisServer
@@ -237,7 +237,7 @@ def test_who_looks_on_hears_of_a_grant_that_is_given_back(here: Party, raw: redi
     with raw.pubsub() as heard:  # type: ignore[no-untyped-call]
         heard.subscribe(channel)
         assert heard.get_message(timeout=2)["type"] == "subscribe"
-        undo: Plan[Server, None] = Plan(
+        undo: Plan[ServerContext, None] = Plan(
             "give", lambda server, _: give_back(server.requests, here.key, granted, ASK)
         )
         run_blocking(here.store.operations.run(undo, soon()))

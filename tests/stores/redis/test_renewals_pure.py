@@ -8,8 +8,8 @@ from incumbent.model import Batch, Gone, Key, Renewal, Renewed, RenewOutcome
 from incumbent.net.pool import Mismatch
 from incumbent.stores.redis.records import Naming
 from incumbent.stores.redis.renew import renew_program
-from incumbent.stores.redis.resp import Program, RequestBatch
-from incumbent.stores.redis.server import Requests
+from incumbent.stores.redis.resp import RequestBatch, RespProgram
+from incumbent.stores.redis.site import Requests
 
 NAMING = Naming(None)
 
@@ -20,7 +20,7 @@ def renewal(at: int, ttl: float = 1.0, epoch: str = "now", meta: bytes | None = 
 
 def program(
     batch: Batch, epoch: str = "now", naming: Naming = NAMING
-) -> Program[list[RenewOutcome]]:
+) -> RespProgram[list[RenewOutcome]]:
     return renew_program(Requests(naming, "here"), batch, epoch)
 
 
@@ -42,7 +42,7 @@ def echo_of(call: list[bytes]) -> bytes:
     return call[3 + int(call[2])]
 
 
-def outcome(running: Program[list[RenewOutcome]], answers: list[object]) -> list[RenewOutcome]:
+def outcome(running: RespProgram[list[RenewOutcome]], answers: list[object]) -> list[RenewOutcome]:
     with pytest.raises(StopIteration) as end:
         running.send(answers)
     found: list[RenewOutcome] = end.value.value

@@ -16,7 +16,7 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Gone, Granted, Refused, Renewal, Renewed, RenewOutcome
 from incumbent.stores.redis import sentinel
-from incumbent.stores.redis.server import MARKER_KEY
+from incumbent.stores.redis.site import MARKER_KEY
 from tests.contract.chosen import ALL
 from tests.stores.redis.world import Party, new_claim, party, soon
 from tests.support.forks import in_a_child

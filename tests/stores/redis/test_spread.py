@@ -14,7 +14,7 @@ from incumbent.stores.redis.incarnation import ServerFacts
 from incumbent.stores.redis.records import Naming
 from incumbent.stores.redis.renew import NodePart, renew_part
 from incumbent.stores.redis.resp import SCRIPTS, RequestBatch, as_eval
-from incumbent.stores.redis.server import Moved, Requests
+from incumbent.stores.redis.site import Moved, Requests
 from tests.stores.redis.test_renewals_pure import calls_of, echo_of
 
 REQUESTS = Requests(Naming(None), "here")

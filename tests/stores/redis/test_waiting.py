@@ -212,7 +212,7 @@ def test_a_signal_ends_a_wait_at_once_and_keeps_nothing(
 
     def interrupt_the_reader() -> None:
         listening(here, redis_server)
-        eventually(lambda: any(it.listens and not it.looks for it in hub._waiters))
+        eventually(lambda: any(it.listens and not it.is_asking for it in hub._waiters))
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
 
     before = signal.signal(signal.SIGALRM, interrupt)

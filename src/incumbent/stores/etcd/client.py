@@ -21,10 +21,9 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
 from incumbent.model import Key
-from incumbent.net.again import until_served
 from incumbent.net.http import Garbled, Reading, Stream, begin, encode, exchange, feed, parse
 from incumbent.net.limiter import CONNECTIONS, DIAL_WITHIN, limits
-from incumbent.net.pool import Broken, Pool, close_all
+from incumbent.net.pool import Broken, Pool, close_all, until_served
 from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.dialect import EtcdDialect
 from incumbent.stores.etcd.kv import REPEATED, GatewayRequest, Reply, Steps
@@ -138,7 +137,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
 
     async def run(self, plan: Plan[None, T], until: float) -> T:
         return await until_served(
-            lambda: self.carry_out(plan.start(None, until), until), until, self.rest
+            lambda: self.carry_out(plan.start(None, until), until), until, self.sleep
         )
 
     async def carry_out(self, program: Steps[T], until: float) -> T:

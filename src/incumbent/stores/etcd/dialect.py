@@ -29,7 +29,7 @@ from incumbent.model import (
     Stored,
     TakeOutcome,
 )
-from incumbent.net.pool import heard_again
+from incumbent.net.pool import outcome_of_repeat
 from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.incarnation import Cluster
 from incumbent.stores.etcd.kv import GatewayRequest, KeyValue, Kinds, Reply, Steps
@@ -286,7 +286,7 @@ class _EtcdGive:
         if known is not None:
             self.sessions.doubt(known)
         if reply[kv.REPEATED]:
-            heard_again(Gone(), self.cluster.site.where)
+            outcome_of_repeat(Gone(), self.cluster.site.where)
         return False
 
 

@@ -17,10 +17,10 @@ from incumbent.stores.plan import Plan
 from incumbent.stores.quorum.ballots import Silent
 from incumbent.stores.quorum.connecting import LONGEST, ConnectedPanel, Dialer
 from incumbent.stores.quorum.nodes import NOT_ASKED, Panel, Quorum, QuorumNode, Reply
-from incumbent.stores.quorum.operations import QuorumOperations, carry_out
+from incumbent.stores.quorum.operations import QuorumOperations, await_program
 from incumbent.stores.redis.aio import AsyncRedisWire, dial
 from incumbent.stores.redis.resp import RequestBatch, as_eval
-from incumbent.stores.redis.server import RedisSite
+from incumbent.stores.redis.site import RedisSite
 from incumbent.stores.redis.wire import UNUSABLE
 
 T = TypeVar("T")
@@ -207,7 +207,7 @@ class AsyncQuorumStore(QuorumOperations):
         panel = AsyncPanel(self.dialer)
         await panel.open(until)
         try:
-            return await carry_out(plan.start(panel, until))
+            return await await_program(plan.start(panel, until))
         except Mismatch as error:
             self.dialer.let_go()
             raise exchange_error(error, self.quorum.where) from error

@@ -158,7 +158,12 @@ def decide(answers: Sequence[Answer]) -> Verdict:
     if top and willing + len(blocked) >= need:
         refused = len(blocked) >= need
         return Split(_when_it_may_change(top, need), _goes_first(answers, top), refused)
-    return _undecided(answers, need - willing, need)
+    missing, lost = need - willing, sum(isinstance(it, Silent) and it.sent for it in answers)
+    return Undecided(
+        len(_votes(answers)) + lost >= need,
+        _enough_vote_in(answers, _IN_TIME, missing),
+        _enough_vote_in(answers, _BY_CLOCK, missing),
+    )
 
 
 def is_decided(answers: Sequence[Answer | None]) -> bool:
@@ -230,13 +235,6 @@ def _goes_first(answers: Sequence[Answer], top: Sequence[No]) -> bool:
         return votes > len(top)
     first = next((answer for answer in answers if isinstance(answer, Vote) or answer in top), None)
     return isinstance(first, Vote)
-
-
-def _undecided(answers: Sequence[Answer], missing: int, need: int) -> Undecided:
-    lost = sum(isinstance(answer, Silent) and answer.sent for answer in answers)
-    perhaps = len(_votes(answers)) + lost >= need
-    in_time = _enough_vote_in(answers, _IN_TIME, missing)
-    return Undecided(perhaps, in_time, _enough_vote_in(answers, _BY_CLOCK, missing))
 
 
 def _enough_vote_in(answers: Sequence[Answer], kinds: frozenset[str], missing: int) -> float | None:

@@ -49,7 +49,7 @@ from incumbent.model import (
 )
 from incumbent.rules.notices import PAUSE
 from incumbent.stores.quorum.ballots import Answer, No, Silent
-from incumbent.stores.quorum.dialect import FIELDS, MARKER, mark_of_value
+from incumbent.stores.quorum.dialect import FIELDS, MARKER, digest_of_value
 from incumbent.stores.quorum.nodes import (
     Panel,
     Reply,
@@ -553,5 +553,5 @@ def _refusal(slot: Slot, used: _Used | None, claim: str, unix_us: int) -> Refuse
     if used is None or not _is_others(used, claim, unix_us):
         return None
     left = used.left(unix_us)
-    seen = f"slot:{quoted(slot.name)} {mark_of_value(used.raw)}"
+    seen = f"slot:{quoted(slot.name)} {digest_of_value(used.raw)}"
     return Refused("used", (Holding(used.holder, used.token, left),), left, seen)

@@ -26,15 +26,15 @@ from incumbent.stores.redis.incarnation import (
     greeting,
     read_facts,
 )
-from incumbent.stores.redis.resp import Program, RequestBatch, as_eval, is_forgotten, pack
-from incumbent.stores.redis.server import MARKER_KEY, RedisSite, answered_error
-from incumbent.stores.redis.wire import UNUSABLE, AnyWire, carry_out
+from incumbent.stores.redis.resp import RequestBatch, RespProgram, as_eval, is_forgotten, pack
+from incumbent.stores.redis.site import MARKER_KEY, RedisSite, answered_error
+from incumbent.stores.redis.wire import UNUSABLE, AnyWire, run_program
 
 W = TypeVar("W", bound=AnyWire)
 
 
-class VoteAndLook(RequestBatch):
-    """A step that asks for a vote, and for what may have made the server unfit meanwhile."""
+class VoteAndCheck(RequestBatch):
+    """A step that asks for a vote, and for the settings that may have made the server unfit."""
 
 
 _GRACE: Final = 0.03
@@ -184,7 +184,7 @@ class Dialer(ABC, Generic[W]):
         self.made.add(link)
         asked = _now()
         try:
-            facts, unix_us, marker = await carry_out(link, _welcome(site), until)
+            facts, unix_us, marker = await run_program(link, _welcome(site), until)
         except UNUSABLE as error:
             link.close()
             raise StoreUnavailable(f"{site.where} cannot be reached: {error}") from error
@@ -211,7 +211,7 @@ def _take_spare(links: list[W | None], spare: list[list[W]]) -> None:
                 links[node] = link
 
 
-def _welcome(site: RedisSite) -> Program[tuple[InfoFacts, int, bytes | None]]:
+def _welcome(site: RedisSite) -> RespProgram[tuple[InfoFacts, int, bytes | None]]:
     """Inspect a node and load the scripts there. Raises StoreUnavailable if the node is unfit.
 
     Returns the node's facts, its time (unix us), and its marker.
@@ -274,12 +274,12 @@ class ConnectedPanel(Panel):
     def vote_step(self, node: int, request: bytes) -> RequestBatch:
         link, now = self.connections[node], _now()
         if link is None or (
-            # Of many tasks that share a connection one looks.
+            # Of many tasks that share a connection only one checks.
             now - link.check_sent <= CHECK_EVERY and now - link.checked <= 2 * CHECK_EVERY
         ):
             return RequestBatch(request, 1)
         link.check_sent = now
-        return VoteAndLook(request + b"".join(INFO_CHECK), 1 + len(INFO_CHECK))
+        return VoteAndCheck(request + b"".join(INFO_CHECK), 1 + len(INFO_CHECK))
 
     async def ask(
         self, steps: Sequence[RequestBatch | None], until: float, enough: Enough | None = None
@@ -333,10 +333,10 @@ class ConnectedPanel(Panel):
     ) -> Reply | None:
         """The reply; None after sending the step again with scripts that the node had forgotten."""
         if not any(map(is_forgotten, reply)):
-            return self._looked(node, reply) if isinstance(step, VoteAndLook) else reply
+            return self._check_vote(node, reply) if isinstance(step, VoteAndCheck) else reply
         return self._write(node, step._replace(payload=as_eval(step.payload)), until)
 
-    def _looked(self, node: int, reply: list[Any]) -> list[Any]:
+    def _check_vote(self, node: int, reply: list[Any]) -> list[Any]:
         """The node's vote, or instead of it why it does not count. See VoteAndLook."""
         (vote, *look), link, site = reply, self.connections[node], self.nodes[node].site
         if link is None:
@@ -349,7 +349,7 @@ class ConnectedPanel(Panel):
             if facts.promoted.encode() != link.replication:
                 raise StoreUnavailable(f"{site.where} was a replica in between")
         except StoreUnavailable as error:
-            # The next operation connects anew, and looks at all of it.
+            # The next operation connects anew, and inspects the server from the beginning.
             link.problem = error
             return [[UNFIT.encode(), str(error).encode(), -1, 0, b""]]
         link.checked = self.used

@@ -25,7 +25,7 @@ from incumbent.stores.findings import wait_after_restart
 from incumbent.stores.quorum.ballots import Answer, No, Silent, Vote
 from incumbent.stores.redis.records import Naming, RedisNames, quoted, refused
 from incumbent.stores.redis.resp import RequestBatch, Script, milliseconds, pack
-from incumbent.stores.redis.server import QUORUM_KEY, answered_error
+from incumbent.stores.redis.site import QUORUM_KEY, answered_error
 
 FIELDS: Final = {
     "promised": b"p",
@@ -93,12 +93,11 @@ class QuorumDialect:
 
     def keys(self, key: Key) -> Keys:
         """The keys in Redis of the lease `key`."""
-        return self._keys.get(key) or self._add_keys(key)
-
-    def _add_keys(self, key: Key) -> Keys:
-        if len(self._keys) >= _CACHED:
-            self._keys.clear()
-        keys = self._keys[key] = Keys(self.naming.of(key))
+        keys = self._keys.get(key)
+        if keys is None:
+            if len(self._keys) >= _CACHED:
+                self._keys.clear()
+            keys = self._keys[key] = Keys(self.naming.of(key))
         return keys
 
     # -- take ---------------------------------------------------------------------------------
@@ -190,7 +189,7 @@ class QuorumDialect:
 
     def refusal(self, no: No) -> Refused:
         """The outcome of the store contract for a majority's refusal."""
-        mark = mark_of_value(no.raw)
+        mark = digest_of_value(no.raw)
         if no.kind == "paused":
             return Refused("paused", seen=f"pause {mark}")
         left = -1 if no.left < 0 else int(no.left * 1000)
@@ -359,7 +358,7 @@ def newest_state(states: bytes | None) -> str:
     return states.split()[0].decode() if states else "-"
 
 
-def mark_of_value(raw: bytes | None) -> str:
+def digest_of_value(raw: bytes | None) -> str:
     """A short hash of a value, without the parts that differ from node to node."""
     if not raw:
         return "-"

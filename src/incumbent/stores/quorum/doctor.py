@@ -14,10 +14,10 @@ from incumbent.stores.quorum.dialect import MARKER
 from incumbent.stores.quorum.nodes import Quorum, QuorumNode, strangers
 from incumbent.stores.redis.doctor import diagnosis
 from incumbent.stores.redis.incarnation import belongs_elsewhere, read_facts
-from incumbent.stores.redis.resp import Program, RequestBatch, pack
-from incumbent.stores.redis.server import MARKER_KEY
+from incumbent.stores.redis.resp import RequestBatch, RespProgram, pack
+from incumbent.stores.redis.site import MARKER_KEY
 from incumbent.stores.redis.sync import dial
-from incumbent.stores.redis.wire import UNUSABLE, carry_out
+from incumbent.stores.redis.wire import UNUSABLE, run_program
 
 _APART: Final = 1.0
 _APART_MOST: Final = 60.0
@@ -57,8 +57,8 @@ def _of_node(
         advice = "check the address, the password and the network"
         return [("error", f"{name}: {error}", advice)], None
     try:
-        about = run_blocking(carry_out(wire, diagnosis(ttl, in_quorum=True), until))
-        look = run_blocking(carry_out(wire, _look(quorum.dialect.wait_of(ttl)), until))
+        about = run_blocking(run_program(wire, diagnosis(ttl, in_quorum=True), until))
+        look = run_blocking(run_program(wire, _look(quorum.dialect.wait_of(ttl)), until))
     except (StoreError, *UNUSABLE) as error:
         return [("error", f"{name} answered nothing usable: {error}", "look at its log")], None
     finally:
@@ -80,7 +80,7 @@ class _NodeFindings(NamedTuple):
     young: float
 
 
-def _look(wait: float) -> Program[_NodeFindings]:
+def _look(wait: float) -> RespProgram[_NodeFindings]:
     asked = (pack("TIME"), pack("INFO", "server"), pack("GET", MARKER), pack("GET", MARKER_KEY))
     time, info, raw, alone = yield RequestBatch(b"".join(asked), len(asked))
     now = int(time[0]) + int(time[1]) / 1e6

@@ -32,11 +32,11 @@ from incumbent.stores.quorum.dialect import QuorumDialect
 from incumbent.stores.quorum.doctor import diagnose
 from incumbent.stores.quorum.links import TRUSTED, LinkDialer, SyncPanel
 from incumbent.stores.quorum.nodes import Enough, Panel, Quorum, QuorumNode, Reply, agreed_by_most
-from incumbent.stores.quorum.operations import QuorumOperations, carry_out
+from incumbent.stores.quorum.operations import QuorumOperations, await_program
 from incumbent.stores.quorum.take import give, is_decided, take
 from incumbent.stores.redis.incarnation import CHECK_EVERY
 from incumbent.stores.redis.records import Naming
-from incumbent.stores.redis.server import RedisSite
+from incumbent.stores.redis.site import RedisSite
 
 if TYPE_CHECKING:
     from incumbent.stores.quorum.aio import AsyncQuorumStore
@@ -82,7 +82,7 @@ class _Blocking(QuorumOperations):
             panel = SyncPanel(self.dialer)
         try:
             await panel.open(until)
-            outcome = await carry_out(plan.start(panel, until))
+            outcome = await await_program(plan.start(panel, until))
         except BaseException as error:
             self.interrupted(panel, idle, error)
             raise
@@ -121,7 +121,7 @@ class _Blocking(QuorumOperations):
         """In a forked child: close the descriptors. Panels in use are of the parent's threads."""
         self.idle = []
         self.dialer.forget()
-        self.hub.abandon()
+        self.hub.detach()
 
 
 class QuorumStore(BlockingStore[_Blocking]):
@@ -208,7 +208,7 @@ class QuorumStore(BlockingStore[_Blocking]):
             and (self._quorum.dialect.founded or not panel.blank)
             and now - panel.used < TRUSTED
             and panel.oldest + wait <= now < until
-            and now - panel.looked < trust
+            and now - panel.checked < trust
         ):
             panel.used = now
             return panel

@@ -20,7 +20,7 @@ from incumbent.stores.quorum.ballots import Silent
 from incumbent.stores.quorum.connecting import ConnectedPanel, Dialer
 from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Reply
 from incumbent.stores.redis.resp import RequestBatch, as_eval
-from incumbent.stores.redis.server import RedisSite
+from incumbent.stores.redis.site import RedisSite
 from incumbent.stores.redis.sync import RedisWire, dial_as
 
 _LAG_MOST: Final = 1.5
@@ -142,7 +142,7 @@ class SyncPanel(ConnectedPanel):
         """Whether all nodes are connected, and none owes a reply."""
         self.oldest = 0.0
         """The instant since which all servers have been running."""
-        self.looked = 0.0
+        self.checked = 0.0
         """The instant at which all servers were fit."""
 
     async def open(self, until: float) -> None:
@@ -356,7 +356,7 @@ class SyncPanel(ConnectedPanel):
         self.whole = len(links) == len(self.connections)
         if self.whole:
             self.oldest = max(link.born for link in links)
-            self.looked = min(link.checked for link in links)
+            self.checked = min(link.checked for link in links)
 
     def close(self) -> None:
         """Close the descriptors; nothing is written."""

@@ -25,7 +25,7 @@ from incumbent.stores.quorum import ballots
 from incumbent.stores.quorum.ballots import UNFIT, Answer, BallotClock, No, Silent, Vote
 from incumbent.stores.quorum.dialect import MARKER, RECORD_FORMAT, QuorumDialect, node_failure
 from incumbent.stores.redis.resp import RequestBatch
-from incumbent.stores.redis.server import RedisSite
+from incumbent.stores.redis.site import RedisSite
 
 Reply: TypeAlias = "list[Any] | Silent"
 """A node's replies to the requests of a step, or the reason why there are none."""

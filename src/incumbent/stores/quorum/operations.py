@@ -44,7 +44,7 @@ def _plan(kind: Kind, operate: Callable[[Panel, float], Coroutine[Any, Any, T]])
 
 
 @types.coroutine
-def carry_out(program: Program[T]) -> Program[T]:
+def await_program(program: Program[T]) -> Program[T]:
     """Await a program of `Plans`."""
     return (yield from program)
 

@@ -48,7 +48,7 @@ def open_quorum(url: str, password: str | None = None) -> QuorumEngine:
     options = parse_quorum_url(url, password)
     require_driver()
     from incumbent.stores.quorum.engine import QuorumEngine
-    from incumbent.stores.redis.server import site_of
+    from incumbent.stores.redis.site import site_of
 
     sites = [site_of(node) for node in options.nodes]
     return QuorumEngine(sites, options.shown, options.members, options.nodes[0].key)

@@ -19,7 +19,7 @@ from incumbent.model import Candidate, Field, Holding, Key, Past, Record
 from incumbent.rules.notices import RESIGN
 from incumbent.stores.quorum.ballots import Answer, Silent, majority_of
 from incumbent.stores.quorum.changes import FORGOTTEN, NEVER, settle, slots_of
-from incumbent.stores.quorum.dialect import FIELDS, mark_of_value, newest_state
+from incumbent.stores.quorum.dialect import FIELDS, digest_of_value, newest_state
 from incumbent.stores.quorum.nodes import (
     Panel,
     Quorum,
@@ -40,9 +40,9 @@ _READ_AT_ONCE: Final = 100
 _ANSWERS: Final = 8
 _LAST: Final = 33
 """The offset of the last holdings within the value of the floor."""
-_LOOK_AGAIN: Final = 0.01
-"""Seconds before a second look if the nodes disagree; doubled each time."""
-_LOOK_MOST: Final = 0.1
+_REREAD_AFTER: Final = 0.01
+"""Seconds before a second read if the nodes disagree; doubled each time."""
+_PAUSE_MOST: Final = 0.1
 
 
 async def read(panel: Panel, key: Key, until: float) -> Record:
@@ -50,8 +50,8 @@ async def read(panel: Panel, key: Key, until: float) -> Record:
     unknown whether a change of a field was made."""
     quorum = panel.quorum
     ((record, agree),) = await _read_all(panel, [key], until)
-    pause = _LOOK_AGAIN
-    while record.undecided and await _may_look_again(panel, pause, until):
+    pause = _REREAD_AFTER
+    while record.undecided and await _may_reread(panel, pause, until):
         pause *= 2
         ((record, agree),) = await _read_all(panel, [key], until)
     if agree < len(quorum.names):
@@ -73,9 +73,9 @@ async def read(panel: Panel, key: Key, until: float) -> Record:
     return record
 
 
-async def _may_look_again(panel: Panel, pause: float, until: float) -> bool:
-    """Pause before another look: meanwhile votes settle, and more nodes get connected."""
-    if pause >= _LOOK_MOST or _now() + pause >= until:
+async def _may_reread(panel: Panel, pause: float, until: float) -> bool:
+    """Pause before another read: meanwhile votes settle, and more nodes get connected."""
+    if pause >= _PAUSE_MOST or _now() + pause >= until:
         return False
     await panel.rest(pause)
     await panel.open(until)
@@ -84,18 +84,17 @@ async def _may_look_again(panel: Panel, pause: float, until: float) -> bool:
 
 async def is_unchanged(panel: Panel, key: Key, seen: str, until: float) -> bool:
     """Whether a majority still has the state that `seen` describes, and will publish its end."""
-    need, (what, _, mark) = panel.quorum.need, seen.rpartition(" ")
-    mark_of = newest_state if what == "fields" else mark_of_value
+    need, (what, _, digest) = panel.quorum.need, seen.rpartition(" ")
+    digest_of = newest_state if what == "fields" else digest_of_value
     request = panel.quorum.dialect.look(key, seen)
-    pause = _LOOK_AGAIN
+    pause = _REREAD_AFTER
     while True:
         replies = await panel.ask_all(request, until, answered_by_most)
         values = [reply[0] for reply in replies if not isinstance(reply, Silent)]
-        same = sum(
-            mark_of(raw) == (mark or "-") for raw in values if raw is None or isinstance(raw, bytes)
-        )
+        usable = [raw for raw in values if raw is None or isinstance(raw, bytes)]
+        same = sum(digest_of(raw) == (digest or "-") for raw in usable)
         known = same >= need or same + len(replies) - len(values) < need
-        if known or not await _may_look_again(panel, pause, until):
+        if known or not await _may_reread(panel, pause, until):
             return same >= need
         pause *= 2
 
@@ -181,8 +180,8 @@ class _NodeView:
         self.record = record_of(key, raw, left, entries, (), slots, standing, now)
 
     @property
-    def mark(self) -> str:
-        return mark_of_value(self.raw)
+    def digest(self) -> str:
+        return digest_of_value(self.raw)
 
 
 def pasts_of(floor: bytes | None, past: bytes | None) -> list[Past]:
@@ -250,7 +249,7 @@ def _merged(key: Key, views: Sequence[_NodeView], need: int, nodes: tuple[str, .
     seen = f"fields {newest.state}" if newest.state > NEVER else ""
     past = _history(views, most)
     # Silent nodes may form a majority with the nodes that agree.
-    votes = Counter(view.mark for view in views if view.raw)
+    votes = Counter(view.digest for view in views if view.raw)
     may_be_held = max(votes.values(), default=0) + len(nodes) - len(views) >= need
     return Record(
         key,
@@ -260,7 +259,7 @@ def _merged(key: Key, views: Sequence[_NodeView], need: int, nodes: tuple[str, .
         newest.record.slots,
         past,
         _candidates(views, most),
-        f"lease {agreed[0].mark}" if agreed and agreed[0].raw else seen,
+        f"lease {agreed[0].digest}" if agreed and agreed[0].raw else seen,
         shown.reserved_for,
         nodes,
         undecided=not agreed and may_be_held,
@@ -271,7 +270,7 @@ def _agreed(views: Sequence[_NodeView], need: int) -> list[_NodeView]:
     """The nodes with the same lease, if they are a majority."""
     groups: dict[str, list[_NodeView]] = {}
     for view in views:
-        groups.setdefault(view.mark, []).append(view)
+        groups.setdefault(view.digest, []).append(view)
     return next((group for group in groups.values() if len(group) >= need), [])
 
 

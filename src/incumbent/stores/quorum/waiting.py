@@ -3,7 +3,7 @@
 A change counts once a majority has published it: all nodes publish a release at about the same
 time, and a waiter that asked after the first message would still find the lease held on the other
 nodes. A waiter that subscribes to a majority gets every change, because any two majorities share a
-node. With fewer subscriptions, the waiter looks for itself.
+node. With fewer subscriptions, the waiter rechecks when the holder's ttl ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from incumbent.net.readers import ReaderSide, Subscriber, Wakeup
 from incumbent.net.subscriptions import ChannelWaiter, Role, Subscription, SubscriptionHub
 from incumbent.stores.quorum.nodes import Quorum
 from incumbent.stores.redis.resp import pack
-from incumbent.stores.redis.server import answered_error
+from incumbent.stores.redis.site import answered_error
 
 LINGER: Final = 0.005
 """Seconds to wait for the other nodes' messages after the first one."""
@@ -56,7 +56,8 @@ class MajorityHub(SubscriptionHub[QuorumHubHost, Subscription, _QuorumWaiter]):
         "%s: subscriptions to a majority were lost (%s); until there are others, a waiter looks"
         " again only when the holder's ttl ends"
     )
-    glance = 0.05
+    pack = staticmethod(pack)
+    check_every = 0.05
     send_within = 0.02
 
     def __init__(self, quorum: Quorum, side: ReaderSide) -> None:
@@ -67,13 +68,13 @@ class MajorityHub(SubscriptionHub[QuorumHubHost, Subscription, _QuorumWaiter]):
         """See Store.wait_change. Raises StoreUnavailable if it can subscribe to no node."""
         channel = self._quorum.dialect.keys(key).floor
 
-        async def goes_on() -> bool:
+        async def may_wait() -> bool:
             if not _confirmed(self._role, channel):
                 why = self._role.why or "no answer"
                 raise StoreUnavailable(f"nobody of {self.where} can be listened to: {why}")
             return await host.is_unchanged(key, seen, until)
 
-        await self._wait(host, _QuorumWaiter(self.side.wakeup(), channel), until, goes_on)
+        await self._wait(host, _QuorumWaiter(self.side.wakeup(), channel), until, may_wait)
 
     # -- connections --------------------------------------------------------------------------
 
@@ -94,48 +95,48 @@ class MajorityHub(SubscriptionHub[QuorumHubHost, Subscription, _QuorumWaiter]):
         role.subscriptions[node] = Subscription()
         super()._connected(role, node)
 
-    def _request(self, verb: str, channel: str) -> bytes:
-        return pack(verb, channel)
-
     def _explain(self, node: int, error: Exception) -> Exception:
         if isinstance(error, hiredis.ReplyError):
             return answered_error(str(error), self._quorum.names[node])
         return error
 
-    def _is_listened_to(self, role: Role[Subscription], waiter: _QuorumWaiter) -> bool:
+    def _is_subscribed(self, role: Role[Subscription], waiter: _QuorumWaiter) -> bool:
         return _confirmed(role, waiter.channels[0]) >= self._quorum.need
 
     def _may_begin(self, waiter: _QuorumWaiter) -> bool:
         """Whether a majority has confirmed the channel, or no other node will do so in time."""
-        if self._is_listened_to(self._role, waiter):
+        if self._is_subscribed(self._role, waiter):
             return True
-        return not (self._todo or _may_confirm(self._role, waiter.channels[0]))
+        return not (self._to_subscribe or _may_confirm(self._role, waiter.channels[0]))
 
     # -- messages -----------------------------------------------------------------------------
 
-    def _hear(self, node: int, subscription: Subscription, name: bytes, payload: bytes) -> None:
+    def _on_message(
+        self, node: int, subscription: Subscription, name: bytes, payload: bytes
+    ) -> None:
         channel = name.decode()
         for waiter in list(self._waiters):
             if channel in waiter.channels:
                 waiter.nodes.add(node)
                 if len(waiter.nodes) >= self._quorum.need:
-                    waiter.tell()
+                    waiter.notify()
                 else:
-                    waiter.look_at = min(waiter.look_at, _now() + LINGER)
+                    waiter.recheck_at = min(waiter.recheck_at, _now() + LINGER)
 
-    def _wake_at(self, role: Role[Subscription], waiter: _QuorumWaiter, until: float) -> float:
-        # A waiter that was told leaves as soon as it runs: its instant must not keep it from that.
-        instants = [until, *(other.look_at for other in list(self._waiters) if not other.over)]
+    def _read_until(self, role: Role[Subscription], waiter: _QuorumWaiter, until: float) -> float:
+        # A waiter that was notified leaves as soon as it runs. Its instant, which has passed, would
+        # keep this reader from ever sleeping, and the loop from running that waiter.
+        instants = [until, *(other.recheck_at for other in list(self._waiters) if not other.over)]
         if not waiter.listens:
-            instants.append(_now() + self.glance)
+            instants.append(_now() + self.check_every)
         return min(*instants, *(role.retry_at[node] for node in _missing(role)), inf)
 
-    def _tell_due(self, waiter: _QuorumWaiter) -> None:
-        """Tell all waiters that are due: so the others need not wake up for a first message."""
+    def _notify_due(self, waiter: _QuorumWaiter) -> None:
+        """Notify all waiters that are due: so the others need not wake up for a first message."""
         now = _now()
         for each in list(self._waiters):
-            if each.look_at <= now and not each.over:
-                each.tell()
+            if each.recheck_at <= now and not each.over:
+                each.notify()
 
 
 def _confirmed(role: Role[Subscription], channel: str) -> int:
@@ -150,7 +151,7 @@ def _may_confirm(role: Role[Subscription], channel: str) -> bool:
     # The first node gets more time: it may be far away or busy, and a waiter needs one at least.
     now, within = _now(), _CONFIRM_WITHIN if _confirmed(role, channel) else _LONGEST
     return any(
-        now < each.asked.get(channel, now) + within and channel not in each.confirmed
+        now < each.requested.get(channel, now) + within and channel not in each.confirmed
         for each in role.subscriptions
         if each is not None
     )

@@ -25,13 +25,17 @@ from incumbent.net.limiter import DIAL_WITHIN, IN_FLIGHT, limits
 from incumbent.net.pool import Broken
 from incumbent.net.readers import SUSPENDING, SharedWakeup
 from incumbent.stores.loops import LoopEnd
-from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.redis.exchange import DIALECT, RedisExchange
 from incumbent.stores.redis.give import give_request, read_give
-from incumbent.stores.redis.incarnation import CHECK_EVERY, Server
+from incumbent.stores.redis.incarnation import (
+    CHECK_EVERY,
+    RedisOperations,
+    RedisPlan,
+    ServerContext,
+)
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.resp import as_eval, is_forgotten
-from incumbent.stores.redis.server import (
+from incumbent.stores.redis.site import (
     Demoted,
     Outdated,
     ProviderFailed,
@@ -47,8 +51,8 @@ from incumbent.stores.redis.wire import (
     Enough,
     Layer,
     Runtime,
-    carry_out,
     open_wire,
+    run_program,
 )
 
 if TYPE_CHECKING:
@@ -339,23 +343,23 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
         ):
             return await super().take(key, claim, ask, until)
         try:
-            request = take_request(requests, key, claim, ask, wire.sign, until + wire.ahead)
+            request = take_request(requests, key, claim, ask, wire.incarnation, until + wire.ahead)
             outcome: TakeOutcome
             reply = await self._ask(wire, request, until)
             if type(reply) is bytes and now - wire.checked <= CHECK_EVERY:
                 outcome = read_take(requests, reply, key, claim, ask, wire.epoch)
             else:
-                server = Server(self.site, requests, wire)
+                server = ServerContext(self.site, requests, wire)
                 program = settle_take(server, key, claim, ask, until, now, reply)
-                outcome = await carry_out(wire, program, until, begun=True)
+                outcome = await run_program(wire, program, until, begun=True)
         except UNUSABLE as error:
             self.settle(wire, self.idle, error)
             outcome = await self.again(error, DIALECT.take(key, claim, ask), until)
         except StoreError as error:
             self.settle(wire, self.idle, error)
             raise
-        if self.hub.asked or type(outcome) is Queued:
-            self.hub.learn(claim, now, outcome)
+        if self.hub.last_refusals or type(outcome) is Queued:
+            self.hub.note_outcome(claim, now, outcome)
         return outcome
 
     async def give(
@@ -408,7 +412,7 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
             self._shared = None
         wire.retire()
 
-    async def fresh(self, plan: Plan[Server, T], until: float) -> AsyncRedisWire:
+    async def fresh(self, plan: RedisPlan[T], until: float) -> AsyncRedisWire:
         return await self._join(until, until)
 
     async def _join(self, until: float, lasts: float = -inf) -> AsyncRedisWire:
@@ -518,7 +522,7 @@ class AsyncRuntime(Runtime):
 class AsyncFace(Layer):
     """The operations of a layer as an AsyncStore (see stores.base) of one event loop."""
 
-    def __init__(self, where: str, runtime: AsyncRuntime, layer: PlannedTogether[Server]) -> None:
+    def __init__(self, where: str, runtime: AsyncRuntime, layer: RedisOperations) -> None:
         super().__init__(layer)
         self._runtime = runtime
         self.limits = limits(where, IN_FLIGHT, SharedWakeup)

@@ -17,9 +17,9 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Batch, Granted, Key, Record, Renewal, RenewOutcome, Unproved
 from incumbent.net.pool import decoding
-from incumbent.stores.plan import Plan, PlannedTogether, one_by_one
+from incumbent.stores.plan import Plan, one_by_one
 from incumbent.stores.redis.exchange import DIALECT, RedisExchange, connections, unless_over
-from incumbent.stores.redis.incarnation import Server
+from incumbent.stores.redis.incarnation import RedisOperations, RedisPlan
 from incumbent.stores.redis.options import (
     Address,
     Reach,
@@ -30,8 +30,8 @@ from incumbent.stores.redis.options import (
 )
 from incumbent.stores.redis.records import SLOTS, Naming, slot_of
 from incumbent.stores.redis.renew import NodePart, renew_part, slot_of_lease
-from incumbent.stores.redis.resp import ASKING, Program, RequestBatch, each_step, pack
-from incumbent.stores.redis.server import Moved, RedisSite, Requests, answered_error
+from incumbent.stores.redis.resp import ASKING, RequestBatch, RespProgram, each_step, pack
+from incumbent.stores.redis.site import Moved, RedisSite, Requests, answered_error
 from incumbent.stores.redis.wire import JoinedPlan, Runtime, at_least, joined
 
 T = TypeVar("T")
@@ -75,8 +75,8 @@ class Topology:
         return list(dict.fromkeys((*self.masters, *self.moved.values())))
 
 
-def markers_of(topology: Topology, node: Address) -> tuple[str, ...]:
-    """Keys in slots of this node, for the copies of its marker; see server.Marker.
+def marker_keys_of(topology: Topology, node: Address) -> tuple[str, ...]:
+    """Keys in slots of this node, for the copies of its marker.
 
     A slot may move to another node with its keys: so there are copies, whose keys name the node.
     """
@@ -85,7 +85,7 @@ def markers_of(topology: Topology, node: Address) -> tuple[str, ...]:
     return tuple(islice((it for it in keys if topology.master_of(slot_of(it)) == node), _COPIES))
 
 
-def question(asked: Address, where: str, *, proved: bool) -> Program[Topology]:
+def question(asked: Address, where: str, *, proved: bool) -> RespProgram[Topology]:
     """Ask one node for the topology. Raises StoreUnavailable if it is part of no cluster."""
     info, slots = yield RequestBatch(pack("CLUSTER", "INFO") + pack("CLUSTER", "SLOTS"), 2)
     for answer in (info, slots):
@@ -120,10 +120,10 @@ def host_of(named: str, asked: Address | None) -> str:
     return named if named not in ("", "?") or asked is None else asked[0]
 
 
-def asking(program: Program[T]) -> Program[T]:
+def asking(program: RespProgram[T]) -> RespProgram[T]:
     """Put ASKING before each step; its first request is for a key being moved to this node."""
 
-    def ask(step: RequestBatch) -> Program[list[Any]]:
+    def ask(step: RequestBatch) -> RespProgram[list[Any]]:
         _, *answers = yield RequestBatch(ASKING + step.payload, 1 + step.answers)
         return answers
 
@@ -161,13 +161,12 @@ class KnownCluster:
             site = self.sites.setdefault(address, made)
         # Without masters nothing is known, and a slow thread would take away known keys.
         if topology.masters and self.marked.get(address) is not topology:
-            self._mark(topology, address)
+            self._set_marker_keys(topology, address)
         return site
 
-    def _mark(self, topology: Topology, *addresses: Address) -> None:
+    def _set_marker_keys(self, topology: Topology, *addresses: Address) -> None:
         for address in addresses:
-            site = self.sites[address]
-            site.marker = site.marker._replace(keys=markers_of(topology, address))
+            self.sites[address].marker_keys = marker_keys_of(topology, address)
             self.marked[address] = topology
 
     @property
@@ -181,7 +180,7 @@ class KnownCluster:
         addresses = list(dict.fromkeys((*self.topology.nodes(), *self.seeds)))
         sites = {address: self.site_of(address) for address in addresses}
 
-        def program(site: RedisSite) -> Program[Topology]:
+        def program(site: RedisSite) -> RespProgram[Topology]:
             asked = next(address for address, each in sites.items() if each is site)
             return question(asked, site.where, proved=self.proved)
 
@@ -207,9 +206,9 @@ class KnownCluster:
         if newest != self.topology:
             # Before it is shown to readers, and after, for sites that another thread has made
             # meanwhile. The copy of the addresses is one atomic step.
-            self._mark(newest, *self.sites)
+            self._set_marker_keys(newest, *self.sites)
             self.topology = newest
-            self._mark(newest, *self.sites)
+            self._set_marker_keys(newest, *self.sites)
 
     def _nobody(self, errors: Sequence[StoreError]) -> StoreUnavailable:
         words = "; ".join(str(each).removeprefix(f"{self.site.where} ") for each in errors[:3])
@@ -252,10 +251,10 @@ class _RouterNode(NamedTuple):
     """One node, with the operations of one side there."""
 
     address: Address
-    planned: PlannedTogether[Server]
+    planned: RedisOperations
 
 
-class Router(PlannedTogether[Server]):
+class Router(RedisOperations):
     """Carries out each plan at the node that has its key, or at all nodes."""
 
     dialect = DIALECT
@@ -267,13 +266,13 @@ class Router(PlannedTogether[Server]):
         self._naming = Naming(options.key)
         self._nodes: dict[Address, _RouterNode] = {}
 
-    async def run(self, plan: Plan[Server, T], until: float) -> T:
+    async def run(self, plan: RedisPlan[T], until: float) -> T:
         """See Planned.run. A key that is being moved cannot be read."""
         outcome: Any
         if plan.kind == "renew":
             outcome = await self._renew(plan.renewals, until)
         elif plan.kind == "scan":
-            outcome = await self._scan(cast("Plan[Server, tuple[Record, ...]]", plan), until)
+            outcome = await self._scan(cast("RedisPlan[tuple[Record, ...]]", plan), until)
         elif isinstance(plan, JoinedPlan):
             outcome = await self._run_joined(plan, until)
         else:
@@ -282,7 +281,7 @@ class Router(PlannedTogether[Server]):
         return outcome  # type: ignore[no-any-return]  # what the plan's kind says is T
 
     async def _run_at(
-        self, plan: Plan[Server, T], until: float, node: _RouterNode, *, moving: bool
+        self, plan: RedisPlan[T], until: float, node: _RouterNode, *, moving: bool
     ) -> Any:
         """Carry out a plan at a node; `moving`: the key is being moved there."""
         if not moving:
@@ -336,9 +335,7 @@ class Router(PlannedTogether[Server]):
 
         await unless_over(self._at(key, until, operate), until)
 
-    async def _scan(
-        self, plan: Plan[Server, tuple[Record, ...]], until: float
-    ) -> tuple[Record, ...]:
+    async def _scan(self, plan: RedisPlan[tuple[Record, ...]], until: float) -> tuple[Record, ...]:
         await self._runtime.update(self._cluster, until)
         nodes = [self._node(address) for address in self._cluster.topology.nodes()]
         calls = [partial(node.planned.run, plan) for node in nodes]
@@ -415,7 +412,7 @@ class Router(PlannedTogether[Server]):
         outcomes: list[RenewOutcome | StoreError],
         until: float,
     ) -> None:
-        plan: Plan[Server, None] = Plan(
+        plan: RedisPlan[None] = Plan(
             "renew",
             lambda server, _: renew_part(server.requests, renewals, part, server.known, outcomes),
         )

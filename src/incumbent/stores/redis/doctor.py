@@ -27,11 +27,11 @@ from incumbent.stores.redis.incarnation import (
     InfoFacts,
     belongs_elsewhere,
     read_facts,
-    read_mark,
+    read_marker,
 )
-from incumbent.stores.redis.resp import Program, RequestBatch, pack
-from incumbent.stores.redis.server import QUORUM_KEY, RedisSite, answered_error
-from incumbent.stores.redis.wire import UNUSABLE, Discovery, Runtime, carry_out
+from incumbent.stores.redis.resp import RequestBatch, RespProgram, pack
+from incumbent.stores.redis.site import QUORUM_KEY, RedisSite, answered_error
+from incumbent.stores.redis.wire import UNUSABLE, Discovery, Runtime, run_program
 
 _RESYNC_LEAST: Final = 2
 """Seconds of repl-diskless-sync-delay that keep a resync from ending between two checks."""
@@ -64,7 +64,7 @@ def diagnose(
 def _examine(ttl: float, site: RedisSite, runtime: Runtime, until: float) -> list[Finding]:
     """The findings about one server, also if a store would refuse to use it."""
 
-    def program() -> Program[list[Finding]]:
+    def program() -> RespProgram[list[Finding]]:
         findings = yield from diagnosis(ttl)
         findings += yield from _about_resync()
         findings += yield from _about_marker(site, ttl)
@@ -75,7 +75,7 @@ def _examine(ttl: float, site: RedisSite, runtime: Runtime, until: float) -> lis
     except StoreError as error:
         return [cannot_tell(str(error), "check the address, the password and the network")]
     try:
-        return run_blocking(carry_out(wire, program(), until))
+        return run_blocking(run_program(wire, program(), until))
     except (StoreError, *UNUSABLE) as error:
         return [cannot_tell(f"{site.where} answered nothing usable: {error}", "look at its log")]
     finally:
@@ -85,7 +85,7 @@ def _examine(ttl: float, site: RedisSite, runtime: Runtime, until: float) -> lis
 # -- the server -----------------------------------------------------------------------------------
 
 
-def diagnosis(ttl: float, *, in_quorum: bool = False) -> Program[list[Finding]]:
+def diagnosis(ttl: float, *, in_quorum: bool = False) -> RespProgram[list[Finding]]:
     """Findings for `doctor` about a server, but for its marker, which says how old it is.
 
     `in_quorum`: it is a member of one, whose leases do not depend on its replication.
@@ -190,27 +190,31 @@ def _about_writes(facts: InfoFacts, settings: dict[str, str]) -> list[Finding]:
 # -- its marker -----------------------------------------------------------------------------------
 
 
-def _about_marker(site: RedisSite, ttl: float) -> Program[list[Finding]]:
+def _about_marker(site: RedisSite, ttl: float) -> RespProgram[list[Finding]]:
     """Whether the server grants yet, and how long it would wait after a restart."""
-    keys = site.marker.keys
+    keys = site.marker_keys
     asked = [pack("INFO"), pack("TIME"), *(pack("GET", key) for key in (QUORUM_KEY, *keys))]
-    info, time, member, *markers = yield RequestBatch(b"".join(asked), len(asked))
+    info, time, member, *values = yield RequestBatch(b"".join(asked), len(asked))
     if not isinstance(info, bytes) or not isinstance(time, list):
         raise answered_error(str(info), site.where)
     facts, now = read_facts(info), int(time[0]) + int(time[1]) / 1e6
     try:
         belongs_elsewhere(member, QUORUM_KEY, site.where)
-        marks = [read_mark(raw, site.where, key) for key, raw in zip(keys, markers, strict=False)]
+        markers = [
+            read_marker(raw, site.where, key) for key, raw in zip(keys, values, strict=False)
+        ]
     except StoreUnavailable as error:
         return [("error", str(error), "stop the other instances first")]
     start, term = int((now - facts.uptime) * 1e6), site.target.term
-    found = (mark for mark in marks if mark is not None and mark.is_of(facts, term, start))
-    mark = next(found, None)
-    longest = max((mark.longest / 1000 for mark in marks if mark), default=0.0)
+    found = (
+        marker for marker in markers if marker is not None and marker.is_of(facts, term, start)
+    )
+    marker = next(found, None)
+    longest = max((marker.longest / 1000 for marker in markers if marker), default=0.0)
     wait = wait_after_restart(site.restart_wait, ttl, longest)
     what, age = "new, restarted, promoted or emptied since it was last asked for a lease", 0.0
-    if mark is not None:
-        age = max(0.0, min(now - mark.since / 1e6, clock.wall() - mark.seen / 1e6))
+    if marker is not None:
+        age = max(0.0, min(now - marker.since / 1e6, clock.wall() - marker.seen / 1e6))
         what = f"the same server with the same data for {say_seconds(float(int(age)))}"
     what = f"{what}, restart_wait {say_seconds(wait)}"
     advice = f"wait {say_seconds(wait - age)} from the first request on, or name restart_wait=0"
@@ -231,7 +235,7 @@ def _about_marker(site: RedisSite, ttl: float) -> Program[list[Finding]]:
     return findings
 
 
-def _about_resync() -> Program[list[Finding]]:
+def _about_resync() -> RespProgram[list[Finding]]:
     """Findings for `doctor`: how soon a master that becomes a replica has its new master's data."""
     info, config = yield RequestBatch(
         pack("INFO") + pack("CONFIG", "GET", "repl-diskless-sync*"), 2

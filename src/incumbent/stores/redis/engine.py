@@ -16,7 +16,7 @@ from incumbent.net.limiter import CONNECTIONS, limits
 from incumbent.net.readers import LockWakeup
 from incumbent.stores.findings import Finding
 from incumbent.stores.loops import ServerEngine
-from incumbent.stores.plan import BlockingTogether, PlannedTogether
+from incumbent.stores.plan import BlockingTogether
 from incumbent.stores.redis.options import (
     RedisOptions,
     check_key,
@@ -29,8 +29,8 @@ from incumbent.stores.url import parse_restart_wait
 
 if TYPE_CHECKING:
     from incumbent.stores.redis.aio import AsyncFace, AsyncRedisStore
-    from incumbent.stores.redis.incarnation import Server
-    from incumbent.stores.redis.server import RedisSite, Requests
+    from incumbent.stores.redis.incarnation import RedisOperations
+    from incumbent.stores.redis.site import RedisSite, Requests
     from incumbent.stores.redis.wire import Discovery, Runtime
 
 
@@ -89,7 +89,7 @@ class RedisEngine(ServerEngine[BlockingTogether[Any], "AsyncRedisStore | AsyncFa
 
     def __init__(self, options: RedisOptions) -> None:
         from incumbent.stores.redis.records import Naming
-        from incumbent.stores.redis.server import Requests, site_of
+        from incumbent.stores.redis.site import Requests, site_of
         from incumbent.stores.redis.sync import BlockingRuntime, RedisStore
 
         self._site = site = site_of(options)
@@ -117,7 +117,7 @@ class RedisEngine(ServerEngine[BlockingTogether[Any], "AsyncRedisStore | AsyncFa
         return diagnose(self._site, self._discovery, BlockingRuntime(), ttl, until)
 
 
-def _face(where: str, build: Callable[[Runtime], PlannedTogether[Server]]) -> AsyncFace:
+def _face(where: str, build: Callable[[Runtime], RedisOperations]) -> AsyncFace:
     from incumbent.stores.redis.aio import AsyncFace, AsyncRuntime
 
     runtime = AsyncRuntime()
@@ -126,7 +126,7 @@ def _face(where: str, build: Callable[[Runtime], PlannedTogether[Server]]) -> As
 
 def _layers(
     site: RedisSite, requests: Requests, options: RedisOptions
-) -> tuple[Callable[[Runtime], PlannedTogether[Server]], Discovery | None]:
+) -> tuple[Callable[[Runtime], RedisOperations], Discovery | None]:
     """A function that makes the layers of one Runtime, and the Discovery that all of them share."""
     from incumbent.stores.redis.exchange import connections
 

@@ -31,30 +31,24 @@ from incumbent.model import (
 from incumbent.net.pool import PlanRunner
 from incumbent.net.readers import ReaderSide
 from incumbent.stores.base import Gave, Give, Take, Took
-from incumbent.stores.plan import Plan, PlannedTogether
+from incumbent.stores.plan import Plan
 from incumbent.stores.redis.give import give_back, give_program
-from incumbent.stores.redis.incarnation import Server
+from incumbent.stores.redis.incarnation import RedisOperations, RedisPlan, ServerContext
 from incumbent.stores.redis.options import RedisOptions
-from incumbent.stores.redis.put_read import (
-    put_program,
-    read_program,
-    scan_program,
-    time_program,
-    unchanged_program,
-)
+from incumbent.stores.redis.put_read import put_program, read_program, scan_program
 from incumbent.stores.redis.renew import renew_program
-from incumbent.stores.redis.resp import Program, RequestBatch, each_step, milliseconds, pack
-from incumbent.stores.redis.server import Demoted, RedisSite, Requests
-from incumbent.stores.redis.subscription import LineHub
-from incumbent.stores.redis.take import TakePlan, meeting, take_plan, too_early
+from incumbent.stores.redis.resp import RequestBatch, RespProgram, each_step, milliseconds, pack
+from incumbent.stores.redis.site import Demoted, RedisSite, Requests
+from incumbent.stores.redis.subscription import LineHub, time_program, unchanged_program
+from incumbent.stores.redis.take import TakePlan, begin_handshake, take_plan, too_early
 from incumbent.stores.redis.wire import (
     UNUSABLE,
     AnyWire,
     JoinedPlan,
     Layer,
     Runtime,
-    carry_out,
     joined,
+    run_program,
 )
 
 T = TypeVar("T")
@@ -70,11 +64,11 @@ class RedisDialect:
 
     take = staticmethod(take_plan)
 
-    def take_all(self, takes: Sequence[Take]) -> Plan[Server, Took]:
+    def take_all(self, takes: Sequence[Take]) -> RedisPlan[Took]:
         """Several takes whose requests are sent together."""
         return joined([self.take(*take) for take in takes])
 
-    def renew(self, renewals: Sequence[Renewal]) -> Plan[Server, list[RenewOutcome]]:
+    def renew(self, renewals: Sequence[Renewal]) -> RedisPlan[list[RenewOutcome]]:
         """A renewal of the leases that this incarnation of the server granted."""
         return Plan(
             "renew",
@@ -84,7 +78,7 @@ class RedisDialect:
 
     def give(
         self, key: Key, claim: str, token: int | None, parting: Parting = PLAIN
-    ) -> Plan[Server, GiveOutcome]:
+    ) -> RedisPlan[GiveOutcome]:
         """A release, or a closing."""
         return Plan(
             "give",
@@ -92,13 +86,11 @@ class RedisDialect:
             (key,),
         )
 
-    def give_all(self, gives: Sequence[Give]) -> Plan[Server, Gave]:
+    def give_all(self, gives: Sequence[Give]) -> RedisPlan[Gave]:
         """Several releases whose requests are sent together."""
         return joined([self.give(*give) for give in gives])
 
-    def put(
-        self, key: Key, field: str, value: bytes | None, guard: Guard
-    ) -> Plan[Server, PutOutcome]:
+    def put(self, key: Key, field: str, value: bytes | None, guard: Guard) -> RedisPlan[PutOutcome]:
         """A write, repeatable if a second, equal one would give the same outcome as the first."""
         return Plan(
             "put",
@@ -107,11 +99,11 @@ class RedisDialect:
             repeatable=guard is None or isinstance(guard, ByClaim),
         )
 
-    def read(self, key: Key) -> Plan[Server, Record]:
+    def read(self, key: Key) -> RedisPlan[Record]:
         """A read of the record of a key."""
         return Plan("read", lambda server, _: read_program(server.requests, key), (key,))
 
-    def scan(self, namespace: str, prefix: str) -> Plan[Server, tuple[Record, ...]]:
+    def scan(self, namespace: str, prefix: str) -> RedisPlan[tuple[Record, ...]]:
         """A read of the records in the namespace whose names begin with the prefix."""
         return Plan("scan", lambda server, _: scan_program(server.requests, namespace, prefix))
 
@@ -119,7 +111,7 @@ class RedisDialect:
 DIALECT: Final = RedisDialect()
 
 
-class RedisExchange(PlanRunner[W, Server], PlannedTogether[Server]):
+class RedisExchange(PlanRunner[W, ServerContext], RedisOperations):
     """Carries out the plans for one server, on the connections that it keeps."""
 
     dialect = DIALECT
@@ -135,16 +127,16 @@ class RedisExchange(PlanRunner[W, Server], PlannedTogether[Server]):
     async def dial(self, until: float) -> W:
         """A connection that is logged in. Raises StoreUnavailable, at `until` at the latest."""
 
-    async def run(self, plan: Plan[Server, T], until: float) -> T:
+    async def run(self, plan: RedisPlan[T], until: float) -> T:
         """See Planned.run. A waiter's take is not sent if the server's last refusal still holds."""
         if type(plan) is TakePlan:
-            refusal: Any = self.hub.answer(plan.claim, plan.ask)
+            refusal: Any = self.hub.known_refusal(plan.claim, plan.ask)
             if refusal is not None:
                 return cast("T", refusal)
         sent = _now()
         outcome = await self.carry(plan, until)
-        if type(plan) is TakePlan and (self.hub.asked or type(outcome) is Queued):
-            self.hub.learn(plan.claim, sent, cast("Any", outcome))
+        if type(plan) is TakePlan and (self.hub.last_refusals or type(outcome) is Queued):
+            self.hub.note_outcome(plan.claim, sent, cast("Any", outcome))
         return outcome
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
@@ -156,12 +148,12 @@ class RedisExchange(PlanRunner[W, Server], PlannedTogether[Server]):
 
     # -- exchanges ----------------------------------------------------------------------------
 
-    async def carry_out(self, wire: W, plan: Plan[Server, T], until: float) -> T:
+    async def carry_out(self, wire: W, plan: RedisPlan[T], until: float) -> T:
         wire.used = now = _now()
         if plan.ttl and (early := too_early(self.site, wire, plan.ttl, now)) is not None:
             raise early
-        program = plan.start(Server(self.site, self.requests, wire), until)
-        outcome = await carry_out(wire, program, until, site=self.site)
+        program = plan.start(ServerContext(self.site, self.requests, wire), until)
+        outcome = await run_program(wire, program, until, site=self.site)
         if plan.kind != "renew" and isinstance(outcome, list):
             for each in outcome:
                 if isinstance(each, Demoted):
@@ -175,7 +167,7 @@ class RedisExchange(PlanRunner[W, Server], PlannedTogether[Server]):
         else:
             wire.close()
 
-    async def fresh(self, plan: Plan[Server, T], until: float) -> W:
+    async def fresh(self, plan: RedisPlan[T], until: float) -> W:
         return await self._connect(until)
 
     async def _connect(self, until: float) -> W:
@@ -189,17 +181,17 @@ class RedisExchange(PlanRunner[W, Server], PlannedTogether[Server]):
         wire.target = target
         self.all.add(wire)
         try:
-            met = await carry_out(wire, meeting(site, target.term), until)
+            met = await run_program(wire, begin_handshake(site, target.term), until)
         except UNUSABLE as error:
             wire.close()
             raise StoreUnavailable(f"{site.where} cannot be reached: {error}") from error
         except BaseException:
             wire.close()
             raise
-        wire.learn_from(met, _now(), site.marker.settle)
+        wire.learn_from(met, _now(), site.settle)
         # The clock of a server may be set; what this process has seen itself is certain.
-        if site.sighted[0] != met.mark.id:
-            site.sighted = (met.mark.id, wire.born)
+        if site.sighted[0] != met.marker.id:
+            site.sighted = (met.marker.id, wire.born)
         wire.born = min(wire.born, site.sighted[1])
         site.proved = True
         return wire
@@ -226,11 +218,11 @@ class RedisExchange(PlanRunner[W, Server], PlannedTogether[Server]):
         return wire
 
     async def server_time(self, until: float) -> int:
-        plan: Plan[Server, int] = Plan("look", lambda server, _: time_program(server.requests))
+        plan: RedisPlan[int] = Plan("look", lambda server, _: time_program(server.requests))
         return await self.carry(plan, until)
 
     async def is_unchanged(self, key: Key, seen: str, until: float) -> bool:
-        plan: Plan[Server, bool] = Plan(
+        plan: RedisPlan[bool] = Plan(
             "look", lambda server, _: unchanged_program(server.requests, key, seen), (key,)
         )
         return await self.carry(plan, until)
@@ -253,7 +245,7 @@ async def unless_over(waiting: Awaitable[None], until: float) -> None:
 
 def connections(
     options: RedisOptions, site: RedisSite, requests: Requests, runtime: Runtime
-) -> PlannedTogether[Server]:
+) -> RedisOperations:
     """The connections to one server, with the confirmation by replicas if the options want it."""
     exchange = runtime.exchange(site, requests)
     if options.wait_replicas:
@@ -264,12 +256,12 @@ def connections(
 class ReplicaConfirmation(Layer):
     """Waits for `replicas` replicas to confirm, for at most `patience` seconds."""
 
-    def __init__(self, exchange: PlannedTogether[Server], replicas: int, patience: float) -> None:
+    def __init__(self, exchange: RedisOperations, replicas: int, patience: float) -> None:
         super().__init__(exchange)
         self._replicas = replicas
         self._patience = patience
 
-    async def run(self, plan: Plan[Server, T], until: float) -> T:
+    async def run(self, plan: RedisPlan[T], until: float) -> T:
         """See Planned.run. Raises StoreUnavailable after giving back an unconfirmed grant.
 
         Raises OutcomeUnknown if a renewal is not confirmed.
@@ -282,7 +274,7 @@ class ReplicaConfirmation(Layer):
         outcome: T = await self.inner.run(confirming_plan, until)
         return outcome
 
-    def _take(self, plan: Plan[Server, T], server: Server, until: float) -> Program[T]:
+    def _take(self, plan: RedisPlan[T], server: ServerContext, until: float) -> RespProgram[T]:
         outcome = yield from plan.start(server, until)
         takes: Any = [(plan, outcome)]
         if isinstance(plan, JoinedPlan):
@@ -298,10 +290,10 @@ class ReplicaConfirmation(Layer):
         few = self._describe_shortfall(count_or_error, server.site.where)
         raise StoreUnavailable(f"{few}: the grant was given back", retry_after=0.1)
 
-    def _renew(self, plan: Plan[Server, T], server: Server, until: float) -> Program[T]:
+    def _renew(self, plan: RedisPlan[T], server: ServerContext, until: float) -> RespProgram[T]:
         """The program of `plan`, where each step counts only once enough replicas have it."""
 
-        def ask(step: RequestBatch) -> Program[list[Any]]:
+        def ask(step: RequestBatch) -> RespProgram[list[Any]]:
             *answers, count_or_error = yield self._with_wait(step.payload, step.answers, until)
             if not self._has_enough(count_or_error):
                 few = self._describe_shortfall(count_or_error, server.site.where)

@@ -11,12 +11,12 @@ from incumbent.stores.redis.resp import (
     PACKED_KEYS,
     SCRIPTS,
     Part,
-    Program,
     RequestBatch,
+    RespProgram,
     milliseconds,
     pack_arguments,
 )
-from incumbent.stores.redis.server import Requests
+from incumbent.stores.redis.site import Requests
 
 _SHARED: Final = pack_arguments("", "", "shared")
 """The last arguments of the give of a shared lease."""
@@ -26,7 +26,7 @@ _GONE: Final = Gone()
 
 def give_program(
     requests: Requests, key: Key, claim: str, token: int | None, parting: Parting = PLAIN
-) -> Program[GiveOutcome]:
+) -> RespProgram[GiveOutcome]:
     """A release, or a closing."""
     request = give_request(requests, key, claim, token, parting)
     (reply,) = yield RequestBatch(request, 1)
@@ -96,7 +96,7 @@ def read_give(requests: Requests, reply: Any, key: Key) -> GiveOutcome:
     return _RELEASED if reply else _GONE
 
 
-def give_back(requests: Requests, key: Key, grant: Granted, ask: Ask) -> Program[None]:
+def give_back(requests: Requests, key: Key, grant: Granted, ask: Ask) -> RespProgram[None]:
     """Give back a grant that is not believed; its claim may take again.
 
     Later takes do not trust the record that the grant left: see give.lua. Raises OutcomeUnknown if

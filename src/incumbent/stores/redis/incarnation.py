@@ -17,12 +17,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
-from incumbent.stores.redis.resp import SCRIPTS, Program, RequestBatch, Script, pack
-from incumbent.stores.redis.server import (
+from incumbent.stores.plan import Plan, PlannedTogether
+from incumbent.stores.redis.resp import SCRIPTS, RequestBatch, RespProgram, Script, pack
+from incumbent.stores.redis.site import (
     MARKER_KEY,
     QUORUM_KEY,
     Demoted,
@@ -32,6 +33,8 @@ from incumbent.stores.redis.server import (
     Requests,
     answered_error,
 )
+
+T = TypeVar("T")
 
 RECORD_FORMAT: Final = 1
 """The number that records and markers begin with."""
@@ -125,7 +128,7 @@ def check_format(raw: bytes, where: str, at: str) -> None:
         )
 
 
-def read_mark(raw: Any, where: str, key: str) -> IncarnationMarker | None:
+def read_marker(raw: Any, where: str, key: str) -> IncarnationMarker | None:
     """The marker's content; None if there is none. Raises StoreUnavailable for another format."""
     if not isinstance(raw, bytes) or not raw:
         return None
@@ -144,12 +147,13 @@ def read_mark(raw: Any, where: str, key: str) -> IncarnationMarker | None:
 class Handshake(NamedTuple):
     """The facts of a new connection. `time`: the server's clock in seconds; `age`: in seconds.
 
-    `problem`: why there is no marker, which only a take needs; `apart`: seconds between the
-    server's age by its own clock and by ours, of which `age` is the smaller one.
+    `marker_key`: where the marker was found; `problem`: why there is none, which only a take needs;
+    `apart`: seconds between the server's age by its own clock and by ours, of which `age` is the
+    smaller one.
     """
 
-    mark: IncarnationMarker
-    key: str
+    marker: IncarnationMarker
+    marker_key: str
     replication: str
     time: float
     age: float
@@ -159,7 +163,7 @@ class Handshake(NamedTuple):
 
 def handshake(
     site: RedisSite, *, wall: float, fresh: str, term: int | None = None, longest: int = 0
-) -> Program[Handshake]:
+) -> RespProgram[Handshake]:
     """Look at the server, load the scripts there, and find or write its marker, in all copies.
 
     `wall`: our wall clock; `fresh`: the id for a new incarnation; `term`: the number of the
@@ -167,7 +171,7 @@ def handshake(
     two if the marker must be written. Raises StoreUnavailable for a server that must not grant
     leases.
     """
-    keys = site.marker.keys
+    keys = site.marker_keys
     reads = [pack("GET", key) for key in keys]
     asked = (_INFO, _TIME, _MEMBER, *reads, *_LOADS)
     info, time, member, *answers = yield RequestBatch(b"".join(asked), len(asked))
@@ -181,34 +185,37 @@ def handshake(
     now, replies = _micros(time), dict(zip(keys, answers, strict=False))
     # In a cluster a slot may have moved to another node, with its copy.
     there = {key: raw for key, raw in replies.items() if raw is None or isinstance(raw, bytes)}
-    new = _NewMark(facts, now, int(wall * _MICRO), fresh, term, longest)
-    mark, known = _choose(there, site.where, new)
+    new = _NewMarker(facts, now, int(wall * _MICRO), fresh, term, longest)
+    marker, known = _choose(there, site.where, new)
     problem: StoreError | None = None
     try:
         for _ in range(_TRIES):
-            todo = {key: raw for key, raw in there.items() if raw != mark.text.encode()}
+            todo = {key: raw for key, raw in there.items() if raw != marker.text.encode()}
             if there and not todo:
                 break
-            there |= yield from _write(todo, mark, site, replies)
-            mark, known = _choose(there, site.where, new)
+            there |= yield from _write(todo, marker, site, replies)
+            marker, known = _choose(there, site.where, new)
         else:
             raise StoreUnavailable(
                 f"{site.where}: its marker changes all the time", retry_after=0.1
             )
     except StoreError as error:
         problem = None if known else error
-    ages = (now - mark.since) / _MICRO, wall - mark.seen / _MICRO
+    ages = (now - marker.since) / _MICRO, wall - marker.seen / _MICRO
     apart, age = abs(ages[0] - ages[1]), max(0.0, min(ages))
     key = next(iter(there), MARKER_KEY)
-    return Handshake(mark, key, facts.replication, now / _MICRO, age, problem, apart)
+    return Handshake(marker, key, facts.replication, now / _MICRO, age, problem, apart)
 
 
 def _write(
-    todo: dict[str, bytes | None], mark: IncarnationMarker, site: RedisSite, replies: dict[str, Any]
-) -> Program[dict[str, bytes | None]]:
+    todo: dict[str, bytes | None],
+    marker: IncarnationMarker,
+    site: RedisSite,
+    replies: dict[str, Any],
+) -> RespProgram[dict[str, bytes | None]]:
     """Write the marker; return the values there afterwards. Raises StoreError if that fails."""
     writes = [
-        pack("EVAL", _write_over.text, 1, key, raw or b"", mark.text) for key, raw in todo.items()
+        pack("EVAL", _write_over.text, 1, key, raw or b"", marker.text) for key, raw in todo.items()
     ]
     if not writes:
         raise _unmarked(list(replies.values()), site)
@@ -223,12 +230,12 @@ def _unmarked(answers: Sequence[Any], site: RedisSite) -> StoreError:
     errors = [answered_error(str(answer), site.where, proved=site.proved) for answer in answers]
     for error in errors:
         # In a cluster, Moved would name the node of the marker, not that of the lease.
-        if not isinstance(error, Moved) or MARKER_KEY in site.marker.keys:
+        if not isinstance(error, Moved) or MARKER_KEY in site.marker_keys:
             return error
     return StoreUnavailable(f"{site.where}: it has no slot for its marker", retry_after=0.1)
 
 
-class _NewMark(NamedTuple):
+class _NewMarker(NamedTuple):
     """The content of a possible new marker; instants in microseconds."""
 
     facts: InfoFacts
@@ -240,21 +247,21 @@ class _NewMark(NamedTuple):
 
 
 def _choose(
-    there: dict[str, bytes | None], where: str, new: _NewMark
+    there: dict[str, bytes | None], where: str, new: _NewMarker
 ) -> tuple[IncarnationMarker, bool]:
     """The marker for all copies (the oldest that fits, or a new one), and whether one has it."""
     facts, term = new.facts, new.term
-    found = [mark for key, raw in there.items() if (mark := read_mark(raw, where, key))]
-    noted = max((mark.longest for mark in found), default=0)
+    found = [marker for key, raw in there.items() if (marker := read_marker(raw, where, key))]
+    noted = max((marker.longest for marker in found), default=0)
     longest = max(noted, new.longest)
     start = new.now - facts.uptime * _MICRO
-    fitting = [mark for mark in found if mark.is_of(facts, term, start)]
+    fitting = [marker for marker in found if marker.is_of(facts, term, start)]
     if fitting:
-        first = min(fitting, key=lambda mark: (mark.since, mark.id))
-        mark = first._replace(replication=facts.replication, longest=longest)
-        return mark, noted == longest
+        first = min(fitting, key=lambda marker: (marker.since, marker.id))
+        marker = first._replace(replication=facts.replication, longest=longest)
+        return marker, noted == longest
     run = facts.run or f"~{start}"
-    promoted = bool(facts.promoted) or any(term not in (None, mark.term) for mark in found)
+    promoted = bool(facts.promoted) or any(term not in (None, marker.term) for marker in found)
     identity = f"{new.id}@{term}" if term else new.id
     if promoted:
         identity += ":promoted"
@@ -273,7 +280,7 @@ def _floor(now: int, before: Sequence[IncarnationMarker]) -> int:
     another server the jump covers the difference of the clocks once the first floor is behind its
     clock; before that, the time between the two incarnations has to cover it.
     """
-    return max(now + _JUMP + 1, *(mark.floor + _UNREPLICATED for mark in before), 0)
+    return max(now + _JUMP + 1, *(marker.floor + _UNREPLICATED for marker in before), 0)
 
 
 def _micros(time: Sequence[bytes]) -> int:
@@ -286,47 +293,48 @@ class ServerFacts:
     `born`: the latest instant at which the incarnation can have begun; `check_sent`: when the last
     check was sent; `checked`: when the last one was sent that found it unchanged; `ahead`: the
     least by which the server's clock is ahead of ours, in seconds; `apart`: see Handshake;
-    `serves`: the largest ttl for which it is known to be old enough; `marked_at`: the marker's key;
-    `sign`: the incarnation, as an argument of a take; `target`: the server that the connection was
-    made to.
+    `serves`: the largest ttl for which it is known to be old enough; `incarnation`: its marker's id
+    and floor, as an argument of a take; `target`: the server that the connection was made to;
+    `check`, `reread`: the requests that read what may have changed, and the marker alone.
     """
 
     __slots__ = (
-        *("ahead", "apart", "begins", "born", "check", "check_sent", "checked", "epoch", "mark"),
-        *("marked_at", "problem", "replication", "reread", "serves", "sign", "target"),
+        *("ahead", "apart", "born", "check", "check_sent", "checked", "epoch", "incarnation"),
+        *("marker", "marker_key", "marker_start", "problem", "replication", "reread", "serves"),
+        "target",
     )
 
     def __init__(self) -> None:
-        self.epoch = self.marked_at = ""
+        self.epoch = self.marker_key = ""
         self.problem: StoreError | None = None
         self.target: object = None
         self.born = self.check_sent = self.checked = self.serves = self.ahead = self.apart = 0.0
-        self.mark = IncarnationMarker("", 0, 0, "", "")
-        self.replication = self.check = self.reread = self.sign = self.begins = b""
+        self.marker = IncarnationMarker("", 0, 0, "", "")
+        self.check = self.reread = self.replication = self.incarnation = self.marker_start = b""
 
     def learn_from(self, met: Handshake, received: float, settle: float) -> None:
         """Take over the facts of `met`, whose answer came at `received`."""
-        mark = met.mark
-        self.mark, self.epoch, self.marked_at = mark, mark.id, met.key
+        marker = met.marker
+        self.marker, self.epoch, self.marker_key = marker, marker.id, met.marker_key
         self.problem, self.apart = met.problem, met.apart
         # The age is negative as long as the previous master may still be in use.
-        self.born = received - met.age + (settle if mark.promoted else 0.0)
+        self.born = received - met.age + (settle if marker.promoted else 0.0)
         self.ahead = met.time - received
         self.check_sent = self.checked = self.serves = 0.0
         self.replication = met.replication.encode()
-        self.reread = pack("GET", met.key)
+        self.reread = pack("GET", met.marker_key)
         self.check = b"".join((self.reread, INFO_CHECK[0], _TIME, INFO_CHECK[1]))
-        self.sign = f"{mark.id} {mark.floor}".encode()
-        self.begins = f"incumbent{RECORD_FORMAT} {mark.id} ".encode()
+        self.incarnation = f"{marker.id} {marker.floor}".encode()
+        self.marker_start = f"incumbent{RECORD_FORMAT} {marker.id} ".encode()
 
     def is_marked(self, reply: Any) -> bool:
         """Whether the reply to `reread` is still the marker of this incarnation."""
-        return type(reply) is bytes and reply.startswith(self.begins)
+        return type(reply) is bytes and reply.startswith(self.marker_start)
 
     @property
     def longest(self) -> float:
         """The largest ttl that is known to have been asked for, in seconds."""
-        return self.mark.longest / 1000
+        return self.marker.longest / 1000
 
     def compare(
         self, replies: Sequence[Any], sent: float, received: float, *, allow_eviction: bool
@@ -344,18 +352,25 @@ class ServerFacts:
             if facts.promoted:
                 raise Outdated("it was a replica in between")
             self.replication = facts.replication.encode()
-        if found := read_mark(raw, "the server", self.marked_at):
-            self.mark = found
+        if found := read_marker(raw, "the server", self.marker_key):
+            self.marker = found
         self.checked = sent
         self.ahead = _micros(time) / _MICRO - received
 
 
-class Server(NamedTuple):
-    """The server that a connection leads to: its site, what requests share, and the known facts."""
+class ServerContext(NamedTuple):
+    """What a program is given: the server's site, what its requests share, and the known facts.
+
+    `known` is the connection itself: every AnyWire is a ServerFacts.
+    """
 
     site: RedisSite
     requests: Requests
     known: ServerFacts
+
+
+RedisPlan: TypeAlias = Plan[ServerContext, T]
+RedisOperations: TypeAlias = PlannedTogether[ServerContext]
 
 
 # -- what INFO says of a server ------------------------------------------------------------------
@@ -370,7 +385,6 @@ class InfoFacts(NamedTuple):
     `snapshot_failed`: whether the last one failed; `good_replicas`: None if writes need none.
     """
 
-    epoch: str
     uptime: int
     role: str
     version: str
@@ -411,13 +425,12 @@ def read_facts(text: bytes) -> InfoFacts:
     # Set only by a promotion (and by a restart from a snapshot, where waiting is right too).
     before = fields.get("master_replid2", "").strip("0")
     promoted = fields.get("master_replid", "") if before else ""
+    product = "Valkey" if "valkey_version" in fields else "Redis"
     return InfoFacts(
-        # A master that was a replica in between is another incarnation of the same process.
-        epoch=fields.get("run_id", "") + (f":{promoted}" if promoted else ""),
         uptime=_number(fields, "uptime_in_seconds"),
         role=fields.get("role", "master"),
         version=fields.get("valkey_version") or fields.get("redis_version", "?"),
-        product=_product(fields),
+        product="Dragonfly" if "dragonfly_version" in fields else product,
         maxmemory=_number(fields, "maxmemory"),
         policy=fields.get("maxmemory_policy", "noeviction"),
         aof=fields.get("aof_enabled") == "1",
@@ -449,18 +462,12 @@ def _number(fields: dict[str, str], name: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _product(fields: dict[str, str]) -> str:
-    if "dragonfly_version" in fields:
-        return "Dragonfly"
-    return "Valkey" if "valkey_version" in fields else "Redis"
-
-
 _PROMOTED: Final = Script("put:promoted")
 _PROMOTED_KEY: Final = "incumbent:{incumbent}:promoted"
 """The key where clients note when they first saw a promoted replica as the master."""
 
 
-def greeting(where: str, *, allow_eviction: bool, proved: bool) -> Program[InfoFacts]:
+def greeting(where: str, *, allow_eviction: bool, proved: bool) -> RespProgram[InfoFacts]:
     """Check a node of a quorum: one round trip, or two for a promoted replica.
 
     Raises StoreUnavailable for a server that must not grant leases.

@@ -87,13 +87,6 @@ class RedisTarget:
     term: int | None = None
 
     @property
-    def login(self) -> tuple[str, ...]:
-        """The arguments of AUTH, except those of a provider; empty if there is no login."""
-        if self.username:
-            return self.username, self.password or ""
-        return (self.password,) if self.password else ()
-
-    @property
     def secrets(self) -> tuple[str, ...]:
         """The texts that must never be shown."""
         found = (self.password, self.tls.password if self.tls else None)

@@ -1,4 +1,4 @@
-"""Writes of fields (put.lua), reads, and whether a waiter may continue to wait. Pure."""
+"""Writes of fields (put.lua), and reads of whole records. Pure."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ from incumbent.stores.redis.records import (
     FIELDS,
     history_of,
     is_shared,
-    mark_of,
     pairs,
     record_of,
     sharing_of,
     slots_named,
     value_start,
 )
-from incumbent.stores.redis.resp import SCRIPTS, Program, RequestBatch, pack
-from incumbent.stores.redis.server import Requests
+from incumbent.stores.redis.resp import SCRIPTS, RequestBatch, RespProgram, pack
+from incumbent.stores.redis.site import Requests
 
 _SCANNED: Final = 500
 _READ_AT_ONCE: Final = 100
@@ -38,7 +37,7 @@ _READ_AT_ONCE: Final = 100
 
 def put_program(
     requests: Requests, key: Key, field: str, value: bytes | None, guard: Guard
-) -> Program[PutOutcome]:
+) -> RespProgram[PutOutcome]:
     """Write a field, or with None remove it, if the guard holds."""
     names = requests.naming.of(key)
     written = b"-" if value is None else b"=" + value
@@ -62,7 +61,7 @@ def _guard(guard: Guard) -> tuple[str, str]:
             return ("claim", value_start(claim, token))
 
 
-def read_program(requests: Requests, key: Key) -> Program[Record]:
+def read_program(requests: Requests, key: Key) -> RespProgram[Record]:
     """The record of a key."""
     (record,) = yield from _read_all(requests, [key])
     if isinstance(record, Record):
@@ -70,7 +69,9 @@ def read_program(requests: Requests, key: Key) -> Program[Record]:
     raise requests.unusable(record, key)
 
 
-def scan_program(requests: Requests, namespace: str, prefix: str) -> Program[tuple[Record, ...]]:
+def scan_program(
+    requests: Requests, namespace: str, prefix: str
+) -> RespProgram[tuple[Record, ...]]:
     """The records in the namespace whose names begin with the prefix."""
     naming, keys = requests.naming, set[Key]()
     for pattern in naming.patterns(namespace, prefix):
@@ -95,7 +96,7 @@ def scan_program(requests: Requests, namespace: str, prefix: str) -> Program[tup
     return tuple(record for record in records if isinstance(record, Record))
 
 
-def _read_all(requests: Requests, keys: Sequence[Key]) -> Program[list[Any]]:
+def _read_all(requests: Requests, keys: Sequence[Key]) -> RespProgram[list[Any]]:
     """A Record for each key, or the error that the server replied."""
     places = [requests.naming.of(key) for key in keys]
     request = pack("TIME") + b"".join(
@@ -130,31 +131,3 @@ def _read_all(requests: Requests, keys: Sequence[Key]) -> Program[list[Any]]:
         about = (raw, left, fields, history, slots, candidates, now, sharing)
         records.append(record_of(names.key, *about))
     return records
-
-
-def unchanged_program(requests: Requests, key: Key, seen: str) -> Program[bool]:
-    """Whether the state that `Refused.seen` describes is unchanged."""
-    what, _, mark = seen.rpartition(" ")
-    names = requests.naming.of(key)
-    request = pack("GET", names.main)
-    if what == "pause":
-        request = pack("HGET", names.companion, FIELDS["put"] + b"pause")
-    elif what.startswith("slot:"):
-        request = pack("GET", names.slot(what.removeprefix("slot:")))
-    replies = yield RequestBatch(request + pack("HGET", names.companion, FIELDS["version"]), 2)
-    for reply in replies:
-        if reply is not None and not isinstance(reply, bytes):
-            raise requests.unusable(reply, key)
-    raw, version = replies
-    is_same = mark_of(raw) == (mark or "-")
-    if what and not what.startswith("fields:"):
-        return is_same
-    return is_same and int(version or 0) == int(what.removeprefix("fields:") or 0)
-
-
-def time_program(requests: Requests) -> Program[int]:
-    """The server's clock in microseconds."""
-    (reply,) = yield RequestBatch(pack("TIME"), 1)
-    if type(reply) is not list:
-        raise requests.unusable(reply)
-    return int(reply[0]) * 1_000_000 + int(reply[1])

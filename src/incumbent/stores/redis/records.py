@@ -141,9 +141,9 @@ _REASONS: Final[dict[bytes, _Reason]] = {
 
 
 def refused(kind: bytes, raw: bytes, left_ms: int, now_us: bytes, slot: str) -> Refused:
-    """The Refused for a script's refusal. Its `seen` names the key to watch, with a mark of it."""
+    """The Refused for a script's refusal. Its `seen` names the key to watch, and its digest."""
     if kind == b"paused":
-        return Refused("paused", seen=f"pause {mark_of(raw)}")
+        return Refused("paused", seen=f"pause {digest_of(raw)}")
     if kind == b"line":
         # The value of a line ends with its first waiter: see take.lua.
         words = raw.split(b" ")
@@ -152,13 +152,13 @@ def refused(kind: bytes, raw: bytes, left_ms: int, now_us: bytes, slot: str) -> 
     holding = _holding(raw, left_ms, int(now_us) / 1e6)
     reason: _Reason = _REASONS.get(kind, "closed")
     watched = f"slot:{slot}" if kind == b"slot" else "lease"
-    seen = f"{watched} {mark_of(raw)}"
+    seen = f"{watched} {digest_of(raw)}"
     permits = (holding.permits or UNLIMITED) if reason == "permits" else UNLIMITED
     return Refused(reason, (holding,), holding.remaining, seen, permits=permits)
 
 
-def mark_of(raw: bytes | None) -> str:
-    """A short hash that marks a value without revealing the claim."""
+def digest_of(raw: bytes | None) -> str:
+    """A short hash by which a value is compared without revealing the claim."""
     if raw is None:
         return "-"
     return blake2s(raw, digest_size=8).hexdigest()
@@ -180,7 +180,7 @@ class LinePlace(NamedTuple):
     """
 
     id: str
-    mark: str
+    digest: str
     at: int
     epoch: str
     follows: bool
@@ -202,8 +202,8 @@ def in_line(
         # A pause or a closing ends for all waiters at once, without a message to one of them.
         return queued
     what = _BOTH if ask.candidacy > 0 else _LINE
-    mark = refusal.seen.removeprefix("lease ")
-    return replace(queued, seen=f"{what} {mark} {waiter_id(claim)} {now_us.decode()} {epoch}")
+    digest = refusal.seen.removeprefix("lease ")
+    return replace(queued, seen=f"{what} {digest} {waiter_id(claim)} {now_us.decode()} {epoch}")
 
 
 def read_place(seen: str) -> LinePlace | None:
@@ -278,7 +278,7 @@ def record_of(
     # For a name that nobody holds, `seen` has the version of the last written field.
     seen = f"fields:{int(companion[b'v'])} -" if b"v" in companion else ""
     if raw is not None:
-        seen = f"lease {mark_of(raw)}"
+        seen = f"lease {digest_of(raw)}"
         holding = _holding(raw, left_ms, now)
         value = read_value(raw)
         if value is not None and value.claim in {CLOSED, RESERVED}:

@@ -27,12 +27,12 @@ from incumbent.stores.redis.records import Naming, slot_of, value_start
 from incumbent.stores.redis.resp import (
     ASKING,
     SCRIPTS,
-    Program,
     RequestBatch,
+    RespProgram,
     milliseconds,
     pack_arguments,
 )
-from incumbent.stores.redis.server import Requests, answered_error
+from incumbent.stores.redis.site import Requests, answered_error
 
 _BATCH: Final = 500
 """Leases renewed by one script call: the server serves no other client meanwhile (about 2 ms)."""
@@ -132,7 +132,7 @@ class _PreparedCalls(NamedTuple):
 
 def renew_program(
     requests: Requests, renewals: Sequence[Renewal], epoch: str
-) -> Program[list[RenewOutcome]]:
+) -> RespProgram[list[RenewOutcome]]:
     """Renew the leases that this incarnation of the server granted; the others are gone."""
     outcomes: list[RenewOutcome] = [_RESTARTED] * len(renewals)
     calls = _prepared(requests.naming, renewals, epoch)
@@ -198,7 +198,7 @@ def renew_part(
     part: NodePart,
     known: ServerFacts,
     outcomes: list[RenewOutcome | StoreError],
-) -> Program[None]:
+) -> RespProgram[None]:
     """Renew the leases of one part; note the outcome of each at its place.
 
     A call that fails does not affect the others.

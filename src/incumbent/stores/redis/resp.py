@@ -35,11 +35,13 @@ class RequestBatch(NamedTuple):
     repeats: bool = True
 
 
-Program: TypeAlias = Generator[RequestBatch, list[Any], T]
+RespProgram: TypeAlias = Generator[RequestBatch, list[Any], T]
 """An operation of several steps on one connection; the transport sends, the program decides."""
 
 
-def each_step(program: Program[T], ask: Callable[[RequestBatch], Program[list[Any]]]) -> Program[T]:
+def each_step(
+    program: RespProgram[T], ask: Callable[[RequestBatch], RespProgram[list[Any]]]
+) -> RespProgram[T]:
     """The same program, where `ask` brings the answers of each step."""
     answers: Any = None
     try:

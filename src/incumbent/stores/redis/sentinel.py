@@ -17,12 +17,11 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Key
 from incumbent.net.pool import decoding
-from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.redis.exchange import unless_over
-from incumbent.stores.redis.incarnation import Server
+from incumbent.stores.redis.incarnation import RedisOperations, RedisPlan
 from incumbent.stores.redis.options import Address, Reach, RedisOptions, say_address, the_same
-from incumbent.stores.redis.resp import Program, RequestBatch, pack
-from incumbent.stores.redis.server import Demoted, RedisSite, answered_error
+from incumbent.stores.redis.resp import RequestBatch, RespProgram, pack
+from incumbent.stores.redis.site import Demoted, RedisSite, answered_error
 from incumbent.stores.redis.wire import Layer, Runtime
 
 T = TypeVar("T")
@@ -60,7 +59,7 @@ def majority_of(sentinels: int) -> int:
     return sentinels // 2 + 1
 
 
-def question(service: str, where: str, *, proved: bool) -> Program[Opinion]:
+def question(service: str, where: str, *, proved: bool) -> RespProgram[Opinion]:
     """Ask one sentinel. Raises StoreUnavailable if it knows no such master."""
     request = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
     address, about = yield RequestBatch(request + pack("SENTINEL", "MASTER", service), 2)
@@ -142,7 +141,7 @@ class Followed:
         """Ask where the master is. Raises StoreUnavailable, at `until` at the latest."""
         asked_at, site = _now(), self.site
 
-        def program(sentinel: RedisSite) -> Program[Opinion]:
+        def program(sentinel: RedisSite) -> RespProgram[Opinion]:
             return question(self.service, sentinel.where, proved=site.proved)
 
         def enough(opinions: Sequence[Opinion]) -> bool:
@@ -181,7 +180,7 @@ class Followed:
 
 def followed_of(site: RedisSite, options: RedisOptions) -> Followed:
     """The master and the sentinels that the options name."""
-    site.marker, site.named = site.marker._replace(settle=SETTLE), False
+    site.settle, site.named = SETTLE, False
     sentinels = tuple(
         RedisSite(target, f"the sentinel {say_address(address)}")
         for target, address in zip(options.sentinels, options.hosts, strict=True)
@@ -192,15 +191,13 @@ def followed_of(site: RedisSite, options: RedisOptions) -> Followed:
 class Follow(Layer):
     """Asks the sentinels before the master, and drops the connections to an old one."""
 
-    def __init__(
-        self, inner: PlannedTogether[Server], runtime: Runtime, followed: Followed
-    ) -> None:
+    def __init__(self, inner: RedisOperations, runtime: Runtime, followed: Followed) -> None:
         super().__init__(inner)
         self._runtime = runtime
         self._followed = followed
         self._opinion: Opinion | None = None
 
-    async def run(self, plan: Plan[Server, T], until: float) -> T:
+    async def run(self, plan: RedisPlan[T], until: float) -> T:
         return await self._at_the_master(until, partial(self.inner.run, plan, until))
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:

@@ -13,7 +13,7 @@ these are hints: only the answer to a take grants a lease.
     a place is written         the inbox is subscribed        a message
     at `place.at`              `since` (server's clock)         |
          |                            |                         +-- its waiter waits here: it
-         |   `at` before `since`:     |                         |   rechecks now, or at `look_at`
+         |   `at` before `since`:     |                         |   rechecks now, or at `recheck_at`
          +---- one may be lost -------+-- recheck once          +-- it has not come back yet: kept
          |   `at` after `since`:      |                         |   in `_early` until it does
          +---- none can be lost ------+-- wait                  +-- "held": it may rest, and its
@@ -37,9 +37,9 @@ from incumbent.model import Ask, Key, Queued, TakeOutcome
 from incumbent.net.pool import Broken
 from incumbent.net.readers import ReaderSide, Subscriber, Wakeup
 from incumbent.net.subscriptions import ChannelWaiter, Role, Subscription, SubscriptionHub
-from incumbent.stores.redis.records import LinePlace, read_place, waiter_id
-from incumbent.stores.redis.resp import pack
-from incumbent.stores.redis.server import Requests, answered_error
+from incumbent.stores.redis.records import FIELDS, LinePlace, digest_of, read_place, waiter_id
+from incumbent.stores.redis.resp import RequestBatch, RespProgram, pack
+from incumbent.stores.redis.site import Requests, answered_error
 
 _REMEMBERED: Final = 4096
 _RECHECK_EVERY: Final = 20.0
@@ -141,11 +141,12 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
         "%s: the subscription was lost (%s); until there is another, a waiter looks again only when"
         " the holder's ttl ends"
     )
+    pack = staticmethod(pack)
 
     def __init__(self, requests: Requests, side: ReaderSide) -> None:
         super().__init__(requests.where, 1, side)
         self._requests = requests
-        self.asked: dict[str, _RefusedTake] = {}
+        self.last_refusals: dict[str, _RefusedTake] = {}
         """The last takes of the waiters in line."""
         self.resting: dict[str, _Rest] = {}
         """The waiters in line that need not recheck yet."""
@@ -153,9 +154,10 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
         """When waiters have to recheck that were not here when the message came."""
         self._notified: dict[str, tuple[int, float]] = {}
         """When the place of a waiter was stored, and when the waiter has to recheck. A waiter may
-        come back to that place without asking the server again."""
+        return to that place without asking the server again."""
         self._rechecked: dict[str, tuple[LineSubscription, int]] = {}
-        """The subscription, and its number of messages, when a waiter last left to recheck."""
+        """The subscription, and its number of messages on the lease's channel, when the waiter last
+        left to recheck."""
 
     @property
     def _subscription(self) -> LineSubscription | None:
@@ -168,24 +170,24 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
         place, channels = read_place(seen), [self._requests.naming.of(key).channel]
         if place is not None:
             channels = [self._inbox, *channels] if place.follows else [self._inbox]
-            self._leave_behind(place)
+            self._drop_if_outdated(place)
         waiter = LineWaiter(self.side.wakeup(), place, channels)
 
         async def may_wait() -> bool:
             subscription = self._subscription
-            if subscription is None or self._may_have_missed(subscription, waiter):
+            if subscription is None or self._apply_missed(subscription, waiter):
                 return False
             waiter.relied_on = subscription
             if place is not None:
-                known = self._messages_when_left(subscription, place)
+                known = self._count_when_left(subscription, place)
                 if not place.follows or known == subscription.messages_for(waiter):
                     return True
-            mark = seen if place is None else f"lease {place.mark}"
-            return await host.is_unchanged(key, mark, until)
+            state = seen if place is None else f"lease {place.digest}"
+            return await host.is_unchanged(key, state, until)
 
         await self._wait(host, waiter, until, may_wait)
 
-    def _leave_behind(self, place: LinePlace) -> None:
+    def _drop_if_outdated(self, place: LinePlace) -> None:
         """Have the connection closed if its server is another incarnation than the place's."""
         subscription, subscriber = self._subscription, self._role.subscriber
         if subscription is not None and subscription.epoch != place.epoch:
@@ -197,13 +199,10 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
     def _inbox(self) -> str:
         return inbox_channel(self._requests.inbox)
 
-    def _used(self) -> dict[str, None]:
-        return {self._inbox: None} | super()._used()
+    def _channels_in_use(self) -> dict[str, None]:
+        return {self._inbox: None} | super()._channels_in_use()
 
-    def _request(self, verb: str, channel: str) -> bytes:
-        return pack(verb, channel)
-
-    def _is_listened_to(self, role: Role[LineSubscription], waiter: LineWaiter) -> bool:
+    def _is_subscribed(self, role: Role[LineSubscription], waiter: LineWaiter) -> bool:
         subscription = role.subscriptions[0]
         return (
             subscription is not None
@@ -248,7 +247,7 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
         wire = await host.open_subscriber(until)
         subscription = LineSubscription(self._inbox, wire.epoch)
         role.subscriptions[0] = subscription
-        self._todo.appendleft(self._inbox)
+        self._to_subscribe.appendleft(self._inbox)
         subscriber.arrive(0, wire)
         while self._inbox not in subscription.confirmed:
             message = await subscriber.next(until)
@@ -276,23 +275,26 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
         if isinstance(error, StoreError):
             raise error
 
-    def _may_have_missed(self, subscription: LineSubscription, waiter: LineWaiter) -> bool:
-        """Whether a message from the server of its place may have been missed."""
+    def _apply_missed(self, subscription: LineSubscription, waiter: LineWaiter) -> bool:
+        """Apply the messages that were kept for the waiter.
+
+        True if one from the server of its place may have been lost, so that it has to recheck.
+        """
         place = waiter.place
         if place is None:
             return False
         if place.epoch != subscription.epoch:
             return True
-        if place.at <= subscription.since and self._messages_when_left(subscription, place) is None:
+        if place.at <= subscription.since and self._count_when_left(subscription, place) is None:
             return True
-        # Apply the message that was kept for it; any that it received itself is newer.
-        waiter.look_at = min(waiter.look_at, self._early.pop(place.id, inf))
-        written, look_at = self._notified.pop(place.id, (place.at, inf))
+        # A message that the waiter received itself is newer.
+        waiter.recheck_at = min(waiter.recheck_at, self._early.pop(place.id, inf))
+        written, recheck_at = self._notified.pop(place.id, (place.at, inf))
         if written == place.at:
-            waiter.look_at = min(waiter.look_at, look_at)
+            waiter.recheck_at = min(waiter.recheck_at, recheck_at)
         return False
 
-    def _messages_when_left(self, subscription: LineSubscription, place: LinePlace) -> int | None:
+    def _count_when_left(self, subscription: LineSubscription, place: LinePlace) -> int | None:
         """The number of messages when the waiter last left to recheck; None if it never did."""
         before, messages = self._rechecked.get(place.id, (None, None))
         return messages if before is subscription else None
@@ -300,12 +302,12 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
     def _leave(self, waiter: LineWaiter, until: float) -> None:
         place = waiter.place
         if place is not None:
-            if _now() < min(until, waiter.look_at):
+            if _now() < min(until, waiter.recheck_at):
                 # A message ended the wait: the waiter will ask the server.
                 self.resting.pop(place.id, None)
             subscription = self._subscription
-            # A waiter that leaves before its time is over rechecks. One whose time is over may wait
-            # on without that (see locks.running).
+            # A waiter that leaves before its time is over asks the server. One whose time is over
+            # may wait on without asking (see `known_refusal`).
             knows = waiter.relied_on is subscription or _now() < until
             if subscription and knows and (place.follows or place.at <= subscription.since):
                 # When it comes back, it will know of all messages that were received by now.
@@ -315,16 +317,16 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
 
     # -- takes that need not be sent ----------------------------------------------------------
 
-    def learn(self, claim: str, sent: float, outcome: TakeOutcome) -> None:
+    def note_outcome(self, claim: str, sent: float, outcome: TakeOutcome) -> None:
         """Note the outcome of a take that was sent at `sent`."""
         place = read_place(outcome.seen) if isinstance(outcome, Queued) else None
         if place is None or not isinstance(outcome, Queued):
-            self.asked.pop(waiter_id(claim), None)
+            self.last_refusals.pop(waiter_id(claim), None)
             self.resting.pop(waiter_id(claim), None)
         else:
-            _keep(self.asked, place.id, _RefusedTake(sent, outcome))
+            _keep(self.last_refusals, place.id, _RefusedTake(sent, outcome))
 
-    def answer(self, claim: str, ask: Ask) -> Queued | None:
+    def known_refusal(self, claim: str, ask: Ask) -> Queued | None:
         """The server's last refusal of the claim; None if the server must be asked."""
         now, id_ = _now(), waiter_id(claim)
         # Not items(): to copy them runs the garbage collector, and thereby other threads.
@@ -333,39 +335,41 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
             if rest is not None and rest.until < now:
                 # Left behind by a waiter that gave up; nothing else would remove it.
                 self.resting.pop(other, None)
-        rest_of_claim, asked = self.resting.get(id_), self.asked.get(id_)
-        if rest_of_claim is None:
+        resting, refused = self.resting.get(id_), self.last_refusals.get(id_)
+        if resting is None:
             return None
-        subscription, until = rest_of_claim
-        if asked is None or ask.queue is None or subscription is not self._subscription:
+        subscription, until = resting
+        if refused is None or ask.queue is None or subscription is not self._subscription:
             self.resting.pop(id_, None)
             return None
-        if now >= until or now - asked.sent > _RECHECK_EVERY * ask.ttl:
+        if now >= until or now - refused.sent > _RECHECK_EVERY * ask.ttl:
             return None
-        return replace(asked.outcome, retry_after=until - now)
+        return replace(refused.outcome, retry_after=until - now)
 
     # -- messages -----------------------------------------------------------------------------
 
-    def _hear(self, node: int, subscription: LineSubscription, name: bytes, payload: bytes) -> None:
+    def _on_message(
+        self, node: int, subscription: LineSubscription, name: bytes, payload: bytes
+    ) -> None:
         if subscription.outdated:
             return
         if name == subscription.inbox:
-            self._receive_message(subscription, payload)
+            self._on_inbox_message(subscription, payload)
             return
         channel, payload_counts = name.decode(), payload != _RELEASED
         if payload_counts:
             subscription.messages[channel] = subscription.messages.get(channel, 0) + 1
         for waiter in list(self._waiters):
             if channel in waiter.channels and (payload_counts or waiter.place is None):
-                self._note_notified(waiter, -inf)
-                waiter.tell()
+                self._note_recheck(waiter, -inf)
+                waiter.notify()
 
-    def _note_notified(self, waiter: LineWaiter, look_at: float) -> None:
+    def _note_recheck(self, waiter: LineWaiter, recheck_at: float) -> None:
         if waiter.place is not None:
             self.resting.pop(waiter.place.id, None)
-            _keep(self._notified, waiter.place.id, (waiter.place.at, look_at))
+            _keep(self._notified, waiter.place.id, (waiter.place.at, recheck_at))
 
-    def _receive_message(self, subscription: LineSubscription, payload: bytes) -> None:
+    def _on_inbox_message(self, subscription: LineSubscription, payload: bytes) -> None:
         message = read_message(payload)
         if message is None:
             return
@@ -381,20 +385,51 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
         for waiter in list(self._waiters):
             if waiter.place is not None and waiter.place.id == message.id:
                 # Never later than before: this waiter may be the one that rechecks for the others.
-                if at < waiter.look_at:
-                    waiter.look_at = at
-                    self._note_notified(waiter, at)
+                if at < waiter.recheck_at:
+                    waiter.recheck_at = at
+                    self._note_recheck(waiter, at)
                     waiter.wakeup.wake()
                 self._early.pop(message.id, None)
                 return
 
-    def abandon(self) -> None:
-        super().abandon()
+    def detach(self) -> None:
+        super().detach()
         self._early, self._notified, self._rechecked = {}, {}, {}
-        self.asked, self.resting = {}, {}
+        self.last_refusals, self.resting = {}, {}
 
 
 def _keep(memory: dict[str, T], id_: str, value: T) -> None:
     if len(memory) > _REMEMBERED:
         memory.clear()
     memory[id_] = value
+
+
+# -- what a waiter asks the server besides takes -------------------------------------------------
+
+
+def unchanged_program(requests: Requests, key: Key, seen: str) -> RespProgram[bool]:
+    """Whether the state that `Refused.seen` describes is unchanged."""
+    what, _, digest = seen.rpartition(" ")
+    names = requests.naming.of(key)
+    request = pack("GET", names.main)
+    if what == "pause":
+        request = pack("HGET", names.companion, FIELDS["put"] + b"pause")
+    elif what.startswith("slot:"):
+        request = pack("GET", names.slot(what.removeprefix("slot:")))
+    replies = yield RequestBatch(request + pack("HGET", names.companion, FIELDS["version"]), 2)
+    for reply in replies:
+        if reply is not None and not isinstance(reply, bytes):
+            raise requests.unusable(reply, key)
+    raw, version = replies
+    is_same = digest_of(raw) == (digest or "-")
+    if what and not what.startswith("fields:"):
+        return is_same
+    return is_same and int(version or 0) == int(what.removeprefix("fields:") or 0)
+
+
+def time_program(requests: Requests) -> RespProgram[int]:
+    """The server's clock in microseconds."""
+    (reply,) = yield RequestBatch(pack("TIME"), 1)
+    if type(reply) is not list:
+        raise requests.unusable(reply)
+    return int(reply[0]) * 1_000_000 + int(reply[1])

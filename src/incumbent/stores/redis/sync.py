@@ -23,10 +23,10 @@ from incumbent.stores.loops import detach_in_child
 from incumbent.stores.plan import BlockingTogether, run_blocking
 from incumbent.stores.redis.exchange import DIALECT, RedisExchange
 from incumbent.stores.redis.give import give_request, read_give
-from incumbent.stores.redis.incarnation import CHECK_EVERY, Server
+from incumbent.stores.redis.incarnation import CHECK_EVERY, ServerContext
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.resp import as_eval
-from incumbent.stores.redis.server import ProviderFailed, RedisSite, Requests
+from incumbent.stores.redis.site import ProviderFailed, RedisSite, Requests
 from incumbent.stores.redis.take import read_take, settle_take, take_request
 from incumbent.stores.redis.wire import (
     UNUSABLE,
@@ -35,8 +35,8 @@ from incumbent.stores.redis.wire import (
     Enough,
     Runtime,
     at_least,
-    carry_out,
     open_wire,
+    run_program,
 )
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class BlockingExchange(RedisExchange[RedisWire]):
 
     def detach(self) -> None:
         self.requests.detach()
-        self.hub.abandon()
+        self.hub.detach()
         super().detach()
 
 
@@ -177,14 +177,14 @@ class RedisStore(BlockingTogether[BlockingExchange]):
             return run_blocking(exchange.take(key, claim, ask, until))
         outcome: TakeOutcome
         try:
-            request = take_request(requests, key, claim, ask, wire.sign, until + wire.ahead)
+            request = take_request(requests, key, claim, ask, wire.incarnation, until + wire.ahead)
             reply = wire.ask(request, until)
             if type(reply) is bytes:
                 outcome = read_take(requests, reply, key, claim, ask, wire.epoch)
             else:
-                server = Server(exchange.site, requests, wire)
+                server = ServerContext(exchange.site, requests, wire)
                 program = settle_take(server, key, claim, ask, until, now, reply)
-                outcome = run_blocking(carry_out(wire, program, until, begun=True))
+                outcome = run_blocking(run_program(wire, program, until, begun=True))
         except UNUSABLE as error:
             wire.close()
             outcome = run_blocking(exchange.again(error, DIALECT.take(key, claim, ask), until))
@@ -193,8 +193,8 @@ class RedisStore(BlockingTogether[BlockingExchange]):
             raise
         else:
             exchange.put_back(wire, idle)
-        if exchange.hub.asked or type(outcome) is Queued:
-            exchange.hub.learn(claim, now, outcome)
+        if exchange.hub.last_refusals or type(outcome) is Queued:
+            exchange.hub.note_outcome(claim, now, outcome)
         return outcome
 
     def give(

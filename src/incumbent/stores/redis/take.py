@@ -30,12 +30,12 @@ from incumbent.model import Ask, Granted, Key, TakeOutcome
 from incumbent.net.pool import Mismatch
 from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.findings import restart_words, wait_after_restart
-from incumbent.stores.plan import Plan
 from incumbent.stores.redis.give import give_back
 from incumbent.stores.redis.incarnation import (
     CHECK_EVERY,
     Handshake,
-    Server,
+    RedisPlan,
+    ServerContext,
     ServerFacts,
     check_format,
     handshake,
@@ -45,12 +45,12 @@ from incumbent.stores.redis.resp import (
     PACKED_KEYS,
     SCRIPTS,
     Part,
-    Program,
     RequestBatch,
+    RespProgram,
     milliseconds,
     pack_arguments,
 )
-from incumbent.stores.redis.server import (
+from incumbent.stores.redis.site import (
     MARKER_KEY,
     Outdated,
     RedisSite,
@@ -64,7 +64,7 @@ _now = clock.now
 
 
 @dataclass(slots=True, eq=False)
-class TakePlan(Plan[Server, TakeOutcome]):
+class TakePlan(RedisPlan[TakeOutcome]):
     """A take, with the claim and the Ask, which the hub of the waiters needs."""
 
     claim: str = ""
@@ -74,7 +74,7 @@ class TakePlan(Plan[Server, TakeOutcome]):
 def take_plan(key: Key, claim: str, ask: Ask) -> TakePlan:
     """The plan of a take. Only its caller may repeat it in doubt: it counts the tries."""
 
-    def start(server: Server, until: float) -> Program[TakeOutcome]:
+    def start(server: ServerContext, until: float) -> RespProgram[TakeOutcome]:
         return take_program(server, key, claim, ask, until)
 
     return TakePlan("take", start, (key,), (), False, ask.ttl, claim, ask)
@@ -87,7 +87,7 @@ class _PackedTake(NamedTuple):
     """A packed take of one key, without the claim and the time."""
 
     ask: Ask
-    sign: bytes
+    incarnation: bytes
     keys: bytes
     arguments: bytes
 
@@ -97,38 +97,40 @@ def take_request(
     key: Key,
     claim: str,
     ask: Ask,
-    sign: bytes,
-    till: float,
-    marker: str = "",
+    incarnation: bytes,
+    server_deadline: float,
+    marker_key: str = "",
 ) -> bytes:
     """The request of a take.
 
-    `sign`: the server's incarnation, see ServerFacts; `till`: the deadline of the answer, by the
-    server's clock in seconds; `marker`: the marker's key, to check the server in the same step.
+    `incarnation`: see ServerFacts; `server_deadline`: the deadline of the answer, by the server's
+    clock in seconds; `marker_key`: the marker's key, to check the server in the same step.
     """
     # Kept by identity, with the Ask itself so that its identity is not reused: an Ask is made once
     # for each lock, and hashing its fields would cost more than packing them.
     packed: _PackedTake | None = requests.takes.get((key, id(ask)))
-    if packed is None or packed.sign is not sign or marker:
-        packed = _prepare(requests, key, ask, sign, marker)
+    if packed is None or packed.incarnation is not incarnation or marker_key:
+        packed = _prepare(requests, key, ask, incarnation, marker_key)
     secret = claim.encode()
     return b"%b$%d\r\nincumbent1 %b \r\n%b$16\r\n%016d\r\n" % (
         packed.keys,
         12 + len(secret),
         secret,
         packed.arguments,
-        till * 1e6,
+        server_deadline * 1e6,
     )
 
 
-def _prepare(requests: Requests, key: Key, ask: Ask, sign: bytes, marker: str) -> _PackedTake:
+def _prepare(
+    requests: Requests, key: Key, ask: Ask, incarnation: bytes, marker_key: str
+) -> _PackedTake:
     """The keys and arguments in the order of take.lua."""
     names, slot, queue, holder = requests.naming.of(key), ask.slot, ask.queue, quoted(ask.holder)
     keep = milliseconds(max(ask.ttl, ask.keep_record))
     arguments: list[Part] = [
         f" {milliseconds(ask.ttl)} {holder} ".encode() + ask.meta,
         milliseconds(ask.ttl),
-        b"%d %b" % (keep, sign),
+        b"%d %b" % (keep, incarnation),
         f" {quoted(slot.name) if slot else '-'} {holder}",
     ]
     special = slot is not None or ask.candidacy > 0 or ask.permits is not None
@@ -145,12 +147,12 @@ def _prepare(requests: Requests, key: Key, ask: Ask, sign: bytes, marker: str) -
         arguments.append(b"%d" % ask.permits)
     keys = _keys_of(names, ask)
     script = SCRIPTS["take"]
-    if marker:
-        keys.append(marker)
+    if marker_key:
+        keys.append(marker_key)
         script = SCRIPTS["take:checking"]
     before = script.open_call(keys, len(arguments) + 2)
-    packed = _PackedTake(ask, sign, before, pack_arguments(*arguments))
-    if not marker:
+    packed = _PackedTake(ask, incarnation, before, pack_arguments(*arguments))
+    if not marker_key:
         if len(requests.takes) >= PACKED_KEYS:
             requests.takes.clear()
         requests.takes[key, id(ask)] = packed
@@ -203,20 +205,20 @@ def read_take(
 
 
 def take_program(
-    server: Server, key: Key, claim: str, ask: Ask, until: float
-) -> Program[TakeOutcome]:
+    server: ServerContext, key: Key, claim: str, ask: Ask, until: float
+) -> RespProgram[TakeOutcome]:
     """A take, with a check of the server unless the last one was just now."""
     requests, known, now = server.requests, server.known, _now()
     if now - known.check_sent > CHECK_EVERY or ask.ttl > known.serves:
         return (yield from _take_checking(server, key, claim, ask, until))
-    request = take_request(requests, key, claim, ask, known.sign, until + known.ahead)
+    request = take_request(requests, key, claim, ask, known.incarnation, until + known.ahead)
     (reply,) = yield RequestBatch(request, 1)
     return (yield from settle_take(server, key, claim, ask, until, now, reply))
 
 
 def settle_take(
-    server: Server, key: Key, claim: str, ask: Ask, until: float, sent: float, reply: Any
-) -> Program[TakeOutcome]:
+    server: ServerContext, key: Key, claim: str, ask: Ask, until: float, sent: float, reply: Any
+) -> RespProgram[TakeOutcome]:
     """Finish a take that was sent at `sent` without a check, and got `reply`."""
     requests, known = server.requests, server.known
     outcome = read_take(requests, reply, key, claim, ask, known.epoch)
@@ -225,8 +227,8 @@ def settle_take(
     # On asyncio another task may have checked meanwhile: its reply came before this one.
     believed = sent - known.checked <= CHECK_EVERY
     if believed and type(reply) is list and len(reply) == 1:
-        (mark,) = yield RequestBatch(known.reread, 1)
-        believed = known.is_marked(mark)
+        (marker,) = yield RequestBatch(known.reread, 1)
+        believed = known.is_marked(marker)
     if believed:
         return outcome
     try:
@@ -237,8 +239,8 @@ def settle_take(
 
 
 def _take_checking(
-    server: Server, key: Key, claim: str, ask: Ask, until: float
-) -> Program[TakeOutcome]:
+    server: ServerContext, key: Key, claim: str, ask: Ask, until: float
+) -> RespProgram[TakeOutcome]:
     """A take, and in the same round trip a check of the server.
 
     Raises Outdated if the server has changed, after giving back any grant.
@@ -247,8 +249,8 @@ def _take_checking(
     if ask.ttl > max(TTL_DEFAULT, known.longest):
         yield from _note_longest(site, known, ask.ttl)
     known.check_sent = sent = _now()
-    till = until + known.ahead
-    reply, check = yield from _take_and_check(requests, known, key, claim, ask, till)
+    server_deadline = until + known.ahead
+    reply, check = yield from _take_and_check(requests, known, key, claim, ask, server_deadline)
     outcome = read_take(requests, reply, key, claim, ask, known.epoch)
     try:
         known.compare(check, sent, _now(), allow_eviction=site.allow_eviction)
@@ -262,16 +264,18 @@ def _take_checking(
 
 
 def _take_and_check(
-    requests: Requests, known: ServerFacts, key: Key, claim: str, ask: Ask, till: float
-) -> Program[tuple[Any, Sequence[Any]]]:
+    requests: Requests, known: ServerFacts, key: Key, claim: str, ask: Ask, server_deadline: float
+) -> RespProgram[tuple[Any, Sequence[Any]]]:
     """The reply to the take, and the replies to the check."""
-    if known.marked_at == MARKER_KEY:
-        request = take_request(requests, key, claim, ask, known.sign, till, MARKER_KEY)
+    if known.marker_key == MARKER_KEY:
+        request = take_request(
+            requests, key, claim, ask, known.incarnation, server_deadline, MARKER_KEY
+        )
         (reply,) = yield RequestBatch(request, 1)
         if not (type(reply) is hiredis.ReplyError and str(reply).startswith("CROSSSLOT")):
             return (reply[0], reply[1:]) if type(reply) is list else (reply, ())
     # In a cluster the marker has another slot than the lease, and no script may use both.
-    request = take_request(requests, key, claim, ask, known.sign, till)
+    request = take_request(requests, key, claim, ask, known.incarnation, server_deadline)
     reply, *check = yield RequestBatch(request + known.check, 5)
     return reply, check
 
@@ -279,23 +283,25 @@ def _take_and_check(
 # -- whether the server may grant at all -----------------------------------------------------------
 
 
-def meeting(site: RedisSite, term: int | None, longest: float = 0.0) -> Program[Handshake]:
+def begin_handshake(
+    site: RedisSite, term: int | None, longest: float = 0.0
+) -> RespProgram[Handshake]:
     """The program `incarnation.handshake`, with `longest` in seconds."""
     fresh, most = os.urandom(4).hex(), milliseconds(longest) if longest else 0
     return handshake(site, wall=clock.wall(), fresh=fresh, term=term, longest=most)
 
 
-def _note_longest(site: RedisSite, known: ServerFacts, ttl: float) -> Program[None]:
+def _note_longest(site: RedisSite, known: ServerFacts, ttl: float) -> RespProgram[None]:
     """Note the largest ttl so far in the marker, for clients that connect after a restart.
 
     Raises StoreError if it cannot be written: those clients would not know how long to wait.
     """
-    met = yield from meeting(site, known.mark.term, ttl)
+    met = yield from begin_handshake(site, known.marker.term, ttl)
     if met.problem is not None:
         raise met.problem
-    if met.mark.id != known.mark.id:
+    if met.marker.id != known.marker.id:
         raise Outdated("its data are others")
-    known.mark = met.mark
+    known.marker = met.marker
 
 
 def too_early(site: RedisSite, known: ServerFacts, ttl: float, now: float) -> StoreError | None:
@@ -309,6 +315,6 @@ def too_early(site: RedisSite, known: ServerFacts, ttl: float, now: float) -> St
     age, left = now - known.born, known.born + wait - now
     if wait <= 0 or left <= 0:
         return None
-    what = "was promoted" if known.mark.promoted else "started, is new, or lost its data"
+    what = "was promoted" if known.marker.promoted else "started, is new, or lost its data"
     why = restart_words(site.where, what, age, left, apart=known.apart)
     return StoreUnavailable(why, retry_after=left)

@@ -23,11 +23,15 @@ from incumbent.errors import StoreError
 from incumbent.interrupts import raise_handlers
 from incumbent.model import Key
 from incumbent.net.pool import Broken, Connection, Mismatch, exchange_error
-from incumbent.stores.plan import Plan, PlannedTogether
-from incumbent.stores.redis.incarnation import Server, ServerFacts
+from incumbent.stores.redis.incarnation import (
+    RedisOperations,
+    RedisPlan,
+    ServerContext,
+    ServerFacts,
+)
 from incumbent.stores.redis.options import RedisTarget
-from incumbent.stores.redis.resp import Program, RequestBatch, as_eval, is_forgotten, pack
-from incumbent.stores.redis.server import (
+from incumbent.stores.redis.resp import RequestBatch, RespProgram, as_eval, is_forgotten, pack
+from incumbent.stores.redis.site import (
     LoginRefused,
     ProviderFailed,
     RedisSite,
@@ -83,8 +87,11 @@ async def open_wire(
     try:
         wire = await connected(target, target.tls.context() if target.tls else None)
         try:
-            own = target.credentials
-            words = target.login if own is None else await login(own)
+            words: Sequence[str] = [target.password] if target.password else []
+            if target.username:
+                words = target.username, target.password or ""
+            if target.credentials is not None:
+                words = await login(target.credentials)
             requests = [pack("AUTH", *words)] if words else []
             requests.append(pack("CLIENT", "SETNAME", "incumbent"))
             if target.db:
@@ -107,9 +114,9 @@ async def open_wire(
 # -- carrying out a program ------------------------------------------------------------------------
 
 
-async def carry_out(
+async def run_program(
     wire: AnyWire,
-    program: Program[T],
+    program: RespProgram[T],
     until: float,
     *,
     begun: bool = False,
@@ -155,23 +162,23 @@ def _check_meant(wire: AnyWire, site: RedisSite | None) -> None:
 
 
 @dataclass(slots=True, eq=False)
-class JoinedPlan(Plan[Server, "list[T | StoreError]"]):
+class JoinedPlan(RedisPlan["list[T | StoreError]"]):
     """Several plans of one kind whose requests are sent together; returns each outcome."""
 
-    parts: Sequence[Plan[Server, T]] = ()
+    parts: Sequence[RedisPlan[T]] = ()
 
 
-def joined(parts: Sequence[Plan[Server, T]]) -> JoinedPlan[T]:
+def joined(parts: Sequence[RedisPlan[T]]) -> JoinedPlan[T]:
     """One plan for all of them."""
 
-    def start(server: Server, until: float) -> Program[list[T | StoreError]]:
+    def start(server: ServerContext, until: float) -> RespProgram[list[T | StoreError]]:
         return together([part.start(server, until) for part in parts])
 
     keys, ttl = [part.keys[0] for part in parts], max(part.ttl for part in parts)
     return JoinedPlan(parts[0].kind, start, keys, repeatable=False, ttl=ttl, parts=parts)
 
 
-def together(programs: Sequence[Program[T]]) -> Program[list[T | StoreError]]:
+def together(programs: Sequence[RespProgram[T]]) -> RespProgram[list[T | StoreError]]:
     """Run several programs, with their steps sent together; return their outcomes.
 
     An error of the connection, which is no StoreError, is raised: then no outcome is known.
@@ -197,7 +204,7 @@ def together(programs: Sequence[Program[T]]) -> Program[list[T | StoreError]]:
         replies = yield from _ask_together(steps)
 
 
-def _ask_together(steps: dict[int, RequestBatch]) -> Program[dict[int, Any]]:
+def _ask_together(steps: dict[int, RequestBatch]) -> RespProgram[dict[int, Any]]:
     """The replies to each step. Steps of unknown scripts are sent again, but no done release."""
     replies = yield from _send_together(steps)
     unknown = {
@@ -208,7 +215,7 @@ def _ask_together(steps: dict[int, RequestBatch]) -> Program[dict[int, Any]]:
     return {**replies, **((yield from _send_together(unknown)) if unknown else {})}
 
 
-def _send_together(steps: dict[int, RequestBatch]) -> Program[dict[int, Any]]:
+def _send_together(steps: dict[int, RequestBatch]) -> RespProgram[dict[int, Any]]:
     payload = b"".join(step.payload for step in steps.values())
     count = sum(step.answers for step in steps.values())
     answers = iter((yield RequestBatch(payload, count, repeats=False)))
@@ -229,14 +236,14 @@ def at_least(count: int) -> Enough[Any]:
     return lambda results: len(results) >= count
 
 
-class Layer(PlannedTogether[Server]):
+class Layer(RedisOperations):
     """Passes every call on to `inner`. Subclasses add steps before and after."""
 
-    def __init__(self, inner: PlannedTogether[Server]) -> None:
+    def __init__(self, inner: RedisOperations) -> None:
         self.inner = inner
         self.dialect = inner.dialect
 
-    async def run(self, plan: Plan[Server, T], until: float) -> T:
+    async def run(self, plan: RedisPlan[T], until: float) -> T:
         return await self.inner.run(plan, until)
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
@@ -270,7 +277,7 @@ class Runtime(ABC):
     """How one kind of caller (blocking or asyncio) connects, waits and runs calls in parallel."""
 
     @abstractmethod
-    def exchange(self, site: RedisSite, requests: Requests) -> PlannedTogether[Server]:
+    def exchange(self, site: RedisSite, requests: Requests) -> RedisOperations:
         """The connections to one server."""
 
     @abstractmethod
@@ -298,7 +305,7 @@ class Runtime(ABC):
     async def survey(
         self,
         sites: Sequence[RedisSite],
-        program: Callable[[RedisSite], Program[T]],
+        program: Callable[[RedisSite], RespProgram[T]],
         enough: Enough[T],
         until: float,
     ) -> list[T | StoreError]:
@@ -311,12 +318,12 @@ class Runtime(ABC):
         return await self.gather(calls, until, enough)
 
     async def _ask(
-        self, site: RedisSite, program: Callable[[RedisSite], Program[T]], until: float
+        self, site: RedisSite, program: Callable[[RedisSite], RespProgram[T]], until: float
     ) -> T:
         try:
             wire = await self.dial(site, until)
             try:
-                return await carry_out(wire, program(site), until)
+                return await run_program(wire, program(site), until)
             finally:
                 wire.close()
         except UNUSABLE as error:

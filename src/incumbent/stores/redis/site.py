@@ -10,7 +10,7 @@ import os
 import re
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import hiredis
 
@@ -28,26 +28,15 @@ QUORUM_KEY: Final = "incumbent:{quorum}:m"
 """The key of the marker of a member of a quorum; it and MARKER_KEY refuse each other."""
 
 
-class Marker(NamedTuple):
-    """The keys of the marker: one, or in a cluster those of copies in several slots of the node.
-
-    `settle`: seconds for which an old master may still be in use after a promotion.
-    """
-
-    keys: tuple[str, ...] = (MARKER_KEY,)
-    settle: float = 0.0
-
-
-MARKED: Final = Marker()
-
-
 @dataclass(slots=True)
 class RedisSite:
     """One configured server. `proved`: it has served this process before.
 
-    `named`: the user named its host, not another server. `sighted`: the incarnation that this
-    process saw last, and when it saw it first. `meant_until`: the instant from which `target` may
-    no longer be the right server.
+    `named`: the user named its host, not another server. `marker_keys`: the key of its marker, or
+    in a cluster those of its copies in several slots of the node. `settle`: seconds for which an
+    old master may still be in use after a promotion. `sighted`: the incarnation that this process
+    saw last, and when it saw it first. `meant_until`: the instant from which `target` may no longer
+    be the right server.
     """
 
     target: RedisTarget
@@ -56,7 +45,8 @@ class RedisSite:
     allow_eviction: bool = False
     proved: bool = False
     named: bool = True
-    marker: Marker = MARKED
+    marker_keys: tuple[str, ...] = (MARKER_KEY,)
+    settle: float = 0.0
     sighted: tuple[str, float] = ("", 0.0)
     meant_until: float = inf
 
