@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from tests.page.records import NOW, held, job, record, snapshot, switch
 
-from incumbent.cron.ledger import Run, SlotState
+from incumbent.cron.ledger import SlotRecord, SlotState
 from incumbent.cron.schedule import slot_id
 from incumbent.model import Holding, Record
 from incumbent.page.documents import lasting_blocks, page, timed_blocks
@@ -61,7 +61,9 @@ def _job(place: int) -> Record:
     for slot in range(SLOTS):
         due = NOW - 170 * (SLOTS - slot) - place
         state = SlotState.FAILED if slot % 9 == 8 else SlotState.OK
-        runs.append(Run(slot_id(due), state, due, "node-1", 7, due, due + 40, 0, output="done\n"))
+        runs.append(
+            SlotRecord(slot_id(due), state, due, "node-1", 7, due, due + 40, 0, output="done\n")
+        )
     zone = "Europe/Berlin"
     return job(f"job-{place:03}", *runs, schedule=f"*/5 * * * * ({zone})", timezone=zone)
 

@@ -14,7 +14,7 @@ from incumbent import Client, Lock, NotAcquired, clock
 from incumbent.cron.events import Events
 from incumbent.cron.fleet import PRESENCE, UP, encode
 from incumbent.cron.jobs import _log_event
-from incumbent.cron.ledger import JOB, RUN, Run, SlotState
+from incumbent.cron.ledger import JOB, RUN, SlotRecord, SlotState
 from incumbent.cron.ledger import encode as encode_run
 from incumbent.errors import Error, LockError
 from incumbent.model import Ask, Key, Refused
@@ -51,7 +51,7 @@ def planted(store: str) -> Iterator[str]:
         for (name, field), value in fields.items():
             raw.put(Key("default", name), field, value, None, until)
         for slot in (f"manual/{EVIL}", "2026-11-21T05:30:00Z"):
-            run = Run(
+            run = SlotRecord(
                 slot, SlotState.FAILED, 1_795_000_000.0, EVIL, 5, why=EVIL, output=f"{APART}\nmore"
             )
             raw.put(Key("default", JOB_NAME), RUN + slot, encode_run(run), None, until)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from incumbent import clock
 from incumbent.cron.fleet import Presence
-from incumbent.cron.ledger import SLOT_KEEP, Ledger, Run, SlotState
+from incumbent.cron.ledger import SLOT_KEEP, Ledger, SlotRecord, SlotState
 from incumbent.cron.schedule import Every, slot_id
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import StoreError
@@ -118,7 +118,7 @@ class World:
             self.run(value)
         elif what == "up":
             presence = Presence(self.link, "default", "node-1")
-            presence.tell([JOB]) if value else presence.part()
+            presence.write_sign([JOB]) if value else presence.remove_sign()
         elif what == "pass":
             self.now, self.wall = self.now + value, self.wall + value
         elif what == "reboot":
@@ -132,7 +132,7 @@ class World:
         run_blocking(ledger.register({}, facts))
         due = self.wall // 60 * 60
         if end in (SlotState.SKIPPED, SlotState.MISSED):
-            run_blocking(ledger.note(Run(slot_id(due), end, due)))
+            run_blocking(ledger.note(SlotRecord(slot_id(due), end, due)))
             return
         slot = slot_id(due)
         outcome = self.take(
@@ -140,7 +140,7 @@ class World:
         )
         if isinstance(outcome, Granted):
             self.granted[JOB.name] = outcome
-            began = Run(slot, SlotState.RUNNING, due, "node-1", outcome.token, self.wall)
+            began = SlotRecord(slot, SlotState.RUNNING, due, "node-1", outcome.token, self.wall)
             if run_blocking(ledger.begin(began)) and end is not SlotState.RUNNING:
                 run_blocking(ledger.move(began, end, outcome.claim, ended=self.wall))
 

@@ -19,7 +19,7 @@ from typing import Any
 from incumbent import clock
 from incumbent.cron.execute import Executor
 from incumbent.cron.fleet import PRESENCE
-from incumbent.cron.ledger import Run, read_job, runs_of
+from incumbent.cron.ledger import SlotRecord, read_job, runs_of
 from incumbent.cron.load import load_jobs
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.locks.clients import Client
@@ -87,7 +87,7 @@ class CronFleet:
         path = self.folder / "ran"
         return Counter(path.read_text().split()) if path.exists() else Counter()
 
-    def runs(self, job: str) -> dict[str, Run]:
+    def runs(self, job: str) -> dict[str, SlotRecord]:
         fields = self._client.read(job, 5).fields
         return {slot: run for slot, (run, _) in runs_of(fields).items()}
 
@@ -172,7 +172,7 @@ class Bystander:
     def launch(self, spec: JobSpec, slot: JobSlot, grant: object) -> None:
         raise AssertionError
 
-    def failed(self, spec: JobSpec, run: Run) -> None:
+    def failed(self, spec: JobSpec, run: SlotRecord) -> None:
         pass
 
 

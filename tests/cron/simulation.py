@@ -23,7 +23,7 @@ from math import inf
 from incumbent.cron.execute import Executor
 from incumbent.cron.fleet import PRESENCE, PRESENT_EVERY, UP, encode
 from incumbent.cron.folds import fold_number
-from incumbent.cron.ledger import RUN, SLOT_KEEP, Run, SlotState, decode
+from incumbent.cron.ledger import RUN, SLOT_KEEP, SlotRecord, SlotState, decode
 from incumbent.cron.schedule import Every, Schedule, slot_id
 from incumbent.cron.slots import CLOCK_SPREAD, GRACE
 from incumbent.cron.spec import CatchUp, JobSlot, JobSpec
@@ -261,7 +261,7 @@ class SimRun:
     instance: SimInstance
     spec: JobSpec
     held: Claim
-    run: Run
+    run: SlotRecord
     ends: float
 
     def turn(self) -> None:
@@ -455,7 +455,7 @@ class SimInstance:
             self._dies(spec, slot, grant)
             return
         token, wall = grant.machine.token, self.wall()
-        run = Run(
+        run = SlotRecord(
             slot.name,
             SlotState.RUNNING,
             slot.due,
@@ -473,7 +473,7 @@ class SimInstance:
         if not begun or not grant.machine.valid(world.t):
             drive(release(self.port, grant, undo_slot=True))
             if not begun:
-                self.executor.dispatcher.look_at(spec.name, slot, world.t)
+                self.executor.dispatcher.check_at(spec.name, slot, world.t)
             return
         if world.chance.random() < world.plan.frail / 2:
             self._dies(spec, slot, grant)
@@ -487,9 +487,9 @@ class SimInstance:
     def _dies(self, spec: JobSpec, slot: JobSlot, grant: Claim) -> None:
         """The run's process is killed; its instance sees that, and looks when the lease is over."""
         grant.machine.forked()
-        self.executor.dispatcher.look_at(spec.name, slot, self.world.t + POLICY.ttl)
+        self.executor.dispatcher.check_at(spec.name, slot, self.world.t + POLICY.ttl)
 
-    def failed(self, spec: JobSpec, run: Run) -> None:
+    def failed(self, spec: JobSpec, run: SlotRecord) -> None:
         pass
 
 

@@ -128,7 +128,7 @@ def test_of_very_many_missed_slots_only_the_last_are_named() -> None:
 def test_a_fixed_time_waits_for_a_clock_that_was_set_back() -> None:
     agenda = Agenda([job("a", "1 0-3 * * *")], MONDAY)
     assert said(agenda, MONDAY + 60) == [("a", 60, False)]
-    agenda.moved(MONDAY - HOUR)
+    agenda.note_clock(MONDAY - HOUR)
     assert said(agenda, MONDAY - HOUR) == []
     assert agenda.next_at == MONDAY + HOUR + 60
     assert said(agenda, MONDAY + 60) == []
@@ -142,17 +142,17 @@ def test_a_rhythm_goes_on_at_once_by_a_clock_that_was_set_back(schedule: Schedul
     agenda.due(now)
     for back in (40 * 60, 6, CORRECTION - HOUR, CORRECTION + HOUR, 366 * DAY):
         now -= back
-        assert agenda.moved(now)
+        assert agenda.note_clock(now)
         assert agenda.next_at == spec.schedule.next_after(now)
         # What the clock has shown before is looked up, for it may have run.
         (came,) = agenda.due(agenda.next_at or 0.0)
-        assert agenda.may_come_again(came[1], "a")
+        assert agenda.may_be_decided(came[1], "a")
 
 
 def test_a_clock_set_back_by_a_moment_is_waited_for() -> None:
     agenda = Agenda([job("a", Every(2))], MONDAY)
     assert said(agenda, MONDAY + 2) == [("a", 2, False)]
-    assert not agenda.moved(MONDAY + 2 - STEP)
+    assert not agenda.note_clock(MONDAY + 2 - STEP)
     assert agenda.next_at == MONDAY + 4
 
 
@@ -160,10 +160,10 @@ def test_what_is_on_record_beyond_our_clock_may_come_again() -> None:
     spec = job("a", "* * * * *")
     agenda = Agenda([spec], MONDAY, {"a": MONDAY + 300})
     assert agenda.next_at == MONDAY + 60
-    assert agenda.may_come_again(JobSlot.at(MONDAY + 300), "a")
-    assert not agenda.may_come_again(JobSlot.at(MONDAY + 360), "a")
+    assert agenda.may_be_decided(JobSlot.at(MONDAY + 300), "a")
+    assert not agenda.may_be_decided(JobSlot.at(MONDAY + 360), "a")
     agenda.replace([replace(spec, retries=1)], MONDAY)
-    assert agenda.may_come_again(JobSlot.at(MONDAY + 300), "a")
+    assert agenda.may_be_decided(JobSlot.at(MONDAY + 300), "a")
 
 
 def test_a_clock_that_was_wrong_by_far_starts_the_jobs_anew() -> None:
@@ -176,9 +176,9 @@ def test_a_clock_that_was_wrong_by_far_starts_the_jobs_anew() -> None:
 def test_a_correction_is_more_than_three_hours() -> None:
     agenda = Agenda([job("a", "30 22 * * *")], MONDAY)
     for back in (CORRECTION, CORRECTION - 60, CORRECTION):
-        agenda.moved(MONDAY - back)
+        agenda.note_clock(MONDAY - back)
         assert agenda.next_at == MONDAY + 22.5 * HOUR
-    agenda.moved(MONDAY - CORRECTION - 1)
+    agenda.note_clock(MONDAY - CORRECTION - 1)
     assert agenda.next_at == MONDAY - 1.5 * HOUR
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from incumbent import clock
-from incumbent.cron.ledger import Ledger, Run, SlotState, joined, pruned_spans, runs_of
+from incumbent.cron.ledger import Ledger, SlotRecord, SlotState, joined, pruned_spans, runs_of
 from incumbent.cron.schedule import slot_id
 from incumbent.model import Ask, Granted, Key, Record
 from incumbent.runtime.link import Link, link_for
@@ -34,8 +34,8 @@ def claimed(link: Link, claim: str = "c") -> int:
     return granted.token
 
 
-def run(token: int, due: float = NOW) -> Run:
-    return Run(slot_id(due), SlotState.RUNNING, due, "i1", token, due)
+def run(token: int, due: float = NOW) -> SlotRecord:
+    return SlotRecord(slot_id(due), SlotState.RUNNING, due, "i1", token, due)
 
 
 def on_record(link: Link) -> dict[str, SlotState]:
@@ -59,7 +59,7 @@ def test_who_lost_the_lease_cannot_write_ok(link: Link) -> None:
 
 def test_a_slot_that_is_on_record_is_not_begun(link: Link) -> None:
     ledger, token = Ledger(link.port, KEY), claimed(link)
-    drive(ledger.note(Run(slot_id(NOW), SlotState.SKIPPED, NOW, why="paused")))
+    drive(ledger.note(SlotRecord(slot_id(NOW), SlotState.SKIPPED, NOW, why="paused")))
     assert not drive(ledger.begin(run(token)))
     assert on_record(link) == {slot_id(NOW): SlotState.SKIPPED}
 
@@ -74,7 +74,11 @@ def test_the_ledger_is_bounded_by_count_and_by_age_and_says_up_to_where(
     ledger = Ledger(link.port, KEY)
     for age in range(10):
         due = NOW - age * DAY
-        drive(ledger.note(Run(slot_id(due), SlotState.OK if age != 3 else SlotState.MISSED, due)))
+        drive(
+            ledger.note(
+                SlotRecord(slot_id(due), SlotState.OK if age != 3 else SlotState.MISSED, due)
+            )
+        )
     drive(ledger.prune(keep, keep_for, NOW))
     left = [age for age in left if age < keep]
     assert sorted(on_record(link)) == sorted(slot_id(NOW - age * DAY) for age in left)
@@ -88,7 +92,7 @@ def pruned(link: Link, *dues: float, slot: Callable[[float], str] = slot_id) -> 
     """A ledger that had these, and has forgotten them; the newest of all is kept."""
     ledger = Ledger(link.port, KEY)
     for due in (*dues, max(dues) + 1):
-        drive(ledger.note(Run(slot(due), SlotState.OK, due)))
+        drive(ledger.note(SlotRecord(slot(due), SlotState.OK, due)))
     drive(ledger.prune(1, 90 * DAY, NOW))
     return ledger
 
@@ -103,7 +107,7 @@ def test_a_slot_that_was_forgotten_is_not_begun_again(link: Link) -> None:
 
 def test_a_slot_that_is_missed_as_one_of_many_is_not_begun(link: Link) -> None:
     ledger, token = Ledger(link.port, KEY), claimed(link)
-    many = Run(slot_id(NOW), SlotState.MISSED, NOW, count=3, first=NOW - 120)
+    many = SlotRecord(slot_id(NOW), SlotState.MISSED, NOW, count=3, first=NOW - 120)
     drive(ledger.note(many))
     assert not drive(ledger.begin(run(token, NOW - 60)))
     assert drive(ledger.begin(run(token, NOW - 180)))
@@ -131,9 +135,9 @@ def test_of_two_that_prune_at_a_time_none_undoes_the_others_word(
 ) -> None:
     ledger = Ledger(link.port, KEY)
     for second in range(3):
-        drive(ledger.note(Run(slot_id(NOW + second), SlotState.OK, NOW + second)))
+        drive(ledger.note(SlotRecord(slot_id(NOW + second), SlotState.OK, NOW + second)))
     seen = drive(ledger.read())
-    drive(ledger.note(Run(slot_id(NOW + 3), SlotState.OK, NOW + 3)))
+    drive(ledger.note(SlotRecord(slot_id(NOW + 3), SlotState.OK, NOW + 3)))
     assert drive(ledger.prune(1, DAY, NOW)) == 3
 
     async def stale() -> Record:
@@ -160,6 +164,6 @@ def test_joined_spans_cover_every_one_and_join_the_nearest(
 
 def test_what_was_noted_while_a_run_was_about_to_begin_counts(link: Link) -> None:
     ledger, token = Ledger(link.port, KEY), claimed(link)
-    drive(ledger.note(Run(slot_id(NOW), SlotState.LOST, NOW, why="vanished")))
+    drive(ledger.note(SlotRecord(slot_id(NOW), SlotState.LOST, NOW, why="vanished")))
     assert not drive(ledger.begin_named(run(token)))
     assert on_record(link) == {slot_id(NOW): SlotState.LOST}

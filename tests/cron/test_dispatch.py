@@ -70,7 +70,7 @@ def test_an_order_without_an_answer_stands_and_the_others_wait_for_it() -> None:
     assert it.orders(20.01, WALL + 20.01) == []
     (probe,) = it.orders(25, WALL + 25)
     assert isinstance(probe, ClaimOrder)
-    it.answered()
+    it.replied()
     (other,) = it.orders(25, WALL + 25)
     assert {probe.spec.name, other.spec.name} == {"a", "b"}
 
@@ -91,7 +91,7 @@ def _late(rule: CatchUp) -> LedgerOrder:
         (order, *_) = it.orders(120, WALL + 120)
         if isinstance(order, LedgerOrder):
             return order
-        it.answered()
+        it.replied()
 
 
 def test_a_slot_that_an_outage_made_late_is_missed_or_caught_up_as_the_job_says() -> None:
@@ -108,7 +108,7 @@ def test_what_is_caught_up_is_looked_up_before_it_is_claimed_and_then_claimed() 
     (look,) = looks
     wanted = [slot for slot in look.slots if not slot.missed]
     assert len(wanted) == 1
-    it.found(look, Findings(claims=wanted), 0)
+    it.checked(look, Findings(claims=wanted), 0)
     claims = [order for order in it.orders(1, WALL + 1) if isinstance(order, ClaimOrder)]
     assert [claim.slot for claim in claims] == wanted
 
@@ -138,7 +138,7 @@ def test_a_job_that_is_gone_is_asked_for_no_more() -> None:
         for order in it.orders(now, WALL + now):
             assert order.spec.name == "b"
             if isinstance(order, ClaimOrder):
-                it.answered()
+                it.replied()
 
 
 def test_with_nothing_to_do_it_sleeps_for_ever() -> None:
@@ -149,7 +149,7 @@ def test_what_waits_does_not_pile_up() -> None:
     it = dispatcher(spec())
     slot = JobSlot.at(WALL)
     for number in range(1000):
-        it.look_at("job", slot, 50 + number)
+        it.check_at("job", slot, 50 + number)
         it.orders(10, WALL)
     assert len(it._heap) < 10
 
@@ -161,20 +161,20 @@ def test_a_slot_that_waited_in_the_queue_is_run_however_long_that_took() -> None
     held = Record(Key("n", "job"), (Holding("other", 1, 9.0, meta=b"earlier"),))
     look = LedgerOrder(order.spec, (order.slot,))
     findings = judge(order.spec, held, look.slots, WALL + 20)
-    it.found(look, findings, 20)
+    it.checked(look, findings, 20)
     for now in range(21, 500, 10):
         for order in it.orders(now, WALL + now):
             if isinstance(order, LedgerOrder):
-                it.found(order, judge(order.spec, held, order.slots, WALL + now), now)
+                it.checked(order, judge(order.spec, held, order.slots, WALL + now), now)
             elif order.slot.due > WALL + 20:
-                it.answered()
+                it.replied()
     free = Record(Key("n", "job"))
     first = JobSlot.at(WALL + 20)
     claimed = []
     for now in range(500, 510):
         for order in it.orders(now, WALL + now):
             if isinstance(order, LedgerOrder):
-                it.found(order, judge(order.spec, free, order.slots, WALL + now), now)
+                it.checked(order, judge(order.spec, free, order.slots, WALL + now), now)
             else:
                 claimed.append(order.slot.name)
     assert first.name in claimed
@@ -183,8 +183,8 @@ def test_a_slot_that_waited_in_the_queue_is_run_however_long_that_took() -> None
 def test_looks_of_one_job_come_each_in_its_time() -> None:
     it = dispatcher(spec(every=3600))
     first, second = JobSlot.at(WALL - 90), JobSlot.at(WALL - 30)
-    it.look_at("job", second, 15)
-    it.look_at("job", first, 5)
+    it.check_at("job", second, 15)
+    it.check_at("job", first, 5)
     assert [it.orders(now, WALL + now) for now in (4, 5, 14, 15)] == [
         [],
         [LedgerOrder(it.specs["job"], (first,))],

@@ -13,8 +13,8 @@ import pytest
 
 from incumbent.cron.events import Events
 from incumbent.cron.execute import Executor, facts_of_job, without_secrets
-from incumbent.cron.fleet import PRESENCE, Peers, Present, encode
-from incumbent.cron.ledger import RUN, SLOT_KEEP, Run, SlotState
+from incumbent.cron.fleet import PRESENCE, Peers, SignOfLife, encode
+from incumbent.cron.ledger import RUN, SLOT_KEEP, SlotRecord, SlotState
 from incumbent.cron.ledger import encode as encode_run
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
@@ -31,7 +31,7 @@ def test_a_peer_lives_for_as_long_as_its_sign_of_life_changes() -> None:
     peers = Peers()
 
     def before(seen: float, now: float) -> bool:
-        return peers.any_behind([Present("other", 0.0, seen)], 1000.0, now)
+        return peers.any_behind([SignOfLife("other", 0.0, seen)], 1000.0, now)
 
     assert before(seen=500.0, now=0.0)
     assert before(seen=500.0, now=80.0)
@@ -53,14 +53,14 @@ def test_a_clock_that_is_an_hour_ahead_cancels_no_slot_that_is_yet_to_come() -> 
     slots = tuple(JobSlot.at(due, missed=True) for due in (1_000_000_200.0, 1_000_000_800.0))
     link.store.put(Key("n", PRESENCE), "up/other", encode(since=1, seen=right), None, 1e12)
     wrong.begin([])
-    wrong.dispatcher.look_at("job", slots[0], 0.0)
-    wrong.dispatcher.look_at("job", slots[1], 0.0)
+    wrong.dispatcher.check_at("job", slots[0], 0.0)
+    wrong.dispatcher.check_at("job", slots[1], 0.0)
     wrong.carry_out_orders()
     assert said == []
     # Once the others have passed it, it was missed indeed.
     link.store.put(Key("n", PRESENCE), "up/other", encode(since=1, seen=right + 900), None, 1e12)
-    wrong.dispatcher.look_at("job", slots[0], 0.0)
-    wrong.dispatcher.look_at("job", slots[1], 0.0)
+    wrong.dispatcher.check_at("job", slots[0], 0.0)
+    wrong.dispatcher.check_at("job", slots[1], 0.0)
     wrong.carry_out_orders()
     assert said == ["missed"]
 
@@ -74,12 +74,12 @@ class Idle:
     def launch(self, spec: JobSpec, slot: JobSlot, grant: object) -> None:
         raise AssertionError
 
-    def failed(self, spec: JobSpec, run: Run) -> None:
+    def failed(self, spec: JobSpec, run: SlotRecord) -> None:
         raise AssertionError
 
 
 LATE = JobSlot.at(1_000_000_000.0)
-GONE = Run(LATE.name, SlotState.RUNNING, LATE.due, "gone", 3, LATE.due)
+GONE = SlotRecord(LATE.name, SlotState.RUNNING, LATE.due, "gone", 3, LATE.due)
 
 
 @pytest.mark.parametrize(
@@ -100,14 +100,18 @@ GONE = Run(LATE.name, SlotState.RUNNING, LATE.due, "gone", 3, LATE.due)
     ],
 )
 def test_the_failure_of_a_lost_run_is_told_once_no_attempt_is_to_come(
-    retries: int, run: Run | None, slot: JobSlot, held: bool | None, told: list[tuple[str, int]]
+    retries: int,
+    run: SlotRecord | None,
+    slot: JobSlot,
+    held: bool | None,
+    told: list[tuple[str, int]],
 ) -> None:
     link = link_for(f"memory:on-failure-{next(NUMBERS)}")
     spec = JobSpec(name="job", schedule=Every(600), command=("true",), retries=retries)
     heard: list[tuple[str, int]] = []
 
     class Told(Idle):
-        def failed(self, spec: JobSpec, run: Run) -> None:
+        def failed(self, spec: JobSpec, run: SlotRecord) -> None:
             heard.append((str(run.state), run.attempt))
 
     key = Key("n", "job")
@@ -122,7 +126,7 @@ def test_the_failure_of_a_lost_run_is_told_once_no_attempt_is_to_come(
             link.store.give(key, "c", None, 1e12)
     it = Executor([spec], "n", link.port, Told(), lambda *_, **__: None, lambda: LATE.due + 60)
     it.begin([])
-    it.dispatcher.look_at("job", slot, 0.0)
+    it.dispatcher.check_at("job", slot, 0.0)
     it.carry_out_orders()
     assert heard == told
 
@@ -224,7 +228,7 @@ def test_an_outage_is_told_when_it_begins_once_a_minute_and_when_it_is_over() ->
     it = Executor([], "n", link_for("memory:outage").port, Idle(), emit, lambda: 0.0)
     it._port = cast("Any", SimpleNamespace(now=lambda: nows.pop(0)))
     while nows:
-        it._failed(StoreUnavailable("it is down"))
-    it._answered()
-    it._answered()
+        it._report_outage(StoreUnavailable("it is down"))
+    it._report_reply()
+    it._report_reply()
     assert told == [False, False, True]

@@ -15,7 +15,7 @@ from incumbent import clock
 from incumbent.cli.main import main
 from incumbent.cron.fleet import CONTROL, PRESENCE, STALE, UP, Trigger, encode, presences, triggers
 from incumbent.cron.instance import Instance
-from incumbent.cron.ledger import JOB, RUN, Run, SlotState, read_job, run_at
+from incumbent.cron.ledger import JOB, RUN, SlotRecord, SlotState, read_job, run_at
 from incumbent.cron.ledger import encode as encode_run
 from incumbent.cron.runs import ENDED_WELL, GAVE_BACK, HAD_ITS_TURN, Runs
 from incumbent.cron.schedule import Every
@@ -43,7 +43,7 @@ class Launches:
     def launch(self, spec: JobSpec, slot: JobSlot, grant: object) -> None:
         raise AssertionError
 
-    def failed(self, spec: JobSpec, run: Run) -> None:
+    def failed(self, spec: JobSpec, run: SlotRecord) -> None:
         pass
 
 
@@ -120,7 +120,7 @@ def test_who_leaves_is_no_longer_present(link: Link) -> None:
 def test_the_sweep_finds_a_run_that_nobody_witnessed_and_forgets_who_is_long_gone(
     link: Link, instance: Instance, moved: Callable[[float], None]
 ) -> None:
-    orphan = Run("manual/x", SlotState.RUNNING, clock.wall(), "gone", 7, clock.wall())
+    orphan = SlotRecord("manual/x", SlotState.RUNNING, clock.wall(), "gone", 7, clock.wall())
     put(link, "job", RUN + orphan.slot, encode_run(orphan))
     put(link, PRESENCE, f"{UP}gone", encode(since=1.0, seen=clock.wall() - 100_000))
     sweep(instance)
@@ -149,8 +149,10 @@ def test_a_trigger_by_a_clock_that_is_behind_is_taken_by_who_saw_it_come(
     link: Link, instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[JobSlot] = []
-    monkeypatch.setattr(instance, "_take_trigger", lambda _, slot: taken.append(slot))
-    eventually(lambda: instance._looked > 0)
+    monkeypatch.setattr(
+        instance._executor.dispatcher, "claim_at", lambda _, slot, __: taken.append(slot)
+    )
+    eventually(lambda: instance._control_read_at > 0)
     trigger, now = Trigger("x", "job", clock.wall() - 3600.0), clock.wall()
     put(link, CONTROL, trigger.field, encode(job="job", when=trigger.when))
 
@@ -196,8 +198,8 @@ def test_a_trigger_stands_until_its_run_was_seen_to_its_end(link: Link, code: in
     # A slot that was given back is claimed again. If its run vanished, or it is on record already,
     # the record is looked at: its instant may have come again.
     pending = instance._executor.dispatcher._pending.get("job")
-    claims, looks = (pending.claims, pending.looks) if pending else ({}, {})
-    assert (slot.name in claims, slot.name in looks) == (
+    claims, checks = (pending.claims, pending.checks) if pending else ({}, {})
+    assert (slot.name in claims, slot.name in checks) == (
         code == GAVE_BACK, code not in (ENDED_WELL, GAVE_BACK)
     )  # fmt: skip
     instance.close()
@@ -278,7 +280,7 @@ def test_what_nobody_has_is_hidden_after_a_day_and_forgotten_after_a_month(
     facts = {"schedule": "every 1d", "timezone": "UTC", "since": 1.0}
     for name, said in (("removed", facts), ("by-slot", {"schedule": "by slot"})):
         put(link, name, JOB, json.dumps(said).encode())
-        put(link, name, RUN + "s", encode_run(Run("s", SlotState.OK, 1.0)))
+        put(link, name, RUN + "s", encode_run(SlotRecord("s", SlotState.OK, 1.0)))
     sweep(instance)
     assert jobs_shown(capsys, link)["removed"] == (True, True)
     moved(2 * DAY)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from incumbent.cron.jobfile import cut, parse_jobfile
+from incumbent.cron.jobfile import cut_pieces, parse_jobfile
 from incumbent.cron.schedule import Every, FixedTimes
 from incumbent.cron.spec import DEFAULTS, SETTINGS, CatchUp, JobSpec
 
@@ -208,7 +208,7 @@ lit = \'\'\'
   deep = 1
 [[job]]
 last=1'''
-    before, one, two = cut(text)
+    before, one, two = cut_pieces(text)
     assert before.place("a") == (2, 1)
     assert one.place() == (5, 1)
     assert one.place("quoted") == (6, 1)

@@ -14,7 +14,7 @@ import pytest
 import incumbent
 from incumbent import clock
 from incumbent.cron.jobs import Background
-from incumbent.cron.ledger import PRUNED, Run, SlotState, read_job, runs_of
+from incumbent.cron.ledger import PRUNED, SlotRecord, SlotState, read_job, runs_of
 from incumbent.cron.runs import HAD_ITS_TURN
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
@@ -46,7 +46,7 @@ def jobs(store: str) -> Iterator[incumbent.Jobs]:
     made.stop(drain=2)
 
 
-def on_record(store: str, job: str) -> list[Run]:
+def on_record(store: str, job: str) -> list[SlotRecord]:
     fields = link_for(store).store.read(Key("default", job), time.monotonic() + 1e9).fields
     return [run for run, _ in runs_of(fields).values()]
 

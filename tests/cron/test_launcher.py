@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from incumbent import clock
-from incumbent.cron.ledger import Run, SlotState
+from incumbent.cron.ledger import SlotRecord, SlotState
 from incumbent.cron.runs import ENDED_WELL, GAVE_BACK, HAD_ITS_TURN, Claimer
 from incumbent.cron.schedule import Every
 from incumbent.cron.serving import CommandLauncher
@@ -52,7 +52,7 @@ def launcher(zygote: FakeZygote) -> CommandLauncher:
 @pytest.mark.parametrize("code", [ENDED_WELL, HAD_ITS_TURN, GAVE_BACK, 125, -9])
 def test_the_instance_hears_how_a_run_ended(code: int) -> None:
     it = launcher(FakeZygote(("job", SLOT.name, code)))
-    it.hear()
+    it.read_reports()
     assert it.runs.ended == [("job", SLOT, code)]
     assert not it.runs.running
 
@@ -61,7 +61,7 @@ def test_a_zygote_that_is_gone_is_noticed_whatever_it_was_to_do() -> None:
     zygote = FakeZygote()
     it = launcher(zygote)
     zygote.dead = True
-    it.failed(SPEC, Run(SLOT.name, SlotState.LOST, SLOT.due))
+    it.failed(SPEC, SlotRecord(SLOT.name, SlotState.LOST, SLOT.due))
     assert it.gone
     it.stop_all()
 

@@ -13,16 +13,16 @@ from incumbent.cron.ledger import (
     RUN,
     SLOT_KEEP,
     TRANSITIONS,
-    IllegalStep,
-    Run,
+    IllegalTransition,
+    SlotRecord,
     SlotState,
     decode,
     encode,
     known_slots,
     orphans,
     runs_of,
-    step,
     surplus,
+    transition,
 )
 from incumbent.cron.schedule import Every, slot_id
 from incumbent.cron.slots import GRACE, gaps, judge, known_until, retry_due
@@ -36,7 +36,7 @@ SLOT = JobSlot.at(DUE)
 
 
 def record(
-    runs: tuple[Run, ...] = (),
+    runs: tuple[SlotRecord, ...] = (),
     holdings: tuple[Holding, ...] = (),
     slots: Mapping[str, float] | None = None,
     closed_for: float = 0.0,
@@ -49,8 +49,8 @@ def record(
 
 def run(
     state: SlotState = SlotState.RUNNING, due: float = DUE, token: int = 7, **more: object
-) -> Run:
-    return replace(Run(slot_id(due), state, due, "i1", token, due), **more)  # type: ignore[arg-type]
+) -> SlotRecord:
+    return replace(SlotRecord(slot_id(due), state, due, "i1", token, due), **more)  # type: ignore[arg-type]
 
 
 # -- steps -----------------------------------------------------------------------------------------
@@ -60,8 +60,8 @@ def test_what_has_ended_stays_as_it_is() -> None:
     for state in SlotState:
         if state.ended:
             assert TRANSITIONS[state] == frozenset()
-            with pytest.raises(IllegalStep):
-                step(run(state), SlotState.OK)
+            with pytest.raises(IllegalTransition):
+                transition(run(state), SlotState.OK)
 
 
 def test_only_a_run_that_began_can_end_well() -> None:

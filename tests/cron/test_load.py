@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from incumbent.cron.load import Loaded, load_jobs, parse_jobs
+from incumbent.cron.load import LoadedJobs, load_jobs, parse_jobs
 from incumbent.errors import ConfigError
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
 
 
-def loaded(tmp_path: Path, content: str | bytes, name: str = "crontab") -> Loaded:
+def loaded(tmp_path: Path, content: str | bytes, name: str = "crontab") -> LoadedJobs:
     path = tmp_path / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return load_jobs(str(path), ENVIRON, now=1_800_000_000.0)
 
 
-def said(found: Loaded) -> list[str]:
+def said(found: LoadedJobs) -> list[str]:
     return [f"{it.line}:{it.column}: {it.text}" for it in found.problems]
 
 

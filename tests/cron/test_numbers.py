@@ -11,7 +11,7 @@ import incumbent
 from incumbent import clock, meters, metrics
 from incumbent.cron.events import JobNumbers
 from incumbent.cron.fleet import Presence
-from incumbent.cron.ledger import RUN, Ledger, Run, SlotState, encode
+from incumbent.cron.ledger import RUN, Ledger, SlotRecord, SlotState, encode
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import StoreUnavailable
@@ -35,9 +35,9 @@ def shown(numbers: JobNumbers, now: float = 1000.0) -> dict[tuple[str, ...], flo
 
 def test_a_run_counts_by_its_state_and_with_its_duration() -> None:
     numbers = JobNumbers()
-    numbers.ended("job", SlotState.OK, 2.0, 500.0)
-    numbers.ended("job", SlotState.FAILED, 3.0, 600.0)
-    numbers.ended("job", SlotState.FAILED, None, 700.0)
+    numbers.count_run("job", SlotState.OK, 2.0, 500.0)
+    numbers.count_run("job", SlotState.FAILED, 3.0, 600.0)
+    numbers.count_run("job", SlotState.FAILED, None, 700.0)
     found = shown(numbers)
     assert found["runs_total", "job", "ok"] == 1
     assert found["runs_total", "job", "failed"] == 2
@@ -48,8 +48,8 @@ def test_a_run_counts_by_its_state_and_with_its_duration() -> None:
 
 def test_missed_slots_count_each_though_one_record_stands_for_them() -> None:
     numbers = JobNumbers()
-    numbers.noted("job", Run("a", SlotState.MISSED, 100.0, count=7))
-    numbers.noted("job", Run("b", SlotState.LOST, 200.0))
+    numbers.count_record("job", SlotRecord("a", SlotState.MISSED, 100.0, count=7))
+    numbers.count_record("job", SlotRecord("b", SlotState.LOST, 200.0))
     found = shown(numbers)
     assert found["runs_total", "job", "missed"] == 7
     assert found["runs_total", "job", "lost"] == 1
@@ -74,8 +74,8 @@ def test_the_next_run_moves_on_and_follows_a_changed_schedule() -> None:
 def test_what_other_instances_ran_is_known_from_the_ledger() -> None:
     numbers = JobNumbers()
     runs = [
-        Run("a", SlotState.OK, 100.0, ended=110.0),
-        Run("b", SlotState.FAILED, 200.0, ended=210.0),
+        SlotRecord("a", SlotState.OK, 100.0, ended=110.0),
+        SlotRecord("b", SlotState.FAILED, 200.0, ended=210.0),
     ]
     fields = {RUN + run.slot: Field(encode(run), 1) for run in runs}
     numbers.learn([SPEC], {"job": Record(Key("n", "job"), fields=fields)})
@@ -117,7 +117,7 @@ def test_a_ledger_that_cannot_be_read_or_written_is_a_store_error() -> None:
     engine = FaultyEngine()
     ledger, before = Ledger(Link(engine).port, Key("n", "job")), errors()
     engine.faulty.down = True
-    for ask in (ledger.read(), ledger.note(Run("a", SlotState.MISSED, 100.0))):
+    for ask in (ledger.read(), ledger.note(SlotRecord("a", SlotState.MISSED, 100.0))):
         with pytest.raises(StoreUnavailable):
             drive(ask)
     assert errors() == before + 2
@@ -132,5 +132,5 @@ def test_signs_of_life_and_triggers_of_a_fleet_without_a_store_are_store_errors(
     engine.faulty.down = True
     begun = list(meters.counted())
     with pytest.raises(StoreUnavailable):
-        presence.tell([SPEC])
+        presence.write_sign([SPEC])
     assert list(meters.counted()) != begun

@@ -14,8 +14,8 @@ import pytest
 
 from incumbent import Lock, clock
 from incumbent.cron import runs, worker
-from incumbent.cron.ledger import Run, SlotState
-from incumbent.cron.runs import Attempts, End
+from incumbent.cron.ledger import SlotRecord, SlotState
+from incumbent.cron.runs import AttemptEnd, Attempts
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.cron.worker import run_on_failure
@@ -131,7 +131,7 @@ def run_it(spec: JobSpec, store: str | None = None) -> list[tuple[str, dict[str,
     heard: list[tuple[str, dict[str, Any]]] = []
     events = cast("Any", lambda event, **facts: heard.append((event, facts)))
     output = cast("Any", SimpleNamespace(settle=lambda: heard.append(("settled", {}))))
-    ended = Run("2026-01-01T00:00:00Z", SlotState.LOST, 0.0, why="vanished")
+    ended = SlotRecord("2026-01-01T00:00:00Z", SlotState.LOST, 0.0, why="vanished")
     run_on_failure(spec, ended, store, output, events)
     return heard
 
@@ -188,8 +188,8 @@ class Attempted:
         self.attempts = Attempts(self.lease, spec, JobSlot("2026-01-01T00:00:00Z", 0.0), emit)
         assert self.attempts.begin() is None
 
-    def run(self, pause: Any) -> Run:
-        ended = self.attempts.run_attempts(lambda: End(SlotState.FAILED, 3, "exit 3"), pause)
+    def run(self, pause: Any) -> SlotRecord:
+        ended = self.attempts.run_attempts(lambda: AttemptEnd(SlotState.FAILED, 3, "exit 3"), pause)
         assert ended is not None
         return ended
 
@@ -219,14 +219,14 @@ def test_no_attempt_begins_for_which_at_most_for_leaves_no_time() -> None:
 def test_an_end_between_attempts_says_what_ended_the_run(
     monkeypatch: pytest.MonkeyPatch, reason: str, state: SlotState
 ) -> None:
-    one, said = Attempted(at_most_for=300, retry_backoff=1), list[End]()
+    one, said = Attempted(at_most_for=300, retry_backoff=1), list[AttemptEnd]()
 
     def pause(_: float) -> bool:
         one.lease._claim.machine.broken(reason)
         return False
 
-    monkeypatch.setattr(Attempts, "_end", lambda _, end: said.append(end))
-    one.attempts.run_attempts(lambda: End(SlotState.FAILED, 3, "exit 3"), pause)
+    monkeypatch.setattr(Attempts, "_record_end", lambda _, end: said.append(end))
+    one.attempts.run_attempts(lambda: AttemptEnd(SlotState.FAILED, 3, "exit 3"), pause)
     (end,) = said
     assert (end.state, end.final) == (state, True)
     assert end.why.startswith("stopped after")

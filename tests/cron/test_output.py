@@ -56,7 +56,7 @@ class Log:
 def followed(log: Log, most: int = 0) -> Iterator[tuple[Output, Events]]:
     output, events = Output(log.writing), Events(log.writing, job="x")
     output.follow(most, events, SLOT)
-    yield output, events.through(output.put)
+    yield output, events.via(output.put)
     output.settle()
     assert output.close()
 
@@ -254,8 +254,8 @@ def decoded(made: Iterator[bytes]) -> list[dict[str, Any]]:
 def test_no_byte_is_lost_or_added_whatever_comes_in_whatever_blocks(blocks: list[bytes]) -> None:
     lines, events = _Lines(Events(), SLOT), list[dict[str, Any]]()
     for block in blocks:
-        events += decoded(lines.of(block))
-    events += decoded(lines.of(b"", ended=True))
+        events += decoded(lines.events_of(block))
+    events += decoded(lines.events_of(b"", ended=True))
     said = lines_of(events)
     text = b"".join(blocks).decode("utf-8", "replace")
     assert "".join(said) == text.replace("\n", "")
@@ -279,10 +279,10 @@ def test_a_line_is_whole_or_counted_as_lost(
     for size, lost in [*blocks, (len(data), False)]:
         block, data = data[:size], data[size:]
         if lost:
-            lines.lose(block)
+            lines.drop(block)
         else:
-            events += decoded(lines.of(block))
-    events += decoded(lines.of(b"", ended=True))
+            events += decoded(lines.events_of(block))
+    events += decoded(lines.events_of(b"", ended=True))
     said = lines_of(events)
     assert set(said) <= set(there)
     assert said == [line for line in there if line in said]
@@ -291,6 +291,6 @@ def test_a_line_is_whole_or_counted_as_lost(
 
 def test_a_lost_line_without_an_end_is_not_waited_for() -> None:
     lines = _Lines(Events(), SLOT)
-    lines.lose(b"\x00" * 5000)
-    events = decoded(lines.of(b"y" * 10_000)) + decoded(lines.of(b"", ended=True))
+    lines.drop(b"\x00" * 5000)
+    events = decoded(lines.events_of(b"y" * 10_000)) + decoded(lines.events_of(b"", ended=True))
     assert "".join(lines_of(events)) == "y" * (10_000 - module._LONGEST_LINE)

@@ -45,7 +45,7 @@ def test_what_had_no_room_is_asked_for_again_within_two_seconds_and_together() -
     claim = ClaimOrder(spec, JobSlot.at(WALL))
     wakes = set()
     for _ in range(40):
-        it.no_room(claim, 100.1)
+        it.postpone(claim, 100.1)
         wakes.add(it.next_in(100.1, WALL))
         assert it.orders(102.0, WALL) == [claim]
     assert min(wakes) >= 0.25
@@ -65,16 +65,16 @@ def soon() -> Any:
 
 
 def test_workers_stand_by_for_the_even_share_and_some_more(soon: Capacity) -> None:
-    assert soon.runs(0, 0, 100) == (0, 0)
+    assert soon.workers(0, 0, 100) == (0, 0)
     # A single run is not worth it.
-    assert soon.runs(1, 0, 100) == (0, 0)
-    assert soon.runs(40, 0, 100) == (10, 10)
-    assert soon.runs(10_000, 0, 100) == (24, 24)
-    assert soon.runs(10_000, 0, 7) == (7, 24)
+    assert soon.workers(1, 0, 100) == (0, 0)
+    assert soon.workers(40, 0, 100) == (10, 10)
+    assert soon.workers(10_000, 0, 100) == (24, 24)
+    assert soon.workers(10_000, 0, 7) == (7, 24)
 
 
 def test_what_waits_for_room_here_keeps_workers(soon: Capacity) -> None:
-    assert soon.runs(0, 5, 100) == (5, 5)
+    assert soon.workers(0, 5, 100) == (5, 5)
 
 
 def test_idle_workers_stay_for_a_while_after_a_burst(
@@ -82,11 +82,11 @@ def test_idle_workers_stay_for_a_while_after_a_burst(
 ) -> None:
     now = clock.now()
     monkeypatch.setattr("incumbent.cron.instance.clock.now", lambda: now)
-    assert soon.runs(40, 0, 100) == (10, 10)
+    assert soon.workers(40, 0, 100) == (10, 10)
     now += 2.0
-    assert soon.runs(0, 0, 100) == (0, 10)
+    assert soon.workers(0, 0, 100) == (0, 10)
     now += 2.0
-    assert soon.runs(0, 0, 100) == (0, 0)
+    assert soon.workers(0, 0, 100) == (0, 0)
 
 
 def test_without_an_answer_the_instance_counts_as_the_only_one(
@@ -96,7 +96,7 @@ def test_without_an_answer_the_instance_counts_as_the_only_one(
         raise StoreUnavailable("no answer")
 
     monkeypatch.setattr(soon._store, "read", silent)
-    assert soon.runs(4, 0, 100) == (5, 5)
+    assert soon.workers(4, 0, 100) == (5, 5)
 
 
 @pytest.mark.parametrize("first", ["its end", "its channel"])
@@ -111,7 +111,7 @@ def test_one_that_died_before_it_was_prepared_is_replaced_though_nothing_is_hear
     def fork(task: Task | None) -> Worker:
         ours, its = socket.socketpair()
         ends.append(its)
-        made.append(Worker(1000 + len(made), ours, None, comes_up=task is None))
+        made.append(Worker(1000 + len(made), ours, None, starting=task is None))
         return made[-1]
 
     pool = WorkerPool(fork, lambda *_: None, select.poll())
@@ -120,7 +120,7 @@ def test_one_that_died_before_it_was_prepared_is_replaced_though_nothing_is_hear
     if first == "its channel":
         ends[0].close()
         pool.receive(made[0].channel.fileno())
-    pool._ended(made[0], -9)
+    pool._after_exit(made[0], -9)
     # Not at once: what makes it die may be there still.
     assert pool.prepare() == 10_000
     now += 9.5

@@ -20,9 +20,18 @@ import pytest
 from incumbent import clock
 from incumbent.cron.agenda import Agenda, ClaimOrder, Dispatcher, LedgerOrder
 from incumbent.cron.events import JobNumbers
-from incumbent.cron.fleet import Peers, Present
+from incumbent.cron.fleet import Peers, SignOfLife
 from incumbent.cron.folds import FOLD, NO_FOLD, Fold, encode_fold, fold_number, fold_of
-from incumbent.cron.ledger import PRUNED, RUN, Ledger, Run, SlotState, encode, is_settled, runs_of
+from incumbent.cron.ledger import (
+    PRUNED,
+    RUN,
+    Ledger,
+    SlotRecord,
+    SlotState,
+    encode,
+    is_settled,
+    runs_of,
+)
 from incumbent.cron.schedule import Every, Schedule, cron_schedule, slot_id
 from incumbent.cron.slots import CLOCK_SPREAD, gaps, is_ahead, next_fold
 from incumbent.cron.spec import JobSlot, JobSpec
@@ -40,11 +49,11 @@ NOW = 1_795_000_000.0
 """Ten minutes and 40 s after an hour."""
 
 
-def run_of(due: float, token: int, name: str = "", **more: Any) -> Run:
-    return Run(name or slot_id(due), SlotState.OK, due, "i1", token, due, **more)
+def run_of(due: float, token: int, name: str = "", **more: Any) -> SlotRecord:
+    return SlotRecord(name or slot_id(due), SlotState.OK, due, "i1", token, due, **more)
 
 
-def record_of(*runs: Run, **fields: bytes) -> Record:
+def record_of(*runs: SlotRecord, **fields: bytes) -> Record:
     written = {RUN + run.slot: Field(encode(run), 1) for run in runs}
     others = {name: Field(value, 1) for name, value in fields.items()}
     return Record(Key("n", "job"), (), 0.0, {**written, **others}, {})
@@ -54,7 +63,7 @@ def record_of(*runs: Run, **fields: bytes) -> Record:
 
 
 @pytest.mark.parametrize(
-    ("ahead", "been", "others", "expected"),
+    ("ahead", "latest_wall", "others", "expected"),
     [
         # Our clock was set back: what it has shown, or a clock of the fleet may have, comes again.
         (40 * MINUTE, 40 * MINUTE, [], (0, 40 * MINUTE)),
@@ -77,12 +86,12 @@ def record_of(*runs: Run, **fields: bytes) -> Record:
     ],
 )
 def test_slots_come_again_if_no_clock_is_where_the_record_is(
-    ahead: float, been: float, others: list[float], expected: tuple[float, float] | None
+    ahead: float, latest_wall: float, others: list[float], expected: tuple[float, float] | None
 ) -> None:
     found = next_fold(
         record_of(run_of(NOW - HOUR, 1), run_of(NOW + ahead, 2)),
         NOW,
-        NOW + been,
+        NOW + latest_wall,
         [NOW + other for other in others],
     )
     assert found == (None if expected is None else Fold(2, *(NOW + at for at in expected)))
@@ -163,7 +172,7 @@ def test_a_slot_in_a_fold_is_named_by_the_time_for_which_it_comes() -> None:
     retry = fold.named(slot).again()
     assert retry.name == f"{slot.name}~3#2"
     assert fold_number(retry.name) == 3
-    assert JobSlot.held(retry.name, 0.0) == JobSlot(retry.name, slot.due, 2, missed=True)
+    assert JobSlot.from_holder(retry.name, 0.0) == JobSlot(retry.name, slot.due, 2, missed=True)
 
 
 @pytest.mark.parametrize("value", [b"", b"[]", b"null", b'{"number": "x"}', b'{"number": 2}'])
@@ -271,11 +280,15 @@ def test_what_may_come_again_is_looked_up_and_what_is_folded_is_claimed_at_once(
 
 def test_the_clocks_of_those_that_live_are_at_least_what_they_said() -> None:
     peers = Peers()
-    present = [Present("me", 0, NOW + HOUR), Present("a", 0, NOW), Present("dead", 0, NOW + HOUR)]
+    present = [
+        SignOfLife("me", 0, NOW + HOUR),
+        SignOfLife("a", 0, NOW),
+        SignOfLife("dead", 0, NOW + HOUR),
+    ]
     assert peers.clocks(present, 100.0, "me") == [NOW, NOW + HOUR]
-    present[1] = Present("a", 0, NOW + 30)
+    present[1] = SignOfLife("a", 0, NOW + 30)
     assert peers.clocks(present, 130.0, "me") == [NOW + 30, NOW + HOUR + 30]
-    present[1] = Present("a", 0, NOW + 60)
+    present[1] = SignOfLife("a", 0, NOW + 60)
     assert peers.clocks(present, 195.0, "me") == [NOW + 60], "it is gone"
 
 

@@ -178,7 +178,7 @@ async def _begins_blindly(self: ledger.Ledger, run: Any) -> bool:
 
 
 def nobody_looks_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(agenda.Dispatcher, "look_at", lambda *_: None)
+    patch.setattr(agenda.Dispatcher, "check_at", lambda *_: None)
 
 
 def missed_slots_are_not_written(patch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 from incumbent import clock
 from incumbent.cli.main import main
 from incumbent.cron.fleet import CONTROL, triggers
-from incumbent.cron.ledger import JOB, RUN, Run, SlotState, encode
+from incumbent.cron.ledger import JOB, RUN, SlotRecord, SlotState, encode
 from incumbent.model import Ask, Key
 from incumbent.runtime.link import link_for
 
@@ -25,7 +25,7 @@ def test_a_run_put_on_record_before_the_listener_listens_is_seen_soon(
         # Its field was written just before: a store whose `seen` is the lease's says nothing.
         waits.append(until - clock.now())
         (trigger,) = triggers(store.read(Key("default", CONTROL), clock.now() + 1))
-        run = Run(trigger.slot, SlotState.RUNNING, trigger.when, "i1", 1, trigger.when)
+        run = SlotRecord(trigger.slot, SlotState.RUNNING, trigger.when, "i1", 1, trigger.when)
         store.put(JOB_KEY, RUN + run.slot, encode(run), None, clock.now() + 1)
 
     store.put(JOB_KEY, JOB, b"{}", None, clock.now() + 1)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from incumbent.cli.why import explain_job
-from incumbent.cron.fleet import Present
-from incumbent.cron.ledger import JOB, Run, SlotState, encode
+from incumbent.cron.fleet import SignOfLife
+from incumbent.cron.ledger import JOB, SlotRecord, SlotState, encode
 from incumbent.cron.schedule import slot_id
 from incumbent.cron.slots import GRACE, NOT_CLAIMED
 from incumbent.model import Field, Holding, Key, Past, Record
@@ -18,15 +18,15 @@ DUE = 1_795_239_000.0
 """2026-11-21T05:30:00Z."""
 NOW = DUE + 4 * 3600
 FACTS = {"schedule": "30 5 * * * (UTC)", "timezone": "UTC", "since": DUE - 86_400}
-RUN = Run(slot_id(DUE), SlotState.OK, DUE, "i1", 7, DUE + 0.1, DUE + 9)
-UP = [Present("i1", DUE, NOW)]
+RUN = SlotRecord(slot_id(DUE), SlotState.OK, DUE, "i1", 7, DUE + 0.1, DUE + 9)
+UP = [SignOfLife("i1", DUE, NOW)]
 
 
 def said(
-    *runs: Run,
+    *runs: SlotRecord,
     at: float | None = DUE,
     now: float = NOW,
-    up: list[Present] | None = None,
+    up: list[SignOfLife] | None = None,
     **more: object,
 ) -> str:
     fields = {f"run/{run.slot}": Field(encode(run), 1) for run in runs}
@@ -46,8 +46,8 @@ def said(
     return "\n".join(explain_job(record, UP if up is None else up, now, at))
 
 
-def skipped(why: str) -> Run:
-    return Run(slot_id(DUE), SlotState.SKIPPED, DUE, why=why)
+def skipped(why: str) -> SlotRecord:
+    return SlotRecord(slot_id(DUE), SlotState.SKIPPED, DUE, why=why)
 
 
 @pytest.mark.parametrize(
@@ -58,12 +58,14 @@ def skipped(why: str) -> Run:
         (said(RUN, pause={"who": "ann"}), "paused by ann: no slot runs until `unpause`"),
         (said(skipped("held by i2, which runs x")), "skipped: held by i2, which runs x"),
         (
-            said(Run(slot_id(DUE), SlotState.MISSED, DUE, why=NOT_CLAIMED)),
+            said(SlotRecord(slot_id(DUE), SlotState.MISSED, DUE, why=NOT_CLAIMED)),
             "missed: no instance claimed it in time: none was up, or none reached the store",
         ),
         (
             said(
-                Run(slot_id(DUE + 60), SlotState.MISSED, DUE + 60, why="nobody", count=3, first=DUE)
+                SlotRecord(
+                    slot_id(DUE + 60), SlotState.MISSED, DUE + 60, why="nobody", count=3, first=DUE
+                )
             ),
             "(and 2 before it): missed x3",
         ),

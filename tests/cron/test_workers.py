@@ -16,7 +16,7 @@ import pytest
 
 from incumbent import clock
 from incumbent.cron.events import Events
-from incumbent.cron.ledger import Run, SlotState, runs_of
+from incumbent.cron.ledger import SlotRecord, SlotState, runs_of
 from incumbent.cron.runs import GAVE_BACK, STARTED, STATE_OF, Claimer
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
@@ -57,7 +57,7 @@ class Bench:
         slot = JobSlot(f"2026-01-01T00:00:{self.number:02}Z", 1_767_225_600.0 + self.number)
         held = self.claimer.claim(spec, slot)
         assert not isinstance(held, Refused), held
-        self.zygote.send(self.claimer.part_with(spec, slot, held))
+        self.zygote.send(self.claimer.hand_over(spec, slot, held))
         return slot.name
 
     def ended(self, within: float = 15.0) -> int:
@@ -67,14 +67,14 @@ class Bench:
             said += [code for _, _, code in self.zygote.reports()]
         return said[-1]
 
-    def run(self, command: str, **more: Any) -> Run:
+    def run(self, command: str, **more: Any) -> SlotRecord:
         slot = self.send(command, **more)
         state = STATE_OF[self.ended()]
         record = self.record(slot)
         assert record.state is state
         return record
 
-    def record(self, slot: str) -> Run:
+    def record(self, slot: str) -> SlotRecord:
         fields = self.link.store.read(Key("default", "job"), clock.now() + 5).fields
         return runs_of(fields)[slot][0]
 
@@ -216,7 +216,7 @@ def test_a_child_of_the_zygote_never_goes_on_in_its_place(bench: Bench) -> None:
     notice = JobSpec(name="job", schedule=Every(60), command=("true",), on_failure=("true",))
     os.kill(bench.zygote.pid, signal.SIGSTOP)
     try:
-        bench.zygote.send(Notify(notice, Run("2025-01-01T00:00:00Z", SlotState.FAILED, 0.0)))
+        bench.zygote.send(Notify(notice, SlotRecord("2025-01-01T00:00:00Z", SlotState.FAILED, 0.0)))
         bench.send("sleep 0.5")
     finally:
         os.kill(bench.zygote.pid, signal.SIGCONT)

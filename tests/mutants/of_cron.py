@@ -24,8 +24,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "what a command writes waits without bound for a reader",
         "cron/output.py",
-        "            if self._size >= _WAITING:\n                self._make_room()",
-        "            if False:\n                self._make_room()",
+        "            if self._size >= _WAITING:\n                self._write_or_drop()",
+        "            if False:\n                self._write_or_drop()",
         "tests/cron/test_output.py",
     ),
     _m(
@@ -52,7 +52,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "an operator's clock alone says how old a trigger is",
         "cron/instance.py",
-        "max(trigger.when, looked)",
+        "max(trigger.when, read_before)",
         "trigger.when",
         "tests/cron/test_instance.py",
     ),
@@ -185,7 +185,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "a clock that is ahead cancels slots to come",
         "cron/execute.py",
-        "        if self._peers.any_behind(presences(record), missed[-1].due, self._port.now()):",
+        "        if self._peers.any_behind(peers, missed[-1].due, self._port.now()):",
         "        if False:",
         "tests/cron/test_execute.py::test_a_clock_that_is_an_hour_ahead_cancels_no_slot_that_is_yet_to_come",
     ),

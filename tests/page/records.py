@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from incumbent.cron.ledger import JOB, RUN, Run
+from incumbent.cron.ledger import JOB, RUN, SlotRecord
 from incumbent.model import Candidate, Field, Holding, Key, Past, Record
 from incumbent.page.documents import Blocks, lasting_blocks, timed_blocks
 from incumbent.page.snapshot import Snapshot, fleet_of
@@ -24,7 +24,7 @@ def held(name: str, holder: str = "node-1", token: int = 7, **changes: Any) -> R
     return record(name, **{"holdings": (holding,), "history": (past,)} | changes)
 
 
-def job(name: str, *runs: Run, **facts: Any) -> Record:
+def job(name: str, *runs: SlotRecord, **facts: Any) -> Record:
     told = {"schedule": "30 4 * * *", "since": 0, **facts}
     fields = {JOB: Field(json.dumps(told).encode(), 1)}
     for run in runs:

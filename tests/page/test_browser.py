@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from incumbent import clock
-from incumbent.cron.ledger import JOB, RUN, Run, SlotState, encode
+from incumbent.cron.ledger import JOB, RUN, SlotRecord, SlotState, encode
 from incumbent.cron.schedule import slot_id
 from incumbent.locks.clients import Client
 from incumbent.model import Ask, Key
@@ -77,7 +77,7 @@ def seed(client: Client) -> None:
         for place, state in enumerate(states):
             due = float(round(now - 170 * (len(states) - place)))
             ran = {"instance": "node-1:77", "started": due, "ended": due + 40, "output": HOSTILE}
-            run = Run(slot_id(due), state, due, **ran)  # type: ignore[arg-type]
+            run = SlotRecord(slot_id(due), state, due, **ran)  # type: ignore[arg-type]
             store.put(key, RUN + run.slot, encode(run), None, until)
 
 

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from incumbent.cron.ledger import RUN, Run, SlotState
+from incumbent.cron.ledger import RUN, SlotRecord, SlotState
 from incumbent.model import Field, Holding, Past, Record
 from incumbent.page.documents import detail, page
 from incumbent.page.editions import next_edition
@@ -58,7 +58,9 @@ def of(row: str, *records: Record, **changes: object) -> str:
 
 
 def test_hostile_names_reasons_and_outputs_are_text() -> None:
-    run = Run(HOSTILE, SlotState.FAILED, NOW, HOSTILE, 5, NOW, NOW, why=HOSTILE, output=HOSTILE)
+    run = SlotRecord(
+        HOSTILE, SlotState.FAILED, NOW, HOSTILE, 5, NOW, NOW, why=HOSTILE, output=HOSTILE
+    )
     holding = Holding(HOSTILE, 7, 12.0, 15.0, 60.0, claim=HOSTILE)
     records = (
         record(HOSTILE, holdings=(holding,), history=(Past(HOSTILE, 3, NOW - 9, NOW - 5),)),
@@ -80,7 +82,7 @@ def test_hostile_names_reasons_and_outputs_are_text() -> None:
 
 @pytest.mark.parametrize("due", ['"<b>"', "1e300", "null", "[]", "Infinity"])
 def test_what_cannot_be_an_instant_leaves_the_rest_of_the_page(due: str) -> None:
-    run = Run("2026-09-21T04:30:00Z", SlotState.OK, NOW)
+    run = SlotRecord("2026-09-21T04:30:00Z", SlotState.OK, NOW)
     bad = Field(f'{{"v": 1, "state": "ok", "due": {due}, "started": {due}}}'.encode(), 1)
     found = job("a", run)
     odd = replace(found, fields={**found.fields, RUN + "x": bad})
@@ -224,7 +226,9 @@ def test_a_job_that_nobody_will_run_has_no_next_run() -> None:
 
 def test_the_last_slots_are_dots_that_are_told_in_words_too() -> None:
     states = [SlotState.OK, SlotState.FAILED, SlotState.OK, SlotState.MISSED]
-    runs = [Run(f"2026-09-21T0{n}:00:00Z", state, NOW - 99 + n) for n, state in enumerate(states)]
+    runs = [
+        SlotRecord(f"2026-09-21T0{n}:00:00Z", state, NOW - 99 + n) for n, state in enumerate(states)
+    ]
     row = blocks(snapshot(job("a", *runs)))["jobs"][0].html
     assert 'aria-label="last 4 slots: 2 ok, 1 failed, 1 missed"' in row
     assert row.count("<circle") == 2
@@ -246,7 +250,7 @@ def test_the_page_without_javascript_finds_names_and_loads_itself_again() -> Non
 
 
 def test_the_page_of_a_job_has_the_output_of_each_run() -> None:
-    run = Run(
+    run = SlotRecord(
         "2026-09-21T04:30:00Z", SlotState.FAILED, NOW, "n1", 5, NOW, NOW + 2, 3, output="boom"
     )
     found = snapshot(job("a", run))
@@ -288,7 +292,7 @@ def test_a_renewal_is_news_and_time_that_passes_is_not() -> None:
 
 
 def test_what_is_read_of_a_job_is_kept_while_its_record_is_the_same() -> None:
-    run = Run("2026-09-21T04:30:00Z", SlotState.OK, NOW)
+    run = SlotRecord("2026-09-21T04:30:00Z", SlotState.OK, NOW)
     first = fleet_of(snapshot(job("a", run), job("b", run)))
     second = fleet_of(snapshot(job("a", run), job("b", replace(run, output="x"))), first)
     assert second.jobs["a"] is first.jobs["a"]

@@ -17,7 +17,7 @@ from incumbent.cli.settings import health, lock_times, number
 from incumbent.cli.text import place_of, print_json, say, table
 from incumbent.cron.events import Events
 from incumbent.cron.fields import steps_without_effect
-from incumbent.cron.load import Loaded, load_jobs
+from incumbent.cron.load import LoadedJobs, load_jobs
 from incumbent.cron.schedule import CronSchedule, find_zone, slot_id
 from incumbent.cron.serving import serve_jobs
 from incumbent.cron.spec import JobSpec, Problem
@@ -152,7 +152,7 @@ def _check(request: CommandRequest) -> int:
     if _is_module(request.name):
         # The settings of these jobs were checked when the module was imported.
         specs = _find_jobs(request.name).specs
-        loaded = Loaded(specs, tuple(_warnings_of(specs)))
+        loaded = LoadedJobs(specs, tuple(_warnings_of(specs)))
     else:
         loaded = load_jobs(request.name, os.environ, now)
     if request.on("json"):
@@ -179,7 +179,7 @@ def _warnings_of(specs: Iterable[JobSpec]) -> Iterator[Problem]:
                 yield Problem(path, int(line or 1), 1, f"job {spec.name}: {text}", warning=True)
 
 
-def _say_problems(request: CommandRequest, loaded: Loaded) -> None:
+def _say_problems(request: CommandRequest, loaded: LoadedJobs) -> None:
     for problem in loaded.problems:
         if not (request.on("quiet") and problem.warning):
             say(str(problem))

@@ -15,7 +15,7 @@ from incumbent.cli.parser import CommandRequest
 from incumbent.cli.settings import number
 from incumbent.cli.text import draw, iso, print_json, since_of, table, utc, waiting
 from incumbent.cron import fleet
-from incumbent.cron.ledger import JOB, Run, SlotState, runs_of
+from incumbent.cron.ledger import JOB, SlotRecord, SlotState, runs_of
 from incumbent.cron.schedule import slot_id
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.locks.clients import Client
@@ -93,7 +93,7 @@ def _job_row(job: Job, now: float, *, gone: bool) -> tuple[str, ...]:
     return (*row, iso(run.due), result, _took(run, now), run.instance or "-")
 
 
-def _running(job: Job) -> list[Run]:
+def _running(job: Job) -> list[SlotRecord]:
     return [run for run in job.runs if not run.state.ended]
 
 
@@ -110,7 +110,7 @@ def _job_as_json(job: Job, now: float, *, gone: bool) -> dict[str, Any]:
     }
 
 
-def say_up(present: Iterable[fleet.Present], now: float) -> str:
+def say_up(present: Iterable[fleet.SignOfLife], now: float) -> str:
     """The instances that are up, and the instances that have been silent for too long."""
     known = fleet.up_now(present, now)
     up = [one.instance for one in known if now - one.seen < fleet.GONE_AFTER]
@@ -157,7 +157,7 @@ def _failed(past: Past, endings: Mapping[int, TermEnding]) -> bool:
     return past.ended is None if ending is None else ending.failed
 
 
-def _show_runs(request: CommandRequest, runs: list[Run]) -> None:
+def _show_runs(request: CommandRequest, runs: list[SlotRecord]) -> None:
     if request.on("json"):
         print_json(request, [_run_as_json(run) for run in runs])
         return
@@ -168,26 +168,26 @@ def _show_runs(request: CommandRequest, runs: list[Run]) -> None:
                 print(f"\n{printable(_slot_of(run))}:\n{printable_lines(run.output)}")
 
 
-def _run_row(run: Run) -> tuple[str, ...]:
+def _run_row(run: SlotRecord) -> tuple[str, ...]:
     lasted = _took(run, clock.wall())
     return (_slot_of(run), fleet.result_of(run), lasted, run.instance or "-", run.why)
 
 
-def _took(run: Run, now: float) -> str:
+def _took(run: SlotRecord, now: float) -> str:
     """A run's duration, or the time so far if it has not ended."""
     if not run.state.ended and run.started is not None:
         return say_seconds(max(0.0, now - run.started))
     return "-" if run.seconds is None else say_seconds(run.seconds)
 
 
-def _slot_of(run: Run) -> str:
+def _slot_of(run: SlotRecord) -> str:
     """The slot of a run in local time; with what its name says beyond that."""
     plain = slot_id(run.due)
     more = run.slot.removeprefix(plain)
     return f"{iso(run.due)} {more}" if more else iso(run.due)
 
 
-def _run_as_json(run: Run) -> dict[str, Any]:
+def _run_as_json(run: SlotRecord) -> dict[str, Any]:
     return {
         "slot": run.slot,
         "due": utc(run.due),
@@ -246,7 +246,7 @@ def _trigger(request: CommandRequest) -> int:
         present = client.read(fleet.PRESENCE, REQUEST_TIMEOUT)
         known = client.read(fleet.KNOWN, REQUEST_TIMEOUT)
         up = fleet.read_up(present, known, clock.wall())
-        if up.lack(record.key.name):
+        if up.all_lack(record.key.name):
             line = f"it is gone: no instance that is up has this job ({len(up.instances)} up)"
             return operator.answer("gone", line, BUSY)
         return _run_once(operator, patience)

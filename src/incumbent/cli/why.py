@@ -14,7 +14,7 @@ from incumbent.cli.operator import REQUEST_TIMEOUT, open_client, read_places, st
 from incumbent.cli.parser import CommandRequest
 from incumbent.cli.text import facts_of, instant_of, iso, print_json, record_as_json
 from incumbent.cron import fleet
-from incumbent.cron.ledger import JOB, Run, pruned_spans, read_job
+from incumbent.cron.ledger import JOB, SlotRecord, pruned_spans, read_job
 from incumbent.cron.schedule import find_zone
 from incumbent.cron.slots import GRACE
 from incumbent.durations import say_seconds
@@ -202,7 +202,7 @@ _CLOCK_OFF = 2.0
 
 def explain_job(
     record: Record,
-    up: Sequence[fleet.Present],
+    up: Sequence[fleet.SignOfLife],
     now: float,
     at: float | None = None,
     *,
@@ -244,7 +244,7 @@ def _of_last(record: Record) -> Iterator[str]:
         yield from _of_run(record, run)
 
 
-def _of_run(record: Record, run: Run) -> Iterator[str]:
+def _of_run(record: Record, run: SlotRecord) -> Iterator[str]:
     since = f" (and {run.count - 1} before it)" if run.count > 1 else ""
     what = f"slot {run.slot}{since}: {fleet.result_of(run)}"
     by = f" on {run.instance}" if run.instance else ""
@@ -256,7 +256,7 @@ def _of_run(record: Record, run: Run) -> Iterator[str]:
     yield from _of_clock(record, run)
 
 
-def _of_clock(record: Record, run: Run) -> Iterator[str]:
+def _of_clock(record: Record, run: SlotRecord) -> Iterator[str]:
     for past in record.history:
         if past.token == run.token and run.started is not None:
             off = run.started - past.started

@@ -3,16 +3,17 @@ clocks, random numbers and the store's replies.
 
 The agenda is a heap over the next slot of every job. It says which slots this instance should *ask
 for*; only the ledger says which instance runs a slot. The agenda names a slot twice only after the
-clock was set back (see `moved`). The dispatcher makes the orders:
+clock was set back (see `note_clock`). The dispatcher makes the orders:
 
     a slot is due --> ClaimOrder --granted--> the run's process takes over
                             |
-                         refused --> LedgerOrder: who has the slot, is it recorded, was it skipped?
+                         refused --> LedgerOrder: is the slot recorded, who holds the lease?
                             |            |
                      no reply: again     +--> again when the holder's lease ends
 
-`now` is in seconds on a clock that goes on during suspend. `wall` is this instance's wall clock,
-used for slots only. While the store does not reply, the dispatcher sends it one order at a time.
+`now` is in seconds on a clock that also runs while the host is suspended. `wall` is this instance's
+wall clock, used for slots only. While the store does not reply, the dispatcher makes one order at a
+time.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ CORRECTION: Final = 3 * 3600.0
 class _AgendaEntry:
     spec: JobSpec
     order: int
-    placed: float = 0.0
-    """Every slot up to this instant is decided."""
-    horizon: float = -inf
-    """Slots up to this instant may have been decided before the clock was set back."""
+    decided_until: float = 0.0
+    """The agenda has returned every slot up to this instant."""
+    maybe_decided_until: float = -inf
+    """It may have returned slots up to this instant before the clock was set back."""
     due: float | None = None
     starts: float = 0.0
 
-    def place(self, after: float) -> None:
-        if after < self.placed:
-            self.horizon = max(self.horizon, self.placed)
-        self.placed = after
+    def move_to(self, after: float) -> None:
+        if after < self.decided_until:
+            self.maybe_decided_until = max(self.maybe_decided_until, self.decided_until)
+        self.decided_until = after
         self.due = self.spec.schedule.next_after(after)
         if self.due is not None:
             self.starts = start_of(self.spec, self.due)
@@ -60,30 +61,31 @@ class Agenda:
     `known`: by job name, the job's last slot in the ledger. Later slots that are past come from
     `due` at once, by the job's catch-up rule. A job that `known` does not name begins now.
 
-    `been`: the latest instant that the clock has shown since its last correction.
+    `latest_wall`: the latest instant that the clock has shown since its last correction.
     """
 
     def __init__(
         self, specs: Iterable[JobSpec], now: float, known: Mapping[str, float] | None = None
     ) -> None:
-        self._now = self.been = now
+        self._now = self.latest_wall = now
         self._entries: dict[str, _AgendaEntry] = {}
         for spec in specs:
             last = (known or {}).get(spec.name, now)
             # What is on record beyond our clock was run by a clock that was ahead of it.
             self._add(spec, min(last, now), last if last > now else -inf)
-        self._pile_up()
+        self._rebuild_heap()
 
-    def _add(self, spec: JobSpec, placed: float, horizon: float = -inf) -> None:
-        entry = self._entries[spec.name] = _AgendaEntry(spec, len(self._entries), placed, horizon)
-        entry.place(placed)
+    def _add(self, spec: JobSpec, decided_until: float, maybe_decided_until: float = -inf) -> None:
+        entry = _AgendaEntry(spec, len(self._entries), decided_until, maybe_decided_until)
+        self._entries[spec.name] = entry
+        entry.move_to(decided_until)
 
-    def may_come_again(self, slot: JobSlot, name: str) -> bool:
+    def may_be_decided(self, slot: JobSlot, name: str) -> bool:
         """Whether this slot of the job was perhaps decided before the clock was set back."""
         entry = self._entries.get(name)
-        return entry is not None and slot.due <= entry.horizon
+        return entry is not None and slot.due <= entry.maybe_decided_until
 
-    def _pile_up(self) -> None:
+    def _rebuild_heap(self) -> None:
         entries = self._entries.values()
         self._heap = [
             (entry.starts, entry.order, entry) for entry in entries if entry.due is not None
@@ -97,22 +99,22 @@ class Agenda:
 
     def count_until(self, instant: float, most: int) -> int:
         """The number of jobs whose next slot starts by `instant`, counted up to `most`."""
-        found, places = 0, [0]
-        while places and found < most:
-            place = places.pop()
-            if place < len(self._heap) and self._heap[place][0] <= instant:
+        found, indexes = 0, [0]
+        while indexes and found < most:
+            index = indexes.pop()
+            if index < len(self._heap) and self._heap[index][0] <= instant:
                 found += 1
                 # In a heap, an entry that starts in time can only be below another such entry.
-                places += (2 * place + 1, 2 * place + 2)
+                indexes += (2 * index + 1, 2 * index + 2)
         return found
 
     def due(self, now: float) -> list[tuple[JobSpec, JobSlot]]:
         """Return the slots that have become due, by instant, then in the order of the file.
 
         Late slots (the process or the machine was suspended, or the clock set forward) follow the
-        job's catch-up rule. For a clock that was set back see `moved`.
+        job's catch-up rule. For a clock that was set back see `note_clock`.
         """
-        self.moved(now)
+        self.note_clock(now)
         found: list[tuple[float, int, JobSpec, JobSlot]] = []
         while self._heap and self._heap[0][0] <= now:
             entry = heappop(self._heap)[2]
@@ -122,24 +124,24 @@ class Agenda:
         found.sort(key=lambda item: item[:2])
         return [(spec, slot) for _, _, spec, slot in found]
 
-    def moved(self, now: float) -> bool:
+    def note_clock(self, now: float) -> bool:
         """Note the wall clock `now`; return True if jobs begin anew from there, as it was set back.
 
-        As in Debian's cron(8), a rhythm goes on at once by the new time, and fixed times are not
-        repeated: they wait until the clock has caught up. A clock that was set back by more than
-        CORRECTION was wrong before, so every job begins anew. `due` calls this method itself.
+        As in Debian's cron(8), jobs with a rhythm follow the new time at once, and fixed times are
+        not repeated: they wait until the clock has caught up. A clock that was set back by more
+        than CORRECTION was wrong before, so every job begins anew. `due` calls this method.
         """
         back, self._now = self._now - now, now
-        self.been = max(self.been, now)
-        corrected = now < self.been - CORRECTION
+        self.latest_wall = max(self.latest_wall, now)
+        corrected = now < self.latest_wall - CORRECTION
         if not corrected and back <= STEP:
             return False
         for entry in self._entries.values():
             if corrected or entry.spec.schedule.keeps_rhythm:
-                entry.place(now)
-        self._pile_up()
+                entry.move_to(now)
+        self._rebuild_heap()
         if corrected:
-            self.been = now
+            self.latest_wall = now
         return True
 
     def replace(self, specs: Iterable[JobSpec], now: float) -> dict[str, list[str]]:
@@ -152,12 +154,12 @@ class Agenda:
         for spec in specs:
             old = before.pop(spec.name, None)
             if old is not None and old.spec.schedule == spec.schedule:
-                self._add(spec, old.placed, old.horizon)
+                self._add(spec, old.decided_until, old.maybe_decided_until)
             else:
                 self._add(spec, now)
                 changes["added" if old is None else "rescheduled"].append(spec.name)
         changes["removed"] = list(before)
-        self._pile_up()
+        self._rebuild_heap()
         return changes
 
 
@@ -168,22 +170,22 @@ def _pop_ready(entry: _AgendaEntry, now: float) -> list[JobSlot]:
         return []
     following = spec.schedule.next_after(first)
     if (following is None or following > now) and is_punctual(spec, first, now):
-        # The usual case: it costs one look at the schedule.
-        entry.place(first)
+        # The usual case: one question to the schedule.
+        entry.move_to(first)
         return [JobSlot.at(first)]
-    to_run, missed = missed_slots(spec, entry.placed, now)
-    entry.place(max((*to_run, *missed)))
+    to_run, missed = missed_slots(spec, entry.decided_until, now)
+    entry.move_to(max((*to_run, *missed)))
     return [*(JobSlot.at(instant, missed=True) for instant in missed), *map(JobSlot.at, to_run)]
 
 
 # -- orders ----------------------------------------------------------------------------------------
 
-_LOOK_FIRST: Final = SLOT_KEEP / 3
-"""Seconds: an older slot is looked up before it is claimed, as the store may have forgotten it."""
+_CHECK_FIRST: Final = SLOT_KEEP / 3
+"""Seconds: the ledger is read before an older slot is claimed: the store may have forgotten it."""
 _HELD_SPREAD: Final = 0.5
 _CLOSED_AFTER: Final = 2.0
-"""Seconds from a refusal as "used" or "closed" to the look: the slot most likely ran, so there is
-no hurry, and one look serves many slots."""
+"""Seconds from a refusal as "used" or "closed" to the check: the slot most likely ran, so there is
+no hurry, and one check serves many slots."""
 _MERGED: Final = 1.0
 _ROOM_EVERY: Final = 0.25
 """Seconds between checks for free capacity; one check serves all slots that wait for it."""
@@ -211,10 +213,10 @@ _Waiting = dict[str, tuple[float, JobSlot]]
 
 @dataclass(slots=True)
 class _Pending:
-    """The slots of one job to claim, and those to look at, each with its instant."""
+    """The slots of one job to claim, and those to check in the ledger, each with its instant."""
 
     claims: _Waiting = field(default_factory=dict)
-    looks: _Waiting = field(default_factory=dict)
+    checks: _Waiting = field(default_factory=dict)
     planned: float = inf
     """The instant of the job's valid entry in the heap; entries with another instant are void."""
 
@@ -249,7 +251,7 @@ class Dispatcher:
         """Return the orders that are ready; claims in random order, so that instances mix."""
         catching_up: set[str] = set()
         for spec, slot in self.agenda.due(wall):
-            self._take_up(spec, slot, now, wall, catching_up)
+            self._plan_due(spec, slot, now, wall, catching_up)
         if now < self._silent_until:
             return []
         found: list[Order] = []
@@ -260,17 +262,18 @@ class Dispatcher:
             pending.planned = inf
             found += self._ready(name, pending, now, wall)
             if self._failures and found:
+                # The store did not reply to the last order: try it with a single one.
                 for order in found[1:]:
                     self._put_back(order, now)
                 del found[1:]
                 break
         claims = [order for order in found if isinstance(order, ClaimOrder)]
         # The slots of one job oldest first, the jobs in random order.
-        place = {claim.spec.name: self._jitter() for claim in claims}
-        claims.sort(key=lambda claim: (place[claim.spec.name], claim.slot.due))
+        rank = {claim.spec.name: self._jitter() for claim in claims}
+        claims.sort(key=lambda claim: (rank[claim.spec.name], claim.slot.due))
         return [*claims, *(order for order in found if isinstance(order, LedgerOrder))]
 
-    def _take_up(
+    def _plan_due(
         self, spec: JobSpec, slot: JobSlot, now: float, wall: float, catching_up: set[str]
     ) -> None:
         if not slot.missed and self._too_late(spec, slot, wall):
@@ -280,18 +283,19 @@ class Dispatcher:
         if spec.name in catching_up:
             slot = replace(slot, caught=True)
         slot = self.folds.get(spec.name, NO_FOLD).named(slot)
-        unsure = fold_number(slot.name) == 1 and self.agenda.may_come_again(slot, spec.name)
-        look = slot.missed or unsure or wall - slot.due > _LOOK_FIRST
-        (self.look_at if look else self.claim_at)(spec.name, slot, now)
+        unsure = fold_number(slot.name) == 1 and self.agenda.may_be_decided(slot, spec.name)
+        check = slot.missed or unsure or wall - slot.due > _CHECK_FIRST
+        (self.check_at if check else self.claim_at)(spec.name, slot, now)
 
     def _ready(self, name: str, pending: _Pending, now: float, wall: float) -> list[Order]:
         spec = self.specs[name]
-        claims, looks = _take(pending.claims, now), _take(pending.looks, now, merge=_MERGED)
+        claims = _pop_due(pending.claims, now)
+        checks = _pop_due(pending.checks, now, merge=_MERGED)
         self._plan(name, pending)
         late = [slot for slot in claims if self._too_late(spec, slot, wall)]
-        looks += self._by_the_rule(spec, late, wall)
+        checks += self._by_catch_up(spec, late, wall)
         found: list[Order] = [ClaimOrder(spec, slot) for slot in claims if slot not in late]
-        return [*found, LedgerOrder(spec, tuple(looks))] if looks else found
+        return [*found, LedgerOrder(spec, tuple(checks))] if checks else found
 
     @staticmethod
     def _too_late(spec: JobSpec, slot: JobSlot, wall: float) -> bool:
@@ -305,7 +309,7 @@ class Dispatcher:
         return age > min(gap, GRACE)
 
     @staticmethod
-    def _by_the_rule(spec: JobSpec, late: list[JobSlot], wall: float) -> list[JobSlot]:
+    def _by_catch_up(spec: JobSpec, late: list[JobSlot], wall: float) -> list[JobSlot]:
         """Mark slots that an outage delayed as caught or missed, by the job's catch-up rule."""
         rule = spec.catch_up
         most = {"no": 0, "last": 1, "all": rule.limit}[rule.mode]
@@ -315,29 +319,29 @@ class Dispatcher:
 
     # -- results of orders ---------------------------------------------------------------------
 
-    def answered(self) -> None:
+    def replied(self) -> None:
         """The store replied: end the back-off."""
         self._failures, self._silent_until = 0, -inf
 
     def refused(self, claim: ClaimOrder, refused: Refused, now: float) -> None:
         """The store refused a claim: the lease or the slot is taken, or the job is paused."""
-        self.answered()
+        self.replied()
         holder = refused.holders[0] if refused.holders else None
         delay = self._jitter() * _HELD_SPREAD
         if refused.reason in ("used", "closed"):
             delay += _CLOSED_AFTER
         elif holder is not None and holder.meta == claim.slot.name.encode():
             delay += refused.retry_after or 0.0
-        self.look_at(claim.spec.name, claim.slot, now + delay)
+        self.check_at(claim.spec.name, claim.slot, now + delay)
 
-    def found(self, look: LedgerOrder, findings: Findings, now: float) -> None:
-        """A look is done and its records are written: plan the claims and looks that follow."""
-        self.answered()
-        name = look.spec.name
+    def checked(self, order: LedgerOrder, findings: Findings, now: float) -> None:
+        """A check is done and its records are written: plan the claims and checks that follow."""
+        self.replied()
+        name = order.spec.name
         for slot in findings.claims:
             self.claim_at(name, slot, now)
         for delay, slot in findings.again:
-            self.look_at(name, slot, now + delay + self._jitter() * _HELD_SPREAD)
+            self.check_at(name, slot, now + delay + self._jitter() * _HELD_SPREAD)
 
     def failed(self, order: Order, now: float, retry_after: float | None = None) -> None:
         """The store did not reply: keep the order, and wait before the next one."""
@@ -350,10 +354,10 @@ class Dispatcher:
         """This instance could not run the slot: claim it again, as other instances do."""
         self.claim_at(name, slot, now + 0.5 + self._jitter())
 
-    def no_room(self, claim: ClaimOrder, now: float) -> None:
+    def postpone(self, claim: ClaimOrder, now: float) -> None:
         """This instance is at its limit of runs: claim later, unless others take the slot."""
-        looks = (now + _ROOM_EVERY * (1 + 3 * self._jitter())) // _ROOM_EVERY
-        self.claim_at(claim.spec.name, claim.slot, (looks + 1) * _ROOM_EVERY)
+        periods = (now + _ROOM_EVERY * (1 + 3 * self._jitter())) // _ROOM_EVERY
+        self.claim_at(claim.spec.name, claim.slot, (periods + 1) * _ROOM_EVERY)
 
     def reload(self, specs: Iterable[JobSpec], wall: float) -> dict[str, list[str]]:
         """Replace the jobs and drop pending slots of removed ones; return as Agenda.replace."""
@@ -365,20 +369,20 @@ class Dispatcher:
     # -- pending slots -------------------------------------------------------------------------
 
     def claim_at(self, name: str, slot: JobSlot, at: float) -> None:
-        """Claim this slot at the instant `at`; no schedule need name the slot."""
+        """Claim this slot at the instant `at`; it need not be a slot of the job's schedule."""
         pending = self._pending.setdefault(name, _Pending())
         pending.claims[slot.name] = (at, slot)
         self._plan(name, pending)
 
-    def look_at(self, name: str, slot: JobSlot, at: float) -> None:
-        """Look at this slot at the instant `at`, or earlier if that was planned."""
+    def check_at(self, name: str, slot: JobSlot, at: float) -> None:
+        """Check this slot in the ledger at the instant `at`, or earlier if that was planned."""
         pending = self._pending.setdefault(name, _Pending())
-        known = pending.looks.get(slot.name)
-        pending.looks[slot.name] = (at if known is None else min(at, known[0]), slot)
+        known = pending.checks.get(slot.name)
+        pending.checks[slot.name] = (at if known is None else min(at, known[0]), slot)
         self._plan(name, pending)
 
     def _plan(self, name: str, pending: _Pending) -> None:
-        both = (*pending.claims.values(), *pending.looks.values())
+        both = (*pending.claims.values(), *pending.checks.values())
         at = min((when for when, _ in both), default=inf)
         if at == inf:
             self._pending.pop(name, None)
@@ -391,10 +395,10 @@ class Dispatcher:
             self.claim_at(order.spec.name, order.slot, now)
         else:
             for slot in order.slots:
-                self.look_at(order.spec.name, slot, now)
+                self.check_at(order.spec.name, slot, now)
 
 
-def _take(waiting: _Waiting, now: float, merge: float = 0.0) -> list[JobSlot]:
+def _pop_due(waiting: _Waiting, now: float, merge: float = 0.0) -> list[JobSlot]:
     """Remove and return the due slots; if there are any, also those due within `merge` seconds."""
     if not any(when <= now for when, _ in waiting.values()):
         return []

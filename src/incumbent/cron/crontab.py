@@ -88,11 +88,13 @@ class _CrontabReader:
         start = len(line) - len(line.lstrip(" \t"))
         text = line[start:]
         if text.startswith("#"):
-            self._comment(number, start, text)
+            if named := _NAME_LINE.fullmatch(text):
+                self.forget_name()
+                self._name = (number, start + named.start(1) + 1, named[1].strip())
         elif text and (setting := _SETTING.fullmatch(text)):
-            self._setting(number, start, setting)
+            self._read_setting(number, start, setting)
         elif text:
-            self._job(number, start, text.rstrip())
+            self._read_job(number, start, text.rstrip())
 
     def forget_name(self) -> None:
         """Report a `# name:` line that no job used: its job went missing."""
@@ -104,16 +106,11 @@ class _CrontabReader:
     def _complain(self, line: int, column: int, text: str, *, warning: bool = False) -> None:
         self.problems.append(Problem(self.path, line, column, text, warning))
 
-    def _comment(self, number: int, start: int, text: str) -> None:
-        if named := _NAME_LINE.fullmatch(text):
-            self.forget_name()
-            self._name = (number, start + named.start(1) + 1, named[1].strip())
-
     # -- settings --------------------------------------------------------------------------------
 
-    def _setting(self, number: int, start: int, found: re.Match[str]) -> None:
+    def _read_setting(self, number: int, start: int, found: re.Match[str]) -> None:
         name, column = _unquoted(found[1]), start + found.start(2) + 1
-        value = _value(found[2])
+        value = _unquoted(found[2].strip(" \t"))
         if name is None or value is None:
             self._complain(number, column, "the quotes do not match: nothing may follow them")
             return
@@ -132,7 +129,7 @@ class _CrontabReader:
 
     # -- jobs ------------------------------------------------------------------------------------
 
-    def _job(self, number: int, start: int, text: str) -> None:
+    def _read_job(self, number: int, start: int, text: str) -> None:
         named, self._name = self._name, None
         found = _EXPRESSION.fullmatch(text)
         expression, command = (found[1], found[2]) if found else (text, "")
@@ -196,11 +193,6 @@ class _CrontabReader:
             return None
         self._lines[name] = number
         return name
-
-
-def _value(text: str) -> str | None:
-    text = text.strip(" \t")
-    return _unquoted(text) if text[:1] in ('"', "'") else text
 
 
 def _unquoted(text: str) -> str | None:

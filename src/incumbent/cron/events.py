@@ -12,7 +12,7 @@ from math import inf
 from typing import Any, Protocol
 
 from incumbent import clock
-from incumbent.cron.ledger import Run, SlotState, runs_of
+from incumbent.cron.ledger import SlotRecord, SlotState, runs_of
 from incumbent.cron.spec import JobSpec
 from incumbent.meters import JOB_RUN, RUN_STATES, Sample, pass_on
 from incumbent.model import Record
@@ -36,7 +36,7 @@ class _Dropped:
 
 
 class Events:
-    """Writes events to `fd`, without ever waiting for the reader: a stopped reader loses lines.
+    """Writes events to `fd`, and never waits for the reader: a stopped reader loses lines.
 
     The next event says how many were `dropped`.
     """
@@ -47,15 +47,15 @@ class Events:
         self._put: Callable[[bytes], bool] = self._write
         self._dropped = _Dropped()
 
-    def knowing(self, fd: int | None = None, **more: Any) -> Events:
+    def with_facts(self, fd: int | None = None, **more: Any) -> Events:
         """A copy that adds the facts `more` to every line, and writes to `fd` if that is given."""
         made = Events(self._fd if fd is None else fd, **{**self._always, **more})
         made._dropped = self._dropped
         return made
 
-    def through(self, put: Callable[[bytes], bool]) -> Events:
+    def via(self, put: Callable[[bytes], bool]) -> Events:
         """A copy that passes its lines to `put`, which says whether it takes them."""
-        made = self.knowing()
+        made = self.with_facts()
         made._put = put
         return made
 
@@ -64,7 +64,7 @@ class Events:
         """How many lines were dropped since one could be written."""
         return self._dropped.count
 
-    def lose(self, lines: int) -> None:
+    def count_dropped(self, lines: int) -> None:
         """Count lines that others had to drop."""
         self._dropped.count += lines
 
@@ -72,7 +72,7 @@ class Events:
         """Write the event; facts that are None are left out."""
         dropped, self._dropped.count = self._dropped.count, 0
         if not self._put(self.line(event, **facts, dropped=dropped or None)):
-            self.lose(dropped + 1)
+            self.count_dropped(dropped + 1)
 
     def line(self, event: str, /, **facts: Any) -> bytes:
         """The line of an event."""
@@ -133,11 +133,11 @@ class JobNumbers:
                 if ends:
                     self._succeeded[spec.name] = max(ends)
 
-    def noted(self, job: str, run: Run) -> None:
+    def count_record(self, job: str, run: SlotRecord) -> None:
         """Count a record that this instance wrote for slots that it did not run."""
         self._runs[job, run.state] += run.count
 
-    def ended(self, job: str, state: SlotState, seconds: float | None, now: float) -> None:
+    def count_run(self, job: str, state: SlotState, seconds: float | None, now: float) -> None:
         """Count a run of this instance that has ended."""
         self._runs[job, state] += 1
         if state is SlotState.OK:

@@ -12,13 +12,13 @@ from typing import Any, Final, Protocol, TypeVar
 
 from incumbent.cron.agenda import Agenda, ClaimOrder, Dispatcher, LedgerOrder
 from incumbent.cron.events import Emit, JobNumbers
-from incumbent.cron.fleet import PRESENCE, PRESENT_EVERY, Peers, presences
+from incumbent.cron.fleet import PRESENCE, PRESENT_EVERY, Peers, SignOfLife, presences
 from incumbent.cron.folds import NO_FOLD, Fold, fold_of
 from incumbent.cron.ledger import (
     JOB,
     Ledger,
     LedgerPort,
-    Run,
+    SlotRecord,
     SlotState,
     orphans,
     read_job,
@@ -62,7 +62,7 @@ class Launcher(Protocol[T]):
         """Start the run. Raises CannotLaunch; then the slot was given back."""
         ...
 
-    def failed(self, spec: JobSpec, run: Run) -> None:
+    def failed(self, spec: JobSpec, run: SlotRecord) -> None:
         """A run is lost for good: run the job's on_failure command, if it has one."""
         ...
 
@@ -113,35 +113,35 @@ class Executor:
         for spec in specs:
             record = known.get(spec.name)
             last = None if record is None else known_until(spec, record)
-            # A job new to the ledger counts from our start: slots of an outage since are kept.
+            # A job new to the ledger counts from our start, so no slot of an outage since is lost.
             since[spec.name] = min(self._began, wall) if last is None else last
         self.dispatcher = Dispatcher(specs, Agenda(specs, wall, since), self._port.jitter)
         self.begun = True
         self.sweep(known, now)
 
     def sweep(self, records: Mapping[str, Record], now: float) -> None:
-        """Plan looks at all slots whose records may be missing, or may have to change."""
-        wall, look_at = self._wall(), self.dispatcher.look_at
+        """Plan checks of all slots whose records may be missing, or may have to change."""
+        wall, check_at = self._wall(), self.dispatcher.check_at
         for spec in self.dispatcher.specs.values():
             record = records.get(spec.name)
             if record is None:
                 continue
             self.dispatcher.folds[spec.name] = fold_of(record.fields)
-            ahead = is_ahead(record.fields, wall, self.dispatcher.agenda.been)
+            ahead = is_ahead(record.fields, wall, self.dispatcher.agenda.latest_wall)
             if ahead and spec.schedule.keeps_rhythm and (runs := runs_of(record.fields)):
                 *_, (run, _) = runs.values()
-                look_at(spec.name, JobSlot(run.slot, run.due, run.attempt, missed=True), now)
+                check_at(spec.name, JobSlot(run.slot, run.due, run.attempt, missed=True), now)
             for slot in gaps(spec, record):
-                look_at(spec.name, slot, now)
+                check_at(spec.name, slot, now)
             for run, _ in orphans(record):
-                look_at(spec.name, JobSlot(run.slot, run.due, run.attempt, missed=True), now)
+                check_at(spec.name, JobSlot(run.slot, run.due, run.attempt, missed=True), now)
             if (lost := retry_due(spec, record, wall)) is not None:
-                look_at(spec.name, lost, now)
+                check_at(spec.name, lost, now)
             for holding in record.holdings:
-                held = JobSlot.held(holding.meta.decode("utf-8", "replace"), wall)
+                held = JobSlot.from_holder(holding.meta.decode("utf-8", "replace"), wall)
                 if held is not None:
                     at = now + (holding.remaining or 0.0) + self._port.jitter()
-                    look_at(spec.name, held, at)
+                    check_at(spec.name, held, at)
 
     def register(
         self, spec: JobSpec, fields: Mapping[str, Field], pause: bytes | None = None
@@ -173,24 +173,25 @@ class Executor:
         """Carry out the due orders; return the number of claims for which there was no room.
 
         `pace` is called before each claim, with the number of claims and of refusals in a row.
+        `room` says how many more runs may begin here.
         """
         dispatcher = self.dispatcher
         orders = dispatcher.orders(self._port.now(), self._wall())
         claims = sum(isinstance(order, ClaimOrder) for order in orders)
         refused = turned_away = 0
-        for place, order in enumerate(orders):
+        for number, order in enumerate(orders):
             try:
                 if isinstance(order, LedgerOrder):
                     self._check_ledger(order)
                 elif room() < 1:
-                    dispatcher.no_room(order, self._port.now())
+                    dispatcher.postpone(order, self._port.now())
                     turned_away += 1
                 else:
                     pace(claims, refused)
                     refused = 0 if self._claim(order) else refused + 1
             except StoreError as error:
-                self._failed(error)
-                for rest in orders[place:]:
+                self._report_outage(error)
+                for rest in orders[number:]:
                     dispatcher.failed(rest, self._port.now(), error.retry_after)
                 break
         return turned_away
@@ -198,11 +199,11 @@ class Executor:
     def _claim(self, order: ClaimOrder) -> bool:
         spec, slot, dispatcher = order.spec, order.slot, self.dispatcher
         grant = self._launcher.claim(spec, slot)
-        self._answered()
+        self._report_reply()
         if isinstance(grant, Refused):
             dispatcher.refused(order, grant, self._port.now())
             return False
-        dispatcher.answered()
+        dispatcher.replied()
         try:
             self._launcher.launch(spec, slot, grant)
         except CannotLaunch as error:
@@ -213,34 +214,36 @@ class Executor:
     def _check_ledger(self, order: LedgerOrder) -> None:
         spec, ledger = order.spec, self.ledger(order.spec.name)
         record = run_blocking(ledger.read())
-        self._answered()
-        fold, wall = self._fold(spec, record), self._wall()
-        # A slot that is yet to come, of before the clock was set back, has not come again yet.
+        self._report_reply()
+        fold, wall = self._renew_fold(spec, record), self._wall()
+        # Only instants that have passed again are renamed: a slot that is still to come was named
+        # before the clock was set back.
         slots = (fold.named(slot) if slot.due <= wall else slot for slot in order.slots)
         order = replace(order, slots=tuple(slots))
         findings = judge(spec, record, order.slots, wall)
-        self._spare_what_is_to_come(order, findings)
+        self._drop_early_misses(order, findings)
         for run, version, why in findings.lost:
             if run_blocking(ledger.lose(run, version, why, self._wall())):
-                self._written(spec, replace(run, state=SlotState.LOST, why=why))
+                self._report_record(spec, replace(run, state=SlotState.LOST, why=why))
         for run in findings.notes:
             if run_blocking(ledger.note(run)):
-                self._written(spec, run)
-        self.dispatcher.found(order, findings, self._port.now())
+                self._report_record(spec, run)
+        self.dispatcher.checked(order, findings, self._port.now())
 
-    def _fold(self, spec: JobSpec, record: Record) -> Fold:
-        """The names of slots that come again; written here if no clock has reached the record."""
-        fold, folds = fold_of(record.fields), self.dispatcher.folds
-        here, been = self._wall(), self.dispatcher.agenda.been
-        if spec.schedule.keeps_rhythm and is_ahead(record.fields, here, been):
-            made = next_fold(record, here, been, self._clocks_of_others())
+    def _renew_fold(self, spec: JobSpec, record: Record) -> Fold:
+        """The job's fold; a new one is written if the record is ahead of every clock."""
+        fold = fold_of(record.fields)
+        wall, latest_wall = self._wall(), self.dispatcher.agenda.latest_wall
+        if spec.schedule.keeps_rhythm and is_ahead(record.fields, wall, latest_wall):
+            clocks = self._peers.clocks(self._read_presences(), self._port.now(), self._holder)
+            made = next_fold(record, wall, latest_wall, clocks)
             if made is not None:
-                fold = self._written_fold(spec, record, made)
+                fold = self._write_fold(spec, record, made)
         if fold is not NO_FOLD:
-            folds[spec.name] = fold
+            self.dispatcher.folds[spec.name] = fold
         return fold
 
-    def _written_fold(self, spec: JobSpec, record: Record, fold: Fold) -> Fold:
+    def _write_fold(self, spec: JobSpec, record: Record, fold: Fold) -> Fold:
         ledger = self.ledger(spec.name)
         if not run_blocking(ledger.fold(record.fields, fold)):
             return fold_of(run_blocking(ledger.read()).fields)
@@ -249,47 +252,44 @@ class Executor:
         self._emit("clock", job=spec.name, why=why)
         return fold
 
-    def _clocks_of_others(self) -> list[float]:
-        record = run_blocking(
-            self._port.read(Key(self._namespace, PRESENCE), self._port.now() + _WITHIN)
-        )
-        return self._peers.clocks(presences(record), self._port.now(), self._holder)
+    def _read_presences(self) -> list[SignOfLife]:
+        key = Key(self._namespace, PRESENCE)
+        return presences(run_blocking(self._port.read(key, self._port.now() + _WITHIN)))
 
-    def _spare_what_is_to_come(self, order: LedgerOrder, findings: Findings) -> None:
+    def _drop_early_misses(self, order: LedgerOrder, findings: Findings) -> None:
         """Do not record slots as missed that others have yet to reach: our clock may be wrong."""
         missed = [run for run in findings.notes if run.state is SlotState.MISSED]
         if not missed:
             return
-        until = self._port.now() + _WITHIN
-        record = run_blocking(self._port.read(Key(self._namespace, PRESENCE), until))
-        if self._peers.any_behind(presences(record), missed[-1].due, self._port.now()):
+        peers = self._read_presences()
+        if self._peers.any_behind(peers, missed[-1].due, self._port.now()):
             findings.notes = [run for run in findings.notes if run.state is not SlotState.MISSED]
             findings.again += [(PRESENT_EVERY, slot) for slot in order.slots if slot.missed]
 
-    def _written(self, spec: JobSpec, run: Run) -> None:
+    def _report_record(self, spec: JobSpec, run: SlotRecord) -> None:
         count, by = run.count if run.count > 1 else None, run.instance or None
         self._emit(str(run.state), job=spec.name, slot=run.slot, why=run.why, count=count, by=by)
-        self.numbers.noted(spec.name, run)
+        self.numbers.count_record(spec.name, run)
         if fails_for_good(spec, run, self._wall()):
             self._launcher.failed(spec, run)
 
     # -- outages -------------------------------------------------------------------------------
 
-    def _failed(self, error: StoreError) -> None:
+    def _report_outage(self, error: StoreError) -> None:
         now = self._port.now()
         if not self._outage or now - self._reported_at >= _REPORT_EVERY:
             self._reported_at = now
             self._emit("store", ok=False, why=str(error))
         self._outage = True
 
-    def _answered(self) -> None:
+    def _report_reply(self) -> None:
         if self._outage:
             self._outage = False
             self._emit("store", ok=True)
 
 
 def facts_of_job(spec: JobSpec) -> dict[str, Any]:
-    """The facts of a job for the ledger, so that operators can look at it without its file."""
+    """The facts of a job for the ledger, so that operators see them without its file."""
     name = getattr(spec.call, "__qualname__", None) or type(spec.call).__name__
     shown = spec.shell_line or (" ".join(spec.command) if spec.command else f"{name}()")
     facts = {

@@ -1,5 +1,6 @@
-"""The fields of a cron expression: what to write instead of what other programs know, and steps
-that do nothing. Pure.
+"""The fields of a cron expression: hints for words of other programs, and steps that do nothing.
+
+Pure.
 """
 
 from __future__ import annotations
@@ -92,9 +93,9 @@ _EVERY: Final = {0: ("seconds", "s"), 1: ("minutes", "m"), 2: ("hours", "h"), 3:
 
 
 def steps_without_effect(expression: str) -> list[tuple[int, str]]:
-    """What to say of each step that is larger than what it steps through, with its offset.
+    """A warning for each step that is larger than what it steps through, with its offset.
 
-    Schedules such as `*/90 * * * *` are valid, hourly, and seldom meant so.
+    A schedule such as `*/90 * * * *` is valid: it runs hourly, which is seldom what was meant.
     """
     if expression.lstrip().startswith("@"):
         return []

@@ -20,7 +20,7 @@ from incumbent.cron.ledger import (
     JOB,
     PRUNED,
     RUN,
-    Run,
+    SlotRecord,
     SlotState,
     read_job,
     read_value,
@@ -110,7 +110,7 @@ GONE: Final = "gone"
 """The fact registered of a job with the instant since which no instance has had the job."""
 _FORGET_AFTER: Final = 30 * 86_400.0
 """Seconds after which the records of a job that no instance has are removed."""
-_MARK: Final = 4
+_DIGEST_SIZE: Final = 4
 _WRITE_SET_EVERY: Final = 3600.0
 """Seconds between writes of a set: a sweep may have removed that of a long silent instance."""
 _FORGOTTEN: Final = 86_400.0
@@ -118,24 +118,24 @@ _FORGOTTEN: Final = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Present:
-    """An instance, by its own sign of life. Instants are by its own wall clock."""
+class SignOfLife:
+    """What an instance last wrote of itself. Instants are by its own wall clock."""
 
     instance: str
     since: float
     seen: float
     jobs: int = 0
-    knows: str = ""
+    job_set: str = ""
     """The digest of the set of its jobs."""
 
 
 class Peers:
-    """Tells which instances live without trusting any clock: a living one changes its sign."""
+    """The living instances, found without trusting any clock: each changes its sign of life."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[float, float]] = {}
 
-    def living(self, present: Iterable[Present], now: float) -> list[tuple[Present, float]]:
+    def living(self, present: Iterable[SignOfLife], now: float) -> list[tuple[SignOfLife, float]]:
         """The living instances, each with the seconds since its sign of life was new to us.
 
         `now` counts seconds on the caller's steady clock. An instance that is new to us counts as
@@ -151,16 +151,17 @@ class Peers:
                 found.append((peer, now - since))
         return found
 
-    def any_behind(self, present: Iterable[Present], instant: float, now: float) -> bool:
+    def any_behind(self, present: Iterable[SignOfLife], instant: float, now: float) -> bool:
         """Whether a living instance has not reached `instant` by its own clock."""
         return any(peer.seen < instant for peer, _ in self.living(present, now))
 
-    def clocks(self, present: Iterable[Present], now: float, but: str) -> list[float]:
-        """The least that the clocks of the living instances show, except that of `but`."""
-        return [peer.seen + ago for peer, ago in self.living(present, now) if peer.instance != but]
+    def clocks(self, present: Iterable[SignOfLife], now: float, excluded: str) -> list[float]:
+        """The least that the clocks of the living instances show, except that of `excluded`."""
+        living = self.living(present, now)
+        return [peer.seen + ago for peer, ago in living if peer.instance != excluded]
 
 
-def presences(record: Record) -> list[Present]:
+def presences(record: Record) -> list[SignOfLife]:
     """All instances in the record of PRESENCE, however old their signs of life are."""
     found = []
     for name, field in record.fields.items():
@@ -168,12 +169,12 @@ def presences(record: Record) -> list[Present]:
         since, seen, jobs = facts.get("since"), facts.get("seen"), facts.get("jobs")
         if isinstance(since, int | float) and isinstance(seen, int | float):
             jobs = jobs if isinstance(jobs, int) else 0
-            knows = str(facts.get("knows", ""))
-            found.append(Present(name.removeprefix(UP), since, seen, jobs, knows))
+            job_set = str(facts.get("knows", ""))
+            found.append(SignOfLife(name.removeprefix(UP), since, seen, jobs, job_set))
     return sorted(found, key=lambda peer: peer.instance)
 
 
-def up_now(present: Iterable[Present], now: float) -> list[Present]:
+def up_now(present: Iterable[SignOfLife], now: float) -> list[SignOfLife]:
     """The instances with a recent sign of life; their clocks may be 5 minutes off."""
     return [peer for peer in present if abs(now - peer.seen) < GONE_AFTER + 300]
 
@@ -181,38 +182,39 @@ def up_now(present: Iterable[Present], now: float) -> list[Present]:
 # -- the jobs of the instances -----------------------------------------------------------------
 
 
-def _mark(name: str) -> bytes:
+def _name_digest(name: str) -> bytes:
     """A short digest of a name; two names may share one, so a job may wrongly seem in a set."""
-    return blake2s(name.encode(), digest_size=_MARK).digest()
+    return blake2s(name.encode(), digest_size=_DIGEST_SIZE).digest()
 
 
 @dataclass(frozen=True, slots=True)
-class Up:
+class UpInstances:
     """The instances that are up, and the jobs that they have."""
 
-    instances: tuple[Present, ...]
+    instances: tuple[SignOfLife, ...]
     sets: Mapping[str, frozenset[bytes]]
-    """The sets of jobs by digest, each as the marks of its names."""
+    """The sets of jobs by digest, each as the digests of its names."""
 
-    def lack(self, name: str) -> bool:
+    def all_lack(self, name: str) -> bool:
         """Whether instances are up, the jobs of all of them are known, and none has this job."""
-        mark, known = _mark(name), [self.sets.get(peer.knows) for peer in self.instances]
-        return bool(known) and all(marks is not None and mark not in marks for marks in known)
+        digest, known = _name_digest(name), [self.sets.get(peer.job_set) for peer in self.instances]
+        return bool(known) and all(jobs is not None and digest not in jobs for jobs in known)
 
     def is_gone(self, record: Record) -> bool:
         """Whether no instance has this job, although it is scheduled by instances."""
-        return is_by_the_clock(read_job(record.fields)) and self.lack(record.key.name)
+        return is_by_the_clock(read_job(record.fields)) and self.all_lack(record.key.name)
 
 
-def read_up(present: Record | None, known: Record | None, now: float) -> Up:
+def read_up(present: Record | None, known: Record | None, now: float) -> UpInstances:
     """Read the records of PRESENCE and KNOWN; either may be None."""
     sets = {}
     for name, field in ({} if known is None else known.fields).items():
         if name.startswith(SET):
-            marks = (field.value[at : at + _MARK] for at in range(0, len(field.value), _MARK))
-            sets[name.removeprefix(SET)] = frozenset(marks)
+            starts = range(0, len(field.value), _DIGEST_SIZE)
+            digests = (field.value[at : at + _DIGEST_SIZE] for at in starts)
+            sets[name.removeprefix(SET)] = frozenset(digests)
     peers = () if present is None else presences(present)
-    return Up(tuple(up_now(peers, now)), sets)
+    return UpInstances(tuple(up_now(peers, now)), sets)
 
 
 # -- facts registered of a job -----------------------------------------------------------------
@@ -247,18 +249,18 @@ class Presence:
         self._signs: dict[str, float] = {}
         """The sign of life of each instance, as of the sweep before."""
 
-    def tell(self, specs: Sequence[JobSpec]) -> None:
+    def write_sign(self, specs: Sequence[JobSpec]) -> None:
         """Write this instance's sign of life, and the set of its jobs."""
         now = clock.now()
         if specs is not self._specs or now - self._set_written_at >= _WRITE_SET_EVERY:
-            marks = b"".join(sorted(_mark(spec.name) for spec in specs))
-            self._set = blake2s(marks, digest_size=8).hexdigest()
-            self._put(KNOWN, SET + self._set, marks)
+            digests = b"".join(sorted(_name_digest(spec.name) for spec in specs))
+            self._set = blake2s(digests, digest_size=8).hexdigest()
+            self._put(KNOWN, SET + self._set, digests)
             self._specs, self._set_written_at = specs, now
         facts = encode(since=self._since, seen=clock.wall(), jobs=len(specs), knows=self._set)
         self._put(PRESENCE, UP + self._holder, facts)
 
-    def part(self) -> None:
+    def remove_sign(self) -> None:
         """Remove this instance's sign of life, without waiting long for the store."""
         self._put(PRESENCE, UP + self._holder, None, within=0.5)
 
@@ -272,16 +274,16 @@ class Presence:
         up = read_up(present, known, clock.wall())
         for record in records:
             if is_job_name(record.key.name) and is_by_the_clock(read_job(record.fields)):
-                self._mark_gone(record, nobody=up.lack(record.key.name))
+                self._mark_gone(record, nobody=up.all_lack(record.key.name))
 
-    def _forget_peers(self, present: Sequence[Present], known: Record | None) -> None:
+    def _forget_peers(self, present: Sequence[SignOfLife], known: Record | None) -> None:
         now = clock.wall()
-        # Our clock alone does not do: if it is days ahead, all others would seem to be gone.
+        # Our clock alone is no proof: if it is days ahead, all others would seem to be gone.
         before, self._signs = self._signs, {peer.instance: peer.seen for peer in present}
         needed = {self._set}
         for peer in present:
             if now - peer.seen <= _FORGOTTEN or before.get(peer.instance) != peer.seen:
-                needed.add(peer.knows)
+                needed.add(peer.job_set)
             else:
                 self._put(PRESENCE, UP + peer.instance, None)
         for name in () if known is None else known.fields:
@@ -323,7 +325,7 @@ def is_job(record: Record) -> bool:
     return is_job_name(record.key.name) and JOB in record.fields
 
 
-def runs_in(record: Record) -> list[Run]:
+def runs_in(record: Record) -> list[SlotRecord]:
     """All recorded runs, oldest first; an open run without a holder is returned as lost."""
     alive = {run.slot for run in running(record)}
     return [
@@ -334,7 +336,7 @@ def runs_in(record: Record) -> list[Run]:
     ]
 
 
-def result_of(run: Run) -> str:
+def result_of(run: SlotRecord) -> str:
     """The run's state, with its exit code and its count if they matter."""
     times = f" x{run.count}" if run.count > 1 else ""
     code = f" ({run.code})" if run.code and run.state is SlotState.FAILED else ""

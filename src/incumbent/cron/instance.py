@@ -71,13 +71,13 @@ class Capacity:
         self._kept = 0
         self._lower_at = -inf
 
-    def runs(self, jobs: int, waiting: int, room: float) -> tuple[int, int]:
+    def workers(self, jobs: int, waiting: int, room: float) -> tuple[int, int]:
         """How many workers to have ready for slots due soon, and how many idle ones to keep.
 
         `jobs`: the jobs with a slot within AHEAD, for any instance. `waiting`: the slots for which
         there was no room here. `room`: how many more runs may begin here.
         """
-        # Not for a single job: all instances but one would prepare in vain.
+        # None for a single job: all instances but one would prepare in vain.
         share = ceil(_MORE * jobs / self._up()) if jobs > 1 else 0
         wanted, now = int(min(_MOST, max(share, waiting), room)), clock.now()
         if wanted >= self._kept or now >= self._lower_at:
@@ -106,7 +106,7 @@ class Capacity:
 
 # -- the instance ----------------------------------------------------------------------------------
 
-_LOOK_AT_CONTROL: Final = 5.0
+_CONTROL_READ_EVERY: Final = 5.0
 """Seconds after which the control key is read even without a notification."""
 _LONGEST_SLEEP: Final = 5.0
 """Seconds within which the loop notices that the wall clock was set."""
@@ -161,7 +161,7 @@ class Instance:
         for fd in (self._wake_fd, self._write_fd):
             os.set_blocking(fd, False)
         self._control_records: list[tuple[float, Record]] = []
-        self._looked = -inf
+        self._control_read_at = -inf
         """The wall-clock instant at which the listening thread last read the control key."""
         self._taken: set[str] = set()
         self._trigger_since: dict[str, tuple[float, float]] = {}
@@ -186,14 +186,16 @@ class Instance:
         store's first reply it raises a StoreError that trying again cannot help.
         """
         listeners = listeners or {}
-        self._tell_health()
+        self._situation.pulse(clock.now() + _TURN_WITHIN)
+        if self.ready:
+            self._situation.serving(f"{len(self.specs)} jobs, {self._load} running")
         ready = self._waiter.wait((self._wake_fd, *listeners), clock.now() + self._next_in())
         with suppress(BlockingIOError):
             os.read(self._wake_fd, 4096)
         for fd in ready & listeners.keys():
             listeners[fd]()
         if not self._stopped:
-            self._look_at_clock()
+            self._check_clock()
             if self.ready:
                 self._take_triggers()
                 self._waiting = self._executor.carry_out_orders(self._pace, self._room)
@@ -203,11 +205,6 @@ class Instance:
                 self._try_to_begin()
         while self._runs.ended:
             self._after_run(*self._runs.ended.pop())
-
-    def _tell_health(self) -> None:
-        self._situation.pulse(clock.now() + _TURN_WITHIN)
-        if self.ready:
-            self._situation.serving(f"{len(self.specs)} jobs, {self._load} running")
 
     def samples(self) -> Iterator[Sample]:
         """Yield the numbers of the instance's jobs."""
@@ -225,13 +222,13 @@ class Instance:
         sleep = min(_LONGEST_SLEEP, self._executor.next_in())
         return min(sleep, max(0.0, self._housekeeping_at - now)) if self._unregistered else sleep
 
-    def _look_at_clock(self) -> None:
+    def _check_clock(self) -> None:
         """Report a wall clock that was set; the agenda finds the slots that are due now."""
         offset = clock.wall() - clock.now()
         moved, self._offset = offset - self._offset, offset
         if abs(moved) > _CLOCK_SET:
             self._emit("clock", moved=round(moved, 3), why="the wall clock of this host was set")
-            # Others judge by our sign of life where our clock is.
+            # Others know our clock from our sign of life: write it anew.
             self._present_at = self._housekeeping_at = -inf
 
     def wake(self) -> None:
@@ -251,10 +248,11 @@ class Instance:
         meters.withdraw(self)
         if self.ready:
             with suppress(StoreError):
-                self._presence.part()
+                self._presence.remove_sign()
         self._waiter.close()
         fds = (self._wake_fd, self._write_fd)
-        # Forget them first: the listening thread may still wake us, and their numbers are reused.
+        # Forget them first: the listening thread may still call `wake`, and the kernel reuses their
+        # numbers.
         self._write_fd = self._wake_fd = -1
         for fd in fds:
             os.close(fd)
@@ -284,7 +282,7 @@ class Instance:
             return 0, 0
         agenda = self._executor.dispatcher.agenda
         jobs = agenda.count_until(clock.wall() + AHEAD, _COUNTED)
-        return self._capacity.runs(jobs, self._waiting, max(0, self._max_runs - self._load))
+        return self._capacity.workers(jobs, self._waiting, max(0, self._max_runs - self._load))
 
     # -- the start -----------------------------------------------------------------------------
 
@@ -337,15 +335,15 @@ class Instance:
         seen = ""
         while not self._stopped:
             try:
-                looks = clock.wall()
+                began = clock.wall()
                 with meters.asking():
                     record = store.read(key, clock.now() + 2.0)
                 self._situation.answered()
                 if record.fields:
-                    self._control_records.append((self._looked, record))
+                    self._control_records.append((self._control_read_at, record))
                     self.wake()
-                self._looked = looks
-                until = clock.now() + _LOOK_AT_CONTROL * (0.8 + 0.4 * draw_jitter())
+                self._control_read_at = began
+                until = clock.now() + _CONTROL_READ_EVERY * (0.8 + 0.4 * draw_jitter())
                 again = record.seen == seen
                 seen = record.seen
                 if again:
@@ -361,12 +359,13 @@ class Instance:
                     time.sleep(1.0)
 
     def _take_triggers(self) -> None:
+        dispatcher = self._executor.dispatcher
         while self._control_records:
-            looked, record = self._control_records.pop(0)
+            read_before, record = self._control_records.pop(0)
             self._pause = pause_of(record)
             for trigger in triggers(record):
-                # The operator's clock may be behind; a trigger that came since we looked is new.
-                seen = (clock.now(), max(trigger.when, looked))
+                # The operator's clock may be behind: what came since the last read is new.
+                seen = (clock.now(), max(trigger.when, read_before))
                 since, when = self._trigger_since.setdefault(trigger.id, seen)
                 if clock.wall() - when > STALE:
                     # Remove it only once it has stood as long by our steady clock: our wall clock
@@ -375,14 +374,12 @@ class Instance:
                         self._remove_trigger(trigger.slot)
                 elif trigger.id not in self._taken:
                     self._taken.add(trigger.id)
-                    self._take_trigger(trigger.job, JobSlot(trigger.slot, when))
-
-    def _take_trigger(self, job: str, slot: JobSlot) -> None:
-        if job in self._executor.dispatcher.specs:
-            self._executor.dispatcher.claim_at(job, slot, clock.now())
+                    if trigger.job in dispatcher.specs:
+                        slot = JobSlot(trigger.slot, when)
+                        dispatcher.claim_at(trigger.job, slot, clock.now())
 
     def _remove_trigger(self, slot_name: str) -> None:
-        """Remove an ended run's trigger. It stood until now so that all instances see the run."""
+        """Remove an ended run's trigger: until the run has ended, all instances must see it."""
         if slot_name.startswith("manual/"):
             field = f"{TRIGGER}{slot_name.removeprefix('manual/').partition('#')[0]}"
             until = clock.now() + 1.0
@@ -390,12 +387,12 @@ class Instance:
                 self._link.store.put(Key(self._namespace, CONTROL), field, None, None, until)
 
     def _after_run(self, job: str, slot: JobSlot, code: int) -> None:
-        """A run of this instance has ended: remove its trigger, or claim or look again."""
+        """After a run of this instance: remove its trigger, or claim or check its slot again."""
         dispatcher = self._executor.dispatcher
         began = self._runs.began.pop((job, slot.name), None)
         if (state := STATE_OF.get(code)) is not None:
             seconds = None if began is None else clock.now() - began
-            self._executor.numbers.ended(job, state, seconds, clock.wall())
+            self._executor.numbers.count_run(job, state, seconds, clock.wall())
         if code in (ENDED_WELL, HAD_ITS_TURN) or state is not None:
             self._remove_trigger(slot.name)
         if code == ENDED_WELL or state is not None or job not in dispatcher.specs:
@@ -404,10 +401,10 @@ class Instance:
             dispatcher.given_back(job, slot, clock.now())
         elif code == HAD_ITS_TURN:
             # Its instant may have come again.
-            dispatcher.look_at(job, slot, clock.now())
+            dispatcher.check_at(job, slot, clock.now())
         else:
             # Its end is not recorded: until its lease ends, the run counts as going on.
-            dispatcher.look_at(job, slot, clock.now() + self._runs.ttl)
+            dispatcher.check_at(job, slot, clock.now() + self._runs.ttl)
 
     # -- housekeeping --------------------------------------------------------------------------
 
@@ -419,11 +416,11 @@ class Instance:
             now = clock.now()
             if now >= self._present_at:
                 self._present_at = now + PRESENT_EVERY * (0.9 + 0.2 * draw_jitter())
-                self._presence.tell(self.specs)
+                self._presence.write_sign(self.specs)
             if now >= self._sweep_at:
                 self._sweep()
         except StoreError as error:
-            # None of this is urgent, and the orders report outages.
+            # Nothing here is urgent, and the orders report outages.
             self._housekeeping_at = clock.now() + 1.0 + draw_jitter()
             if error.permanent:
                 self._emit("store", ok=False, why=str(error))
@@ -437,7 +434,7 @@ class Instance:
             self._unregistered.pop()
 
     def _sweep(self) -> None:
-        """Have one instance of the fleet look at all jobs now and then, for overlooked slots."""
+        """Search all jobs for overlooked slots; now and then, one instance of the fleet does it."""
         began = clock.now()
         self._sweep_at = began + _SWEEP_EVERY
         lock = Lock(

@@ -51,7 +51,7 @@ def parse_jobfile(text: str, path: str) -> tuple[tuple[JobSpec, ...], tuple[Prob
     beginnings can be found.
     """
     reader = _JobFileReader(path)
-    reader.read(cut(text.replace("\r\n", "\n")))
+    reader.read(cut_pieces(text.replace("\r\n", "\n")))
     problems = sorted(reader.problems, key=lambda problem: (problem.line, problem.column))
     return tuple(reader.specs), tuple(problems)
 
@@ -73,7 +73,7 @@ class _JobFileReader:
             self._complain((line, column), text)
         self._defaults_known = not any(piece.hides_defaults for piece in pieces)
         for piece in pieces:
-            self._defaults(piece)
+            self._read_defaults(piece)
         for piece in pieces:
             jobs = piece.values.get("job", [])
             if not isinstance(jobs, list) or not all(isinstance(job, dict) for job in jobs):
@@ -82,12 +82,12 @@ class _JobFileReader:
                 continue
             for job in jobs:
                 self._count += 1
-                self._job(job, piece)
+                self._read_job(job, piece)
 
     def _complain(self, place: tuple[int, int], text: str, *, warning: bool = False) -> None:
         self.problems.append(Problem(self.path, *place, text, warning))
 
-    def _defaults(self, piece: Piece) -> None:
+    def _read_defaults(self, piece: Piece) -> None:
         for key in piece.values:
             if key not in ("defaults", "job"):
                 hint = suggestion_for(key, ("defaults", "job"))
@@ -95,11 +95,11 @@ class _JobFileReader:
                 self._complain(piece.place(key), f"unknown key {key!r}{hint}")
         defaults = piece.values.get("defaults", {})
         if isinstance(defaults, dict):
-            self._common |= self._values(defaults, DEFAULTS, piece)
+            self._common |= self._read_values(defaults, DEFAULTS, piece)
         else:
             self._complain(piece.place("defaults"), "defaults: a table, [defaults]")
 
-    def _values(self, table: _Values, known: Mapping[str, Any], piece: Piece) -> _Values:
+    def _read_values(self, table: _Values, known: Mapping[str, Any], piece: Piece) -> _Values:
         """Return the readable settings of a table; report the others as problems."""
         values: _Values = {}
         for key, value in table.items():
@@ -114,16 +114,15 @@ class _JobFileReader:
                 self._complain(piece.place(key, *error.name.split(".", 1)[1:]), str(error))
         return values
 
-    def _job(self, table: _Values, piece: Piece) -> None:
-        own, common = self._values(table, SETTINGS, piece), self._common
+    def _read_job(self, table: _Values, piece: Piece) -> None:
+        own, common = self._read_values(table, SETTINGS, piece), self._common
         values = {**common, **own, "env": {**common.get("env", {}), **own.get("env", {})}}
         for key in ("name", "command"):
             if key not in table:
                 self._complain(piece.place(), f"a job needs {key!r}")
         schedule = self._schedule(table, values, piece)
         if self._defaults_known:
-            self._check_together(values, piece)
-            self._check_used(table, values, piece)
+            self._check_together(table, values, piece)
         self._check_new(values.get("name"), piece)
         if "command" in values:
             # Made despite problems, so that a missing command is reported too.
@@ -172,7 +171,7 @@ class _JobFileReader:
 
     # -- checks across settings and jobs ---------------------------------------------------------
 
-    def _check_together(self, values: _Values, piece: Piece) -> None:
+    def _check_together(self, table: _Values, values: _Values, piece: Piece) -> None:
         if text := bounds_conflict(values):
             self._complain(piece.place("at_least_for"), text)
         every, jitter = values.get("every"), values.get("jitter", 0.0)
@@ -182,9 +181,7 @@ class _JobFileReader:
         for key in ("catch_up_limit", "catch_up_window"):
             if key in values and values.get("catch_up", "no") == "no":
                 self._complain(piece.place(key), f"{key} says nothing without catch_up")
-
-    def _check_used(self, table: _Values, values: _Values, piece: Piece) -> None:
-        """Warn of the job's own settings that do nothing; a default may be for other jobs."""
+        # Only the job's own setting: a default may be for other jobs.
         if "retry_backoff" in table and not values.get("retries"):
             text = "retry_backoff is not used without retries"
             self._complain(piece.place("retry_backoff"), text, warning=True)
@@ -247,7 +244,7 @@ class Piece:
         return key, value
 
 
-def cut(text: str) -> list[Piece]:
+def cut_pieces(text: str) -> list[Piece]:
     """The pieces of a text. If each can be read, but not the whole, the last one says why."""
     starts = {0, *(header.start() for header in _HEADER.finditer(_blank(text))), len(text)}
     pieces, line = [], 1
@@ -257,7 +254,7 @@ def cut(text: str) -> list[Piece]:
     whole = _read(text, 1)
     if (whole.fault is None) == all(piece.fault is None for piece in pieces):
         return pieces
-    # The cut was at a line of a text value that looks like a header; or a table stands twice.
+    # We cut at a line of a text value that looks like a header; or there is a table twice.
     return [whole] if whole.fault is None else [*pieces, Piece(1, "", fault=whole.fault)]
 
 

@@ -24,8 +24,8 @@ from incumbent import clock, meters
 from incumbent.cron.events import Emit
 from incumbent.cron.execute import CannotLaunch
 from incumbent.cron.instance import Instance
-from incumbent.cron.ledger import OUTPUT_MOST, Run, SlotState
-from incumbent.cron.runs import NOT_RECORDED, Attempts, Claimer, End, Runs, code_of, stopped
+from incumbent.cron.ledger import OUTPUT_MOST, SlotRecord, SlotState
+from incumbent.cron.runs import NOT_RECORDED, AttemptEnd, Attempts, Claimer, Runs, code_of, stopped
 from incumbent.cron.schedule import Every, Schedule, cron_schedule
 from incumbent.cron.spec import (
     DEFAULTS,
@@ -58,7 +58,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _log = logging.getLogger("incumbent.jobs")
 _DRAIN: Final = 25.0
 _WORTH_A_WARNING: Final = frozenset({"failed", "timed_out", "lost", "missed", "store", "fault"})
-_LOOK_EVERY: Final = 0.2
+_CHECK_EVERY: Final = 0.2
 """Seconds between checks of the lease during a pause between attempts."""
 _BEGIN_WITHIN = 10.0
 
@@ -152,8 +152,8 @@ class Background:
         self._wait_until(clock.now() + drain)
         if running:
             self.stopping.set()
-            for one in list(running.values()):
-                one.stop()
+            for function_run in list(running.values()):
+                function_run.stop()
             self._wait_until(clock.now() + 5.0)
         self._ended = True
         self._instance.wake()
@@ -195,31 +195,33 @@ class Background:
     def launch(self, spec: JobSpec, slot: JobSlot, grant: Claim) -> None:
         link, runs, key = self._claimer.link, self.runs, (spec.name, slot.name)
         link.keeper.arm(grant)
-        one = _FunctionRun(self, spec, slot, Lease(link, (grant,)), self._emit)
+        function_run = _FunctionRun(self, spec, slot, Lease(link, (grant,)), self._emit)
         name = f"incumbent-job {spec.name}"
-        life = threading.Thread(target=self._life, args=(spec, slot, one), name=name, daemon=True)
-        runs.running[key], runs.began[key] = one, clock.now()
+        thread = threading.Thread(
+            target=self._run_thread, args=(spec, slot, function_run), name=name, daemon=True
+        )
+        runs.running[key], runs.began[key] = function_run, clock.now()
         try:
-            life.start()
+            thread.start()
         except RuntimeError as error:
             del runs.running[key], runs.began[key]
-            release_unless_lost(one.lease, undo_slot=True)
+            release_unless_lost(function_run.lease, undo_slot=True)
             raise CannotLaunch(f"no thread can be started: {error}") from error
 
-    def _life(self, spec: JobSpec, slot: JobSlot, one: _FunctionRun) -> None:
+    def _run_thread(self, spec: JobSpec, slot: JobSlot, function_run: _FunctionRun) -> None:
         code = NOT_RECORDED
         try:
-            code = one.run()
+            code = function_run.run()
         except BaseException as error:  # noqa: BLE001 - a defect of ours: the run's work is over
             self._emit("fault", job=spec.name, slot=slot.name, why=repr(error))
             # Nothing works under the lease any more: it must not be renewed for ever.
-            release_unless_lost(one.lease)
+            release_unless_lost(function_run.lease)
         finally:
             self.runs.ended.append((spec.name, slot, code))
             self.runs.running.pop((spec.name, slot.name), None)
             self._instance.wake()
 
-    def failed(self, spec: JobSpec, run: Run) -> None:
+    def failed(self, spec: JobSpec, run: SlotRecord) -> None:
         """Do nothing: a function has no on_failure command."""
 
 
@@ -249,46 +251,50 @@ class _FunctionRun:
         if self._scope is not None:
             self._scope.stop()
 
-    def _attempt(self) -> End:
+    def _attempt(self) -> AttemptEnd:
         began = clock.now()
         try:
             self._call()
         except LeaseLost as error:
-            return self._stopped(began) or End(SlotState.LOST, why=str(error), final=True)
+            return self._end_if_stopped(began) or AttemptEnd(
+                SlotState.LOST, why=str(error), final=True
+            )
         except (asyncio.CancelledError, CancelledError):
-            signal = "signal:stop" if self._jobs.stopping.is_set() else "expired"
-            return self._stopped(began) or stopped(signal, clock.now() - began)
+            cause = "signal:stop" if self._jobs.stopping.is_set() else "expired"
+            return self._end_if_stopped(began) or stopped(cause, clock.now() - began)
         except SystemExit as error:
             # Scripts that became functions call sys.exit(): it ends this run and nothing else.
-            return self._stopped(began) or _exited(error)
+            return self._end_if_stopped(began) or _end_of_exit(error)
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises is its failure
             trace = traceback.format_exc()[-min(self._spec.keep_output, OUTPUT_MOST) :]
             why = f"{type(error).__name__}: {error}"
             facts = {"job": self._spec.name, "slot": self._slot.name}
             _log.error("%s: %s", self._spec.name, why, exc_info=error, extra=facts)
-            return self._stopped(began) or End(SlotState.FAILED, why=why[:500], output=trace)
-        return self._stopped(began) or End(SlotState.OK)
+            return self._end_if_stopped(began) or AttemptEnd(
+                SlotState.FAILED, why=why[:500], output=trace
+            )
+        return self._end_if_stopped(began) or AttemptEnd(SlotState.OK)
 
-    def _stopped(self, began: float) -> End | None:
-        """The end of an attempt that outlived its lease, which cannot be a success; else None."""
+    def _end_if_stopped(self, began: float) -> AttemptEnd | None:
+        """The end of an attempt that outlived its lease, which is never a success; else None."""
         cause = self.lease.belief.proof.verdict(clock.now())
         return stopped(cause, clock.now() - began) if cause else None
 
     def _call(self) -> None:
         spec = self._spec
         call = cast("Callable[..., Any]", spec.call)  # see JobSpec
-        run = JobRun(spec.name, self._slot, self._attempts.run.attempt, self.lease)
+        run = JobRun(spec.name, self._slot, self._attempts.record.attempt, self.lease)
         given = {"run": run} if _wants_run(call) else {}
         if not is_async(call):
             with self._span():
                 not_deferred(call(**given), call, "make the job an `async def`")
             return
         loop = cast("asyncio.AbstractEventLoop", self._jobs.loop)  # a coroutine's jobs have one
-        exits = asyncio.run_coroutine_threadsafe(self._within(call(**given)), loop).result()
+        exits = asyncio.run_coroutine_threadsafe(self._run_coroutine(call(**given)), loop).result()
         if exits is not None:
             raise exits
 
-    async def _within(self, work: Coroutine[Any, Any, Any]) -> SystemExit | None:
+    async def _run_coroutine(self, work: Coroutine[Any, Any, Any]) -> SystemExit | None:
         scope = self._scope = cancel_at_deadline(self.lease)
         try:
             with self._span():
@@ -302,7 +308,7 @@ class _FunctionRun:
         return None
 
     def _span(self) -> AbstractContextManager[None]:
-        run = self._attempts.run
+        run = self._attempts.record
         return meters.span(
             "incumbent.job", name=self._spec.name, slot=run.slot, attempt=run.attempt
         )
@@ -310,17 +316,17 @@ class _FunctionRun:
     def _pause(self, seconds: float) -> bool:
         until = clock.now() + seconds
         while (left := until - clock.now()) > 0:
-            if self._jobs.stopping.wait(min(left, _LOOK_EVERY)) or not self.lease.valid:
+            if self._jobs.stopping.wait(min(left, _CHECK_EVERY)) or not self.lease.valid:
                 return False
         return True
 
 
-def _exited(error: SystemExit) -> End:
+def _end_of_exit(error: SystemExit) -> AttemptEnd:
     """The end of a run that called sys.exit(), with the exit code of a process."""
     if error.code is None or error.code == 0:
-        return End(SlotState.OK, 0)
+        return AttemptEnd(SlotState.OK, 0)
     code = error.code if isinstance(error.code, int) else 1
-    return End(SlotState.FAILED, code, f"sys.exit({error.code!r})"[:500])
+    return AttemptEnd(SlotState.FAILED, code, f"sys.exit({error.code!r})"[:500])
 
 
 def _wants_run(call: Callable[..., Any]) -> bool:
@@ -398,16 +404,16 @@ class Jobs:
 
         Raises ConfigError if any of it cannot work, also for a second job of the same name.
         """
-        return self._adding(cron_schedule(expression, tz), tz, settings)
+        return self._decorator(cron_schedule(expression, tz), tz, settings)
 
     def every(self, interval: Duration, **settings: Unpack[JobSettings]) -> Callable[[F], F]:
         """Run the function at the multiples of `interval` since 1970, in UTC."""
-        return self._adding(Every(parse_duration(interval, "every")), "UTC", settings)
+        return self._decorator(Every(parse_duration(interval, "every")), "UTC", settings)
 
-    def _adding(self, schedule: Schedule, tz: str, settings: JobSettings) -> Callable[[F], F]:
+    def _decorator(self, schedule: Schedule, tz: str, settings: JobSettings) -> Callable[[F], F]:
         if self._background is not None:
             raise Misuse("jobs cannot be added once they run")
-        made = _checked(settings)
+        made = _read_settings(settings)
 
         def add(function: F) -> F:
             refuse_generator(function)
@@ -469,15 +475,15 @@ class Jobs:
         cannot work, and StoreError if the store refuses us for good. `on_event` is called with each
         event; without it events go to the log "incumbent.jobs".
         """
-        background = self._made(on_event)
+        background = self._make_background(on_event)
         background.start()
         self._background = background
         return self
 
     async def astart(self, *, on_event: Emit | None = None) -> Self:
-        """`start` for an event loop, which goes on while the store is asked."""
+        """`start` for an event loop, which is not blocked while the store is asked."""
         # Set first: a caller that is cancelled while it waits can still stop the jobs.
-        self._background = self._made(on_event)
+        self._background = self._make_background(on_event)
         try:
             await asyncio.to_thread(self._background.start)
         except StoreError:
@@ -485,7 +491,7 @@ class Jobs:
             raise
         return self
 
-    def _made(self, on_event: Emit | None) -> Background:
+    def _make_background(self, on_event: Emit | None) -> Background:
         if self._background is not None:
             raise Misuse("these jobs run already")
         if not self._specs:
@@ -560,7 +566,7 @@ def _source_of(function: Callable[..., Any]) -> str:
     return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
-def _checked(settings: JobSettings) -> dict[str, Any]:
+def _read_settings(settings: JobSettings) -> dict[str, Any]:
     """The settings as fields of a JobSpec. Raises ConfigError."""
     given: dict[str, Any] = dict(settings)
     given.pop("name", None)

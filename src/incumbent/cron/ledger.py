@@ -73,12 +73,12 @@ class SlotState(StrEnum):
     @property
     def ended(self) -> bool:
         """Whether the state is final."""
-        return self is not _GOING_ON and self is not _BETWEEN
+        return self not in _NOT_ENDED
 
 
 _S = SlotState
 # A page asks thousands of times: looking members up at their class takes several times as long.
-_GOING_ON, _BETWEEN = _S.RUNNING, _S.WAITING
+_NOT_ENDED = (_S.RUNNING, _S.WAITING)
 _BY_WORD: Final = {str(state): state for state in SlotState}
 _ENDS = frozenset({_S.OK, _S.FAILED, _S.TIMED_OUT, _S.LOST})
 TRANSITIONS: Final[dict[SlotState | None, frozenset[SlotState]]] = {
@@ -92,12 +92,12 @@ TRANSITIONS: Final[dict[SlotState | None, frozenset[SlotState]]] = {
 }
 
 
-class IllegalStep(Error, ValueError):
+class IllegalTransition(Error, ValueError):
     """A change of state that TRANSITIONS does not have."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SlotRecord:
     """One slot's record. Instants are epoch seconds by the writing instance's clock.
 
     `due`: the scheduled instant. `attempt` counts from 1. `code`: the exit code. `why`: in words.
@@ -131,27 +131,27 @@ class Run:
         return self.due if self.first is None else self.first
 
 
-def step(run: Run, state: SlotState, **changes: Any) -> Run:
-    """`run` in its next state. Raises IllegalStep if TRANSITIONS does not have that step."""
+def transition(run: SlotRecord, state: SlotState, **changes: Any) -> SlotRecord:
+    """`run` in its next state. Raises IllegalTransition if TRANSITIONS does not have that one."""
     if state not in TRANSITIONS[run.state]:
-        raise IllegalStep(f"{run.slot}: {run.state} cannot become {state}")
+        raise IllegalTransition(f"{run.slot}: {run.state} cannot become {state}")
     return replace(run, state=state, **changes)
 
 
 # -- encoding ------------------------------------------------------------------------------------
 
-_DEFAULTS: Final = {field.name: field.default for field in fields(Run)}
+_DEFAULTS: Final = {field.name: field.default for field in fields(SlotRecord)}
 _parse: Final = json.JSONDecoder().decode
 _STORED: Final = _DEFAULTS.keys() - {"slot"}
 
 
-def encode(run: Run) -> bytes:
+def encode(run: SlotRecord) -> bytes:
     """The run as a field's value; the slot is in the field's name."""
     stored = {k: v for k, v in asdict(run).items() if k != "slot" and v != _DEFAULTS[k]}
     return json.dumps({"v": _FORMAT, **stored}, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def decode(slot_name: str, value: bytes) -> Run | None:
+def decode(slot_name: str, value: bytes) -> SlotRecord | None:
     """The run; None if the value is in another format.
 
     Its slot counts as taken all the same.
@@ -163,7 +163,7 @@ def decode(slot_name: str, value: bytes) -> Run | None:
         stored["state"] = _BY_WORD[stored["state"]]
         if not stored.keys() <= _STORED:
             stored = {key: it for key, it in stored.items() if key in _STORED}
-        run = Run(slot_name, **stored)
+        run = SlotRecord(slot_name, **stored)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     return run if _is_sound(run) else None
@@ -173,7 +173,7 @@ _LATEST: Final = 253_402_300_799.0
 """The last second of the year 9999: no later instant can be shown."""
 
 
-def _is_sound(run: Run) -> bool:
+def _is_sound(run: SlotRecord) -> bool:
     return (
         _is_number(run.due)
         and (run.started is None or _is_number(run.started))
@@ -200,7 +200,7 @@ def _records(fields: Mapping[str, Field]) -> Iterator[tuple[str, Field]]:
     return ((name[len(RUN) :], it) for name, it in fields.items() if name.startswith(RUN))
 
 
-def runs_of(fields: Mapping[str, Field]) -> dict[str, tuple[Run, int]]:
+def runs_of(fields: Mapping[str, Field]) -> dict[str, tuple[SlotRecord, int]]:
     """The recorded runs by slot, each with its field's version; oldest first.
 
     What was run in a time that was taken back is older than all that has run since.
@@ -211,20 +211,20 @@ def runs_of(fields: Mapping[str, Field]) -> dict[str, tuple[Run, int]]:
     return {run.slot: (run, version) for run, version in found}
 
 
-def _ran_at(run: Run, fold: Fold) -> float:
+def _ran_at(run: SlotRecord, fold: Fold) -> float:
     return min(run.due, fold.since) if fold.outdates(run.slot, run.due) else run.due
 
 
-def run_at(fields: Mapping[str, Field], slot_name: str) -> Run | None:
+def run_at(fields: Mapping[str, Field], slot_name: str) -> SlotRecord | None:
     """The recorded run of one slot; None if there is none."""
     field = fields.get(RUN + slot_name)
     return None if field is None else _read(slot_name, field)
 
 
-def _read(slot_name: str, field: Field) -> Run:
+def _read(slot_name: str, field: Field) -> SlotRecord:
     # A record that cannot be read counts as ended: its slot must not run again.
     run = decode(slot_name, field.value)
-    return run or Run(slot_name, SlotState.OK, _UNREADABLE, why="not readable")
+    return run or SlotRecord(slot_name, SlotState.OK, _UNREADABLE, why="not readable")
 
 
 def read_job(fields: Mapping[str, Field]) -> dict[str, Any]:
@@ -302,7 +302,7 @@ def is_settled(fields: Mapping[str, Field], slot_name: str, due: float) -> bool:
 # -- runs in a record ------------------------------------------------------------------------------
 
 
-def alive(record: Record, run: Run) -> bool:
+def alive(record: Record, run: SlotRecord) -> bool:
     """Whether the run's own token still holds the lease."""
     return any(holding.token == run.token for holding in record.holdings)
 
@@ -312,7 +312,7 @@ def holds_slot(record: Record, slot_name: str) -> bool:
     return any(holding.meta == slot_name.encode() for holding in record.holdings)
 
 
-def open_runs(fields: Mapping[str, Field]) -> list[tuple[Run, int]]:
+def open_runs(fields: Mapping[str, Field]) -> list[tuple[SlotRecord, int]]:
     """The runs recorded as not ended, each with its field's version; parses as few as it can."""
     found = [
         (decode(slot, field.value), field.version)
@@ -322,12 +322,12 @@ def open_runs(fields: Mapping[str, Field]) -> list[tuple[Run, int]]:
     return [(run, version) for run, version in found if run is not None and not run.state.ended]
 
 
-def running(record: Record) -> list[Run]:
+def running(record: Record) -> list[SlotRecord]:
     """The runs that go on: not ended, with a token that holds the lease."""
     return [run for run, _ in open_runs(record.fields) if alive(record, run)]
 
 
-def orphans(record: Record) -> list[tuple[Run, int]]:
+def orphans(record: Record) -> list[tuple[SlotRecord, int]]:
     """The runs recorded as not ended whose holder vanished, each with its field's version."""
     return [pair for pair in open_runs(record.fields) if not alive(record, pair[0])]
 
@@ -340,8 +340,8 @@ def known_slots(record: Record) -> frozenset[str]:
 
 
 def surplus(
-    runs: Mapping[str, tuple[Run, int]], keep: int, keep_for: float, now: float
-) -> list[tuple[Run, int]]:
+    runs: Mapping[str, tuple[SlotRecord, int]], keep: int, keep_for: float, now: float
+) -> list[tuple[SlotRecord, int]]:
     """The ended runs to remove, each with its version: beyond `keep`, or older than `keep_for`.
 
     The newest is always kept, for it says up to where the schedule is accounted for. A record that
@@ -391,7 +391,7 @@ class Ledger:
 
     # -- writes of the holder ----------------------------------------------------------------
 
-    async def begin(self, run: Run, until: float = -inf) -> bool:
+    async def begin(self, run: SlotRecord, until: float = -inf) -> bool:
         """Record a new run as running; return False if the slot must not run any more.
 
         Then it ran already, or another instance recorded it as skipped, missed or lost. That record
@@ -400,16 +400,16 @@ class Ledger:
         """
         return await self._insist(lambda: self._begin(run), until)
 
-    async def _begin(self, run: Run) -> bool:
+    async def _begin(self, run: SlotRecord) -> bool:
         fields = (await self.read()).fields
         if (found := run_at(fields, run.slot)) is not None:
             return _is_same(found, run)
         if fold_of(fields).outdates(run.slot, run.due):
-            # Its instant has another name, and its instance has not heard of that.
+            # Its instant has another name, which its instance does not know yet.
             return False
         return not is_settled(fields, run.slot, run.due) and await self.begin_named(run)
 
-    async def begin_named(self, run: Run) -> bool:
+    async def begin_named(self, run: SlotRecord) -> bool:
         """`begin` for a slot that no schedule names: `due` is the instant when the run began."""
         try:
             outcome = await self._put(run, ABSENT)
@@ -424,15 +424,17 @@ class Ledger:
             return isinstance(await self._put(run, ABSENT), Stored)
         return _is_same(found, run)
 
-    async def move(self, run: Run, state: SlotState, claim: str, **changes: Any) -> Run | None:
+    async def move(
+        self, run: SlotRecord, state: SlotState, claim: str, **changes: Any
+    ) -> SlotRecord | None:
         """Record the run's next state, and return the run; None if its claim lost the lease."""
-        moved = step(run, state, **changes)
+        moved = transition(run, state, **changes)
         outcome = await self._put(moved, ByClaim(claim, run.token))
         return moved if isinstance(outcome, Stored) else None
 
     async def insist(
-        self, run: Run, state: SlotState, claim: str, until: float, **changes: Any
-    ) -> Run | None:
+        self, run: SlotRecord, state: SlotState, claim: str, until: float, **changes: Any
+    ) -> SlotRecord | None:
         """`move`, repeated through an outage until `until`, by the port's clock; then None."""
         try:
             return await self._insist(lambda: self.move(run, state, claim, **changes), until)
@@ -451,7 +453,7 @@ class Ledger:
                     raise
                 await self._port.sleep_until(wake)
 
-    async def outlived(self, run: Run, why: str, now: float) -> SlotState | None:
+    async def outlived(self, run: SlotRecord, why: str, now: float) -> SlotState | None:
         """Record that a run went on beyond its lease, unless its end is recorded. Returns the
         state that is recorded then; None if the record is not this run's.
         """
@@ -462,7 +464,7 @@ class Ledger:
             return found.state
         return SlotState.LOST if await self.lose(found, version, why, now) else None
 
-    async def undo(self, run: Run) -> None:
+    async def undo(self, run: SlotRecord) -> None:
         """Remove the run's record, as if it had not begun; the record of another run stays."""
         found, version = runs_of((await self.read()).fields).get(run.slot, (run, 0))
         if version and _is_same(found, run):
@@ -491,13 +493,13 @@ class Ledger:
 
     # -- writes of any instance -------------------------------------------------------------------
 
-    async def note(self, run: Run) -> bool:
+    async def note(self, run: SlotRecord) -> bool:
         """Record a slot that did not run; return False if the slot has a record already."""
         return isinstance(await self._put(run, ABSENT), Stored)
 
-    async def lose(self, run: Run, version: int, why: str, now: float) -> bool:
+    async def lose(self, run: SlotRecord, version: int, why: str, now: float) -> bool:
         """Record that a run's holder vanished; return False if its record has changed meanwhile."""
-        lost = step(run, SlotState.LOST, ended=now, why=why)
+        lost = transition(run, SlotState.LOST, ended=now, why=why)
         return isinstance(await self._put(lost, ByVersion(version)), Stored)
 
     async def fold(self, fields: Mapping[str, Field], fold: Fold) -> bool:
@@ -514,7 +516,7 @@ class Ledger:
 
     # -- one request -------------------------------------------------------------------------
 
-    async def _put(self, run: Run, guard: Guard) -> PutOutcome:
+    async def _put(self, run: SlotRecord, guard: Guard) -> PutOutcome:
         return await self._field(RUN + run.slot, encode(run), guard)
 
     async def _field(self, name: str, value: bytes | None, guard: Guard) -> PutOutcome:
@@ -522,5 +524,5 @@ class Ledger:
             return await self._port.put(self._key, name, value, guard, self._port.now() + _WITHIN)
 
 
-def _is_same(found: Run, run: Run) -> bool:
+def _is_same(found: SlotRecord, run: SlotRecord) -> bool:
     return found.token == run.token and not found.state.ended

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from pwd import getpwall
 from shutil import which
 from typing import Final
 
@@ -26,7 +27,7 @@ _TOML: Final = re.compile(r"^[ \t]*(?:\[\[[ \t]*job[ \t]*\]\]|\[[ \t]*defaults[ 
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedJobs:
     """The jobs of a file, and its problems, in the order of the lines.
 
     From `load_jobs`: no jobs if there is any error. From `parse_jobs`: all jobs with a readable
@@ -47,7 +48,7 @@ class Loaded:
         return tuple(problem for problem in self.problems if problem.warning)
 
 
-def load_jobs(path: str, environ: Mapping[str, str], now: float) -> Loaded:
+def load_jobs(path: str, environ: Mapping[str, str], now: float) -> LoadedJobs:
     """Read and check a file; raises ConfigError if it cannot be read at all.
 
     `environ`: the environment of the jobs, for the PATH of their commands. `now`: a job whose fixed
@@ -63,21 +64,21 @@ def load_jobs(path: str, environ: Mapping[str, str], now: float) -> Loaded:
         raise ConfigError(f"{path}: more than {_LARGEST} bytes are no job file", name="file")
     text, problems = _decoded(content, path)
     if problems:
-        return Loaded((), problems)
+        return LoadedJobs((), problems)
     parsed = parse_jobs(text, path)
     found = [*parsed.problems, *_of_machine(parsed.specs, path, environ, now)]
     problems = tuple(sorted(found, key=lambda problem: (problem.line, problem.column)))
     broken = any(not problem.warning for problem in problems)
-    return Loaded(() if broken else parsed.specs, problems)
+    return LoadedJobs(() if broken else parsed.specs, problems)
 
 
-def parse_jobs(text: str, path: str) -> Loaded:
+def parse_jobs(text: str, path: str) -> LoadedJobs:
     """Parse the text, without looking at this machine."""
     is_toml = path.endswith(".toml") or _TOML.search(text) is not None
     specs, problems = (parse_jobfile if is_toml else parse_crontab)(text, path)
     if not specs and not problems:
         problems = (Problem(path, 1, 1, "there is no job in it"),)
-    return Loaded(specs, problems)
+    return LoadedJobs(specs, problems)
 
 
 def _need_cronsim() -> None:
@@ -152,7 +153,7 @@ def _what_is_wrong(
     for place, word in enumerate(words):
         if wrong := missing(word, spec.cwd, path):
             of_line = spec.shell_line is not None and place == 1
-            if of_line and word in _USERS | _users_here():
+            if of_line and word in _USERS | {user.pw_name for user in getpwall()}:
                 wrong += "; is it the user of a system crontab? That column has no place here"
             return wrong
     return None
@@ -186,9 +187,3 @@ def _missing(program: str, cwd: str | None, path: str) -> str | None:
     if which(program, path=path):
         return None
     return f"no {program!r} in {path if len(path) <= 80 else f'{path[:77]}...'}"
-
-
-def _users_here() -> frozenset[str]:
-    from pwd import getpwall
-
-    return frozenset(user.pw_name for user in getpwall())

@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass
 
-from incumbent.cron.ledger import JOB, Ledger, LedgerPort, Run, SlotState
+from incumbent.cron.ledger import JOB, Ledger, LedgerPort, SlotRecord, SlotState
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
 from incumbent.model import ABSENT, ONCE, Slot
@@ -26,7 +26,7 @@ class OnceRun:
     port: LedgerPort
     claim: Claim
     ledger: Ledger
-    run: Run
+    run: SlotRecord
 
     async def end(
         self, state: SlotState, wall: float, *, code: int | None = None, why: str = ""
@@ -81,14 +81,14 @@ async def begin_once(
     slot = wanted.once.slot
     name = stamp if slot is None or slot.name == ONCE else slot.name
     ledger = Ledger(port, wanted.key)
-    run = Run(name, SlotState.RUNNING, wall, wanted.once.holder, claim.machine.token, wall)
+    run = SlotRecord(name, SlotState.RUNNING, wall, wanted.once.holder, claim.machine.token, wall)
     once = OnceRun(port, claim, ledger, run)
     try:
         if not await ledger.begin_named(run):
             return None
         await _register(once, slot, what)
     except BaseException:
-        # After an error or a cancellation nothing runs, so no record may say that it did.
+        # After an error or a cancellation nothing runs, so no record may say that something did.
         await once.undo()
         raise
     return once

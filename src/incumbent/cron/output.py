@@ -128,7 +128,9 @@ class Output:
             if self._thread.is_alive():
                 return False
             self._drop()
-            self._events.lose(sum(piece.count(b"\n") for piece in self._ready) + self._lines.lost)
+            self._events.count_dropped(
+                sum(piece.count(b"\n") for piece in self._ready) + self._lines.lost
+            )
         for fd in (self._fd, self._writing, self._woken, self._waker):
             if fd >= 0:
                 os.close(fd)
@@ -147,7 +149,7 @@ class Output:
             if closing and not (pending and self._takes_a_line(_LAST_PATIENCE)):
                 return
             if self._size >= _WAITING:
-                self._make_room()
+                self._write_or_drop()
             else:
                 self._turn(pending)
 
@@ -170,7 +172,7 @@ class Output:
         if self._out in fds:
             self._write()
 
-    def _make_room(self) -> None:
+    def _write_or_drop(self) -> None:
         began = clock.now()
         takes = self._takes_a_line(self._patience)
         self._patience = max(0.0, self._patience - (clock.now() - began))
@@ -213,7 +215,7 @@ class Output:
             kept: deque[tuple[_PieceKind, bytes]] = deque()
             for kind, data in self._waiting:
                 if kind is _PieceKind.OUTPUT:
-                    self._lines.lose(data)
+                    self._lines.drop(data)
                 else:
                     kept.append((kind, data))
             self._waiting, self._size = kept, 0
@@ -242,7 +244,7 @@ class Output:
         if kind is _PieceKind.EVENT:
             self._ready.append(data)
         else:
-            self._ready += _in_pieces(self._lines.of(data, ended=kind is _PieceKind.END))
+            self._ready += _in_pieces(self._lines.events_of(data, ended=kind is _PieceKind.END))
 
 
 class _Lines:
@@ -259,10 +261,10 @@ class _Lines:
         self._to_skip = 0
         """Bytes, up to the end of their line, that belong to a line that is lost."""
 
-    def of(self, data: bytes, *, ended: bool = False) -> Iterator[bytes]:
+    def events_of(self, data: bytes, *, ended: bool = False) -> Iterator[bytes]:
         """Yield the events of these bytes; `ended`: no more will come."""
         if self._to_skip:
-            data = self._after_the_lost_line(data, ended=ended)
+            data = self._skip_lost_line(data, ended=ended)
         if self.lost and (data or ended):
             yield self._events.line("output_lost", slot=self._slot, lines=self.lost)
             self.lost = 0
@@ -272,14 +274,14 @@ class _Lines:
             self._line = ""
         yield from self._events.lines("output", "line", _cut(lines), slot=self._slot)
 
-    def lose(self, data: bytes) -> None:
+    def drop(self, data: bytes) -> None:
         """Drop these bytes, and what there is of the lines around them."""
         if data:
             self.lost += data.count(b"\n")
             self._line, self._to_skip = "", 0 if data.endswith(b"\n") else _LONGEST_LINE
             self._decoder.reset()
 
-    def _after_the_lost_line(self, data: bytes, *, ended: bool) -> bytes:
+    def _skip_lost_line(self, data: bytes, *, ended: bool) -> bytes:
         _, found, rest = data.partition(b"\n")
         if not (found or ended):
             # A line that is longer than a line may be goes on with another piece.

@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from incumbent import clock
 from incumbent.cron.events import Emit
-from incumbent.cron.ledger import SLOT_KEEP, Ledger, Run, SlotState
+from incumbent.cron.ledger import SLOT_KEEP, Ledger, SlotRecord, SlotState
 from incumbent.cron.schedule import FixedTimes
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.durations import DAY, say_seconds
@@ -87,7 +87,7 @@ class Claimer:
         """Give back a slot that did not run: any instance may take it again."""
         run_blocking(release(self.link.port, claim, undo_slot=True))
 
-    def part_with(self, spec: JobSpec, slot: JobSlot, claim: Claim) -> Task:
+    def hand_over(self, spec: JobSpec, slot: JobSlot, claim: Claim) -> Task:
         """Pass the lease on to another process: this one no longer counts as its holder."""
         claim.machine.left()
         return Task(without_schedule(spec), slot, claim.wanted, claim.id, claim.unsure)
@@ -101,9 +101,9 @@ def without_schedule(spec: JobSpec) -> JobSpec:
 def adopt(link: Link, wanted: LeaseRequest, claim_id: str, unsure: int) -> Lease:
     """Take over a lease that another process was granted: ask for it again with its claim.
 
-    Copying its numbers would not do: a store may count on the process that it granted the lease to
-    (etcd ends a lease that this process does not renew), and the deadline counts from a request of
-    our own. Raises NotAcquired if it is too late, else StoreError; then the slot is given back.
+    It is not enough to copy its numbers: the deadline must count from a request of our own, and a
+    store may need this process (etcd ends a lease that no process renews). Raises NotAcquired if it
+    is too late, else StoreError; then the slot is given back.
     """
     # A store that was just started may make a new connection wait longer than the old one.
     claim = run_blocking(acquire(link.port, wanted, wanted.policy.ttl / 2, claim_id=claim_id))
@@ -162,8 +162,8 @@ class Runs(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """The end of an attempt. `final`: no other attempt may follow."""
+class AttemptEnd:
+    """How an attempt ended. `final`: no other attempt may follow."""
 
     state: SlotState
     code: int | None = None
@@ -172,7 +172,7 @@ class End:
     final: bool = False
 
 
-def code_of(ended: Run | None) -> int:
+def code_of(ended: SlotRecord | None) -> int:
     """The code that a worker sends for a run; `ended` is None if its end is not recorded."""
     return NOT_RECORDED if ended is None else _CODE_OF.get(ended.state, ENDED_WELL)
 
@@ -186,7 +186,7 @@ class Attempts:
         self._emit = emit
         self._ledger = Ledger(lease.belief.link.port, lease.belief.key)
         self._began = clock.now()
-        self.run = Run(
+        self.record = SlotRecord(
             slot.name,
             SlotState.RUNNING,
             slot.due,
@@ -200,76 +200,78 @@ class Attempts:
         """Record the run as running, and report it; else give the lease back and return a code."""
         until = clock.now() + min(_BEGIN_WITHIN, self._lease.remaining)
         try:
-            begun = run_blocking(self._ledger.begin(self.run, until))
+            begun = run_blocking(self._ledger.begin(self.record, until))
         except StoreError as error:
-            return self.leave(str(error))
+            return self.release_unused(str(error))
         if not begun:
             # Nothing ran, so at_least_for must not close the lease.
             release_unless_lost(self._lease, undo_slot=True)
             return HAD_ITS_TURN
-        late = round(clock.wall() - self.run.due, 3)
-        self._emit("started", slot=self.run.slot, attempt=self.run.attempt, late=late)
+        late = round(clock.wall() - self.record.due, 3)
+        self._emit("started", slot=self.record.slot, attempt=self.record.attempt, late=late)
         return None
 
-    def leave(self, why: str) -> int:
+    def release_unused(self, why: str) -> int:
         """Give the slot back before anything ran: any instance may run it. Returns GAVE_BACK."""
         release_unless_lost(self._lease, undo_slot=True)
-        self._emit("given_back", slot=self.run.slot, why=why)
+        self._emit("given_back", slot=self.record.slot, why=why)
         return GAVE_BACK
 
     def run_attempts(
-        self, attempt: Callable[[], End], pause: Callable[[float], bool]
-    ) -> Run | None:
-        """Attempt until one succeeds or the retries are used up; the run, None if not recorded.
+        self, attempt: Callable[[], AttemptEnd], pause: Callable[[float], bool]
+    ) -> SlotRecord | None:
+        """Attempt until one succeeds or the retries are used up; return the recorded end, or None.
 
         `pause(seconds)` waits between attempts; it returns False if there must be no more.
         """
         while True:
             end = attempt()
-            left = self._spec.retries - (self.run.attempt - 1)
+            left = self._spec.retries - (self.record.attempt - 1)
             if end.state is SlotState.OK or end.final or left <= 0 or not self._lease.valid:
-                return self._end(end)
-            attempts = self.run.attempt
+                return self._record_end(end)
+            attempts = self.record.attempt
             delay = min(self._spec.retry_backoff * 2.0 ** (attempts - 1), _LONGEST_PAUSE)
             if clock.now() + delay + _SHORTEST_RETRY > self._lease.belief.bound:
                 # It would be stopped at once: the run fails now, while there is time to say so.
                 why = f"{end.why}; at_most_for leaves no time for another attempt"
-                return self._end(replace(end, why=why))
-            if interrupted := self._wait(end, delay, pause):
-                return self._end(interrupted)
-            self._move(SlotState.RUNNING, attempt=attempts + 1)
+                return self._record_end(replace(end, why=why))
+            if interrupted := self._wait_to_retry(end, delay, pause):
+                return self._record_end(interrupted)
+            self._record_state(SlotState.RUNNING, attempt=attempts + 1)
 
-    def _wait(self, end: End, delay: float, pause: Callable[[float], bool]) -> End | None:
+    def _wait_to_retry(
+        self, end: AttemptEnd, delay: float, pause: Callable[[float], bool]
+    ) -> AttemptEnd | None:
         """Wait before the next attempt; the end of the run, if there must be none."""
-        slot, attempt, began = self.run.slot, self.run.attempt, clock.now()
+        slot, attempt, began = self.record.slot, self.record.attempt, clock.now()
         self._emit("retry", slot=slot, attempt=attempt, why=end.why, seconds=delay)
-        self._move(SlotState.WAITING, code=end.code, why=end.why, output=end.output)
+        self._record_state(SlotState.WAITING, code=end.code, why=end.why, output=end.output)
         if pause(delay) and self._lease.valid:
             return None
         if cause := self._lease.belief.proof.verdict(clock.now()):
             return stopped(cause, clock.now() - began)
-        return End(SlotState.LOST, why="its instance was stopped between attempts")
+        return AttemptEnd(SlotState.LOST, why="its instance was stopped between attempts")
 
-    def _move(self, state: SlotState, **changes: object) -> None:
+    def _record_state(self, state: SlotState, **changes: object) -> None:
         until = clock.now() + min(1.0, self._lease.remaining)
         claim = self._lease.belief.claim
-        moved = run_blocking(self._ledger.insist(self.run, state, claim, until, **changes))
+        moved = run_blocking(self._ledger.insist(self.record, state, claim, until, **changes))
         # An intermediate state that could not be written is no reason to stop: the last one counts.
-        self.run = moved or self.run
+        self.record = moved or self.record
 
-    def _end(self, end: End) -> Run | None:
-        belief, run = self._lease.belief, self.run
+    def _record_end(self, end: AttemptEnd) -> SlotRecord | None:
+        belief, record = self._lease.belief, self.record
         until = max(belief.proof.deadline, clock.now() + 1.0)
         # Not by the wall clock: that may have been set while the run went on.
         took = clock.now() - self._began
-        ended_at = (run.started or clock.wall()) + took
+        ended_at = (record.started or clock.wall()) + took
         changes = {"ended": ended_at, "code": end.code, "why": end.why, "output": end.output}
-        ended = run_blocking(self._ledger.insist(run, end.state, belief.claim, until, **changes))
+        ended = run_blocking(self._ledger.insist(record, end.state, belief.claim, until, **changes))
         event, why = str(end.state), end.why or None
         if ended is None:
             why = f"{end.why or end.state}, but the lease was lost before that was on record"
             event = "lost"
-        facts = {"slot": run.slot, "attempt": run.attempt, "code": end.code}
+        facts = {"slot": record.slot, "attempt": record.attempt, "code": end.code}
         self._emit(event, **facts, seconds=round(took, 3), why=why)
         return ended
 
@@ -282,16 +284,16 @@ class Attempts:
             self._emit("store", why=f"the ledger could not be pruned: {error}")
 
 
-def stopped(cause: str, seconds: float) -> End:
+def stopped(cause: str, seconds: float) -> AttemptEnd:
     """The end of an attempt that was stopped because of its lease or its instance."""
     after, failed = f"after {say_seconds(seconds)}", SlotState.FAILED
     if cause.startswith("signal:"):
         why = f"its instance was stopped ({cause.partition(':')[2]}) {after}"
-        return End(SlotState.LOST, why=why, final=True)
+        return AttemptEnd(SlotState.LOST, why=why, final=True)
     state, why = {
         "at_most_for": (SlotState.TIMED_OUT, "at_most_for"),
         "paused": (failed, "the job was paused"),
         "broken": (failed, "an operator asked to end it"),
         "guard": (failed, "the guard died"),
     }.get(cause, (SlotState.LOST, f"the lease was lost ({cause})"))
-    return End(state, why=f"stopped {after}: {why}", final=True)
+    return AttemptEnd(state, why=f"stopped {after}: {why}", final=True)

@@ -17,9 +17,10 @@ from incumbent import clock
 from incumbent.cron.events import Emit, Events
 from incumbent.cron.execute import CannotLaunch
 from incumbent.cron.instance import Instance
-from incumbent.cron.ledger import Run
+from incumbent.cron.ledger import SlotRecord
 from incumbent.cron.runs import (
     ENDED_WELL,
+    FAULT,
     GAVE_BACK,
     HAD_ITS_TURN,
     NOT_RECORDED,
@@ -40,8 +41,7 @@ from incumbent.serve.situation import Situation
 from incumbent.supervise.signals import Signals, has_terminal
 
 _ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
-"""SIGHUP only if it says that the terminal was closed; else it means: read the jobs again."""
-_FAULT: Final = 125
+"""SIGHUP only if the terminal was closed; else it means: read the jobs again."""
 
 
 class CommandLauncher:
@@ -66,14 +66,14 @@ class CommandLauncher:
         if self.gone:
             self._claimer.release(grant)
         else:
-            self._zygote.send(self._claimer.part_with(spec, slot, grant))
+            self._zygote.send(self._claimer.hand_over(spec, slot, grant))
         if self.gone:
             # No process counts as the lease's holder: the lease ends, and other instances see that.
             raise CannotLaunch("the process that starts commands is gone")
         self.runs.running[spec.name, slot.name] = slot
         self.runs.starting.add((spec.name, slot.name))
 
-    def failed(self, spec: JobSpec, run: Run) -> None:
+    def failed(self, spec: JobSpec, run: SlotRecord) -> None:
         if spec.on_failure is not None:
             self._zygote.send(Notify(without_schedule(spec), run))
 
@@ -88,10 +88,10 @@ class CommandLauncher:
 
     @property
     def fd(self) -> int:
-        """A descriptor that is readable when `hear` has something to read."""
+        """A descriptor that is readable when `read_reports` has something to read."""
         return self._zygote.fd
 
-    def hear(self) -> None:
+    def read_reports(self) -> None:
         """Note the runs that have begun or ended."""
         for job, name, code in self._zygote.reports():
             self.runs.starting.discard((job, name))
@@ -117,7 +117,8 @@ def serve_jobs(
     publishes the situation. Raises StoreError if the store refuses us for good at the start.
     """
     situation = Situation(fleet.namespace, fleet.holder, ttl=fleet.ttl)
-    # The zygote is a fork: make it before any thread, and any connection that it would keep open.
+    # The zygote is a fork: make it before any thread, and before any connection, which it would
+    # keep open.
     with (
         closing(Zygote(fleet, events)) as zygote,
         Signals() as signals,
@@ -158,12 +159,12 @@ class _Serving:
 
     def run(self) -> int:
         instance, launcher = self.instance, self.launcher
-        listeners = {self.signals.fd: self._signalled, launcher.fd: launcher.hear}
+        listeners = {self.signals.fd: self._handle_signals, launcher.fd: launcher.read_reports}
         try:
             while not launcher.gone and (self.code is None or launcher.runs.running):
                 instance.turn(listeners)
                 launcher.stand_by(*instance.stand_by())
-                _reap()
+                _reap_orphans()
                 if clock.now() >= self.kill_at:
                     self.kill_at = inf
                     launcher.stop_all()
@@ -172,24 +173,21 @@ class _Serving:
         if launcher.gone:
             # Commands can no longer be started here: other instances start them.
             self.events("fault", why="the process that starts commands is gone")
-            self.code = _FAULT
+            self.code = FAULT
         self.events("stopped")
         return self.code or 0
 
-    def _signalled(self) -> None:
+    def _handle_signals(self) -> None:
         for signum in self.signals.take():
             if signum == signal.SIGHUP and (not self.on_terminal or has_terminal()):
-                self._reload()
+                try:
+                    self.instance.reload(self.reread())
+                except ConfigError as error:
+                    self.events("reload_failed", why=f"{error}; the jobs stay as they were")
             elif signum in _ENDING:
-                self._end(signum)
+                self._begin_drain(signum)
 
-    def _reload(self) -> None:
-        try:
-            self.instance.reload(self.reread())
-        except ConfigError as error:
-            self.events("reload_failed", why=f"{error}; the jobs stay as they were")
-
-    def _end(self, signum: int) -> None:
+    def _begin_drain(self, signum: int) -> None:
         running = len(self.launcher.runs.running)
         name = signal.Signals(signum).name
         if self.code is not None:
@@ -202,7 +200,7 @@ class _Serving:
         self.kill_at = clock.now() + self.drain
 
 
-def _reap() -> None:
+def _reap_orphans() -> None:
     """As the init of a container, reap the orphans of killed workers: they come to us."""
     if os.getpid() == 1:
         with suppress(ChildProcessError):

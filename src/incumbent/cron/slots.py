@@ -1,7 +1,7 @@
-"""Judge a slot by its job's record: record, claim or look again. Pure: the caller passes instants.
+"""Judge a slot by its job's record: record, claim or check again. Pure: the caller passes instants.
 
-An instance that was refused a slot becomes its witness: it looks again when the holder's lease
-ends, so that a run whose holder vanished is `lost` within a ttl, and retried if the job says so.
+An instance that was refused a slot becomes its witness: it checks the slot again when the holder's
+lease ends. So a run whose holder vanished is `lost` within a ttl, and retried if the job says so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from incumbent.cron.folds import Fold, fold_number, fold_of
 from incumbent.cron.ledger import (
     RUN,
     SLOT_KEEP,
-    Run,
+    SlotRecord,
     SlotState,
     alive,
     holds_slot,
@@ -30,7 +30,7 @@ from incumbent.cron.ledger import (
     run_at,
     runs_of,
     settled_spans,
-    step,
+    transition,
 )
 from incumbent.cron.schedule import parse_instant, slot_id
 from incumbent.cron.spec import JobSlot, JobSpec, is_scheduled
@@ -60,10 +60,10 @@ _PUNCTUAL_AT_ONCE: Final = 3
 
 @dataclass(slots=True)
 class Findings:
-    """The records to write, the slots to claim, and those to look at again after some seconds."""
+    """The records to write, the slots to claim, and those to check again after some seconds."""
 
-    lost: list[tuple[Run, int, str]] = field(default_factory=list)
-    notes: list[Run] = field(default_factory=list)
+    lost: list[tuple[SlotRecord, int, str]] = field(default_factory=list)
+    notes: list[SlotRecord] = field(default_factory=list)
     claims: list[JobSlot] = field(default_factory=list)
     again: list[tuple[float, JobSlot]] = field(default_factory=list)
 
@@ -73,7 +73,7 @@ def judge(spec: JobSpec, record: Record, slots: Iterable[JobSlot], now: float) -
     found = Findings()
     for run, version in orphans(record):
         found.lost.append((run, version, f"{run.instance} vanished"))
-        _retry(spec, record, step(run, SlotState.LOST), now, found)
+        _retry(spec, record, transition(run, SlotState.LOST), now, found)
     for slot in slots:
         _judge_slot(spec, record, slot, now, found)
     found.notes = _collapsed(spec, record, found.notes, now)
@@ -98,7 +98,7 @@ def _judge_slot(spec: JobSpec, record: Record, slot: JobSlot, now: float, found:
         _unclaimed(spec, record, slot, now, found)
 
 
-def _retry(spec: JobSpec, record: Record, run: Run, now: float, found: Findings) -> None:
+def _retry(spec: JobSpec, record: Record, run: SlotRecord, now: float, found: Findings) -> None:
     """Claim the next attempt of a lost run, if it has one left that no instance claimed."""
     following = JobSlot(run.slot, run.due, run.attempt).again()
     known = RUN + following.name in record.fields
@@ -106,12 +106,12 @@ def _retry(spec: JobSpec, record: Record, run: Run, now: float, found: Findings)
         found.claims.append(following)
 
 
-def is_retried(spec: JobSpec, run: Run, now: float) -> bool:
+def is_retried(spec: JobSpec, run: SlotRecord, now: float) -> bool:
     """Whether a lost run has another attempt to come; else it has failed for good."""
     return run.attempt <= spec.retries and run.due >= now - max(spec.catch_up.window, GRACE)
 
 
-def fails_for_good(spec: JobSpec, run: Run, now: float) -> bool:
+def fails_for_good(spec: JobSpec, run: SlotRecord, now: float) -> bool:
     """Whether a run that was just recorded has begun and ended, with no attempt to come."""
     if run.state is SlotState.SKIPPED:
         # A retry that was skipped: the attempt before it was the last one.
@@ -125,7 +125,7 @@ def _claimed_unreported(record: Record, slot: JobSlot, found: Findings) -> None:
         found.again.append((_REPORTS_WITHIN - age + _SOON, slot))
         return
     why = "claimed, and its holder vanished before it began"
-    found.notes.append(Run(slot.name, SlotState.LOST, slot.due, attempt=slot.attempt, why=why))
+    found.notes.append(_record(slot, SlotState.LOST, why))
     # Once it is recorded as lost, it may be retried.
     found.again.append((_SOON, slot))
 
@@ -138,7 +138,7 @@ def _unclaimed(spec: JobSpec, record: Record, slot: JobSlot, now: float, found: 
         _wait_or_miss(slot, now, found)
         return
     elif holder is not None and (spec.overlap == "queue" or slot.caught):
-        # The slot was in time, and waits its turn: from now on it must not count as late.
+        # The slot was in time and waits for its turn: it must not count as late when that comes.
         waiting = replace(slot, caught=True)
         found.again.append((min(_SOON, holder.remaining or _SOON), waiting))
         return
@@ -149,7 +149,7 @@ def _unclaimed(spec: JobSpec, record: Record, slot: JobSlot, now: float, found: 
     else:
         found.claims.append(slot)
         return
-    found.notes.append(Run(slot.name, SlotState.SKIPPED, slot.due, attempt=slot.attempt, why=why))
+    found.notes.append(_record(slot, SlotState.SKIPPED, why))
 
 
 NOT_CLAIMED: Final = "no instance claimed it in time: none was up, or none reached the store"
@@ -160,7 +160,11 @@ def _wait_or_miss(slot: JobSlot, now: float, found: Findings) -> None:
     if left > 0:
         found.again.append((left + _SOON, slot))
     else:
-        found.notes.append(Run(slot.name, SlotState.MISSED, slot.due, why=NOT_CLAIMED))
+        found.notes.append(_record(slot, SlotState.MISSED, NOT_CLAIMED))
+
+
+def _record(slot: JobSlot, state: SlotState, why: str) -> SlotRecord:
+    return SlotRecord(slot.name, state, slot.due, attempt=slot.attempt, why=why)
 
 
 def _lease_ends(record: Record) -> float:
@@ -176,10 +180,13 @@ def _what_it_runs(holding: Holding) -> str:
     return f", which runs {text}" if text and text.isprintable() and len(text) < 60 else ""
 
 
-def _collapsed(spec: JobSpec, record: Record, notes: list[Run], now: float) -> list[Run]:
+def _collapsed(
+    spec: JobSpec, record: Record, notes: list[SlotRecord], now: float
+) -> list[SlotRecord]:
     """Replace several missed slots by one record: the last, with their number and the first.
 
-    It reaches back to the last slot accounted for, as of very many only the last are asked about.
+    It reaches back to the last slot accounted for: of very many missed slots, only the last ones
+    are checked.
     """
     missed = sorted(
         (run for run in notes if run.state is SlotState.MISSED), key=lambda run: run.due
@@ -192,7 +199,7 @@ def _collapsed(spec: JobSpec, record: Record, notes: list[Run], now: float) -> l
         following = spec.schedule.next_after(before)
         if following is not None and following < min(first, now - GRACE):
             first = following
-    count = len(missed) + _between(spec, first, missed[0].due)
+    count = len(missed) + _count_between(spec, first, missed[0].due)
     if count > 1:
         missed = [replace(missed[-1], count=count, first=first)]
     return [*(run for run in notes if run.state is not SlotState.MISSED), *missed]
@@ -200,14 +207,14 @@ def _collapsed(spec: JobSpec, record: Record, notes: list[Run], now: float) -> l
 
 def _accounted_before(record: Record, due: float) -> float | None:
     known = [run.due for run, _ in runs_of(record.fields).values() if run.due < due]
-    since = _since(record)
+    since = _registered_since(record)
     if since is not None and since < due:
         known.append(since)
     known += [last for _, last in pruned_spans(record.fields) if last < due]
     return max(known, default=None)
 
 
-def _between(spec: JobSpec, first: float, end: float) -> int:
+def _count_between(spec: JobSpec, first: float, end: float) -> int:
     """The number of slots from `first` until before `end`, counted up to _COUNTED."""
     count, due = 0, first if first < end else None
     while due is not None and due < end and count < _COUNTED:
@@ -261,13 +268,13 @@ def _latest(spec: JobSpec, after: float, now: float, *, most: int) -> tuple[floa
     back = _PUNCTUAL_MOST
     while True:
         start = max(after, now - back)
-        found = deque(_ready(spec, start, now), maxlen=most)
+        found = deque(_ready_dues(spec, start, now), maxlen=most)
         if start == after or len(found) == most:
             return tuple(found)
         back *= 2
 
 
-def _ready(spec: JobSpec, after: float, now: float) -> Iterator[float]:
+def _ready_dues(spec: JobSpec, after: float, now: float) -> Iterator[float]:
     due = spec.schedule.next_after(after)
     while due is not None and due <= now and start_of(spec, due) <= now:
         yield due
@@ -282,12 +289,12 @@ def known_until(spec: JobSpec, record: Record) -> float | None:
     facts = read_job(record.fields)
     if facts.get("schedule") != spec.schedule.describe():
         return None
-    since = _since(record)
+    since = _registered_since(record)
     known = [run.due for run, _ in runs_of(record.fields).values() if is_scheduled(run.slot)]
     return max(*known, -inf if since is None else since, -1e12)
 
 
-def _since(record: Record) -> float | None:
+def _registered_since(record: Record) -> float | None:
     """The instant since which the job has been on record; None if the record does not say."""
     since = read_job(record.fields).get("since")
     return float(since) if isinstance(since, int | float) else None
@@ -309,7 +316,7 @@ def gaps(spec: JobSpec, record: Record) -> list[JobSlot]:
     until = known_until(spec, record)
     if until is None or not runs:
         return []
-    since = _since(record) or 0.0
+    since = _registered_since(record) or 0.0
     oldest = runs[-LOOK_BACK].due if len(runs) >= LOOK_BACK else since
     oldest = min(oldest, until - LOOK_BACK_FOR)
     taken = known_slots(record)
@@ -332,47 +339,51 @@ _FARTHEST: Final = 86_400.0
 """Seconds ahead of our clock that a fold reaches at most: some clock may have been a year off."""
 
 
-def is_ahead(fields: Mapping[str, Field], here: float, been: float) -> bool:
-    """Whether slots are on record that our clock has yet to reach, as it was set back, or that no
-    clock of a fleet may have reached.
+def is_ahead(fields: Mapping[str, Field], wall: float, latest_wall: float) -> bool:
+    """Whether slots are on record that our clock has not reached since it was set back, or that no
+    clock of a fleet can have reached.
 
-    `here`: our wall clock. `been`: the latest instant that it has shown.
+    `wall`: our wall clock. `latest_wall`: the latest instant that it has shown.
     """
-    return _is_stale(_latest_known(fields, here), here, been)
+    return _is_stale(_latest_known(fields, wall), wall, latest_wall)
 
 
-def next_fold(record: Record, here: float, been: float, others: Iterable[float]) -> Fold | None:
+def next_fold(
+    record: Record, wall: float, latest_wall: float, others: Iterable[float]
+) -> Fold | None:
     """The fold to write, because the record is ahead of every clock; None if it is not.
 
     `others`: the clocks of the other instances that live. If one of them is nearer to what is on
     record than to our clock, it is our clock that is behind, and the others go on.
     """
-    before, latest = fold_of(record.fields), _latest_known(record.fields, here)
-    middle = (here + latest) / 2
+    before, latest = fold_of(record.fields), _latest_known(record.fields, wall)
+    middle = (wall + latest) / 2
     others = list(others)
-    if not _is_stale(latest, here, been) or any(clock > middle for clock in others):
+    if not _is_stale(latest, wall, latest_wall) or any(clock > middle for clock in others):
         return None
-    # What the others have run since the clock was set back is not to come again.
+    # What the others have run since the clock was set back must not run again.
     runs = [run for run, _ in runs_of(record.fields).values() if is_scheduled(run.slot)]
     newest = max(runs, key=lambda run: run.token, default=None)
-    since = max((here, *others))
-    if newest is not None and not _is_stale(newest.due, here, been):
+    since = max((wall, *others))
+    if newest is not None and not _is_stale(newest.due, wall, latest_wall):
         since = max(since, newest.due)
     # An earlier fold that is not over yet has used these instants, too.
-    return Fold(before.number + 1, since, max(latest, before.until if before.until > here else 0.0))
+    if before.until > wall:
+        latest = max(latest, before.until)
+    return Fold(before.number + 1, since, latest)
 
 
-def _is_stale(due: float, here: float, been: float) -> bool:
-    was_set_back = been - here > STEP and here < due <= been + CLOCK_SPREAD
-    return was_set_back or due > here + CLOCK_SPREAD
+def _is_stale(due: float, wall: float, latest_wall: float) -> bool:
+    was_set_back = latest_wall - wall > STEP and wall < due <= latest_wall + CLOCK_SPREAD
+    return was_set_back or due > wall + CLOCK_SPREAD
 
 
-def _latest_known(fields: Mapping[str, Field], here: float) -> float:
+def _latest_known(fields: Mapping[str, Field], wall: float) -> float:
     """The latest instant that is accounted for and has not come again since; -inf if there is none.
 
-    By the names alone, which are in order: this is asked at every look.
+    By the names alone, which sort by their instants: every check asks for it.
     """
-    fold, farthest = fold_of(fields), slot_id(here + _FARTHEST)
+    fold, farthest = fold_of(fields), slot_id(wall + _FARTHEST)
     beyond = slot_id(fold.until) if fold.number > 1 else ""
     latest = ""
     for name in fields:
@@ -388,5 +399,5 @@ def _latest_known(fields: Mapping[str, Field], here: float) -> float:
     try:
         ends.append(parse_instant(latest))
     except ConfigError:
-        pass  # There is none, or it is the ID of another scheduler.
-    return max((end for end in ends if end <= here + _FARTHEST), default=-inf)
+        pass  # There is none, or it is the slot name of another scheduler.
+    return max((end for end in ends if end <= wall + _FARTHEST), default=-inf)

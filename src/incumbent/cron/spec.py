@@ -121,7 +121,7 @@ class JobSlot:
         return cls(slot_id(due), due, missed=missed)
 
     @classmethod
-    def held(cls, name: str, now: float) -> JobSlot | None:
+    def from_holder(cls, name: str, now: float) -> JobSlot | None:
         """The slot that a holder names, to be accounted for; None if the text names no slot.
 
         `now`: the instant for a manual slot, whose name has none.

@@ -25,7 +25,7 @@ from typing import Any, Final
 from incumbent import clock
 from incumbent.cron.events import Events
 from incumbent.cron.fleet import CONTROL
-from incumbent.cron.ledger import OUTPUT_MOST, Run, SlotState
+from incumbent.cron.ledger import OUTPUT_MOST, SlotRecord, SlotState
 from incumbent.cron.output import Output
 from incumbent.cron.runs import (
     GAVE_BACK,
@@ -33,8 +33,8 @@ from incumbent.cron.runs import (
     LEAVES,
     PREPARED,
     STARTED,
+    AttemptEnd,
     Attempts,
-    End,
     Task,
     adopt,
     code_of,
@@ -137,7 +137,7 @@ class Inbox:
 # -- the process -----------------------------------------------------------------------------------
 
 
-def be_worker(
+def run_worker(
     fleet: FleetSettings, channel: socket.socket, first: Task | None, events: Events
 ) -> None:
     """Run `first`, then the tasks from `channel`, until that is closed or a signal comes."""
@@ -176,13 +176,13 @@ class _TaskRunner:
         self.stopped = self.worn = False
         self._link = link
         self._standard = (os.dup(1), os.dup(2))
-        self._events = events.knowing(self._standard[0])
+        self._events = events.with_facts(self._standard[0])
         self._channel = channel
         self._inbox = Inbox(channel)
         self._output: Output | None = None
         self._ready: PreparedTerm | None = None
 
-    def say(self, *codes: int) -> None:
+    def send_codes(self, *codes: int) -> None:
         """Send codes to the zygote."""
         with suppress(OSError):
             self._channel.sendall(bytes(codes))
@@ -197,24 +197,24 @@ class _TaskRunner:
         task = first or self._next_task(0.0)
         done = 0
         while task is not None:
-            code = self._do(task)
+            code = self._run_task(task)
             self.clear()
             done += 1
             if done >= _TASKS_MOST or self.stopped or self.worn or not self.guard.alive():
-                self.say(code, LEAVES)
+                self.send_codes(code, LEAVES)
                 return
-            self.say(code)
+            self.send_codes(code)
             task = self._next_task(_REST)
 
-    def _do(self, task: Task) -> int:
+    def _run_task(self, task: Task) -> int:
         """Run the task to its end; the code says how it ended, or that it was given back."""
-        events = self._events.knowing(job=task.spec.name)
+        events = self._events.with_facts(job=task.spec.name)
         try:
             lease = adopt(self._link, task.wanted, task.claim, task.unsure)
         except (NotAcquired, StoreError) as error:
             events("given_back", slot=task.slot.name, why=str(error))
             return GAVE_BACK
-        return _CommandRun(task, lease, self, events.knowing(term=lease.fencing_token)).run()
+        return _CommandRun(task, lease, self, events.with_facts(term=lease.fencing_token)).run()
 
     def _next_task(self, rest: float) -> Task | None:
         """Wait for a task; None if there will be none. `rest`: seconds after which to prepare."""
@@ -239,7 +239,7 @@ class _TaskRunner:
                     # Prepare all that needs neither task nor lease.
                     self.output()
                     self._ready = PreparedTerm(self.guard, self.fleet.ttl)
-                    self.say(PREPARED)
+                    self.send_codes(PREPARED)
                     prepare_at = clock.now() + _STALE
         return None
 
@@ -257,11 +257,11 @@ class _TaskRunner:
         ready, self._ready = self._ready, None
         return ready
 
-    def change(self, cwd: str | None, stdin: str | None) -> None:
-        """Change to the task's folder, and give it its standard input. Raises OSError."""
+    def set_up(self, cwd: str | None, stdin: str | None) -> None:
+        """Change to the task's folder, and open its standard input. Raises OSError."""
         if cwd is not None or stdin is not None:
             self.worn = True
-            self._drop()
+            self._drop_prepared()
         if cwd is not None:
             os.chdir(cwd)
         if stdin is not None:
@@ -269,14 +269,14 @@ class _TaskRunner:
 
     def clear(self) -> None:
         """Remove what is left of a task, so that the next one does not find it."""
-        self._drop()
+        self._drop_prepared()
         if self._output is not None:
             for number, ours in enumerate(self._standard, 1):
                 os.dup2(ours, number)
             self.worn |= not self._output.close()
             self._output = None
 
-    def _drop(self) -> None:
+    def _drop_prepared(self) -> None:
         if (ready := self.take_ready()) is not None:
             ready.close()
 
@@ -306,14 +306,14 @@ class _CommandRun:
         self._worker = worker
         self._output = worker.output()
         self._output.follow(min(task.spec.keep_output, OUTPUT_MOST), events, self._slot)
-        self._events = events.through(self._output.put)
+        self._events = events.via(self._output.put)
         self._survived = False
         self._attempts = Attempts(lease, task.spec, task.slot, self._events)
 
     def run(self) -> int:
         if not self._worker.guard.alive():
             # A worker that stood by may have lost its guard: another worker has its own.
-            return self._attempts.leave("the guard is gone")
+            return self._attempts.release_unused("the guard is gone")
         if (code := self._attempts.begin()) is not None:
             if code == HAD_ITS_TURN:
                 self._events("skipped", slot=self._slot, why="it has had its turn already")
@@ -326,7 +326,7 @@ class _CommandRun:
         self._attempts.prune()
         return code_of(ended)
 
-    def _failed_for_good(self, ended: Run) -> bool:
+    def _failed_for_good(self, ended: SlotRecord) -> bool:
         if ended.state is SlotState.LOST:
             # Stopped with its instance: an instance that finds the record retries it, if it may.
             return ended.attempt > self._spec.retries
@@ -334,26 +334,26 @@ class _CommandRun:
 
     def _report(self, course: Course) -> None:
         if course.phase is Phase.RUNNING:
-            self._worker.say(STARTED)
+            self._worker.send_codes(STARTED)
 
     # -- one attempt -------------------------------------------------------------------------
 
-    def _attempt(self) -> End:
+    def _attempt(self) -> AttemptEnd:
         spec, output = self._spec, self._output
         output.clear()
         try:
-            self._worker.change(spec.cwd, spec.stdin)
+            self._worker.set_up(spec.cwd, spec.stdin)
             ending = self._supervise()
         except OSError as error:
             where = f"cwd={spec.cwd}" if spec.cwd else "it could not begin"
             why = f"{where}: {(error.strerror or str(error)).lower()}"
-            return End(SlotState.FAILED, why=why, final=True)
+            return AttemptEnd(SlotState.FAILED, why=why, final=True)
         except CannotStart as error:
-            return End(SlotState.FAILED, error.code, str(error))
+            return AttemptEnd(SlotState.FAILED, error.code, str(error))
         except (GuardFault, ConfigError) as error:
-            return End(SlotState.FAILED, None, str(error), final=True)
+            return AttemptEnd(SlotState.FAILED, None, str(error), final=True)
         output.settle()
-        return self._verdict(ending)
+        return self._end_of(ending)
 
     def _supervise(self) -> Ending:
         fleet, spec = self._worker.fleet, self._spec
@@ -371,19 +371,19 @@ class _CommandRun:
         self._worker.stopped |= bool(ending.leaving)
         return ending
 
-    def _verdict(self, ending: Ending) -> End:
+    def _end_of(self, ending: Ending) -> AttemptEnd:
         output = self._output.tail()
         if ending.survivors:
             self._survived = self._worker.worn = True
             pids = ", ".join(map(str, ending.survivors))
             why = f"not even KILL ended {pids}; the lease is not given back"
-            return End(SlotState.FAILED, ending.status, why, output, final=True)
+            return AttemptEnd(SlotState.FAILED, ending.status, why, output, final=True)
         if ending.cause:
             end = stopped(ending.cause, ending.seconds)
             return replace(end, code=ending.status, output=output)
         if ending.status in self._spec.success_codes:
-            return End(SlotState.OK, ending.status, output=output)
-        return End(SlotState.FAILED, ending.status, f"exit {ending.status}", output)
+            return AttemptEnd(SlotState.OK, ending.status, output=output)
+        return AttemptEnd(SlotState.FAILED, ending.status, f"exit {ending.status}", output)
 
     def _pause(self, seconds: float) -> bool:
         """Wait between attempts; False if a signal to stop or the end of the lease came first."""
@@ -396,7 +396,7 @@ class _CommandRun:
                 worker.stopped |= bool(_STOPPING & set(worker.signals.take()))
         return False
 
-    def _on_failure(self, ended: Run) -> None:
+    def _on_failure(self, ended: SlotRecord) -> None:
         """Run on_failure: we recorded the end. The lease is kept meanwhile, if it lasts."""
         if self._spec.on_failure is not None:
             # Processes that it leaves must not seem to be those of the next command.
@@ -409,7 +409,7 @@ class _CommandRun:
 
 
 def run_on_failure(
-    spec: JobSpec, ended: Run, share_store: str | None, output: Output, events: Events
+    spec: JobSpec, ended: SlotRecord, share_store: str | None, output: Output, events: Events
 ) -> None:
     """Run on_failure to its end, for a minute at most: no lease stops it, as none may be left.
 
@@ -438,19 +438,19 @@ def run_on_failure(
     events("on_failure", slot=ended.slot, code=child.returncode, why=why)
 
 
-def notify(fleet: FleetSettings, spec: JobSpec, ended: Run, events: Events) -> None:
+def notify(fleet: FleetSettings, spec: JobSpec, ended: SlotRecord, events: Events) -> None:
     """Be the process that runs on_failure for a run that was lost with another instance."""
     # It ends in its time: TERM is for runs under a lease. A handler is not inherited by a command.
     signal.signal(signal.SIGTERM, lambda *_: None)
     standard = os.dup(1)
     with closing(Output(standard)) as output:
         output.become_stdout()
-        events = events.knowing(standard, job=spec.name)
+        events = events.with_facts(standard, job=spec.name)
         output.follow(0, events, ended.slot)
-        run_on_failure(spec, ended, fleet.shared_store, output, events.through(output.put))
+        run_on_failure(spec, ended, fleet.shared_store, output, events.via(output.put))
 
 
-def _facts_of(spec: JobSpec, ended: Run) -> dict[str, str]:
+def _facts_of(spec: JobSpec, ended: SlotRecord) -> dict[str, str]:
     """The variables in the environment of an on_failure command."""
     facts = {
         "JOB": spec.name,

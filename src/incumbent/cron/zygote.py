@@ -1,7 +1,11 @@
 """The process that forks workers: it never has a thread or a connection, so that a fork is safe.
 
-The instance sends it the granted tasks. It has a worker run each, and reports how the task ended.
-When the instance is gone, the workers get TERM: their commands end in order, under their leases.
+The instance sends it the granted tasks. It gives each to a worker, and reports how the task ended.
+When the instance is gone, the workers get TERM: they stop their commands in order, under their
+leases.
+
+    instance --- tasks --> zygote --- fork, tasks --> workers --- commands
+             <-- codes ---        <-- codes ---------
 
 Workers that stand by for slots due soon are forked one after the other, so that a task that is due
 now never waits for more than one fork.
@@ -25,16 +29,10 @@ from typing import Final, NoReturn, TypeAlias
 
 from incumbent import clock
 from incumbent.cron.events import Events
-from incumbent.cron.ledger import Run
+from incumbent.cron.ledger import SlotRecord
 from incumbent.cron.runs import FAULT, LEAVES, PREPARED, STARTED, Task
 from incumbent.cron.spec import JobSpec
-from incumbent.cron.worker import (
-    FleetSettings,
-    Inbox,
-    be_worker,
-    notify,
-    packed,
-)
+from incumbent.cron.worker import FleetSettings, Inbox, notify, packed, run_worker
 from incumbent.supervise.kernel import die_with_parent, libc, name_process
 
 _LEFT_ALONE: Final = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
@@ -60,7 +58,7 @@ class Notify:
     """A message: run a job's on_failure command, for a run that was lost with another instance."""
 
     spec: JobSpec
-    run: Run
+    run: SlotRecord
 
 
 Message: TypeAlias = "Task | Notify | StandBy | Stop"
@@ -79,7 +77,7 @@ class Zygote:
         self.pid = os.fork()
         if self.pid == 0:
             ours.close()
-            _be_zygote(its, fleet, events)
+            _run_zygote(its, fleet, events)
         its.close()
         self._socket = ours
         self.fd = ours.fileno()
@@ -128,7 +126,7 @@ def _warm_up(url: str) -> None:
 # -- the process -----------------------------------------------------------------------------------
 
 
-def _be_zygote(channel: socket.socket, fleet: FleetSettings, events: Events) -> NoReturn:
+def _run_zygote(channel: socket.socket, fleet: FleetSettings, events: Events) -> NoReturn:
     code = FAULT
     try:
         # Leave the terminal: ^C must reach only the instance, which drains.
@@ -151,7 +149,7 @@ class _Forking:
         self._events = events
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
-        self._pool = WorkerPool(self._fork_worker, self._say, self._poll)
+        self._pool = WorkerPool(self._fork_worker, self._pass_on, self._poll)
         self._connected = True
         self._wake, self._write = os.pipe()
         for fd in (self._wake, self._write):
@@ -174,14 +172,14 @@ class _Forking:
             if channel in ready:
                 try:
                     for message in self._inbox.receive():
-                        self._do(message)
+                        self._handle_message(message)
                 except EOFError:
                     self._poll.unregister(channel)
                     self._connected = False
                     self._pool.stop()
             patience = self._pool.prepare() if self._connected else None
 
-    def _do(self, message: Message) -> None:
+    def _handle_message(self, message: Message) -> None:
         match message:
             case Task():
                 self._pool.do(message)
@@ -197,12 +195,12 @@ class _Forking:
     def _fork_worker(self, task: Task | None) -> Worker | None:
         ours, its = socket.socketpair()
         with its:
-            work = partial(be_worker, self._fleet, its, task, self._events)
+            work = partial(run_worker, self._fleet, its, task, self._events)
             pid = self._fork(task.spec.name if task else "", work, ours)
         if pid == 0:
             ours.close()
             return None
-        return Worker(pid, ours, task.key if task else None, comes_up=task is None)
+        return Worker(pid, ours, task.key if task else None, starting=task is None)
 
     def _fork(self, job: str, work: Callable[[], None], *closing: socket.socket) -> int:
         """Fork a child that does `work` and ends; its pid, or 0 (and an event) if fork failed."""
@@ -217,11 +215,11 @@ class _Forking:
         if pid == 0:
             if die is not None:
                 die()
-            self._become(job, work, closing)
+            self._run_child(job, work, closing)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_END)
         return max(0, pid)
 
-    def _become(
+    def _run_child(
         self, job: str, work: Callable[[], None], closing: Iterable[socket.socket]
     ) -> NoReturn:
         code = FAULT
@@ -246,7 +244,7 @@ class _Forking:
             sys.stderr.flush()
             os._exit(code)
 
-    def _say(self, job: str, slot_name: str, code: int) -> None:
+    def _pass_on(self, job: str, slot_name: str, code: int) -> None:
         if self._connected:
             with suppress(OSError):
                 self._channel.sendall(packed((job, slot_name, code)))
@@ -262,12 +260,12 @@ _SHORT: Final = 5.0
 
 @dataclass(slots=True)
 class Worker:
-    """A worker. `task`: job and slot of what it runs, None if idle; `comes_up`: it still starts."""
+    """A worker. `task`: job and slot of what it runs, None if idle; `starting`: not ready yet."""
 
     pid: int
     channel: socket.socket
     task: tuple[str, str] | None
-    comes_up: bool
+    starting: bool
     since: float = field(default_factory=clock.now)
     """The instant at which it began its task."""
     prepared: bool = False
@@ -308,9 +306,9 @@ class WorkerPool:
         data = packed(task)
         fits = len(data) <= _HANDED_MOST
         for worker in sorted(self._idle() if fits else (), key=lambda worker: not worker.prepared):
-            if self._hand(worker, data):
+            if self._hand_over(worker, data):
                 worker.task, worker.since = task.key, clock.now()
-                worker.prepared = worker.comes_up = False
+                worker.prepared = worker.starting = False
                 return
         if self._start(task) is None:
             self._report(*task.key, FAULT)
@@ -330,7 +328,7 @@ class WorkerPool:
         idle, now = self._idle(), clock.now()
         busy = [worker for worker in self._by_fd.values() if worker.task is not None]
         back_soon = sum(now - worker.since < _SHORT for worker in busy)
-        if len(idle) + back_soon >= self._ready or any(worker.comes_up for worker in idle):
+        if len(idle) + back_soon >= self._ready or any(worker.starting for worker in idle):
             return None
         if now >= self._not_before:
             if self._start(None) is not None:
@@ -355,7 +353,7 @@ class WorkerPool:
             self._poll.register(worker.channel, select.POLLIN)
         return worker
 
-    def _hand(self, worker: Worker, data: bytes) -> bool:
+    def _hand_over(self, worker: Worker, data: bytes) -> bool:
         try:
             if worker.channel.send(data, socket.MSG_DONTWAIT) == len(data):
                 return True
@@ -390,11 +388,11 @@ class WorkerPool:
             self._count_failure(worker)
             self._dismiss(worker)
         for code in codes:
-            self._take(worker, code)
+            self._handle_code(worker, code)
 
-    def _take(self, worker: Worker, code: int) -> None:
+    def _handle_code(self, worker: Worker, code: int) -> None:
         if code == PREPARED:
-            worker.prepared, worker.comes_up = True, False
+            worker.prepared, worker.starting = True, False
         elif code == LEAVES:
             self._dismiss(worker)
         elif code == STARTED:
@@ -417,9 +415,9 @@ class WorkerPool:
                 return
             self.others.discard(pid)
             if (worker := self._by_pid.get(pid)) is not None:
-                self._ended(worker, os.waitstatus_to_exitcode(status))
+                self._after_exit(worker, os.waitstatus_to_exitcode(status))
 
-    def _ended(self, worker: Worker, code: int) -> None:
+    def _after_exit(self, worker: Worker, code: int) -> None:
         if (fd := worker.channel.fileno()) >= 0:
             # Read its last codes.
             self.receive(fd)
@@ -431,5 +429,5 @@ class WorkerPool:
 
     def _count_failure(self, worker: Worker) -> None:
         """Delay the next fork if a worker ended before it was prepared: the next may fail too."""
-        if worker.comes_up and worker.channel.fileno() >= 0:
+        if worker.starting and worker.channel.fileno() >= 0:
             self._not_before = clock.now() + _AGAIN_AFTER

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from incumbent.cron.fleet import is_by_the_clock, is_job_name, result_of, schedule_of
-from incumbent.cron.ledger import Run
+from incumbent.cron.ledger import SlotRecord
 from incumbent.cron.schedule import find_zone, local_time, slot_id
 from incumbent.durations import say_seconds
 from incumbent.model import Holding, Record
@@ -410,7 +410,7 @@ def detail(snapshot: Snapshot, blocks: Blocks, name: str, permit: str, done: str
     return _document(snapshot, tag("main", *shown), Html(""))
 
 
-def _run(run: Run) -> Html:
+def _run(run: SlotRecord) -> Html:
     took = "" if run.seconds is None else f" in {say_seconds(run.seconds)}"
     on = f" on {run.instance}" if run.instance else ""
     due = f" (due {slot_id(run.due)})" if not run.slot[:1].isdigit() else ""

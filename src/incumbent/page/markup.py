@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from incumbent.cron.fleet import result_of
-from incumbent.cron.ledger import Run, SlotState
+from incumbent.cron.ledger import SlotRecord, SlotState
 from incumbent.durations import say_seconds
 from incumbent.page.snapshot import TermView
 
@@ -197,7 +197,7 @@ _SIGNS: Final = {
 """Shapes of states, which colour alone must not distinguish; others are circles."""
 
 
-def dots(runs: Sequence[Run]) -> Html:
+def dots(runs: Sequence[SlotRecord]) -> Html:
     """Dots for the last slots, the newest at the right."""
     last = runs[-_DOTS:]
     drawn = [_dot(run, 7 + 14 * place) for place, run in enumerate(last, _DOTS - len(last))]
@@ -208,7 +208,7 @@ def dots(runs: Sequence[Run]) -> Html:
     return Html(f"{start}{''.join(drawn)}</svg>")
 
 
-def _dot(run: Run, x: int) -> str:
+def _dot(run: SlotRecord, x: int) -> str:
     sign = _SIGNS.get(run.state)
     name, shape = ("path", f'd="{sign}"') if sign else ("circle", 'r="4.5"')
     title = f"<title>{safe(f'{run.slot}: {result_of(run)}')}</title>"

@@ -15,7 +15,7 @@ from incumbent.cron.fleet import (
     CONTROL,
     KNOWN,
     PRESENCE,
-    Present,
+    SignOfLife,
     is_job_name,
     jobs_of,
     pause_of,
@@ -23,7 +23,7 @@ from incumbent.cron.fleet import (
     result_of,
     runs_in,
 )
-from incumbent.cron.ledger import Run, read_job
+from incumbent.cron.ledger import SlotRecord, read_job
 from incumbent.durations import say_seconds
 from incumbent.errors import LockError
 from incumbent.locks.clients import Client
@@ -124,10 +124,10 @@ class Job:
 
     record: Record
     facts: dict[str, Any]
-    runs: list[Run]
+    runs: list[SlotRecord]
 
     @property
-    def last(self) -> Run | None:
+    def last(self) -> SlotRecord | None:
         """The last run that has not ended, or else the last run."""
         on = [run for run in self.runs if not run.state.ended]
         return next(reversed(on or self.runs), None)
@@ -154,7 +154,7 @@ class FleetView:
     leases: tuple[Record, ...]
     terms: dict[str, tuple[TermView, ...]]
     """The terms of the leases, by name."""
-    up: tuple[Present, ...]
+    up: tuple[SignOfLife, ...]
     gone: frozenset[str]
     """Jobs that no instance has."""
     all_paused: bool
@@ -226,7 +226,7 @@ def terms_of(record: Record, read_at: float) -> tuple[TermView, ...]:
     return tuple(found)
 
 
-def _term(run: Run) -> TermView:
+def _term(run: SlotRecord) -> TermView:
     began = run.started or 0.0
     if run.state.ended:
         return TermView(began, run.ended or began, run.instance, run.token, str(run.state))
@@ -249,7 +249,7 @@ class Event(NamedTuple):
     when: float
     name: str
     kind: str
-    source: TermView | Run | None
+    source: TermView | SlotRecord | None
     words: str = ""
 
 
@@ -284,7 +284,7 @@ def _events(snapshot: Snapshot, fleet: FleetView, since: float) -> Iterator[Even
 
 def _words(event: Event) -> str:
     source = event.source
-    if isinstance(source, Run):
+    if isinstance(source, SlotRecord):
         on = f" on {source.instance}" if source.instance else ""
         why = f": {source.why}" if source.why else ""
         return f"slot {source.slot} {result_of(source)}{on}{why}"
