@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from incumbent.cli.lead import place_of
+from incumbent.cli.lead import worker_name
 from incumbent.cli.parser import CommandRequest, UsageError, parse
 from incumbent.cli.settings import number
 from incumbent.errors import ConfigError
@@ -147,8 +147,8 @@ def test_a_password_without_a_place_is_refused_and_not_shown(url: str) -> None:
 
 
 def test_places_go_round_and_one_place_is_the_name_itself() -> None:
-    assert [place_of("a", index, 2) for index in range(4)] == ["a/1", "a/2", "a/1", "a/2"]
-    assert place_of("a", 3, 1) == "a"
+    assert [worker_name("a", index, 2) for index in range(4)] == ["a/1", "a/2", "a/1", "a/2"]
+    assert worker_name("a", 3, 1) == "a"
 
 
 @pytest.mark.parametrize("command", ["lead n --restart never", "work n --workers 4"])

@@ -152,7 +152,7 @@ def world() -> Iterator[World]:
         kept = SqliteEngine.__init__.__kwdefaults__
         stack.enter_context(mock.patch.dict(kept, host=made.host))
         stack.enter_context(mock.patch.object(clock, "wall", made.read_wall))
-        isolation = "incumbent.cli.doctor._of_the_isolation"
+        isolation = "incumbent.cli.doctor._check_isolation"
         stack.enter_context(mock.patch(isolation, return_value=("ok", "not asked", "")))
         stack.callback(made.link.close)
         yield made

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from incumbent import clock
 from incumbent.cli.parser import CommandRequest
 from incumbent.cli.settings import health, lock_times, number
-from incumbent.cli.text import place_of, print_json, say, table
+from incumbent.cli.text import print_json, say, source_of, table
 from incumbent.cron.events import Events
 from incumbent.cron.fields import steps_without_effect
 from incumbent.cron.load import LoadedJobs, load_jobs
@@ -54,7 +54,7 @@ def command(request: CommandRequest) -> int:
 
 
 def _serve_file(request: CommandRequest) -> int:
-    """Serve the jobs of a file. All instances of a fleet do; each slot of each job runs once."""
+    """Serve the jobs of a file. All instances of a fleet do so; each slot of each job runs once."""
     loaded = load_jobs(request.name, os.environ, clock.wall())
     _say_problems(request, loaded)
     if loaded.errors:
@@ -119,8 +119,10 @@ def _serve_module(request: CommandRequest) -> int:
 def _is_module(name: str) -> bool:
     """Whether `name` is module:jobs, and not a file."""
     module, colon, attribute = name.partition(":")
-    looks = colon and attribute.isidentifier() and all(map(str.isidentifier, module.split(".")))
-    return bool(looks) and not os.path.exists(name)  # noqa: PTH110 - any text is a name here
+    well_formed = (
+        colon and attribute.isidentifier() and all(map(str.isidentifier, module.split(".")))
+    )
+    return bool(well_formed) and not os.path.exists(name)  # noqa: PTH110 - any text is a name here
 
 
 def _find_jobs(target: str) -> Jobs:
@@ -133,7 +135,7 @@ def _find_jobs(target: str) -> Jobs:
     except ConfigError:
         raise
     except Exception as error:
-        place = place_of(error)
+        place = source_of(error)
         text = f"{place}: {type(error).__name__}: {error}" if place else str(error)
         raise ConfigError(f"{target}: {text}", name="file") from error
     # Imported only here: it imports asyncio, which a file of commands does not need.
@@ -167,7 +169,12 @@ def _check(request: CommandRequest) -> int:
     runs = [(slot, spec) for spec in loaded.specs for slot in _next_slots(spec, now)]
     # The sort is stable: runs that are due at the same instant stay in the order of the file.
     runs.sort(key=lambda run: run[0])
-    table([_HEAD, *(_row(slot, spec) for slot, spec in runs)])
+    rows = [_HEAD]
+    for slot, spec in runs:
+        local = _local(slot, spec)
+        at = f"{local:%a} {local.isoformat(sep=' ', timespec='seconds')} {spec.timezone}"
+        rows.append((at, slot_id(slot), spec.name, spec.schedule.describe()))
+    table(rows)
     return OK
 
 
@@ -196,12 +203,6 @@ def _next_slots(spec: JobSpec, now: float) -> Iterator[float]:
 
 def _local(slot: float, spec: JobSpec) -> datetime:
     return datetime.fromtimestamp(slot, find_zone(spec.timezone))
-
-
-def _row(slot: float, spec: JobSpec) -> tuple[str, ...]:
-    local = _local(slot, spec)
-    when = f"{local:%a} {local.isoformat(sep=' ', timespec='seconds')} {spec.timezone}"
-    return (when, slot_id(slot), spec.name, spec.schedule.describe())
 
 
 def _job_as_json(spec: JobSpec, now: float) -> dict[str, Any]:

@@ -29,12 +29,16 @@ _Finding = tuple[str, str, str]
 def command(request: CommandRequest) -> int:
     policy = make_policy(request.text("ttl") or TTL_DEFAULT, grace=request.text("grace"))
     url = store_url(request.text("store"))
-    isolation = _of_the_isolation()
+    isolation = _check_isolation()
     engine = link_for(url).engine
-    findings = [
-        *(_fixed(engine) if request.on("fix") else ()),
-        *_of_the_store(request, engine, policy),
-        _of_the_times(policy),
+    findings: list[_Finding] = []
+    if request.on("fix"):
+        fix: Callable[[float], list[_Finding]] | None = getattr(engine, "fix", None)
+        nothing = ("ok", f"{engine.url} has no schema: there is nothing to make", "")
+        findings += [nothing] if fix is None else fix(clock.now() + _FIX_WITHIN)
+    findings += [
+        *_check_store(request, engine, policy),
+        _describe_times(policy),
         isolation,
     ]
     _show(request, findings)
@@ -44,21 +48,14 @@ def command(request: CommandRequest) -> int:
     return UNPROVED if errors else OK
 
 
-def _fixed(engine: Engine) -> list[_Finding]:
-    fix: Callable[[float], list[_Finding]] | None = getattr(engine, "fix", None)
-    if fix is None:
-        return [("ok", f"{engine.url} has no schema: there is nothing to make", "")]
-    return fix(clock.now() + _FIX_WITHIN)
-
-
-def _of_the_store(request: CommandRequest, engine: Engine, policy: Policy) -> list[_Finding]:
+def _check_store(request: CommandRequest, engine: Engine, policy: Policy) -> list[_Finding]:
     until = clock.now() + _WITHIN
     try:
         engine.store().read(make_key(request.namespace, "doctor"), until)
         found = engine.diagnose(policy.ttl, until)
     except StoreError as error:
         return [("error", f"{engine.url} gives no usable answer: {error}", "")]
-    return [("ok", f"{engine.url} answers", ""), *found, _of_the_leases(engine.capabilities)]
+    return [("ok", f"{engine.url} answers", ""), *found, _describe_leases(engine.capabilities)]
 
 
 _CLOCKS = {
@@ -69,7 +66,7 @@ _CLOCKS = {
 }
 
 
-def _of_the_leases(can: Capabilities) -> _Finding:
+def _describe_leases(can: Capabilities) -> _Finding:
     """What the store declares about leases."""
     cost = "one request" if can.round_trips == 1 else f"up to {can.round_trips} requests"
     upsets = {"a restart": can.survives_restart, "a failover": can.survives_failover}
@@ -80,7 +77,7 @@ def _of_the_leases(can: Capabilities) -> _Finding:
     return ("ok", line + (f"; {ended} may end leases" if ended else ""), "")
 
 
-def _of_the_times(policy: Policy) -> _Finding:
+def _describe_times(policy: Policy) -> _Finding:
     line = (
         f"ttl {say_seconds(policy.ttl)}: renewed every {say_seconds(policy.renew_every)}, a request"
         f" may take {say_seconds(policy.request_timeout)}; without a proof the work is stopped"
@@ -90,7 +87,7 @@ def _of_the_times(policy: Policy) -> _Finding:
     return ("ok", line, "")
 
 
-def _of_the_isolation() -> _Finding:
+def _check_isolation() -> _Finding:
     """The isolation that `--isolate auto` gives here. It forks: call it before opening a store."""
     try:
         with start_guard("pidns"):

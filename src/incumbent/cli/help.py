@@ -46,10 +46,10 @@ def _help(name: str) -> None:
 
 def manual_page() -> str:
     """The manual page as roff."""
-    return "\n".join(_lines()) + "\n"
+    return "\n".join(_manual_lines()) + "\n"
 
 
-def _lines() -> Iterator[str]:
+def _manual_lines() -> Iterator[str]:
     from importlib.metadata import version
 
     yield f'.TH INCUMBENT 1 "" "incumbent {version("incumbent")}"'

@@ -35,7 +35,7 @@ _HEAD = ("JOB", "SCHEDULE", "NEXT", "LAST", "RESULT", "TOOK", "WHO")
 _RUNS_HEAD = ("SLOT", "RESULT", "TOOK", "WHO", "WHY")
 _HOLDINGS_HEAD = ("STARTED", "DURATION", "HOLDER", "TOKEN", "HOW IT ENDED")
 _PATIENCE: Final = "15s"
-_LOOK_AGAIN: Final = 0.25
+_REREAD_AFTER: Final = 0.25
 _MOST_SHOWN: Final = 1_000_000
 _FAILED: Final = (SlotState.FAILED, SlotState.TIMED_OUT, SlotState.LOST, SlotState.MISSED)
 _REFUSED: Final = (SlotState.SKIPPED, SlotState.MISSED, SlotState.LOST)
@@ -69,14 +69,14 @@ def _show_jobs(request: CommandRequest, client: Client) -> None:
         print_json(request, {"jobs": shown, "instances": instances, "all_paused": found.all_paused})
         return
     rows = [_job_row(job, now, gone=gone) for job, gone in jobs if not gone or _is_shown(job, now)]
-    below = [say_up(found.up, now) + ("; everything is paused" if found.all_paused else "")]
+    below = [describe_up(found.up, now) + ("; everything is paused" if found.all_paused else "")]
     if any(row[2] == "gone" for row in rows):
         below.insert(0, _GONE)
     draw(request, [_HEAD, *rows], below)
 
 
 def _is_shown(job: Job, now: float) -> bool:
-    """Whether to show a gone job: for a while, because its instances may only be down."""
+    """Whether to show a gone job: its instances may only be down, so it is shown for a day."""
     since = fleet.gone_since(job.record.fields)
     return since is None or now - since < _SHOW_GONE
 
@@ -90,7 +90,7 @@ def _job_row(job: Job, now: float, *, gone: bool) -> tuple[str, ...]:
         return (*row, "-", "-", "-", "-")
     run = next(iter(_running(job)), job.runs[-1])
     result = fleet.result_of(run) if run.state.ended else "running"
-    return (*row, iso(run.due), result, _took(run, now), run.instance or "-")
+    return (*row, iso(run.due), result, _duration_of(run, now), run.instance or "-")
 
 
 def _running(job: Job) -> list[SlotRecord]:
@@ -110,7 +110,7 @@ def _job_as_json(job: Job, now: float, *, gone: bool) -> dict[str, Any]:
     }
 
 
-def say_up(present: Iterable[fleet.SignOfLife], now: float) -> str:
+def describe_up(present: Iterable[fleet.SignOfLife], now: float) -> str:
     """The instances that are up, and the instances that have been silent for too long."""
     known = fleet.up_now(present, now)
     up = [one.instance for one in known if now - one.seen < fleet.GONE_AFTER]
@@ -169,11 +169,11 @@ def _show_runs(request: CommandRequest, runs: list[SlotRecord]) -> None:
 
 
 def _run_row(run: SlotRecord) -> tuple[str, ...]:
-    lasted = _took(run, clock.wall())
+    lasted = _duration_of(run, clock.wall())
     return (_slot_of(run), fleet.result_of(run), lasted, run.instance or "-", run.why)
 
 
-def _took(run: SlotRecord, now: float) -> str:
+def _duration_of(run: SlotRecord, now: float) -> str:
     """A run's duration, or the time so far if it has not ended."""
     if not run.state.ended and run.started is not None:
         return say_seconds(max(0.0, now - run.started))
@@ -249,22 +249,22 @@ def _trigger(request: CommandRequest) -> int:
         if up.all_lack(record.key.name):
             line = f"it is gone: no instance that is up has this job ({len(up.instances)} up)"
             return operator.answer("gone", line, BUSY)
-        return _run_once(operator, patience)
+        return _trigger_and_wait(operator, patience)
 
 
-def _run_once(operator: Operator, patience: float) -> int:
+def _trigger_and_wait(operator: Operator, patience: float) -> int:
     name, number = operator.key.name, os.urandom(4).hex()
     trigger = fleet.Trigger(number, name, clock.wall(), operator.who, operator.reason)
     control = Key(operator.key.namespace, fleet.CONTROL)
     operator.store.put(control, trigger.field, trigger.value, None, clock.now() + REQUEST_TIMEOUT)
 
-    def taken(record: Record) -> bool:
+    def is_taken(record: Record) -> bool:
         return trigger.slot in runs_of(record.fields)
 
     until = clock.now() + patience
     with waiting(operator.request, until, lambda: "no instance has taken it yet"):
-        record = read_until(operator.client, name, until, taken, _LOOK_AGAIN)
-    if not taken(record):
+        record = read_until(operator.client, name, until, is_taken, _REREAD_AFTER)
+    if not is_taken(record):
         operator.store.put(control, trigger.field, None, None, clock.now() + REQUEST_TIMEOUT)
         line = "no instance took it: is one up that has this job? See `jobs`"
         return operator.answer("not_taken", line, BUSY, slot=trigger.slot)

@@ -41,7 +41,7 @@ from incumbent.supervise.kernel import DescriptorWaiter, die_with_parent
 from incumbent.supervise.signals import FORWARDED, Signals
 
 _MOST_WORKERS = 1000
-_LOOK_EVERY = 5.0
+_TURN_EVERY = 5.0
 """Seconds after which the loop turns even without an event, for the health page."""
 _MEANT_TO_END: Final = frozenset({OK, USAGE, *CANNOT_START})
 """Exit codes after which another start would end the same way."""
@@ -69,7 +69,7 @@ def _lead(request: CommandRequest, label: str, report: _Report) -> int:
     restart = restart_from(request.text("restart"))
     cmd = cmd_of(request, url)
 
-    def tell(line: str) -> None:
+    def log(line: str) -> None:
         if not request.on("quiet"):
             log_line(label, line)
 
@@ -93,7 +93,7 @@ def _lead(request: CommandRequest, label: str, report: _Report) -> int:
                     request.name, lock.holder, guard.isolation, ttl=ttl, elects=True
                 )
                 with report(situation):
-                    return Campaign(lock, cmd, restart, signals, guard, situation, tell).run()
+                    return Campaign(lock, cmd, restart, signals, guard, situation, log).run()
         except StoreError as error:
             say(f"{label}: the store could not be proved, nothing ran: {error}")
             return UNPROVED
@@ -118,24 +118,24 @@ def _work(request: CommandRequest) -> int:
     restart_from(request.text("restart"))
     healthy = lock_times(request).ttl
     for index in range(permits):
-        make_key(request.namespace, place_of(request.name, index, permits))
+        make_key(request.namespace, worker_name(request.name, index, permits))
     holder = request.text("holder") or default_holder()
-    places = [_ServiceWorker(index, Backoff(healthy)) for index in range(workers)]
+    service_workers = [_ServiceWorker(index, Backoff(healthy)) for index in range(workers)]
 
     def serve(reports: socket.socket | None = None) -> int:
         with Signals() as signals:
             signals.follow_the_job()
-            return _Service(request, permits, holder, places, signals, reports).run()
+            return _Service(request, permits, holder, service_workers, signals, reports).run()
 
     if request.text("listen") is None and not os.environ.get("NOTIFY_SOCKET"):
         return serve()
-    return _answer_for_all(request, holder, healthy, serve)
+    return _report_for_all(request, holder, healthy, serve)
 
 
-def _answer_for_all(
+def _report_for_all(
     request: CommandRequest, holder: str, ttl: float, serve: Callable[[socket.socket], int]
 ) -> int:
-    """Report the workers' situation from this process: their parent may have no thread."""
+    """Report the workers' situation from this process: their parent forks, so it has no thread."""
     from incumbent.serve.workers import Workers
 
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -154,13 +154,13 @@ def _answer_for_all(
             with health(request, situation), closing(DescriptorWaiter()) as waiter:
                 ours.send(b"!")
                 while (code := _exit_code(pid)) is None:
-                    situation.pulse(clock.now() + 2 * _LOOK_EVERY)
-                    waiter.wait((signals.fd, ours.fileno()), clock.now() + _LOOK_EVERY)
+                    situation.pulse(clock.now() + 2 * _TURN_EVERY)
+                    waiter.wait((signals.fd, ours.fileno()), clock.now() + _TURN_EVERY)
                     situation.receive()
                     for signum in signals.take():
                         if signum in ENDING_SIGNALS:
                             situation.stopping()
-                        _pass_on(signum, pid)
+                        _forward(signum, pid)
         finally:
             if code is None:
                 os.kill(pid, signal.SIGTERM)
@@ -168,7 +168,7 @@ def _answer_for_all(
     return code
 
 
-def _pass_on(signum: int, *pids: int) -> None:
+def _forward(signum: int, *pids: int) -> None:
     if signum == signal.SIGTSTP:
         os.kill(os.getpid(), signal.SIGSTOP)
     elif signum in FORWARDED:
@@ -194,13 +194,13 @@ def _fork(signals: Signals, work: Callable[[], int]) -> int:
         drain_with_parent = die_with_parent(signal.SIGTERM)
         pid = os.fork()
         if pid == 0:
-            _become(signals, work, drain_with_parent, before)
+            _run_child(signals, work, drain_with_parent, before)
         return pid
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _become(
+def _run_child(
     signals: Signals,
     work: Callable[[], int],
     drain_with_parent: Callable[[], object] | None,
@@ -210,7 +210,7 @@ def _become(
     code = FAULT
     try:
         signals.__exit__(None, None, None)
-        # No worker gets the terminal: ^C reaches the parent alone, which drains.
+        # Leave the terminal: ^C must reach only the parent, which drains.
         os.setsid()
         stdin = os.open(os.devnull, os.O_RDONLY)
         os.dup2(stdin, 0)
@@ -227,8 +227,8 @@ def _become(
         os._exit(code)
 
 
-def place_of(name: str, index: int, permits: int) -> str:
-    """The name that worker `index` campaigns for; a single place is NAME itself, as for `run`."""
+def worker_name(name: str, index: int, permits: int) -> str:
+    """The name that worker `index` campaigns for; with one permit it is NAME itself."""
     return name if permits == 1 else f"{name}/{index % permits + 1}"
 
 
@@ -262,18 +262,22 @@ class _Service:
         with closing(DescriptorWaiter()) as waiter:
             while True:
                 self._reap()
-                self._start_due()
+                for worker in self.workers:
+                    if not worker.pid and worker.start_at <= clock.now():
+                        worker.began = clock.now()
+                        work = partial(self._run_worker, worker.index)
+                        worker.pid = _fork(self.signals, work)
                 if not any(worker.pid or worker.start_at < inf for worker in self.workers):
                     codes = (worker.code for worker in self.workers)
                     return max(codes) if self.code is None else self.code
                 starts = (worker.start_at for worker in self.workers if not worker.pid)
                 waiter.wait((self.signals.fd,), min(starts, default=inf))
                 for signum in self.signals.take():
-                    self._obey(signum)
+                    self._handle_signal(signum)
 
-    def _obey(self, signum: int) -> None:
+    def _handle_signal(self, signum: int) -> None:
         if signum in ENDING_SIGNALS:
-            self._tell(f"{signal.Signals(signum).name}: draining")
+            self._log(f"{signal.Signals(signum).name}: draining")
             self._drain(code_of_signal(signum))
         else:
             self._signal_all(signum)
@@ -285,7 +289,7 @@ class _Service:
         self._signal_all(signal.SIGTERM)
 
     def _signal_all(self, signum: int) -> None:
-        _pass_on(signum, *(worker.pid for worker in self.workers if worker.pid))
+        _forward(signum, *(worker.pid for worker in self.workers if worker.pid))
 
     # -- ends --------------------------------------------------------------------------------
 
@@ -297,36 +301,30 @@ class _Service:
                     from incumbent.serve.workers import report_end
 
                     report_end(self.reports, worker.index)
-                self._ended(worker, code)
+                self._after_exit(worker, code)
 
-    def _ended(self, worker: _ServiceWorker, code: int) -> None:
+    def _after_exit(self, worker: _ServiceWorker, code: int) -> None:
         if self.code is not None:
             return
         worker.code = code
         if code in (USAGE, *CANNOT_START):
-            self._tell(f"w{worker.index + 1} cannot work (exit {code}): draining")
+            self._log(f"w{worker.index + 1} cannot work (exit {code}): draining")
             self._drain(code)
         elif self.request.text("restart") == "never" or code in _MEANT_TO_END:
             worker.start_at = inf
         else:
             delay = worker.backoff.after(clock.now() - worker.began, draw_jitter())
             worker.start_at = clock.now() + delay
-            self._tell(f"w{worker.index + 1} ended with {code}, starts again in {delay:.1f} s")
+            self._log(f"w{worker.index + 1} ended with {code}, starts again in {delay:.1f} s")
 
     # -- starts ------------------------------------------------------------------------------
 
-    def _start_due(self) -> None:
-        for worker in self.workers:
-            if not worker.pid and worker.start_at <= clock.now():
-                worker.began = clock.now()
-                worker.pid = _fork(self.signals, partial(self._be_worker, worker.index))
-
-    def _be_worker(self, index: int) -> int:
+    def _run_worker(self, index: int) -> int:
         name = f"w{index + 1}"
-        place = place_of(self.request.name, index, self.permits)
-        values = {**self.request.values, "name": place, "holder": f"{self.holder}:{name}"}
+        its_name = worker_name(self.request.name, index, self.permits)
+        values = {**self.request.values, "name": its_name, "holder": f"{self.holder}:{name}"}
         return _lead(
-            replace(self.request, values=values), f"{place} {name}", self._report_of(index)
+            replace(self.request, values=values), f"{its_name} {name}", self._report_of(index)
         )
 
     def _report_of(self, index: int) -> _Report:
@@ -336,6 +334,6 @@ class _Service:
 
         return partial(reporting, index=index, channel=self.reports)
 
-    def _tell(self, line: str) -> None:
+    def _log(self, line: str) -> None:
         if not self.request.on("quiet"):
             log_line(self.request.name, line)

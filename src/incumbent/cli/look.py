@@ -39,7 +39,7 @@ from incumbent.stores.findings import (
 from incumbent.supervise.codes import BUSY, OK, UNPROVED
 
 _HEAD = ("NAME", "STATE", "HOLDER", "HELD FOR", "TTL LEFT", "WAITING")
-_LOOK_AGAIN = 1.0
+_REREAD_AFTER = 1.0
 
 
 def command(request: CommandRequest) -> int:
@@ -73,7 +73,7 @@ def _wait(request: CommandRequest) -> int:
         until = clock.now() + timeout
         # Read again without a hint: a record does not change when its store grants again.
         with waiting(request, until, what):
-            record = read_until(client, request.name, until, is_free, _LOOK_AGAIN)
+            record = read_until(client, request.name, until, is_free, _REREAD_AFTER)
     if request.on("json"):
         print_json(request, record_as_json(record, state))
     if state.word == FREE:
@@ -133,10 +133,10 @@ def _row(record: Record, store: NameState) -> tuple[str, ...]:
     holding = record.holdings[0]
     share = share_of(record.holdings)
     who = f"{names_of(record.holdings)} ({share})" if share else holding.holder
-    return (record.key.name, flaps or _word(holding), who, *_times(holding), waiting)
+    return (record.key.name, flaps or _state_word(holding), who, *_times(holding), waiting)
 
 
-def _word(holding: Holding) -> str:
+def _state_word(holding: Holding) -> str:
     if holding.foreign:
         return "not ours"
     return "stopping" if facts_of(holding).get("state") == "stopping" else HELD
@@ -160,7 +160,7 @@ def _facts(record: Record, state: NameState) -> Iterator[tuple[str, str]]:
         yield "state", said_of(state)
         yield from (("holder", _said_of_holder(one)) for one in record.holdings)
     else:
-        yield "state", _word(holding) if holding else said_of(state)
+        yield "state", _state_word(holding) if holding else said_of(state)
     if holding and holding.permits is None:
         held_for, left = _times(holding)
         isolation = facts_of(holding).get("isolation", "")

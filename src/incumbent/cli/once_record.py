@@ -22,7 +22,7 @@ _COMMAND_SHOWN = 200
 
 
 def begin(words: Sequence[str], lease: Lease) -> OnceRun | None:
-    """Put the start on record; None if the slot is on record already.
+    """Record the start; None if the slot is on record already.
 
     Raises StoreError; then nothing may run, and the lease and its slot were given back.
     """
@@ -35,8 +35,8 @@ def begin(words: Sequence[str], lease: Lease) -> OnceRun | None:
         raise
 
 
-def leave_to_the_record(lease: Lease) -> str:
-    """Give back a lease whose slot the ledger has already; returns a line about that record."""
+def release_recorded_slot(lease: Lease) -> str:
+    """Release a lease whose slot the ledger has already; returns a line about that record."""
     slot = lease.belief.slot or ""
     try:
         record = lease.belief.link.store.read(lease.belief.key, clock.now() + 1.0)
@@ -51,7 +51,7 @@ def leave_to_the_record(lease: Lease) -> str:
 def end(
     once: OnceRun, lease: Lease, ending: Ending | None, outcome: str, line: str
 ) -> Ending | None:
-    """Put the end on record, and give the lease back unless a process of CMD lives on.
+    """Record the end, and release the lease unless a process of CMD lives on.
 
     `ending`: None if nothing ran; the result says whether CMD outlived its lease.
     """

@@ -108,7 +108,7 @@ def wait_for_change(client: Client, record: Record, until: float) -> None:
             link_for(client).store.wait_change(record.key, record.seen, until)
             return
     except StoreError:
-        # The store gives no hints now; the next read will tell more.
+        # The store gives no hints now; the next read shows what is wrong.
         until = min(until, now + _LONGEST_PAUSE)
     time.sleep(max(0.0, until - clock.now()))
 
@@ -162,7 +162,10 @@ class Operator:
         self.request = request
         self.client = client
         self.key: Key = make_key(request.namespace, name or request.name)
-        self.reason = _reason(request)
+        self.reason = request.text("reason") or ""
+        if len(self.reason) > _REASON_MAX or not self.reason.isprintable():
+            text = f"reason: at most {_REASON_MAX} printable characters"
+            raise ConfigError(text, name="reason")
         self.who = _user_at_host()
 
     @property
@@ -199,7 +202,7 @@ class Operator:
             return all(now.token != holding.token for now in record.holdings)
 
         until = clock.now() + _patience(holding)
-        # The holder hears of it at its next renewal; then its work has to end.
+        # The holder's next renewal brings it the notice; then its work has to end.
         with waiting(self.request, until, lambda: held([holding])):
             record = read_until(self.client, self.key.name, until, gone)
         if not gone(record):
@@ -208,7 +211,7 @@ class Operator:
         return record, "has released it" if released else "did not answer; its ttl ran out"
 
     def still_held(self, holding: Holding, hint: str = "") -> int:
-        """Print that the holder did not let go, and return the exit code."""
+        """Print that the holder did not release it, and return the exit code."""
         after = say_seconds(_patience(holding))
         line = f"{holding.holder} still holds it after {after}{hint}"
         return self.answer("held", line, BUSY, holder=holding.holder)
@@ -217,13 +220,6 @@ class Operator:
 def _patience(holding: Holding) -> float:
     """Seconds to wait for a holding's end: a renewal brings the notice, or the ttl runs out."""
     return 2 * (holding.ttl or holding.remaining or TTL_DEFAULT)
-
-
-def _reason(request: CommandRequest) -> str:
-    reason = request.text("reason") or ""
-    if len(reason) > _REASON_MAX or not reason.isprintable():
-        raise ConfigError(f"reason: at most {_REASON_MAX} printable characters", name="reason")
-    return reason
 
 
 def _user_at_host() -> str:

@@ -67,11 +67,12 @@ class CommandRequest:
             # A plain word such as `wait` names the setting only if "=" follows.
             bare = "" if "_" in dest else "(?==)"
             message = re.sub(rf"(?<![-\w?&]){dest}(?:=True\b|\b{bare})", spelled, message)
-            message = re.sub(rf"{_flag_of(dest)}\b(?!-)", spelled, message)
+            message = re.sub(rf"{flag_of(dest)}\b(?!-)", spelled, message)
         return message
 
 
-def _flag_of(dest: str) -> str:
+def flag_of(dest: str) -> str:
+    """The flag of an option."""
     return f"--{dest.replace('_', '-')}"
 
 

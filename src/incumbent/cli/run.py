@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from incumbent import clock
 from incumbent.cli.parser import CommandRequest
 from incumbent.cli.settings import cmd_of, health, lock_settings, number
-from incumbent.cli.text import as_json, busy, fault_line, in_the_way, say, utc, waiting
+from incumbent.cli.text import as_json, fault_line, refusal_line, say, utc, wait_line, waiting
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
 from incumbent.locks.leases import Lease
@@ -58,16 +58,16 @@ def command(request: CommandRequest) -> int:
     result_file = request.text("result_file")
     if result_file:
         _check_result_file(result_file)
-    verdict = _verdict(request)
-    if verdict.line and not (verdict.outcome == "skipped" and request.on("quiet")):
+    run_end = _run_to_end(request)
+    if run_end.line and not (run_end.outcome == "skipped" and request.on("quiet")):
         # The refused setting may be the name itself, which may have any length.
-        say(verdict.line if verdict.outcome == "refused" else f"{request.name}: {verdict.line}")
+        say(run_end.line if run_end.outcome == "refused" else f"{request.name}: {run_end.line}")
     if result_file:
-        _write_result(result_file, verdict, request)
-    return verdict.code
+        _write_result(result_file, run_end, request)
+    return run_end.code
 
 
-def _verdict(request: CommandRequest) -> _RunEnd:
+def _run_to_end(request: CommandRequest) -> _RunEnd:
     try:
         return _run(request)
     except (ConfigError, Misuse) as error:
@@ -89,7 +89,8 @@ def _run(request: CommandRequest) -> _RunEnd:
     timeout = 0.0 if wait is None else parse_duration(wait, "wait") if wait else None
     permits = _permits_of(request)
     url = store_url(request.text("store"))
-    # The guard forks: start it before any thread, and any connection that it would keep open.
+    # The guard forks: start it before any thread, and before any connection, which it would keep
+    # open.
     with start_guard(request.text("isolate") or "auto") as guard, Signals() as signals:
         settings = lock_settings(request)
         try:
@@ -101,7 +102,7 @@ def _run(request: CommandRequest) -> _RunEnd:
                     namespace=request.namespace,
                     **settings,
                 )
-                if _on_record(request):
+                if _is_recorded(request):
                     require(link_for(url).engine.capabilities, "once_per", "slots", "fields")
         except Interrupted as signal:
             return _interrupted(signal)
@@ -136,27 +137,27 @@ class _RunCommand:
         """Take the lease within `timeout` seconds, and run CMD."""
         request = self.request
 
-        def promise() -> None:
+        def pulse() -> None:
             self.situation.pulse(clock.now() + lock.policy.ttl + _SLACK)
 
         last: Refused | StoreError | None = None
 
-        def learn(answer: Refused | StoreError) -> None:
+        def note_refusal(answer: Refused | StoreError) -> None:
             nonlocal last
-            promise()
+            pulse()
             self.situation.heard(answer)
             last = answer
 
         def what() -> str:
-            return in_the_way(last) if isinstance(last, Refused) else ""
+            return wait_line(last) if isinstance(last, Refused) else ""
 
         until = inf if timeout is None else clock.now() + timeout
         try:
-            promise()
+            pulse()
             with self.signals.interrupting(), waiting(request, until, what):
-                lease = lock.take(timeout, learn)
+                lease = lock.take(timeout, note_refusal)
         except NotAcquired as error:
-            line = f"skipped: {busy(error, _permits_of(request))}"
+            line = f"skipped: {refusal_line(error, _permits_of(request))}"
             return _RunEnd("skipped", self.busy_code, line, error.reason, error.held_by)
         except Interrupted as signal:
             return _interrupted(signal)
@@ -164,56 +165,56 @@ class _RunCommand:
             say(f"{request.name}: acquired, term {lease.fencing_token}")
         started = clock.wall()
         self.situation.leading(lease)
-        verdict = _hold(self, lease, promise)
-        self.situation.ended(verdict.reason if verdict.outcome == "lost" else "")
-        return replace(verdict, term=lease.fencing_token, started=started, ended=clock.wall())
+        run_end = _run_under_lease(self, lease, pulse)
+        self.situation.ended(run_end.reason if run_end.outcome == "lost" else "")
+        return replace(run_end, term=lease.fencing_token, started=started, ended=clock.wall())
 
 
 # -- the verdict -----------------------------------------------------------------------------------
 
 
-def _hold(run: _RunCommand, lease: Lease, turned: Callable[[], None]) -> _RunEnd:
+def _run_under_lease(run: _RunCommand, lease: Lease, turned: Callable[[], None]) -> _RunEnd:
     """Run CMD. For a slot, record its start in the ledger before CMD starts, and then its end."""
     request, busy_code = run.request, run.busy_code
     once: OnceRun | None = None
     ending: Ending | None = None
-    if _on_record(request):
+    if _is_recorded(request):
         # Loaded only here: a run without a slot does not need it.
-        from incumbent.cli.once_record import begin, leave_to_the_record
+        from incumbent.cli.once_record import begin, release_recorded_slot
 
         once = begin(request.words, lease)
         if once is None:
-            return _RunEnd("skipped", busy_code, leave_to_the_record(lease), "used")
+            return _RunEnd("skipped", busy_code, release_recorded_slot(lease), "used")
     try:
         keep = once is not None
         ending = supervise(lease, run.cmd, run.signals, run.guard, keep=keep, turned=turned)
-        verdict = _ended(request, ending)
+        run_end = _end_of(request, ending)
         if once is None:
             EndingsWriter().write(lease, term_ending(lease, ending))
     except CannotStart as error:
-        verdict = _RunEnd("not_started", error.code, str(error), str(error))
+        run_end = _RunEnd("not_started", error.code, str(error), str(error))
         if once is None:
             EndingsWriter().write(lease, not_started(lease, error))
     except GuardFault as error:
-        verdict = _RunEnd("fault", codes.FAULT, f"{error}; nothing ran", "guard")
+        run_end = _RunEnd("fault", codes.FAULT, f"{error}; nothing ran", "guard")
     except ConfigError as error:
         # CMD never started (see supervise), so the slot is given back at once.
         why = request.as_typed(str(error))
-        verdict = _RunEnd("refused", codes.USAGE, why, why)
+        run_end = _RunEnd("refused", codes.USAGE, why, why)
     if once is not None:
         from incumbent.cli.once_record import end
 
-        ending = end(once, lease, ending, verdict.outcome, verdict.line)
+        ending = end(once, lease, ending, run_end.outcome, run_end.line)
         if ending is not None and ending.outlived:
-            return _ended(request, ending)
-    return verdict
+            return _end_of(request, ending)
+    return run_end
 
 
-def _on_record(request: CommandRequest) -> bool:
+def _is_recorded(request: CommandRequest) -> bool:
     return request.text("once_per") is not None or request.text("slot") is not None
 
 
-def _ended(request: CommandRequest, ending: Ending) -> _RunEnd:
+def _end_of(request: CommandRequest, ending: Ending) -> _RunEnd:
     after = f"after {say_seconds(ending.seconds)}"
     how = "CMD ended" if ending.outlived else "stopped"
     lost = f"{lease_lost(request.name, ending.cause)}; {how} {after}"
@@ -231,12 +232,12 @@ def _ended(request: CommandRequest, ending: Ending) -> _RunEnd:
         return _RunEnd("lost", codes.LOST, lost, ending.cause)
     if request.on("verbose"):
         how = "released" if ending.confirmed else "let go, the store did not confirm it,"
-        say(f"{request.name}: {'ended' if _on_record(request) else how} {after}")
+        say(f"{request.name}: {'ended' if _is_recorded(request) else how} {after}")
     return _RunEnd("ended", ending.status or 0, _hint(request, ending))
 
 
 def _hint(request: CommandRequest, ending: Ending) -> str:
-    kept = _on_record(request) or request.text("at_least_for") or request.text("permits")
+    kept = _is_recorded(request) or request.text("at_least_for") or request.text("permits")
     if ending.status or kept or request.on("quiet") or ending.seconds >= _HINT_BELOW:
         return ""
     return (
@@ -255,20 +256,20 @@ def _check_result_file(path: str) -> None:
         raise ConfigError(f"result_file={path!r} cannot be written", name="result_file")
 
 
-def _write_result(path: str, verdict: _RunEnd, request: CommandRequest) -> None:
+def _write_result(path: str, run_end: _RunEnd, request: CommandRequest) -> None:
     """Write the file whole or not at all: a reader never sees half of it."""
     from pathlib import Path
 
     facts = {
-        "outcome": verdict.outcome,
-        "exit_code": verdict.code,
+        "outcome": run_end.outcome,
+        "exit_code": run_end.code,
         "name": request.name,
         "holder": request.text("holder") or default_holder(),
-        "held_by": verdict.held_by,
-        "term": verdict.term,
-        "started": None if verdict.started is None else utc(verdict.started),
-        "ended": None if verdict.ended is None else utc(verdict.ended),
-        "reason": verdict.reason or None,
+        "held_by": run_end.held_by,
+        "term": run_end.term,
+        "started": None if run_end.started is None else utc(run_end.started),
+        "ended": None if run_end.ended is None else utc(run_end.ended),
+        "reason": run_end.reason or None,
     }
     target = Path(path)
     draft = target.with_name(f".{target.name}.{os.getpid()}")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
-from incumbent.cli.parser import CommandRequest
+from incumbent.cli.parser import CommandRequest, flag_of
 from incumbent.cli.text import say
 from incumbent.errors import ConfigError
 from incumbent.locks.options import LockSettings
@@ -61,8 +61,8 @@ def number(request: CommandRequest, dest: str, least: int, most: int, default: i
         return default
     plain = text.isascii() and text.isdecimal() and len(text) < 10
     if not plain or not least <= int(text) <= most:
-        flag = f"--{dest.replace('_', '-')}"
-        raise ConfigError(f"{flag}={text[:40]!r}: a number from {least} to {most}", name=dest)
+        message = f"{flag_of(dest)}={text[:40]!r}: a number from {least} to {most}"
+        raise ConfigError(message, name=dest)
     return int(text)
 
 

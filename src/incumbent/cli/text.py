@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _WAITING_SAID_AFTER: Final = 1.0
 
 
-def busy(error: NotAcquired, permits: int | None = None) -> str:
+def refusal_line(error: NotAcquired, permits: int | None = None) -> str:
     """The message of a refusal: the holder and the time left; `permits`: the limit of holders."""
     left = None if error.retry_after is None else say_seconds(max(0.0, error.retry_after))
     by = error.held_by or "another"
@@ -56,8 +56,8 @@ def busy(error: NotAcquired, permits: int | None = None) -> str:
             return f"{gave_up}held by {by}" + (f", ttl {left} left" if left else "")
 
 
-def in_the_way(refused: Refused) -> str:
-    """What a wait is for: the reason of a refusal, the holders, and since when they hold."""
+def wait_line(refused: Refused) -> str:
+    """What a waiter waits for: the reason of a refusal, the holders, and since when they hold."""
     by = names_of(refused.holders) or "another"
     left = "" if refused.retry_after is None else f" for another {say_seconds(refused.retry_after)}"
     match refused.reason:
@@ -87,12 +87,12 @@ def waiting(request: CommandRequest, until: float, what: Callable[[], str]) -> I
         yield
         return
 
-    def tell() -> None:
+    def say_it() -> None:
         limit = f"at most {say_seconds(until - clock.now())} more" if until < inf else "no limit"
         if found := what():
             say(f"{request.name}: waiting, {limit}: {found}")
 
-    timer = threading.Timer(_WAITING_SAID_AFTER, tell)
+    timer = threading.Timer(_WAITING_SAID_AFTER, say_it)
     timer.daemon = True
     timer.start()
     try:
@@ -125,7 +125,7 @@ def record_as_json(record: Record, state: NameState) -> dict[str, Any]:
         "name": record.key.name,
         "state": state.word,
         "why": state.why or None,
-        **(holders[0] if holders else dict.fromkeys(_OF_A_HOLDER)),
+        **(holders[0] if holders else dict.fromkeys(_HOLDER_FACTS)),
         "permits": holding.permits if holding else None,
         "holders": holders,
         "foreign": bool(holding and holding.foreign),
@@ -142,12 +142,12 @@ def record_as_json(record: Record, state: NameState) -> dict[str, Any]:
     }
 
 
-_OF_A_HOLDER: Final = ("holder", "token", "held_for", "ttl", "ttl_left")
+_HOLDER_FACTS: Final = ("holder", "token", "held_for", "ttl", "ttl_left")
 
 
 def _holding_as_json(one: Holding) -> dict[str, Any]:
     facts = (one.holder, one.token, one.held_for, one.ttl, one.remaining)
-    return dict(zip(_OF_A_HOLDER, facts, strict=True))
+    return dict(zip(_HOLDER_FACTS, facts, strict=True))
 
 
 def _notice(record: Record, field: str) -> dict[str, str] | None:
@@ -231,7 +231,7 @@ def draw(request: CommandRequest, rows: Sequence[Sequence[str]], below: Sequence
     width = get_terminal_size(sys.stdout.fileno()).columns if on_terminal else 0
     lines = [*_aligned(rows, width), *map(printable, below)]
     if on_terminal and not environ.get("NO_COLOR"):
-        lines = [_COLOURED.sub(_in_colour, line) for line in lines]
+        lines = [_COLOURED.sub(_coloured, line) for line in lines]
     if on_terminal and request.on("watch"):
         # Overwrite the old lines, then erase the rest, so that nothing flickers.
         print("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J", end="")
@@ -248,7 +248,7 @@ _COLOURS: Final = {
 _COLOURED: Final = re.compile(rf"(?<=  )({'|'.join(_COLOURS)})(?=  |$)")
 
 
-def _in_colour(match: re.Match[str]) -> str:
+def _coloured(match: re.Match[str]) -> str:
     return f"\x1b[{_COLOURS[match[1]]}m{match[1]}\x1b[0m"
 
 
@@ -258,13 +258,13 @@ def _aligned(rows: Sequence[Sequence[str]], most: int) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     while most and sum(widths) + 2 * (len(widths) - 1) > most and max(widths) > _NARROWEST:
         widths[widths.index(max(widths))] -= 1
-    return ["  ".join(map(_fitted, row, widths)).rstrip() for row in rows]
+    return ["  ".join(map(_fit, row, widths)).rstrip() for row in rows]
 
 
 _NARROWEST: Final = 8
 
 
-def _fitted(cell: str, width: int) -> str:
+def _fit(cell: str, width: int) -> str:
     return cell.ljust(width) if len(cell) <= width else f"{cell[: width - 1]}…"
 
 
@@ -279,12 +279,12 @@ def fault_line(error: Exception) -> str:
     if isinstance(error, OSError):
         whose = "the system refuses"
     else:
-        place = place_of(error)
+        place = source_of(error)
         whose = f"an error in {place}" if place else "a defect of incumbent"
     return f"{whose}: {type(error).__name__}: {error}"
 
 
-def place_of(error: BaseException) -> str:
+def source_of(error: BaseException) -> str:
     """The file and line that raised it, if it is neither ours nor Python's; else ""."""
     place, trace = "", error.__traceback__
     while trace is not None:
@@ -334,8 +334,8 @@ def log_line(label: str, line: str) -> None:
 
 
 _PATIENCE: Final = 0.5
-"""Seconds: a reader of stderr that stands still loses lines. It must not keep an instance from
-standing, leading or ending, nor the keeper from renewing.
+"""Seconds: a reader of stderr that stands still loses lines. It must keep no instance from
+campaigning, leading or ending, and no keeper from renewing.
 """
 
 

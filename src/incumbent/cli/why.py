@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, tzinfo
 
 from incumbent import clock
-from incumbent.cli.jobs import say_up
+from incumbent.cli.jobs import describe_up
 from incumbent.cli.operator import REQUEST_TIMEOUT, open_client, read_places, store_state
 from incumbent.cli.parser import CommandRequest
 from incumbent.cli.text import facts_of, instant_of, iso, print_json, record_as_json
@@ -87,8 +87,8 @@ def explain(
     `store`: see state_of; `places`: the lines about the places of a pool of this name.
     """
     state = state_of(record, store)
-    lines = list(_of_holders(record, now))
-    lines += _of_switches(record, now)
+    lines = list(_holder_lines(record, now))
+    lines += _notice_lines(record, now)
     if state.word in (FREE, UNKNOWN, WAITING):
         lines.append(said_of(state) if state.why else "free: nobody holds it")
     if flaps := flapping(record, now):
@@ -98,29 +98,29 @@ def explain(
             f"slot {name}: used, for another {say_seconds(left)}"
             for name, left in record.slots.items()
         ]
-    lines += _of_places(places)
-    lines += _of_candidates(record)
-    lines += _of_history(record)
+    lines += _pool_lines(places)
+    lines += _candidate_lines(record)
+    lines += _history_lines(record)
     return lines
 
 
-def _of_places(places: Sequence[str]) -> Iterator[str]:
+def _pool_lines(places: Sequence[str]) -> Iterator[str]:
     if places:
         held = sum(1 for place in places if ": held by " in place)
         yield f"a pool of this name: {held} of the {len(places)} places on record are held"
     yield from (f"  {place}" for place in places)
 
 
-def _of_holders(record: Record, now: float) -> Iterator[str]:
+def _holder_lines(record: Record, now: float) -> Iterator[str]:
     if record.holdings and (share := share_of(record.holdings)):
         yield f"shared: {share}"
     for holding in record.holdings[:_SHARERS]:
-        yield from _of_holding(holding, now)
+        yield from _holding_lines(holding, now)
     if more := len(record.holdings[_SHARERS:]):
         yield f"and {more} more holders: see `status {record.key.name}`"
 
 
-def _of_holding(holding: Holding, now: float) -> Iterator[str]:
+def _holding_lines(holding: Holding, now: float) -> Iterator[str]:
     if holding.foreign:
         yield (
             f"held: the value at its key is not ours ({holding.holder}); it counts as held until"
@@ -138,13 +138,13 @@ def _of_holding(holding: Holding, now: float) -> Iterator[str]:
         after = say_seconds(rank.step_down_after)
         yield f"priority {rank.priority}: steps down for a higher one, {after} into its term"
     if holding.remaining is not None:
-        yield _of_time(holding, holding.remaining)
+        yield _ttl_line(holding, holding.remaining)
     if "isolation" in facts:
         where = f"its process is {facts.get('pid', '?')} on {facts.get('host', '?')}"
         yield f"{where}, isolation {facts['isolation']}"
 
 
-def _of_time(holding: Holding, left: float) -> str:
+def _ttl_line(holding: Holding, left: float) -> str:
     of = "" if holding.ttl is None else f" of {say_seconds(holding.ttl)}"
     if holding.ttl is not None and left < _NEARLY_OUT * holding.ttl:
         return (
@@ -154,7 +154,7 @@ def _of_time(holding: Holding, left: float) -> str:
     return f"ttl: {say_seconds(left)}{of} left; the holder renews it"
 
 
-def _of_switches(record: Record, now: float) -> Iterator[str]:
+def _notice_lines(record: Record, now: float) -> Iterator[str]:
     if PAUSE in record.fields:
         when = read_notice(record.fields[PAUSE].value).get("when")
         since = f" since {iso(float(when))}" if isinstance(when, int | float) else ""
@@ -172,7 +172,7 @@ def _of_switches(record: Record, now: float) -> Iterator[str]:
             yield f"closed for another {left}: its last holder asked for that (--at-least-for)"
 
 
-def _of_candidates(record: Record) -> Iterator[str]:
+def _candidate_lines(record: Record) -> Iterator[str]:
     if record.candidates:
         names = ", ".join(candidate.holder for candidate in record.candidates)
         yield f"standing by: {names}"
@@ -180,7 +180,7 @@ def _of_candidates(record: Record) -> Iterator[str]:
         yield "nobody is known to stand by"
 
 
-def _of_history(record: Record) -> Iterator[str]:
+def _history_lines(record: Record) -> Iterator[str]:
     present, endings = {holding.token for holding in record.holdings}, endings_of(record)
     ended = [past for past in record.history if past.token not in present]
     for past in sorted(ended, key=lambda past: past.token, reverse=True)[:_LAST]:
@@ -214,7 +214,7 @@ def explain_job(
     `gone`: no instance that is up has the job. `zone`: the time zone in which `at` was read.
     """
     facts = read_job(record.fields)
-    lines = list(_of_slot(record, at, now) if at is not None else _of_last(record))
+    lines = list(_slot_lines(record, at, now) if at is not None else _last_run_lines(record))
     if at is not None and zone is not None:
         there = datetime.fromtimestamp(at, zone).isoformat(sep=" ", timespec="seconds")
         lines.insert(0, f"about {there} ({facts.get('timezone')}, the zone of the job)")
@@ -232,19 +232,19 @@ def explain_job(
     elif facts.get("schedule"):
         lines.append(f"schedule {facts['schedule']}")
     if fleet.is_by_the_clock(facts):
-        lines.append(say_up(up, now) + ("" if up else ": nothing will run"))
+        lines.append(describe_up(up, now) + ("" if up else ": nothing will run"))
     return lines
 
 
-def _of_last(record: Record) -> Iterator[str]:
+def _last_run_lines(record: Record) -> Iterator[str]:
     runs = fleet.runs_in(record)
     if not runs:
         yield "nothing is on record yet"
     for run in runs[: -_LAST_RUNS - 1 : -1]:
-        yield from _of_run(record, run)
+        yield from _run_lines(record, run)
 
 
-def _of_run(record: Record, run: SlotRecord) -> Iterator[str]:
+def _run_lines(record: Record, run: SlotRecord) -> Iterator[str]:
     since = f" (and {run.count - 1} before it)" if run.count > 1 else ""
     what = f"slot {run.slot}{since}: {fleet.result_of(run)}"
     by = f" on {run.instance}" if run.instance else ""
@@ -253,10 +253,10 @@ def _of_run(record: Record, run: SlotRecord) -> Iterator[str]:
     yield what + by + attempt + why
     if run.started is not None and run.started - run.due > _CLOCK_OFF and run.slot[:1].isdigit():
         yield f"  it began {say_seconds(run.started - run.due)} after its slot"
-    yield from _of_clock(record, run)
+    yield from _clock_lines(record, run)
 
 
-def _of_clock(record: Record, run: SlotRecord) -> Iterator[str]:
+def _clock_lines(record: Record, run: SlotRecord) -> Iterator[str]:
     for past in record.history:
         if past.token == run.token and run.started is not None:
             off = run.started - past.started
@@ -267,10 +267,10 @@ def _of_clock(record: Record, run: SlotRecord) -> Iterator[str]:
                 )
 
 
-def _of_slot(record: Record, at: float, now: float) -> Iterator[str]:
+def _slot_lines(record: Record, at: float, now: float) -> Iterator[str]:
     found = [run for run in fleet.runs_in(record) if run.since - 1 < at < run.due + 1]
     for run in found:
-        yield from _of_run(record, run)
+        yield from _run_lines(record, run)
     if found:
         return
     facts = read_job(record.fields)
@@ -280,7 +280,8 @@ def _of_slot(record: Record, at: float, now: float) -> Iterator[str]:
     elif any(first <= at <= last for first, last in pruned_spans(record.fields)):
         yield "the ledger has forgotten that far back (keep_runs, keep_for)"
     elif following is None or abs(following - at) > 1:
-        yield from _no_slot(record, at, following)
+        coming = f"; the next one after it was {iso(following)}" if following is not None else ""
+        yield f"the schedule {facts.get('schedule')} has no slot at {iso(at)}{coming}"
     elif at > now:
         yield f"it is not due before {iso(at)}"
     elif now - at < GRACE:
@@ -293,9 +294,3 @@ def _of_slot(record: Record, at: float, now: float) -> Iterator[str]:
             "nothing is on record: no instance was up, or none reached the store; the next"
             " instance that starts, or the sweep of those that run, records it as missed"
         )
-
-
-def _no_slot(record: Record, at: float, following: float | None) -> Iterator[str]:
-    text = read_job(record.fields).get("schedule")
-    coming = f"; the next one after it was {iso(following)}" if following is not None else ""
-    yield f"the schedule {text} has no slot at {iso(at)}{coming}"
