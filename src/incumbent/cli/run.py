@@ -170,7 +170,7 @@ class _RunCommand:
         return replace(run_end, term=lease.fencing_token, started=started, ended=clock.wall())
 
 
-# -- the verdict -----------------------------------------------------------------------------------
+# -- under the lease -------------------------------------------------------------------------------
 
 
 def _run_under_lease(run: _RunCommand, lease: Lease, turned: Callable[[], None]) -> _RunEnd:
