@@ -14,6 +14,7 @@ from incumbent import clock
 from incumbent.errors import ConfigError, StoreUnavailable
 from incumbent.stores.kubernetes.login import Login, PluginCommand
 from incumbent.stores.kubernetes.site import KubernetesSite, site_of_url
+from tests.stores.party import soon
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "6443"}
 
@@ -43,7 +44,7 @@ def test_in_a_pod_the_environment_and_the_service_account_say_all(tmp_path: Path
     assert (site.where, site.namespace) == ("kubernetes:///shop", "shop")
     assert str(site.endpoint) == "10.0.0.1:6443"
     assert site.login.is_over
-    site.login.fetch()
+    site.login.fetch(soon(30.0))
     assert site.login.header == "Bearer t1"
     assert site.tls is not None
     assert site.tls.ca_certs == str(tmp_path / "ca.crt")
@@ -169,12 +170,12 @@ def test_a_tokens_file_is_read_again_each_minute_and_when_it_is_refused(
     monkeypatch.setattr(clock, "now", lambda: now)
     path.write_text("one")
     login = Login(file=str(path))
-    login.fetch()
+    login.fetch(soon(30.0))
     path.write_text("two")
     over = [login.is_over]
     now += 61.0
     assert [*over, login.is_over] == [False, True]
-    login.fetch()
+    login.fetch(soon(30.0))
     assert login.header == "Bearer two"
     assert login.refused("Bearer two")
     assert login.is_over
@@ -187,7 +188,7 @@ def test_a_token_that_is_given_cannot_be_had_anew() -> None:
 
 def test_a_tokens_file_that_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match=r"the token .*none cannot be read"):
-        Login(file=str(tmp_path / "none")).fetch()
+        Login(file=str(tmp_path / "none")).fetch(soon())
 
 
 def plugin(folder: Path, script: str, **parts: Any) -> PluginCommand:
@@ -209,7 +210,7 @@ def test_a_plugin_is_run_with_its_environment_and_its_token_used_until_it_ends(
     )
     login = Login(plugin=made)
     assert login.is_over
-    login.fetch()
+    login.fetch(soon(30.0))
     assert login.header == "Bearer me"
     assert login.is_over, "it ended in 2020"
     info = json.loads((tmp_path / "info").read_text())
@@ -223,11 +224,16 @@ def test_a_plugin_is_run_with_its_environment_and_its_token_used_until_it_ends(
         ("echo no >&2; exit 3", "ended with 3: no"),
         ("echo '{}'", "'status'"),
         ("echo '{\"status\": {}}'", "neither a token nor a certificate"),
+        ("echo '{\"status\": [1]}'", "makes no sense"),
+        (
+            'echo \'{"status": {"token": "x", "expirationTimestamp": "soon"}}\'',
+            "makes no sense",
+        ),
     ],
 )
 def test_a_plugin_that_fails_says_why(tmp_path: Path, script: str, why: str) -> None:
     with pytest.raises(StoreUnavailable, match=why):
-        Login(plugin=plugin(tmp_path, script)).fetch()
+        Login(plugin=plugin(tmp_path, script)).fetch(soon(30.0))
 
 
 def test_data_of_certificates_is_decoded(tmp_path: Path) -> None:

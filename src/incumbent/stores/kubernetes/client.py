@@ -101,6 +101,8 @@ class KubernetesClient(PlannedTogether[None], BoundedRunner[W, None]):
 
     async def dial(self, until: float) -> W:
         """A connection. Raises StoreUnavailable."""
+        # Our certificate may come from a plugin.
+        await self._log_in(until)
         try:
             return await self.connect(until)
         except (OSError, Broken) as error:
@@ -116,6 +118,10 @@ class KubernetesClient(PlannedTogether[None], BoundedRunner[W, None]):
     def spend(self, wire: W) -> None:
         """Do not use a connection again after the present plan."""
         self._spent.add(wire)
+
+    def detach(self) -> None:
+        self.site.login.detach()
+        super().detach()
 
     def put_back(self, wire: W, idle: list[W]) -> None:
         if wire in self._spent:
@@ -264,23 +270,30 @@ class KubernetesClient(PlannedTogether[None], BoundedRunner[W, None]):
         reading, tries = Reading(), 2
         while tries:
             tries -= 1
-            request, header = await self.encoded(verb, path, body)
+            request, header = await self.encoded(verb, path, until, body)
             reading = await exchange(wire, request, until)
             self.known.heard(reading.header(b"date"))
             if reading.last:
                 self.spend(wire)
             if reading.status != 401 or reading.last or not self.site.login.refused(header):
                 break
+        if reading.status == 401:
+            # The next one shows the certificate that we have then.
+            self.spend(wire)
         return self.answer_of(verb, reading)
 
+    async def _log_in(self, until: float) -> None:
+        login = self.site.login
+        if login.is_over:
+            await self.apart(lambda: login.fetch(until))
+
     async def encoded(
-        self, verb: str, path: str, body: dict[str, Any] | None = None
+        self, verb: str, path: str, until: float, body: dict[str, Any] | None = None
     ) -> tuple[bytes, str]:
         """A request, and the login in it. Raises StoreUnavailable."""
-        site, login = self.site, self.site.login
-        if login.is_over:
-            await self.apart(login.fetch)
-        header = login.header
+        site = self.site
+        await self._log_in(until)
+        header = site.login.header
         data = b"" if body is None else json.dumps(body, separators=(",", ":")).encode()
         method = _METHODS.get(verb, "GET")
         return encode(method, site.base + path, site.endpoint, header, data, _HEADERS), header

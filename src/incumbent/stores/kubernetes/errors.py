@@ -11,6 +11,8 @@ VERBS: Final = ("get", "list", "watch", "create", "update")
 """The verbs that we need on Leases; we never delete one."""
 _USER: Final = re.compile(r'User "([^"]+)"')
 _SOON: Final = 0.5
+_LATEST: Final = 30.0
+"""Seconds: whoever waits asks again by then, even if a proxy says that it is away for hours."""
 
 
 class KubernetesAnswer(NamedTuple):
@@ -50,7 +52,7 @@ def failure(answer: KubernetesAnswer, where: str, namespace: str, *, proved: boo
     verb, status, writes = answer.verb, answer.status, answer.verb in ("create", "update")
     text, after, final = f"{where} refused to {verb} Leases: {answer.said}", None, not proved
     if status in (429, 503):
-        after, final = answer.retry_after or _SOON, False
+        after, final = min(answer.retry_after or _SOON, _LATEST), False
         text = f"{where} is overloaded or not ready ({status}): {answer.said}"
     elif status == 401:
         text = (

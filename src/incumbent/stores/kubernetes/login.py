@@ -2,6 +2,9 @@
 
 A service account's token is replaced while the pod runs, so its file is read again each minute,
 and when the server refuses what was read.
+
+A plugin may take seconds, or hang. So it runs in a thread of its own, once for all who need it:
+each waits until its own time is over, and nobody while the credentials of before are still good.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,15 +25,17 @@ from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.interrupts import raise_handlers
 from incumbent.net.tls import Tls
+from incumbent.unpatched import start_thread
 
 if TYPE_CHECKING:
     import ssl
+    from concurrent.futures import Future
 
 _READ_EVERY: Final = 60.0
 _PLUGIN_WITHIN: Final = 30.0
 """Seconds that an exec plugin may take: some ask a server, or a person."""
 _BEFORE: Final = 10.0
-"""Seconds before its end from which on a plugin's token is not used any more."""
+"""Seconds before the end of a plugin's credentials at which it is asked for others."""
 
 
 class PluginCommand:
@@ -71,7 +77,11 @@ class PluginCommand:
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise_handlers(error)
             why = str(error)
-        raise StoreUnavailable(f"the exec plugin {self._argv[0]} of the kubeconfig: {why}")
+        raise self.failure(why)
+
+    def failure(self, why: str) -> StoreUnavailable:
+        """The exception for a plugin that brings nothing."""
+        return StoreUnavailable(f"the exec plugin {self._argv[0]} of the kubeconfig: {why}")
 
 
 class Login:
@@ -90,16 +100,21 @@ class Login:
         self._token, self._certificate, self._key = token, certificate, key
         self._until = -inf if plugin or file else inf
         self._context: tuple[object, ssl.SSLContext] | None = None
+        self.detach()
+
+    def detach(self) -> None:
+        """In the child of a fork: the plugin's thread is the parent's."""
+        self._running: dict[str, Future[StoreUnavailable | None]] = {}
 
     @property
     def is_over(self) -> bool:
         """Whether they have to be fetched."""
         return clock.now() >= self._until
 
-    def fetch(self) -> None:
-        """Read the file, or run the plugin. Raises StoreUnavailable."""
+    def fetch(self, until: float) -> None:
+        """Read the file, or run the plugin. Raises StoreUnavailable, at `until` at the latest."""
         if self.plugin is not None:
-            self._take_over(self.plugin.run())
+            self._await_plugin(self.plugin, until)
         elif self._file is not None:
             try:
                 self._token = Path(self._file).read_text("ascii").strip()
@@ -107,6 +122,42 @@ class Login:
                 raise_handlers(error)
                 raise StoreUnavailable(f"the token {self._file} cannot be read: {error}") from error
             self._until = clock.now() + _READ_EVERY
+
+    def _await_plugin(self, plugin: PluginCommand, until: float) -> None:
+        from concurrent.futures import Future
+
+        made: Future[StoreUnavailable | None] = Future()
+        # In one step, so that one of all who need it starts it.
+        running = self._running.setdefault("", made)
+        if running is made:
+            try:
+                start_thread(partial(self._run, plugin, running), "incumbent-login")
+            except RuntimeError as error:
+                raise_handlers(error)
+                self._running.clear()
+                raise plugin.failure(f"no thread can be started: {error}") from error
+        if clock.now() < self._until + _BEFORE:
+            return
+        try:
+            failure = running.result(max(0.0, until - clock.now()))
+        except TimeoutError as error:
+            raise_handlers(error)
+            raise plugin.failure("it has not answered yet") from None
+        if failure is not None:
+            raise StoreUnavailable(str(failure)) from failure
+
+    def _run(self, plugin: PluginCommand, running: Future[StoreUnavailable | None]) -> None:
+        failure: StoreUnavailable | None = plugin.failure("what it printed makes no sense")
+        try:
+            self._take_over(plugin.run())
+            failure = None
+        except StoreUnavailable as error:
+            failure = error
+        except (ValueError, AttributeError):
+            pass
+        finally:
+            self._running.clear()
+            running.set_result(failure)
 
     def _take_over(self, status: Mapping[str, Any]) -> None:
         self._token = str(status.get("token") or "")

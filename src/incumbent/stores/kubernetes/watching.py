@@ -44,6 +44,8 @@ LINGER: Final = 2.0
 _LASTS: Final = 240
 """Seconds after which the server ends a watch; then another one goes on from there."""
 _WITHIN: Final = 10.0
+_SILENT: Final = 90.0
+"""Seconds without a word, bookmarks included, after which a watch is dead, and nobody said so."""
 _OK: Final = 200
 _GONE: Final = 410
 """What came after the revision was compacted."""
@@ -169,14 +171,15 @@ class NamespaceWatch:
             f"{self._client.leases}?watch=1&allowWatchBookmarks=true&timeoutSeconds={_LASTS}"
             f"&resourceVersion={revision}&{labelled(self.namespace)}"
         )
-        request, _ = await self._client.encoded("watch", query)
-        reading, started = Reading(), clock.now()
-        begin(wire, request, started + _WITHIN)
+        request, _ = await self._client.encoded("watch", query, clock.now() + _WITHIN)
+        reading, heard = Reading(), clock.now()
+        begin(wire, request, heard + _WITHIN)
         while self._is_needed() and not reading.done:
             try:
                 await feed(reading, wire, clock.now() + TICK)
+                heard = clock.now()
             except Broken as error:
-                if not error.late or (not reading.status and clock.now() > started + _WITHIN):
+                if not error.late or clock.now() > heard + (_SILENT if reading.status else _WITHIN):
                     raise
             if reading.status != _OK:
                 continue
