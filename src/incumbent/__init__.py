@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from incumbent.runtime.link import StoreLike
     from incumbent.stores.names import safe_name
 
+    __version__: str
+    """The version of the package."""
+
 __all__ = [
     "AcquireTimeout",
     "AlreadyReleased",
@@ -123,6 +126,10 @@ _HOMES = {
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("incumbent")
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module

@@ -28,6 +28,7 @@ from incumbent.locks.inside import around_call
 from incumbent.locks.leases import AsyncLease, Lease, LeaseHandle
 from incumbent.locks.lock import AsyncLock, Lock, LockHandle
 from incumbent.locks.options import LockSettings, require
+from incumbent.locks.other_words import refuse_unknown
 from incumbent.locks.running import is_async, name_of, not_deferred, refuse_generator
 from incumbent.protocol.release import release
 from incumbent.stores.names import (
@@ -109,6 +110,7 @@ def exclusive(
         raise ConfigError('write @exclusive("name"): a lease has a name', name="name")
     if if_held not in ("wait", "raise", "skip"):
         raise ConfigError(f"if_held={if_held!r}: wait, raise or skip", name="if_held")
+    refuse_unknown(settings, LockSettings)
     common = {
         "store": store,
         "namespace": namespace,

@@ -12,9 +12,16 @@ from incumbent.errors import ConfigError
 Duration: TypeAlias = "float | int | str | timedelta"
 
 DAY = 86_400.0
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY}
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
-_WHOLE = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+", re.ASCII)
+_WORDS = {
+    0.001: "ms",
+    1.0: "s sec secs second seconds",
+    60.0: "m min mins minute minutes",
+    3600.0: "h hr hrs hour hours",
+    DAY: "d day days",
+}
+_UNITS = {word: seconds for seconds, words in _WORDS.items() for word in words.split()}
+_PART = re.compile(r"(\d+(?:\.\d+)?) ?([a-z]+) ?", re.ASCII)
+_WHOLE = re.compile(rf"(?:{_PART.pattern})+", re.ASCII)
 _PLAIN = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 
 
@@ -57,8 +64,9 @@ def _from_number(value: float) -> float:
 def _from_text(text: str, what: str) -> float:
     if _PLAIN.fullmatch(text):
         return float(text)
-    if _WHOLE.fullmatch(text):
-        return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+    parts = _PART.findall(text) if _WHOLE.fullmatch(text) else []
+    if parts and all(unit in _UNITS for _, unit in parts):
+        return sum(float(number) * _UNITS[unit] for number, unit in parts)
     raise ConfigError(f"{what}={_shown(text)} is not a duration: {_HINT}", name=what)
 
 
@@ -70,7 +78,7 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-_HINT = 'write seconds (15, 2.5) or a text such as "500ms", "15s", "1h30m"'
+_HINT = 'write seconds (15, 2.5) or a text such as "500ms", "15s", "5min", "1h30m"'
 
 
 def say_seconds(seconds: float) -> str:

@@ -133,10 +133,11 @@ def test_a_package_index_gets_a_readme_without_relative_links(
 def test_what_a_message_says_to_install_is_what_the_extra_brings() -> None:
     project = PROJECT["project"]
     source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
-    hints = re.findall(r"pip install '([^']+)' \(the extra (\w+)\)", source)
+    text = re.sub(r"\"\n\s+f?\"", "", source)
+    hints = re.findall(r"pip install 'incumbent\[(\w+)\]' \(([^)]+)\)", text)
     assert len(hints) == 5 == source.count("pip install")
     assert [
-        hint for hint in hints if hint[0] not in project["optional-dependencies"][hint[1]]
+        hint for hint in hints if hint[1] not in project["optional-dependencies"][hint[0]]
     ] == []
 
 

@@ -113,7 +113,7 @@ def test_a_missing_extra_says_what_to_install(tmp_path: Path, touched: Path) -> 
         "import sys\nfor name in ('redis', 'hiredis'):\n    sys.modules[name] = None\n"
     )
     done = run("redis://host", touched, PYTHONPATH=str(tmp_path))
-    refused(done, "pip install 'hiredis>=3.0' (the extra redis)")
+    refused(done, "pip install 'incumbent[redis]' (hiredis>=3.0)")
 
 
 def test_a_misspelt_variable_is_refused(store: str, touched: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_file_with_one_problem_has_no_jobs_and_all_problems(tmp_path: Path) ->
 
 def test_without_cronsim_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cronsim", None)
-    with pytest.raises(ConfigError, match=r"pip install 'cronsim>=2.6'"):
+    with pytest.raises(ConfigError, match=r"pip install 'incumbent\[cron\]' \(cronsim>=2.6\)"):
         load_jobs("any", ENVIRON, 0.0)
 
 

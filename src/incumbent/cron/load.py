@@ -85,7 +85,7 @@ def _need_cronsim() -> None:
     try:
         import cronsim  # noqa: F401 - only to see whether it is installed
     except ImportError as error:
-        text = "schedules need cronsim: pip install 'cronsim>=2.6' (the extra cron)"
+        text = "schedules need the extra cron: pip install 'incumbent[cron]' (cronsim>=2.6)"
         raise ConfigError(text, name="file") from error
 
 

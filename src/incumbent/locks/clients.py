@@ -13,6 +13,7 @@ from incumbent.locks.groups import AsyncGroup, Group, GroupSettings
 from incumbent.locks.leases import refuse_copy, trimmed_traceback
 from incumbent.locks.lock import AsyncLock, Lock
 from incumbent.locks.options import LockSettings, overruled, parse_timeout
+from incumbent.locks.other_words import refuse_other_side
 from incumbent.locks.several import (
     AsyncMultiLock,
     AsyncReadWriteLock,
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 
 class ClientHandle:
     """One store, one namespace and common settings for many locks."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        refuse_other_side(cls)
 
     def __init__(
         self,

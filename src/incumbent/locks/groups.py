@@ -16,7 +16,8 @@ from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
 from incumbent.locks.callers import Exclusion
 from incumbent.locks.candidacy import Metadata
 from incumbent.locks.leases import refuse_copy, trimmed_traceback
-from incumbent.locks.options import refuse_unknown, require, wanted_from
+from incumbent.locks.options import require, wanted_from
+from incumbent.locks.other_words import refuse_other_side, refuse_unknown
 from incumbent.locks.running import AsyncNews, EndablePort, News, task_beside, thread_beside
 from incumbent.model import Capabilities
 from incumbent.policy import TTL_MIN, Policy
@@ -68,6 +69,10 @@ class GroupHandle:
     """The part that blocking and asyncio groups share: everything that does not wait."""
 
     __slots__ = ("__weakref__", "_joined", "_link", "_wanted")
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        refuse_other_side(cls)
 
     def __init__(
         self,

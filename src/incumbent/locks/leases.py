@@ -39,6 +39,7 @@ from incumbent.errors import (
 from incumbent.lease import LeaseState
 from incumbent.locks.callers import enter, forget_bodies
 from incumbent.locks.options import IfLost, OnLost, parse_timeout
+from incumbent.locks.other_words import refuse_other_side
 from incumbent.protocol.release import give_up, release, release_all, release_blocking
 from incumbent.protocol.words import lease_lost, loss_of
 from incumbent.runtime.link import LeaseView, Link
@@ -74,6 +75,10 @@ class AnyLease:
     @staticmethod
     def _now() -> float:
         return clock.now()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        refuse_other_side(cls)
 
     def __init__(
         self,

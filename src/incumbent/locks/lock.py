@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Never, NoReturn, TypeVar, Unpack
 
 from incumbent import clock
 from incumbent.durations import Duration
@@ -33,6 +33,7 @@ from incumbent.locks.leases import (
     trimmed_traceback,
 )
 from incumbent.locks.options import IfLost, LockSettings, OnLost, parse_timeout, wanted_from
+from incumbent.locks.other_words import refuse_other_side, refuse_words, warn_in_loop
 from incumbent.protocol.acquire import acquire
 from incumbent.protocol.words import loss_of, waits_for_itself
 from incumbent.runtime.link import Link, link_for
@@ -72,6 +73,10 @@ class AnyLock(Generic[A]):
         self._on_lost = settings.get("on_lost")
         self._if_lost: IfLost = settings.get("if_lost", "raise")
         self._entries: list[LockEntry[A]] = []
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        refuse_other_side(cls)
 
     _bodies = staticmethod(bodies_of_thread)
 
@@ -371,13 +376,15 @@ class Lock(TakingHandle[Lease]):
         ]
         return [lease for lease in left if not lease._is_released()][:1] or left[-1:]
 
-    def acquire(self, timeout: Duration | EllipsisType | None = ...) -> Lease:
+    def acquire(self, timeout: Duration | EllipsisType | None = ..., **unknown: Never) -> Lease:
         """Wait for the lease, for at most `timeout` seconds (default: the lock's `timeout`).
 
         The lock keeps the lease for this thread (see `release`). Raises NotAcquired (after a single
         try), AcquireTimeout (after a wait), StoreUnavailable, OutcomeUnknown, and Misuse for a
         wait in the body of the same name, or if the client was closed.
         """
+        if unknown:
+            refuse_words(unknown, "acquire")
         return self._acquire(self._note, timeout)
 
     def _acquire(
@@ -389,7 +396,8 @@ class Lock(TakingHandle[Lease]):
                 (claim,) = again[1]
             else:
                 wait = self._wait(timeout)
-                claim = run_blocking(acquire(link.port, self._wanted, wait))
+                warn = None if wait == 0 else self._warn_in_loop
+                claim = run_blocking(acquire(link.port, self._wanted, wait, warn))
         except LockError as error:
             shorten(error)
             raise
@@ -398,6 +406,9 @@ class Lock(TakingHandle[Lease]):
         except BaseException:
             give_up_all(link, (claim,), undo_slot=True)
             raise
+
+    def _warn_in_loop(self, _: object) -> None:
+        warn_in_loop(repr(self), f"Async{type(self).__name__}")
 
     def try_acquire(self) -> Lease | None:
         """Try once: the lease, or None if the store refuses it.
@@ -458,8 +469,12 @@ class AsyncLock(TakingHandle[AsyncLease]):
     def _caller(self) -> Any:
         return present_caller() if self._reentrant else current_task()
 
-    async def acquire(self, timeout: Duration | EllipsisType | None = ...) -> AsyncLease:
+    async def acquire(
+        self, timeout: Duration | EllipsisType | None = ..., **unknown: Never
+    ) -> AsyncLease:
         """Wait for the lease; see Lock.acquire. After a cancellation the caller holds nothing."""
+        if unknown:
+            refuse_words(unknown, "acquire")
         return self._note(await self._acquire(timeout))
 
     async def _acquire(self, timeout: Duration | EllipsisType | None = ...) -> AsyncLease:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import lru_cache
 from math import inf
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
 from incumbent.durations import DAY, Duration, parse_duration, say_seconds
 from incumbent.errors import ConfigError, LeaseLost
+from incumbent.locks.other_words import refuse_unknown
 from incumbent.model import ONCE, UNLIMITED, Ask, Capabilities, Queue, Slot
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
 from incumbent.protocol.claim import LeaseRequest
@@ -253,14 +254,6 @@ def _check_permits(permits: int, settings: LockSettings, can: Capabilities) -> N
                 " a Lock for it",
                 name=name,
             )
-
-
-def refuse_unknown(settings: Mapping[str, object], kind: type) -> None:
-    """Raise ConfigError for a setting that this `kind` of settings does not have."""
-    unknown = sorted(set(settings) - set(kind.__annotations__))
-    if unknown:
-        known = ", ".join(sorted(kind.__annotations__))
-        raise ConfigError(f"unknown setting {unknown[0]!r}; known are {known}", name=unknown[0])
 
 
 def _optional(value: Duration | None, what: str, default: float) -> float:

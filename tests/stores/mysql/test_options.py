@@ -127,7 +127,7 @@ def test_a_missing_driver_is_named_with_what_to_install() -> None:
         [sys.executable, "-c", program], check=True, timeout=60, capture_output=True, text=True
     )
     assert "ConfigError" in done.stdout
-    assert "pip install 'PyMySQL" in done.stdout
+    assert "pip install 'incumbent[mysql]'" in done.stdout
 
 
 # -- sockets and TLS

@@ -137,7 +137,7 @@ def test_a_missing_driver_says_what_to_install() -> None:
         "except ValueError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'hiredis>=3.0'" in done.stdout
+    assert "pip install 'incumbent[redis]'" in done.stdout
 
 
 def test_reading_a_url_imports_no_driver() -> None:

@@ -150,8 +150,8 @@ def _of_yaml(text: str, path: Path) -> Any:
         import yaml  # type: ignore[import-untyped] # its stubs are no part of it
     except ImportError as error:
         raise ConfigError(
-            f"{path} needs PyYAML: pip install 'PyYAML>=6.0' (the extra kubernetes), or write it as"
-            " JSON: kubectl config view --raw -o json",
+            f"{path} needs the extra kubernetes: pip install 'incumbent[kubernetes]'"
+            " (PyYAML>=6.0), or write it as JSON: kubectl config view --raw -o json",
             name="store",
         ) from error
     try:

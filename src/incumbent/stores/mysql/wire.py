@@ -22,7 +22,7 @@ try:
     from pymysql.constants import CLIENT
 except ImportError as error:
     raise ConfigError(
-        "this store needs PyMySQL: pip install 'PyMySQL>=1.2.1' (the extra mysql)",
+        "this store needs the extra mysql: pip install 'incumbent[mysql]' (PyMySQL>=1.2.1)",
         name="store",
     ) from error
 

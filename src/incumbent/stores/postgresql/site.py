@@ -17,7 +17,8 @@ try:
     from psycopg import pq as pq  # noqa: PLC0414 - exported to `wire`
 except ImportError as error:
     raise ConfigError(
-        "this store needs psycopg: pip install 'psycopg[binary]>=3.2.2' (the extra postgresql)",
+        "this store needs the extra postgresql: pip install 'incumbent[postgresql]'"
+        " (psycopg[binary]>=3.2.2)",
         name="store",
     ) from error
 

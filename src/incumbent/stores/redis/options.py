@@ -142,7 +142,8 @@ def require_driver() -> None:
         import hiredis  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            "this store needs hiredis: pip install 'hiredis>=3.0' (the extra redis)", name="store"
+            "this store needs the extra redis: pip install 'incumbent[redis]' (hiredis>=3.0)",
+            name="store",
         ) from error
 
 
