@@ -1,7 +1,7 @@
 """A PlanRunner whose connections are few, because each is a process or thread of the server.
 
-Takes and gives enter by `limits`, so that some connections are left to those who wait, or read.
-Renewals have additional ones: they must not wait for other requests.
+Takes and gives enter by `limits`, so that some connections are left for waits and reads. Renewals
+have additional ones: they must not wait for other requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Facts = TypeVar("Facts")
 _OPEN_MAX: Final = 10
 """The most connections of one store: a server has room for a hundred by default."""
 AT_ONCE: Final = 4
-"""Takes at a time, and gives: two connections are left to those who wait, or read."""
+"""Takes at a time, and as many gives: two connections are left for waits and reads."""
 _SPARE: Final = 4
 """Additional connections for renewals."""
 
@@ -84,7 +84,8 @@ class BoundedRunner(PlanRunner[W, Facts]):
         return None
 
     async def opened(self, dial: Awaitable[W]) -> W:
-        """The connection that is dialled; it counts from the beginning."""
+        """The connection that `dial` makes."""
+        # It counts from the beginning: else a burst of dials would open more than `most`.
         self._dialing.append(None)
         try:
             wire = await dial

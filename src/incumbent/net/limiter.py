@@ -35,10 +35,11 @@ from incumbent.stores.loops import detach_in_child
 DIAL_WITHIN: Final = 2.0
 """Seconds that making a connection may take, even if its caller has less time."""
 CONNECTIONS: Final = KEPT // 2
-"""Places of one gate if each request needs a connection: takes and gives share those kept."""
+"""The places of one gate if each request needs a connection of its own: half of the kept
+connections, because there is a gate for takes and one for gives."""
 _AT_ONCE: Final = -inf
-"""A wait until then returns once other tasks have run. With thousands that alone may take longer
-than `patience`, which is therefore counted only afterwards."""
+"""As the `until` of a wait: it returns at once, after other tasks have run. With thousands of tasks
+that alone may take longer than `patience`, so the patience is counted only afterwards."""
 IN_FLIGHT: Final = 64
 """Places where one connection carries the requests of all tasks. More of them would save system
 calls, but make the steps of the event loop longer: too long beside busy processes."""
@@ -113,9 +114,9 @@ class Limiter:
             return None
 
     async def enter(self, until: float, patience: float = inf) -> LimiterPlace:
-        """A place, once it is our turn and there is a connection. Raises StoreUnavailable.
+        """A place, once it is our turn and there is a connection.
 
-        It does so at `until` at the latest, or `patience` seconds after the store's last answer.
+        Raises StoreUnavailable at `until`, or `patience` seconds after the store's last answer.
         """
         place = await self._wait(until, patience)
         if not self._connected() and self._connect is not None:
@@ -170,7 +171,8 @@ class Limiter:
             try:
                 waiter = line[0]
                 if not waiter.over:
-                    # Lost if another thread gave it one, or it gives up: see _replace_lost.
+                    # If another thread has just given it a place, or if it gives up, one place is
+                    # dropped; `_replace_lost` makes another.
                     waiter.place = self.free.pop()
                     waiter.wakeup.wake()
                 line.remove(waiter)

@@ -167,6 +167,7 @@ class PlanRunner(Pool[W], Planned[Facts]):
     async def carry(self, plan: Plan[Facts, T], until: float) -> T:
         """Carry out a plan on an idle connection, and on a fresh one if the idle one was dead."""
         idle = self.idle
+        # A dead connection would leave a plan in doubt that must not be repeated: check it first.
         wire = self.trusted(trust=plan.repeatable)
         if wire is None:
             return await self._afresh(plan, until)
@@ -203,6 +204,7 @@ class PlanRunner(Pool[W], Planned[Facts]):
         try:
             outcome = await self._afresh(plan, until)
         except StoreUnavailable as second:
+            # "Not sent" is true of the second try only: the first one may have been carried out.
             if doubt:
                 raise still_in_doubt(second, self.where) from second
             raise
@@ -234,9 +236,9 @@ def still_in_doubt(error: StoreUnavailable, where: str) -> OutcomeUnknown:
 
 
 def outcome_of_repeat(outcome: T, where: str) -> T:
-    """The outcome of a repeated request, unless the first try may have caused it.
+    """The outcome of a repeated request. Raises OutcomeUnknown if the first try may have caused it.
 
-    A repeated release that finds no lease raises OutcomeUnknown: Gone would mean a lost lease.
+    A repeated release that finds no lease is not Gone, which would mean that the lease was lost.
     """
     if isinstance(outcome, Gone):
         raise OutcomeUnknown(

@@ -226,6 +226,7 @@ class BlockingSubscriber(Subscriber[_BlockingSubscriberWire]):
                 except Broken as error:
                     return (node, error)
             if _WOKEN in ready:
+                # Many wakeups are one: what each of them announced is in the queue before its byte.
                 self._mine.recv(1024)
                 return self._at_hand()
             if not ready and left <= 0:

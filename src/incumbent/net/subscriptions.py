@@ -170,10 +170,14 @@ class SubscriptionHub(Generic[H, S, W]):
     ) -> None:
         """Wait until the waiter must recheck; `may_wait` is asked once it is subscribed."""
         await self._catch_up()
+        # Listed before its channels are requested: a reader in another thread that confirms them at
+        # once finds it here.
         self._waiters[waiter] = None
         try:
             self._ask_for(waiter.channels)
             await self._until_done(host, waiter, until)
+            # From here on the loss of a connection ends its wait. What was published before it
+            # listened is found by `may_wait`.
             waiter.listens = waiter.is_asking = True
             if not waiter.over and await may_wait():
                 waiter.is_asking = False
@@ -262,6 +266,7 @@ class SubscriptionHub(Generic[H, S, W]):
 
     def _take_role(self, me: Hashable) -> Role[S] | None:
         try:
+            # Atomic: of several threads one gets the role.
             role = self._free.pop()
         except IndexError:
             if self._role.reader != me:
@@ -279,6 +284,7 @@ class SubscriptionHub(Generic[H, S, W]):
     def _leave_role(self, role: Role[S], *, leaves: bool = False) -> None:
         role.reader = None
         if role is not self._role:
+            # Another role counts by now, so nobody else will close these connections.
             role.drop()
             return
         self._free.append(role)
@@ -286,6 +292,7 @@ class SubscriptionHub(Generic[H, S, W]):
             self._wake_reader()
 
     def _wake_reader(self) -> None:
+        # A waiter that is asking cannot read; when it is done, it takes the role or wakes another.
         if self._free:
             for other in list(self._waiters):
                 if not other.is_asking:

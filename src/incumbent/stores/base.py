@@ -143,9 +143,10 @@ class Store(Protocol):
         ...
 
     def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """Set the ttl of each claim that still holds its lease to max(remaining, ttl); in order.
+        """For each claim that still holds its lease, set the ttl to max(remaining, ttl).
 
-        Callers pass the same model.Batch object again as long as nothing in it changes.
+        Returns the outcomes in order. Callers pass the same model.Batch object again as long as
+        nothing in it changes.
         """
         ...
 

@@ -145,13 +145,13 @@ class Deciding:
         return Step(_with_slot(key, slot), rule)
 
     def recalled(self, wanted: Wanted) -> Seen | None:
-        """What this process wrote last of a name; None: it has to be looked at."""
+        """What this process last wrote of a name; None if it must be read."""
         return None
 
     def _without_a_look(self, step: Step[Any]) -> Program[Any]:
-        """Try what is decided by a recalled record: only a swap can show that it is right.
+        """Try what a recalled record decides: only the swap can show that the record is right.
 
-        Returns the outcome if so, and else what the store has; None: it has to be looked at.
+        Returns the outcome if so, else what the store has instead; None if it must be read first.
         """
         seen = self.recalled(step.wanted)
         if seen is None:
@@ -163,7 +163,7 @@ class Deciding:
         return outcome if instead is None else instead
 
     def asked(self, key: Key, claim: str, ask: Ask, seen: Seen) -> Ask:
-        """What is asked for, once it is known what the store has."""
+        """The ask to decide by, now that the record is read."""
         return ask
 
     def _admit(self, seen: Seen, ttl: float) -> None:
@@ -336,14 +336,14 @@ class Deciding:
 
     def _busy(self, key: Key) -> StoreUnavailable:
         return StoreUnavailable(
-            f"{self.where}: the record of {flat(key)} changed {_TRIES} times while it was decided"
-            " about, for many clients change it at once",
+            f"{self.where}: the record of {flat(key)} changed {_TRIES} times while this request was"
+            " decided, because many clients change it at once",
             retry_after=0.05,
         )
 
 
 def _apply(step: Step[T], seen: Seen | StoreError) -> tuple[T | StoreError, Swap | None]:
-    """What the rule says of the record as it is, and the swap that this depends on."""
+    """The outcome by the record as it was read, and the swap on which the outcome depends."""
     if isinstance(seen, StoreError):
         return seen, None
     try:
@@ -384,7 +384,7 @@ def _with_slot(key: Key, slot: str | None) -> Wanted:
 
 
 def present(seen: Seen) -> LeaseRecord:
-    """The record, with those in its line who joined after it was written."""
+    """The record, with the waiters in its line that joined after it was written."""
     record = seen.record
     for joined in seen.joined:
         claim, at = joined.waiter.claim, joined.at
@@ -403,6 +403,6 @@ def stands(waiters: Sequence[Waiter], claim: str) -> bool:
 
 
 def display(key: Key, seen: Seen) -> Record:
-    """A record as people are shown it."""
+    """A record for display."""
     beside = [Entry(*which, value) for which, value in seen.beside.items()]
     return shown(key, present(seen), beside, seen.moment)

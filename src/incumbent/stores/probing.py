@@ -1,4 +1,4 @@
-"""Does a store compare what it is told to compare? Found out before anybody relies on it.
+"""Does a store compare what it is told to compare? Tested before anybody relies on it.
 
 A store that swaps without a comparison grants a name to everybody who asks: a proxy that answers
 for several servers, an emulator that ignores conditions, a table without transactions.
@@ -56,9 +56,9 @@ def probe(where: str) -> Generator[Any, Any, None]:
         raise read
     if read.version in before:
         raise StoreUnavailable(
-            f"{where} says that it has written, and has the version of before: it lost the write,"
-            " answers by an old copy, or numbers two writes alike, and two clients would be granted"
-            " the same lease. Is it a replica, a cache or an emulator? Name the server",
+            f"{where} says that it has written, but has the same version as before: it lost the"
+            " write, answers from an old copy, or numbers two writes alike, and two clients would be"
+            " granted the same lease. Is it a replica, a cache or an emulator? Name the server",
             permanent=True,
         )
     (now,) = yield Swaps((_swap(seen, 2),))
@@ -66,8 +66,8 @@ def probe(where: str) -> Generator[Any, Any, None]:
         raise now
     if now is None or now.version == seen.version or now.field(_PLACE[1]) == Field(b"2", 2):
         raise StoreUnavailable(
-            f"{where} writes also what it was told to write only if nobody else has: two clients"
-            " would be granted the same lease. Is it a proxy, or an emulator? Name the server",
+            f"{where} writes even what it should write only if nobody else has: two clients would be"
+            " granted the same lease. Is it a proxy, or an emulator? Name the server",
             permanent=True,
         )
 
@@ -84,7 +84,7 @@ def about_registers(
 ) -> list[Finding]:
     """What `doctor` says of any registers with a wall clock. Raises StoreError.
 
-    `restart_wait`: the option of that name; `ttl`: that of the one who asks.
+    `restart_wait`: the option of that name; `ttl`: the asker's.
     """
     began = clock.now()
     (seen,) = registers.load((Wanted(PROBE),), until)

@@ -1,4 +1,4 @@
-"""What this process wrote last of some names, so that an operation may begin without a look.
+"""What this process last wrote of some names, so that an operation may begin without reading.
 
     client                                      store
       | swap 7: a permit is mine ------------->   |
@@ -6,7 +6,7 @@
       | swap 8: it is given back ------------->   |
       |   <------------------------------- done   |
 
-Nobody goes by it alone. The store carries the swap out if the record still has this version and
+This alone decides nothing. The store carries the swap out if the record still has this version and
 incarnation, and nobody has joined its line since; if not, its reply says what it has instead.
 """
 
@@ -21,9 +21,9 @@ from incumbent.stores.registers import Incarnation, Seen, Swap, Wanted
 
 _NAMES: Final = 1000
 _FRESH: Final = 10.0
-"""Seconds after which something else has most likely been written."""
+"""Seconds after which others have most likely written something else."""
 _SLOWER: Final = 0.999
-"""The clock of a store is never taken for later than it is, though it may be a slow one."""
+"""So that a store's clock is never taken for later than it is, even if it runs slowly."""
 
 _now = clock.now
 
@@ -49,7 +49,7 @@ class Recall:
         self._written[swap.wanted.key] = _now(), seen._replace(beside={}, recalled=True)
 
     def of(self, wanted: Wanted) -> Seen | None:
-        """What is known of a name, if no value beside its record is needed."""
+        """What is known of a name; None if nothing is, or if values beside its record are needed."""
         noted, seen = self._written.pop(wanted.key, (0.0, None))
         passed = (_now() - noted) * _SLOWER
         if seen is None or wanted.beside or passed > _FRESH:

@@ -75,7 +75,7 @@ def _reply(registers: Registers, request: Request, until: float) -> Any:
             return registers.swap(swaps, until)
         case Scan(namespace, prefix):
             return registers.scan(namespace, prefix, until)
-    # It has said which of the others it answers.
+    # Only what `Quick` names is asked for.
     return _quick_reply(cast("QuickRegisters", registers), request, until)
 
 
@@ -155,7 +155,7 @@ class RegisterOperations(PollingOperations):
         return self._wakeup()
 
     def let_go(self) -> None:
-        """See Store.close: whoever made the registers closes them."""
+        """Do nothing: the engine that made the registers closes them."""
 
 
 class RegisterStore(BlockingTogether[RegisterOperations]):

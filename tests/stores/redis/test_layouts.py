@@ -399,7 +399,7 @@ def spread(epoch_of_the_lease: str, wire: Wire, token: int) -> RenewOutcome | St
     renewal = Renewal(Key("default", "job"), "c", token, 1.0, epoch_of_the_lease)
     requests = Requests(Naming(None), "here")
     part = NodePart(("n", 1), by_asking=False)
-    part.places.append(0)
+    part.indexes.append(0)
     outcomes: list[RenewOutcome | StoreError] = [StoreError("nothing was noted")]
     program = renew_part(requests, [renewal], part, wire, outcomes)
     with pytest.raises(StopIteration):

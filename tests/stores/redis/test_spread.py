@@ -32,9 +32,9 @@ def renewal(name: str, epoch: str = "n:1 run", meta: bytes | None = None) -> Ren
     return Renewal(Key("default", name), f"c-{name}", 5, 1.0, epoch, meta)
 
 
-def a_part(places: int, *, by_asking: bool = False) -> NodePart:
+def a_part(indexes: int, *, by_asking: bool = False) -> NodePart:
     part = NodePart(("n", 1), by_asking=by_asking)
-    part.places.extend(range(places))
+    part.indexes.extend(range(indexes))
     return part
 
 

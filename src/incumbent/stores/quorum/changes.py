@@ -186,8 +186,8 @@ class _ChangeAttempt:
         same = sum(promise.state == newest.state for promise in promised.values())
         if edit is None and not (settles or self.sent) and same >= self.quorum.need:
             return Changed(edited=False, ballot=newest.state, seen=newest.entry, held=held)
-        # What others wrote last is settled also if the claim holds the lease no more; an edit of
-        # ours must not spread then.
+        # If the claim no longer holds the lease, the others' last change is still settled, but an
+        # edit of ours must not spread.
         guard = self.held if edit is not None or newest.state == ours else None
         if not await self._accept(ballot, max(newest.state, NEVER), edit, promised, guard):
             return None
@@ -216,8 +216,8 @@ class _ChangeAttempt:
             return True
         if holding + len(self.quorum.names) - len(promised) < self.quorum.need:
             return False
-        # What was taken, renewed or given back meanwhile is on its way to the other nodes, and so
-        # may be the connection to a node that did not answer.
+        # A take, a renewal or a give may still be on its way to some nodes, and a node that did not
+        # answer may still be connecting.
         self._go_above(_floors(self.promises), self.quorum.clock.highest_admitted(_now()))
         return None
 

@@ -237,7 +237,7 @@ class SyncPanel(ConnectedPanel):
         sent: int,
         error: OSError | None,
     ) -> list[Reply]:
-        """Go on as `ask` does after one node did not take the whole request at once."""
+        """Continue as `ask` does, after one node did not take the whole request at once."""
         self.whole = False
         step = RequestBatch(request, 1)
         replies: list[Reply | None] = [None] * len(self.connections)
@@ -259,7 +259,7 @@ class SyncPanel(ConnectedPanel):
         at: int,
         data: bytes | OSError,
     ) -> list[Reply]:
-        """Go on as `ask` does after the first node (from the last) whose reply is not `wanted`."""
+        """Continue as `ask` does, after the first node (from the last) that replied otherwise."""
         if isinstance(data, OSError):
             raise_handlers(data)
         self.whole = False

@@ -76,7 +76,7 @@ class Plans:
 
 
 class QuorumOperations(Planned[Panel], QuorumHubHost):
-    """The operations of a store (stores.base.AsyncStore), and the Host of its waiters."""
+    """The operations of a store (stores.base.AsyncStore), and the host of its waiters' hub."""
 
     dialect = Plans()
     dialer: Dialer[Any]
@@ -89,7 +89,7 @@ class QuorumOperations(Planned[Panel], QuorumHubHost):
         try:
             await self.hub.wait(self, key, seen, until)
         except StoreError:
-            # After `until` the caller looks for itself in any case, so the error is not needed.
+            # After `until` the caller rechecks in any case, so the error is not needed.
             if _now() < until:
                 raise
 

@@ -302,7 +302,7 @@ class _QuorumTake:
         quorum.remember(quorum.taken_back, key, claim, ballot)
         step = RequestBatch(quorum.dialect.revoke(key, claim, ballot), 1)
 
-        # Those that answered will answer again; nobody waits for the others.
+        # The nodes that answered will answer again; the others are not awaited.
         there = [at for at, it in enumerate(self.answers) if not isinstance(it, Silent)]
 
         def enough(replies: Sequence[Reply | None]) -> bool:

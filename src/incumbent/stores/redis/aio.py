@@ -19,7 +19,7 @@ import hiredis
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
-from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, Queued, TakeOutcome
+from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, TakeOutcome
 from incumbent.net.aiowire import AsyncConnection, connect, connect_unix
 from incumbent.net.limiter import DIAL_WITHIN, IN_FLIGHT, limits
 from incumbent.net.pool import Broken
@@ -358,8 +358,7 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
         except StoreError as error:
             self.settle(wire, self.idle, error)
             raise
-        if self.hub.last_refusals or type(outcome) is Queued:
-            self.hub.note_outcome(claim, now, outcome)
+        self.hub.note_outcome(claim, now, outcome)
         return outcome
 
     async def give(
@@ -448,6 +447,7 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
         if idle is not self.idle:
             wire.close()
             return None
+        # Tasks that still wait for answers on the old connection get them: it closes after those.
         before, self._shared = self._shared, wire
         if before is not None:
             before.retire()

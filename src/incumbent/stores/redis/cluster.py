@@ -302,17 +302,18 @@ class Router(RedisOperations):
         for at, key in enumerate(plan.keys):
             nodes.setdefault(self._cluster.topology.master_of(self._slot(key)), []).append(at)
         calls = [
-            partial(self._run_part, address, joined([plan.parts[at] for at in places]))
-            for address, places in nodes.items()
+            partial(self._run_part, address, joined([plan.parts[at] for at in indexes]))
+            for address, indexes in nodes.items()
         ]
         outcomes: dict[int, T | StoreError] = {}
         answers = await self._runtime.gather(calls, until)
-        for places, answer in zip(nodes.values(), answers, strict=True):
+        for indexes, answer in zip(nodes.values(), answers, strict=True):
             each: Sequence[T | StoreError] = (
-                [answer] * len(places) if isinstance(answer, StoreError) else answer
+                [answer] * len(indexes) if isinstance(answer, StoreError) else answer
             )
-            outcomes.update(zip(places, each, strict=True))
+            outcomes.update(zip(indexes, each, strict=True))
         if any(isinstance(outcome, StoreError) for outcome in outcomes.values()):
+            # Before the repeats, which then go by a new topology.
             self._cluster.doubt()
         moved = [at for at, outcome in outcomes.items() if isinstance(outcome, Moved)]
         again = await one_by_one(lambda at: self.run(plan.parts[at], until), moved)
@@ -361,12 +362,12 @@ class Router(RedisOperations):
             failures = await self._runtime.gather(calls, until)
             for part, failure in zip(parts, failures, strict=True):
                 if failure is not None:
-                    for at in part.places:
+                    for at in part.indexes:
                         outcomes[at] = failure
             moved = [
                 (at, error, part.address)
                 for part in parts
-                for at in part.places
+                for at in part.indexes
                 if isinstance(error := outcomes[at], Moved)
             ]
             if not moved or not await self._may_follow(hop, until):
@@ -392,17 +393,17 @@ class Router(RedisOperations):
         return plan.parts
 
     def _sorted(
-        self, renewals: Sequence[Renewal], places: Iterable[int], asks: dict[int, Address]
+        self, renewals: Sequence[Renewal], indexes: Iterable[int], asks: dict[int, Address]
     ) -> Sequence[NodePart]:
         topology = self._cluster.topology
         parts: dict[tuple[Address | None, bool], NodePart] = {}
-        for at in places:
+        for at in indexes:
             slot = slot_of_lease(self._naming, renewals[at])
             where = (asks.get(slot) or topology.master_of(slot), slot in asks)
             part = parts.get(where)
             if part is None:
                 part = parts[where] = NodePart(where[0], by_asking=where[1])
-            part.places.append(at)
+            part.indexes.append(at)
         return list(parts.values())
 
     async def _renew_part(

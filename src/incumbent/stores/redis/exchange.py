@@ -23,7 +23,6 @@ from incumbent.model import (
     Key,
     Parting,
     PutOutcome,
-    Queued,
     Record,
     Renewal,
     RenewOutcome,
@@ -135,7 +134,7 @@ class RedisExchange(PlanRunner[W, ServerContext], RedisOperations):
                 return cast("T", refusal)
         sent = _now()
         outcome = await self.carry(plan, until)
-        if type(plan) is TakePlan and (self.hub.last_refusals or type(outcome) is Queued):
+        if type(plan) is TakePlan:
             self.hub.note_outcome(plan.claim, sent, cast("Any", outcome))
         return outcome
 
@@ -155,6 +154,7 @@ class RedisExchange(PlanRunner[W, ServerContext], RedisOperations):
         program = plan.start(ServerContext(self.site, self.requests, wire), until)
         outcome = await run_program(wire, program, until, site=self.site)
         if plan.kind != "renew" and isinstance(outcome, list):
+            # The outcomes of joined plans, where a refusal is returned, not raised.
             for each in outcome:
                 if isinstance(each, Demoted):
                     self.settle(wire, self.idle, each)
@@ -229,7 +229,7 @@ class RedisExchange(PlanRunner[W, ServerContext], RedisOperations):
 
 
 async def unless_over(waiting: Awaitable[None], until: float) -> None:
-    """Wait. A StoreError after `until` is ignored: the caller rechecks then."""
+    """Wait. A StoreError after `until` is ignored, because the caller rechecks then."""
     try:
         await waiting
     except StoreError:

@@ -1,12 +1,12 @@
--- Give: deletes or closes the lease, if the claim holds it; takes its place in line away; notifies the
--- next waiter (see take.lua). What is only for people may fail (try), so that a server out of memory
--- still releases.
+-- Give: deletes or closes the lease, if the claim holds it; removes the claim from the line; notifies
+-- the next waiter (see take.lua). Writes that only people read may fail (try), so that a server out of
+-- memory still releases.
 -- KEYS: the lease, its record, the line, and the tombstone of the slot if that is given back too, or
 --       the sharers
 -- ARGV: 1 "incumbent1 <claim> <token> ", or without the token if any will do    2 channel
 --       3 ms to stay closed, or 0    4 "incumbent1 <claim> "    5 whom it is reserved for, or ""
---       6 anything, if the grant was not believed: the data may be of another incarnation
---       7 anything, if it is shared
+--       6 not empty if the grant was not believed: the data may be of another incarnation
+--       7 present if the lease is shared
 -- Returns 1, or 0 if the claim does not hold it.
 local call, try, head = redis.call, redis.pcall, ARGV[1]
 local value, time = call('GET', KEYS[1]), call('TIME')
@@ -14,7 +14,7 @@ local quiet_until = try('HGET', KEYS[2], FIELD.quiet_until)
 
 if type(quiet_until) == 'string' and quiet_until ~= '0' and value and not ARGV[3]
     and string.sub(value, 1, #head) == head then
-  -- Nearly always: the record is there, and nobody waits.
+  -- The short way, which nearly all gives go: the record is there, and nobody waits.
   call('DEL', KEYS[1])
   try('HSET', KEYS[2], FIELD.ended .. string.match(value, '^%d+', #head + 1),
     time[1] .. ' ' .. time[2])
@@ -25,11 +25,11 @@ end
 if type(quiet_until) == 'string' and quiet_until ~= '0' and value and ARGV[7] and ARGV[6] == ''
     and string.sub(value, 1, 18) == 'incumbent1 shared ' and #head > 45 then
   -- The same for a lease that is shared, but by this claim alone, which came last.
-  local token, place = string.match(value, '^%S+ %S+ (%d+) (%d+)')
+  local token, index = string.match(value, '^%S+ %S+ (%d+) (%d+)')
   if token == string.sub(head, 45, -2) and call('ZCARD', KEYS[4]) == 1
       and try('HDEL', KEYS[2], FIELD.sharer .. string.sub(head, 12, 43)) == 1 then
     call('DEL', KEYS[1], KEYS[4])
-    try('HSET', KEYS[2], FIELD.ended .. place, time[1] .. ' ' .. time[2])
+    try('HSET', KEYS[2], FIELD.ended .. index, time[1] .. ' ' .. time[2])
     call('PUBLISH', ARGV[2], 'given')
     return 1
   end
@@ -56,10 +56,11 @@ local function note_doubt(claim)
   -- refused for a minute. Nor is it known whether the server was still that of the asker.
   local over, doubts = string.format('%.0f', now + 60000000), try('HGET', KEYS[2], FIELD.doubts)
   local swept = type(doubts) == 'string' and string.match(doubts, ' (%d+)$')
-  -- First: a server out of memory refuses what adds to it, unless a script has written before.
+  -- First, because a server out of memory refuses writes that add to it, unless the script has written
+  -- before.
   try('HDEL', KEYS[2], FIELD.incarnation)
   if not swept or swept + 60000000 < tonumber(now) then
-    -- Once a minute, so that a server which is overloaded for long does not keep them all.
+    -- Once a minute, so that they do not pile up on a server that is overloaded for long.
     local fields = try('HGETALL', KEYS[2])
     for at = 1, #fields, 2 do
       if starts_with(fields[at], FIELD.doubt) and fields[at + 1] < now then
@@ -111,14 +112,14 @@ if closed_ms ~= '0' then
 else
   call('DEL', KEYS[1])
 end
-local token, place = string.match(value, '^%S+ %S+ (%d+) (%d+)')
-if try('HSET', KEYS[2], FIELD.ended .. place, time[1] .. ' ' .. time[2]) == 1
+local token, index = string.match(value, '^%S+ %S+ (%d+) (%d+)')
+if try('HSET', KEYS[2], FIELD.ended .. index, time[1] .. ' ' .. time[2]) == 1
     and not call('HGET', KEYS[2], FIELD.token) then
   -- The record had expired during a long holding: it must not come back without an end.
-  try('HSET', KEYS[2], FIELD.token, token, FIELD.place, place)
+  try('HSET', KEYS[2], FIELD.token, token, FIELD.history_index, index)
   if not call('HGET', KEYS[2], FIELD.field_count) then call('PEXPIRE', KEYS[2], 86400000) end
 end
 if turn then pass_on(0) end
--- Waiters in line got a message of their own. This one is for all others, and for a successor.
+-- Waiters in line got messages of their own. This one is for all others, and for a successor.
 call('PUBLISH', channel, successor and '' or 'given')
 return 1

@@ -1,17 +1,17 @@
 -- Grants on the long way: all that they write, for one holder or for several that share the lease.
 -- A lease that is shared says what the latest sharer asked for. The record has the part of each, and
 -- the sorted set `sharers` when each part ends.
-local function share(next, mine, is_first)
+local function share(index, mine, is_first)
   -- Others see one lease, which lasts as long as the longest part. It is written first: a server out
   -- of memory refuses that, and then nothing has happened.
-  local value, left = string.format('incumbent1 shared %s %s %s %s %s %s', token, next, now, ttl,
+  local value, left = string.format('incumbent1 shared %s %s %s %s %s %s', token, index, now, ttl,
     holder, permits), math.max(tonumber(ttl), is_first and 0 or call('PTTL', KEYS[1]))
   call('SET', KEYS[1], value, 'PX', left)
   -- Entries are left over if somebody deleted the lease of others.
   if is_first then call('DEL', sharers) end
   call('ZADD', sharers, string.format('%.0f', now_ms + ttl), mine)
   call('PEXPIRE', sharers, left)
-  call('HSET', KEYS[2], FIELD.sharer .. claim, token .. ' ' .. next .. ' ' .. now .. ARGV[2])
+  call('HSET', KEYS[2], FIELD.sharer .. claim, token .. ' ' .. index .. ' ' .. now .. ARGV[2])
   if permits == '0' or call('ZCARD', sharers) < tonumber(permits) then return 0 end
   return call('ZRANGE', sharers, 0, 0, 'WITHSCORES')[2] - now_ms
 end
@@ -24,21 +24,22 @@ local function forget_ended_parts()
 end
 
 local function grant(condition, is_first)
-  local next, recheck_in = ((place or -1) + 1) % 20, ttl
-  local value = head .. token .. ' ' .. next .. ' ' .. now .. ARGV[2]
+  local index, recheck_in = ((last_index or -1) + 1) % 20, ttl
+  local value = head .. token .. ' ' .. index .. ' ' .. now .. ARGV[2]
   if permits then
-    recheck_in = share(next, claim .. ' ' .. token, is_first)
+    recheck_in = share(index, claim .. ' ' .. token, is_first)
   elseif not call('SET', KEYS[1], value, condition, 'PX', ttl) then
     return
   end
   local quiet = '0'
   if not has_fields and not doubts and not turn and (not ARGV[7] or permits) then
-    -- Kept for longer than was asked, so that not every take has to say it.
+    -- The record is kept for a sixteenth longer than was asked. During that sixteenth (62 us for each
+    -- ms, less 2 ms for rounding) takes on the short way need not set its expiry.
     quiet = string.format('%.0f %s', now + keep * 62 - 2000, ARGV[4])
     keep = string.format('%.0f', keep * 17 / 16)
   end
-  call('HSET', KEYS[2], FIELD.token, token, FIELD.place, next, FIELD.quiet_until, quiet,
-    FIELD.incarnation, incarnation, FIELD.holding .. next, token .. ' ' .. now .. ARGV[5])
+  call('HSET', KEYS[2], FIELD.token, token, FIELD.history_index, index, FIELD.quiet_until, quiet,
+    FIELD.incarnation, incarnation, FIELD.holding .. index, token .. ' ' .. now .. ARGV[5])
   if slot then call('SET', slot, value, 'PX', slot_keep) end
   if resign and (is_first or not permits) then
     -- It was meant for an earlier holder.
@@ -88,7 +89,7 @@ local function end_part(claim)
   call('ZREMRANGEBYSCORE', sharers, '-inf', now_ms)
   local last, until_ms = unpack(call('ZRANGE', sharers, -1, -1, 'WITHSCORES'))
   if last then
-    -- Another value, by which waiters see that something changed; with what one that stays asked for.
+    -- Another value shows waiters that something changed. It says what the last of the others asked for.
     local stays = try('HGET', KEYS[2], FIELD.sharer .. string.sub(last, 1, #claim)) or value
     local which, who = string.match(stays, '(%d+ %d+) %d+( %d+ %S*)')
     call('SET', KEYS[1], 'incumbent1 shared ' .. which .. ' ' .. now .. who

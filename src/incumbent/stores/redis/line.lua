@@ -33,14 +33,14 @@ end
 -- PART take
 -- What a take changes in the line.
 local function unwatch()
-  -- The watcher has asked by now, or is the one that asks.
+  -- The watcher has asked by now, or is the asker.
   if turn.recheck_at <= now_ms or me and turn.watcher == name_of(me) then
     turn.watcher, turn.recheck_at = '-', 0
   end
 end
 
 local function begin_turn(from)
-  -- The turn of whoever is first ends a heartbeat after `from` (unix ms).
+  -- The first waiter's turn ends a heartbeat after `from` (unix ms).
   turn.first = waiters(0, 0)[1]
   if not turn.first then
     call('HDEL', KEYS[2], FIELD.turn)
@@ -51,8 +51,8 @@ local function begin_turn(from)
 end
 
 local function drop_silent()
-  -- The first did not use its turn. Its process loses all its places at once, and asks for new ones
-  -- when it lives again. If it is the asker's process, it lives, and loses only this place.
+  -- The first waiter did not use its turn. Its process loses all its places, and its waiters join
+  -- again when it runs. If it is the asker's own process, which runs, only this waiter loses its place.
   local inbox = inbox_of(turn.first)
   if inbox == inbox_of(me) then
     try('ZREM', KEYS[3], turn.first)
@@ -68,8 +68,8 @@ local function drop_silent()
 end
 
 local function let_others_rest(left)
-  -- The first asks when the lease ends, for all of them. Whoever receives this need not ask, and
-  -- remains a candidate.
+  -- The first waiter asks for all of them when the lease ends. A waiter that gets this message need
+  -- not ask, and stays a candidate.
   for _, waiter in ipairs(waiters(1, 64)) do
     if notify(waiter, 'held', left) and candidacy then
       local standing, longer = string.match(waiter, ' (%S*)$'), now_ms + candidacy
@@ -89,7 +89,8 @@ pass_turn = function(recheck_in)
   if me and (was_first or turn.due <= now_ms) then
     if not was_first then drop_silent() end
     begin_turn(recheck_in == 0 and now_ms or now_ms + ttl)
-    -- A watcher asks before the lease can end, and that makes the first ask.
+    -- A watcher asks before the lease can end, and sees to it that the first asks too. Without a
+    -- watcher, tell the first when to ask.
     if turn.first and recheck_in == 0 then
       notify(turn.first, 'turn', 0)
     elseif turn.first and turn.watcher == '-' then
@@ -97,8 +98,8 @@ pass_turn = function(recheck_in)
     end
   else
     turn.overtaken = turn.overtaken + 1
-    -- A take that does not wait has no key of the line. The next one that has it drops the silent
-    -- first.
+    -- A take without a queue does not have the key of the line, so it cannot drop the silent first
+    -- waiter. The next script that has the key does.
     if turn.due <= now_ms then turn.due = SILENT end
     write_turn(turn)
   end
@@ -121,8 +122,8 @@ stand_in_line = function(reason, value, left)
     local recheck_in = math.min(left < 0 and 1e12 or left, tonumber(ttl))
     turn.due = now_ms + recheck_in + heartbeat_of(me)
     write_turn(turn)
-    -- Not if the lease is new: then the others need not ask for long anyway. Nor beside a key of
-    -- another client: there the first asks all the time, and the others do not.
+    -- Not if the holding is younger than a second: then the others will not ask for a while anyway.
+    -- Nor for a foreign client's key: there the first polls, and the others do not.
     local since = value and string.match(value, '^%S+ %S+ %S+ %S+ (%d+)') or now
     if added == 0 and reason == 'held' and left > 0 and now - since > 1000000 then
       let_others_rest(left)
@@ -130,10 +131,10 @@ stand_in_line = function(reason, value, left)
     return 0
   end
   if is_new_turn then
-    -- Another one became first just now, and has to ask.
+    -- Another waiter has just become the first, and has to ask.
     notify(turn.first, 'turn', 0)
   elseif reason == 'line' then
-    -- Whoever is refused because of a turn asks again when it is over.
+    -- A claim that is refused because of a turn asks again when that turn is over.
     if turn.recheck_at == 0 and inbox_of(turn.first) ~= inbox_of(me) then
       turn.watcher, turn.recheck_at = name_of(me), turn.due
       write_turn(turn)
@@ -149,8 +150,8 @@ end
 -- PART give
 -- What a give changes in the line.
 local function appoint(patience)
-  -- Two waiters ask if the first stays silent, for one of them may be frozen too: the nearest one of
-  -- another process, and a little later the last one, who has asked most recently.
+  -- Two waiters ask if the first stays silent, because one of them may be frozen too: the nearest one
+  -- of another process, and a little later the last one, which has asked most recently.
   turn.watcher, turn.recheck_at = '-', 0
   local function ask(list, ms)
     for _, waiter in ipairs(list) do
@@ -177,7 +178,7 @@ local function pass_on(left)
       return
     end
     local patience = heartbeat_of(first)
-    -- A waiter that has just come may not listen yet: it asks as soon as it does.
+    -- A waiter that has just come may not listen yet: it asks once it does.
     if notify(first, left > 0 and 'look' or 'turn', left) or since / 1000 + patience >= now_ms then
       if first ~= turn.first then turn.first, turn.overtaken = first, 0 end
       turn.due = now_ms + left + patience
@@ -201,8 +202,8 @@ local function leave(claim)
       break
     end
   end
-  -- Beside sharers there may be room for the next one at once; and while the name is closed, the
-  -- first has to ask when that will end.
+  -- Beside sharers there may be room for the next one at once. While the name is closed, the first
+  -- has to ask when that ends.
   local state = value and string.match(value, '^incumbent1 (%l+) ')
   local left = state and 0 or math.max(0, call('PTTL', KEYS[1]))
   local watched = string.match(turn.watcher, '/(.*)$') == id_of(claim)
@@ -210,7 +211,7 @@ local function leave(claim)
   if starts_with(turn.first, claim .. ' ') then
     pass_on(left)
   elseif watched then
-    -- It was to ask for the others.
+    -- The waiter that leaves was to ask for the others.
     if left == 0 and turn.due > now_ms then appoint(turn.due - now_ms) end
     write_turn(turn)
   end

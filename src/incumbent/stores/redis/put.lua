@@ -24,9 +24,9 @@ if value ~= '-' then
     call('PERSIST', KEYS[2])
   end
 elseif old then
-  -- Counted first: a server out of memory refuses that, and then nothing has happened.
+  -- First the count: a server out of memory refuses that, while nothing has been changed.
   local left = call('HINCRBY', KEYS[2], FIELD.field_count, -1)
-  -- By this a waiter sees that something changed, also after a removal.
+  -- A waiter compares the version, and so notices a removal as well.
   call('HINCRBY', KEYS[2], FIELD.version, 1)
   call('HDEL', KEYS[2], field)
   if left < 1 then

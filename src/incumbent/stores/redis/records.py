@@ -1,6 +1,6 @@
 """The records of leases on the server: where they are, and how they and refusals are read. Pure.
 
-    incumbent1 <claim> <token> <place in the history> <since, unix us> <ttl, ms> <holder> <meta>
+    incumbent1 <claim> <token> <index in the history> <since, unix us> <ttl, ms> <holder> <meta>
 
 `closed` in place of the claim: nobody holds the lease, and nobody may until the key expires.
 `reserved` in place of the claim: the same, except for the holder named in place of the meta.
@@ -35,10 +35,10 @@ from incumbent.model import (
 from incumbent.stores.names import flat, unflat
 
 FIELDS: Final = {
-    # The last token, and its place in the history, which has 20 places.
+    # The last token, and its index in the history, which has 20 entries.
     "token": b"t",
-    "place": b"n",
-    # By place: "<token> <since, unix us> <slot or -> <holder>", and the time of the release:
+    "history_index": b"n",
+    # By index: "<token> <since, unix us> <slot or -> <holder>", and the time of the release:
     # "<unix s> <us of that second>".
     "holding": b"h",
     "ended": b"e",
@@ -55,7 +55,7 @@ FIELDS: Final = {
     # "<end, unix us> <a take's argument about the record>": until that end there is no waiter, no
     # field, no claim given up in doubt, and the record lasts as long as takes ask. "0": not known.
     "quiet_until": b"x",
-    # By claim, a holder of a shared lease: "<token> <place> <since, unix us> <ttl, ms> <holder>
+    # By claim, a holder of a shared lease: "<token> <index> <since, unix us> <ttl, ms> <holder>
     # <meta>". A sorted set of "<claim> <token>" has the end of each.
     "sharer": b"p:",
     # The incarnation of the server that the record is known to belong to.
@@ -245,7 +245,7 @@ def _past(begun: bytes, ended: bytes) -> tuple[Past, str]:
     token, since, slot, holder = begun.split(b" ", 3)
     seconds, micros = ended.split(b" ")
     end = int(seconds) * 1_000_000 + int(micros)
-    # An end before the start belongs to the holding that had this place before.
+    # An end before the start belongs to the holding that had this index before.
     end_wall = end / 1e6 if end >= int(since) else None
     past = Past(unquote(holder.decode()), int(token), int(since) / 1e6, end_wall)
     return past, "" if slot == b"-" else unquote(slot.decode())

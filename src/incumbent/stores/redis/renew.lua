@@ -1,7 +1,7 @@
 -- Renew, for many leases of one server (or of one slot of a cluster) in one call.
 -- KEYS: of each lease, itself and its record
 -- ARGV: 1 what the answer echoes, 2 ttl in ms; then of each lease "incumbent1 <claim> <token> ";
---       then of those that want more: their place (from 1), their ttl, "-" or "=" and the new meta
+--       then of those that want more: their index (from 1), their ttl, "-" or "=" and the new meta
 -- Returns the echo, then of each lease: 0 gone, 1 renewed, or {pause, resign} for the notices.
 local call, try, count = redis.call, redis.pcall, #KEYS / 2
 -- INCLUDE renew:notices
@@ -16,16 +16,16 @@ end
 
 local function restore(record, value)
   -- The record expired during a long holding; the next token needs the last one.
-  local token, place = string.match(value, '^%S+ %S+ (%d+) (%d+)')
-  if type(try('HSET', record, FIELD.token, token, FIELD.place, place)) == 'number' then
+  local token, index = string.match(value, '^%S+ %S+ (%d+) (%d+)')
+  if type(try('HSET', record, FIELD.token, token, FIELD.history_index, index)) == 'number' then
     call('PEXPIRE', record, 86400000)
   end
 end
 
-local function renew(place, head, ttl, meta)
-  local key, record = KEYS[2 * place - 1], KEYS[2 * place]
+local function renew(index, head, ttl, meta)
+  local key, record = KEYS[2 * index - 1], KEYS[2 * index]
   local value = try('GET', key)
-  -- A key that somebody made a list or a hash is gone for its holder; the rest must not fail.
+  -- A key that is a list or a hash now is lost for its holder; the other leases must not fail for it.
   if type(value) ~= 'string' or string.sub(value, 1, #head) ~= head then return 0 end
   if meta ~= '-' then change_meta(key, record, value, string.sub(meta, 2)) end
   if call('PTTL', key) < ttl then call('PEXPIRE', key, ttl) end
@@ -53,15 +53,15 @@ local function change_meta(key, record, claim, meta)
   if type(old) ~= 'string' then return end
   local new = string.match(old, '^%S+ %S+ %S+ %S+ %S* ') .. meta
   if new ~= old and type(try('HSET', record, field, new)) == 'number' then
-    -- Another value, by which waiters see that something changed.
+    -- Another value shows waiters that something changed.
     local value = string.gsub(call('GET', key), '^(%S+ %S+ %S+ %S+) %d+', '%1 ' .. now)
     call('SET', key, value, 'KEEPTTL')
     call('PUBLISH', string.sub(record, 1, -2) .. 'c', '')
   end
 end
 
-local function renew(place, member, ttl, meta)
-  local key, record, sharers = unpack(KEYS, 3 * place - 2, 3 * place)
+local function renew(index, member, ttl, meta)
+  local key, record, sharers = unpack(KEYS, 3 * index - 2, 3 * index)
   local value, ends = try('GET', key), try('ZSCORE', sharers, member)
   if type(value) ~= 'string' or string.sub(value, 1, 18) ~= 'incumbent1 shared '
       or type(ends) ~= 'string' or tonumber(ends) <= now_ms then
@@ -89,14 +89,14 @@ local function notices_or_one(record)
 end
 
 -- PART each
--- Renew all: renew(place, held by, ttl, meta) does one, and returns its answer.
+-- Renew all: renew(index, held by, ttl, meta) renews one lease, and returns its answer.
 local special, answers = {}, { ARGV[1] }
 for at = 3 + count, #ARGV, 3 do
   special[tonumber(ARGV[at])] = { ttl = tonumber(ARGV[at + 1]), meta = ARGV[at + 2] }
 end
 local usual = { ttl = tonumber(ARGV[2]), meta = '-' }
-for place = 1, count do
-  local wants = special[place] or usual
-  answers[place + 1] = renew(place, ARGV[2 + place], wants.ttl, wants.meta)
+for index = 1, count do
+  local wants = special[index] or usual
+  answers[index + 1] = renew(index, ARGV[2 + index], wants.ttl, wants.meta)
 end
 return answers

@@ -44,9 +44,9 @@ _echoes = count()
 
 
 class _ScriptCall(NamedTuple):
-    """One script call: the places of its renewals, and its request without the echo."""
+    """One script call: the indexes of its renewals, and its request without the echo."""
 
-    places: Sequence[int]
+    indexes: Sequence[int]
     before: bytes
     after: bytes
 
@@ -64,11 +64,11 @@ def _new_echo(renewal: Renewal) -> bytes:
 
 
 def _calls_of(
-    naming: Naming, renewals: Sequence[Renewal], places: Sequence[int]
+    naming: Naming, renewals: Sequence[Renewal], indexes: Sequence[int]
 ) -> list[_ScriptCall]:
-    """The calls for the renewals at these places."""
-    shared = [at for at in places if renewals[at].shared]
-    alone = [at for at in places if not renewals[at].shared] if shared else places
+    """The calls for the renewals at these indexes."""
+    shared = [at for at in indexes if renewals[at].shared]
+    alone = [at for at in indexes if not renewals[at].shared] if shared else indexes
     calls = []
     for kind, script in ((alone, "renew"), (shared, "renew:shared")):
         for start in range(0, len(kind), _BATCH):
@@ -81,22 +81,22 @@ def _calls_of(
 
 
 def _pack_call(
-    naming: Naming, renewals: Sequence[Renewal], places: Sequence[int], script: str
+    naming: Naming, renewals: Sequence[Renewal], indexes: Sequence[int], script: str
 ) -> _ScriptCall:
-    batch = [renewals[at] for at in places]
+    batch = [renewals[at] for at in indexes]
     ttl = batch[0].ttl
     arguments = [b"%d" % milliseconds(ttl)]
     for each in batch:
         held = f"{each.claim} {each.token}" if each.shared else value_start(each.claim, each.token)
         arguments.append(held.encode())
-    for place, each in enumerate(batch, 1):
+    for index, each in enumerate(batch, 1):
         if each.ttl != ttl or each.meta is not None:
             meta = b"-" if each.meta is None else b"=" + each.meta
-            arguments += (b"%d" % place, b"%d" % milliseconds(each.ttl), meta)
+            arguments += (b"%d" % index, b"%d" % milliseconds(each.ttl), meta)
     # Without the cache of names, which a thousand renewals would only empty.
     keys = [key for each in batch for key in naming.keys_of(each.key, each.shared)]
     before = SCRIPTS[script].open_call(keys, 1 + len(arguments))
-    return _ScriptCall(places, before, pack_arguments(*arguments))
+    return _ScriptCall(indexes, before, pack_arguments(*arguments))
 
 
 def _read_call(
@@ -107,9 +107,9 @@ def _read_call(
     outcomes: list[RenewOutcome | StoreError] | list[RenewOutcome],
 ) -> None:
     """Note the outcome of each renewal. Raises Mismatch if the reply is another call's."""
-    if len(reply) != len(call.places) + 1 or reply[0] != echo:
-        raise Mismatch(f"expected the answer to {len(call.places)} renewals")
-    for at, each in zip(call.places, reply[1:], strict=True):
+    if len(reply) != len(call.indexes) + 1 or reply[0] != echo:
+        raise Mismatch(f"expected the answer to {len(call.indexes)} renewals")
+    for at, each in zip(call.indexes, reply[1:], strict=True):
         if each == 1:
             outcomes[at] = _RENEWED
         elif each == 0:
@@ -139,12 +139,12 @@ def renew_program(
     if not calls:
         return outcomes
     # All are sent together: waiting for each answer would delay a process that is already late.
-    echoes = [_new_echo(renewals[call.places[0]]) for call in calls]
+    echoes = [_new_echo(renewals[call.indexes[0]]) for call in calls]
     payload = b"".join(map(_ScriptCall.request, calls, echoes))
     replies = yield RequestBatch(payload, len(calls))
     for call, echo, reply in zip(calls, echoes, replies, strict=True):
         if type(reply) is not list:
-            raise requests.unusable(reply, renewals[call.places[0]].key)
+            raise requests.unusable(reply, renewals[call.indexes[0]].key)
         _read_call(call, renewals, echo, reply, outcomes)
     return outcomes
 
@@ -168,19 +168,19 @@ _CLOCKS: Final = 10.0 + 2 * TOKEN_JUMP
 
 
 class NodePart:
-    """Renewals at one node: their places among all. `by_asking`: their slots are moving there."""
+    """Renewals at one node: their indexes among all. `by_asking`: their slots are moving there."""
 
-    __slots__ = ("address", "by_asking", "places", "ready")
+    __slots__ = ("address", "by_asking", "indexes", "ready")
 
     def __init__(self, address: Address | None, *, by_asking: bool) -> None:
         self.address = address
         self.by_asking = by_asking
-        self.places = array("l")
+        self.indexes = array("l")
         self.ready: _ReadyCalls | None = None
 
 
 class _ReadyCalls(NamedTuple):
-    """The calls for one incarnation; `lost`: the places of leases that it did not grant."""
+    """The calls for one incarnation; `lost`: the indexes of leases that it did not grant."""
 
     epoch: str
     calls: Sequence[_ScriptCall]
@@ -199,7 +199,7 @@ def renew_part(
     known: ServerFacts,
     outcomes: list[RenewOutcome | StoreError],
 ) -> RespProgram[None]:
-    """Renew the leases of one part; note the outcome of each at its place.
+    """Renew the leases of one part; note the outcome of each at its index.
 
     A call that fails does not affect the others.
     """
@@ -210,7 +210,7 @@ def renew_part(
         outcomes[at] = _RESTARTED
     if not ready.calls:
         return
-    echo = _new_echo(renewals[ready.calls[0].places[0]])
+    echo = _new_echo(renewals[ready.calls[0].indexes[0]])
     # With ASKING each call is two requests; the answer to the first says nothing.
     before, each = (ASKING, 2) if part.by_asking else (b"", 1)
     payload = b"".join([before + call.request(echo) for call in ready.calls])
@@ -219,8 +219,8 @@ def renew_part(
         if type(answer) is list:
             _read_call(call, renewals, echo, answer, outcomes)
         elif isinstance(answer, hiredis.ReplyError):
-            main = requests.naming.of(renewals[call.places[0]].key).main
-            for at in call.places:
+            main = requests.naming.of(renewals[call.indexes[0]].key).main
+            for at in call.indexes:
                 outcomes[at] = answered_error(str(answer), requests.where, main)
         else:
             raise Mismatch(f"an answer of type {type(answer).__name__} was not expected")
@@ -233,12 +233,12 @@ def _prepare_part(
     since = clock.wall() - (clock.now() - known.born)
     slots: dict[int, list[int]] = {}
     lost = array("l")
-    for at in part.places:
+    for at in part.indexes:
         if _is_known(renewals[at], node, known.epoch, since):
             slots.setdefault(slot_of_lease(naming, renewals[at]), []).append(at)
         else:
             lost.append(at)
-    calls = [call for places in slots.values() for call in _calls_of(naming, renewals, places)]
+    calls = [call for indexes in slots.values() for call in _calls_of(naming, renewals, indexes)]
     return _ReadyCalls(known.epoch, calls, lost)
 
 

@@ -247,6 +247,7 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
         wire = await host.open_subscriber(until)
         subscription = LineSubscription(self._inbox, wire.epoch)
         role.subscriptions[0] = subscription
+        # The inbox first: until it is confirmed, nobody may rely on this connection.
         self._to_subscribe.appendleft(self._inbox)
         subscriber.arrive(0, wire)
         while self._inbox not in subscription.confirmed:
@@ -261,6 +262,8 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
                 subscriber.drop(0)
             if role is not self._role or role.subscriptions[0] is not subscription:
                 return
+        # Asked after the inbox was confirmed, by the clock that also stamps places: a waiter whose
+        # place is stored later than this misses no message.
         subscription.since = await host.server_time(until)
         self._wake_begun()
 
@@ -319,12 +322,11 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
 
     def note_outcome(self, claim: str, sent: float, outcome: TakeOutcome) -> None:
         """Note the outcome of a take that was sent at `sent`."""
-        place = read_place(outcome.seen) if isinstance(outcome, Queued) else None
-        if place is None or not isinstance(outcome, Queued):
+        if isinstance(outcome, Queued) and (place := read_place(outcome.seen)) is not None:
+            _keep(self.last_refusals, place.id, _RefusedTake(sent, outcome))
+        elif self.last_refusals:
             self.last_refusals.pop(waiter_id(claim), None)
             self.resting.pop(waiter_id(claim), None)
-        else:
-            _keep(self.last_refusals, place.id, _RefusedTake(sent, outcome))
 
     def known_refusal(self, claim: str, ask: Ask) -> Queued | None:
         """The server's last refusal of the claim; None if the server must be asked."""
@@ -356,6 +358,7 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
         if name == subscription.inbox:
             self._on_inbox_message(subscription, payload)
             return
+        # A release means nothing to a waiter with a place: the script has notified the first one.
         channel, payload_counts = name.decode(), payload != _RELEASED
         if payload_counts:
             subscription.messages[channel] = subscription.messages.get(channel, 0) + 1

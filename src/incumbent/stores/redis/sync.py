@@ -12,7 +12,7 @@ import hiredis
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
-from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, Queued, TakeOutcome
+from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, TakeOutcome
 from incumbent.net.dial import connect, connect_unix
 from incumbent.net.limiter import CONNECTIONS, DIAL_WITHIN, limits
 from incumbent.net.names import run_bounded
@@ -171,7 +171,8 @@ class RedisStore(BlockingTogether[BlockingExchange]):
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         exchange, requests, now = self.operations, self.operations.requests, _now()
         idle = exchange.idle
-        # A take of a waiter that rests is answered without a request, by `exchange.take`.
+        # Only `exchange.take` asks the hub for refusals that need no request. So while any waiter
+        # rests, every take goes that way.
         wire = None if exchange.hub.resting else self._at_hand(idle, now, ask.ttl)
         if wire is None:
             return run_blocking(exchange.take(key, claim, ask, until))
@@ -193,8 +194,7 @@ class RedisStore(BlockingTogether[BlockingExchange]):
             raise
         else:
             exchange.put_back(wire, idle)
-        if exchange.hub.last_refusals or type(outcome) is Queued:
-            exchange.hub.note_outcome(claim, now, outcome)
+        exchange.hub.note_outcome(claim, now, outcome)
         return outcome
 
     def give(
@@ -202,6 +202,7 @@ class RedisStore(BlockingTogether[BlockingExchange]):
     ) -> GiveOutcome:
         exchange, requests = self.operations, self.operations.requests
         idle = exchange.idle
+        # A give needs no check of the server: it ends only what it finds there.
         wire = self._at_hand(idle, _now())
         if wire is None:
             return run_blocking(exchange.give(key, claim, token, until, parting=parting))

@@ -1,4 +1,5 @@
--- Take: grants the lease, or says why not.
+-- Take: grants the lease, or says why not. FIELD.x is a field of the record: records.FIELDS says what
+-- each of them holds.
 --
 -- Theory of operation
 --
@@ -10,10 +11,10 @@
 --   it is too late for the asker, or its claim was given up in doubt    0: certainly nothing is done
 --   the claim holds the lease already                                   the same grant once more
 --   paused, a used slot, another's turn, another holder                 refused
---   nothing of these                                                    granted
+--   none of these                                                       granted
 --
--- Whoever is refused may stand in line (line.lua). It does not ask again and again: it waits for a
--- message to the inbox of its process, or for the end of the lease. The life of a waiter:
+-- A claim that is refused may stand in line (line.lua). It does not ask again and again: it waits for
+-- a message to the inbox of its process, or for the end of the lease. The life of a waiter:
 --
 --    take: refused                      give: the lease is free, the first in line gets "turn"
 --         |                                                |
@@ -49,8 +50,8 @@
 local call, try, head, count = redis.call, redis.pcall, ARGV[1], #ARGV
 local deadline = ARGV[count]
 ARGV[count] = nil
-local stored = call('HMGET', KEYS[2], FIELD.token, FIELD.place, FIELD.quiet_until)
-local time, last_token, place, quiet_until = call('TIME'), stored[1], stored[2], stored[3]
+local stored = call('HMGET', KEYS[2], FIELD.token, FIELD.history_index, FIELD.quiet_until)
+local time, last_token, last_index, quiet_until = call('TIME'), stored[1], stored[2], stored[3]
 
 -- Numbers stay texts: Lua writes 14 of their 16 digits. Texts of one length compare as numbers.
 -- The token is the time, unless tokens are ahead of it, as in the first minute of a server.
@@ -63,25 +64,26 @@ local permits, is_quiet = ARGV[10], quiet_until and quiet_until > now
   and string.sub(quiet_until, 18) == ARGV[4] and #last_token == #now
 local sharers = permits and KEYS[ARGV[6] == '-' and 3 or 4]
 if is_quiet and (not ARGV[7] or permits and ARGV[8] == '-') then
-  -- As text, for Lua takes long to write a number, and this one is written three times.
-  local next, token = tostring((place + 1) % 20), now
+  -- The next index in the history, as text: Lua is slow at writing a number, and this one is written
+  -- three times.
+  local index, token = tostring((last_index + 1) % 20), now
   if last_token >= now then token = string.format('%.0f', last_token + 1) end
   local granted, since = head .. token, ' ' .. now
-  local value, part = granted .. ' ' .. next .. since .. ARGV[2]
+  local value, part = granted .. ' ' .. index .. since .. ARGV[2]
   if permits then
-    part = token .. ' ' .. next .. since
+    part = token .. ' ' .. index .. since
     value = 'incumbent1 shared ' .. part .. ' ' .. ARGV[3] .. string.sub(ARGV[5], 3) .. ' ' .. permits
   end
   if call('SET', KEYS[1], value, 'NX', 'PX', ARGV[3]) then
     if permits then
-      -- It is the first to share the lease: an entry of another is left from a lease that was deleted.
+      -- It is the first to share the lease: other entries are left over from a lease that was deleted.
       call('DEL', sharers)
       call('ZADD', sharers, string.sub(now, 1, -4) + ARGV[3], string.sub(head, 12) .. token)
       call('PEXPIRE', sharers, ARGV[3])
-      call('HSET', KEYS[2], FIELD.token, token, FIELD.place, next, FIELD.holding .. next,
+      call('HSET', KEYS[2], FIELD.token, token, FIELD.history_index, index, FIELD.holding .. index,
         token .. since .. ARGV[5], FIELD.sharer .. string.sub(head, 12, -2), part .. ARGV[2])
     else
-      call('HSET', KEYS[2], FIELD.token, token, FIELD.place, next, FIELD.holding .. next,
+      call('HSET', KEYS[2], FIELD.token, token, FIELD.history_index, index, FIELD.holding .. index,
         token .. since .. ARGV[5])
     end
     return granted
@@ -116,15 +118,15 @@ end
 local token = math.max(now, least_token, last_token and last_token + 1 or 0)
 token = token > tonumber(now) and string.format('%.0f', token) or now
 
-local ahead, pass_turn, stand_in_line
+local must_yield, pass_turn, stand_in_line
 if turn or waits then
-  -- Only here: to make a function costs as much as a redis.call.
+  -- Only here: making a function costs as much as a redis.call.
 -- INCLUDE line
   local me = waits and claim .. ' ' .. waits
   if turn then
     turn = read_turn(turn)
-    -- The first goes before us if it is fair, or was overtaken often enough.
-    ahead = not starts_with(turn.first, claim .. ' ') and turn.due > now_ms
+    -- The first waiter goes before this claim if it is fair, or was overtaken often enough.
+    must_yield = not starts_with(turn.first, claim .. ' ') and turn.due > now_ms
       and (turn.overtaken >= 4 or string.match(turn.first, '^%S+ %S+ f'))
   end
 
@@ -156,7 +158,7 @@ if permits then
     if not others and not full then value = false end
   end
 end
-if not paused and not used and not ahead and not value then
+if not paused and not used and not must_yield and not value then
   local granted = grant('NX', is_first)
   if granted then return granted end
 end
@@ -177,10 +179,10 @@ local state = value and string.match(value, '^incumbent1 (%S+) ')
 if state == 'reserved' and string.match(value, ' (%S*)$') == holder then
   -- Reserved for the asker: as good as free.
   if not paused and not used then return grant('XX', true) end
-  value, ahead = false, false
+  value, must_yield = false, false
 end
 
--- Refused. Whether the lists can be written (the server may be out of memory) decides nothing here.
+-- Refused. A server out of memory cannot write the lists, and refuses all the same.
 if candidacy then
   try('ZREMRANGEBYSCORE', candidates, '-inf', now_ms)
   local until_ms = string.format('%.0f', now_ms + candidacy)
@@ -204,8 +206,8 @@ elseif paused then
 else
   reason, value, left = 'line', turn.first, turn.due - now_ms
 end
--- To wait does not help against another number of permits. A record without a token and a field has
--- expired during a long holding, and the next renewal brings it back.
+-- Waiting does not help against another number of permits. A record without a token and a field has
+-- expired during a long holding: without its last token there is no line until a renewal restores it.
 local stands = waits and not others and (last_token or has_fields)
 local in_line = stands and stand_in_line(reason, value, left) or nil
 return { reason, value, left, now, in_line }

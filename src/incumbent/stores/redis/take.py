@@ -248,6 +248,7 @@ def _take_checking(
     site, requests, known = server
     if ask.ttl > max(TTL_DEFAULT, known.longest):
         yield from _note_longest(site, known, ask.ttl)
+    # Noted before the answer is there: meanwhile other tasks on this connection need not check too.
     known.check_sent = sent = _now()
     server_deadline = until + known.ahead
     reply, check = yield from _take_and_check(requests, known, key, claim, ask, server_deadline)
