@@ -120,6 +120,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._timer, self._timer_at = None, inf
         self._reads_first = late > _BLOCKED and not self._reads_first
         if self._reads_first:
+            # The loop was blocked: answers that came in time may be unread. They are read first.
             self._wake_at(_now() + _READING)
             return
         try:

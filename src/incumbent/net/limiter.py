@@ -163,7 +163,7 @@ class Limiter:
                 self.free.append(new)
 
     def go_on(self, *, answered: bool = False) -> None:
-        """Give the free places to those who wait. `answered`: the store has just answered one."""
+        """Give the free places to waiters. `answered`: the store has just answered a request."""
         if answered:
             self._answered = _now()
         line = self.line

@@ -190,7 +190,7 @@ class MemoryTable:
                     kept.record = kept.record._replace(grants=grants)
 
     def line_of(self, key: Key) -> Line:
-        """Those who wait for `key`. For tests."""
+        """The waiters for `key`. For tests."""
         return self._of(key).record.line
 
     def seen(self, key: Key) -> str:

@@ -57,8 +57,8 @@ def probe(where: str) -> Generator[Any, Any, None]:
     if read.version in before:
         raise StoreUnavailable(
             f"{where} says that it has written, but has the same version as before: it lost the"
-            " write, answers from an old copy, or numbers two writes alike, and two clients would be"
-            " granted the same lease. Is it a replica, a cache or an emulator? Name the server",
+            " write, answers from an old copy, or numbers two writes alike, and two clients would"
+            " be granted the same lease. Is it a replica, a cache or an emulator? Name the server",
             permanent=True,
         )
     (now,) = yield Swaps((_swap(seen, 2),))
@@ -66,8 +66,8 @@ def probe(where: str) -> Generator[Any, Any, None]:
         raise now
     if now is None or now.version == seen.version or now.field(_PLACE[1]) == Field(b"2", 2):
         raise StoreUnavailable(
-            f"{where} writes even what it should write only if nobody else has: two clients would be"
-            " granted the same lease. Is it a proxy, or an emulator? Name the server",
+            f"{where} writes even what it should write only if nobody else has: two clients would"
+            " be granted the same lease. Is it a proxy, or an emulator? Name the server",
             permanent=True,
         )
 
@@ -92,13 +92,13 @@ def about_registers(
     if isinstance(seen, StoreError):
         raise seen
     wait = wait_after_restart(restart_wait, ttl, seen.incarnation.longest)
-    unknown = f"the ttl of {say_seconds(ttl)} of those who hold leases then may not be known"
+    unknown = f"it may not know the ttl of {say_seconds(ttl)} of leases from before"
     return [
         found(True, "it compares what it should"),
         about_start("the same server and data for", seen.incarnation.age, wait),
         found(
             restart_wait is not None or ttl <= TTL_DEFAULT,
-            "after a failover it waits for who may believe",
+            "after a failover it waits for holders that may still believe",
             f"after a failover {unknown}",
             f"say ?restart_wait={say_seconds(ttl)} in every URL",
         ),

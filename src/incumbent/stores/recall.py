@@ -49,7 +49,7 @@ class Recall:
         self._written[swap.wanted.key] = _now(), seen._replace(beside={}, recalled=True)
 
     def of(self, wanted: Wanted) -> Seen | None:
-        """What is known of a name; None if nothing is, or if values beside its record are needed."""
+        """What is known of a name; None also if values beside its record are needed."""
         noted, seen = self._written.pop(wanted.key, (0.0, None))
         passed = (_now() - noted) * _SLOWER
         if seen is None or wanted.beside or passed > _FRESH:

@@ -115,6 +115,7 @@ class PollingOperations(PlannedTogether[Any]):
         try:
             return await super().give(key, claim, token, until, parting=parting)
         finally:
+            # Also after an error: the lease may have been given back.
             self.looks.hurry(key)
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:

@@ -288,7 +288,7 @@ class QuickRegisters(Registers, Protocol):
 class Quick(NamedTuple):
     """Which of the quicker requests a store answers.
 
-    `candidates`: TryTake also for a candidate, of whose grant everybody who waits has to learn.
+    `candidates`: TryTake also for a candidate, whose grant all waiters have to learn of.
     """
 
     take: bool = False

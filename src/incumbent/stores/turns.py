@@ -335,6 +335,7 @@ class TakesTurns(Planned[Facts]):
         refused: Refused | None = None
         doubted = claim in self.turns.doubted
         try:
+            # Before it is sent: until the answer is there, the claim may hold the lease.
             self.turns.doubted.add(claim)
             keeps = line.ours = line.keeps_turn(claim)
             outcome = await self.run(self.dialect.take(key, claim, ask), until)
@@ -369,6 +370,7 @@ class TakesTurns(Planned[Facts]):
         try:
             return await self.run(self.dialect.give(key, claim, token, parting), until)
         finally:
+            # Also after an error: the next waiter asks the store, which knows.
             self.turns.given(key, claim)
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:

@@ -155,7 +155,7 @@ def test_the_newest_opinion_counts_once_a_majority_has_it() -> None:
         assert verdict(answers, 3, "here") == Opinion(5, NEW)
     early = Opinion(5, NEW)
     for alone in ([Opinion(4, OLD), early], [early, Opinion(4, OLD), Opinion(4, OLD)]):
-        with pytest.raises(StoreUnavailable, match="1 of 3 sentinels have heard") as caught:
+        with pytest.raises(StoreUnavailable, match="1 of 3 sentinels say") as caught:
             verdict(alone, 3, "here")
         assert not caught.value.permanent
 

@@ -322,6 +322,7 @@ class _ChangeAttempt:
             # A silent node may have promised.
             request = to_all if node in behind else None if isinstance(promise, No) else to_change
             steps[node] = None if request is None else RequestBatch(request, 1)
+        # Before it is sent: if no reply comes, some node may have accepted it all the same.
         self.sent[ballot] = edit
         replies = await self.panel.ask(steps, self.until, _accepted_by_most)
         # If no node can have accepted the change, treat it as never sent.

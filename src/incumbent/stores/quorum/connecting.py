@@ -349,7 +349,7 @@ class ConnectedPanel(Panel):
             if facts.promoted.encode() != link.replication:
                 raise StoreUnavailable(f"{site.where} was a replica in between")
         except StoreUnavailable as error:
-            # The next operation connects anew, and inspects the server from the beginning.
+            # The next operation makes another connection, and inspects the server again.
             link.problem = error
             return [[UNFIT.encode(), str(error).encode(), -1, 0, b""]]
         link.checked = self.used

@@ -163,6 +163,7 @@ class QuorumNode:
     def owes(self, key: Key, claim: str, ballot: int) -> None:
         """See Panel.owe."""
         if len(self.owed) >= _OWED_MAX:
+            # A node that is away for so long: these votes end with their ttl.
             self.owed.clear()
         self.owed[key, claim] = max(ballot, self.owed.get((key, claim), 0))
 

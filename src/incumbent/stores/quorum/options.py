@@ -110,7 +110,7 @@ def _check(nodes: tuple[RedisOptions, ...], hosts: str) -> None:
     if count < _LEAST or count > _MOST or count % 2 == 0:
         raise ConfigError(
             f"a quorum has an odd number of servers from {_LEAST} to {_MOST}, not {count}: an even"
-            " number survives no more failures than one server less, and a single server is"
+            " number survives no more failures than with one server less, and a single server is"
             " redis://host",
             name="store",
         )

@@ -118,6 +118,7 @@ class _QuorumRound:
         requests: list[list[bytes]] = [[] for _ in self.words]
         for at, node in missing:
             if (value := values.get(at)) is not None:
+                # By this floor the node notices if it voted for another claim since it replied.
                 floor = (self.words[node] or [])[at][1:]
                 requests[node].append(self.quorum.dialect.plant(self.batch[at], value, floor))
         steps = [_together(each) for each in requests]

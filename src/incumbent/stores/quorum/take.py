@@ -299,6 +299,7 @@ class _QuorumTake:
         key, claim, quorum = self.key, self.claim, self.quorum
         voted = {at: vote.ballot for at, vote in enumerate(self.answers) if isinstance(vote, Vote)}
         ballot = max(self.ballot, *voted.values(), 0)
+        # Before it is sent: from now on a ballot up to this one is no vote, whatever still arrives.
         quorum.remember(quorum.taken_back, key, claim, ballot)
         step = RequestBatch(quorum.dialect.revoke(key, claim, ballot), 1)
 

@@ -397,7 +397,8 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
         if isinstance(error, Outdated | Demoted) or wire.problem is not None:
             self._forget(wire)
         elif isinstance(error, UNUSABLE) and not isinstance(error, Broken):
-            # The answer was another request's: those that follow would be too.
+            # The answer was another request's: those that follow would be too. After Broken there
+            # is nothing to do: the connection has failed for all, or only this request was late.
             wire.close()
 
     def leave_behind(self, epoch: str) -> None:

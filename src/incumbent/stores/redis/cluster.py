@@ -214,7 +214,7 @@ class KnownCluster:
         words = "; ".join(str(each).removeprefix(f"{self.site.where} ") for each in errors[:3])
         words = words or "no answer in time"
         return StoreUnavailable(
-            f"{self.site.where}: no node said who has which keys: {words}",
+            f"{self.site.where}: no node said which node has which keys: {words}",
             permanent=bool(errors) and all(each.permanent for each in errors),
         )
 

@@ -214,6 +214,8 @@ def _write(
     replies: dict[str, Any],
 ) -> RespProgram[dict[str, bytes | None]]:
     """Write the marker; return the values there afterwards. Raises StoreError if that fails."""
+    # Several clients may see a new server at once: the script writes only over what was read, and
+    # answers with what is there, so that all of them go by the same marker.
     writes = [
         pack("EVAL", _write_over.text, 1, key, raw or b"", marker.text) for key, raw in todo.items()
     ]

@@ -359,8 +359,8 @@ def _transport_of(made_by: type, module: str) -> str:
     if transport and made_by.__module__ in (f"redis.{module}", f"redis.asyncio.{module}"):
         return transport
     raise _refused(
-        f"connections of class {made_by.__name__} are not supported, for it is none of redis-py:"
-        " leave connection_class out, and give a credential_provider if it is for the login"
+        f"connections of class {made_by.__name__} are not supported, because it is not redis-py's"
+        " own: leave connection_class out, and give a credential_provider if it is for the login"
     )
 
 

@@ -95,8 +95,8 @@ def verdict(answers: Sequence[Opinion | StoreError], asked: int, where: str) -> 
     newest, agreeing = newest_of(opinions)
     if agreeing < majority_of(asked):
         raise StoreUnavailable(
-            f"{where}: {agreeing} of {asked} sentinels have heard that the master is"
-            f" {say_address(newest.address)} by now, and {majority_of(asked)} are needed",
+            f"{where}: {agreeing} of {asked} sentinels say that the master is"
+            f" {say_address(newest.address)} now, and {majority_of(asked)} are needed",
             retry_after=0.1,
         )
     return newest
@@ -174,7 +174,7 @@ class Followed:
         return [("", self.site)]
 
     def doubt(self) -> None:
-        """After an error at the master: ask the sentinels again, for there may be another."""
+        """After an error at the master: ask the sentinels again, because there may be another."""
         self.checked = -inf
 
 

@@ -78,7 +78,7 @@ class Requests:
         """See give.give_request."""
 
     def detach(self) -> None:
-        """In a fork's child: use another inbox, for the parent's messages are not the child's."""
+        """In a fork's child: use another inbox, because the parent's messages are not for it."""
         self.inbox = _new_inbox()
         self.takes.clear()
 

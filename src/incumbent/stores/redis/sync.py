@@ -66,6 +66,7 @@ class RedisWire(BlockingWire, AnyWire):
         if answer is False:
             answer = self.read(until)
         if type(answer) is hiredis.ReplyError and str(answer).startswith("NOSCRIPT"):
+            # The server was restarted, or an administrator flushed its scripts; nothing was done.
             return self.ask(as_eval(request), until)
         return answer
 
@@ -233,6 +234,7 @@ class RedisStore(BlockingTogether[BlockingExchange]):
         if (ttl and (ttl > wire.serves or now - wire.checked > CHECK_EVERY)) or (
             now - wire.used > STALE_AFTER and wire.is_stale(trust=False)
         ):
+            # For the exchange, which checks its server, or closes it if it is dead.
             idle.append(wire)
             return None
         wire.used = now
