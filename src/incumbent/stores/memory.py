@@ -77,15 +77,9 @@ class _KeptName:
         if not may_forget(self.record, now):
             return False
         beside = self.entries.values()
-        return not any(isinstance(it, Field) or _is_used(it, now) for it in beside)
-
-
-def _is_used(value: object, now: int) -> bool:
-    return isinstance(value, Grant) and value.expires > now
-
-
-def _nobody_waits() -> None:
-    pass
+        return not any(
+            isinstance(it, Field) or (isinstance(it, Grant) and it.expires > now) for it in beside
+        )
 
 
 class MemoryTable:
@@ -100,7 +94,7 @@ class MemoryTable:
         self._longest = 0.0
         self._takes = 0
         self.epoch = uuid.uuid4().hex
-        self.changed: Callable[[], None] = _nobody_waits
+        self.changed: Callable[[], None] = lambda: None
         """Called when waiters have to look at the record."""
 
     def restart(self, now: float, *, empty: bool) -> None:
@@ -238,13 +232,10 @@ class MemoryStore:
         self._now = now
         self._wall = wall
         self._restart_wait = restart_wait
-        self._use(MemoryTable())
-
-    def _use(self, table: MemoryTable) -> None:
-        self._table = table
+        self._table = MemoryTable()
+        self._table.changed = self._notify
         self._changed = threading.Condition()
         self._listeners: set[Callable[[], None]] = set()
-        table.changed = self._notify
 
     def _step(self, operation: Callable[[float], T]) -> T:
         """Run an operation at one instant, under the mutex."""

@@ -53,8 +53,8 @@ _SWEEPS: Final = 0.01
 class PooledConnection(Connection, Protocol):
     """`in_doubt`: an exchange on it was not completed, so it cannot be used again.
 
-    `looked`: when its server was last examined; `longest`: the longest ttl, in microseconds, that the
-    store knows of; `encrypted`: whether by TLS.
+    `looked`: when its server was last examined; `longest`: the longest ttl, in microseconds, that
+    the store knows of; `encrypted`: whether by TLS.
     """
 
     in_doubt: bool

@@ -266,8 +266,11 @@ class SyncPanel(ConnectedPanel):
         step = RequestBatch(request, 1)
         steps: list[RequestBatch | None] = [step] * len(self.connections)
         replies: list[Reply | None] = [None] * len(steps)
+        reader = hiredis.Reader()
+        reader.feed(wanted)
+        agreed = reader.gets()
         for node in range(at + 1, len(steps)):
-            replies[node] = [_parsed(wanted)]
+            replies[node] = [agreed]
         late = -1
         if isinstance(data, _NOT_YET):
             late = at
@@ -363,9 +366,3 @@ class SyncPanel(ConnectedPanel):
         self.whole = False
         for node in range(len(self.connections)):
             self._drop(node)
-
-
-def _parsed(reply: bytes) -> Any:
-    reader = hiredis.Reader()
-    reader.feed(reply)
-    return reader.gets()
