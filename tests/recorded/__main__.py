@@ -14,7 +14,7 @@ from tests.recorded.recording import Cases, Recording, differences, merged, read
 
 __all__ = ["ENGINES", "compare", "main", "record", "run"]
 
-ENGINES = ("etcd", "postgresql", "quorum", "redis", "sqlite")
+ENGINES = ("etcd", "kubernetes", "postgresql", "quorum", "redis", "sqlite")
 HERE = Path(__file__).parent
 _AGAIN = 2
 

@@ -141,6 +141,14 @@ def test_messages_to_postgresql_are_read_up_to_their_sync() -> None:
             '{"revision": <n>, "ttl": 1.5, "at": <instant>}',
         ),
         ("SUBSCRIBE incumbent:to:6fb04d3efa59", "SUBSCRIBE incumbent:to:<id>"),
+        (
+            'Authorization: Bearer x-Y_z {"metadata": {"name": "job", "resourceVersion": "7"}}',
+            'Authorization: Bearer <token> {"metadata": {"name": "job"}}',
+        ),
+        (
+            '{"incumbent/record": "1 00c0ffee {\\"at\\":1}", "leaseDurationSeconds": 15}',
+            '{"incumbent/record": <record>, "leaseDurationSeconds": <left>}',
+        ),
     ],
 )
 def test_what_differs_from_run_to_run_is_named(sent: str, shown: str) -> None:

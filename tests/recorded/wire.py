@@ -19,7 +19,7 @@ _LONG = 400
 
 def cut(engine: str, stream: bytes) -> Iterator[str]:
     """The requests of a stream; one that is not complete is left out."""
-    if engine == "etcd":
+    if engine in ("etcd", "kubernetes"):
         return _http(stream)
     return _postgresql(stream) if engine == "postgresql" else _resp(stream)
 
@@ -51,7 +51,7 @@ def _resp(stream: bytes) -> Iterator[str]:
         yield " ".join(word if word.isprintable() and word else repr(word) for word in said)
 
 
-# -- etcd ------------------------------------------------------------------------------------
+# -- etcd and Kubernetes ----------------------------------------------------------------------
 
 _BASE64 = {"key", "value", "range_end", "prefix"}
 _NOT_COMPARED = {"Host", "Content-Length"}
