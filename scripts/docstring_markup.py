@@ -1,9 +1,13 @@
-"""How docstrings become pages of the reference: examples are code, explained names are a list."""
+"""How docstrings become pages of the reference: examples are code, explained names are a list.
+
+An item of the list is one sentence; what follows the last one is a paragraph.
+"""
 
 import re
 
 import griffe
 
+_SENTENCE = re.compile(r"(?<=\.) (?=[A-Z`])")
 _EXPLAINED = re.compile(r"(?:(?<=^)|(?<=[.;)] ))(?=`\w+`(?: \([^)]*\))?: )")
 
 
@@ -19,8 +23,9 @@ def _paragraph(text: str) -> str:
     before, *explained = _EXPLAINED.split(line)
     if len(explained) < 2 or line.startswith(("- ", "|", "    ")):
         return text
+    explained[-1], *after = _SENTENCE.split(explained[-1], maxsplit=1)
     items = "\n".join(f"- {item.strip()}" for item in explained)
-    return f"{before.strip()}\n\n{items}" if before.strip() else items
+    return "\n\n".join(part for part in (before.strip(), items, *after) if part)
 
 
 class Markup(griffe.Extension):

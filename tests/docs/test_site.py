@@ -67,6 +67,17 @@ def test_the_search_for_foreign_loads_finds_them() -> None:
     assert foreign('<a href="https://d/"></a><link rel="canonical" href="https://e/">') == []
 
 
+def test_the_reference_breaks_signatures_over_lines_and_gives_each_setting_its_bullet(
+    site: Path,
+) -> None:
+    page = (site / "reference" / "locks.html").read_text()
+    signature = re.search(r'class="doc-signature[^>]*>.*?</div>', page, re.DOTALL)
+    assert signature
+    assert len(signature[0].splitlines()) > 5
+    (bullet,) = re.findall(r"<li><code>timeout</code>: seconds[^\n]*</li>", page)[:1]
+    assert bullet.count(". ") == 0
+
+
 @pytest.mark.parametrize("width", [390, 1360])
 def test_every_page_fits_its_window_and_asks_no_other_host(
     site: Path, browser: Any, width: int
