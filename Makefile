@@ -90,7 +90,7 @@ dist: $(VENV)/.dist ## the wheel and the source package, in dist/
 	$(BIN)/python -m hatchling build -d dist
 
 docs: $(VENV)/.docs ## the documentation, warnings as errors
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The documentation is in $(CURDIR)/site/index.html (open it, or: python3 -m http.server -d site)"
 
 servers: ## servers for the tests, unpacked under .servers
