@@ -48,7 +48,9 @@ _NEW = 64
 """The most leases that wait until the thread wakes and gives them buckets: so few that it does not
 matter if their renewals then coincide."""
 _DRAIN = 0.5
-"""The most seconds that a process spends at its exit on its debts."""
+"""The most seconds that closing a client spends on its debts."""
+_AT_EXIT = 1.0
+"""The most seconds that the end of the interpreter waits for the stores."""
 _OUTAGE_FIRST, _OUTAGE_MOST = 5.0, 600.0
 """Seconds from the first log line about an outage to the second, and the most between two lines."""
 _OUTAGE_OVER = 60.0
@@ -477,9 +479,24 @@ def _forget_everything() -> None:
 
 
 @atexit.register
-def _pay_at_exit() -> None:
+def _end_at_exit() -> None:
+    """Give back what is held and pay what is owed, for at most a second in all."""
+    until = clock.now() + _AT_EXIT
+    if not _daemons_run():
+        for claim in remembered():
+            if claim.machine.state is LeaseState.HELD:
+                claim.machine.left()
+                claim.port.hand_over(claim.debt(clock.now(), undo_slot=False))
     for keeper in list(_keepers):
-        keeper.drain(_DRAIN)
+        keeper.drain(max(0.0, until - clock.now()))
+
+
+def _daemons_run() -> bool:
+    # A daemon thread of the program runs until the very end, perhaps in the body of a lease.
+    return any(
+        thread.daemon and not thread.name.startswith("incumbent")
+        for thread in threading.enumerate()
+    )
 
 
 if hasattr(os, "register_at_fork"):
