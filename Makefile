@@ -18,7 +18,7 @@ ENGINE_TESTS = $(if $(filter $(E),$(ENGINES)),$(wildcard tests/contract/test_$(E
 
 VENV := .venv
 BIN := $(VENV)/bin
-PINS := pyproject.toml constraints.txt
+PINS := pyproject.toml constraints.txt $(wildcard requirements/*.txt)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 TESTS := $(BIN)/python -m tests
 
@@ -115,19 +115,19 @@ $(VENV)/.core: $(VENV)/.made $(PINS)
 	@touch $@
 
 $(VENV)/.lint $(VENV)/.docs $(VENV)/.browser $(VENV)/.dist: $(VENV)/.%: $(VENV)/.core
-	$(INSTALL) -e '.[$*]'
+	$(INSTALL) -e '.[all]' -r requirements/$*.txt
 	@touch $@
 
 # Frameworks pin what the test suite has in other versions.
 $(VENV)/.cookbook: $(VENV)/.core constraints-cookbook.txt
 	@PYTHON="$(PYTHON)" scripts/venv.sh $(VENV)/cookbook
 	$(VENV)/cookbook/bin/python -m pip install --quiet --disable-pip-version-check \
-	  -c constraints-cookbook.txt -e '.[cookbook]'
+	  -c constraints-cookbook.txt -e '.[redis,postgresql,mysql,cron]' -r requirements/cookbook.txt
 	@touch $@
 
 # redlock-ng caps redis below 6 and works with the newest all the same, so it
 # comes without its dependencies.
 $(VENV)/.test $(VENV)/.bench: $(VENV)/.%: $(VENV)/.core
-	$(INSTALL) -e '.[$*]'
+	$(INSTALL) -e '.[all]' -r requirements/$*.txt
 	$(INSTALL) --no-deps redlock-ng
 	@touch $@

@@ -55,7 +55,11 @@ class Environment:
 
     @classmethod
     def made(
-        cls, folder: Path, python: str, *requirements: str, pins: Path = ROOT / "constraints.txt"
+        cls,
+        folder: Path,
+        python: str,
+        *requirements: str | Path,
+        pins: Path = ROOT / "constraints.txt",
     ) -> Environment:
         run(python, "-m", "venv", folder / "venv")
         program = folder / "venv" / "bin" / "python"

@@ -16,6 +16,7 @@ from tests.release.installed import PYTHONS, ROOT, Environment, find_python, run
 # It installs what a newcomer would, and runs thousands of tests.
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.left(tiers.LONG)]
 
+NEEDED = ROOT / "requirements" / "test.txt"
 WITHOUT_SERVERS = "not slow and not server and not full and not timing and not crowd"
 
 
@@ -87,7 +88,7 @@ def test_the_core_needs_nothing_beside_it(wheel: Path, tmp_path: Path) -> None:
 def test_the_suite_passes_against_the_wheel(version: str, wheel: Path, tmp_path: Path) -> None:
     python = find_python(version)
     assert python is not None
-    environment = Environment.made(tmp_path, python, f"{wheel}[test]")
+    environment = Environment.made(tmp_path, python, f"{wheel}[all]", "-r", NEEDED)
     passed = environment.test(
         *("-m", WITHOUT_SERVERS, "tests/contract", "tests/protocol", "tests/stores", "tests/top"),
         *("tests/cron", "tests/net", "tests/serve", "tests/page", "tests/fencing"),
@@ -110,7 +111,9 @@ def test_the_oldest_clients_that_are_claimed_work(wheel: Path, tmp_path: Path) -
         if line.partition("==")[0].strip() not in oldest
     ]
     pins.write_text("\n".join([*newest, *(f"{name}=={at}" for name, at in oldest.items())]))
-    environment = Environment.made(tmp_path, sys.executable, f"{wheel}[test]", pins=pins)
+    environment = Environment.made(
+        tmp_path, sys.executable, f"{wheel}[all]", "-r", NEEDED, pins=pins
+    )
     passed = environment.test(
         *("-m", "not full and not timing and not crowd"),
         *("tests/contract/test_redis.py", "tests/contract/test_postgresql.py"),
