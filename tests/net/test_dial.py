@@ -17,8 +17,7 @@ import pytest
 
 from incumbent import clock
 from incumbent.net import aiowire
-from incumbent.net.dial import connect, connect_unix
-from incumbent.net.names import literal_address, resolve, run_bounded
+from incumbent.net.dial import connect, connect_unix, literal_address, resolve, run_bounded
 from tests.support.pace import took
 
 HERE = "127.0.0.1"
@@ -91,7 +90,7 @@ def test_where_no_thread_can_be_started_the_caller_works(monkeypatch: pytest.Mon
 def test_the_next_address_is_tried(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("names", "aiowire"):
+    for module in ("dial", "aiowire"):
         found = ["::1", "127.0.0.2", HERE]
         monkeypatch.setattr(f"incumbent.net.{module}.look_up", lambda *_, found=found: found)
 
@@ -129,7 +128,7 @@ def test_a_refused_connection_names_the_address(listener: socket.socket) -> None
 
 
 def test_a_name_without_an_address_is_an_os_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("incumbent.net.names.look_up", lambda *_: [])
+    monkeypatch.setattr("incumbent.net.dial.look_up", lambda *_: [])
     with pytest.raises(OSError, match="no address"):
         connect("name.example", 1, soon())
 

@@ -206,7 +206,7 @@ def test_while_a_name_is_resolved(
         over.wait(PATIENCE)
         return []
 
-    monkeypatch.setattr("incumbent.net.names.look_up", look_up)
+    monkeypatch.setattr("incumbent.net.dial.look_up", look_up)
     monkeypatch.setattr("incumbent.net.aiowire.look_up", look_up)
     url = SILENT[engine].format(1).replace("127.0.0.1", "db.example")
     try:

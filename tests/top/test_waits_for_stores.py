@@ -23,7 +23,7 @@ from incumbent import (
     StoreUnavailable,
     clock,
 )
-from incumbent.net.names import is_unknown
+from incumbent.net.dial import is_unknown
 from incumbent.protocol.words import waiting_so_far
 from incumbent.runtime.keeper import _Outage
 from incumbent.stores.etcd.site import EtcdSite, parse_etcd_url

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from incumbent import clock
 from incumbent.interrupts import is_handlers, raise_handlers
-from incumbent.net.dial import leave_to_parent, tune
+from incumbent.net.dial import leave_to_parent, literal_address, look_up, tune
 from incumbent.net.limiter import DIAL_WITHIN
-from incumbent.net.names import literal_address, look_up
 from incumbent.net.pool import Broken, Ended
 from incumbent.unpatched import start_bare_thread
 

@@ -1,33 +1,37 @@
 """Making a blocking connection: TCP or a unix socket, with TLS or without, within a deadline.
 
-Each step waits with poll, up to one common deadline. Only resolving a name needs a thread.
+Each step waits with poll, up to one common deadline. Only resolving a name needs a thread, because
+the system's resolver has no timeout: the thread is abandoned if it takes too long.
 """
 
 from __future__ import annotations
 
+import _thread
 import errno
 import os
 import select
 import socket
 from collections.abc import Callable, Sequence
 from math import ceil
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import ref
 
 from incumbent import clock
 from incumbent.interrupts import raise_handlers
-from incumbent.net.names import resolve
 from incumbent.unpatched import original
 
 if TYPE_CHECKING:
     import ssl
 
+T = TypeVar("T")
+
 _SLICE: Final = 1.0
-"""Seconds of one poll; then `clock.now` is read again, which also counts suspended time."""
+"""Seconds of one wait; then `clock.now` is read again, which also counts suspended time."""
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3))
 """A subscription may receive nothing for hours, and must still notice that a host vanished."""
 _UNDER_WAY: Final = (errno.EINPROGRESS, getattr(errno, "WSAEWOULDBLOCK", errno.EINPROGRESS))
 _NO_CONNECTION: Final = "no connection in time"
+_NO_NAME: Final = "the name was not resolved in time"
 
 _now = clock.now
 
@@ -142,6 +146,82 @@ def make_poller(*fds: int) -> Callable[[float], Sequence[int]]:
         poll.register(fd, select.POLLIN)
     # Rounded up to milliseconds: rounding down would spin.
     return lambda seconds: [fd for fd, _ in poll.poll(ceil(seconds * 1000))]
+
+
+# -- names ----------------------------------------------------------------------------------------
+
+
+def literal_address(host: str) -> str | None:
+    """`host` if it is an IP address, else None."""
+    # The zone of an IPv6 address ("fe80::1%eth0") is no part of its syntax.
+    six = host.partition("%")[0]
+    for family, text in ((socket.AF_INET, host), (socket.AF_INET6, six)):
+        try:
+            socket.inet_pton(family, text)
+        except (OSError, ValueError) as error:
+            raise_handlers(error)
+        else:
+            return host
+    return None
+
+
+def is_unknown(error: object) -> bool:
+    """Whether `error` says that there is no such host, not that the resolver cannot be asked."""
+    return isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
+
+
+def look_up(host: str, port: int | str) -> list[str]:
+    """The addresses of a name, from the system's resolver, which has no timeout.
+
+    Raises OSError.
+    """
+    try:
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise OSError(f"{host!r} is no host name") from error
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
+
+
+def resolve(host: str, port: int | str, until: float) -> list[str]:
+    """The addresses of `host`. Raises OSError, at `until` at the latest."""
+    address = literal_address(host)
+    if address is not None:
+        return [address]
+    return run_bounded(lambda: look_up(host, port), until, _NO_NAME)
+
+
+def run_bounded(work: Callable[[], T], until: float, late: str) -> T:
+    """Run `work`, which has no timeout of its own, on a daemon thread; return or raise its outcome.
+
+    Raises TimeoutError(`late`) at `until`; `work` then goes on.
+    """
+    # Looked up in `_thread` at each call: under gevent this is a greenlet, and waiting for it lets
+    # other greenlets run. Finalizers call this too, perhaps while `threading` holds a lock.
+    done = _thread.allocate_lock()
+    done.acquire()
+    results: list[T] = []
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:  # noqa: BLE001 - raised to the caller
+            failures.append(error)
+        finally:
+            done.release()
+
+    try:
+        _thread.start_new_thread(run, ())
+    except RuntimeError as error:
+        raise_handlers(error)
+        # The interpreter is ending and starts no threads: rather be late than leave leases behind.
+        run()
+    while not done.acquire(timeout=min(_SLICE, max(0.0, until - _now()))):
+        if _now() >= until:
+            raise TimeoutError(late)
+    if failures:
+        raise failures[0]
+    return results[0]
 
 
 # -- connections that were not closed -------------------------------------------------------------

@@ -21,8 +21,8 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
 from incumbent.net.bounded import BoundedRunner
+from incumbent.net.dial import is_unknown
 from incumbent.net.limiter import DIAL_WITHIN
-from incumbent.net.names import is_unknown
 from incumbent.net.pool import Broken, Connection
 from incumbent.net.readers import LockWakeup
 from incumbent.policy import TTL_DEFAULT

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from incumbent.errors import ConfigError, OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
-from incumbent.net.names import is_unknown
+from incumbent.net.dial import is_unknown
 from incumbent.stores.members import Members
 from incumbent.stores.url import (
     Endpoint,

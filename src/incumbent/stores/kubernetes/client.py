@@ -15,9 +15,9 @@ from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
 from incumbent.model import Ask, Key, Refused, Renewal, RenewOutcome, TakeOutcome, Unproved
 from incumbent.net.bounded import BoundedRunner
+from incumbent.net.dial import is_unknown
 from incumbent.net.http import Garbled, Reading, Stream, encode, exchange, parse
 from incumbent.net.limiter import Limiter
-from incumbent.net.names import is_unknown
 from incumbent.net.pool import Broken, Mismatch
 from incumbent.net.readers import Wakeup
 from incumbent.rules.record import holders

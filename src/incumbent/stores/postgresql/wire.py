@@ -16,9 +16,8 @@ from zlib import crc32
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.interrupts import raise_handlers
-from incumbent.net.dial import is_ready, leave_to_parent, wait_ready
+from incumbent.net.dial import is_ready, is_unknown, leave_to_parent, resolve, wait_ready
 from incumbent.net.limiter import DIAL_WITHIN
-from incumbent.net.names import is_unknown, resolve
 from incumbent.net.pool import Broken
 from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
 from incumbent.stores.plan import Program, drive

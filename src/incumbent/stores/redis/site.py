@@ -18,7 +18,7 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
 from incumbent.model import Key
-from incumbent.net.names import is_unknown
+from incumbent.net.dial import is_unknown
 from incumbent.net.pool import Broken, Mismatch
 from incumbent.stores.redis.options import RedisOptions, RedisTarget
 from incumbent.stores.redis.records import Naming

@@ -13,9 +13,8 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_handlers
 from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, TakeOutcome
-from incumbent.net.dial import connect, connect_unix
+from incumbent.net.dial import connect, connect_unix, run_bounded
 from incumbent.net.limiter import CONNECTIONS, DIAL_WITHIN, limits
-from incumbent.net.names import run_bounded
 from incumbent.net.pool import Broken
 from incumbent.net.readers import BLOCKING, LockWakeup
 from incumbent.net.wire import STALE_AFTER, BlockingWire
