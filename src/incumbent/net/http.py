@@ -106,6 +106,7 @@ class Reading:
             self.body += self._raw
             self._raw = b""
             self.done = len(self.body) >= self._left >= 0
+            # The rest would be read as the answer to the next request.
             if self.done and len(self.body) > self._left:
                 raise Garbled("more came than was announced")
 

@@ -106,6 +106,7 @@ class Limiter:
 
     def enter_now(self) -> LimiterPlace | None:
         """A place, if a request can be sent at once."""
+        # Nobody overtakes the waiters.
         if self.line or not self._connected():
             return None
         try:
@@ -132,6 +133,7 @@ class Limiter:
         waiter = _LimiterWaiter(self._wakeup())
         if not self.line:
             self._replace_lost()
+        # Listed first: from now on a place that another thread frees may be given to it.
         self.line.append(waiter)
         self.go_on()
         try:
@@ -147,6 +149,7 @@ class Limiter:
                     )
                 await waiter.wakeup.wait(by)
         except BaseException:
+            # `over` first: then no other thread gives it a place. One that it has got is passed on.
             waiter.over = True
             if waiter.place is not None:
                 waiter.place.leave(answered=False)

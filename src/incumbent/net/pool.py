@@ -104,7 +104,7 @@ class Pool(Generic[W]):
             try:
                 wire = self.idle.pop()
             except IndexError:
-                break
+                break  # another thread took the last one
             if not wire.is_stale(trust=trust):
                 return wire
             wire.close()
@@ -120,6 +120,7 @@ class Pool(Generic[W]):
 
     def let_go(self) -> None:
         """Close the idle connections; those in use are closed when they are put back."""
+        # Another list: by that `put_back` notices that a connection is from before.
         idle, self.idle = self.idle, []
         close_all(idle)
 
@@ -143,10 +144,10 @@ def close_all(wires: list[W]) -> None:
 class PlanRunner(Pool[W], Planned[Facts]):
     """Carries out plans on its connections to one server, `where`.
 
-    carry ----- an idle connection --------- use
-      |                                       |  carry_out, then put_back or settle
-      |         it was dead, or answered      v
-      `-------- something else ----> again -- a fresh connection -- use
+        carry   is a connection idle? -- yes --> use -- it was dead --> again
+                  |                                                       | may be repeated
+                  `-- no ------> fresh, then use <------------------------'
+        use     carry_out, then put_back, or settle after an error
     """
 
     unusable: tuple[type[Exception], ...] = (Broken, Mismatch)

@@ -263,6 +263,7 @@ class BlockingSubscriber(Subscriber[_BlockingSubscriberWire]):
     def drop(self, node: int) -> None:
         super().drop(node)
         if not self._closed:
+            # The number of a closed descriptor may soon be that of another file.
             self._watch_all()
 
     def close(self) -> None:

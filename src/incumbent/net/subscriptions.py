@@ -14,7 +14,7 @@ system call. All others sleep, each on a wakeup of its own.
     the role:   free ---> taken ---> the reader's wait is over ---> free ---> wakes another waiter
                             |
                             +-- a signal handler waits in the reader's own thread: it gets a new
-                                role with other connections, and the old one counts no more
+                                role with other connections, and the old one no longer counts
 
 No message is missed, by three rules:
 

@@ -210,6 +210,7 @@ class Deciding:
             done: list[RenewOutcome | None] = [None] * len(renewals)
             if self._quick.renew:
                 done = yield TryRenew(renewals)
+            # By name: two swaps of one version would refuse each other.
             places: dict[Key, list[int]] = {}
             for place, renewal in enumerate(renewals):
                 if done[place] is None:
@@ -327,6 +328,7 @@ class Deciding:
             if not swaps:
                 break
             replies: Sequence[Seen | StoreError | None] = yield Swaps(tuple(swaps.values()))
+            # Those whose swap was refused are decided again, by what the store has instead.
             pairs = zip(swaps, replies, strict=True)
             left = [(place, instead) for place, instead in pairs if instead is not None]
         else:

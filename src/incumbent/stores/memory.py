@@ -282,6 +282,7 @@ class MemoryStore:
 
     def listen(self, key: Key, seen: str, notify: Callable[[], None]) -> bool:
         """Have `notify` called at every change; False if `key` has changed since `seen` already."""
+        # In one step: a change is either found here, or notifies.
         with self._changed:
             if self._table.seen(key) != seen:
                 return False

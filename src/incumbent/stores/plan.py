@@ -80,6 +80,7 @@ async def drive(program: Program[T], ask: Callable[[Any], Awaitable[Any]]) -> T:
     try:
         request = next(program)
         while True:
+            # An error, too, is the program's to decide about: it may know what to undo first.
             try:
                 reply = await ask(request)
             except BaseException as error:  # noqa: BLE001 - it is raised where the program waits

@@ -143,6 +143,7 @@ class Looks:
         try:
             while not waiter.notified and (now := _now()) < until:
                 if name.asker not in (None, waiter) and now < name.due + _SILENT:
+                    # Another one asks. If it should have asked long ago, this one takes over.
                     await wakeup.wait(min(until, name.due + _SILENT))
                     continue
                 name.asker = waiter
@@ -154,6 +155,7 @@ class Looks:
                     found = await look(key, min(until, now + _LOOK_WITHIN))
                 except StoreError as error:
                     found = error
+                # `now` is from before the look: a waiter that has come since needs another look.
                 name.notify(found, now)
                 name.pause = name.pause_after(found, self._poll)
                 name.due = _now() + name.pause
@@ -166,6 +168,7 @@ class Looks:
             name.asker = None
         left = list(name.waiters.values())
         if name.asker is None:
+            # One of them becomes the asker.
             for other in [it for it in left if not it.notified][:1]:
                 other.wakeup.wake()
         if not left and self._names.get(key) is name:

@@ -136,6 +136,7 @@ class PooledOperations(PollingOperations, BoundedRunner[W, None]):
                 self.places = [place, *(other for other in self.places if other != place)]
                 self.proved = True
                 return wire
+        # If one of the servers may serve later, the caller may wait for it.
         raise min(failures, key=lambda it: it.permanent)
 
     async def dial(self, place: Any, until: float) -> W:
@@ -184,6 +185,7 @@ class PooledOperations(PollingOperations, BoundedRunner[W, None]):
             self._prepare(wire, plan, until)
             return await drive(plan.start(None, until), replies(exchange, until))
         except Broken as error:
+            # Not sent, but after a write: then it cannot be said that nothing was changed.
             raise Broken(str(error), sent=error.sent or exchange.wrote, late=error.late) from error
         except self.answers as error:
             failure = self.failure(error, " ".join(flat(key) for key in plan.keys[:3]))

@@ -88,6 +88,7 @@ class ThreadedAsyncStore(InlineAsyncStore):
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         await self._enter(until)
         answer = _start(partial(self.store.take, key, claim, ask, until), self._requests)
+        # Until the thread has answered, also if this task is cancelled: `give` waits for that.
         self._takes[answer] = claim
         answer.add_done_callback(self._takes.pop)
         return await _answer(answer, until)

@@ -209,6 +209,7 @@ class AsyncQuorumStore(QuorumOperations):
         try:
             return await await_program(plan.start(panel, until))
         except Mismatch as error:
+            # The answers on some connection belong to other requests: none of them can be used.
             self.dialer.let_go()
             raise exchange_error(error, self.quorum.where) from error
 

@@ -173,6 +173,7 @@ class Dialer(ABC, Generic[W]):
             self.nodes[node].failed(error)
             self.quorum.members.failed(self.quorum.names[node], error)
         except BaseException as error:
+            # Its waiters must be woken also if this thread or task is interrupted.
             arrive(StoreUnavailable(str(error)))
             raise
         arrive(made)

@@ -193,6 +193,7 @@ class SyncPanel(ConnectedPanel):
 
     def owe(self, node: int, key: Key, claim: str, ballot: int) -> None:
         link = self.connections[node]
+        # A late reply may still confirm it: then it is owed only if the link breaks before.
         if link is not None and link.lag:
             link.owed_undo.append((key, claim, ballot))
         else:

@@ -473,6 +473,7 @@ class Router(RedisOperations):
                     raise
                 self._learn(slot, error, address, asks)
             except StoreError:
+                # Another node may have taken its place: the next operation asks.
                 self._cluster.doubt()
                 raise
             if not await self._may_follow(hop, until):

@@ -194,13 +194,16 @@ def handshake(
             if there and not todo:
                 break
             there |= yield from _write(todo, marker, site, replies)
+            # Another client may have written another marker meanwhile.
             marker, known = _choose(there, site.where, new)
         else:
             raise StoreUnavailable(
                 f"{site.where}: its marker changes all the time", retry_after=0.1
             )
     except StoreError as error:
+        # If one copy has the marker, the server can be used although others cannot be written.
         problem = None if known else error
+    # Either clock may have been set: only the smaller age is safe.
     ages = (now - marker.since) / _MICRO, wall - marker.seen / _MICRO
     apart, age = abs(ages[0] - ages[1]), max(0.0, min(ages))
     key = next(iter(there), MARKER_KEY)
@@ -259,6 +262,7 @@ def _choose(
     start = new.now - facts.uptime * _MICRO
     fitting = [marker for marker in found if marker.is_of(facts, term, start)]
     if fitting:
+        # The oldest copy says since when this incarnation exists.
         first = min(fitting, key=lambda marker: (marker.since, marker.id))
         marker = first._replace(replication=facts.replication, longest=longest)
         return marker, noted == longest

@@ -208,6 +208,7 @@ class Follow(Layer):
         followed = self._followed
         await self._runtime.update(followed, until)
         if self._opinion != followed.opinion:
+            # The connections lead to the master of before.
             self.inner.let_go()
             self._opinion = followed.opinion
         try:
@@ -215,5 +216,6 @@ class Follow(Layer):
         except StoreError as error:
             followed.doubt()
             if isinstance(error, Demoted | OutcomeUnknown):
+                # The other connections lead to the same server, which was demoted, or hangs.
                 self.inner.let_go()
             raise

@@ -227,6 +227,7 @@ def settle_take(
     # On asyncio another task may have checked meanwhile: its reply came before this one.
     believed = sent - known.checked <= CHECK_EVERY
     if believed and type(reply) is list and len(reply) == 1:
+        # The record is not known to be of this incarnation: the data may have been lost since.
         (marker,) = yield RequestBatch(known.reread, 1)
         believed = known.is_marked(marker)
     if believed:
@@ -246,6 +247,7 @@ def _take_checking(
     Raises Outdated if the server has changed, after giving back any grant.
     """
     site, requests, known = server
+    # Before the grant: a client that connects after a restart must know how long to wait.
     if ask.ttl > max(TTL_DEFAULT, known.longest):
         yield from _note_longest(site, known, ask.ttl)
     # Noted before the answer is there: meanwhile other tasks on this connection need not check too.
