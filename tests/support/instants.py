@@ -7,11 +7,16 @@ import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ParamSpec
 
 import incumbent
+from tests.support.forks import in_a_child
+from tests.support.leftovers import end_leases
+
+_P = ParamSpec("_P")
 
 _OURS = str(Path(incumbent.__file__).parent)
 _CALLS = {dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX") if name in dis.opmap}
@@ -19,6 +24,10 @@ _LOOKS = _CALLS | {dis.opmap[name] for name in ("RESUME", "JUMP_BACKWARD") if na
 
 _MOST = 2000
 """A call that has more than that grows with each interruption."""
+
+
+_CRASHES = 5
+"""More than that one after the other are none of the interpreter's."""
 
 
 class _Tracer:
@@ -86,3 +95,24 @@ def at_each_instant(call: Callable[[int], object], handler: Callable[[], None]) 
     finally:
         gc.enable()
         signal.signal(signal.SIGUSR1, before)
+
+
+def past_crashes(test: Callable[_P, None]) -> Callable[_P, None]:
+    """Run a test in a child, and again if the interpreter crashed.
+
+    Where CPython 3.11 calls what is left on its stack (see above), that may be no object at all.
+    """
+
+    @wraps(test)
+    def run(*given: _P.args, **named: _P.kwargs) -> None:
+        def work() -> int:
+            test(*given, **named)
+            return len(end_leases())
+
+        code = -signal.SIGSEGV
+        for _ in range(_CRASHES):
+            if (code := in_a_child(work)) != -signal.SIGSEGV:
+                break
+        assert code == 0
+
+    return run

@@ -21,7 +21,8 @@ from incumbent import clock, meters
 from incumbent.interrupts import is_handlers
 from incumbent.net.wire import BlockingWire
 from incumbent.runtime.threads import AlarmThread, notifier
-from tests.support.instants import at_each_instant
+from tests import tiers
+from tests.support.instants import at_each_instant, past_crashes
 from tests.support.waiting import eventually
 
 pytestmark = [
@@ -98,8 +99,10 @@ def counted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(meters, "on", request.param)
 
 
+@pytest.mark.left(tiers.MEET, "-with", "-semaphore", "counted-reentrant", "counted-several")
 @pytest.mark.usefixtures("counted")
 @pytest.mark.parametrize("way", WAYS)
+@past_crashes
 def test_a_body_that_ends_leaves_no_lease_behind(way: str, tmp_path: Path) -> None:
     make, use = WAYS[way]
     kept: list[Limit] = []
@@ -120,8 +123,10 @@ def test_a_body_that_ends_leaves_no_lease_behind(way: str, tmp_path: Path) -> No
         eventually(lambda: not left_held(client))
 
 
+@pytest.mark.left(tiers.MEET, "-election", "counted-lock", "-several")
 @pytest.mark.usefixtures("counted")
 @pytest.mark.parametrize("what", IN_THE_OPEN)
+@past_crashes
 def test_who_was_not_told_of_a_lease_does_not_hold_it(what: str, tmp_path: Path) -> None:
     make = IN_THE_OPEN[what]
     kept: list[Limit] = []
