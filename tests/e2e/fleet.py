@@ -18,8 +18,8 @@ from tests.support.pace import took
 from tests.support.waiting import eventually
 
 WORKER = Path(__file__).with_name("worker.py")
-TTL = 2.4
-TIMES = ("--ttl", str(TTL), "--grace", "0.6")
+TTL = 4.0
+TIMES = ("--ttl", str(TTL), "--grace", "1.5")
 
 Fault = Callable[[], object]
 

@@ -56,7 +56,7 @@ def test_the_worker_dies_inside_the_lease_when_the_store_is_away(
 ) -> None:
     begin, end = place.faults[fault]
     first = fleet.begin(worker=worker)
-    second = fleet.start("--wait=20")
+    second = fleet.start("--wait=60")
     time.sleep(0.3)
     begin()
     # Until now a renewal may have been proved.
@@ -68,7 +68,8 @@ def test_the_worker_dies_inside_the_lease_when_the_store_is_away(
     end()
     eventually(lambda: len(fleet.begun) == 2)
     second.terminate()
-    assert second.wait(20) == 128 + signal.SIGTERM
+    # A busy machine may have cost it the lease before it was told.
+    assert second.wait(40) in {128 + signal.SIGTERM, 123}
     fleet.judge()
 
 
@@ -80,7 +81,7 @@ def test_a_short_outage_stops_nobody(place: Place, fleet: Fleet) -> None:
     begin()
     time.sleep(0.7)
     end()
-    assert only.wait(20) == 0
+    assert only.wait(40) == 0
     fleet.judge()
 
 
@@ -97,7 +98,7 @@ def test_a_signal_during_a_slow_take_leaves_nothing_in_the_store(
     # Faster again, but slow enough that an exit has to wait for the clean-up.
     proxy.delay(0.0, reply=0.1)
     only.terminate()
-    assert only.wait(20) == 128 + signal.SIGTERM
+    assert only.wait(40) == 128 + signal.SIGTERM
     state = incumbent("-s", f"{own_redis.url}?restart_wait=0", "status", "job", "--json").stdout
     assert '"free"' in state
     assert not fleet.begun
@@ -111,14 +112,14 @@ def test_the_worker_is_stopped_when_the_record_is_gone(
     first = fleet.begin()
     own_redis.cli("FLUSHALL")
     died_within(fleet, clock.now(), TTL)
-    assert first.wait(20) == 123
+    assert first.wait(40) == 123
     fleet.close()
 
 
 @pytest.mark.left(tiers.STORES, "etcd")
 def test_an_instance_that_is_killed_takes_its_worker_along(place: Place, fleet: Fleet) -> None:
     first = fleet.begin()
-    second = fleet.start("--wait=10")
+    second = fleet.start("--wait=60")
     first.kill()
     died_within(fleet, clock.now(), TTL)
     eventually(lambda: len(fleet.begun) == 2)
@@ -133,7 +134,7 @@ def test_an_instance_that_was_frozen_past_its_lease_kills_at_once(fleet: Fleet) 
     time.sleep(1.3 * TTL)
     first.send_signal(signal.SIGCONT)
     died_within(fleet, clock.now(), 1.0)
-    assert first.wait(20) == 123
+    assert first.wait(40) == 123
 
 
 @pytest.mark.left(tiers.STORES, "postgresql")
@@ -141,9 +142,9 @@ def test_what_the_command_leaves_behind_is_stopped_before_the_release(
     place: Place, fleet: Fleet
 ) -> None:
     first = fleet.begin(worker=("--stubborn", "--orphan"))
-    second = fleet.start("--wait=10", worker=("--for", "0.1"))
-    assert second.wait(20) == 0
-    assert first.wait(20) == 0
+    second = fleet.start("--wait=60", worker=("--for", "0.1"))
+    assert second.wait(40) == 0
+    assert first.wait(40) == 0
     fleet.judge()
     record = incumbent("-s", place.url, "status", "job", "--json").stdout
     assert '"state": "free"' in record
@@ -154,7 +155,7 @@ def test_a_stopped_worker_keeps_its_lease_and_dies_when_the_store_is_away(
     place: Place, fleet: Fleet
 ) -> None:
     first = fleet.begin(worker=("--stubborn",))
-    second = fleet.start("--wait=20")
+    second = fleet.start("--wait=60")
     (worker,) = children_of(first.pid)
     send(worker, signal.SIGSTOP)
     time.sleep(1.3 * TTL)
@@ -163,7 +164,7 @@ def test_a_stopped_worker_keeps_its_lease_and_dies_when_the_store_is_away(
     place.faults["silent"][0]()
     died_within(fleet, clock.now(), TTL)
     place.faults["silent"][1]()
-    assert first.wait(20) == 123
+    assert first.wait(40) == 123
     eventually(lambda: len(fleet.begun) == 2)
     second.terminate()
     fleet.judge()

@@ -21,31 +21,29 @@ pytestmark = pytest.mark.timing(tiers.PROCESSES)
 
 SCRIPT = """
 from gevent import monkey; monkey.patch_all()
-import gevent, sys, time
+import gevent, sys
 from incumbent import Lock
 
-def keep_the_hub(seconds):
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until: pass
+keep_the_hub = monkey.get_original("time", "sleep")
 
 store, ttl = sys.argv[1], float(sys.argv[2])
 with Lock("a", store=store, ttl=ttl) as lease:
     keep_the_hub(1.3 * ttl)
     lease.check()
-    waiter = gevent.spawn(lambda: Lock("a", store=store, ttl=ttl).acquire(5))
+    waiter = gevent.spawn(lambda: Lock("a", store=store, ttl=ttl).acquire(60))
     gevent.sleep(1.3 * ttl)
     lease.check()
-waiter.get(timeout=5).release()
+waiter.get(timeout=60).release()
 print("renewed, and handed over")
 """
 
 
-def run(store: str, ttl: float = 1.2, script: str = SCRIPT) -> str:
+def run(store: str, ttl: float = 3.0, script: str = SCRIPT) -> str:
     done = subprocess.run(
         [sys.executable, "-c", script, store, str(ttl)],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=100,
         check=False,
     )
     return done.stdout.strip() or done.stderr
@@ -73,13 +71,13 @@ def test_a_hub_that_is_kept_does_not_cost_a_lease_on_redis(redis_server: RedisSe
 def test_a_hub_that_is_kept_does_not_cost_a_lease_on_etcd(scheme: str, tmp_path: Path) -> None:
     tls = EtcdTls(tmp_path) if scheme == "etcds" else None
     with EtcdServer(tls=tls) as server:
-        assert run(server.store_url(), ttl=1.2) == "renewed, and handed over"
+        assert run(server.store_url()) == "renewed, and handed over"
 
 
 @pytest.mark.left(tiers.STORES)
 def test_a_hub_that_is_kept_does_not_cost_a_lease_on_mysql(maria_server: MariaServer) -> None:
     url = maria_server.url_of(mysql.new_database(maria_server))
-    assert run(f"{url}?restart_wait=0", ttl=1.2) == "renewed, and handed over"
+    assert run(f"{url}?restart_wait=0") == "renewed, and handed over"
 
 
 @pytest.mark.left(tiers.STORES)
@@ -87,5 +85,4 @@ def test_a_hub_that_is_kept_does_not_cost_a_lease_on_postgresql(
     postgres_server: PostgresServer,
 ) -> None:
     url = postgres_server.url_of(new_database(postgres_server))
-    # A connection is a process of the server's: on a busy machine it takes a tenth of a second.
-    assert run(f"{url}?restart_wait=0", ttl=1.2) == "renewed, and handed over"
+    assert run(f"{url}?restart_wait=0") == "renewed, and handed over"
