@@ -18,6 +18,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from incumbent.cron import instance
 from incumbent.policy import TTL_MAX
 from tests import loops, tiers
 from tests.loops import on_uvloop
@@ -130,7 +131,6 @@ def pytest_collection_finish() -> None:
 
     What is there now is not looked at again.
     """
-    gc.collect()
     gc.freeze()
 
 
@@ -163,6 +163,12 @@ def log_as_it_was() -> Iterator[None]:
     yield
     log.handlers[:] = handlers
     log.setLevel(level)
+
+
+@pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An instance of cron in this process notices sooner that it is closed."""
+    monkeypatch.setattr(instance, "_LOOK_AT_CONTROL", 0.2)
 
 
 @pytest.fixture(scope="session")

@@ -110,6 +110,7 @@ def test_a_log_that_blocks_delays_no_thread_that_tells_of_losses(
         log.removeHandler(stuck)
 
 
+@pytest.mark.usefixtures("looks_often")
 def test_a_failed_job_of_python_leaves_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     jobs = incumbent.Jobs(store=MemoryEngine(next(NAMES)))
 

@@ -156,6 +156,7 @@ def test_what_is_no_token_passes_no_guard(call: str, number: Any, tmp_path: Path
     replace_file(Token("x", 7), path, b"still")
 
 
+@pytest.mark.usefixtures("looks_often")
 def test_a_drain_that_is_no_time_leaves_the_jobs_running() -> None:
     jobs = Jobs(store=STORE)
     jobs.every("1h")(tick)

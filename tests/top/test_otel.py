@@ -110,6 +110,7 @@ def test_an_acquire_on_asyncio_is_a_span_too(seen: Seen) -> None:
     assert outcomes["traced"] == "granted"
 
 
+@pytest.mark.usefixtures("looks_often")
 @pytest.mark.parametrize("kind", ["function", "coroutine"])
 def test_what_a_job_does_is_a_part_of_its_span(seen: Seen, kind: str) -> None:
     jobs = incumbent.Jobs(store=MemoryEngine(next(NAMES)))
