@@ -36,7 +36,7 @@ SEEDS = "more seeds of the same worlds"
 STORES = "other stores: the subject is above them, and each has such a test in `make test`"
 SIDES = "the other side (blocking or asyncio), signal or isolation, which goes the same way"
 PAIRS = "kept are twelve in which any two values of isolation, fault, worker and store meet"
-MEET = "kept are those in which each store, each fault and each worker is met"
+MEET = "kept are those in which each value of each parameter is met"
 LONG = "long for what it shows beside the tests that are kept"
 CRASHES = "the other way to lose a server, which goes the same way"
 BROWSER = (
@@ -73,6 +73,11 @@ _CLIENTS: dict[str, tuple[str, ...]] = {
 }
 
 _CASES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    "contract/test_memory.py": {
+        "test_of_many_takers_one_is_granted": _HELD_BEFORE,
+        "test_of_many_takers_one_has_the_slot": _HELD_BEFORE,
+        **_SHARED_RACES,
+    },
     "contract/test_redis.py": {
         **_SHARED_RACES,
         "test_of_many_takers_one_has_the_slot": _HELD_BEFORE,
@@ -123,18 +128,23 @@ _CASES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
 }
 """By file: the cases of which `make test` leaves all but these."""
 
-TURNS = frozenset(
-    {
-        *("contract/test_etcd.py", "contract/test_postgresql.py", "contract/test_quorum.py"),
-        *("contract/test_kubernetes.py", "contract/test_mysql.py"),
-        *("contract/test_redis_layouts.py", "contract/test_redis_valkey.py"),
-        *("contract/test_sqlite.py", "contract/test_wired.py"),
-    }
-)
-"""Contract suites of which `make test` runs each case once: which side, and which loop of asyncio,
-depends on its name.
+_SIDES = ("blocking", "async", "uvloop")
+TURNS: Final[Mapping[str, tuple[str, ...]]] = {
+    "contract/test_etcd.py": _SIDES,
+    "contract/test_kubernetes.py": _SIDES,
+    "contract/test_memory.py": _SIDES,
+    "contract/test_mysql.py": _SIDES,
+    "contract/test_postgresql.py": _SIDES,
+    "contract/test_quorum.py": _SIDES,
+    "contract/test_redis.py": _SIDES[1:],
+    "contract/test_redis_layouts.py": _SIDES,
+    "contract/test_redis_valkey.py": _SIDES,
+    "contract/test_sqlite.py": _SIDES,
+    "contract/test_wired.py": _SIDES,
+}
+"""By file of the contract: the sides and loops of which `make test` runs one, by the case's name.
 
-Redis and the specification in memory run each case on both sides, and on both loops.
+So Redis runs each case on both sides.
 """
 
 
@@ -164,12 +174,9 @@ def _kept_of(item: pytest.Item) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 def _is_other_side(item: pytest.Item) -> bool:
     """Whether a case of a contract suite has its turn on the other side."""
-    if _file(item) not in TURNS:
-        return False
-    sides = ("blocking", "async", "uvloop")
+    sides = TURNS.get(_file(item), ())
     side = "uvloop" if item.get_closest_marker("uvloop") else _case(item).partition("-")[0]
-    turn = sides[crc32(_function(item).encode()) % 3]
-    return side in sides and side != turn
+    return side in sides and side != sides[crc32(_function(item).encode()) % len(sides)]
 
 
 def stale(items: Iterable[pytest.Item]) -> list[str]:
@@ -205,7 +212,7 @@ def files_with(mark: str) -> set[str]:
 
 def files_left() -> set[str]:
     """The files of which `make test` may leave a test."""
-    return files_with("left") | files_with("full") | TURNS | _CASES.keys()
+    return files_with("left") | files_with("full") | TURNS.keys() | _CASES.keys()
 
 
 def files_left_wholly() -> set[str]:

@@ -29,7 +29,7 @@ from tests.chaos.schedule import (
 )
 from tests.support.needs import needs
 
-BATCHES = ((2, 2), *[(9, 3)] * 11)
+BATCHES = ((1, 1), *[(9, 3)] * 11)
 """Schedules at a time, of one name for one and for several; `make test` runs the first batch."""
 TRIES = 4
 AT_A_TIME = 6

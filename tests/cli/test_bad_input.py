@@ -132,6 +132,7 @@ def test_a_variable_that_is_about_one_start_is_named_and_changes_none(
         assert f"ignored: {name} cannot come from the environment: give --" in done.stderr
 
 
+@pytest.mark.left(tiers.FORMS, "slot0")
 @pytest.mark.parametrize("slot", [("--slot", "today"), ("--once-per", "1h")])
 def test_what_a_command_is_given_neither_refuses_nor_changes_a_run_inside_of_it(
     store: str, slot: tuple[str, str]

@@ -17,6 +17,7 @@ import pytest
 from incumbent import Client, clock
 from incumbent.model import Ask, Granted, Key
 from incumbent.runtime.link import link_for
+from tests import tiers
 from tests.cli.tool import incumbent, start
 
 
@@ -110,6 +111,7 @@ def test_break_asks_the_holder_and_tells_what_it_did(
     assert held.wait(20) == 123
 
 
+@pytest.mark.left(tiers.LONG)
 def test_break_outlasts_a_holder_that_cannot_answer(store: str) -> None:
     # `break` is to start within this ttl: that takes seconds on a busy machine.
     with holding(store, "10") as stopped:

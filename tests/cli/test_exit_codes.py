@@ -144,7 +144,7 @@ def test_waiting_ends_when_the_holder_does(store: str) -> None:
         assert us.returncode == 0
 
 
-@pytest.mark.left(tiers.SIDES, "2", "15")
+@pytest.mark.left(tiers.SIDES, "15")
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_ends_the_wait_and_leaves_nothing_behind(store: str, signum: int) -> None:
     with holder(store) as them:
@@ -189,6 +189,7 @@ def test_a_bounded_run_is_stopped_in_time(store: str, tmp_path: Path) -> None:
     assert result["started"] <= result["ended"]
 
 
+@pytest.mark.left(tiers.FORMS, "no-such-command-127")
 @pytest.mark.parametrize(("command", "code"), [("no-such-command", 127), ("/etc/passwd", 126)])
 def test_what_cannot_be_started_gives_lease_and_slot_back(
     store: str, command: str, code: int
@@ -222,6 +223,7 @@ _ON_RECORD: tuple[list[str], ...] = (
 )
 
 
+@pytest.mark.left(tiers.MEET, "0-", "7---once-per 1h", "0---once-per 1h --slot today")
 @pytest.mark.parametrize("recorded", _ON_RECORD, ids=" ".join)
 @pytest.mark.parametrize("code", [0, 7])
 def test_a_command_that_outlived_its_lease_reports_no_success(
@@ -275,6 +277,7 @@ def history_of(store: str) -> str:
     return incumbent("-s", store, "history", "job", "--json").stdout
 
 
+@pytest.mark.left(tiers.FORMS, "7")
 @pytest.mark.parametrize("code", [0, 7])
 def test_a_leader_that_outlived_its_lease_reports_no_success(
     store: str, tmp_path: Path, code: int

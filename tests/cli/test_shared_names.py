@@ -11,6 +11,7 @@ import pytest
 
 from incumbent import AcquireTimeout, Client, Lease
 from incumbent.supervise.codes import BUSY, USAGE
+from tests import tiers
 from tests.cli.tool import answer, incumbent, start
 
 
@@ -67,6 +68,7 @@ def test_a_run_waits_for_a_permit(store: str, client: Client) -> None:
         assert (it.returncode, said) == (0, "ran\n")
 
 
+@pytest.mark.left(tiers.FORMS, "0", "two")
 @pytest.mark.parametrize("number", ["0", "-1", "10001", "2.5", "two", ""])
 def test_a_number_of_permits_that_cannot_be_is_refused_with_it(store: str, number: str) -> None:
     done = incumbent("-s", store, "run", "job", f"--permits={number}", "--", "echo", "ran")
@@ -74,6 +76,7 @@ def test_a_number_of_permits_that_cannot_be_is_refused_with_it(store: str, numbe
     assert f"--permits={number!r}: a number from 1 to 10000" in done.stderr
 
 
+@pytest.mark.left(tiers.FORMS, "--slot=monday")
 @pytest.mark.parametrize("option", ["--once-per=1h", "--slot=monday", "--at-least-for=5s"])
 def test_permits_and_what_closes_a_name_exclude_each_other(store: str, option: str) -> None:
     done = incumbent("-s", store, "run", "job", "--permits=2", option, "--", "echo", "ran")
@@ -170,6 +173,7 @@ def test_wait_says_who_holds_it(store: str) -> None:
     assert re.search("held by (alice and bob|bob and alice)", done.stderr)
 
 
+@pytest.mark.left(tiers.FORMS, "break")
 @pytest.mark.parametrize("verb", ["pause", "break", "resign"])
 def test_all_holders_are_asked_to_end(store: str, verb: str) -> None:
     words = ("-s", store, "run", "job", "--permits", "2", "--ttl", "3", "--grace", "0.1")

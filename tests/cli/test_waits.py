@@ -16,6 +16,7 @@ from incumbent import clock
 from incumbent.model import PLAIN, Ask, Granted, Key, Parting, Slot
 from incumbent.net.dial import is_ready
 from incumbent.runtime.link import link_for
+from tests import tiers
 from tests.cli.tool import command_line, environment, incumbent
 
 PATIENCE = 30.0
@@ -147,6 +148,7 @@ def test_a_pipe_and_a_quiet_terminal_are_told_nothing_before_the_end(
 # -- slots that are used --------------------------------------------------------------------------
 
 
+@pytest.mark.left(tiers.MEET, "once0---wait=25s", "once1---wait")
 @pytest.mark.parametrize("wait", ["--wait", "--wait=25s"])
 @pytest.mark.parametrize("once", [("--once-per", "60s"), ("--slot", "2026-11-26")])
 def test_a_slot_that_was_used_is_not_waited_for(
@@ -160,6 +162,7 @@ def test_a_slot_that_was_used_is_not_waited_for(
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.left(tiers.FORMS, "--wait=60s")
 @pytest.mark.parametrize("wait", ["--wait", "--wait=60s"])
 def test_those_that_wait_leave_when_the_run_has_used_the_slot(store: str, wait: str) -> None:
     words = command_line(*("-s", store, "run", "job", "--once-per", "1h", wait, "--", "sleep", "1"))

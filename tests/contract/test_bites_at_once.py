@@ -116,7 +116,7 @@ def _is_caught(bench: Bench, case: str, how: dict[str, Any]) -> None:
         getattr(StoreContract(), f"test_{case}")(bench, **how)
 
 
-@pytest.mark.left(tiers.SEEDS, "*-0")
+@pytest.mark.left(tiers.SEEDS, "*-blocking-0")
 @run_after_run
 @each_side
 @pytest.mark.parametrize(("bug", "case", "how"), RACES, ids=_name)
@@ -134,7 +134,7 @@ def test_a_store_that_reads_and_then_writes_is_caught(
         _is_caught(bench, case, how)
 
 
-@pytest.mark.left(tiers.SEEDS, "*-0")
+@pytest.mark.left(tiers.SEEDS, "*-async-0")
 @run_after_run
 @each_side
 @pytest.mark.parametrize(("bug", "case", "how"), CLIENTS, ids=_name)

@@ -12,6 +12,7 @@ import pytest
 from incumbent.cron.ledger import SlotState
 from incumbent.cron.schedule import slot_id
 from incumbent.cron.slots import CLOCK_SPREAD
+from tests import tiers
 from tests.cron import simulation
 from tests.cron.simulation import EPOCH, Plan, World, make_specs, simulate
 from tests.history.checker import check
@@ -64,6 +65,7 @@ def _due(plan: Plan, world: Told) -> Iterator[Due]:
             at = spec.schedule.next_after(at)
 
 
+@pytest.mark.left(tiers.SEEDS, "1")
 @pytest.mark.parametrize("seed", range(3))
 def test_the_ledger_of_a_fleet_has_no_gap_and_its_slots_run_once(seed: int) -> None:
     history = history_of(replace(FLEETS, seed=seed))

@@ -16,6 +16,7 @@ from typing import IO, Any
 import pytest
 
 from incumbent.cron.ledger import SlotState
+from tests import tiers
 from tests.cli.tool import command_line, environment
 from tests.cron.fleet import NEVER_DUE, TIMES, CronFleet
 from tests.support.waiting import eventually
@@ -97,6 +98,7 @@ def states_of(fleet: CronFleet, job: str = "talk") -> list[SlotState]:
     return [run.state for run in fleet.runs(job).values()]
 
 
+@pytest.mark.left(tiers.FORMS, "both", "no text")
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_a_job_whose_output_nobody_reads_ends_as_if_it_were_read(
     fleet: CronFleet, command: str

@@ -152,6 +152,7 @@ def test_a_lease_is_handed_to_the_candidate_that_was_named(fleet: Fleet) -> None
     fleet.judge()
 
 
+@pytest.mark.left(tiers.FORMS, "no-such-command-127")
 @pytest.mark.parametrize(("command", "code"), [("no-such-command", 127), ("/etc/passwd", 126)])
 def test_what_cannot_be_started_releases_at_once_and_ends_it(
     tmp_path: Path, command: str, code: int
@@ -162,6 +163,7 @@ def test_what_cannot_be_started_releases_at_once_and_ends_it(
     assert answer("-s", store, "status", "job")["state"] == "free"
 
 
+@pytest.mark.left(tiers.FORMS, "options0-*")
 @pytest.mark.parametrize(
     ("options", "script", "code"),
     [

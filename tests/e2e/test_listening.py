@@ -13,6 +13,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from tests import tiers
 from tests.cli.tool import environment, incumbent, start
 from tests.support.waiting import eventually
 
@@ -83,6 +84,7 @@ def status(url: str) -> int:
             return error.code
 
 
+@pytest.mark.left(tiers.FORMS, "run", "work", "functions")
 def test_each_command_answers_its_probes_and_tells_systemd(
     running: subprocess.Popen[str], manager: socket.socket
 ) -> None:

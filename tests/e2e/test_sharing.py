@@ -63,7 +63,7 @@ class Sharer:
         return Witness(self._said.name, "job", token, begin, until, self.permits)
 
 
-@pytest.mark.left(tiers.STORES, "redis-permits", "etcd-permits")
+@pytest.mark.left(tiers.STORES, "redis-permits")
 @pytest.mark.parametrize(
     ("every_store", "kind"),
     [(store, kind) for kind in KINDS for store in SHARES[kind]],

@@ -22,6 +22,7 @@ from incumbent.runtime.keeper import Keeper
 from incumbent.runtime.link import link_for
 from incumbent.runtime.threads import AlarmThread, _BoottimeAlarm, _QueueAlarm, make_alarm
 from incumbent.unpatched import start_bare_thread
+from tests import tiers
 from tests.support.faulty import FaultyEngine
 from tests.support.needs import needs
 from tests.support.waiting import eventually
@@ -44,6 +45,7 @@ class Fatal(BaseException):
     """No Exception: as SystemExit, or what PyThreadState_SetAsyncExc raises."""
 
 
+@pytest.mark.left(tiers.MEET, "_next-error0", "_tick-error1", "_next-error2", "_tick-error3")
 @pytest.mark.parametrize("error", [OverflowError("planned"), SystemExit(1), Fatal(), MemoryError()])
 @pytest.mark.parametrize("step", ["_next", "_tick"])
 def test_whatever_ends_the_thread_is_logged_and_costs_no_lease(

@@ -65,9 +65,7 @@ def test_no_history_breaks_a_rule(profile: str, histories: int) -> None:
     assert run(profile, range(start, start + histories)) > histories / 2
 
 
-@pytest.mark.left(
-    tiers.NET, "a minority is enough", "no uptime quarantine", "promises are not kept"
-)
+@pytest.mark.left(tiers.NET, "a minority is enough", "promises are not kept")
 @pytest.mark.parametrize("bug", CAUGHT)
 def test_a_rule_that_is_left_out_shows(bug: str) -> None:
     (profile, word), first = CAUGHT[bug], FIRST.get(bug, 0)

@@ -17,10 +17,11 @@ from incumbent.stores.plan import Program
 from incumbent.stores.register_store import RegisterStore
 from incumbent.stores.registers import Join, Load, Quick, Swaps
 from incumbent.testing.contract.sides import until
+from tests import tiers
 from tests.rules.registers import DictRegisters
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "examples" / "store_template" / "src"
-CLIENTS, MOST = 150, 3
+CLIENTS, FEWER, MOST = 150, 50, 3
 KEY = Key("default", "job")
 IN_LINE = Ask(10.0, "one of many", queue=Queue(60.0, fair=True))
 PATIENCE = 120.0
@@ -81,9 +82,11 @@ def test_without_a_join_they_refuse_each_other_a_bounded_number_of_times() -> No
     assert all(error.retry_after for error in refused)
 
 
+@pytest.mark.left(tiers.LONG, "50")
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("clients", [FEWER, CLIENTS])
 def test_a_crowd_joins_the_line_of_a_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clients: int
 ) -> None:
     monkeypatch.syspath_prepend(str(TEMPLATE))
     from incumbent_directory import DirectoryEngine
@@ -108,7 +111,7 @@ def test_a_crowd_joins_the_line_of_a_directory(
         DirectoryEngine(tmp_path).store().take(KEY, "holder", Ask(600.0, "holder"), until()),
         Granted,
     )
-    together = Barrier(CLIENTS)
+    together = Barrier(clients)
 
     def join(at: int) -> tuple[int, TakeOutcome]:
         registers = Counting(tmp_path, this_host)
@@ -120,7 +123,7 @@ def test_a_crowd_joins_the_line_of_a_directory(
         outcome = store.take(KEY, f"c{at}", IN_LINE, until() + PATIENCE)
         return registers.requests - before, outcome
 
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        found = list(pool.map(join, range(CLIENTS)))
+    with ThreadPoolExecutor(clients) as pool:
+        found = list(pool.map(join, range(clients)))
     assert max(asked for asked, _ in found) <= MOST
-    assert sorted(it.place for _, it in found if isinstance(it, Queued)) == list(range(CLIENTS))
+    assert sorted(it.place for _, it in found if isinstance(it, Queued)) == list(range(clients))

@@ -17,6 +17,7 @@ import pytest
 from incumbent.serve import http
 from incumbent.serve.http import PageServer
 from incumbent.serve.pages import OPEN_PATHS, TEXT, Page, Routes
+from tests import tiers
 from tests.support.waiting import eventually
 
 LARGE = Page(200, TEXT, b"x" * 20_000_000)
@@ -90,6 +91,7 @@ NUISANCES = {
 }
 
 
+@pytest.mark.left(tiers.FORMS, "half a head", "no reading", "silence")
 @pytest.mark.parametrize("sent", NUISANCES.values(), ids=NUISANCES)
 def test_probes_are_answered_beside_peers_that_take_every_place(
     server: PageServer, sent: bytes

@@ -1,4 +1,4 @@
-"""1,000 shards over 50 members in virtual time: never two, seldom none, and soon as they should be.
+"""Shards over members in virtual time: never two, seldom none, and as soon as they should be.
 
 INCUMBENT_SIM_SEED moves the seeds.
 """
@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 
@@ -18,29 +19,36 @@ from tests import tiers
 from tests.shards.simulated import CALM, GROUP, LOSSY, Member, World
 from tests.sim.profiles import Profile
 
-pytestmark = [pytest.mark.slow, pytest.mark.left(tiers.SEEDS, "0", "")]
+pytestmark = [pytest.mark.slow, pytest.mark.left(tiers.SEEDS, "small", "")]
 
 FIRST = int(os.environ.get("INCUMBENT_SIM_SEED", "0"))
-SEEDS = [FIRST, FIRST + 1, FIRST + 2]
 TTL, EVERY = 15.0, 3.0
 SLACK = 0.25
 """Seconds for requests on their way, and for a clock that is as wrong as it may be."""
 
 
+class Size(NamedTuple):
+    seed: int
+    shards: int = 1_000
+    members: int = 50
+
+
+SMALL = Size(FIRST, 200, 20)
+SIZES = [pytest.param(SMALL, id="small"), *(Size(FIRST + more) for more in range(3))]
+
+
 @contextmanager
-def world(
-    profile: Profile, seed: int, count: int = 1_000, members: int = 50, way: float = 0.002
-) -> Iterator[World]:
-    made = World(profile, seed, count, members, way)
+def world(profile: Profile, size: Size, way: float = 0.002) -> Iterator[World]:
+    made = World(profile, size.seed, size.shards, size.members, way)
     try:
         yield made
     finally:
         made.close()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_members_that_come_leave_no_shard_vacant_for_a_renewal_interval(seed: int) -> None:
-    with world(CALM, seed) as fleet:
+@pytest.mark.parametrize("size", SIZES)
+def test_members_that_come_leave_no_shard_vacant_for_a_renewal_interval(size: Size) -> None:
+    with world(CALM, size) as fleet:
         fleet.everybody(Member.join, 20.0)
         fleet.play(30.0)
         assert fleet.is_settled()
@@ -48,9 +56,9 @@ def test_members_that_come_leave_no_shard_vacant_for_a_renewal_interval(seed: in
         assert fleet.longest("lost") == 0.0
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_shards_of_the_dead_are_vacant_for_a_ttl_at_most(seed: int) -> None:
-    with world(CALM, seed) as fleet:
+@pytest.mark.parametrize("size", SIZES)
+def test_the_shards_of_the_dead_are_vacant_for_a_ttl_at_most(size: Size) -> None:
+    with world(CALM, size) as fleet:
         fleet.everybody(Member.join, 5.0)
         for member in fleet.rng.sample(fleet.members, 3):
             fleet.at(20.0, member.crash)
@@ -60,9 +68,9 @@ def test_the_shards_of_the_dead_are_vacant_for_a_ttl_at_most(seed: int) -> None:
         assert fleet.longest("released") <= EVERY
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_three_neighbours_that_die_at_once_are_found_out_as_soon(seed: int) -> None:
-    with world(CALM, seed) as fleet:
+@pytest.mark.parametrize("size", SIZES)
+def test_three_neighbours_that_die_at_once_are_found_out_as_soon(size: Size) -> None:
+    with world(CALM, size) as fleet:
         fleet.everybody(Member.join, 5.0)
         neighbours = sorted(fleet.members, key=lambda member: member.name)[10:13]
         for member in neighbours:
@@ -72,9 +80,9 @@ def test_three_neighbours_that_die_at_once_are_found_out_as_soon(seed: int) -> N
         assert fleet.longest("crashed") <= TTL + SLACK
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_one_that_looks_after_the_dead_and_is_frozen_delays_only_its_own_shards(seed: int) -> None:
-    with world(CALM, seed) as fleet:
+@pytest.mark.parametrize("size", SIZES)
+def test_one_that_looks_after_the_dead_and_is_frozen_delays_only_its_own_shards(size: Size) -> None:
+    with world(CALM, size) as fleet:
         fleet.everybody(Member.join, 5.0)
         frozen, dead = sorted(fleet.members, key=lambda member: member.name)[10:12]
         fleet.at(20.0, dead.crash)
@@ -89,9 +97,9 @@ def test_one_that_looks_after_the_dead_and_is_frozen_delays_only_its_own_shards(
         assert {shard for shard, (_, how) in fleet._vacant.items() if how == "crashed"} <= delayed
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_who_leaves_hands_over_within_a_renewal_interval(seed: int) -> None:
-    with world(CALM, seed) as fleet:
+@pytest.mark.parametrize("size", SIZES)
+def test_who_leaves_hands_over_within_a_renewal_interval(size: Size) -> None:
+    with world(CALM, size) as fleet:
         fleet.everybody(Member.join, 5.0)
         # Apart from each other: what went to one that leaves too is vacant for longer.
         for turn, member in enumerate(fleet.members[:4]):
@@ -102,9 +110,9 @@ def test_who_leaves_hands_over_within_a_renewal_interval(seed: int) -> None:
         assert fleet.longest("lost") == 0.0
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_only_the_shards_of_who_comes_and_goes_move(seed: int) -> None:
-    with world(CALM, seed) as fleet:
+@pytest.mark.parametrize("size", SIZES)
+def test_only_the_shards_of_who_comes_and_goes_move(size: Size) -> None:
+    with world(CALM, size) as fleet:
         *first, last = fleet.members
         for member in first:
             fleet.at(5.0 * fleet.rng.random(), member.join)
@@ -119,7 +127,7 @@ def test_only_the_shards_of_who_comes_and_goes_move(seed: int) -> None:
 
 
 def test_who_comes_is_seen_within_a_renewal_interval_though_the_store_tells_nothing() -> None:
-    with world(replace(CALM, lost_hints=1.0), FIRST) as fleet:
+    with world(replace(CALM, lost_hints=1.0), SMALL) as fleet:
         *first, last = fleet.members
         for member in first:
             fleet.at(5.0 * fleet.rng.random(), member.join)
@@ -144,12 +152,12 @@ FAULTS: dict[str, Callable[[Member], object]] = {
 }
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("size", SIZES)
 def test_whatever_befalls_members_and_network_no_shard_has_two_and_all_have_one_in_the_end(
-    seed: int,
+    size: Size,
 ) -> None:
     """The judge looks at every grant and every proof; a world ends where a rule is broken."""
-    with world(LOSSY, seed, count=300, members=20, way=0.02) as fleet:
+    with world(LOSSY, size._replace(shards=300, members=20), way=0.02) as fleet:
         fleet.everybody(Member.join, 20.0)
         for member in fleet.members:
             for act in fleet.rng.sample([*FAULTS.values()], fleet.rng.randint(0, 2)):
@@ -162,9 +170,9 @@ def test_whatever_befalls_members_and_network_no_shard_has_two_and_all_have_one_
         assert sum(map(len, fleet.begins.values())) > 300
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_store_that_is_a_tenth_of_a_second_away_settles_too(seed: int) -> None:
-    with world(CALM, seed, members=10, way=0.1) as fleet:
+@pytest.mark.parametrize("size", SIZES)
+def test_a_store_that_is_a_tenth_of_a_second_away_settles_too(size: Size) -> None:
+    with world(CALM, size._replace(members=10), way=0.1) as fleet:
         fleet.everybody(Member.join, 20.0)
         fleet.play(60.0)
         assert fleet.is_settled()
@@ -172,7 +180,7 @@ def test_a_store_that_is_a_tenth_of_a_second_away_settles_too(seed: int) -> None
 
 
 def test_a_member_that_is_struck_although_it_lives_comes_back() -> None:
-    with world(CALM, FIRST, count=50, members=3) as fleet:
+    with world(CALM, Size(FIRST, 50, 3)) as fleet:
         fleet.everybody(Member.join, 1.0)
         fleet.play(10.0)
         fleet.server.put(GROUP, "@m-1", None, None)
@@ -182,7 +190,7 @@ def test_a_member_that_is_struck_although_it_lives_comes_back() -> None:
 
 
 def test_one_that_reckons_with_another_number_has_no_shard() -> None:
-    with world(CALM, FIRST, count=50, members=3) as fleet:
+    with world(CALM, Size(FIRST, 50, 3)) as fleet:
         odd = fleet.members[2]
         odd.roster.note = b"49"
         for member in fleet.members[:2]:

@@ -19,7 +19,7 @@ from tests.sim.world import World
 
 FIRST = int(os.environ.get("INCUMBENT_SIM_SEED", "0"))
 # `make test` runs the first part of each profile, which is the smallest.
-FEW, PART, PARTS = 280, 1_080, 10
+FEW, PART, PARTS = 100, 1_100, 10
 KEEPING = [profile for profile in PROFILES.values() if not profile.overlaps]
 
 

@@ -18,6 +18,7 @@ from incumbent.stores.etcd.client import EtcdClient
 from incumbent.stores.etcd.site import GatewayError as EtcdErrorReply
 from incumbent.stores.postgresql.errors import PostgresErrorReply
 from incumbent.stores.postgresql.wire import PostgresWire
+from tests import tiers
 from tests.stores.etcd import world as etcd
 from tests.stores.party import ASK, Party, new_claim, soon
 from tests.stores.postgresql import world as postgresql
@@ -67,6 +68,14 @@ def on_postgres(postgres_server: PostgresServer, database: str) -> Iterator[Part
         yield one
 
 
+@pytest.mark.left(
+    tiers.MEET,
+    "40001-asyncio",
+    "40P01-blocking",
+    "53300-asyncio",
+    "55P03-blocking",
+    "57014-asyncio",
+)
 @SIDES
 @pytest.mark.parametrize("code", CODES)
 def test_a_statement_that_postgresql_rolled_back_is_asked_again(
@@ -86,6 +95,7 @@ def test_a_statement_that_postgresql_rolled_back_is_asked_again(
     assert left == [0]
 
 
+@pytest.mark.left(tiers.SIDES, "asyncio", "blocking")
 @SIDES
 def test_a_take_that_meets_a_lock_timeout_is_asked_again(
     on_postgres: Party, postgres_server: PostgresServer, database: str, side: str
@@ -132,6 +142,7 @@ def test_many_threads_of_one_process_never_hear_that_a_permit_is_unknown(
 # -- etcd -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.left(tiers.MEET, "*no leader-blocking", "*requests-asyncio")
 @SIDES
 @pytest.mark.parametrize("words", ["etcdserver: too many requests", "etcdserver: no leader"])
 def test_what_etcd_refuses_for_a_moment_is_asked_again(

@@ -20,7 +20,7 @@ from tests.support.pace import took
 DELAY = 2.0
 
 
-@pytest.mark.left(tiers.STORES, "sqlite", "redis", "etcd")
+@pytest.mark.left(tiers.STORES, "redis", "etcd")
 def test_a_failed_holder_keeps_the_name_closed_for_the_delay_beyond_its_belief(
     every_store: str,
 ) -> None:

@@ -24,6 +24,7 @@ import pytest
 import redis
 
 import incumbent
+from tests import tiers
 from tests.stores.postgresql.world import new_database
 from tests.support.pace import now, took
 from tests.support.postgresql import PostgresServer
@@ -181,6 +182,7 @@ def silent() -> Iterator[int]:
             other.close()
 
 
+@pytest.mark.left(tiers.MEET, "*-SoftTimeLimit-blocking", "*-OutOfTime-asyncio")
 @SIDES
 @raising(*USUAL)
 @pytest.mark.parametrize("engine", SILENT)
@@ -259,6 +261,7 @@ def muted(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[FaultProxy
         yield url.format(*(f"127.0.0.1:{proxy.port}" for proxy in proxies)), proxies
 
 
+@pytest.mark.left(tiers.MEET, "*-SoftTimeLimit-blocking", "*-OutOfTime-asyncio")
 @SIDES
 @raising(*USUAL)
 def test_while_an_answer_does_not_come(
@@ -287,6 +290,7 @@ def test_while_another_process_writes_the_file(
         reaches_the_caller(raised, lambda: acquire(url, side))
 
 
+@pytest.mark.left(tiers.MEET, "*-SoftTimeLimit-blocking", "*-OutOfTime-asyncio")
 @SIDES
 @raising(*USUAL)
 def test_while_another_holds_the_lease(every_store: str, raised: Exception, side: str) -> None:

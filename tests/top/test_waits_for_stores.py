@@ -29,6 +29,7 @@ from incumbent.runtime.keeper import _Outage
 from incumbent.stores.etcd.site import EtcdSite, parse_etcd_url
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.site import RedisSite, connect_error
+from tests import tiers
 from tests.support.faulty import FaultyEngine
 from tests.support.pace import BUSY, lasted, now
 from tests.support.postgresql import PostgresServer
@@ -201,6 +202,7 @@ def test_a_resolver_that_comes_back_is_waited_for(
     assert line.startswith("a: waiting for the store (timeout 1m): redis://redis.example:")
 
 
+@pytest.mark.left(tiers.SIDES, "blocking", "awaited_campaign")
 @SIDES
 def test_a_server_that_started_just_now_costs_the_timeout_and_no_loop(
     wait: Wait, own_redis: RedisServer

@@ -13,6 +13,7 @@ import pytest
 from incumbent import Client, clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Ask, Gone, Granted, Parting, Released, Renewed, Slot
+from tests import tiers
 from tests.stores.etcd.world import Party, new_claim, party, soon
 from tests.support.etcd import EtcdServer
 from tests.support.etcd_tls import EtcdTls
@@ -119,6 +120,7 @@ def test_a_password_changed_later_is_an_outage_that_may_pass() -> None:
             assert not caught.value.permanent
 
 
+@pytest.mark.left(tiers.LONG)
 def test_a_token_that_expired_is_renewed_unseen() -> None:
     with EtcdServer(["--auth-token-ttl", "1"]) as server:
         server.enable_auth()

@@ -14,6 +14,7 @@ import pytest
 
 from incumbent.errors import ConfigError, StoreError, StoreUnavailable
 from incumbent.stores.url import open_engine
+from tests import tiers
 from tests.cli.tool import incumbent
 from tests.stores.etcd.world import party
 from tests.support.etcd import EtcdServer
@@ -90,6 +91,7 @@ def test_an_etcd_that_is_too_old_is_named(tmp_path: Path) -> None:
         assert "older than etcd 3.4" in exits_69(url, tmp_path)
 
 
+@pytest.mark.left(tiers.FORMS, "html", "list")
 @pytest.mark.parametrize(
     "answer",
     [

@@ -215,6 +215,7 @@ def test_without_a_quorum_a_supervised_command_is_dead_inside_the_lease(
         fleet.close()
 
 
+@pytest.mark.left(tiers.LONG)
 def test_a_leader_that_lead_supervises_stops_and_one_leads_again(
     cluster: EtcdCluster, tmp_path: Path
 ) -> None:

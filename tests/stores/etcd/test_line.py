@@ -155,6 +155,7 @@ def test_among_tasks_of_one_process_a_grant_costs_two_requests(own_etcd: EtcdSer
     asyncio.run(main())
 
 
+@pytest.mark.left(tiers.SIDES, "9")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_waiter_that_dies_or_freezes_holds_up_the_others_for_a_moment(
     own_etcd: EtcdServer, how: signal.Signals

@@ -16,6 +16,7 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError
 from incumbent.model import Granted, Refused, Released
 from incumbent.stores.url import open_engine
+from tests import tiers
 from tests.stores.etcd.world import ASK, Party, new_claim, party, soon
 from tests.support.etcd import EtcdServer
 from tests.support.forks import in_a_child
@@ -213,6 +214,7 @@ def test_a_cancelled_take_leaves_the_next_answer_its_own(here: Party, proxy: Fau
     asyncio.run(main())
 
 
+@pytest.mark.left(tiers.FORMS, "blackhole", "drop_replies")
 @pytest.mark.parametrize("fault", ["blackhole", "drop_replies", "drop_requests"])
 def test_every_call_ends_at_its_deadline(here: Party, proxy: FaultProxy, fault: str) -> None:
     granted = here.take()

@@ -316,7 +316,7 @@ def test_hundreds_at_rest_cost_two_requests_while_nobody_writes(
     assert requests_of_a_renewal(here, own_etcd, many) == 2
 
 
-@pytest.mark.left(tiers.FORMS, "8", "299")
+@pytest.mark.left(tiers.FORMS, "299")
 @pytest.mark.parametrize("at", [0, 7, 8, 200, MANY - 1])
 def test_of_hundreds_at_rest_one_that_is_deleted_is_gone_at_the_next_renewal(
     here: Party, own_etcd: EtcdServer, many: Batch, at: int

@@ -14,6 +14,7 @@ from incumbent import Client, clock
 from incumbent.model import Parting
 from incumbent.net.http import Stream
 from incumbent.stores.etcd import client
+from tests import tiers
 from tests.stores.etcd.world import Party, new_claim, party, soon, watchers
 from tests.support.etcd import EtcdServer
 from tests.support.pace import BUSY, LONG, WOKEN, took
@@ -47,6 +48,7 @@ async def _wait(one: Party, seen: str, within: float) -> None:
 BOTH = pytest.mark.parametrize("on_asyncio", [False, True])
 
 
+@pytest.mark.left(tiers.MEET, "give-False", "close-True", "pause-False", "deleted-True")
 @BOTH
 @pytest.mark.parametrize("what", ["give", "close", "pause", "deleted"])
 def test_a_waiter_is_woken(here: Party, own_etcd: EtcdServer, what: str, on_asyncio: bool) -> None:
@@ -84,6 +86,7 @@ def test_what_changed_before_the_watch_began_is_seen(here: Party, on_asyncio: bo
     assert seconds_waited(here, seen, LONG, on_asyncio=on_asyncio) < WOKEN
 
 
+@pytest.mark.left(tiers.SIDES, "True")
 @BOTH
 def test_a_revision_that_was_compacted_before_the_watch_began_is_no_error(
     here: Party, own_etcd: EtcdServer, on_asyncio: bool
@@ -96,6 +99,7 @@ def test_a_revision_that_was_compacted_before_the_watch_began_is_no_error(
     assert seconds_waited(here, seen, LONG, on_asyncio=on_asyncio) < WOKEN
 
 
+@pytest.mark.left(tiers.SIDES, "False")
 @BOTH
 def test_a_compaction_during_a_wait_neither_ends_nor_deafens_it(
     here: Party, own_etcd: EtcdServer, on_asyncio: bool

@@ -132,6 +132,7 @@ def fail_over(pair: Pair, *, freeze: bool) -> None:
     standby.promote()
 
 
+@pytest.mark.left(tiers.CRASHES, "killed")
 @pytest.mark.parametrize("freeze", [False, True], ids=["killed", "frozen"])
 def test_a_promotion_ends_what_was_believed_and_grants_nothing_for_the_restart_wait(
     pair: Pair, freeze: bool

@@ -12,6 +12,7 @@ import pytest
 from incumbent import AsyncLock, Lock, NotAcquired, clock
 from incumbent.errors import StoreError
 from incumbent.model import Released, Renewed
+from tests import tiers
 from tests.cli.tool import incumbent
 from tests.stores.postgresql.world import (
     Party,
@@ -88,6 +89,13 @@ def test_many_clients_that_share_server_sessions_never_hold_together(
     assert most == 1
 
 
+@pytest.mark.left(
+    tiers.MEET,
+    "session-async",
+    "statement-sync",
+    "transaction-async",
+    "transaction-sync",
+)
 @pytest.mark.parametrize("how", ["sync", "async"])
 def test_a_waiter_behind_a_pooler_learns_of_a_release(
     pooler: PgBouncer, database: str, how: str

@@ -15,6 +15,7 @@ import pytest
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, Gone, Granted, Released, Renewed, Slot
 from incumbent.policy import TTL_DEFAULT
+from tests import tiers
 from tests.stores.postgresql.world import (
     Party,
     answers_within,
@@ -282,6 +283,7 @@ def test_a_lease_ends_with_a_crash_and_lives_through_an_orderly_restart(
         assert outcome == Gone("store_restarted")
 
 
+@pytest.mark.left(tiers.MEET, "10.0-15.0-killed", "40.0-40.0-crashed")
 @pytest.mark.parametrize("how", ["killed", "crashed"])
 @pytest.mark.parametrize(("ttl", "wait"), [(10.0, TTL_DEFAULT), (40.0, 40.0)])
 def test_nothing_is_granted_after_a_crash_while_a_holder_may_believe_whatever_the_askers_ttl(
@@ -321,6 +323,7 @@ def give_back(one: Party, granted: Granted) -> None:
     one.store.give(one.key, granted.claim, granted.token, soon())
 
 
+@pytest.mark.left(tiers.SIDES, "sync", "async")
 @pytest.mark.parametrize("how", ["sync", "async"])
 def test_a_frozen_server_delays_nobody_past_the_deadline(
     own: Party, own_postgres: PostgresServer, how: str
@@ -369,6 +372,7 @@ def connected(url: str) -> psycopg.Connection:
     return made[0]
 
 
+@pytest.mark.left(tiers.LONG)
 def test_a_server_without_a_free_connection_is_an_outage_that_may_pass() -> None:
     with PostgresServer(["max_connections=5", "superuser_reserved_connections=1"]) as server:
         database = new_database(server)

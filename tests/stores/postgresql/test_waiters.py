@@ -20,6 +20,7 @@ from incumbent.stores.postgresql.runner import Runner
 from incumbent.stores.postgresql.subscriber import NotificationListener
 from incumbent.stores.postgresql.wire import PostgresWire
 from incumbent.stores.registers import Load, Wanted
+from tests import tiers
 from tests.stores.postgresql.world import ASK, Party, new_claim, new_database, party, soon
 from tests.support.postgresql import PostgresServer
 
@@ -192,6 +193,7 @@ def test_150_that_join_a_line_at_once_ask_three_times_at_most(
     assert sum(b"hello" not in sql for sql in asked) <= 3 * 150
 
 
+@pytest.mark.left(tiers.LONG)
 def test_of_a_turn_other_processes_ask_for_little(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,8 +217,8 @@ def test_of_a_turn_other_processes_ask_for_little(
 def test_one_of_another_process_comes_before_hundreds_of_one_process_have_had_it(
     url: str,
 ) -> None:
-    order = asyncio.run(_in_clients(url, [500, 1]))
-    assert order.index(1) < 500
+    order = asyncio.run(_in_clients(url, [200, 1]))
+    assert order.index(1) < 200
 
 
 async def _in_clients(url: str, waiters: list[int]) -> list[int]:

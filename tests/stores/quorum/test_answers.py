@@ -22,6 +22,7 @@ from incumbent.stores.quorum.connecting import ConnectedPanel
 from incumbent.stores.quorum.dialect import MARKER
 from incumbent.stores.quorum.links import SyncPanel
 from incumbent.stores.redis.records import Naming
+from tests import tiers
 from tests.cli.tool import incumbent
 from tests.stores.quorum.world import Member, Members, Party, party, soon, take_everywhere
 from tests.support.servers import RedisServer
@@ -105,6 +106,7 @@ async def _take(one: Party, within: float) -> TakeOutcome:
         await store.aclose()
 
 
+@pytest.mark.left(tiers.SIDES, "*-sync", "free-*-async")
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("states", [*combinations_with_replacement(STATES, 3)], ids="-".join)
 def test_the_answer_is_what_most_servers_say(
@@ -278,6 +280,7 @@ def give_half(one: Party, granted: Granted, side: str, within: float) -> None:
         one.store.give(*asked, parting=parting) if side == "sync" else asyncio.run(give())
 
 
+@pytest.mark.left(tiers.SIDES, "sync")
 @pytest.mark.parametrize("side", SIDES)
 def test_a_lease_is_given_back_though_the_time_does_not_suffice_for_its_slot(
     three: Members, side: str
@@ -322,6 +325,7 @@ def none_free(members: Members, name: str) -> None:
     put_into(members, ("held", "free", "dead"), Key("default", name))
 
 
+@pytest.mark.left(tiers.LONG)
 def test_waiting_for_what_no_majority_gives_ends_with_why(three: Members) -> None:
     name = secrets.token_hex(6)
     none_free(three, name)

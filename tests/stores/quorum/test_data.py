@@ -16,6 +16,7 @@ from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, Gone, Granted, Key, Refused, Released, Renewed, Slot, Stored
 from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.redis.records import Naming
+from tests import tiers
 from tests.quorum.walls import ShiftedServer
 from tests.stores.quorum.world import Member, Members, Party, party, soon, take_everywhere
 from tests.support.needs import needs
@@ -41,6 +42,7 @@ def votes_again(members: Members, ttl: float = TTL) -> None:
         time.sleep(ttl)
 
 
+@pytest.mark.left(tiers.CRASHES, "wiped")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wiped", "killed and emptied"])
 def test_each_master_in_turn_loses_what_it_has_during_one_term(three: Members, kind: str) -> None:
@@ -83,6 +85,7 @@ def test_a_wiped_master_does_not_vote_before_one_ttl(three: Members) -> None:
         assert isinstance(holder.renew(granted, TTL), Gone)
 
 
+@pytest.mark.left(tiers.FORMS, "0")
 @pytest.mark.parametrize("kept", [0, 1, 2])
 def test_a_release_that_finds_a_majority_without_the_lease_says_so(
     three: Members, kept: int

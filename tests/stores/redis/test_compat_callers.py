@@ -18,6 +18,7 @@ import redis
 import redis.asyncio
 
 from incumbent import compat
+from tests import tiers
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
@@ -78,6 +79,7 @@ def with_client(server: RedisServer, scenario: Callable[[Any], Any]) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.left(tiers.FORMS, "RedisLock", "of all")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_task_that_outlived_its_lock_does_not_release_that_of_the_next(
     redis_server: RedisServer, name: str, kind: str

@@ -20,6 +20,7 @@ from redis import exceptions
 
 import incumbent
 from incumbent import clock, compat
+from tests import tiers
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 
@@ -63,6 +64,14 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.left(
+    tiers.MEET,
+    "a try-ConnectionError",
+    "a wait that*-RedisError",
+    "a wait with an end-TimeoutError",
+    "a wait without one-ConnectionError",
+    "locked-RedisError",
+)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("call", CALLS)
 def test_what_catches_redis_pys_errors_catches_an_outage(

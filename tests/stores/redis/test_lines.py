@@ -416,6 +416,7 @@ async def all_stand(client: AsyncClient, name: str, holders: list[str]) -> None:
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.left(tiers.LONG)
 def test_while_a_lease_is_held_only_the_first_in_line_looks_and_all_stay_candidates(
     url: str, name: str, raw: redis.Redis
 ) -> None:

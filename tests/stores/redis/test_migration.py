@@ -21,6 +21,7 @@ import redis
 
 import incumbent
 from incumbent.model import Ask, Gone, Refused, Released
+from tests import tiers
 from tests.stores.redis.world import Party, new_claim, party, soon
 from tests.support.needs import needs
 from tests.support.servers import RedisServer
@@ -221,6 +222,7 @@ def test_people_see_a_foreign_holder(both: Both) -> None:
     ]
 
 
+@pytest.mark.left(tiers.FORMS, "RedisPy", "Redsync", "ShedLock")
 def test_a_waiter_gets_it_when_their_ttl_ends(both: Both, redis_server: RedisServer) -> None:
     template = type(both.make(1.0)).template
     with incumbent.Client(f"{redis_server.url}?restart_wait=0&key={template}") as client:

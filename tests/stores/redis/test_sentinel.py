@@ -17,6 +17,7 @@ from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Gone, Granted, Refused, Renewal, Renewed, RenewOutcome
 from incumbent.stores.redis import sentinel
 from incumbent.stores.redis.site import MARKER_KEY
+from tests import tiers
 from tests.contract.chosen import ALL
 from tests.stores.redis.world import Party, new_claim, party, soon
 from tests.support.forks import in_a_child
@@ -111,6 +112,7 @@ def test_after_a_failover_only_the_new_master_is_believed(trouble: str) -> None:
         assert renewed(patient, fresh) == Renewed()
 
 
+@pytest.mark.left(tiers.SIDES, "blocking", "async")
 @pytest.mark.parametrize("side", ["blocking", "async"])
 def test_what_waited_for_a_frozen_master_is_not_sent_to_it_after_a_promotion(side: str) -> None:
     with (

@@ -115,7 +115,7 @@ def awaited(one: Party, meanwhile: Callable[[], None], fleet: Fleet) -> tuple[Ta
     return asyncio.run(main())
 
 
-@pytest.mark.left(tiers.STORES, "one-async", "sentinel-sync", "cluster-async")
+@pytest.mark.left(tiers.STORES, "one-async", "cluster-async")
 @pytest.mark.parametrize("side", [blocking, awaited], ids=["sync", "async"])
 def test_who_has_heard_that_the_first_in_line_looked_asks_nobody(
     fleet: Fleet, side: Callable[[Party, Callable[[], None], Fleet], tuple[TakeOutcome, int]]
