@@ -144,10 +144,10 @@ def close_all(wires: list[W]) -> None:
 class PlanRunner(Pool[W], Planned[Facts]):
     """Carries out plans on its connections to one server, `where`.
 
-        carry   is a connection idle? -- yes --> use -- it was dead --> again
-                  |                                                       | may be repeated
-                  `-- no ------> fresh, then use <------------------------'
-        use     carry_out, then put_back, or settle after an error
+    carry   is a connection idle? -- yes --> use -- it was dead --> again
+              |                                                       | may be repeated
+              `-- no ------> fresh, then use <------------------------'
+    use     carry_out, then put_back, or settle after an error
     """
 
     unusable: tuple[type[Exception], ...] = (Broken, Mismatch)
