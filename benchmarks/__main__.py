@@ -40,6 +40,7 @@ _PEERS = (
     "PyMySQL",
     "kubernetes",
     "lightkube",
+    "kr8s",
 )
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
 

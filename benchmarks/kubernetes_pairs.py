@@ -48,6 +48,7 @@ def kubernetes_rows(turns: int, pairs: int) -> list[Row]:
                 _official(server, config, reads=True),
             ),
             Contender("lightkube, replace twice", _lightkube(server, config)),
+            Contender("kr8s, patch twice: it cannot replace", _kr8s(server, config)),
         ]
         return compare(contenders, turns, pairs)
 
@@ -112,5 +113,24 @@ def _lightkube(server: ApiServer, config: str) -> Callable[[], object]:
     def pair() -> None:
         put("me")
         put("")
+
+    return pair
+
+
+def _kr8s(server: ApiServer, config: str) -> Callable[[], object]:
+    server.create("default", "kr8s", holderIdentity="")
+    api = import_module("kr8s").api(kubeconfig=config, namespace="default")
+    kind = import_module("kr8s.objects").new_class("Lease", "coordination.k8s.io/v1", asyncio=False)
+    lease = kind.get("kr8s", api=api)
+
+    def patch(holder: str) -> None:
+        spec = {"holderIdentity": holder, "leaseDurationSeconds": _TTL}
+        # Named, so that the server compares it, as with the others.
+        seen = {"resourceVersion": lease.raw["metadata"]["resourceVersion"]}
+        lease.patch({"metadata": seen, "spec": spec})
+
+    def pair() -> None:
+        patch("me")
+        patch("")
 
     return pair

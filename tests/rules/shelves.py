@@ -18,6 +18,11 @@ import pytest
 
 from incumbent.stores.base import Store
 from incumbent.stores.deciding import Deciding
+from incumbent.stores.kubernetes.engine import KubernetesEngine
+from incumbent.stores.kubernetes.known import Known
+from incumbent.stores.kubernetes.login import Login
+from incumbent.stores.kubernetes.objects import KEY, RECORD, opened
+from incumbent.stores.kubernetes.site import KubernetesSite
 from incumbent.stores.mysql.wire import MysqlWire
 from incumbent.stores.names import flat
 from incumbent.stores.plan import run_blocking
@@ -26,11 +31,15 @@ from incumbent.stores.postgresql.engine import PostgresStore
 from incumbent.stores.register_store import RegisterStore
 from incumbent.stores.sqlite.engine import SqliteEngine
 from incumbent.stores.sqlite.host import Host
+from incumbent.stores.url import Endpoint
 from tests.rules.histories import Subject
 from tests.rules.releases import Modules
+from tests.stores.kubernetes.world import a_namespace
 from tests.stores.mysql import world as mysql
+from tests.stores.party import soon
 from tests.stores.postgresql.world import moved_database
 from tests.stores.sqlite.test_same_as_model import QUEUES, Hands
+from tests.support.kubernetes import ApiServer
 from tests.support.mariadb import MariaServer
 
 __all__ = ["ENGINES", "Shelf", "shelf_of"]
@@ -179,7 +188,47 @@ class MysqlShelf(Shelf):
             self._server.sql(f"DELETE FROM incumbent_{table}", self._database)
 
 
-ENGINES = ("dict", "sqlite", "postgresql", "mysql")
+class KubernetesShelf(Shelf):
+    """A namespace, of which each client counts by the clock that is moved, without a margin."""
+
+    def __init__(self, server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self._server, self._patch = server, monkeypatch
+        self.clear()
+
+    def store(self, of: Modules) -> Store:
+        modules = of("stores.kubernetes.known"), of("stores.kubernetes.objects")
+        self._patch.setattr(modules[1], "_SLOW", 1.0)
+        for module in modules:
+            self._patch.setattr(module, "SKEW", 0)
+        known = _of(of, Known)
+        self._patch.setattr(known, "now", staticmethod(lambda: self._at[0]))
+        self._patch.setattr(known, "wall", lambda _: int(self._at[1] * 1e6))
+        place = _of(of, Endpoint)(self._server.host, self._server.port)
+        login = _of(of, Login)(self._server.token)
+        where = "kubernetes://test"
+        site = _of(of, KubernetesSite)(where, place, "", self._namespace, login, None, 0.0)
+        store: Store = _of(of, KubernetesEngine)(site).store()
+        self._clients.append(store)
+        return store
+
+    def move(self, now: float, wall: float) -> None:
+        self._at = now, wall
+
+    def texts(self) -> dict[str, bytes]:
+        for client in self._clients:
+            # Each counts from when it saw a version first.
+            client.scan("default", "", soon(30.0))
+        found = [it["metadata"]["annotations"] for it in self._server.leases(self._namespace)]
+        return {it[KEY]: opened(it[RECORD])["record"].encode() for it in found if KEY in it}
+
+    def clear(self) -> None:
+        self._clients.clear()
+        self._namespace = a_namespace(self._server)
+        self.move(*BEGIN)
+
+
+ENGINES = ("dict", "sqlite", "postgresql", "mysql", "kubernetes")
 
 
 @contextmanager
@@ -197,5 +246,7 @@ def shelf_of(
                 yield PostgresShelf(operator, url, monkeypatch)
         case "mysql":
             yield MysqlShelf(request.getfixturevalue("maria_server"), monkeypatch)
+        case "kubernetes":
+            yield KubernetesShelf(request.getfixturevalue("api_server"), monkeypatch)
         case _:
             yield Shelf()

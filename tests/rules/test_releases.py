@@ -25,7 +25,7 @@ from tests.rules.releases import COUNTING, Change, another, counted, this
 from tests.rules.shelves import Shelf, shelf_of
 from tests.stores.party import new_claim, soon
 
-HISTORIES = {"dict": 10, "sqlite": 3, "postgresql": 3, "mysql": 3}
+HISTORIES = {"dict": 10, "sqlite": 3, "postgresql": 3, "mysql": 3, "kubernetes": 3}
 KEY = Key("default", "job")
 ASK = Ask(10.0, "me")
 OTHER_RULES: Change = ("rules/codec.py", "FORMAT: Final = 1", "FORMAT: Final = 2")
@@ -41,7 +41,7 @@ WITH_COLUMNS = [
 ]
 
 
-@pytest.fixture(params=["dict", *WITH_COLUMNS])
+@pytest.fixture(params=["dict", *WITH_COLUMNS, pytest.param("kubernetes", marks=pytest.mark.full)])
 def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
