@@ -158,7 +158,7 @@ def test_history_says_who_held_it_when(store: str) -> None:
     for who in ("first", "second"):
         incumbent("-s", store, "run", "job", "--holder", who, "--", "true")
     shown = incumbent("-s", store, "history", "job").stdout.splitlines()
-    assert [line.split()[-2] for line in shown] == ["HOLDER", "first", "second"]
+    assert [line.split()[3] for line in shown] == ["TOKEN", "first", "second"]
     past = json.loads(incumbent("-s", store, "history", "job", "--json").stdout)["result"]
     assert [it["holder"] for it in past] == ["first", "second"]
     assert past[0]["token"] < past[1]["token"]

@@ -102,6 +102,14 @@ def _values_of(command: CliCommand) -> tuple[str, ...]:
     return {"[COMMAND]": tuple(COMMANDS), "SHELL": _SHELLS}.get(command.name, ())
 
 
+_ASK_NAMES: Final = "incumbent status --names 2>/dev/null"
+"""What a shell runs for the names of leases and jobs: of the store in its environment."""
+
+
+def _takes_name(command: CliCommand) -> bool:
+    return command.name.strip("[]") == "NAME"
+
+
 # -- bash ------------------------------------------------------------------------------------------
 
 _BASH: Final = """\
@@ -143,6 +151,8 @@ def _bash() -> str:
     for name, command in COMMANDS.items():
         flags = [flag for option in _options_of(command) for flag in option.flags]
         words = f'words="{" ".join((*_values_of(command), *flags, "--help"))}"'
+        if _takes_name(command):
+            words += f'; [[ $cur != -* ]] && words+=" $({_ASK_NAMES})"'
         if command.name == "FILE":
             words += f"; [[ $cur != -* ]] && {{ {_REPLY.format('-f')}; }}"
         options.append(f"    {name}) {words} ;;")
@@ -190,9 +200,11 @@ def _zsh() -> str:
         if command.name:
             what = command.name.strip("[]").lower()
             values = _values_of(command)
-            action = (
-                "_files" if command.name == "FILE" else f"({' '.join(values)})" if values else " "
-            )
+            action = f"({' '.join(values)})" if values else " "
+            if command.name == "FILE":
+                action = "_files"
+            elif _takes_name(command):
+                action = f'{{compadd -- ${{(f)"$({_ASK_NAMES})"}}}}'
             specs.append(_quoted(f"1:{what}:{action}"))
         arguments.append(f"        {name}) _arguments {' '.join(specs)} ;;")
     lines = [f"    {_quoted(f'{name}:{command.help}')}" for name, command in COMMANDS.items()]
@@ -222,6 +234,8 @@ def _fish() -> str:
         seen = f"complete -c incumbent -n '__fish_seen_subcommand_from {name}'"
         if values := _values_of(command):
             lines.append(f"{seen} -a '{' '.join(values)}'")
+        if _takes_name(command):
+            lines.append(f"{seen} -a '({_ASK_NAMES})'")
         if command.name == "FILE":
             lines.append(f"{seen} -F")
         lines += [f"{seen} {_fish_option(option)}" for option in _options_of(command)]

@@ -10,10 +10,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 from incumbent import clock
-from incumbent.cli.operator import REQUEST_TIMEOUT, Operator, open_client, read_until, watch
+from incumbent.cli.operator import (
+    REQUEST_TIMEOUT,
+    Operator,
+    open_client,
+    read_until,
+    say_unknown,
+    watch,
+)
 from incumbent.cli.parser import CommandRequest
 from incumbent.cli.settings import number
-from incumbent.cli.text import draw, iso, print_json, since_of, table, utc, waiting
+from incumbent.cli.text import draw, iso, print_json, say, since_of, table, utc, waiting
 from incumbent.cron import fleet
 from incumbent.cron.ledger import JOB, SlotRecord, SlotState, runs_of
 from incumbent.cron.schedule import slot_id
@@ -62,7 +69,12 @@ def _show_jobs(request: CommandRequest, client: Client) -> None:
     records = client.scan("", _SCAN_WITHIN)
     now = clock.wall()
     found = fleet_of(Snapshot(client.url, request.namespace, now, records, read_at=now))
-    jobs = [(job, name in found.gone) for name, job in found.jobs.items()]
+    jobs = [
+        (job, name in found.gone)
+        for name, job in found.jobs.items()
+        if name.startswith(request.text("prefix") or "")
+        and not (request.on("failed") and _ended_well(job))
+    ]
     if request.on("json"):
         instances = [{"instance": one.instance, "since": utc(one.since)} for one in found.up]
         shown = [_job_as_json(job, now, gone=gone) for job, gone in jobs]
@@ -73,6 +85,11 @@ def _show_jobs(request: CommandRequest, client: Client) -> None:
     if any(row[2] == "gone" for row in rows):
         below.insert(0, _GONE)
     draw(request, [_HEAD, *rows], below)
+
+
+def _ended_well(job: Job) -> bool:
+    ended = [run for run in job.runs if run.state.ended and run.state is not SlotState.SKIPPED]
+    return not ended or ended[-1].state not in _FAILED
 
 
 def _is_shown(job: Job, now: float) -> bool:
@@ -128,6 +145,8 @@ def _history(request: CommandRequest) -> int:
     start = float("-inf") if since is None else since_of(since, clock.wall())
     with open_client(request) as client:
         record = client.read(request.name, REQUEST_TIMEOUT)
+        if unknown := say_unknown(client, record):
+            say(f"{request.name}: {unknown}")
     most = number(request, "last", 1, _MOST_SHOWN, _MOST_SHOWN)
     runs = fleet.runs_in(record)
     if runs or fleet.is_job(record):

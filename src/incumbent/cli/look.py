@@ -11,6 +11,7 @@ from incumbent.cli.operator import (
     open_client,
     read_places,
     read_until,
+    say_unknown,
     store_state,
     wait_for_change,
     watch,
@@ -21,6 +22,7 @@ from incumbent.cron.fleet import is_job, jobs_of
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.locks.clients import Client
 from incumbent.model import Holding, Key, Record
+from incumbent.printable import printable
 from incumbent.protocol.words import names_of
 from incumbent.rules.endings import FLAPPING, flapping
 from incumbent.rules.notices import PAUSE, RESIGN
@@ -100,9 +102,16 @@ def _show(request: CommandRequest, client: Client) -> Record | None:
             print_json(request, record_as_json(record, state))
         else:
             places = [] if record.holdings else read_places(client, record.key.name)
-            draw(request, [*_facts(record, state), *(("place", line) for line in places)])
+            about = [("place", line) for line in places]
+            if not places and (unknown := say_unknown(client, record)):
+                about.append(("record", unknown))
+            draw(request, [*_facts(record, state), *about])
         return record
     records = client.scan(request.text("prefix") or "", REQUEST_TIMEOUT)
+    if request.on("names"):
+        names = [printable(record.key.name) for record in records]
+        print("\n".join(name for name in names if request.on("all") or name[:1] != "@"))
+        return None
     all_held = records and all(record.holdings for record in records)
     store = GRANTS if all_held else store_state(client)
     chosen = [record for record in records if _is_shown(request, record)]

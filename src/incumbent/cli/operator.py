@@ -16,10 +16,11 @@ from incumbent.locks.clients import Client
 from incumbent.locks.options import require
 from incumbent.model import Holding, Key, PutOutcome, Record
 from incumbent.policy import TTL_DEFAULT
+from incumbent.printable import nearest
 from incumbent.rules.notices import RESIGN, encode_pause, notice_to
 from incumbent.runtime.link import link_for
 from incumbent.stores.base import Store
-from incumbent.stores.findings import NameState, examine, places_of, state_of
+from incumbent.stores.findings import NameState, examine, is_on_record, places_of, state_of
 from incumbent.stores.names import make_key
 from incumbent.stores.url import store_url
 from incumbent.supervise.codes import BUSY, OK
@@ -53,6 +54,18 @@ def read_places(client: Client, name: str) -> list[str]:
         + (f"held by {place.holdings[0].holder}" if place.holdings else state_of(place).word)
         for place in places_of(name, client.scan(f"{name}/", REQUEST_TIMEOUT))
     ]
+
+
+def say_unknown(client: Client, record: Record) -> str:
+    """A line about a name of which the store knows nothing; "" if it does know something."""
+    if is_on_record(record):
+        return ""
+    try:
+        names = [one.key.name for one in client.scan("", REQUEST_TIMEOUT)]
+    except StoreError:
+        names = []
+    meant = nearest(record.key.name, names)
+    return "nothing on record" + (f"; did you mean {meant!r}?" if meant else "")
 
 
 # -- waiting for a record --------------------------------------------------------------------------

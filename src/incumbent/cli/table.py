@@ -140,11 +140,13 @@ _HISTORY = (
 )
 _ALL = Option("--all", "every job of the namespace")
 _TO = Option("--to", "the candidate that shall follow", "HOLDER")
+_PREFIX = Option("--prefix", "only names that begin with TEXT", "TEXT")
 _WATCH = Option("--watch", "show it again every second, until ^C")
 _STATUS = (
     _WATCH,
     Option("--held", "only names that are held"),
-    Option("--prefix", "only names that begin with TEXT", "TEXT"),
+    _PREFIX,
+    Option("--names", "only the names of leases and jobs, one a line"),
     Option("--all", "free names, jobs and internal names too"),
 )
 _TIMEOUT = Option("--timeout", "give up with exit 75 after this time", "DUR")
@@ -184,7 +186,10 @@ COMMANDS: Final = {
         "cli.jobs", "NAME", "who held NAME when; what became of a job's slots", _HISTORY
     ),
     "jobs": CliCommand(
-        "cli.jobs", "", "the jobs of the fleet: when next, how last, who", (_WATCH,)
+        "cli.jobs",
+        "",
+        "the jobs of the fleet: when next, how last, who",
+        (Option("--failed", "only jobs whose last run did not end well"), _PREFIX, _WATCH),
     ),
     "trigger": CliCommand("cli.jobs", "NAME", "run a job once now, somewhere", (_REASON, _TIMEOUT)),
     "serve": CliCommand(

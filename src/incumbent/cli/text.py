@@ -22,7 +22,7 @@ from incumbent.printable import json_line, printable, printable_lines
 from incumbent.protocol.words import names_of
 from incumbent.rules.endings import FLAPPING, flapping
 from incumbent.rules.notices import PAUSE, RESIGN, read_notice
-from incumbent.stores.findings import NameState
+from incumbent.stores.findings import NameState, is_on_record
 
 if TYPE_CHECKING:
     from datetime import tzinfo
@@ -123,6 +123,7 @@ def record_as_json(record: Record, state: NameState) -> dict[str, Any]:
     return {
         "namespace": record.key.namespace,
         "name": record.key.name,
+        "known": is_on_record(record),
         "state": state.word,
         "why": state.why or None,
         **(holders[0] if holders else dict.fromkeys(_HOLDER_FACTS)),

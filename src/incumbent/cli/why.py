@@ -10,7 +10,13 @@ from datetime import datetime, tzinfo
 
 from incumbent import clock
 from incumbent.cli.jobs import describe_up
-from incumbent.cli.operator import REQUEST_TIMEOUT, open_client, read_places, store_state
+from incumbent.cli.operator import (
+    REQUEST_TIMEOUT,
+    open_client,
+    read_places,
+    say_unknown,
+    store_state,
+)
 from incumbent.cli.parser import CommandRequest
 from incumbent.cli.text import facts_of, instant_of, iso, print_json, record_as_json
 from incumbent.cron import fleet
@@ -54,6 +60,7 @@ def command(request: CommandRequest) -> int:
         known = client.read(fleet.KNOWN, REQUEST_TIMEOUT) if present is not None else None
         store = GRANTS if record.holdings else store_state(client)
         places = [] if record.holdings else read_places(client, request.name)
+        unknown = "" if places else say_unknown(client, record)
     zone = _zone_of(record)
     instant = None if at is None else instant_of(at, "at", clock.wall(), zone=zone)
     # Read the clock only now: "held for" in the record counts until the reading.
@@ -64,6 +71,7 @@ def command(request: CommandRequest) -> int:
         up = fleet.read_up(present, known, now)
         lines += [] if store.word == FREE else [said_of(store)]
         lines += explain_job(record, up.instances, now, instant, gone=up.is_gone(record), zone=zone)
+    lines += [unknown] if unknown else []
     if request.on("json"):
         print_json(request, {**record_as_json(record, state_of(record, store)), "why": lines})
     else:

@@ -62,6 +62,12 @@ def state_of(record: Record, store: NameState = GRANTS) -> NameState:
     return state
 
 
+def is_on_record(record: Record) -> bool:
+    """Whether the store knows anything of a record's name."""
+    beside = (record.holdings, record.history, record.fields, record.slots, record.candidates)
+    return any(beside) or record.closed_for > 0 or record.undecided
+
+
 def share_of(holdings: Sequence[Holding]) -> str:
     """The number of holders that share a name, in words; "" if the holder does not share it."""
     permits, held = holdings[0].permits, len(holdings)
