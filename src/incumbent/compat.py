@@ -18,7 +18,7 @@ same key in Redis, so old and new instances exclude each other while a fleet mig
 - Tasks that share an object each have a lock of their own, as threads have. A caller that never
   acquires, to which another handed its lock, releases and extends the oldest: with `thread_local`
   the oldest of its thread. One that does, and has none, only what a caller left that has ended.
-- Waiters are woken where incumbent holds the lock; beside other clients they look every
+- Waiters are woken where incumbent holds the lock; beside other clients they poll every
   `sleep` seconds, as theirs do. `acquire` waits for all of its `blocking_timeout`.
 - Names must be valid for `incumbent.Lock`, and times must be finite and leave the lock some time to
   live; others raise `BadSetting`. (`incumbent.safe_name` makes a valid name, but not
@@ -52,7 +52,7 @@ from incumbent.errors import (
 from incumbent.locks import leases
 from incumbent.locks import lock as locks
 from incumbent.locks.callers import ByCaller
-from incumbent.locks.leases import L, LeaseHandle
+from incumbent.locks.leases import L, SingleLease
 from incumbent.locks.options import LockSettings
 from incumbent.model import Holding
 from incumbent.stores.base import Engine
@@ -174,7 +174,12 @@ class _Handle(Generic[L]):
         self.thread_local = bool(thread_local)
         self.raise_on_release_error = raise_on_release_error
         self._kept = _OfThread() if self.thread_local else ByCaller[_KeptLease]()
-        self._store = _engine_of(redis)
+        engines = _engines.setdefault(redis, {})
+        if restart_wait not in engines:
+            engines[restart_wait] = engine_from_client(
+                redis, key="{name}", restart_wait=restart_wait
+            )
+        self._store = engines[restart_wait]
 
     @property
     def local(self) -> _KeptLease:
@@ -195,7 +200,7 @@ class _Handle(Generic[L]):
 
     def _as_patient(self, wanted: LeaseRequest, sleep: float | None) -> LeaseRequest:
         every = parse_duration(self.sleep if sleep is None else sleep, "sleep")
-        return wanted._replace(looks_every=max(_SLEEP_LEAST, every), outage_most=_OUTAGE)
+        return wanted._replace(poll_every=max(_SLEEP_LEAST, every), outage_most=_OUTAGE)
 
     def _wait(self, blocking: bool | None, timeout: float | None) -> float | None:
         if not (self.blocking if blocking is None else blocking):
@@ -207,7 +212,7 @@ class _Handle(Generic[L]):
         return 0.0 if isinstance(seconds, int | float) and seconds < 0 else seconds
 
     def _keep(self, lease: L, token: str | bytes | None) -> bool:
-        given = lease.belief.claim if token is None else token
+        given = lease.belief.claim_id if token is None else token
         self._kept.keep(_KeptLease(lease, given.encode() if isinstance(given, str) else given))
         return True
 
@@ -264,13 +269,6 @@ class _Handle(Generic[L]):
         _log.warning("%s: unlocked or no longer owned at the end of its body: %s", self.name, error)
 
 
-def _engine_of(client: Client) -> Engine:
-    engines = _engines.setdefault(client, {})
-    if restart_wait not in engines:
-        engines[restart_wait] = engine_from_client(client, key="{name}", restart_wait=restart_wait)
-    return engines[restart_wait]
-
-
 class Lock(_Handle[leases.Lease]):
     """In place of redis-py's `redis.lock.Lock`, also as `client.lock(name, lock_class=Lock)`."""
 
@@ -292,7 +290,7 @@ class Lock(_Handle[leases.Lease]):
         """
         with _both_families:
             wait = self._wait(blocking, blocking_timeout)
-            self._kept.tries()
+            self._kept.note_attempt()
             try:
                 lease = self._lock(token, sleep).acquire(wait)
             except NotAcquired:
@@ -365,7 +363,7 @@ class AsyncLock(_Handle[leases.AsyncLease]):
         """Wait for the lock, or try once; see Lock.acquire."""
         with _both_families:
             wait = self._wait(blocking, blocking_timeout)
-            self._kept.tries()
+            self._kept.note_attempt()
             try:
                 lease = await self._lock(token, sleep).acquire(wait)
             except NotAcquired:
@@ -474,6 +472,6 @@ class RedisLock:
             _log.warning("%s: no longer owned at the end of its body", self.key)
 
 
-def _is_among(holdings: Sequence[Holding], lease: LeaseHandle) -> bool:
+def _is_among(holdings: Sequence[Holding], lease: SingleLease) -> bool:
     """Whether the lease is among the store's `holdings`, and still proved."""
-    return lease.belief.claim in [holding.claim for holding in holdings] and lease.valid
+    return lease.belief.claim_id in [holding.claim for holding in holdings] and lease.valid

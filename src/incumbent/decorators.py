@@ -25,8 +25,8 @@ from incumbent.cron.once import OnceRun, begin_once
 from incumbent.durations import Duration
 from incumbent.errors import ConfigError, NotAcquired
 from incumbent.locks.inside import around_call
-from incumbent.locks.leases import AsyncLease, Lease, LeaseHandle
-from incumbent.locks.lock import AsyncLock, Lock, LockHandle
+from incumbent.locks.leases import AsyncLease, Lease, SingleLease
+from incumbent.locks.lock import AsyncLock, Lock, SingleLock
 from incumbent.locks.options import LockSettings, require
 from incumbent.locks.other_words import refuse_unknown
 from incumbent.locks.running import is_async, name_of, not_deferred, refuse_generator
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from incumbent.runtime.link import StoreLike
 
 F = TypeVar("F", bound=Callable[..., Any])
-L = TypeVar("L", bound=LockHandle[Any])
+L = TypeVar("L", bound=SingleLock[Any])
 P = ParamSpec("P")
 R = TypeVar("R")
 SettingsFiller = Callable[..., dict[str, str]]
@@ -120,7 +120,10 @@ def exclusive(
 
     def decorate(function: F) -> F:
         refuse_generator(function)
-        fill = _settings_filler(function, name=name, **_slot_template(settings))
+        slot, templates = settings.get("slot"), {"name": name}
+        if isinstance(slot, str) and "{" in slot:
+            templates["slot"] = slot
+        fill = _settings_filler(function, **templates)
         wrap = _wrap_async if is_async(function) else _wrap_sync
         return cast("F", wrap(function, fill, common, skip=if_held == "skip"))
 
@@ -150,17 +153,12 @@ def _slot_id(wall: float) -> str:
     return f"once/{datetime.fromtimestamp(wall, UTC).isoformat(timespec='milliseconds')[:23]}Z"
 
 
-def _end_to_record(error: BaseException, lease: LeaseHandle) -> tuple[SlotState, str]:
+def _end_to_record(error: BaseException, lease: SingleLease) -> tuple[SlotState, str]:
     """The state and the reason to record for a call that raised."""
     if lease.valid:
         return SlotState.FAILED, f"{type(error).__name__}: {error}"
     bounded = lease.belief.proof.lost == "at_most_for"
     return (SlotState.TIMED_OUT if bounded else SlotState.LOST), str(error) or type(error).__name__
-
-
-def _slot_template(settings: LockSettings) -> dict[str, str]:
-    slot = settings.get("slot")
-    return {"slot": slot} if isinstance(slot, str) and "{" in slot else {}
 
 
 def _settings_filler(function: Callable[..., Any], **templates: str) -> SettingsFiller:
@@ -291,16 +289,16 @@ def _recorded(lease: Lease, function_name: str, call: Callable[[], Any], *, skip
     return result
 
 
-async def _undo(lease: LeaseHandle, port: Port) -> None:
+async def _undo(lease: SingleLease, port: Port) -> None:
     """Give the lease back, and its slot."""
-    lease._begin_release()
+    lease._cancel_exit()
     try:
         await release(port, lease._claim, undo_slot=True)
     finally:
         lease._link.keeper.disarm(lease._claim)
 
 
-def _refuse_second_run(lease: LeaseHandle, *, skip: bool) -> None:
+def _refuse_second_run(lease: SingleLease, *, skip: bool) -> None:
     if not skip:
         message = (
             f"{lease.name!r} ran before: the ledger has a run of this slot, and a slot is used"

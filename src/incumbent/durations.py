@@ -51,10 +51,6 @@ def _seconds(value: Duration, what: str) -> float:
     # bool is an int in Python, but nobody means one second by True.
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{what}={_shown(value)} is not a duration: {_HINT}", name=what)
-    return _from_number(value)
-
-
-def _from_number(value: float) -> float:
     try:
         return float(value)
     except OverflowError:

@@ -8,13 +8,13 @@ a call raises, a handler's exception must reach our caller instead.
 from __future__ import annotations
 
 
-def raise_handlers(error: BaseException) -> None:
+def raise_if_from_signal(error: BaseException) -> None:
     """Raise `error` again if a signal handler raised it."""
-    if is_handlers(error):
+    if is_from_signal(error):
         raise error
 
 
-def is_handlers(error: BaseException) -> bool:
+def is_from_signal(error: BaseException) -> bool:
     """Whether a signal handler raised `error`.
 
     Python calls a handler with the frame that it interrupts; no other call passes its own frame on.

@@ -34,11 +34,11 @@ class LeaseState(_Named):
     DOUBT = "a take was perhaps applied, or is on its way still"
     ASKING_AGAIN = "a take is on its way, and an earlier one was perhaps applied"
     HELD = "granted: believed until the deadline"
-    LEAVING = "no longer believed: the store is being told"
+    LEAVING = "no longer believed: a release is on its way"
     RELEASED = "ended by us, and the store knows"
     LOST = "ended by others, by time, or by a fork"
     DROPPED = "given up with nothing in the store"
-    OWING = "given up: the store must be told, for something may be there"
+    OWING = "given up: a release is owed, for something may be in the store"
 
 
 class Input(_Named):
@@ -56,9 +56,9 @@ class Input(_Named):
     UNRENEWED = "the renewal brought no proof"
     GONE = "the store has no such record"
     BREAK = "an operator asked to end it"
-    EXPIRE = "somebody looked after the deadline"
+    EXPIRE = "the deadline was found to have passed"
     FORK = "this is the child of a fork"
-    LEAVE = "the holder lets go"
+    LEAVE = "the holder releases the lease"
     GIVEN = "the store confirmed the end"
     MISSED = "the store had nothing to take back, before the deadline"
 

@@ -219,8 +219,8 @@ def observe(metric: str, value: float, label: str = "") -> None:
 
 
 def pass_on(metric: str, value: float, label: str = "") -> None:
-    """Tell the listeners of a value that this module does not count."""
-    _tell(lambda listener: listener.observed(metric, label, value))
+    """Pass a value that this module does not count to the listeners."""
+    _notify(lambda listener: listener.observed(metric, label, value))
 
 
 def acquired(name: str, seconds: float, outcome: str) -> None:
@@ -228,21 +228,21 @@ def acquired(name: str, seconds: float, outcome: str) -> None:
     observe(ACQUIRE, seconds, outcome)
     if outcome == "granted":
         count(TRANSITIONS, outcome)
-    _tell(lambda listener: listener.acquired(name, seconds, outcome))
+    _notify(lambda listener: listener.acquired(name, seconds, outcome))
 
 
 @contextmanager
 def span(title: str, /, **facts: str | int) -> Iterator[None]:
     """Put the body, a piece of work, in a span of each listener, as the parent of inner spans."""
     with ExitStack() as stack:
-        _tell(lambda listener: stack.enter_context(listener.span(title, facts)))
+        _notify(lambda listener: stack.enter_context(listener.span(title, facts)))
         yield
 
 
-def _tell(say: Callable[[Listener], object]) -> None:
+def _notify(call: Callable[[Listener], object]) -> None:
     for listener in listeners:
         try:
-            say(listener)
+            call(listener)
         except Exception:  # noqa: BLE001 - else a granted lease would not reach its caller
             _log.exception("what reports metrics failed")
 
@@ -270,11 +270,11 @@ def _series(metric: str, label: str) -> list[float]:
     try:
         return _cells[thread][key]
     except KeyError:
-        series = [0.0] * _places(metric)
+        series = [0.0] * _length(metric)
         return _cells.setdefault(thread, {}).setdefault(key, series)
 
 
-def _places(metric: str) -> int:
+def _length(metric: str) -> int:
     return len(METRICS[metric].bounds) + 2
 
 
@@ -298,7 +298,7 @@ def _samples(name: str, totals: _Cell) -> Iterator[Sample]:
     seen = {label for counted, label in totals if counted == name}
     for label in (*metric.values, *sorted(seen - {*metric.values})) or ("",):
         labels = ((metric.label, label),) if metric.label else ()
-        total, *buckets = totals.get((name, label)) or [0.0] * _places(name)
+        total, *buckets = totals.get((name, label)) or [0.0] * _length(name)
         if not metric.bounds:
             yield Sample(name, labels, total)
             continue

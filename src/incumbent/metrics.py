@@ -16,7 +16,7 @@ from incumbent import clock, meters
 from incumbent.lease import LeaseState
 from incumbent.meters import METRICS, Labels, Provider, Sample
 from incumbent.net.subscriptions import subscription_losses
-from incumbent.runtime.keeper import remembered
+from incumbent.runtime.keeper import renewed_claims
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -84,7 +84,9 @@ def _of_this_process() -> Iterator[Sample]:
     yield from meters.counted()
     now = clock.now()
     deadlines = [
-        claim.machine.deadline for claim in remembered() if claim.machine.state is LeaseState.HELD
+        claim.machine.deadline
+        for claim in renewed_claims()
+        if claim.machine.state is LeaseState.HELD
     ]
     proved = [deadline - now for deadline in deadlines if deadline > now]
     yield Sample("incumbent_leases_held", (), len(proved))

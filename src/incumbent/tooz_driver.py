@@ -81,7 +81,7 @@ class Lock(locking.Lock):
         if shared:
             raise tooz.NotImplemented("this driver has no shared locks: acquire it without shared")
         wait = timeout if blocking is True else float(blocking)
-        self._leases.tries()
+        self._leases.note_attempt()
         with _as_tooz_says(), suppress(NotAcquired):
             lease = self._driver.client.lock(self._leased).acquire(wait)
             self._leases.keep(lease)

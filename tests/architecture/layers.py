@@ -82,9 +82,9 @@ PUBLIC_ALL_THE_SAME = frozenset({"_asdict", "_exit", "_fields", "_make", "_repla
 PEEKING = {
     # Faces of the same leases.
     "compat": {"_claim", "_holdings", "_wanted"},
-    "decorators": {"_begin_release", "_claim", "_link"},
+    "decorators": {"_cancel_exit", "_claim", "_link"},
     "testing.plugin": {
-        *("_by_object", "_by_url", "_entries", "_claim", "_keepers", "_next", "_state"),
+        *("_by_object", "_by_url", "_entries", "_claim", "_keepers", "_plan_sleep", "_state"),
     },
 }
 
@@ -93,14 +93,14 @@ WIDE = frozenset({"OSError", "TimeoutError", "ConnectionError", "RuntimeError", 
 # These tell it apart (incumbent.interrupts), themselves or where they pass the error to.
 TELL_APART = frozenset(
     {
-        *("raise_handlers", "is_handlers", "ProviderFailed"),
+        *("raise_if_from_signal", "is_from_signal", "ProviderFailed"),
         *("_outlast", "_finish_slow", "_fall_back"),
     }
 )
 # Where no handler runs, or what it raises reaches its caller all the same.
 NO_HANDLER = {
     "net.aiowire": {"work": "a thread of its own"},
-    "runtime.keeper": {"_settle_guarded": "the keeper's thread", "remembered": "reads a set"},
+    "runtime.keeper": {"_settle_guarded": "the keeper's thread", "renewed_claims": "reads a set"},
     "runtime.link": {"async_port": "asks for the loop", "_find_port": "asks for the loop"},
     "stores.quorum.connecting": {"_connect_apart": "raised by who waits for the connection"},
     "stores.sqlite.engine": {"default_path": "asks for the home folder"},

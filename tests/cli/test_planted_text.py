@@ -147,7 +147,7 @@ def test_a_leaders_name_sets_no_variable_of_the_service_manager(tmp_path: Path) 
         manager.settimeout(5)
         situation = Situation("x", "us", elects=True)
         notifier = SystemdNotifier(situation, {"NOTIFY_SOCKET": path})
-        situation.heard(Refused("held", holders=()))
+        situation.note_answer(Refused("held", holders=()))
         situation.standby("eve\nMAINPID=1")
         seen: list[str] = []
         while not any("eve" in text for text in seen):

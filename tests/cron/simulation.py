@@ -188,7 +188,7 @@ class SimPort:
     def hand_over(self, debt: Debt) -> None:
         self.debts.append(debt)
 
-    def tell_outage(self, key: Key, error: object, *_: float | None) -> None:
+    def log_outage(self, key: Key, error: object, *_: float | None) -> None:
         pass
 
     async def sleep_until(self, instant: float) -> None:

@@ -175,7 +175,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "a take leaves its place to nobody",
         "protocol/acquire.py",
-        "    finally:\n        place.leave(answered=outcome is not None)\n    return _answered(port, claim, outcome, sent)\n\n\ndef _not_sent",
+        "    finally:\n        admission.leave(answered=outcome is not None)\n    return _answered(port, claim, outcome, sent)\n\n\ndef _not_sent",
         "    finally:\n        pass\n    return _answered(port, claim, outcome, sent)\n\n\ndef _not_sent",
         "tests/protocol/test_gates.py",
     ),
@@ -221,7 +221,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a lease that is gone is held until its deadline",
         "protocol/renew.py",
         "            machine.gone(outcome.reason)",
-        "            _fail(claim)",
+        "            _note_failure(claim)",
         *_KEEPER,
         *_LOCKS,
     ),
@@ -250,7 +250,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "the watchers of a lease that has ended are told nothing",
         "runtime/keeper.py",
-        "        if not claim.machine.valid(clock.now()):\n            self._tell_ended(claim)\n        elif",
+        "        if not claim.machine.valid(clock.now()):\n            self._call_watchers(claim)\n        elif",
         "        if",
         "tests/protocol/test_keeper.py::test_who_watches_a_lease_that_was_lost_already_is_told_at_once",
     ),

@@ -18,8 +18,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "an inner exit of a reentrant lock gives the lease back",
         "locks/leases.py",
-        "        if claim.inner is None or not claim.exit_inner():\n",
-        "        if claim.inner is None or claim.exit_inner():\n",
+        "        if claim.reentries is None or not claim.drop_reentry():\n",
+        "        if claim.reentries is None or claim.drop_reentry():\n",
         *_REENTRANT,
     ),
     _p(
@@ -123,15 +123,15 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "a thread that leaves hides another one",
         "locks/lock.py",
-        "me, entries = self._me(), self._entries.copy()\n        inside",
-        "me, entries = self._me(), self._entries\n        inside",
+        "me, entries = self._caller_ref(), self._entries.copy()\n        inside",
+        "me, entries = self._caller_ref(), self._entries\n        inside",
         "tests/top/test_sharing.py::test_a_thread_that_leaves_at_the_same_time_hides_no_other",
     ),
     _p(
         "a caller that ended inside keeps its reentrant lock",
         "locks/lock.py",
-        "            self._keep(lease, entered=True)\n        else:\n            super()._has_entered(lease)",
-        "            super()._has_entered(lease)\n        else:\n            super()._has_entered(lease)",
+        "            self._keep(lease, entered=True)\n        else:\n            super()._note_entered(lease)",
+        "            super()._note_entered(lease)\n        else:\n            super()._note_entered(lease)",
         "tests/top/test_reentrant.py::test_the_holding_of_a_thread_that_ended_inside_ends_too",
     ),
     _p(

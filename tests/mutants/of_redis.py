@@ -35,7 +35,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "what a signal handler raises is a failed connection",
         "stores/redis/wire.py",
-        "        raise_handlers(error)\n        raise connect_error(",
+        "        raise_if_from_signal(error)\n        raise connect_error(",
         "        raise connect_error(",
         "tests/top/test_signal_errors.py::test_while_a_name_is_resolved",
     ),

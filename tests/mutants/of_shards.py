@@ -104,15 +104,15 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "the roster is looked at only when the store says so",
         "protocol/roster.py",
-        "        self._next = sent + self.policy.renew_every",
-        "        self._next = sent + 100 * self.policy.renew_every",
+        "        self._recheck_at = sent + self.policy.renew_every",
+        "        self._recheck_at = sent + 100 * self.policy.renew_every",
         f"{_FILE}::test_who_comes_is_seen_within_a_renewal_interval_though_the_store_tells_nothing",
     ),
     _p(
         "a shard is asked for again as late as the roster is read",
         "protocol/roster.py",
-        "        most = min(_AGAIN_MOST, self._wanted.policy.renew_every / 2)",
-        "        return self._wanted.policy.renew_every * 2",
+        "            attempt.due = port.now() + delay\n",
+        "            attempt.due = port.now() + 2 * self._wanted.policy.renew_every\n",
         *_COMING,
     ),
     _p(
@@ -125,7 +125,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "a node that is away keeps a member from the shards of others",
         "protocol/roster.py",
-        "                self._postpone(port, turn, error)\n",
+        "                self._postpone(port, attempt, error)\n",
         "                raise\n",
         *_SHARDS,
     ),

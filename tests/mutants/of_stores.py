@@ -66,14 +66,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "a request that a signal handler interrupted is sent again",
         "net/wire.py",
-        "        raise_handlers(error)\n        late =",
+        "        raise_if_from_signal(error)\n        late =",
         "        late =",
         "tests/top/test_interrupted_anywhere.py::test_a_request_that_was_sent_is_not_sent_again_for_a_handlers_error",
     ),
     _d(
         "what a signal handler raises is the failure of one address of several",
         "net/dial.py",
-        "            raise_handlers(error)\n            failure = error\n",
+        "            raise_if_from_signal(error)\n            failure = error\n",
         "            failure = error\n",
         "tests/net/test_dial.py",
     ),

@@ -123,7 +123,7 @@ def test_what_was_released_leaves_nothing_to_watch(engine: FaultyEngine) -> None
     for _ in range(200):
         lock.acquire().release()
     deadlines = keeper_of(engine)._state.deadlines
-    assert len(deadlines._new) + len(deadlines._places) <= 2
+    assert len(deadlines._new) + len(deadlines._heap) <= 2
 
 
 @pytest.mark.parametrize("aheads", [(0.0,) * 20, (0.1, 0.0) * 10, (0.0, 0.1) * 10])
@@ -137,19 +137,19 @@ def test_who_watches_through_many_deadlines_has_one_place(
     for ahead in aheads:
         claim.machine.deadline = clock.now()
         deadlines.watch(claim, ahead)
-        deadlines._next()
+        deadlines._plan_sleep()
         claim.machine.deadline = clock.now() + 60
         deadlines._act()
     assert deadlines._ahead == {claim.ref: max(aheads)}
     # One that is void stays until its time comes.
-    assert len(deadlines._places) <= len(set(aheads))
+    assert len(deadlines._heap) <= len(set(aheads))
     lease.release()
 
 
 def test_a_lease_that_ends_before_the_others_wakes_the_thread(engine: FaultyEngine) -> None:
     far = Lock("far", store=engine, ttl=60, on_lost=lambda _: None).acquire()
     deadlines = keeper_of(engine)._state.deadlines
-    eventually(lambda: deadlines._places)
+    eventually(lambda: deadlines._heap)
     told = threading.Event()
     near = Lock("near", store=engine, ttl=TTL, on_lost=lambda _: told.set()).acquire()
     with in_time(near.remaining, late_at_most=BUSY):

@@ -73,7 +73,7 @@ class World:
     def hand_over(self, debt: Debt) -> None:
         self.owed.append(debt)
 
-    def tell_outage(self, *_: object) -> None:
+    def log_outage(self, *_: object) -> None:
         pass
 
     async def sleep_until(self, instant: float) -> None:

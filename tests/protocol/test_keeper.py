@@ -183,7 +183,7 @@ def test_a_new_lease_that_is_to_be_renewed_soon_is_not_put_off(
     with Lock("a", store=engine, ttl=600) as lease:
         asleep.renew_now(lease._claim, lambda: None, after=100)
         soon = lease._claim.bucket
-        asleep._next(asleep._state)
+        asleep._plan_sleep(asleep._state)
         assert lease._claim.bucket is soon
         assert not asleep._state.new
 

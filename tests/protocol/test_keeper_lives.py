@@ -47,7 +47,7 @@ class Fatal(BaseException):
 
 @pytest.mark.left(tiers.MEET, "_next-error0", "_tick-error1", "_next-error2", "_tick-error3")
 @pytest.mark.parametrize("error", [OverflowError("planned"), SystemExit(1), Fatal(), MemoryError()])
-@pytest.mark.parametrize("step", ["_next", "_tick"])
+@pytest.mark.parametrize("step", ["_plan_sleep", "_act"])
 def test_whatever_ends_the_thread_is_logged_and_costs_no_lease(
     engine: FaultyEngine,
     monkeypatch: pytest.MonkeyPatch,

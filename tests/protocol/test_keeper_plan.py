@@ -111,10 +111,10 @@ class Bench:
         self.debts += 1
 
     def plan(self) -> float:
-        return self.keeper._next(self.keeper._state)
+        return self.keeper._plan_sleep(self.keeper._state)
 
     def tick(self) -> None:
-        self.keeper._tick(self.keeper._state)
+        self.keeper._act(self.keeper._state)
 
     def first_due(self) -> float:
         """When the first of what is remembered has to be seen to."""

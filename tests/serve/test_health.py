@@ -209,7 +209,7 @@ def test_a_used_port_is_named(situation: Situation) -> None:
             start_health(situation, listen=f"127.0.0.1:{port}"),
         ):
             pass
-    assert situation.look().role == "starting"
+    assert situation.view().role == "starting"
 
 
 def test_the_port_is_free_again_at_once_after_the_end(situation: Situation) -> None:

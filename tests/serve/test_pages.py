@@ -44,10 +44,10 @@ class Fixed(Situation):
 
     def __init__(self, view: InstanceView) -> None:
         super().__init__(view.name, view.holder)
-        self.view = view
+        self._fixed = view
 
-    def look(self) -> InstanceView:
-        return self.view
+    def view(self) -> InstanceView:
+        return self._fixed
 
 
 def page_of(path: str, view: InstanceView) -> Page:

@@ -45,7 +45,7 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_it_starts_neither_leading_nor_ready(situation: Situation) -> None:
-    view = situation.look()
+    view = situation.view()
     assert (view.role, view.leading, view.term) == ("starting", False, 0)
     assert view.healthy
     assert not view.ready
@@ -57,7 +57,7 @@ def test_a_lead_is_proved_by_the_lease_at_the_instant_of_the_question(
 ) -> None:
     lease = Lock("job", store=FaultyEngine(), holder="node-1").acquire()
     situation.leading(lease)
-    view = situation.look()
+    view = situation.view()
     assert view.leading
     assert view.ready
     assert (view.leader, view.term, view.terms) == ("node-1", lease.fencing_token, 1)
@@ -65,7 +65,7 @@ def test_a_lead_is_proved_by_the_lease_at_the_instant_of_the_question(
     # Nobody tells the situation; the keeper's own clock does not matter to the question.
     lease._link.keeper.disarm(lease._claim)
     moved.ahead = 20
-    later = situation.look()
+    later = situation.view()
     assert not later.leading
     assert later.proven_for == 0
     assert later.leader is None
@@ -76,31 +76,31 @@ def test_the_store_has_to_have_answered_within_two_ttls(situation: Situation, mo
     situation.answered()
     situation.pulse(inf)
     moved.ahead = 29
-    assert situation.look().ready
+    assert situation.view().ready
     moved.ahead = 31
-    assert not situation.look().ready
+    assert not situation.view().ready
 
 
 def test_a_loop_that_breaks_its_promise_is_unhealthy(situation: Situation, moved: Clock) -> None:
     situation.pulse(clock.now() + 1)
     moved.ahead = 5
-    assert situation.look().healthy
+    assert situation.view().healthy
     moved.ahead = 7
-    assert not situation.look().healthy
+    assert not situation.view().healthy
     situation.pulse(clock.now() + 1)
-    assert situation.look().healthy
+    assert situation.view().healthy
 
 
 def test_losses_are_counted_and_what_was_wanted_is_not(situation: Situation) -> None:
     for cause in ("expired", "taken", "expired", "signal:SIGTERM", "", "resigned", "guard: died"):
         situation.ended(cause)
-    assert situation.look().losses == {"expired": 2, "taken": 1, "guard": 1}
+    assert situation.view().losses == {"expired": 2, "taken": 1, "guard": 1}
 
 
 def test_one_lease_told_twice_is_one_term(situation: Situation, lease: Lease) -> None:
     situation.leading(lease)
     situation.leading(lease)
-    assert situation.look().terms == 1
+    assert situation.view().terms == 1
 
 
 def test_there_is_no_way_back_from_stopping_but_the_lease_still_shows(
@@ -109,7 +109,7 @@ def test_there_is_no_way_back_from_stopping_but_the_lease_still_shows(
     situation.leading(lease)
     situation.stopping()
     situation.standby("node-2")
-    view = situation.look()
+    view = situation.view()
     assert (view.role, view.ready, view.leading) == ("stopping", False, True)
 
 
@@ -126,7 +126,7 @@ def test_listeners_hear_of_changes_only(situation: Situation) -> None:
     situation.unanswered()
     situation.restarted()
     assert len(heard) == 3
-    assert situation.look().restarts == 1
+    assert situation.view().restarts == 1
 
 
 def test_the_keepers_numbers_are_read_at_the_question(situation: Situation, moved: Clock) -> None:
@@ -135,19 +135,19 @@ def test_the_keepers_numbers_are_read_at_the_question(situation: Situation, move
     situation.leading(lease)
     moved.ahead = 40
     situation.pulse(inf)
-    assert not situation.look().ready
+    assert not situation.view().ready
     lease._link.keeper.stats = Stats(5, 2, clock.now() - 3)
-    view = situation.look()
+    view = situation.view()
     assert 3 <= view.unanswered_for < 4
     assert view.ready
     assert view.store_up
     lease._claim.failures = 1
-    assert not situation.look().store_up
+    assert not situation.view().store_up
 
 
 def test_a_real_renewal_is_counted(situation: Situation, lease: Lease) -> None:
     situation.leading(lease)
     lease.renew()
-    view = situation.look()
+    view = situation.view()
     assert lease._link.keeper.stats.renewals == 1
     assert view.unanswered_for < 5

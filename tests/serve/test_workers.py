@@ -48,7 +48,7 @@ def one(number: int) -> Situation:
 
 
 def test_before_the_first_report_nothing_is_ready(workers: Workers) -> None:
-    view = workers.look()
+    view = workers.view()
     assert (view.ready, view.healthy, view.leading) == (False, True, False)
 
 
@@ -60,7 +60,7 @@ def test_one_worker_that_leads_makes_a_leader_of_all(workers: Workers, its: sock
     second.leading(lease)
     with reporting(first, 0, its), reporting(second, 1, its):
         eventually(lambda: told(workers, 1) and told(workers, 2))
-        view = workers.look()
+        view = workers.view()
         assert (view.name, view.holder, view.leader) == ("job", "node-1", "node-1:w2")
         assert (view.role, view.ready, view.term) == ("leading", True, lease.fencing_token)
         text = metrics.text(workers)
@@ -76,11 +76,11 @@ def test_what_was_proved_is_believed_no_longer_than_that(
     situation = one(1)
     situation.leading(lease)
     with reporting(situation, 0, its):
-        eventually(lambda: heard(workers) and workers.look().leading)
-        proved, real = workers.look().proven_for, clock.now
+        eventually(lambda: heard(workers) and workers.view().leading)
+        proved, real = workers.view().proven_for, clock.now
         assert 0 < proved <= 15
         monkeypatch.setattr(clock, "now", lambda: real() + proved)
-        assert not workers.look().leading
+        assert not workers.view().leading
         monkeypatch.undo()
     lease.release()
 
@@ -89,10 +89,10 @@ def test_one_hanging_worker_makes_all_of_it_unhealthy(workers: Workers, its: soc
     good, bad = one(1), one(2)
     bad.pulse(clock.now() - 60)
     with reporting(good, 0, its), reporting(bad, 1, its):
-        eventually(lambda: heard(workers) and not workers.look().healthy)
+        eventually(lambda: heard(workers) and not workers.view().healthy)
         bad.pulse(clock.now() + 60)
         bad.answered()
-        eventually(lambda: heard(workers) and workers.look().healthy)
+        eventually(lambda: heard(workers) and workers.view().healthy)
 
 
 def test_a_silent_worker_hangs_and_one_that_is_gone_does_not(
@@ -103,10 +103,10 @@ def test_a_silent_worker_hangs_and_one_that_is_gone_does_not(
         real = clock.now
         workers.pulse(real() + 100)
         monkeypatch.setattr(clock, "now", lambda: real() + 31)
-        assert not workers.look().healthy
+        assert not workers.view().healthy
         report_end(its, 0)
         workers.receive()
-        assert workers.look().healthy
+        assert workers.view().healthy
         monkeypatch.undo()
 
 

@@ -168,7 +168,7 @@ def test_the_loss_of_one_shard_costs_no_other_and_it_is_taken_again(engine: Faul
         eventually(lambda: are_divided(3, shards))
         before = {shard.number: shard.fencing_token for shard in shards.owned()}
         lost = shards.owned()[1]
-        engine.faulty.give(lost.belief.key, lost.belief.claim, None, clock.now() + 1)
+        engine.faulty.give(lost.belief.key, lost.belief.claim_id, None, clock.now() + 1)
         eventually(lambda: lost.lost)
         eventually(lambda: are_divided(3, shards))
         after = {shard.number: shard.fencing_token for shard in shards.owned()}

@@ -273,7 +273,7 @@ def belief_goes_on_until_the_release_is_confirmed(patch: pytest.MonkeyPatch) -> 
 
 @mutant("restarts", "release")
 def a_release_ignores_that_the_record_is_gone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(release, "_learn", lambda port, held, outcome: True)
+    patch.setattr(release, "_apply", lambda port, held, outcome: True)
 
 
 @mutant("operators", "notice")

@@ -267,7 +267,7 @@ class SimPort:
     def hand_over(self, debt: Debt) -> None:
         self._process.keeper.owe(debt)
 
-    def tell_outage(self, key: Key, error: StoreError, *_: float | None) -> None:
+    def log_outage(self, key: Key, error: StoreError, *_: float | None) -> None:
         """Nobody reads the log of a simulated process."""
 
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:

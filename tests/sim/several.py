@@ -56,7 +56,9 @@ class Several(Process):
 
     async def _use_all(self, claims: Sequence[Claim]) -> None:
         keeper = SimpleNamespace(
-            hand_over=self.port.hand_over, disarm=self.keeper.disarm, missed=lambda _: 0.0
+            hand_over=self.port.hand_over,
+            disarm=self.keeper.disarm,
+            seconds_unscheduled=lambda _: 0.0,
         )
         link = SimpleNamespace(keeper=keeper, port=self.port)
         multi = SimLease(link, claims)  # type: ignore[arg-type]

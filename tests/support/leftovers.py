@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import redis
 
 from incumbent.lease import LeaseState
-from incumbent.runtime.keeper import remembered
+from incumbent.runtime.keeper import renewed_claims
 from tests.support.servers import RedisServer
 
 ENDS_WITHIN = 10.0
@@ -38,7 +38,7 @@ def has_failed() -> bool:
 
 def end_leases() -> list[str]:
     """Give back all leases that this process still holds; returns what they are on."""
-    left = [claim for claim in remembered() if claim.machine.state is LeaseState.HELD]
+    left = [claim for claim in renewed_claims() if claim.machine.state is LeaseState.HELD]
     for claim in left:
         # As if it was collected, without the warning.
         claim.machine.left()

@@ -288,7 +288,7 @@ def test_a_thread_that_outlived_its_lock_does_not_release_that_of_the_next(world
         lease = lock.lease
         assert lease is not None
         belief = lease.belief
-        belief.link.store.give(belief.key, belief.claim, None, clock.now() + 5)
+        belief.link.store.give(belief.key, belief.claim_id, None, clock.now() + 5)
         eventually(lambda: lease.lost)
         lost.set()
         assert taken.wait(30)

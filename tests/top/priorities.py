@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from incumbent.election import with_rank
 from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.locks.options import rank_from, wanted_from
+from incumbent.locks.options import lease_request, rank_from
 from incumbent.model import (
     Ask,
     GiveOutcome,
@@ -107,7 +107,7 @@ class Candidate:
         self.alive = True
         self.frozen = False
         self.backlog: list[Any] = []
-        wanted = wanted_from("default", "a", CAN, ttl=ttl, holder=name)
+        wanted = lease_request("default", "a", CAN, ttl=ttl, holder=name)
         rank = rank_from(priority, step_down_after, wanted, CAN)
         self.step_down_after = rank.step_down_after if rank else 0.0
         meta = with_rank(b'{"at":"x"}', rank)
@@ -182,7 +182,7 @@ class Port:
             self._table.give(debt.key, debt.claim, None, now, WALL + now, debt.parting(now))
             self._fleet.changed()
 
-    def tell_outage(self, key: Key, error: StoreError, *_: float | None) -> None: ...
+    def log_outage(self, key: Key, error: StoreError, *_: float | None) -> None: ...
 
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         return self._table.take(key, claim, ask, self.now(), WALL + self.now(), 0.0)

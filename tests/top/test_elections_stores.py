@@ -123,7 +123,7 @@ def test_who_stands_by_beside_a_body_takes_over_at_once_behind_one_that_left(
     every_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Many parts of one wait, as a long stand-by has.
-    monkeypatch.setattr("incumbent.locks.running._LOOKS_EVERY", 0.05)
+    monkeypatch.setattr("incumbent.locks.running._POLL_EVERY", 0.05)
 
     def work(term: incumbent.Term) -> None:
         term.wait_stop()

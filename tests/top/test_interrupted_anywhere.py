@@ -18,7 +18,7 @@ import pytest
 
 import incumbent
 from incumbent import clock, meters
-from incumbent.interrupts import is_handlers
+from incumbent.interrupts import is_from_signal
 from incumbent.net.wire import BlockingWire
 from incumbent.runtime.threads import AlarmThread, notifier
 from tests import tiers
@@ -214,7 +214,7 @@ def test_a_request_that_was_sent_is_not_sent_again_for_a_handlers_error(
             with pytest.raises(BlockingIOError) as caught:
                 wire.send(b"PING\r\n", clock.now() + 5)
             assert caught.value is raised
-            assert is_handlers(raised)
+            assert is_from_signal(raised)
             theirs.setblocking(False)
             assert theirs.recv(100) == b"PING\r\n"
             wire.close()

@@ -348,7 +348,7 @@ def test_each_thread_leaves_the_lease_that_it_entered_though_another_came_meanwh
 
     other = threading.Thread(target=work)
     with pytest.raises(incumbent.LeaseLost), lock as mine:
-        engine.faulty.give(mine.belief.key, mine.belief.claim, mine.fencing_token, 0)
+        engine.faulty.give(mine.belief.key, mine.belief.claim_id, mine.fencing_token, 0)
         with pytest.raises(incumbent.LeaseLost):
             mine.renew()
         other.start()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from incumbent import Client, ConfigError, Lock, Policy
-from incumbent.locks.options import wanted_from
+from incumbent.locks.options import lease_request
 from incumbent.model import Capabilities
 from incumbent.runtime.link import link_for
 from incumbent.stores.url import store_url
@@ -57,7 +57,7 @@ def test_a_setting_that_cannot_work_is_refused_and_named(
     settings: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        wanted_from("default", "a", CAN, **settings)
+        lease_request("default", "a", CAN, **settings)
 
 
 def test_a_policy_says_all_times_and_those_of_a_lock_go_before_those_of_its_client() -> None:
@@ -85,12 +85,12 @@ def test_what_the_store_cannot_do_is_refused_when_the_lock_is_built() -> None:
     coarse = Capabilities(ttl_min=2, ttl_max=60, slots=False)
     for settings, said in (({"ttl": 1}, "this store takes 2s to"), ({"once_per": 5}, "slots")):
         with pytest.raises(ConfigError, match=said):
-            wanted_from("default", "a", coarse, **settings)  # type: ignore[arg-type]
+            lease_request("default", "a", coarse, **settings)  # type: ignore[arg-type]
 
 
 def test_a_job_is_remembered_longer_than_a_lock() -> None:
-    lock = wanted_from("default", "a", CAN)
-    job = wanted_from("default", "a", CAN, once_per="12h")
+    lock = lease_request("default", "a", CAN)
+    job = lease_request("default", "a", CAN, once_per="12h")
     assert job.once.keep_record > lock.once.keep_record
 
 
@@ -147,14 +147,14 @@ def test_a_fair_lock_of_a_store_without_lines_fails_when_it_is_built() -> None:
 def test_a_job_that_runs_once_is_not_fair() -> None:
     can = replace(CAN, queue=True)
     with pytest.raises(ConfigError, match="decided by the slot"):
-        wanted_from("default", "a", can, once_per="12h", fair=True)
-    assert wanted_from("default", "a", can, once_per="12h").queued.queue is None
+        lease_request("default", "a", can, once_per="12h", fair=True)
+    assert lease_request("default", "a", can, once_per="12h").queued.queue is None
 
 
 def test_who_waits_stands_in_line_where_the_store_keeps_one() -> None:
-    wanted = wanted_from("default", "a", replace(CAN, queue=True), ttl=15, fair=True)
+    wanted = lease_request("default", "a", replace(CAN, queue=True), ttl=15, fair=True)
     assert wanted.once.queue is None
     queue = wanted.queued.queue
     assert queue is not None
     assert (queue.fair, queue.heartbeat) == (True, 5.0)
-    assert wanted_from("default", "a", CAN).queued.queue is None
+    assert lease_request("default", "a", CAN).queued.queue is None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from incumbent import AsyncElection, Client, ConfigError, Election, clock
 from incumbent.election import PRIORITY, Leader, Priority, rank_of, with_rank
-from incumbent.locks.options import wanted_from
+from incumbent.locks.options import lease_request
 from incumbent.model import ABSENT, ByVersion, Field, Holding, Key, Record, Refused
 from incumbent.protocol.observe import Preemption
 from incumbent.rules.notices import RESIGN, encode_notice
@@ -147,7 +147,7 @@ def test_an_operators_request_is_not_written_over() -> None:
 
 
 def test_a_request_of_a_lower_candidate_is_written_over_and_one_of_a_higher_is_not() -> None:
-    wanted = wanted_from("default", "a", MemoryEngine.capabilities, holder="me")
+    wanted = lease_request("default", "a", MemoryEngine.capabilities, holder="me")
     rank = Priority(5, 30.0)
     theirs = with_rank(b"", Priority(1, 30.0))
     holding = Holding("them", 7, 15.0, 15.0, 60.0, theirs)

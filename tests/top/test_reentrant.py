@@ -38,7 +38,7 @@ def make_async(engine: FaultyEngine, name: str = "a", **settings: Any) -> AsyncL
 def lose(engine: FaultyEngine, lease: Any) -> None:
     """Have the store forget the lease, and the keeper find out."""
     belief = lease.belief
-    engine.faulty.give(belief.key, belief.claim, None, clock.now() + 1)
+    engine.faulty.give(belief.key, belief.claim_id, None, clock.now() + 1)
     done = threading.Event()
     belief.link.keeper.renew_now(lease._claim, done.set)
     assert done.wait(PATIENCE)
@@ -405,7 +405,7 @@ def test_inner_bodies_leave_nothing_behind_on_the_outer_lease(engine: FaultyEngi
                 (await lock.acquire()).check()
                 await lock.release()
             assert len(outer._claim.watchers) == watchers
-            assert outer._claim.inner == []
+            assert outer._claim.reentries == []
 
     asyncio.run(scenario())
 

@@ -25,7 +25,7 @@ from incumbent import (
 from incumbent.cron.ledger import SlotState, runs_of
 from incumbent.lease import LeaseState
 from incumbent.locks import leases
-from incumbent.locks.leases import LeaseHandle, release_unless_lost
+from incumbent.locks.leases import SingleLease, release_unless_lost
 from incumbent.model import Ask, Gone, Granted, Key
 from incumbent.protocol.claim import Claim
 from incumbent.protocol.release import release_blocking
@@ -130,9 +130,9 @@ def test_a_loss_before_the_release_ends_the_process(engine: FaultyEngine, exits:
 def test_a_body_whose_deadline_passes_while_the_store_confirms_its_release_has_succeeded(
     engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = LeaseHandle._exit_inner
+    look = SingleLease._release_reentry
 
-    def look_and_expire(self: LeaseHandle) -> bool:
+    def look_and_expire(self: SingleLease) -> bool:
         inner = look(self)
         self._claim.machine.expired()
         return inner
@@ -145,7 +145,7 @@ def test_a_body_whose_deadline_passes_while_the_store_confirms_its_release_has_s
         async with AsyncLock("a", store=engine, ttl=TTL):
             pass
 
-    monkeypatch.setattr(LeaseHandle, "_exit_inner", look_and_expire)
+    monkeypatch.setattr(SingleLease, "_release_reentry", look_and_expire)
     monkeypatch.setattr(leases, "release_blocking", expire_and_release)
     with Lock("a", store=engine, ttl=TTL):
         pass

@@ -145,7 +145,7 @@ class _RunCommand:
         def note_refusal(answer: Refused | StoreError) -> None:
             nonlocal last
             pulse()
-            self.situation.heard(answer)
+            self.situation.note_answer(answer)
             last = answer
 
         def what() -> str:

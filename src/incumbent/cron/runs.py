@@ -17,7 +17,7 @@ from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.durations import DAY, say_seconds
 from incumbent.errors import NotAcquired, StoreError
 from incumbent.locks.leases import Lease, release_unless_lost
-from incumbent.locks.options import LockSettings, require, wanted_from
+from incumbent.locks.options import LockSettings, lease_request, require
 from incumbent.model import Refused
 from incumbent.model import Slot as StoreSlot
 from incumbent.protocol.acquire import acquire
@@ -66,7 +66,7 @@ class Claimer:
         if spec.at_least_for > 0:
             settings["at_least_for"] = spec.at_least_for
         caps = self.link.engine.capabilities
-        wanted = wanted_from(self.namespace, spec.name, caps, **settings)
+        wanted = lease_request(self.namespace, spec.name, caps, **settings)
         # The lease's record is kept for as long as the fields of the ledger.
         return wanted.asking(keep_record=max(SLOT_KEEP, 30 * DAY))
 
@@ -254,7 +254,7 @@ class Attempts:
 
     def _record_state(self, state: SlotState, **changes: object) -> None:
         until = clock.now() + min(1.0, self._lease.remaining)
-        claim = self._lease.belief.claim
+        claim = self._lease.belief.claim_id
         moved = run_blocking(self._ledger.insist(self.record, state, claim, until, **changes))
         # An intermediate state that could not be written is no reason to stop: the last one counts.
         self.record = moved or self.record
@@ -266,7 +266,9 @@ class Attempts:
         took = clock.now() - self._began
         ended_at = (record.started or clock.wall()) + took
         changes = {"ended": ended_at, "code": end.code, "why": end.why, "output": end.output}
-        ended = run_blocking(self._ledger.insist(record, end.state, belief.claim, until, **changes))
+        ended = run_blocking(
+            self._ledger.insist(record, end.state, belief.claim_id, until, **changes)
+        )
         event, why = str(end.state), end.why or None
         if ended is None:
             why = f"{end.why or end.state}, but the lease was lost before that was on record"

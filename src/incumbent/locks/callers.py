@@ -52,8 +52,8 @@ class ByCaller(Generic[T]):
     """The leases of one shared object, in the order of their grants: each caller has its own.
 
     A caller that outlived its lease must not release the lease of the next caller. A caller that
-    never tried to acquire one gets the oldest: another caller handed it over. One that did try (its
-    own is released, or was refused) gets the oldest that was left by a caller that ended.
+    never tried to acquire one gets the oldest: another caller handed it over. A caller that did try
+    (it released its own, or was refused) gets the oldest that a caller left which has ended.
     """
 
     _MOST: Final = 100
@@ -64,7 +64,7 @@ class ByCaller(Generic[T]):
         """Its changes are atomic steps: other threads may be in here."""
         self._tried: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def tries(self) -> None:
+    def note_attempt(self) -> None:
         """Note that the present caller acquires leases of its own."""
         self._tried.add(present_caller())
 
@@ -193,10 +193,10 @@ _links: Final[weakref.WeakKeyDictionary[Claim, Link]] = weakref.WeakKeyDictionar
 
 def remember(claim: Claim, link: Link) -> None:
     """Let the caller enter `claim` again, until it has released all its leases on it."""
-    claim.inner = []
+    claim.reentries = []
     _links[claim] = link
     own = _own.setdefault(present_caller(), weakref.WeakValueDictionary())
-    own[link.same, claim.wanted.key] = claim
+    own[link.identity, claim.wanted.key] = claim
 
 
 def enter_again(key: Key, store: Hashable) -> tuple[Link, Claim, bool] | None:
@@ -206,17 +206,17 @@ def enter_again(key: Key, store: Hashable) -> tuple[Link, Claim, bool] | None:
     """
     own = _own.get(present_caller())
     claim = None if own is None else own.get((store, key))
-    if claim is None or claim.inner is None:
+    if claim is None or claim.reentries is None:
         return None
     try:
         # Added first, so that a release by another thread meanwhile does not end the holding.
-        claim.inner.append(None)
+        claim.reentries.append(None)
         proved = claim.machine.valid(clock.now())
     except BaseException:
-        claim.exit_inner()
+        claim.drop_reentry()
         raise
     if not proved:
-        claim.exit_inner()
+        claim.drop_reentry()
         if claim.machine.state is not LeaseState.LOST:
             return None
     return _links[claim], claim, proved

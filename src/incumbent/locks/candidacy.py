@@ -24,8 +24,8 @@ from incumbent.election import (
 from incumbent.errors import ConfigError, LeaseLost, Misuse, NotCandidate, NotHeld, StoreError
 from incumbent.lease import LeaseState
 from incumbent.locks.callers import Exclusion
-from incumbent.locks.leases import LeaseHandle
-from incumbent.locks.lock import LockHandle
+from incumbent.locks.leases import SingleLease
+from incumbent.locks.lock import SingleLock
 from incumbent.locks.options import PERMITS_MOST, IfLost, LockSettings, OnLost, rank_from
 from incumbent.meters import Sample
 from incumbent.model import Record, Refused
@@ -58,7 +58,7 @@ class ElectionSettings(LockSettings, Generic[T], total=False):
     permits: int
 
 
-class TermHandle(LeaseHandle):
+class TermHandle(SingleLease):
     """A lease on the leadership."""
 
     __slots__ = ("_asked", "_seen")
@@ -98,12 +98,8 @@ class TermHandle(LeaseHandle):
         """The loss to report for a released term whose work had to stop for lack of proof."""
         raise NotImplementedError
 
-    def _asked_to_stop(self) -> bool:
-        """Whether this candidate, or a notice in the store, asked for another leader."""
-        return self._asked or self._claim.notice is not None
 
-
-class ElectionHandle(LockHandle[T], Generic[T]):
+class ElectionHandle(SingleLock[T], Generic[T]):
     """One candidate: its settings, its current term, and its callbacks."""
 
     __slots__ = (
@@ -215,6 +211,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         self._leader_seen(_leader_by_term(term))
         if self._on_elected is not None:
             notifier.call(partial(self._on_elected, term))
+        # Last: a term that has ended already calls `on_revoked` after `on_elected`.
         self._link.keeper.watch(term._claim, partial(self._ended, ref, term.number))
         return term
 
@@ -264,7 +261,9 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         """The instant of the next campaign after this term."""
         now = clock.now()
         lasted = now - term._claim.began
-        pause = self._standing.pause(lasted, draw_jitter(), asked=term._asked_to_stop())
+        # `asked`: this candidate, or a notice in the store, asked for another leader.
+        asked = term._asked or term._claim.notice is not None
+        pause = self._standing.pause(lasted, draw_jitter(), asked=asked)
         return now + pause
 
     def _is_ours(self, lost: LeaseLost) -> bool:

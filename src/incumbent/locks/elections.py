@@ -83,6 +83,7 @@ class Term(TermHandle, Lease):
         return lease_lost(self.name, reason, "; the work was asked to stop within the lease")
 
     def _ask_to_stop(self) -> None:
+        # In this order: the thread that wakes reads `_asked`.
         self._asked = True
         self._woken.set()
 
@@ -167,7 +168,7 @@ class Election(ElectionHandle[Term]):
 
     @contextmanager
     def running(self, work: Callable[[Term], object]) -> Iterator[Self]:
-        """Do `run_blocking(work)` in a thread beside the body, for an application's whole life.
+        """Do `run(work)` in a thread beside the body, for an application's whole life.
 
         At the end of the body the work is asked to stop (`term.stopping`) and awaited, and the
         lease is released; a waiting candidate ends within a second. An exception of `run` is logged
@@ -359,7 +360,7 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
 
     @asynccontextmanager
     async def running(self, work: Callable[[AsyncTerm], Awaitable[object]]) -> AsyncIterator[Self]:
-        """Do `run_blocking(work)` in a task beside the body, for an application's whole life.
+        """Do `run(work)` in a task beside the body, for an application's whole life.
 
         At the end of the body the work is cancelled and awaited, and the lease is released. An
         exception of `run` is logged at once and raised at the end of the body; until then, see

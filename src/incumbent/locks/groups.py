@@ -16,7 +16,7 @@ from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
 from incumbent.locks.callers import Exclusion
 from incumbent.locks.candidacy import Metadata
 from incumbent.locks.leases import refuse_copy, trimmed_traceback
-from incumbent.locks.options import require, wanted_from
+from incumbent.locks.options import lease_request, require
 from incumbent.locks.other_words import refuse_other_side, refuse_unknown
 from incumbent.locks.running import AsyncNews, EndablePort, News, task_beside, thread_beside
 from incumbent.model import Capabilities
@@ -93,7 +93,7 @@ class GroupHandle:
         self._link = link_for(store)
         can = self._link.engine.capabilities
         require(can, type(self).__name__.removeprefix("Async"), "fields")
-        self._wanted = wanted_from(namespace, name, can, **settings)
+        self._wanted = lease_request(namespace, name, can, **settings)
         self._joined = Exclusion()
 
     @property
@@ -139,7 +139,7 @@ class GroupHandle:
         name = names.within_limit(f"{self.name}/{MEMBER}{own}")
         can, namespace = self._link.engine.capabilities, self._wanted.key.namespace
         policy = _shorter(self._wanted.policy, can)
-        wanted = wanted_from(namespace, name, can, policy=policy, holder=self.holder)
+        wanted = lease_request(namespace, name, can, policy=policy, holder=self.holder)
         return wanted.asking(meta=meta)
 
     def _roster(self, own: LeaseRequest | None = None, note: bytes = b"") -> Roster:
@@ -229,7 +229,7 @@ class Group(GroupHandle):
         """The members, by name; one request, and one more for each member. Raises StoreError."""
         roster = self._roster()
         with trimmed_traceback:
-            run_blocking(roster.look(self._link.port))
+            run_blocking(roster.recheck(self._link.port))
         return _members(roster)
 
     def observe(self, timeout: Duration | None = None) -> Iterator[tuple[Member, ...]]:
@@ -272,7 +272,7 @@ class AsyncGroup(GroupHandle):
         """The members, by name; see Group.members."""
         roster = self._roster()
         with trimmed_traceback:
-            await roster.look(self._link.async_port())
+            await roster.recheck(self._link.async_port())
         return _members(roster)
 
     def observe(self, timeout: Duration | None = None) -> AsyncIterator[tuple[Member, ...]]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from incumbent import clock
 from incumbent.durations import Duration, parse_duration, say_seconds
 from incumbent.errors import LeaseLost, Misuse
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.protocol.words import lease_lost
 
 if TYPE_CHECKING:
@@ -107,10 +107,10 @@ class CurrentLease:
                 return _Answer(asked, "taken")
             return _Answer(asked + float(facts["remaining"]), str(facts["lost"]))
         except TimeoutError as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             return _Answer(asked, "", f"its supervisor did not answer within {_PATIENCE} s")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             return _Answer(asked, "", f"its supervisor did not answer ({error})")
 
 

@@ -12,7 +12,7 @@ How a lease ends, in four words:
     |         | is proved: `renew_deadline`, an operator, a better candidate    |                |
     | exit    | control leaves a body; the last one of a reentrant lock to      | a release, or  |
     |         | exit releases                                                   | LeaseLost      |
-    | release | we are done: the store is told, so that others need not wait    | RELEASED       |
+    | release | we are done: we tell the store, so that others need not wait    | RELEASED       |
     | lose    | the proof ended, or the store says that the lease is not ours   | LOST           |
 """
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from incumbent.protocol.port import ManyPort
     from incumbent.runtime.aio import LeaseScope
 
-L = TypeVar("L", bound="LeaseHandle")
+L = TypeVar("L", bound="SingleLease")
 
 _log = logging.getLogger("incumbent")
 
@@ -146,26 +146,26 @@ class AnyLease:
         return None if claim is None else self._loss_of(claim)
 
     def _loss_of(self, claim: Claim) -> LeaseLost:
-        return loss_of(claim, self._link.keeper.missed(claim.machine.deadline))
+        return loss_of(claim, self._link.keeper.seconds_unscheduled(claim.machine.deadline))
 
     def _is_released(self) -> bool:
-        """Whether a release began, by us; it may have been confirmed or not."""
+        """Whether we began a release, confirmed or not."""
         return {claim.machine.state for claim in self._claims} <= _RELEASED
 
     def _enter_body(self) -> None:
         if not self._leave_bodies:
-            self._leave_bodies = [enter(claim, self._link.same) for claim in self._claims]
+            self._leave_bodies = [enter(claim, self._link.identity) for claim in self._claims]
 
     def _exit_body(self) -> None:
         for leave in self._leave_bodies:
             leave()
 
     def _lost_before_release(self) -> LeaseLost | None:
-        """The loss that a release finds, or None. Has lost claims cleaned up later."""
+        """The loss that a release finds, or None. The keeper releases lost claims later."""
         now = self._now()
         over = [claim for claim in self._claims if not claim.machine.valid(now)]
         for claim in over:
-            if not claim.exit_inner() and claim.machine.reason != "forked":
+            if not claim.drop_reentry() and claim.machine.reason != "forked":
                 self._link.keeper.hand_over(claim.debt(now, undo_slot=False))
         return self._loss() or self._loss_of(over[0]) if over else None
 
@@ -183,10 +183,10 @@ class AnyLease:
                 raise AlreadyReleased(f"the lease on {name!r} was released before")
             lost = self._lost_before_release()
             claims = [claim for claim in claims if claim.machine.state is LeaseState.HELD]
-        elif self._exit_inner():
+        elif self._release_reentry():
             return None, True
         if self._exits is not None and claims:
-            self._begin_release()
+            self._cancel_exit()
         try:
             if len(claims) == 1:
                 confirmed = await release(port, claims[0], undo_slot=undo_slot)
@@ -197,35 +197,35 @@ class AnyLease:
                 self._link.keeper.disarm(claim)
         return lost or (None if confirmed else self._loss()), confirmed
 
-    def _begin_release(self) -> None:
-        """Stop watching for `if_lost="exit"`: the release raises a loss, and ends no process."""
+    def _cancel_exit(self) -> None:
+        """End the watch for `if_lost="exit"`: from here on a loss is raised by the release."""
         if self._exits is not None:
             self._unwatch(self._exits)
 
-    def _exit_inner(self) -> bool:
+    def _release_reentry(self) -> bool:
         """Release only this lease of a reentrant lock, if its holding has other leases left."""
         claim = self._claims[0]
-        if claim.inner is None or not claim.exit_inner():
+        if claim.reentries is None or not claim.drop_reentry():
             return False
         self._claims = (claim.released_copy(),)
         return True
 
-    def _watch(self, tell: Callable[[], None], ahead: float | None = 0.0) -> None:
+    def _watch(self, watcher: Callable[[], None], ahead: float | None = 0.0) -> None:
         for claim in self._claims:
-            self._link.keeper.watch(claim, tell, ahead=ahead)
+            self._link.keeper.watch(claim, watcher, ahead=ahead)
 
-    def _unwatch(self, tell: Callable[[], None]) -> None:
+    def _unwatch(self, watcher: Callable[[], None]) -> None:
         for claim in self._claims:
-            self._link.keeper.unwatch(claim, tell)
+            self._link.keeper.unwatch(claim, watcher)
 
-    def _renew_now(self, tell: Callable[[], None]) -> None:
-        """Renew all leases now. `tell` is called once each of them was tried."""
+    def _renew_now(self, done: Callable[[], None]) -> None:
+        """Renew all leases now; `done` is called once a renewal of each was tried."""
         left = list(self._claims)
 
         def tried() -> None:
             left.pop()
             if not left:
-                tell()
+                done()
 
         for claim in self._claims:
             self._link.keeper.renew_now(claim, tried)
@@ -244,7 +244,7 @@ class AnyLease:
         return self.remaining
 
 
-class LeaseHandle(AnyLease):
+class SingleLease(AnyLease):
     """A lease on one name."""
 
     __slots__ = ()
@@ -301,12 +301,12 @@ class BlockingLease(AnyLease):
     def wait_lost(self, timeout: Duration | None = None) -> bool:
         """Block until the holding ends, for at most `timeout` seconds; True if it was lost."""
         ended = threading.Event()
-        tell = ended.set
-        self._watch(tell)
+        watcher = ended.set
+        self._watch(watcher)
         try:
             ended.wait(parse_timeout(timeout))
         finally:
-            self._unwatch(tell)
+            self._unwatch(watcher)
         return self.lost
 
     def release(self) -> bool:
@@ -315,12 +315,12 @@ class BlockingLease(AnyLease):
         Then its ttl ends it. Raises LeaseLost if it was lost before, also if only the store's
         answer shows that; AlreadyReleased if it was released before.
         """
-        lost, confirmed = self._released()
+        lost, confirmed = self._release_blocking()
         if lost is not None:
             raise lost
         return confirmed
 
-    def _released(self) -> tuple[LeaseLost | None, bool]:
+    def _release_blocking(self) -> tuple[LeaseLost | None, bool]:
         return run_blocking(self._release(self._link.port))
 
     def __enter__(self) -> Self:
@@ -333,7 +333,7 @@ class BlockingLease(AnyLease):
             self._exit_body()
             if self._is_released():
                 return
-            lost, _ = self._released()
+            lost, _ = self._release_blocking()
         except BaseException:
             give_up_all(self._link, self._claims, undo_slot=False)
             raise
@@ -344,7 +344,7 @@ class BlockingLease(AnyLease):
         _add_loss_note(error, lost)
 
 
-class Lease(LeaseHandle, BlockingLease):
+class Lease(SingleLease, BlockingLease):
     """A held lease; renewed in the background until it is released. A context manager.
 
     Blocking code cannot be stopped from outside: it has to check (`check`, `lost`, `wait_lost`,
@@ -353,10 +353,11 @@ class Lease(LeaseHandle, BlockingLease):
 
     __slots__ = ()
 
-    def _released(self) -> tuple[LeaseLost | None, bool]:
+    def _release_blocking(self) -> tuple[LeaseLost | None, bool]:
+        # The usual lease, entered once and proved, needs no coroutine; others take the long way.
         link, claim, now = self._link, self._claims[0], clock.now()
-        if claim.inner is not None or self._exits is not None or not claim.machine.valid(now):
-            return super()._released()
+        if claim.reentries is not None or self._exits is not None or not claim.machine.valid(now):
+            return super()._release_blocking()
         try:
             confirmed = release_blocking(link.port, claim, now)
         finally:
@@ -381,17 +382,17 @@ class SuspendingLease(AnyLease):
 
     async def renew(self) -> float:
         """Renew now, and return the seconds for which it is proved; see Lease.renew."""
-        from incumbent.runtime.aio import until_told
+        from incumbent.runtime.aio import wait_until_called
 
         self.check()
-        await until_told(self._renew_now, self.remaining)
+        await wait_until_called(self._renew_now, self.remaining)
         return self._renewal_verdict()
 
     async def wait_lost(self, timeout: Duration | None = None) -> bool:
         """Wait until the holding ends, for at most `timeout` seconds; True if it was lost."""
-        from incumbent.runtime.aio import until_told
+        from incumbent.runtime.aio import wait_until_called
 
-        await until_told(self._watch, parse_timeout(timeout), self._unwatch)
+        await wait_until_called(self._watch, parse_timeout(timeout), self._unwatch)
         return self.lost
 
     async def release(self) -> bool:
@@ -434,7 +435,7 @@ class SuspendingLease(AnyLease):
         return lease_lost(name, reason, "; the body was cancelled within the lease")
 
 
-class AsyncLease(LeaseHandle, SuspendingLease):
+class AsyncLease(SingleLease, SuspendingLease):
     """A held lease; renewed in the background until it is released. An async context manager.
 
     Inside `async with` the task is cancelled at the lease's renew_deadline, so that its clean-up
@@ -449,11 +450,11 @@ def cancel_at_deadline(lease: AnyLease) -> LeaseScope:
     from incumbent.runtime.aio import LeaseScope
 
     scope = LeaseScope(*lease._claims)
-    look = scope.look_soon
-    if lease._claims[0].inner is not None:
+    recheck = scope.recheck_soon
+    if lease._claims[0].reentries is not None:
         # Noted for removal: a holding entered a thousand times would keep a thousand watchers.
-        scope.watcher = look
-    lease._watch(look, ahead=None)
+        scope.watcher = recheck
+    lease._watch(recheck, ahead=None)
     return scope
 
 
@@ -500,7 +501,7 @@ def _exit_if_lost(claims: Sequence[Claim]) -> None:
 
 
 def _say_at_once(words: bytes) -> None:
-    """Write to standard error, unless that would block: its reader may have stopped."""
+    """Write to standard error unless that would block, as when its reader has stopped."""
     reader = original("select", "poll")()
     reader.register(_STDERR, select.POLLOUT)
     if any(event & select.POLLOUT for _, event in reader.poll(0)):
@@ -519,8 +520,7 @@ def _add_loss_note(error: BaseException, lost: LeaseLost) -> None:
 class _TrimmedTraceback:
     """Trims our frames from errors that pass through.
 
-    The inner frames, and a driver's exception that the message quotes, only go to the log, at
-    DEBUG.
+    The log has the inner frames, and a driver's exception that the message quotes, at DEBUG.
     """
 
     def __enter__(self) -> None: ...
@@ -534,7 +534,7 @@ trimmed_traceback: Final = _TrimmedTraceback()
 
 
 def shorten(error: LockError) -> None:
-    """Do to an error as `trimmed_traceback` does; a hot path calls this, which costs less."""
+    """Trim an error as `trimmed_traceback` does; a hot path calls this, which costs less."""
     if _log.isEnabledFor(logging.DEBUG):
         _log.debug("%s", error, exc_info=error)
     cause = error.__cause__

@@ -32,7 +32,7 @@ from incumbent.locks.leases import (
     shorten,
     trimmed_traceback,
 )
-from incumbent.locks.options import IfLost, LockSettings, OnLost, parse_timeout, wanted_from
+from incumbent.locks.options import IfLost, LockSettings, OnLost, lease_request, parse_timeout
 from incumbent.locks.other_words import refuse_other_side, refuse_words, warn_in_loop
 from incumbent.protocol.acquire import acquire
 from incumbent.protocol.words import loss_of, waits_for_itself
@@ -50,8 +50,8 @@ A = TypeVar("A", bound=AnyLease)
 class LockEntry(NamedTuple, Generic[A]):
     """A lease on a lock: whose it is, and whether a `with` of the lock will release it.
 
-    `home`: the thread or task that keeps the entry alive (its end removes it), None: the `with`. A
-    thread may be the home of its tasks' leases.
+    `home`: the thread or task whose end removes the entry; None: the `with` removes it. A thread
+    may be the home of its tasks' leases.
     """
 
     caller: weakref.ref[Any] | None
@@ -80,12 +80,9 @@ class AnyLock(Generic[A]):
 
     _bodies = staticmethod(bodies_of_thread)
 
-    def _caller(self) -> Any:
-        """The thread or task object, because numbers of threads are used again.
-
-        On the blocking side too: several tasks of one thread may share a lock.
-        """
-        return present_caller()
+    # Objects, because numbers of threads are used again. A task is a caller on the blocking side
+    # too: several tasks of one thread may share a lock.
+    _caller: Callable[[], Any] = staticmethod(present_caller)
 
     def _all_wanted(self) -> Sequence[LeaseRequest]:
         raise NotImplementedError
@@ -106,39 +103,42 @@ class AnyLock(Generic[A]):
         wait = self._timeout if timeout is ... else parse_timeout(timeout)
         if wait != 0 and (bodies := self._bodies()):
             for wanted in self._all_wanted():
-                refuse_waiting_for_oneself(wanted, self._link.same, bodies)
+                refuse_waiting_for_oneself(wanted, self._link.identity, bodies)
         return wait
 
-    def _me(self) -> weakref.ref[Any] | None:
+    def _caller_ref(self) -> weakref.ref[Any] | None:
         caller = self._caller()
         return None if caller is None else weakref.ref(caller)
 
-    def _entered(self, lease: A) -> A:
+    def _enter(self, lease: A) -> A:
         lease._enter_body()
-        self._has_entered(lease)
+        self._note_entered(lease)
         return lease
 
-    def _has_entered(self, lease: A) -> None:
-        self._entries.append(LockEntry(self._me(), lease, entered=True))
+    def _note_entered(self, lease: A) -> None:
+        self._entries.append(LockEntry(self._caller_ref(), lease, entered=True))
 
-    def _leave(self) -> A:
-        """Remove and return the lease that the caller entered last, or that of the only caller."""
+    def _pop_entered(self) -> A:
+        """Remove and return the lease that the caller entered last.
+
+        If it entered none, that of the only caller inside. Raises NotHeld.
+        """
         entry = None
         try:
-            entry = self._last_inside()
+            entry = self._last_entered()
             self._entries.remove(entry)
         except NotHeld:
             raise
         except BaseException:
             # A signal handler's. The lock would keep its lease, which would be renewed for ever.
-            entry = entry or self._last_inside()
+            entry = entry or self._last_entered()
             give_up_all(self._link, entry.lease._claims, undo_slot=False)
             raise
         return entry.lease
 
-    def _last_inside(self) -> LockEntry[A]:
+    def _last_entered(self) -> LockEntry[A]:
         # From a copy: while other threads remove entries, an iteration of the list skips some.
-        me, entries = self._me(), self._entries.copy()
+        me, entries = self._caller_ref(), self._entries.copy()
         inside = [entry for entry in entries if entry.entered]
         own = [entry for entry in inside if entry.caller == me] or inside
         if not own or any(entry.caller != own[0].caller for entry in own):
@@ -146,7 +146,7 @@ class AnyLock(Generic[A]):
         return own[-1]
 
 
-class LockHandle(AnyLock[L], Generic[L]):
+class SingleLock(AnyLock[L], Generic[L]):
     """A lock on one name: the settings that were checked when it was built."""
 
     __slots__ = ("_reentrant", "_wanted")
@@ -162,7 +162,7 @@ class LockHandle(AnyLock[L], Generic[L]):
     ) -> None:
         super().__init__(store, timeout, settings)
         can = self._link.engine.capabilities
-        self._wanted = wanted_from(namespace, name, can, self._permits, **settings)
+        self._wanted = lease_request(namespace, name, can, self._permits, **settings)
         self._reentrant = settings.get("reentrant", False)
         if self._reentrant and not (self._may_be_reentrant and self._wanted.once.permits is None):
             raise ConfigError("reentrant: only a Lock can be entered again", name="reentrant")
@@ -197,7 +197,7 @@ class LockHandle(AnyLock[L], Generic[L]):
         return clock.now() + self._wanted.policy.request_timeout
 
 
-class TakingHandle(LockHandle[L], Generic[L]):
+class LeaseKeepingLock(SingleLock[L], Generic[L]):
     """A lock that keeps the lease of each thread or task that acquired it, while that caller lives.
 
     This is for callers who keep the lock and not the lease. A reentrant lock keeps all leases of a
@@ -214,22 +214,22 @@ class TakingHandle(LockHandle[L], Generic[L]):
         Like `Lease.valid`, this sends no request. False means "not proved": the store may still
         refuse others until the ttl of a lease that could not be renewed is over.
         """
-        lease = self._mine()
+        lease = self._callers_lease()
         return lease is not None and lease.valid
 
-    def _mine(self) -> L | None:
+    def _callers_lease(self) -> L | None:
         """The caller's last lease that is not released, or else its last one."""
-        me, entries = self._me(), self._entries.copy()
+        me, entries = self._caller_ref(), self._entries.copy()
         own = [entry.lease for entry in entries if entry.caller == me] or self._handed_over(entries)
         alive = (lease for lease in reversed(own) if not lease._is_released())
         return next(alive, own[-1] if own else None)
 
     def _handed_over(self, entries: Sequence[LockEntry[L]]) -> list[L]:
-        """The lease for a caller that acquired none: others may have left theirs to it."""
+        """The leases that others may have left to a caller that acquired none."""
         return []
 
-    def _of_caller(self) -> L:
-        lease = self._mine()
+    def _lease_to_release(self) -> L:
+        lease = self._callers_lease()
         if lease is None:
             raise NotHeld(
                 f"release: this thread or task acquired no lease on {self.name!r} through this"
@@ -237,7 +237,7 @@ class TakingHandle(LockHandle[L], Generic[L]):
             )
         return lease
 
-    def _note(self, lease: L) -> L:
+    def _replace_kept(self, lease: L) -> L:
         for entry in self._entries.copy():
             if not entry.entered and (entry.lease._is_released() or self._is_replaced(entry)):
                 _drop(self._entries, entry)
@@ -260,19 +260,19 @@ class TakingHandle(LockHandle[L], Generic[L]):
             kept_by = weakref.ref(home, partial(_forget, weakref.ref(self)))
             if caller is None:
                 # A thread in which no task runs is both.
-                caller = kept_by if self._caller() is home else self._me()
+                caller = kept_by if self._caller() is home else self._caller_ref()
             self._entries.append(LockEntry(caller, lease, entered, kept_by))
 
     def _home(self) -> Any:
         """The thread or task that keeps the caller's leases alive."""
         return self._caller()
 
-    def _has_entered(self, lease: L) -> None:
+    def _note_entered(self, lease: L) -> None:
         if self._reentrant:
             # A caller that ends inside drops its lease, so that the holding ends too.
             self._keep(lease, entered=True)
         else:
-            super()._has_entered(lease)
+            super()._note_entered(lease)
 
     def _refuse_waiting(self) -> None:
         """Raise Misuse if only this lock keeps a lease of the caller: nothing else would end it."""
@@ -300,9 +300,9 @@ class TakingHandle(LockHandle[L], Generic[L]):
     def _refuse_reentry(self) -> None:
         """Raise Misuse if the caller would wait for itself."""
         if self._entries and not self._reentrant:
-            me = self._me()
+            me = self._caller_ref()
             for entry in self._entries.copy():
-                # A lost one is in nobody's way, and in the child of a fork it is the parent's.
+                # A lost lease is in nobody's way, and in a fork's child it is the parent's.
                 if entry.entered and entry.caller == me and entry.lease.valid:
                     raise Misuse(waits_for_itself(entry.lease._claim.wanted, self._wanted))
 
@@ -312,12 +312,12 @@ class TakingHandle(LockHandle[L], Generic[L]):
         """The caller's holding, entered again, or None. Raises LeaseLost if it was lost."""
         if timeout is not ...:
             parse_timeout(timeout)
-        found = enter_again(self._wanted.key, self._link.same)
+        found = enter_again(self._wanted.key, self._link.identity)
         if found is None:
             return None
         link, claim, proved = found
         if not proved:
-            raise loss_of(claim, link.keeper.missed(claim.machine.deadline))
+            raise loss_of(claim, link.keeper.seconds_unscheduled(claim.machine.deadline))
         return link, (claim,)
 
     def _wait(self, timeout: Duration | EllipsisType | None) -> float | None:
@@ -328,7 +328,7 @@ class TakingHandle(LockHandle[L], Generic[L]):
         return wait
 
 
-def _forget(lock: weakref.ref[TakingHandle[Any]], home: weakref.ref[Any]) -> None:
+def _forget(lock: weakref.ref[LeaseKeepingLock[Any]], home: weakref.ref[Any]) -> None:
     alive = lock()
     if alive is not None:
         for entry in alive._entries.copy():
@@ -343,7 +343,7 @@ def _drop(entries: list[LockEntry[L]], entry: LockEntry[L]) -> None:
         pass  # another thread was faster
 
 
-class Lock(TakingHandle[Lease]):
+class Lock(LeaseKeepingLock[Lease]):
     """A lock on a name, for one holder at a time. See `incumbent.locks.options.LockSettings`.
 
     `store`: a URL, a Client, a client or pool of redis-py, psycopg or SQLAlchemy, or None for
@@ -365,7 +365,9 @@ class Lock(TakingHandle[Lease]):
         return present_caller() if self._reentrant else threading.current_thread()
 
     def _handed_over(self, entries: Sequence[LockEntry[Lease]]) -> list[Lease]:
-        """The oldest lease that ended tasks left: a caller that lost its own releases first."""
+        """The oldest lease that ended tasks of this thread left behind: a caller that lost its
+        lease releases before the caller that took the name after it.
+        """
         here = None if self._reentrant else threading.current_thread()
         left = [
             entry.lease
@@ -385,15 +387,16 @@ class Lock(TakingHandle[Lease]):
         """
         if unknown:
             refuse_words(unknown, "acquire")
-        return self._acquire(self._note, timeout)
+        return self._acquire(self._replace_kept, timeout)
 
     def _acquire(
         self, keep: Callable[[Lease], Lease], timeout: Duration | EllipsisType | None = ...
     ) -> Lease:
-        link, again = self._link, self._enter_again(timeout) if self._reentrant else None
+        link = self._link
+        reentered = self._enter_again(timeout) if self._reentrant else None
         try:
-            if again:
-                (claim,) = again[1]
+            if reentered:
+                (claim,) = reentered[1]
             else:
                 wait = self._wait(timeout)
                 warn = None if wait == 0 else self._warn_in_loop
@@ -402,7 +405,7 @@ class Lock(TakingHandle[Lease]):
             shorten(error)
             raise
         try:
-            return keep(Lease(*(again or self._armed(claim))))
+            return keep(Lease(*(reentered or self._armed(claim))))
         except BaseException:
             give_up_all(link, (claim,), undo_slot=True)
             raise
@@ -425,7 +428,7 @@ class Lock(TakingHandle[Lease]):
 
         Raises NotHeld if the thread acquired none through it.
         """
-        return self._of_caller().release()
+        return self._lease_to_release().release()
 
     def locked(self) -> bool:
         """Whether the name is held, or of a semaphore no permit is left, as the store says.
@@ -446,13 +449,13 @@ class Lock(TakingHandle[Lease]):
 
     def __enter__(self) -> Lease:
         self._refuse_reentry()
-        return self._acquire(self._entered)
+        return self._acquire(self._enter)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._leave().__exit__(kind, error, trace)
+        self._pop_entered().__exit__(kind, error, trace)
 
 
-class AsyncLock(TakingHandle[AsyncLease]):
+class AsyncLock(LeaseKeepingLock[AsyncLease]):
     """A lock on a name, for one holder at a time, for asyncio; see `incumbent.Lock`.
 
     Tasks and event loops may share one.
@@ -475,11 +478,11 @@ class AsyncLock(TakingHandle[AsyncLease]):
         """Wait for the lease; see Lock.acquire. After a cancellation the caller holds nothing."""
         if unknown:
             refuse_words(unknown, "acquire")
-        return self._note(await self._acquire(timeout))
+        return self._replace_kept(await self._acquire(timeout))
 
     async def _acquire(self, timeout: Duration | EllipsisType | None = ...) -> AsyncLease:
-        if self._reentrant and (again := self._enter_again(timeout)):
-            return AsyncLease(*again)
+        if self._reentrant and (reentered := self._enter_again(timeout)):
+            return AsyncLease(*reentered)
         wait = self._wait(timeout)
         with trimmed_traceback:
             claim = await acquire(self._link.async_port(), self._wanted, wait)
@@ -494,7 +497,7 @@ class AsyncLock(TakingHandle[AsyncLease]):
 
     async def release(self) -> bool:
         """Release the lease that this task acquired through this lock; see Lock.release."""
-        return await self._of_caller().release()
+        return await self._lease_to_release().release()
 
     async def locked(self) -> bool:
         """Whether the name is held; see Lock.locked."""
@@ -515,8 +518,8 @@ class AsyncLock(TakingHandle[AsyncLease]):
         lease = await self._acquire()
         # Noted only once entered: entering fails if a frozen process lost the lease meanwhile.
         await lease.__aenter__()
-        self._has_entered(lease)
+        self._note_entered(lease)
         return lease
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        await self._leave().__aexit__(kind, error, trace)
+        await self._pop_entered().__aexit__(kind, error, trace)

@@ -25,9 +25,12 @@ OnLost = Callable[[LeaseLost], None]
 IfLost = Literal["raise", "exit"]
 
 _JOB_RECORD = 30 * DAY
+"""Seconds for which the store keeps the record of a lock with a slot or at_least_for."""
 _LOCK_RECORD = DAY
+"""Likewise of a plain lock."""
 _HEARTBEAT_MOST = 5.0
-_LOOKS_EVERY = 0.1
+_POLL_EVERY = 0.1
+"""Seconds between two requests of a waiter while a foreign client holds the lease."""
 PRIORITY_MOST = 1_000_000
 PERMITS_MOST = 10_000
 """The most permits: more would make each take slow."""
@@ -151,7 +154,7 @@ def parse_timeout(timeout: Duration | None) -> float | None:
     return None if timeout is None else parse_duration(timeout, "timeout")
 
 
-def wanted_from(
+def lease_request(
     namespace: str,
     name: str,
     can: Capabilities,
@@ -168,33 +171,37 @@ def wanted_from(
     if holder is None:
         holder = default_holder()
     try:
-        return _wanted(namespace, name, can, holder, permits, **settings)
+        return _cached_request(namespace, name, can, holder, permits, **settings)
     except TypeError:
         # A setting that cannot be hashed has a wrong type: the checks say which one.
         key = make_key(namespace, name)
-        return _as_wanted(key, can, *_terms.__wrapped__(can, holder, permits, **settings))
+        return _make_request(
+            key, can, *_check_settings.__wrapped__(can, holder, permits, **settings)
+        )
 
 
 # Cached by settings, because many programs make a new Lock for each acquire.
 @lru_cache(maxsize=256, typed=True)
-def _wanted(
+def _cached_request(
     namespace: str, name: str, can: Capabilities, holder: str, permits: int | None, /, **given: Any
 ) -> LeaseRequest:
-    return _as_wanted(make_key(namespace, name), can, *_terms(can, holder, permits, **given))
+    return _make_request(
+        make_key(namespace, name), can, *_check_settings(can, holder, permits, **given)
+    )
 
 
-def _as_wanted(
+def _make_request(
     key: Key, can: Capabilities, ask: Ask, waiting: Ask, policy: Policy, most: float, least: float
 ) -> LeaseRequest:
     # A foreign client publishes nothing when it releases, so where waiters rely on messages they
     # have to poll. A watch sees the release anyway.
-    every = _LOOKS_EVERY if can.waits == "pubsub" else inf
-    return LeaseRequest(key, ask, waiting, policy, most, least, looks_every=every)
+    every = _POLL_EVERY if can.waits == "pubsub" else inf
+    return LeaseRequest(key, ask, waiting, policy, most, least, poll_every=every)
 
 
 # Cached without the name as well, because some programs make locks on ten thousand names.
 @lru_cache(maxsize=256, typed=True)
-def _terms(
+def _check_settings(
     can: Capabilities, holder: str, permits: int | None, /, **given: Hashable
 ) -> tuple[Ask, Ask, Policy, float, float]:
     """The fields of LeaseRequest after the key."""
@@ -297,7 +304,7 @@ def _queue(policy: Policy, slot: Slot | None, can: Capabilities, *, fair: bool) 
             name="fair",
         )
     if not (can.queue or can.turns) or slot is not None:
-        # A waiter for a used slot would stand before those that could have the lease at once.
+        # A waiter for a used slot would stand before waiters that could have the lease at once.
         return None
     return Queue(min(_HEARTBEAT_MOST, policy.ttl / 3), fair)
 

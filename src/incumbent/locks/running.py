@@ -31,8 +31,8 @@ V = TypeVar("V")
 
 _log = logging.getLogger("incumbent")
 
-_LOOKS_EVERY: Final = 1.0
-"""Seconds, at most, until a candidate that waits for the store notices its end."""
+_POLL_EVERY: Final = 1.0
+"""The most seconds until a candidate that waits for the store notices its end."""
 
 
 # -- functions that may run under a lease ----------------------------------------------------------
@@ -92,12 +92,12 @@ class CandidacyEnded(Exception):
 class EndablePort(SyncPort):
     """A blocking port whose waits another thread can end; they raise CandidacyEnded from then on.
 
-    `looks_every`: seconds, at most, until a wait for a change notices the end.
+    `poll_every`: the most seconds until a wait for a change notices the end.
     """
 
-    def __init__(self, link: Link, looks_every: float = _LOOKS_EVERY) -> None:
+    def __init__(self, link: Link, poll_every: float = _POLL_EVERY) -> None:
         super().__init__(link.store, link.keeper)
-        self._looks_every = looks_every
+        self._looks_every = poll_every
         self._over = threading.Event()
 
     @property

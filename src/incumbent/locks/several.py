@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack
+from typing import TYPE_CHECKING, Final, Generic, TypeVar, Unpack
 
 from incumbent.durations import Duration
 from incumbent.errors import ConfigError, LockError, NotAcquired
@@ -26,8 +26,8 @@ from incumbent.locks.leases import (
     shorten,
     trimmed_traceback,
 )
-from incumbent.locks.lock import AnyLock, AsyncLock, Lock, TakingHandle
-from incumbent.locks.options import PERMITS_MOST, LockSettings, wanted_from
+from incumbent.locks.lock import AnyLock, AsyncLock, LeaseKeepingLock, Lock
+from incumbent.locks.options import PERMITS_MOST, LockSettings, lease_request
 from incumbent.model import UNLIMITED
 from incumbent.protocol.acquire import acquire_all
 from incumbent.protocol.claim import LeaseRequest
@@ -105,7 +105,7 @@ class MultiHandle(AnyLock[M], Generic[M]):
                 raise ConfigError(f"{what}: it is for a Lock, which has one name", name=what)
         super().__init__(store, timeout, settings)
         can = self._link.engine.capabilities
-        self._wanted = [wanted_from(namespace, it, can, **settings) for it in sorted(names)]
+        self._wanted = [lease_request(namespace, it, can, **settings) for it in sorted(names)]
 
     def _all_wanted(self) -> list[LeaseRequest]:
         return self._wanted
@@ -164,10 +164,10 @@ class MultiLock(MultiHandle[MultiLease]):
             return None
 
     def __enter__(self) -> MultiLease:
-        return self._acquire(lambda lease: self._entered(lease.__enter__()))
+        return self._acquire(lambda lease: self._enter(lease.__enter__()))
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._leave().__exit__(kind, error, trace)
+        self._pop_entered().__exit__(kind, error, trace)
 
 
 class AsyncMultiLock(MultiHandle[AsyncMultiLease]):
@@ -181,9 +181,7 @@ class AsyncMultiLock(MultiHandle[AsyncMultiLease]):
     __slots__ = ()
 
     _bodies = staticmethod(bodies_of_task)
-
-    def _caller(self) -> Any:
-        return current_task()
+    _caller = staticmethod(current_task)
 
     async def acquire(self, timeout: Duration | EllipsisType | None = ...) -> AsyncMultiLease:
         """Wait for all names; see MultiLock.acquire. After a cancellation none of them is held."""
@@ -201,11 +199,11 @@ class AsyncMultiLock(MultiHandle[AsyncMultiLease]):
 
     async def __aenter__(self) -> AsyncMultiLease:
         lease = await (await self.acquire()).__aenter__()
-        self._has_entered(lease)
+        self._note_entered(lease)
         return lease
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        await self._leave().__aexit__(kind, error, trace)
+        await self._pop_entered().__aexit__(kind, error, trace)
 
 
 def _refuse_names(names: object) -> None:
@@ -223,7 +221,7 @@ def _refuse_names(names: object) -> None:
 # -- several holders -------------------------------------------------------------------------------
 
 
-class _Counted(TakingHandle[L], Generic[L]):
+class _Counted(LeaseKeepingLock[L], Generic[L]):
     """A lock for at most `permits` holders at once."""
 
     __slots__ = ("_permits",)

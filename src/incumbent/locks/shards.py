@@ -200,7 +200,7 @@ class Shards(ShardsHandle[Shard]):
 
     @contextmanager
     def running(self, work: Callable[[Shard], object]) -> Iterator[Self]:
-        """Do `run_blocking(work)` in a thread beside the body, for an application's whole life.
+        """Do `run(work)` in a thread beside the body, for an application's whole life.
 
         At the end of the body all work is asked to stop (`shard.stopping`) and awaited, and the
         shards are released. An exception of `run` is logged at once and raised at the end of the
@@ -267,6 +267,7 @@ class _Threads(_Membership[Shard]):
 
     def start(self, number: int, claim: Claim) -> None:
         self._renew(claim)
+        # Listed before its thread starts, so that `_stop_all` finds it.
         shard = self._shards[number] = Shard(self._link, claim, number)
         name = f"incumbent {shard.name}"
         thread = threading.Thread(target=self._serve, args=(shard,), name=name, daemon=True)
@@ -307,7 +308,7 @@ class AsyncShards(ShardsHandle[AsyncShard]):
 
     @asynccontextmanager
     async def running(self, work: Callable[[AsyncShard], Awaitable[object]]) -> AsyncIterator[Self]:
-        """Do `run_blocking(work)` in a task beside the body, for an application's whole life.
+        """Do `run(work)` in a task beside the body, for an application's whole life.
 
         At the end of the body all work is cancelled and awaited, and the shards are released;
         see `Shards.running`.

@@ -15,7 +15,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from incumbent import clock
-from incumbent.interrupts import is_handlers, raise_handlers
+from incumbent.interrupts import is_from_signal, raise_if_from_signal
 from incumbent.net.dial import leave_to_parent, literal_address, look_up, tune
 from incumbent.net.limiter import DIAL_WITHIN
 from incumbent.net.pool import Broken, Ended
@@ -159,7 +159,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """See asyncio.Protocol."""
         if exc is None:
             self._fail(Ended())
-        elif not isinstance(exc, OSError) or is_handlers(exc):
+        elif not isinstance(exc, OSError) or is_from_signal(exc):
             self._fail(exc)
         else:
             broken = Broken(str(exc), sent=True)
@@ -281,7 +281,7 @@ async def connect(
                 make, address, port, ssl=tls, server_hostname=None if tls is None else host
             )
         except OSError as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             failure = error
             continue
         try:

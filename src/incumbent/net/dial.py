@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import ref
 
 from incumbent import clock
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.unpatched import original
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def connect(
             sock = _connected(family, (address, port), until)
             return sock if tls is None else wrap_tls(tls, sock, host, until)
         except OSError as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             failure = error
     raise failure
 
@@ -159,7 +159,7 @@ def literal_address(host: str) -> str | None:
         try:
             socket.inet_pton(family, text)
         except (OSError, ValueError) as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
         else:
             return host
     return None
@@ -213,7 +213,7 @@ def run_bounded(work: Callable[[], T], until: float, late: str) -> T:
     try:
         _thread.start_new_thread(run, ())
     except RuntimeError as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         # The interpreter is ending and starts no threads: rather be late than leave leases behind.
         run()
     while not done.acquire(timeout=min(_SLICE, max(0.0, until - _now()))):

@@ -10,7 +10,7 @@ import re
 from typing import Any, Final, Protocol
 
 from incumbent import clock
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.net.pool import Connection, Ended
 
 _HEAD_MAX: Final = 65_536
@@ -177,7 +177,7 @@ def parse(body: bytes) -> dict[str, Any]:
     try:
         found = json.loads(body.decode())
     except ValueError as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         found = None
     if not isinstance(found, dict):
         raise Garbled("it does not answer in JSON")

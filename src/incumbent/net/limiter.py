@@ -26,7 +26,7 @@ from weakref import ref
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.net.pool import KEPT
 from incumbent.net.readers import Wakeup
 from incumbent.stores.base import Limits
@@ -180,7 +180,7 @@ class Limiter:
                     waiter.wakeup.wake()
                 line.remove(waiter)
             except (IndexError, ValueError) as error:
-                raise_handlers(error)
+                raise_if_from_signal(error)
                 continue  # another thread was faster
 
 

@@ -23,7 +23,7 @@ from weakref import WeakSet
 from incumbent import clock
 from incumbent.chance import draw_jitter
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.model import Gone
 from incumbent.stores.plan import Plan, Planned
 
@@ -57,7 +57,7 @@ def decoding() -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         raise Mismatch(f"an answer of another shape was expected: {error}") from error
 
 

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from incumbent import clock
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.net.dial import close_with, make_poller
 from incumbent.net.pool import Broken
 
@@ -59,7 +59,7 @@ class LockWakeup:
         try:
             self._gate.release()
         except RuntimeError as error:
-            raise_handlers(error)  # else it is woken already
+            raise_if_from_signal(error)  # else it is woken already
 
     async def wait(self, until: float) -> None:
         self._gate.acquire(timeout=max(0.0, min(until - _now(), SLICE)))
@@ -108,7 +108,7 @@ class SharedWakeup(LoopWakeup):
             else:
                 self._loop.call_soon_threadsafe(super().wake)
         except RuntimeError as error:
-            raise_handlers(error)  # else the task's loop has ended, and no task waits there
+            raise_if_from_signal(error)  # else the task's loop has ended, and no task waits there
 
 
 # -- reading --------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ class BlockingSubscriber(Subscriber[_BlockingSubscriberWire]):
         try:
             self._others.send(b"!")
         except OSError as error:
-            raise_handlers(error)  # else unread wakeups fill the socket, or it is closed
+            raise_if_from_signal(error)  # else unread wakeups fill the socket, or it is closed
 
     def drop(self, node: int) -> None:
         super().drop(node)

@@ -8,7 +8,7 @@ from struct import Struct
 from typing import Final
 
 from incumbent import clock
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.net.dial import close_with, is_ready, wait_ready
 from incumbent.net.pool import Broken, Ended
 from incumbent.unpatched import original
@@ -65,9 +65,9 @@ class BlockingWire:
             # The plain socket's method: that of ssl drops the TLS state, which that thread uses.
             original("socket", "socket").shutdown(self._sock, socket.SHUT_RDWR)
         except OSError as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
         except TypeError as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             # gevent's TLS sockets are not of the system's socket class; closing must do.
             self._sock.close()
 
@@ -110,7 +110,7 @@ class BlockingWire:
     def _outlast(self, error: Exception, until: float, *, sent: bool, writing: bool) -> None:
         """Wait until the call that `error` interrupted can go on. Raises Broken."""
         # ValueError: another thread closed a TLS socket.
-        raise_handlers(error)
+        raise_if_from_signal(error)
         late = "it takes nothing more" if writing else "no answer in time"
         if type(error).__name__ in _WANTS:
             writing = _WANTS[type(error).__name__]

@@ -59,8 +59,8 @@ async def acquire(
 ) -> Claim:
     """Take the lease within `timeout` seconds (None: wait; 0: try once).
 
-    `claim_id`: of a claim that was granted to another of our processes, which has handed it over;
-    taking it again yields the same grant, counted from now.
+    `claim_id`: the claim of another process of ours, which was granted the lease and handed it
+    over to us; taking it again yields the same grant, counted from now.
 
     Raises NotAcquired or AcquireTimeout when the store refuses the lease, StoreUnavailable or
     OutcomeUnknown when the store gives no answer in time, ConfigError if the present holders share
@@ -99,17 +99,6 @@ def _limits(wanted: LeaseRequest, timeout: float | None, started: float) -> tupl
     return inf if timeout is None else started + timeout, inf
 
 
-def _log_wait(claim: Claim, waited: float) -> None:
-    name, machine = claim.wanted.key.name, claim.machine
-    facts = {
-        "lease": name,
-        "holder": claim.wanted.once.holder,
-        "token": machine.token,
-        "waited": waited,
-    }
-    _log.info("%s: acquired after %s", name, say_seconds(waited), extra=facts)
-
-
 def _meter(claim: Claim, seconds: float) -> None:
     outcome = "granted"
     if claim.machine.state is not _HELD:
@@ -131,6 +120,7 @@ def _compensate(port: Port, claim: Claim) -> None:
         give_up(port, claim, undo_slot=True)
         return
     now = port.now()
+    # Interrupted before the answer: the take may still arrive at the store.
     if claim.machine.state in _ON_ITS_WAY:
         claim.unsure += 1
     if claim.machine.abandoned():
@@ -162,7 +152,10 @@ class _AcquireAttempt:
             await self._try_until(outcome)
         finally:
             meters.count(meters.WAITERS, amount=-1.0)
-        _log_wait(self.claim, self.port.now() - self.started)
+        claim, waited = self.claim, self.port.now() - self.started
+        name, holder = claim.wanted.key.name, claim.wanted.once.holder
+        facts = {"lease": name, "holder": holder, "token": claim.machine.token, "waited": waited}
+        _log.info("%s: acquired after %s", name, say_seconds(waited), extra=facts)
 
     async def _finish_single_try(self, outcome: Refused | StoreError) -> None:
         """End an acquire that tries once. Returns if granted; else raises.
@@ -173,16 +166,16 @@ class _AcquireAttempt:
         if isinstance(outcome, Refused) and outcome.unproved:
             # Without this, a dead holder would keep out a Kubernetes CronJob for ever: each of its
             # pods tries only once, and none would watch long enough to see that the holder is dead.
-            if isinstance(found := await self._outwatch(outcome), Granted):
+            if isinstance(proved := await self._outwatch(outcome), Granted):
                 return
-            outcome = found
+            outcome = proved
         if isinstance(outcome, OutcomeUnknown) and not outcome.permanent:
             await port.sleep_until(min(until, port.now() + backoff_delay(0, port.jitter())))
             if port.now() < until:
-                again = await self._ask(claim.wanted.once)
-                if isinstance(again, Granted):
+                second = await self._ask(claim.wanted.once)
+                if isinstance(second, Granted):
                     return
-                outcome = again
+                outcome = second
         if isinstance(outcome, StoreError):
             raise outcome
         raise not_acquired(claim.wanted, outcome, port.now() - self.started, timed_out=False)
@@ -193,16 +186,18 @@ class _AcquireAttempt:
         outcome: Granted | Refused | StoreError = refused
         end = port.now() + (refused.retry_after or 0.0) * _SLOWER + _SOON
         while isinstance(outcome, Refused) and outcome.unproved and port.now() < end:
-            look = port.now() + (outcome.retry_after or 0.0) * _SLOWER + _HERD
-            await port.wait_change(wanted.key, outcome.seen, min(end, look))
+            proved_at = port.now() + (outcome.retry_after or 0.0) * _SLOWER + _HERD
+            await port.wait_change(wanted.key, outcome.seen, min(end, proved_at))
             outcome = await _take(port, self.claim, wanted.once, inf)
         return outcome
 
     async def _try_until(self, outcome: Refused | StoreError) -> None:
         port, wanted, until = self.port, self.claim.wanted, self.until
-        failures = again = 0
-        seen = None
-        pursuit = None if wanted.rank is None else _pursuit(port, wanted, wanted.rank, until)
+        failures = unchanged = 0
+        before = None
+        preempt_if_due = (
+            None if wanted.rank is None else _preemption(port, wanted, wanted.rank, until)
+        )
         while True:
             if isinstance(outcome, StoreError):
                 failures += 1
@@ -213,11 +208,11 @@ class _AcquireAttempt:
                 timed_out = until < inf
                 raise not_acquired(wanted, outcome, now - self.started, timed_out=timed_out)
             else:
-                failures, again = 0, again + 1 if _sight(outcome) == seen else 0
-                seen, look = _sight(outcome), inf
-                if pursuit is not None:
-                    look = await pursuit(outcome)
-                await self._wait_for_change(outcome, again, min(until, look))
+                failures, unchanged = 0, unchanged + 1 if _fingerprint(outcome) == before else 0
+                before, preempt_at = _fingerprint(outcome), inf
+                if preempt_if_due is not None:
+                    preempt_at = await preempt_if_due(outcome)
+                await self._wait_for_change(outcome, unchanged, min(until, preempt_at))
                 if port.now() >= until:
                     # No time for another request: its failure would hide the store's refusal.
                     continue
@@ -229,9 +224,10 @@ class _AcquireAttempt:
                 outcome = answer
 
     def _is_in_vain(self, refused: Refused, now: float) -> bool:
-        """Whether the slot stays used for longer than this acquire waits, or it waits without end.
+        """Whether waiting is pointless: the slot stays used for longer than this acquire waits.
 
-        Everything else may end sooner than the refusal says: a holder releases, a pause is lifted.
+        Without a timeout that is always so: nobody means to wait for a used slot without end. All
+        else may end sooner than the refusal says: a holder releases, a pause is lifted.
         """
         if refused.reason != "used" or self.claim.wanted.outwaits_slots:
             return False
@@ -261,23 +257,24 @@ class _AcquireAttempt:
         wake = min(until, now + retry_delay(port, error, failures))
         if now < until:
             waited, timeout = now - self.started, until - self.started
-            port.tell_outage(self.claim.wanted.key, error, waited, timeout)
+            port.log_outage(self.claim.wanted.key, error, waited, timeout)
             await port.sleep_until(wake)
         if wake >= until:
             raise waited_in_vain(error, port.now() - now)
 
-    async def _wait_for_change(self, refused: Refused, again: int, until: float) -> None:
+    async def _wait_for_change(self, refused: Refused, unchanged: int, until: float) -> None:
         """Sleep until the store hints at a change, the holder's ttl runs out, or one ttl passes."""
         port, wanted = self.port, self.claim.wanted
         ttl = wanted.policy.ttl
         left = ttl if refused.retry_after is None else min(ttl, refused.retry_after)
         place = refused.place if isinstance(refused, Queued) else None
         if not place and any(holder.foreign for holder in refused.holders):
-            # A foreign client announces no release, so the first in line polls for all.
-            left = min(left, wanted.looks_every * (1.0 - port.jitter() / 2))
+            # A foreign client announces no release, so the first in line polls, and so does a
+            # waiter without a place. Those further back need not.
+            left = min(left, wanted.poll_every * (1.0 - port.jitter() / 2))
         # Only one claim is first in line, so it needs no jitter.
         wake = min(until, port.now() + left + (0.0 if place == 0 else _HERD * port.jitter()))
-        await pace(port, again, wake)
+        await pace(port, unchanged, wake)
         try:
             # If the first in line stays silent during its turn, any claim may take the lease.
             further_back = place and refused.reason != "reserved"
@@ -296,7 +293,7 @@ async def _take(
     """
     gate = port.limits.takes
     try:
-        place = gate.enter_now() or await gate.enter(until, patience)
+        admission = gate.enter_now() or await gate.enter(until, patience)
     except StoreUnavailable as error:
         return _not_sent(error)
     wanted, sent = claim.wanted, port.now()
@@ -307,7 +304,7 @@ async def _take(
     except (OutcomeUnknown, StoreUnavailable) as error:
         return _unanswered(port, claim, error)
     finally:
-        place.leave(answered=outcome is not None)
+        admission.leave(answered=outcome is not None)
     return _answered(port, claim, outcome, sent)
 
 
@@ -356,7 +353,7 @@ def _believe(port: Port, claim: Claim, grant: Granted, sent: float) -> Granted |
 def _patience(wanted: LeaseRequest, place: int, jitter: float) -> float:
     """Seconds that a waiter further back in line leaves to the waiters before it.
 
-    The store wakes a waiter that becomes first. This covers waiters that died with the holder.
+    The store wakes a waiter that becomes the first. This is for waiters that died with the holder.
     """
     queue = wanted.queued.queue
     if queue is None:
@@ -366,7 +363,7 @@ def _patience(wanted: LeaseRequest, place: int, jitter: float) -> float:
     return min(most, queue.heartbeat * (min(place, 3) ** 2 + jitter))
 
 
-def _pursuit(
+def _preemption(
     port: Port, wanted: LeaseRequest, rank: Priority, until: float
 ) -> Callable[[Refused], Awaitable[float]]:
     # Imported here, because most locks are made, held and released without an election.
@@ -375,7 +372,7 @@ def _pursuit(
     return partial(preempt, cast("WritingPort", port), Preemption(wanted, rank), until)
 
 
-def _sight(refused: Refused) -> object:
+def _fingerprint(refused: Refused) -> object:
     """A value that is equal for two refusals if nothing changed between them."""
     if isinstance(refused, Queued):
         return (refused.reason, refused.place, *(holder.token for holder in refused.holders))
@@ -404,10 +401,10 @@ async def acquire_all(
     """
     started = port.now()
     until, patience = _limits(wanted[0], timeout, started)
-    several = _Several(port, keeper, wanted, timeout, started, until, patience)
+    several = _AcquireAll(port, keeper, wanted, timeout, started, until, patience)
     try:
         try:
-            while not await several.climb():
+            while not await several.take_in_order():
                 pass  # an earlier lease was lost during the wait for a later one
             several.meter()
             return several.claims
@@ -420,7 +417,7 @@ async def acquire_all(
 
 
 @dataclass(slots=True)
-class _Several:
+class _AcquireAll:
     """An acquire of several names, in their order."""
 
     port: ManyPort
@@ -437,7 +434,7 @@ class _Several:
     def __post_init__(self) -> None:
         self.claims = [Claim(self.port, each) for each in self.wanted]
 
-    async def climb(self) -> bool:
+    async def take_in_order(self) -> bool:
         """Take all; False if a lease was lost meanwhile, and all have been given back."""
         at = 0
         while at < len(self.claims):
@@ -460,12 +457,12 @@ class _Several:
         return complete
 
     async def _take_from(self, at: int) -> tuple[int, Refused | StoreError | None]:
-        """Ask for all from `at` on; returns the place and outcome of the first not granted."""
+        """Ask for all from `at` on; returns the index and outcome of the first not granted."""
         port, claims = self.port, self.claims[at:]
         takes = [Take(claim.wanted.key, claim.id, claim.wanted.once) for claim in claims]
         gate = port.limits.takes
         try:
-            entered = gate.enter_now() or await gate.enter(self.until, self.patience)
+            admission = gate.enter_now() or await gate.enter(self.until, self.patience)
         except StoreUnavailable as error:
             return at, _not_sent(error)
         sent = port.now()
@@ -480,13 +477,14 @@ class _Several:
         except (OutcomeUnknown, StoreUnavailable) as error:
             answers = [error] * len(claims)
         finally:
-            entered.leave(answered=any(not isinstance(answer, StoreError) for answer in answers))
+            admission.leave(answered=any(not isinstance(answer, StoreError) for answer in answers))
+        # From the last to the first, so that the first that was not granted is noted last.
         first: tuple[int, Refused | StoreError | None] = (len(self.claims), None)
-        for place, claim in reversed([*enumerate(claims, at)]):
-            if place - at >= len(answers):
+        for index, claim in reversed([*enumerate(claims, at)]):
+            if index - at >= len(answers):
                 claim.machine.unsent()
                 continue
-            answer = answers[place - at]
+            answer = answers[index - at]
             if isinstance(answer, StoreError):
                 outcome: Granted | Refused | StoreError = _unanswered(port, claim, answer)
             else:
@@ -494,7 +492,7 @@ class _Several:
             if isinstance(outcome, Granted):
                 self.keeper.arm(claim)
             else:
-                first = (place, outcome)
+                first = (index, outcome)
         return first
 
     async def _wait_for(self, claim: Claim, outcome: Refused | StoreError) -> None:
@@ -504,10 +502,10 @@ class _Several:
         queues = waiting.queue is not None and isinstance(outcome, Refused)
         if self.timeout != 0 and queues and port.now() < self.until:
             # Takes that are sent together do not join the line.
-            again = await _take(port, claim, waiting, self.until)
-            if isinstance(again, Granted):
+            second = await _take(port, claim, waiting, self.until)
+            if isinstance(second, Granted):
                 return
-            outcome = again
+            outcome = second
         await attempt.go_on(outcome, self.timeout)
 
     async def release_from(self, at: int) -> None:
@@ -527,7 +525,7 @@ class _Several:
         self.meter()
 
     def meter(self) -> None:
-        """Count how each ended, while somebody looks."""
+        """Count how each ended, if metrics are counted."""
         if meters.on:
             for claim in self.claims:
                 _meter(claim, self.port.now() - self.started)

@@ -24,8 +24,8 @@ RESERVED = 5.0
 class LeaseRequest(NamedTuple):
     """A lock's request; `at_most_for` and `at_least_for` are seconds from the grant.
 
-    `once` is sent by a lock that tries once, `queued` by a lock that waits in line. `looks_every`:
-    seconds between two looks while a foreign client holds the lease. `outage_most`: seconds of an
+    A lock that tries once sends `once`; a lock that waits in line sends `queued`. `poll_every`:
+    seconds between two takes while a foreign client holds the lease. `outage_most`: seconds of an
     outage after which a wait fails. `outwaits_slots`: it waits for a used slot without end.
     """
 
@@ -36,7 +36,7 @@ class LeaseRequest(NamedTuple):
     at_most_for: float = inf
     at_least_for: float = 0.0
     rank: Priority | None = None
-    looks_every: float = inf
+    poll_every: float = inf
     outage_most: float = inf
     outwaits_slots: bool = False
 
@@ -87,7 +87,7 @@ class Claim:
     """The operator's notice that ended the holding."""
     reserve_for: str | None = field(default=None, init=False)
     """The successor that the holder itself chose."""
-    inner: list[None] | None = field(default=None, init=False)
+    reentries: list[None] | None = field(default=None, init=False)
     """An entry for each further lease that a reentrant lock gave on this claim; None: no more."""
     bucket: dict[weakref.ref[Claim], None] | None = field(default=None, init=False)
     """The keeper's bucket that has this claim."""
@@ -121,15 +121,16 @@ class Claim:
             )
         return kept
 
-    def exit_inner(self) -> bool:
-        """Remove one of the further leases on this claim; False if there was none."""
+    def drop_reentry(self) -> bool:
+        """Remove one of the further leases on this claim; False if none was left."""
         try:
-            if self.inner:
-                self.inner.pop()
+            if self.reentries:
+                self.reentries.pop()
                 return True
         except IndexError:
             pass  # another thread was faster
-        self.inner = None
+        # From here on the holding ends, so nobody may enter it again.
+        self.reentries = None
         return False
 
     def released_copy(self) -> Claim:
@@ -182,7 +183,7 @@ class Claim:
         self.watchers = self.askers = self.followers = ()
         return watchers
 
-    def tell_askers(self) -> None:
+    def call_askers(self) -> None:
         """Call `askers`, after a renewal was tried."""
         askers, self.askers = self.askers, ()
         for asker in askers:

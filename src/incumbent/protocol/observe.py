@@ -1,6 +1,6 @@
 """Observing a leadership, and challenging it.
 
-An observer is woken by the store or by the leader's ttl, and goes on through any outage.
+An observer is woken by the store or by the leader's ttl, and continues through any outage.
 
 A candidate of higher priority asks the leader to hand over, by a notice of transfer. Only the
 leader ends a term: it stops its work, releases, and reserves the name for the candidate. The
@@ -38,12 +38,12 @@ class Watched(Protocol):
     key: Key
     failures: int
 
-    async def look(self, port: WritingPort) -> bool:
+    async def recheck(self, port: WritingPort) -> bool:
         """Ask the store; returns whether the answer is news. Raises StoreError."""
         ...
 
     async def wait(self, port: WritingPort, until: float) -> None:
-        """Wait until it is time for the next look. Raises StoreError."""
+        """Wait until it is time to ask again. Raises StoreError."""
         ...
 
 
@@ -51,7 +51,7 @@ class Watched(Protocol):
 class Observation:
     """A leadership as one observer has seen it. `ttl`, `request_timeout`: seconds.
 
-    `again`: looks in a row without news.
+    `unchanged`: answers in a row without news.
     """
 
     key: Key
@@ -60,22 +60,22 @@ class Observation:
     leader: Leader | None = None
     record: Record | None = None
     failures: int = 0
-    again: int = 0
+    unchanged: int = 0
 
-    async def look(self, port: WritingPort) -> bool:
+    async def recheck(self, port: WritingPort) -> bool:
         """Read the record; returns whether it is news. The first answer always is."""
         record = await port.read(self.key, port.now() + self.request_timeout)
         leader, first = leader_of(record), self.record is None
         news = first or leader != self.leader
-        self.failures, self.again = 0, 0 if news else self.again + 1
+        self.failures, self.unchanged = 0, 0 if news else self.unchanged + 1
         self.leader, self.record = leader, record
         return news
 
     async def wait(self, port: WritingPort, until: float) -> None:
         """Wait until the store hints at a change, or the leader may have vanished without one."""
         record = self.record or Record(self.key)
-        wake = min(until, port.now() + watch_for(record, self.again, port.jitter(), self.ttl))
-        await pace(port, self.again if record.holdings else 0, wake)
+        wake = min(until, port.now() + watch_for(record, self.unchanged, port.jitter(), self.ttl))
+        await pace(port, self.unchanged if record.holdings else 0, wake)
         await port.wait_change(self.key, record.seen, wake)
 
 
@@ -86,7 +86,7 @@ async def await_news(port: WritingPort, watched: Watched, until: float) -> bool:
     """
     while True:
         try:
-            if await watched.look(port):
+            if await watched.recheck(port):
                 return True
             if port.now() >= until:
                 return False
@@ -97,22 +97,22 @@ async def await_news(port: WritingPort, watched: Watched, until: float) -> bool:
 
 
 async def outlast(port: Port, watched: Watched, error: StoreError, until: float) -> bool:
-    """Back off before another look; False once `until` has passed. Raises `error` if permanent."""
+    """Back off before asking again; False once `until` has passed. Raises `error` if permanent."""
     if error.permanent:
         raise error
     watched.failures += 1
     if meters.on:
         meters.failed(error)
-    port.tell_outage(watched.key, error)
+    port.log_outage(watched.key, error)
     await port.sleep_until(min(until, port.now() + retry_delay(port, error, watched.failures)))
     return port.now() < until
 
 
-# -- challenging -----------------------------------------------------------------------------------
+# -- preempting ------------------------------------------------------------------------------------
 
 
 class Preemption:
-    """One candidate's knowledge of the leader it waits for. `due`: the instant of the next look."""
+    """What a candidate knows of the leader that it waits for. `due`: when to read its record."""
 
     __slots__ = ("_seen", "_token", "due", "rank", "wanted")
 
@@ -133,7 +133,7 @@ class Preemption:
         return now >= self.due
 
     def decide(self, record: Record, now: float) -> tuple[bytes, Guard] | None:
-        """Plan the next look; returns the notice to write now, if any, and the guard for it."""
+        """Plan the next reading; returns the notice to write now, if any, and its guard."""
         self.due = now + self.wanted.policy.renew_every
         holding = record.holdings[0] if record.holdings else None
         if holding is None or holding.token != self._token:
@@ -166,18 +166,18 @@ def _asked_by(field: Field | None, token: int) -> float:
 
 
 async def preempt(
-    port: WritingPort, challenge: Preemption, until: float, refused: Refused
+    port: WritingPort, preemption: Preemption, until: float, refused: Refused
 ) -> float:
-    """Ask the leader to hand over to us if it is time; returns the instant of the next look."""
-    if not challenge.is_due(refused, port.now()):
-        return challenge.due
-    key, policy = challenge.wanted.key, challenge.wanted.policy
+    """Ask the leader to hand over to us if it is time; returns the instant to check again."""
+    if not preemption.is_due(refused, port.now()):
+        return preemption.due
+    key, policy = preemption.wanted.key, preemption.wanted.policy
     until = min(until, port.now() + policy.request_timeout)
     try:
-        notice = challenge.decide(await port.read(key, until), port.now())
+        notice = preemption.decide(await port.read(key, until), port.now())
         if notice is not None:
             await port.put(key, RESIGN, *notice, until)
     except StoreError as error:
-        challenge.due = port.now() + policy.renew_every
-        port.tell_outage(key, error)
-    return challenge.due
+        preemption.due = port.now() + policy.renew_every
+        port.log_outage(key, error)
+    return preemption.due

@@ -71,7 +71,7 @@ class Port(AsyncLeases, Protocol):
         """Have the keeper pay `debt`, however long that takes. Never blocks or raises."""
         ...
 
-    def tell_outage(
+    def log_outage(
         self, key: Key, error: StoreError, waited: float = 0.0, timeout: float | None = None
     ) -> None:
         """Log that a caller has to wait for the store; the longer the outage, the rarer the log.
@@ -89,13 +89,13 @@ class ManyPort(Port, AsyncTogether, Protocol):
     """A Port that asks for several leases in one request, or else one after another."""
 
 
-async def pace(port: Port, again: int, wake: float) -> None:
+async def pace(port: Port, unchanged: int, wake: float) -> None:
     """Pause before a wait for a hint: many spurious hints must not become a busy loop.
 
-    `again`: looks in a row without news; `wake`: the instant of the next look without a hint.
+    `unchanged`: answers in a row without news; `wake`: the instant to ask again without a hint.
     """
-    if again > 1:
-        pause = backoff_delay(again, port.jitter(), base=0.001, cap=0.05)
+    if unchanged > 1:
+        pause = backoff_delay(unchanged, port.jitter(), base=0.001, cap=0.05)
         await port.sleep_until(min(wake, port.now() + pause))
 
 

@@ -33,9 +33,9 @@ async def release(port: Port, claim: Claim, *, undo_slot: bool = False) -> bool:
     # Nothing is called between this and the `try`: a signal handler's error would owe no release.
     machine.left()
     try:
-        place = gate.enter_now()
-        if place is None:
-            place = await gate.enter(inf, patience)
+        admission = gate.enter_now()
+        if admission is None:
+            admission = await gate.enter(inf, patience)
             now = port.now()
         try:
             parting = claim.parting(now, undo_slot=undo_slot)
@@ -43,7 +43,7 @@ async def release(port: Port, claim: Claim, *, undo_slot: bool = False) -> bool:
                 wanted.key, claim.id, machine.token, now + patience, parting=parting
             )
         finally:
-            place.leave(answered=outcome is not None)
+            admission.leave(answered=outcome is not None)
     except StoreError as error:
         answer = error
     finally:
@@ -58,9 +58,9 @@ def release_blocking(port: BlockingPort, claim: Claim, now: float) -> bool:
     patience, outcome = wanted.policy.request_timeout, None
     answer: GiveOutcome | StoreError | None = None
     try:
-        place = gate.enter_now()
-        if place is None:
-            place = run_blocking(gate.enter(inf, patience))
+        admission = gate.enter_now()
+        if admission is None:
+            admission = run_blocking(gate.enter(inf, patience))
             now = port.now()
         try:
             parting = claim.parting(now, undo_slot=False)
@@ -68,7 +68,7 @@ def release_blocking(port: BlockingPort, claim: Claim, now: float) -> bool:
                 wanted.key, claim.id, machine.token, now + patience, parting=parting
             )
         finally:
-            place.leave(answered=outcome is not None)
+            admission.leave(answered=outcome is not None)
     except StoreError as error:
         answer = error
     finally:
@@ -86,12 +86,12 @@ async def release_all(port: ManyPort, claims: Sequence[Claim]) -> bool:
     try:
         for claim in claims:
             claim.machine.left()
-        place = await port.limits.gives.enter(inf, patience)
+        admission = await port.limits.gives.enter(inf, patience)
         try:
             now = port.now()
             answers = await port.give_all(gives, now + patience)
         finally:
-            place.leave(answered=bool(answers))
+            admission.leave(answered=bool(answers))
     except StoreError as error:
         answers = [error] * len(claims)
     finally:
@@ -118,13 +118,13 @@ def _conclude(
             meters.failed(answer)
             meters.count(meters.TRANSITIONS, "unconfirmed")
     elif answer is not None:
-        answered, confirmed = True, _learn(port, claim, answer)
+        answered, confirmed = True, _apply(port, claim, answer)
     if not answered or claim.unsure:
         port.hand_over(claim.debt(now, undo_slot=undo_slot))
     return confirmed
 
 
-def _learn(port: Port, claim: Claim, outcome: GiveOutcome) -> bool:
+def _apply(port: Port, claim: Claim, outcome: GiveOutcome) -> bool:
     if isinstance(outcome, Released):
         claim.machine.given()
         if meters.on:
@@ -141,7 +141,7 @@ def give_up(port: Port, claim: Claim, *, undo_slot: bool) -> None:
 
     It cannot wait for `__del__`: the exception's traceback keeps the lease alive.
     """
-    if not claim.exit_inner() and claim.machine.state is LeaseState.HELD:
+    if not claim.drop_reentry() and claim.machine.state is LeaseState.HELD:
         claim.machine.left()
         port.hand_over(claim.debt(port.now(), undo_slot=undo_slot))
 

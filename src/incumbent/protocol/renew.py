@@ -10,7 +10,7 @@ from typing import NamedTuple
 from incumbent.durations import backoff_delay
 from incumbent.errors import StoreError
 from incumbent.lease import IllegalInput, LeaseState
-from incumbent.model import Batch, Gone, Renewal, Renewed, RenewOutcome
+from incumbent.model import Batch, Gone, Renewed, RenewOutcome
 from incumbent.protocol.claim import Claim
 from incumbent.protocol.port import Port
 
@@ -37,7 +37,7 @@ class Batches:
         """Begin another round: batches that the last round did not send are forgotten."""
         self._before, self._now = self._now, ()
 
-    def known(self, refs: Sequence[weakref.ref[Claim]]) -> Batch | None:
+    def find(self, refs: Sequence[weakref.ref[Claim]]) -> Batch | None:
         """The batch that was last sent for exactly these leases, if any."""
         for sent in self._before:
             if sent.refs == refs:
@@ -45,7 +45,7 @@ class Batches:
                 return sent.batch
         return None
 
-    def new(self, leases: Sequence[Claim], refs: Sequence[weakref.ref[Claim]]) -> Batch:
+    def make(self, leases: Sequence[Claim], refs: Sequence[weakref.ref[Claim]]) -> Batch:
         """Make a new batch for `leases`."""
         batch = Batch([claim.renewal() for claim in leases])
         self._now += (_Sent(refs, batch),)
@@ -57,20 +57,20 @@ class _Sent(NamedTuple):
     batch: Batch
 
 
-class RenewalRound:
+class RenewalAttempt:
     """One request for many renewals, and its result."""
 
-    __slots__ = ("asked", "news", "others", "refs", "skipped")
+    __slots__ = ("asked", "changed", "refs", "skipped", "unusual")
 
     def __init__(self) -> None:
         self.asked: list[Claim] = []
         """The leases that a renewal was sent for."""
         self.refs: list[weakref.ref[Claim]] = []
-        self.news = False
+        self.changed = False
         """Whether any renewal differs from the lease's last one."""
         self.skipped: list[Claim] = []
         """The leases that no renewal was sent for."""
-        self.others: list[Claim] = []
+        self.unusual: list[Claim] = []
         """The asked leases that need more than their next renewal: failed, bounded or followed."""
 
 
@@ -78,70 +78,73 @@ async def renew(
     port: Port,
     leases: Iterable[Claim],
     batches: Batches | None = None,
-    turn: RenewalRound | None = None,
+    attempt: RenewalAttempt | None = None,
 ) -> StoreError | None:
     """Renew the leases that are still valid, and feed the outcomes to their machines.
 
     Returns the error if the store gave no answer: then no deadline changes.
     """
-    turn = turn or RenewalRound()
-    answered = False
+    attempt = attempt or RenewalAttempt()
+    asked, answered = attempt.asked, False
     try:
-        until = _ask(turn, leases, port.now())
-        batch = turn.asked
-        if not batch:
+        until = _choose_leases(attempt, leases, port.now())
+        if not asked:
             return None
         batches = batches or Batches()
-        known = None if turn.news else batches.known(turn.refs)
-        renewals = known or batches.new(batch, turn.refs)
+        found = None if attempt.changed else batches.find(attempt.refs)
+        renewals = found or batches.make(asked, attempt.refs)
         outcomes = await port.renew(renewals, until)
-        _learn(batch, outcomes, port.now(), turn.others)
+        _apply(asked, outcomes, port.now(), attempt.unusual)
         answered = True
-        if known is None:
-            _learn_meta(batch, renewals, outcomes)
+        if found is None:
+            for claim, renewal, outcome in zip(asked, renewals, outcomes, strict=True):
+                if isinstance(outcome, Renewed):
+                    claim.proclaimed = renewal.meta
     except StoreError as error:
         return error
     finally:
         if not answered:
-            _count_failures(turn.asked)
-            turn.others += turn.asked
+            for claim in asked:
+                if claim.machine.renewing:
+                    _note_failure(claim)
+            attempt.unusual += asked
     return None
 
 
-def _ask(turn: RenewalRound, leases: Iterable[Claim], sent: float) -> float:
+def _choose_leases(attempt: RenewalAttempt, leases: Iterable[Claim], sent: float) -> float:
     """Sort the leases into asked and skipped; returns the instant when the answer must be there."""
     policy, patience = None, inf
-    asked, refs = turn.asked, turn.refs
+    asked, refs = attempt.asked, attempt.refs
     for claim in leases:
-        machine, news = claim.machine, claim.meta is not claim.proclaimed
+        machine, new_meta = claim.machine, claim.meta is not claim.proclaimed
         # If at_most_for ends the lease next, a renewal is of use only for new metadata.
         if (
             machine.renewing
-            or (machine.stop_at >= machine.bound and not news)
+            or (machine.stop_at >= machine.bound and not new_meta)
             or (sent >= machine.deadline and not machine.valid(sent))
         ):
-            turn.skipped.append(claim)
+            attempt.skipped.append(claim)
             continue
         try:
             machine.renew_sent(sent)
         except IllegalInput:
             # The lease is not held: perhaps another thread has just released it.
-            turn.skipped.append(claim)
+            attempt.skipped.append(claim)
             continue
         asked.append(claim)
         refs.append(claim.ref)
-        if news or claim.changed:
-            turn.news = True
+        if new_meta or claim.changed:
+            attempt.changed = True
         if machine.policy is not policy:
             policy = machine.policy
             patience = min(patience, policy.request_timeout)
     return sent + patience
 
 
-def _learn(
-    batch: Sequence[Claim], outcomes: Sequence[RenewOutcome], now: float, others: list[Claim]
+def _apply(
+    asked: Sequence[Claim], outcomes: Sequence[RenewOutcome], now: float, unusual: list[Claim]
 ) -> None:
-    for claim, outcome in zip(batch, outcomes, strict=True):
+    for claim, outcome in zip(asked, outcomes, strict=True):
         machine = claim.machine
         if isinstance(outcome, Renewed):
             claim.failures = 0
@@ -155,30 +158,16 @@ def _learn(
                 or claim.askers
                 or claim.followers
             ):
-                others.append(claim)
+                unusual.append(claim)
             continue
-        others.append(claim)
+        unusual.append(claim)
         if isinstance(outcome, Gone):
             machine.gone(outcome.reason)
         else:
-            _fail(claim)
+            _note_failure(claim)
 
 
-def _learn_meta(
-    batch: Sequence[Claim], renewals: Sequence[Renewal], outcomes: Sequence[RenewOutcome]
-) -> None:
-    for claim, renewal, outcome in zip(batch, renewals, outcomes, strict=True):
-        if isinstance(outcome, Renewed):
-            claim.proclaimed = renewal.meta
-
-
-def _count_failures(batch: Sequence[Claim]) -> None:
-    for claim in batch:
-        if claim.machine.renewing:
-            _fail(claim)
-
-
-def _fail(claim: Claim) -> None:
+def _note_failure(claim: Claim) -> None:
     claim.failures += 1
     claim.machine.unrenewed()
 

@@ -37,13 +37,13 @@ MEMBER: Final = "@"
 WATCHED: Final = 3
 """The number of others that a member checks: several, so that a frozen member delays no strike."""
 _LEAST: Final = 0.02
-"""The least seconds between two looks at a lease that is about to run out."""
+"""The least seconds between two readings of a lease that is about to run out."""
 _SPREAD: Final = 0.002
-"""Seconds over which members spread their looks at a lease that ends, and their takes."""
+"""Seconds over which members spread their readings of a lease that ends, and their takes."""
 
 
-class _Sight(NamedTuple):
-    """A member as last seen; `until`: the instant when its lease runs out if it is not renewed."""
+class _KnownMember(NamedTuple):
+    """A member as last read; `until`: the instant when its lease runs out if it is not renewed."""
 
     version: int
     until: float
@@ -71,7 +71,7 @@ class Roster:
         self.failures = 0
         """Requests in a row without an answer."""
         self.members: dict[str, Field] = {}
-        """The members as last seen, including ourselves, in the order of their names."""
+        """The members as last read, including ourselves, in the order of their names."""
         self.me = own.key.name.removeprefix(f"{key.name}/") if own else ""
         self._keeper = keeper
         self._claim: Claim | None = None
@@ -80,18 +80,18 @@ class Roster:
         self._version = 0
         self._seen = ""
         self._started = False
-        self._again = 0
-        """The number of looks in a row without news."""
-        self._next = -inf
-        self._sights: dict[str, _Sight] = {}
+        self._unchanged = 0
+        """Readings in a row without news."""
+        self._recheck_at = -inf
+        self._known: dict[str, _KnownMember] = {}
 
     def is_in(self, now: float) -> bool:
         """Whether our membership is proved."""
         return self._claim is not None and self._claim.machine.valid(now)
 
     def holdings(self) -> Iterator[Holding]:
-        """The holdings of the members' leases, as last seen."""
-        return (self._sights[name].holding for name in self.members if name in self._sights)
+        """The holdings of the members' leases, as last read."""
+        return (self._known[name].holding for name in self.members if name in self._known)
 
     # -- coming and going ----------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ class Roster:
         own = self.own
         if own is None:
             return
-        self._claim = await self._take_place(port, own, timeout)
+        self._claim = await self._acquire_membership(port, own, timeout)
         self._keeper.arm(self._claim)
         try:
             await self._write(port)
@@ -114,7 +114,7 @@ class Roster:
             await self.leave(port)
             raise
 
-    async def _take_place(
+    async def _acquire_membership(
         self, port: WritingPort, own: LeaseRequest, timeout: float | None
     ) -> Claim:
         patience = self.policy.ttl + 2 * self.policy.renew_every if timeout is None else timeout
@@ -134,9 +134,9 @@ class Roster:
                 f" {say_seconds(patience)}: give each member a holder= of its own"
             ) from None
 
-    async def _was_ours(self, port: WritingPort, place: Key) -> bool:
-        """Whether every holding at `place` is left over from our former membership."""
-        record = await port.read(place, self._until(port))
+    async def _was_ours(self, port: WritingPort, key: Key) -> bool:
+        """Whether every holding at `key` is left over from our former membership."""
+        record = await port.read(key, self._until(port))
         return all(holding.token == self._former for holding in record.holdings)
 
     async def _write(self, port: WritingPort) -> None:
@@ -151,8 +151,8 @@ class Roster:
         for name, field in _members(record).items():
             if not field.value or not self.note or field.value == self.note or name == self.me:
                 continue
-            if await self._lives(port, name, field):
-                holder = self._sights[name].holding.holder
+            if await self._is_alive(port, name, field):
+                holder = self._known[name].holding.holder
                 raise ConfigError(
                     f"{self.key.name!r} has {field.value.decode(errors='replace')} shards, says its"
                     f" member {holder!r}, and {self.note.decode()} here: all members need the same"
@@ -189,9 +189,9 @@ class Roster:
             self._keeper.disarm(claim)
         await self.strike(port)
 
-    # -- looking -------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------
 
-    async def look(self, port: WritingPort) -> bool:
+    async def recheck(self, port: WritingPort) -> bool:
         """Read the members; returns whether they have changed. Raises StoreError.
 
         This sends one request, and one for each checked lease that may have run out.
@@ -199,21 +199,21 @@ class Roster:
         sent = port.now()
         record = await port.read(self.key, self._until(port))
         found = _members(record)
-        self._next = sent + self.policy.renew_every
-        self._sights = {name: seen for name, seen in self._sights.items() if name in found}
+        self._recheck_at = sent + self.policy.renew_every
+        self._known = {name: known for name, known in self._known.items() if name in found}
         if self.is_in(sent) and self.me not in found:
             # A member that took us for dead struck our name, or the store was wiped.
             await self._write(port)
             found[self.me] = Field(self.note, self._version)
-        await self._look_after(port, found)
+        await self._strike_the_dead(port, found)
         # Fields have versions, so a new member of the same name is news too.
         news = not self._started or self.members != found
         self.members, self._started = dict(sorted(found.items())), True
         self._seen, self.failures = record.seen, 0
-        self._again = 0 if news else self._again + 1
+        self._unchanged = 0 if news else self._unchanged + 1
         return news
 
-    async def _look_after(self, port: WritingPort, found: dict[str, Field]) -> None:
+    async def _strike_the_dead(self, port: WritingPort, found: dict[str, Field]) -> None:
         """Strike those of the next few members in the circle of names whose lease has ended.
 
         If we only observe, check all members, and leave the dead out of `found`.
@@ -224,7 +224,7 @@ class Roster:
                 return
             field = found[name]
             try:
-                lives = await self._lives(port, name, field)
+                lives = await self._is_alive(port, name, field)
             except StoreError as error:
                 if self.own is None or error.permanent:
                     raise
@@ -233,32 +233,32 @@ class Roster:
                 continue
             if lives:
                 living += 1
-                self._next = min(self._next, self._sights[name].until)
+                self._recheck_at = min(self._recheck_at, self._known[name].until)
             else:
                 del found[name]
                 if self.own is not None:
                     await self._remove(port, name, field.version)
 
-    async def _lives(self, port: WritingPort, name: str, field: Field) -> bool:
+    async def _is_alive(self, port: WritingPort, name: str, field: Field) -> bool:
         now = port.now()
-        sight = self._sights.get(name)
-        if sight is not None and sight.version == field.version and sight.until > now:
+        known = self._known.get(name)
+        if known is not None and known.version == field.version and known.until > now:
             return True
         key = Key(self.key.namespace, f"{self.key.name}/{name}")
         record = await port.read(key, self._until(port))
         if not record.holdings and not record.undecided:
-            self._sights.pop(name, None)
+            self._known.pop(name, None)
             return False
         holding = record.holdings[0] if record.holdings else Holding(name.removeprefix(MEMBER))
         left = self.policy.renew_every if holding.remaining is None else holding.remaining
         until = now + max(_LEAST, left + _SPREAD * port.jitter())
-        self._sights[name] = _Sight(field.version, until, holding)
+        self._known[name] = _KnownMember(field.version, until, holding)
         return True
 
     async def wait(self, port: WritingPort, until: float) -> None:
         """Wait until the roster changes, a lease may have run out, or a renewal interval passes."""
-        wake = min(until, self._next)
-        await pace(port, self._again, wake)
+        wake = min(until, self._recheck_at)
+        await pace(port, self._unchanged, wake)
         if port.now() < wake:
             await port.wait_change(self.key, self._seen, wake)
 
@@ -272,8 +272,8 @@ def _members(record: Record) -> dict[str, Field]:
 
 # -- shards ----------------------------------------------------------------------------------------
 
-_AGAIN_FIRST: Final = 0.02
-_AGAIN_MOST: Final = 1.0
+_RETRY_FIRST: Final = 0.02
+_RETRY_MOST: Final = 1.0
 """Seconds between two takes of a shard that another member still holds; at most half a renewal
 interval. They double from the first: a hand-over takes as long as the former body needs to end."""
 
@@ -295,7 +295,7 @@ class Bodies(Protocol):
 
 
 @dataclass(slots=True)
-class _Try:
+class _ShardAttempt:
     """A shard that is ours but not held here: the instant of the next take, and the refusals."""
 
     due: float = -inf
@@ -312,7 +312,7 @@ class Division:
         self._wanted = wanted._replace(queued=wanted.once)
         self._bodies = bodies
         self._mine: frozenset[int] = frozenset()
-        self._tries: dict[int, _Try] = {}
+        self._attempts: dict[int, _ShardAttempt] = {}
         self._begun: dict[int, tuple[float, CandidatePauses]] = {}
         """For each shard, the start of its last body here, and the pauses between its bodies."""
 
@@ -322,7 +322,7 @@ class Division:
         for number in self._bodies.numbers():
             if number not in self._mine:
                 self._bodies.stop(number)
-        for kept in (self._tries, self._begun):
+        for kept in (self._attempts, self._begun):
             for number in [number for number in kept if number not in self._mine]:
                 del kept[number]
 
@@ -332,43 +332,48 @@ class Division:
         It takes at most a part of a renewal interval: new members may be waiting for their shards.
         Raises only permanent StoreErrors.
         """
-        wake, here = inf, frozenset(self._bodies.numbers())
+        wake, held_here = inf, frozenset(self._bodies.numbers())
         over = port.now() + self._wanted.policy.renew_every / 4
-        turns = [
-            (self._tries.get(number) or self._next_turn(port, number), number)
-            for number in self._mine - here
+        attempts = [
+            (self._attempts.get(number) or self._plan_attempt(port, number), number)
+            for number in self._mine - held_here
         ]
-        for turn, number in sorted(turns, key=lambda each: (each[0].due, each[1])):
+        for attempt, number in sorted(attempts, key=lambda each: (each[0].due, each[1])):
             if port.now() >= over:
                 return over
-            if turn.due > port.now():
-                return min(wake, turn.due)
+            if attempt.due > port.now():
+                return min(wake, attempt.due)
             try:
-                if not await self._try(port, number, turn):
-                    wake = min(wake, turn.due)
+                if not await self._take_shard(port, number, attempt):
+                    wake = min(wake, attempt.due)
             except StoreError as error:
-                self._postpone(port, turn, error)
-                return port.now() + _AGAIN_FIRST
+                self._postpone(port, attempt, error)
+                return port.now() + _RETRY_FIRST
         return wake
 
-    def _next_turn(self, port: WritingPort, number: int) -> _Try:
+    def _plan_attempt(self, port: WritingPort, number: int) -> _ShardAttempt:
         """Plan the first take of a shard: at once, or after a pause if its body here has ended."""
-        turn = self._tries[number] = _Try()
+        attempt = self._attempts[number] = _ShardAttempt()
         if number in self._begun:
             began, standing = self._begun[number]
             now = port.now()
-            turn.due = now + standing.pause(now - began, port.jitter())
-        return turn
+            attempt.due = now + standing.pause(now - began, port.jitter())
+        return attempt
 
-    async def _try(self, port: WritingPort, number: int, turn: _Try) -> bool:
+    async def _take_shard(self, port: WritingPort, number: int, attempt: _ShardAttempt) -> bool:
         wanted = self._wanted._replace(key=_key_of(self._wanted.key, number))
         try:
             claim = await acquire(port, wanted, 0)
         except NotAcquired as refusal:
-            turn.due = port.now() + self._delay(port, turn, refusal.retry_after)
-            turn.refused += 1
+            left = refusal.retry_after
+            most = min(_RETRY_MOST, self._wanted.policy.renew_every / 2)
+            delay = min(most, _RETRY_FIRST * 2.0 ** min(attempt.refused, 30))
+            if left is not None:
+                delay = min(delay, left + _SPREAD * port.jitter())
+            attempt.due = port.now() + delay
+            attempt.refused += 1
             return False
-        del self._tries[number]
+        del self._attempts[number]
         policy = wanted.policy
         _, standing = self._begun.get(number) or (
             0.0,
@@ -378,18 +383,13 @@ class Division:
         self._bodies.start(number, claim)
         return True
 
-    def _postpone(self, port: WritingPort, turn: _Try, error: StoreError) -> None:
+    def _postpone(self, port: WritingPort, attempt: _ShardAttempt, error: StoreError) -> None:
         """Ask for the other shards first: they may be on cluster nodes that do answer."""
         if error.permanent:
             raise error
-        port.tell_outage(self._wanted.key, error)
-        turn.refused += 1
-        turn.due = port.now() + retry_delay(port, error, turn.refused)
-
-    def _delay(self, port: WritingPort, turn: _Try, left: float | None) -> float:
-        most = min(_AGAIN_MOST, self._wanted.policy.renew_every / 2)
-        delay = min(most, _AGAIN_FIRST * 2.0 ** min(turn.refused, 30))
-        return delay if left is None else min(delay, left + _SPREAD * port.jitter())
+        port.log_outage(self._wanted.key, error)
+        attempt.refused += 1
+        attempt.due = port.now() + retry_delay(port, error, attempt.refused)
 
 
 def _key_of(name: Key, number: int) -> Key:
@@ -420,7 +420,7 @@ async def _attend_once(port: WritingPort, roster: Roster, division: Division | N
             # are no member.
             await port.sleep_until(port.now() + roster.policy.renew_every)
             return
-    await roster.look(port)
+    await roster.recheck(port)
     wake = inf
     if division is not None:
         same = [name for name, field in roster.members.items() if field.value == roster.note]

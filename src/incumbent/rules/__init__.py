@@ -31,7 +31,7 @@ Three rules of time:
 3. An instant that begins with a write (a ttl, a turn) is not known before the write. The rule says
    `after(us)`, and it means: that long after the instant at which the store wrote this record.
 
-Who is next, once a name is free: the successor that its holder named; then the first in line.
+Once a name is free, the successor that its holder named is next, then the first in line.
 Others may overtake a first waiter that did not ask to be `fair`, four times since it became the
 first (`model.OVERTAKEN_MOST`). Waiters become the first in the order of arrival. A *turn* of the
 first begins when the name is given back, and lasts until it has been silent for its heartbeat;

@@ -102,7 +102,7 @@ def give(
     if mine is None or token not in (None, mine.token):
         # It held nothing. If it was the first in line, it is another waiter's turn.
         new = new._replace(line=line, changes=record.changes + changes)
-        return _changed(Gone(), record, new, EVERYBODY if changes else "", entries)
+        return Done(Gone(), None if new == record else new, EVERYBODY if changes else "", entries)
     new = new._replace(line=lines.begin_turn(line), changes=record.changes + changes + 1)
     new, past = _ended(new, mine, at)
     if closed_for > 0:
@@ -116,7 +116,7 @@ def give(
 
 
 def _looks_in(record: LeaseRecord, at: Moment) -> int:
-    """Microseconds until the next waiter looks by itself: when the holder's ttl runs out."""
+    """Microseconds until the next waiter asks by itself: when the holder's ttl runs out."""
     there = holders(record, at.now)
     return there[0].expires - at.now if there and there[0].permits is None else 0
 
@@ -137,7 +137,7 @@ def _ended(record: LeaseRecord, mine: Grant, at: Moment) -> tuple[LeaseRecord, t
     if last is not None and last.token == mine.token:
         return new._replace(last=last._replace(ended=at.wall)), ()
     if record.granted - mine.number > HISTORY_KEPT - 1:
-        return new, ()  # its place has been written over since
+        return new, ()  # a later holding has been written in its place
     started = at.wall - (at.now - mine.since)
     ended = LastGrant(mine.holder, mine.token, started, at.wall)
     return new, (Entry("past", past_place(mine.number), ended),)
@@ -169,9 +169,3 @@ def put(
     if name == RESIGN:
         return Done(stored, new._replace(resign=field), EVERYBODY)
     return Done(stored, new, EVERYBODY, (Entry("field", name, field),))
-
-
-def _changed(
-    outcome: GiveOutcome, old: LeaseRecord, new: LeaseRecord, wake: str, entries: tuple[Entry, ...]
-) -> Done[GiveOutcome]:
-    return Done(outcome, None if new == old else new, wake, entries)

@@ -1,8 +1,8 @@
-"""The line of those who wait for a name: who is next, and for how long it is their turn.
+"""The waiters for a name, in line: which of them is next, and how long its turn lasts.
 
 Only the first in line has to show that it is alive: it asks again when the holder's ttl runs out,
-or when it is woken. Its turn is over (`due`) if its heartbeat has passed since it should have
-asked; another one that asks takes its place then. Each time that it asks in vain, `due` moves on.
+or when it is woken. Its turn is over (`due`) once its heartbeat has passed since it should have
+asked; then the next claim that asks takes its place. Each time that it asks in vain, `due` moves.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def join(line: Line, waiter: Waiter, looks_in: int, now: Instant) -> Line:
 
 
 def place_of(line: Line, claim: str) -> int:
-    """How many waiters are before the claim."""
+    """The number of waiters before the claim."""
     return [waiter.claim for waiter in line.waiters].index(claim)
 
 
@@ -72,7 +72,7 @@ def served(line: Line, claim: str, looks_in: int, now: Instant) -> Line:
     if head is None:
         return line
     if head.claim != claim and line.due > now:
-        # Somebody overtook the first waiter, whose turn goes on.
+        # Another claim overtook the first waiter, whose turn continues.
         waiters = _without(line.waiters, claim)
         return line._replace(waiters=waiters, overtaken=line.overtaken + 1)
     # The first waiter was served, or its turn passed unused: it leaves the line.
@@ -95,7 +95,7 @@ def leave(line: Line, claim: str, looks_in: int) -> Line:
 
 
 def may_ask(record: LeaseRecord, claim: str, now: Instant) -> bool:
-    """Whether a waiter that looks at the record should ask again: advice, which no rule enforces.
+    """Whether a waiter that read the record should ask again: advice, which no rule enforces.
 
     It spares the store the takes of those whose turn it is not.
     """

@@ -229,7 +229,7 @@ def _known(instant: Instant, written: Instant) -> Instant:
 
 
 def moved(record: LeaseRecord, by: int) -> LeaseRecord:
-    """The record with all its instants moved by so many microseconds: its clock was another one."""
+    """The record with all its instants moved by microseconds, from one clock to another."""
     closing = record.closing
     return record._replace(
         grants=tuple(moved_grant(grant, by) for grant in record.grants),
@@ -291,8 +291,8 @@ class Entry(NamedTuple):
 class Done(NamedTuple, Generic[OutcomeT]):
     """What a rule decided. `record`: the next record; None: it stays as it is.
 
-    `wake`: who has to look now: "" is nobody; EVERYBODY; or a claim: this waiter, and all who wait
-    without a place in line.
+    `wake`: the waiters to wake: ""; EVERYBODY; or a claim, which wakes this waiter, and all that
+    wait without a place in line.
     """
 
     outcome: OutcomeT

@@ -1,4 +1,4 @@
-"""A record as people are shown it: durations instead of instants, nothing that is over."""
+"""A record for display: durations instead of instants, and nothing that is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""May a claim have the name? It is granted it, or refused: with a place in line or without one."""
+"""Takes: a claim is granted the name, or refused, with a place in line or without one."""
 
 from __future__ import annotations
 

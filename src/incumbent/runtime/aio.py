@@ -11,7 +11,7 @@ from typing import TypeAlias, TypeVar
 from incumbent import clock
 from incumbent.chance import draw_claim, draw_jitter
 from incumbent.errors import Misuse
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.lease import LeaseState
 from incumbent.model import Guard, Key, PutOutcome, Record
 from incumbent.protocol.claim import Claim
@@ -29,7 +29,7 @@ from incumbent.stores.base import (
 from incumbent.stores.plan import one_by_one
 
 T = TypeVar("T")
-Tell: TypeAlias = "Callable[[], None]"
+Callback: TypeAlias = "Callable[[], None]"
 
 
 class AsyncPort:
@@ -43,7 +43,7 @@ class AsyncPort:
         self._store = store
         self.limits: Limits = getattr(store, "limits", NO_LIMITS)
         self.hand_over = keeper.hand_over
-        self.tell_outage = keeper.tell_outage
+        self.log_outage = keeper.log_outage
         self.take = store.take
         self.renew = store.renew
         self.give = store.give
@@ -61,12 +61,12 @@ class AsyncPort:
 
     async def _in_turn(self, ask: Callable[[float], Awaitable[T]], until: float) -> T:
         gate, patience, answered = self.limits.takes, until - clock.now(), False
-        place = gate.enter_now() or await gate.enter(inf, patience)
+        admission = gate.enter_now() or await gate.enter(inf, patience)
         try:
             outcome = await ask(clock.now() + patience)
             answered = True
         finally:
-            place.leave(answered=answered)
+            admission.leave(answered=answered)
         return outcome
 
     async def take_all(self, takes: Sequence[Take], until: float) -> Took:
@@ -99,27 +99,27 @@ class LeaseScope:
         self._cancelling = task.cancelling()
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self.watcher: Tell | None = None
+        self.watcher: Callback | None = None
         """The callback that the keeper was given, if it has to be taken back."""
         self.fired = False
         self._asked = False
         self._closed = False
-        self._look()
+        self._recheck()
 
     @property
     def encloses_this(self) -> bool:
         """Whether the calling task is the task that this scope cancels."""
         return asyncio.current_task() is self._task
 
-    def look_soon(self) -> None:
+    def recheck_soon(self) -> None:
         """Look at the leases soon, because the state of one has changed. From any thread."""
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._look)
+            self._loop.call_soon_threadsafe(self._recheck)
 
     def stop(self) -> None:
         """Cancel the body although its lease is proved. From any thread."""
         self._asked = True
-        self.look_soon()
+        self.recheck_soon()
 
     def close(self) -> bool:
         """Leave the scope; True if a CancelledError that arrives here is the scope's own."""
@@ -128,25 +128,25 @@ class LeaseScope:
             self._timer.cancel()
         return self.fired and self._task.uncancel() <= self._cancelling
 
-    def _look(self) -> None:
+    def _recheck(self) -> None:
         if self._closed or self.fired:
             return
-        left = self._left(clock.now())
+        now, machines = clock.now(), [claim.machine for claim in self._claims]
+        held = LeaseState.HELD
+        left = min(it.stop_at - now if it.state is held else 0.0 for it in machines)
         if left > 0 and not self._asked:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._loop.call_later(left, self._look)
+            self._timer = self._loop.call_later(left, self._recheck)
             return
         self.fired = True
         self._task.cancel()
 
-    def _left(self, now: float) -> float:
-        machines = [claim.machine for claim in self._claims]
-        return min(it.stop_at - now if it.state is LeaseState.HELD else 0.0 for it in machines)
 
-
-async def until_told(
-    ask: Callable[[Tell], None], timeout: float | None, forget: Callable[[Tell], None] | None = None
+async def wait_until_called(
+    ask: Callable[[Callback], None],
+    timeout: float | None,
+    forget: Callable[[Callback], None] | None = None,
 ) -> None:
     """Wait until the callback that `ask` gets is called, by any thread, or `timeout` seconds."""
     loop = asyncio.get_running_loop()
@@ -161,7 +161,7 @@ async def until_told(
         async with asyncio.timeout(timeout):
             await called.wait()
     except TimeoutError as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
     finally:
         if forget is not None:
             forget(tell)

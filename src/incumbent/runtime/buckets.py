@@ -64,11 +64,7 @@ class Bucket(dict["weakref.ref[Claim]", None]):
 
 
 class Buckets:
-    """All buckets of one store. They hold leases weakly, and never keep one alive.
-
-    A fork may come between any two steps, and its child has to find every lease: so a lease that
-    moves is in two places meanwhile, never in none.
-    """
+    """All buckets of one store. They hold leases weakly, and never keep one alive."""
 
     def __init__(self, mutex: threading.RLock) -> None:
         self.mutex = mutex
@@ -123,7 +119,7 @@ class Buckets:
         with self.mutex:
             # Copies, made in one step: a finalizer may run in between and plan something.
             past = sorted(instant for instant in list(self._at) if instant <= now)
-            # Noted before they leave their places, so that a fork in between still finds them.
+            # Noted before they are removed, so that a fork in between still finds them.
             self._in_hand = [bucket for due in past for bucket in list(self._at[due].values())]
             for instant in past:
                 del self._at[instant]

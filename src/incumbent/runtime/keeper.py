@@ -3,6 +3,11 @@
 It is a thread also under asyncio, so that a blocked event loop does not cost the lease; each store
 has one, so that a slow store does not cost another's leases. Leases due together share few bounded
 requests. A debt is the release of a claim that ended here and may still stand in the store.
+
+    arm --> new --> in a bucket --> due: one request for all of it --> back, a period later
+             |           ^                |
+             |           +-- no answer: due again by itself, sooner
+             +--> released (disarm), or lost: its watchers are called
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ from incumbent.model import Key
 from incumbent.protocol.claim import Claim
 from incumbent.protocol.port import Debt, Port
 from incumbent.protocol.release import settle
-from incumbent.protocol.renew import SOONEST, Batches, RenewalRound, first_due, next_due, renew
+from incumbent.protocol.renew import SOONEST, Batches, RenewalAttempt, first_due, next_due, renew
 from incumbent.protocol.words import waiting_so_far
 from incumbent.runtime.buckets import FULL, Bucket, Buckets
 from incumbent.runtime.deadlines import Deadlines
@@ -141,16 +146,16 @@ class _Outage:
 
     since: float = -inf
     seen: float = -inf
-    told: float = -inf
+    logged: float = -inf
     pause: float = 0.0
 
     def is_worth_a_line(self, now: float) -> bool:
         if now - self.seen > max(_OUTAGE_OVER, self.pause):
             self.since, self.pause = now, 0.0
         self.seen = now
-        if now - self.told < self.pause:
+        if now - self.logged < self.pause:
             return False
-        self.told, self.pause = now, min(_OUTAGE_MOST, max(_OUTAGE_FIRST, 2 * self.pause))
+        self.logged, self.pause = now, min(_OUTAGE_MOST, max(_OUTAGE_FIRST, 2 * self.pause))
         return True
 
 
@@ -179,11 +184,11 @@ class _KeeperState:
         self.debts = Debts()
         self.thread = AlarmThread(
             "incumbent-keeper",
-            lambda: keeper._next(self),
-            lambda: keeper._tick(self),
+            lambda: keeper._plan_sleep(self),
+            lambda: keeper._act(self),
         )
-        self.deadlines = Deadlines(keeper._tell_ended)
-        self.missed = (0.0, 0.0)
+        self.deadlines = Deadlines(keeper._call_watchers)
+        self.unscheduled = (0.0, 0.0)
         self.outage = _Outage()
 
     def renew_mutex(self) -> None:
@@ -216,15 +221,16 @@ class Keeper:
         # for new leases), so at least one of the two sees what the other wrote.
         soonest = claim.began + claim.machine.policy.renew_every * SOONEST
         if soonest < state.thread.planned or len(new) > _NEW:
-            self._place(state, claim)
+            self._put_in_bucket(state, claim)
 
     def disarm(self, claim: Claim) -> None:
         """Stop renewing `claim`, because its holder releases it, and call its watchers."""
+        # If the thread moves it to a bucket after this, the next renewal finds it released there.
         self._state.new.pop(claim.ref, None)
         self._state.buckets.discard(claim)
         if claim.watchers:
             self._state.deadlines.forget(claim)
-            self._tell_ended(claim)
+            self._call_watchers(claim)
 
     def watch(
         self, claim: Claim, watcher: Callable[[], None], *, ahead: float | None = 0.0
@@ -234,10 +240,11 @@ class Keeper:
         A holding that runs out ends at its deadline, or `ahead` seconds before, without waiting for
         the store. With None the caller watches the deadline itself; `watcher` is called late then.
         """
+        # Added first, then checked: a loss in between is seen by one of the two.
         with self._state.mutex:
             claim.watchers += (watcher,)
         if not claim.machine.valid(clock.now()):
-            self._tell_ended(claim)
+            self._call_watchers(claim)
         elif ahead is not None:
             self._state.deadlines.watch(claim, ahead)
 
@@ -255,15 +262,15 @@ class Keeper:
         """Renew `claim` in `after` seconds instead of when it is due, then call `asker`."""
         with self._state.mutex:
             claim.askers += (asker,)
-        self._plan(claim, clock.now() + after)
+        self._make_due(claim, clock.now() + after)
 
     def refs(self) -> set[weakref.ref[Claim]]:
         """References to the leases that are renewed."""
         return set(self._state.refs())
 
-    def missed(self, deadline: float) -> float:
+    def seconds_unscheduled(self, deadline: float) -> float:
         """Seconds around `deadline` for which the thread was due but did not run, or 0.0."""
-        since, until = self._state.missed
+        since, until = self._state.unscheduled
         if not since <= deadline <= until:
             since, until = self._state.thread.planned, clock.now()
         late = until - since
@@ -274,7 +281,7 @@ class Keeper:
         state.debts.add(debt)
         state.thread.wake()
 
-    def tell_outage(
+    def log_outage(
         self, key: Key, error: StoreError, waited: float = 0.0, timeout: float | None = None
     ) -> None:
         now, outage = clock.now(), self._state.outage
@@ -296,6 +303,7 @@ class Keeper:
 
     def forked(self) -> None:
         """Reset in the child of a fork: it holds nothing, owes nothing, and has no thread."""
+        # All of it is new: the parent's threads are not here, and may have left the mutex locked.
         before, self._state = self._state, _KeeperState(self)
         self.stats = Stats()
         for ref in before.refs():
@@ -304,7 +312,7 @@ class Keeper:
 
     # -- the thread --------------------------------------------------------------------------
 
-    def _plan(self, claim: Claim, due: float, *, earliest: float = inf) -> None:
+    def _make_due(self, claim: Claim, due: float, *, earliest: float = inf) -> None:
         state = self._state
         if sys.is_finalizing():
             state.renew_mutex()
@@ -312,29 +320,33 @@ class Keeper:
         with state.mutex:
             if due >= state.thread.planned:
                 return
+            # Written here and not only by the thread: leases that are due later need not wake it.
             state.thread.planned = due
         state.thread.wake()
 
-    def _place(self, state: _KeeperState, claim: Claim) -> None:
+    def _put_in_bucket(self, state: _KeeperState, claim: Claim) -> None:
         # With jitter, so that leases taken together do not stay synchronised.
-        self._plan(claim, first_due(claim, draw_jitter()), earliest=claim.began)
+        self._make_due(claim, first_due(claim, draw_jitter()), earliest=claim.began)
+        # Last: the child of a fork finds each lease in one of the two.
         state.new.pop(claim.ref, None)
 
-    def _next(self, state: _KeeperState) -> float:
+    def _plan_sleep(self, state: _KeeperState) -> float:
         with state.mutex:
+            # Written before `new` is read: see `arm`.
             state.thread.planned = min(state.buckets.first(), state.debts.first())
             for ref in list(state.new):
-                self._admit(state, ref)
+                claim = ref()
+                if (
+                    claim is None
+                    or claim.bucket is not None
+                    or claim.machine.state is not LeaseState.HELD
+                ):
+                    state.new.pop(ref, None)
+                else:
+                    self._put_in_bucket(state, claim)
             return state.thread.planned
 
-    def _admit(self, state: _KeeperState, ref: weakref.ref[Claim]) -> None:
-        claim = ref()
-        if claim is None or claim.bucket is not None or claim.machine.state is not LeaseState.HELD:
-            state.new.pop(ref, None)
-        else:
-            self._place(state, claim)
-
-    def _tick(self, state: _KeeperState) -> None:
+    def _act(self, state: _KeeperState) -> None:
         now = clock.now()
         self._notice_lateness(state, now)
         due = state.buckets.take(now)
@@ -342,6 +354,7 @@ class Keeper:
             for together in _requests(due, now):
                 self._renew_buckets(together)
         finally:
+            # Also after a defect of ours: a bucket that is not put back is never renewed again.
             for bucket in due:
                 state.buckets.put_back(bucket)
         state.debts.pay(self.port, state.buckets.first())
@@ -351,7 +364,7 @@ class Keeper:
         planned = state.thread.planned
         late = now - planned
         if planned > 0 and late > _LATE:
-            state.missed = (planned, now)
+            state.unscheduled = (planned, now)
             if late > _LATE_AND_SAID:
                 _log.warning("the renewals of this process were not scheduled for %.1f s", late)
 
@@ -367,33 +380,39 @@ class Keeper:
             self._renew(leases[start : start + size], batches)
 
     def _renew(self, leases: Sequence[Claim], batches: Batches) -> None:
-        sent, turn = clock.now(), RenewalRound()
+        sent, attempt = clock.now(), RenewalAttempt()
         deadline = leases[0].machine.deadline
-        error = run_blocking(renew(self.port, leases, batches, turn))
+        error = run_blocking(renew(self.port, leases, batches, attempt))
         now = clock.now()
         if error is not None:
-            self.tell_outage(leases[0].wanted.key, error)
-        stopped = self._plan_others([*turn.skipped, *turn.others], sent, now)
-        self._count(len(turn.asked), len(leases) - stopped, error, now - sent)
-        if meters.on and error is None and turn.asked and turn.asked[0] is leases[0]:
+            self.log_outage(leases[0].wanted.key, error)
+        stopped = self._handle_unusual([*attempt.skipped, *attempt.unusual], sent, now)
+        self._count(len(attempt.asked), len(leases) - stopped, error, now - sent)
+        if meters.on and error is None and attempt.asked and attempt.asked[0] is leases[0]:
             # The leases of a bucket have nearly the same deadline, so one of them represents all.
             left = (deadline - now) / leases[0].wanted.policy.ttl
             meters.observe(meters.MARGIN, max(0.0, left))
         if error is None:
-            self._tell_followers(turn.others)
+            self._call_followers(attempt.unusual)
 
-    def _plan_others(self, others: Sequence[Claim], sent: float, now: float) -> int:
-        """Plan the leases that leave their bucket's rhythm; returns how many left it, or ended."""
+    def _handle_unusual(self, unusual: Sequence[Claim], sent: float, now: float) -> int:
+        """End the leases that were lost, and plan anew those that failed or that at_most_for ends.
+
+        Returns how many ended, or left the rhythm of their bucket.
+        """
         stopped = 0
-        for claim in others:
+        for claim in unusual:
             if not claim.machine.valid(now):
                 stopped += 1
-                self._end(claim)
+                self._state.buckets.discard(claim)
+                # If the lease was released, the releaser calls the watchers once the store knows.
+                if claim.machine.state is LeaseState.LOST:
+                    self._call_watchers(claim)
             elif claim.failures or claim.machine.bounded:
                 stopped += 1
-                self._plan(claim, next_due(claim, sent, now, draw_jitter()))
+                self._make_due(claim, next_due(claim, sent, now, draw_jitter()))
             if claim.askers:
-                claim.tell_askers()
+                claim.call_askers()
         return stopped
 
     def _count(self, asked: int, renewed: int, error: StoreError | None, took: float) -> None:
@@ -414,20 +433,14 @@ class Keeper:
             meters.count(meters.RENEWALS, amount=renewed)
 
     @staticmethod
-    def _tell_followers(renewed: Sequence[Claim]) -> None:
+    def _call_followers(renewed: Sequence[Claim]) -> None:
         """Call the followers, after all is planned: they cannot delay another lease's renewal."""
         for claim in renewed:
             if claim.followers and claim.machine.state is LeaseState.HELD:
                 for follower in claim.followers:
                     call_guarded(follower)
 
-    def _end(self, claim: Claim) -> None:
-        self._state.buckets.discard(claim)
-        # If the lease was released, the releaser calls the watchers once the store knows.
-        if claim.machine.state is LeaseState.LOST:
-            self._tell_ended(claim)
-
-    def _tell_ended(self, claim: Claim) -> None:
+    def _call_watchers(self, claim: Claim) -> None:
         if sys.is_finalizing():
             self._state.renew_mutex()
         with self._state.mutex:
@@ -456,7 +469,7 @@ def _requests(due: Sequence[Bucket], now: float) -> Iterator[list[Bucket]]:
 _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
 
 
-def remembered() -> Iterator[Claim]:
+def renewed_claims() -> Iterator[Claim]:
     """The claims that the keepers of this process renew. From any thread."""
     while True:
         try:
@@ -471,7 +484,7 @@ def remembered() -> Iterator[Claim]:
                 yield claim
 
 
-def _forget_everything() -> None:
+def _reset_in_child() -> None:
     notifier.reset()
     for keeper in list(_keepers):
         keeper.forked()
@@ -483,7 +496,7 @@ def _end_at_exit() -> None:
     """Give back what is held and pay what is owed, for at most a second in all."""
     until = clock.now() + _AT_EXIT
     if not _daemons_run():
-        for claim in remembered():
+        for claim in renewed_claims():
             if claim.machine.state is LeaseState.HELD:
                 claim.machine.left()
                 claim.port.hand_over(claim.debt(clock.now(), undo_slot=False))
@@ -500,4 +513,4 @@ def _daemons_run() -> bool:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_everything)
+    os.register_at_fork(after_in_child=_reset_in_child)

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 class Link:
-    """The drivers of one engine. Two links with equal `same` lead to the same store."""
+    """The drivers of one engine. Two links with equal `identity` lead to the same store."""
 
     def __init__(self, engine: Engine, url: str = "") -> None:
         self.engine = engine
         # Each engine of `memory:` has leases of its own, whatever its URL.
         apart = not url or url.startswith("memory:")
-        self.same: Hashable = id(engine) if apart else (url, engine.url)
+        self.identity: Hashable = id(engine) if apart else (url, engine.url)
         self.store = engine.store()
         self.keeper = Keeper(self.store)
         self.port = self.keeper.port
@@ -78,6 +78,7 @@ class Link:
         port = self._loops.get(loop)
         if port is None:
             port = self._loops[loop] = AsyncPort(self.engine.async_store(), self.keeper)
+        # One assignment: threads with other loops read all of it, or all of the one before.
         self._latest = (get_running_loop, weakref.ref(loop), port)
         return port
 
@@ -152,14 +153,9 @@ class LeaseView:
         return self._claim.wanted.key
 
     @property
-    def claim(self) -> str:
+    def claim_id(self) -> str:
         """The identifier of this holding in the store."""
         return self._claim.id
-
-    @property
-    def token(self) -> int:
-        """The fencing token."""
-        return self._claim.machine.token
 
     @property
     def slot(self) -> str | None:
@@ -206,7 +202,7 @@ class LeaseView:
             self.link.keeper.renew_now(self._claim, ignore, after=after)
 
     def abandon(self) -> None:
-        """Neither renew nor release: some work goes on, so only the ttl may end the lease."""
+        """Neither renew nor release: some work still runs, so only the ttl may end the lease."""
         if self._claim.machine.valid(clock.now()):
             self._claim.machine.left()
         self.link.keeper.disarm(self._claim)

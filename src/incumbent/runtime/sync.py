@@ -21,7 +21,7 @@ class Upkeep(Protocol):
 
     def hand_over(self, debt: Debt) -> None: ...
 
-    def tell_outage(
+    def log_outage(
         self, key: Key, error: StoreError, waited: float = 0.0, timeout: float | None = None
     ) -> None: ...
 
@@ -37,7 +37,7 @@ class SyncPort(InlineAsyncStore):
         super().__init__(store)
         self.limits: Limits = getattr(store, "limits", NO_LIMITS)
         self.hand_over = keeper.hand_over
-        self.tell_outage = keeper.tell_outage
+        self.log_outage = keeper.log_outage
 
     # Each lease needs these two: directly, they take half the time.
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:

@@ -3,6 +3,17 @@
 An alarm is a sleep until an instant of `clock.now`; another thread can end it. On Linux it is
 timerfd_create(2) on CLOCK_BOOTTIME, so that the end of a suspend is noticed at once; other systems
 sleep on a queue.
+
+The life of an alarm thread:
+
+    wake --> starts --> plan --> sleep until `planned`, or `wake` --> act --+
+    ^                   ^                                                   |
+    |                   +---------------------------------------------------+
+    +-- ends, by an error or because nothing is planned (ends_when_idle)
+
+A caller notes what is new, and calls `wake` if that is due before `planned`. The thread writes
+`planned`, and reads what is new after that. So one of the two sees what the other wrote, and no
+lock is needed: the caller may be a finalizer or a signal handler.
 """
 
 from __future__ import annotations
@@ -19,7 +30,7 @@ from math import inf
 from typing import Protocol
 
 from incumbent import clock
-from incumbent.interrupts import is_handlers, raise_handlers
+from incumbent.interrupts import is_from_signal, raise_if_from_signal
 from incumbent.unpatched import original, start_bare_thread, start_thread
 
 _log = logging.getLogger("incumbent")
@@ -113,7 +124,7 @@ class _BoottimeAlarm:
         try:
             os.eventfd_write(self._wake_fd, 1)
         except OSError as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             self._disown()
             raise
 
@@ -134,7 +145,7 @@ def make_alarm() -> Alarm:
     try:
         return _BoottimeAlarm()
     except (ImportError, OSError, AttributeError) as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         # No timerfd or eventfd here: deadlines still hold, but a suspend is noticed later.
         return _QueueAlarm()
 
@@ -150,8 +161,7 @@ class AlarmThread:
     """A thread that sleeps until the instant that `plan` returns, then calls `act`, and so on.
 
     The first `wake` starts it. `ends_when_idle`: it ends when nothing is planned, until the next
-    `wake`. No lock is taken here: the caller of `wake` may be a finalizer, which can run in the
-    middle of anything.
+    `wake`.
     """
 
     def __init__(
@@ -168,9 +178,9 @@ class AlarmThread:
         self._ends_when_idle = ends_when_idle
         self._absent = {True}
         """Not empty while there is no thread. The caller that removes the entry starts one."""
-        self._rung = False
+        self._woken = False
         """Whether `wake` was called since the thread last began to plan."""
-        self._deaths = 0
+        self._failures = 0
         self.alarm: Alarm | None = None
         self.planned = inf
         """The end of the present sleep, written by `plan`; earlier plans have to `wake`."""
@@ -181,11 +191,11 @@ class AlarmThread:
         if sys.is_finalizing():
             # There is no thread to wake any more: the ttl ends what is owed now.
             return
-        self._rung = True
+        self._woken = True
         # Kept in a variable: the alarm of a thread that ends is closed at the last reference.
         alarm = self.alarm
         if alarm is not None:
-            self._ring(alarm)
+            self._end_sleep(alarm)
         elif not self.stopped:
             self._start()
 
@@ -209,54 +219,55 @@ class AlarmThread:
             raise
         try:
             alarm = self.alarm = make_alarm()
-            start_bare_thread(lambda: self._live(alarm))
+            start_bare_thread(lambda: self._loop(alarm))
             started = True
         except RuntimeError as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             if "shutdown" not in str(error):
                 _log.error("%s: no thread can be started: %s", self.name, error)
         finally:
             if not started:
                 # The next caller of `wake` tries again.
-                self._bury()
+                self._note_absence()
 
-    def _ring(self, alarm: Alarm) -> None:
+    def _end_sleep(self, alarm: Alarm) -> None:
         try:
             alarm.wake()
         except OSError as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             # Other code closed its descriptors: the thread that sleeps on them is replaced.
             _log.exception("%s: its alarm was closed by others; it starts again", self.name)
             if self.alarm is alarm:
-                self._bury()
+                self._note_absence()
             self._start()
 
-    def _live(self, alarm: Alarm) -> None:
+    def _loop(self, alarm: Alarm) -> None:
         try:
             while self.alarm is alarm and not self.stopped:
-                self._rung = False
+                # Reset before the plan, which may miss what a later `wake` is about.
+                self._woken = False
                 until = self._plan()
                 if until == inf and self._ends_when_idle:
                     break
                 alarm.wait_until(until)
                 self._act()
-                self._deaths = 0
+                self._failures = 0
         except BaseException:  # noqa: BLE001 - whatever it was, leases depend on us
             _log.exception("%s ended by an error; it starts again", self.name)
-            original("time", "sleep")(min(_PAUSE_MOST, _PAUSE * 2**self._deaths))
-            self._deaths += 1
-            self._rung = True
+            original("time", "sleep")(min(_PAUSE_MOST, _PAUSE * 2**self._failures))
+            self._failures += 1
+            self._woken = True
         finally:
             self._end(alarm)
 
     def _end(self, alarm: Alarm) -> None:
         if self.alarm is alarm:
-            self._bury()
+            self._note_absence()
             # A `wake` after the last plan started no thread: start one now.
-            if self._rung:
+            if self._woken:
                 self.wake()
 
-    def _bury(self) -> None:
+    def _note_absence(self) -> None:
         self.alarm, self.planned = None, inf
         self._absent.add(True)
 
@@ -314,7 +325,7 @@ class Notifier:
             # The next `call` starts one. A signal handler's exception may have come after the
             # start: then there are two, which share the queue.
             idle.append(True)
-            if not isinstance(error, RuntimeError) or is_handlers(error):
+            if not isinstance(error, RuntimeError) or is_from_signal(error):
                 raise
             _log.error("callbacks wait, for no thread can be started: %s", error)
 

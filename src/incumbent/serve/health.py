@@ -93,10 +93,10 @@ class SystemdNotifier:
 
     def _run(self) -> None:
         while not self._closed:
-            self._report(self._situation.look())
+            self._report(self._situation.view())
             self._wake.wait(min(self._watchdog_every, _EVERY))
             self._wake.clear()
-        self._report(self._situation.look())
+        self._report(self._situation.view())
 
     def _report(self, view: InstanceView) -> None:
         """Send the notifications that systemd has not taken yet, and the watchdog's."""

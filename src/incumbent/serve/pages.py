@@ -61,12 +61,12 @@ Routes: TypeAlias = Mapping[str, Handler]
 
 def routes_of(situation: Situation) -> dict[str, Handler]:
     """The pages about one instance; each shows the instant of its request."""
-    look = situation.look
+    view = situation.view
     return {
-        "/healthz": lambda _: healthz(look()),
-        "/readyz": lambda _: readyz(look()),
-        "/leader": lambda _: leader(look()),
-        "/leaderz": lambda _: leaderz(look()),
+        "/healthz": lambda _: healthz(view()),
+        "/readyz": lambda _: readyz(view()),
+        "/leader": lambda _: leader(view()),
+        "/leaderz": lambda _: leaderz(view()),
         "/metrics": lambda _: Page(200, _METRICS_TYPE, metrics.text(situation)),
     }
 

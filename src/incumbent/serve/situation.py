@@ -1,6 +1,6 @@
 """The state of this instance, for its pages.
 
-The main loop reports (`standby`, `leading`, ...), and `look` returns an `InstanceView`. Each
+The main loop reports (`standby`, `leading`, ...), and `view` returns an `InstanceView`. Each
 view asks the lease itself, at that instant, so that a missed report cannot make the view wrong.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Final
 from incumbent import clock
 from incumbent.election import Absence
 from incumbent.errors import StoreError
-from incumbent.locks.leases import LeaseHandle
+from incumbent.locks.leases import SingleLease
 from incumbent.meters import LOSSES, Sample
 from incumbent.model import Refused
 from incumbent.runtime.keeper import Keeper
@@ -105,7 +105,7 @@ class Situation:
         self._mutex = threading.RLock()
         self._reported = InstanceView(name, holder, isolation, patience=2 * ttl, elects=elects)
         self._absence = Absence()
-        self._lease: LeaseHandle | None = None
+        self._lease: SingleLease | None = None
         self._keeper: Keeper | None = None
         self._next_turn_by = clock.now() + _START_UP
         self._answered_at = -inf
@@ -115,8 +115,8 @@ class Situation:
         """Report a candidate that stands by; `leader`: the holder of the lease, if it is known."""
         self._report(role="standby", leader=leader)
 
-    def heard(self, outcome: Refused | StoreError) -> str | None:
-        """Report the store's answer to a candidate; returns the holder that the store named."""
+    def note_answer(self, outcome: Refused | StoreError) -> str | None:
+        """Report the store's answer to a candidate; returns the holder that it named."""
         if isinstance(outcome, StoreError):
             self.unanswered()
             return None
@@ -125,7 +125,7 @@ class Situation:
         self.standby(holder if outcome.reason == "held" else None)
         return holder
 
-    def leading(self, lease: LeaseHandle) -> None:
+    def leading(self, lease: SingleLease) -> None:
         """Report that a term began."""
         with self._mutex:
             terms = self._reported.terms + (lease is not self._lease)
@@ -200,7 +200,7 @@ class Situation:
         with self._mutex:
             self._listeners += (listener,)
 
-    def look(self) -> InstanceView:
+    def view(self) -> InstanceView:
         """The view at this instant."""
         with self._mutex:
             now, reported, lease = clock.now(), self._reported, self._lease
@@ -222,7 +222,7 @@ class Situation:
 
     def samples(self) -> Iterator[Sample]:
         """The metrics of this instance."""
-        view = self.look()
+        view = self.view()
         name = (("name", view.name),)
         yield Sample("incumbent_store_up", name, view.store_up)
         if not view.elects:

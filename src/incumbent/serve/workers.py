@@ -28,7 +28,7 @@ def reporting(situation: Situation, index: int, channel: socket.socket) -> Itera
     wake, closed = threading.Event(), threading.Event()
     situation.on_change(wake.set)
     # A reported proof is believed until it runs out, so its renewal has to be reported before.
-    every = min(_EVERY, situation.look().patience / 8)
+    every = min(_EVERY, situation.view().patience / 8)
 
     def report() -> None:
         while True:
@@ -39,7 +39,7 @@ def reporting(situation: Situation, index: int, channel: socket.socket) -> Itera
                 for metric, series in families(situation).items()
                 for (suffix, labels), value in series.items()
             ]
-            _send(channel, (index, at, asdict(situation.look()), samples))
+            _send(channel, (index, at, asdict(situation.view()), samples))
             if last:
                 return
             wake.wait(every)
@@ -93,9 +93,9 @@ class Workers(Situation):
                 leads = any(view.leading for _, view, _ in self._reports.values())
                 self._report(role="leading" if leads else facts["role"])
 
-    def look(self) -> InstanceView:
+    def view(self) -> InstanceView:
         """The joint view: ready if one worker is, healthy if all workers are."""
-        whole, now = super().look(), clock.now()
+        whole, now = super().view(), clock.now()
         views = [_aged(view, now - at) for at, view, _ in list(self._reports.values())]
         if not views:
             return whole

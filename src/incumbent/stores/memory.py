@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.model import (
     PLAIN,
     Ask,
@@ -326,7 +326,7 @@ class AsyncMemoryStore(InlineAsyncStore):
             async with timeout(max(0.0, until - clock.now())):
                 await changed.wait()
         except TimeoutError as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
         finally:
             self._memory.unlisten(notify)
 

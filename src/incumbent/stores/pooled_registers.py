@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.net.bounded import BoundedRunner
 from incumbent.net.dial import is_unknown
 from incumbent.net.limiter import DIAL_WITHIN
@@ -144,7 +144,7 @@ class PooledOperations(PollingOperations, BoundedRunner[W, None]):
         try:
             return self.open(place, until)
         except (OSError, Broken) as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             final = is_unknown(error) or "certificate verify failed" in str(error)
             raise self._out_of_reach(error, permanent=final and not self.proved) from error
         except self.answers as error:

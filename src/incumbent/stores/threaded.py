@@ -41,7 +41,7 @@ from typing import Generic, TypeAlias, TypeVar, cast
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, TakeOutcome
 from incumbent.net.bounded import AT_ONCE
 from incumbent.net.limiter import limits
@@ -130,7 +130,7 @@ class ThreadedAsyncStore(InlineAsyncStore):
             async with timeout(max(0.0, until - clock.now())):
                 await self._requests.acquire()
         except TimeoutError as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             raise StoreUnavailable(
                 f"{self._most} requests were waiting for the store, so this one was not sent"
             ) from None
@@ -158,7 +158,7 @@ def _start(operation: Callable[[], T], places: Semaphore) -> Answer[T]:
         start_thread(work, "incumbent-store")
     except RuntimeError as error:
         places.release()
-        raise_handlers(error)
+        raise_if_from_signal(error)
         raise StoreUnavailable(f"no thread can be started: {error}; nothing was sent") from error
     return answer
 

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote, unquote
 
 from incumbent.durations import DAY, Duration, parse_duration
 from incumbent.errors import ConfigError
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.stores.base import Engine
 
 # -- hosts, logins, options ------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def read_secret(path: str, variable: str) -> str:
         with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs start-up time
             secret = file.read().rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         problem = error.strerror if isinstance(error, OSError) else "not a text"
         raise ConfigError(f"{variable}={path} cannot be read: {problem}", name="store") from None
     if not secret.strip():

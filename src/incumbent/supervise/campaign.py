@@ -208,7 +208,7 @@ class Campaign:
     def _on_refusal(self, answer: Refused | StoreError) -> None:
         """Note a refusal, or an error of the store, while standing by."""
         self._report_alive()
-        leader = self.situation.heard(answer)
+        leader = self.situation.note_answer(answer)
         if isinstance(answer, StoreError):
             # The next answer is worth a line, because the last line reported an outage.
             self._last_line = ""
@@ -234,7 +234,7 @@ class Campaign:
         if not self._answered:
             raise error
         self.situation.unanswered()
-        self.lock.tell_outage(error)
+        self.lock.log_outage(error)
         return self._back_off(self._backoff.after(0.0, draw_jitter()))
 
     # -- leading -----------------------------------------------------------------------------

@@ -74,6 +74,6 @@ class CandidateLock(Lock):
         """The policy of the leases."""
         return self._wanted.policy
 
-    def tell_outage(self, error: StoreError) -> None:
+    def log_outage(self, error: StoreError) -> None:
         """Log that the store is unavailable, at most once a minute."""
-        self._link.keeper.tell_outage(self._wanted.key, error)
+        self._link.keeper.log_outage(self._wanted.key, error)

@@ -100,8 +100,8 @@ class Child:
         except OSError as error:
             raise CannotStart(command[0], error) from error
 
-    def look(self) -> None:
-        """Notice that CMD has ended, was stopped, or goes on."""
+    def poll(self) -> None:
+        """Notice that CMD has ended, was stopped, or was continued."""
         while self.status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             if pid == 0:

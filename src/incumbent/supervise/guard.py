@@ -221,17 +221,15 @@ class _GuardProcess:
         for _ in range(_ROUNDS):
             # The next round finds a process that is forked meanwhile, and also the child of a
             # process that forked after the list was made and ended before it was examined.
-            left = self._descendants() | set(marked(MARK.encode() + b"=" + mark))
+            left: set[int] = set()
+            if self._group and not readable(self._supervisor):
+                left |= set(descendants(self._supervisor_pid, but=(os.getpid(),)))
+            left |= set(marked(MARK.encode() + b"=" + mark))
             empty = 0 if left else empty + 1
             if empty == _EMPTY:
                 return
             send(left, signal.SIGKILL)
             time.sleep(_PAUSE)
-
-    def _descendants(self) -> set[int]:
-        if self._group == 0 or readable(self._supervisor):
-            return set()
-        return set(descendants(self._supervisor_pid, but=(os.getpid(),)))
 
 
 # -- PID namespaces ------------------------------------------------------------------------------

@@ -115,7 +115,9 @@ def decide(
     guarded: bool = True,
 ) -> CourseStep:
     """The next step; `child`: CMD lives, `tree`: CMD or a descendant does, `guarded`: the guard."""
-    course = _with_cause(course, now, proof, tree=tree, guarded=guarded)
+    # A command that ended by itself before it had to stop ended in time.
+    verdict = proof.verdict(now) if tree else proof.lost
+    course = asked_to_stop(course, verdict or ("" if guarded else "guard"))
     if not tree:
         return CourseStep(course, Action.LEAVE)
     if course.phase is Phase.KILLED:
@@ -124,13 +126,10 @@ def decide(
         return _kill(course, now, first=True)
     if course.phase is Phase.RUNNING:
         return _running(course, now, proof, grace, child=child)
-    return _leaving(course, now, proof)
-
-
-def _with_cause(course: Course, now: float, proof: Proof, *, tree: bool, guarded: bool) -> Course:
-    # A command that ended by itself before it had to stop ended in time.
-    verdict = proof.verdict(now) if tree else proof.lost
-    return asked_to_stop(course, verdict or ("" if guarded else "guard"))
+    limit = min(course.kill_at, kill_at(proof))
+    if now >= limit:
+        return _kill(course, now, first=True)
+    return CourseStep(course, Action.WAIT, limit)
 
 
 def _running(course: Course, now: float, proof: Proof, grace: float, *, child: bool) -> CourseStep:
@@ -141,13 +140,6 @@ def _running(course: Course, now: float, proof: Proof, grace: float, *, child: b
     if now >= min(course.kill_at, kill_at(proof)):
         return _kill(course, now, first=True)
     return CourseStep(course, Action.TERM)
-
-
-def _leaving(course: Course, now: float, proof: Proof) -> CourseStep:
-    limit = min(course.kill_at, kill_at(proof))
-    if now >= limit:
-        return _kill(course, now, first=True)
-    return CourseStep(course, Action.WAIT, limit)
 
 
 def _kill(course: Course, now: float, *, first: bool) -> CourseStep:

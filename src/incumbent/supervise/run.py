@@ -29,8 +29,8 @@ from incumbent.supervise.plan import Action, Course, Phase, asked_to_leave, deci
 from incumbent.supervise.signals import Signals, find_terminal
 
 _TERMINATING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-_LOOK_EVERY: Final = 0.02
-"""Seconds between looks at processes that the system does not list."""
+_CHECK_EVERY: Final = 0.02
+"""Seconds between two checks of processes that the system does not list."""
 _WATCHED_MOST: Final = 64
 _DEATH_WITHIN: Final = 0.02
 """Seconds by which the guard's death may become visible later than the tree's, which it causes."""
@@ -194,7 +194,7 @@ class _TermLoop:
         self.report(self.course)
         while True:
             self.turned()
-            self.child.look()
+            self.child.poll()
             step = decide(
                 self.course,
                 clock.now(),
@@ -230,7 +230,7 @@ class _TermLoop:
             # Only for descendants: CMD's own end, or a stop, is reported by SIGCHLD.
             watched = pidfds((self.child.members() or ())[:_WATCHED_MOST])
             if not watched:
-                until = min(until, clock.now() + _LOOK_EVERY)
+                until = min(until, clock.now() + _CHECK_EVERY)
         guard = (self.guard.fd,) if self.guard.fd >= 0 and self.guard.alive() else ()
         try:
             ready = self.waiter.wait((self.signals.fd, *guard, self.socket.fd, *watched), until)

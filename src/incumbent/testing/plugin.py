@@ -31,7 +31,7 @@ import pytest
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.lease import LeaseState
-from incumbent.locks.leases import LeaseHandle
+from incumbent.locks.leases import SingleLease
 from incumbent.model import Key
 from incumbent.protocol.claim import Claim
 from incumbent.runtime import keeper as keepers
@@ -128,7 +128,7 @@ class World:
 
     def _due(self) -> Iterator[float]:
         for keeper in self._keepers():
-            yield keeper._next(keeper._state)
+            yield keeper._plan_sleep(keeper._state)
 
     def _look(self) -> None:
         """Make all waiters, keepers and scopes notice the present time."""
@@ -145,7 +145,7 @@ class World:
 
     # -- misfortunes -------------------------------------------------------------------------
 
-    def expire(self, lease: LeaseHandle | str) -> None:
+    def expire(self, lease: SingleLease | str) -> None:
         """End the ttl of a lease (or of each holder of that name), as if it was never renewed.
 
         No time passes for anything else.
@@ -157,7 +157,7 @@ class World:
         self._memory.forget(*_whose(lease))
         self._look()
 
-    def lose(self, lease: LeaseHandle | str) -> None:
+    def lose(self, lease: SingleLease | str) -> None:
         """Let the store lose the record; the renewal that finds it missing happens at once."""
         self._memory.forget(*_whose(lease))
         for claim in self._which(lease):
@@ -185,8 +185,8 @@ class World:
             found += [claim for ref in refs if (claim := ref()) is not None]
         return [claim for claim in found if claim.machine.state is LeaseState.HELD]
 
-    def _which(self, lease: LeaseHandle | str) -> list[Claim]:
-        if isinstance(lease, LeaseHandle):
+    def _which(self, lease: SingleLease | str) -> list[Claim]:
+        if isinstance(lease, SingleLease):
             return [lease._claim]
         return [claim for claim in self._held_claims() if claim.wanted.key.name == lease]
 
@@ -196,7 +196,7 @@ class World:
                 keeper.renew_now(claim, lambda: None)
 
 
-def _whose(lease: LeaseHandle | str) -> tuple[str, str | None]:
+def _whose(lease: SingleLease | str) -> tuple[str, str | None]:
     return (lease, None) if isinstance(lease, str) else (lease.name, lease._claim.id)
 
 
@@ -206,7 +206,7 @@ def _look_at_scopes(claim: Claim, now: float) -> None:
     for watcher in claim.watchers:
         scope = getattr(watcher, "__self__", None)
         if isinstance(scope, LeaseScope):
-            scope.look_soon()
+            scope.recheck_soon()
 
 
 def _await_callbacks() -> None:

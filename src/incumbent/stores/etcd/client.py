@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.model import Key
 from incumbent.net.http import Garbled, Reading, Stream, begin, encode, exchange, feed, parse
 from incumbent.net.limiter import CONNECTIONS, DIAL_WITHIN, limits
@@ -38,7 +38,7 @@ from incumbent.stores.etcd.site import (
     error_text,
     is_refusal_of_certificate,
 )
-from incumbent.stores.etcd.waiting import ProcessPlace, standing
+from incumbent.stores.etcd.waiting import LinePosition, standing
 from incumbent.stores.plan import Plan, drive
 from incumbent.stores.turns import TakesTurns
 from incumbent.stores.url import Endpoint
@@ -82,7 +82,7 @@ Listen: TypeAlias = Callable[[Watching, Any, float], Awaitable[bool]]
 """Reads a stream: True if something changed, False if the caller has to look again."""
 Watch: TypeAlias = tuple[GatewayRequest, Listen]
 """The request of a stream, and the function that reads it."""
-Stand: TypeAlias = Callable[[Obstacles], ProcessPlace | None]
+Stand: TypeAlias = Callable[[Obstacles], LinePosition | None]
 """Finds this waiter in the line that was read; None: it is not there any more."""
 
 
@@ -299,7 +299,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         try:
             wire = await self.dial(endpoint, until)
         except OSError as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             raise self.site.cannot_connect(error, str(endpoint)) from error
         self.pools[endpoint].all.add(wire)
         return wire
@@ -392,7 +392,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
             # It has to join the line anew.
             return
         stand = partial(standing, kv.names_of(self.cluster.prefix, key), key, kept, seen)
-        place: ProcessPlace | None = stand(kept.found)
+        place: LinePosition | None = stand(kept.found)
         fresh = True
 
         async def look() -> Watch | None:
@@ -483,7 +483,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
                 return True
 
     async def _await_turn(
-        self, place: ProcessPlace, stand: Stand, watching: Watching, wire: W, until: float
+        self, place: LinePosition, stand: Stand, watching: Watching, wire: W, until: float
     ) -> bool:
         """True: it is our turn to look. False: read the line again. Raises as `_next_results`."""
         while not place.moved:

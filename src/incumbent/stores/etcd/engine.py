@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.model import Capabilities
 from incumbent.net.dial import connect
 from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
@@ -78,7 +78,7 @@ class AsyncEtcdStore(EtcdClient["AsyncStream"]):
             async with asyncio.timeout(min(_LONGEST, until - clock.now())):
                 return await connect(AsyncStream, endpoint.host, endpoint.port, tls=self.site.tls)
         except TimeoutError as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             raise TimeoutError("no connection in time") from error
 
     async def _connect_checked_within_dial(self, endpoint: Endpoint, until: float) -> AsyncStream:
@@ -99,7 +99,7 @@ class AsyncEtcdStore(EtcdClient["AsyncStream"]):
         try:
             return await outliving(join, until, keep, lasts)
         except TimeoutError as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             raise self.site.cannot_connect(error, str(endpoint)) from error
 
     async def aclose(self) -> None:

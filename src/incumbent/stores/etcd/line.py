@@ -29,7 +29,7 @@ from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.incarnation import Cluster
 from incumbent.stores.etcd.kv import KeyValue, Reply, Steps
 from incumbent.stores.etcd.looking import FIRST, Obstacles
-from incumbent.stores.etcd.places import KeptPlace
+from incumbent.stores.etcd.places import EtcdPlace
 
 IN_LINE: Final = "|"
 """Stands between the state that a waiter has seen, and the claim with which it stands in line."""
@@ -91,7 +91,7 @@ class InLine:
                 return entry if entry.claim == self._claim else None
         return None
 
-    def note(self, found: Obstacles) -> KeptPlace | None:
+    def note(self, found: Obstacles) -> EtcdPlace | None:
         """Remember the claim's place in the line that was found."""
         mine = self.entry_in(found)
         if mine is None:
@@ -100,7 +100,7 @@ class InLine:
                 self._places.of(self._key).pop(self._claim, None)
             return None
         whole = kv.seconds(kv.number_in(mine.fields.get("heartbeat")))
-        place = KeptPlace(
+        place = EtcdPlace(
             mine.key, mine.created, mine.lease, whole, self._ask.permits is not None, found
         )
         self._places.note(self._key, self._claim, place)

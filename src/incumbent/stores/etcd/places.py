@@ -24,7 +24,7 @@ _now = clock.now
 
 
 @dataclass(slots=True, eq=False)
-class KeptPlace:
+class EtcdPlace:
     """A place in line of this process. `whole`: its heartbeat, in whole seconds.
 
     `created`: the revision that determines the order; `found`: the obstacles of the last refusal;
@@ -59,23 +59,23 @@ class Places:
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
         self.firsts: dict[Key, KeyValue] = {}
-        self._places: dict[Key, dict[str, KeptPlace]] = {}
+        self._places: dict[Key, dict[str, EtcdPlace]] = {}
         self._beats: dict[int, _Beat] = {}
         self._numbers: dict[Key, dict[str, int]] = {}
         self.change_keys()
 
-    def of(self, key: Key) -> dict[str, KeptPlace]:
+    def of(self, key: Key) -> dict[str, EtcdPlace]:
         """The places in the line of a name, by claim."""
         return self._places.get(key, {})
 
-    def note(self, key: Key, claim: str, place: KeptPlace) -> None:
+    def note(self, key: Key, claim: str, place: EtcdPlace) -> None:
         """Remember a place in line of this process."""
         if len(self._places) >= _NOTED_MAX:
             self._places.clear()
             self.change_keys()
         self._places.setdefault(key, {})[claim] = place
 
-    def place_of(self, key: Key, claim: str) -> KeptPlace | None:
+    def place_of(self, key: Key, claim: str) -> EtcdPlace | None:
         """The place in line of this claim, as far as this process knows."""
         return self._places.get(key, {}).get(claim)
 
@@ -155,7 +155,7 @@ class Places:
         beat = self._beats.get(whole)
         return beat.lease if beat is not None and beat.until - _now() > whole * _KEPT else ""
 
-    def keeps(self, place: KeptPlace) -> bool:
+    def keeps(self, place: EtcdPlace) -> bool:
         """Whether the etcd lease of a place in line is kept alive."""
         beat = self._beats.get(place.whole)
         return beat is not None and beat.lease == place.lease

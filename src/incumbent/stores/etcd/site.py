@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from incumbent.errors import ConfigError, OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.net.dial import is_unknown
 from incumbent.stores.members import Members
 from incumbent.stores.url import (
@@ -329,13 +329,13 @@ def _context(options: EtcdOptions) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=options.ca)
     except (OSError, ssl.SSLError) as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         raise ConfigError(f"ca={options.ca} cannot be used: {error}", name="ca") from error
     if options.cert is not None:
         try:
             context.load_cert_chain(options.cert, options.key)
         except (OSError, ssl.SSLError) as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             raise ConfigError(
                 f"cert={options.cert}, key={options.key} cannot be used: {error}", name="cert"
             ) from error

@@ -19,7 +19,7 @@ from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.kv import GatewayRequest, KeyValue, Names
 from incumbent.stores.etcd.line import overtaken_in
 from incumbent.stores.etcd.looking import Obstacles
-from incumbent.stores.etcd.places import KeptPlace
+from incumbent.stores.etcd.places import EtcdPlace
 
 _FRONT: Final = 2
 _FAR: Final = 10
@@ -28,7 +28,7 @@ _SILENT: Final = 0.2
 
 
 @dataclass(slots=True)
-class ProcessPlace:
+class LinePosition:
     """The place of a claim in line: the number of waiters before it, as of `revision`.
     `ahead`: the key of the waiter to watch; `before`: the key of the waiter just before this one.
 
@@ -41,7 +41,7 @@ class ProcessPlace:
 
     key: Key
     names: Names
-    kept: KeptPlace
+    kept: EtcdPlace
     seen: str
     revision: int
     place: int
@@ -70,7 +70,7 @@ class ProcessPlace:
         self.moved = False
         return kv.watch(ranges, self.revision + 1 if self.place >= _FAR else 0)
 
-    def update(self, now: ProcessPlace) -> None:
+    def update(self, now: LinePosition) -> None:
         """Take over a later reading of the line; set `moved` if other keys have to be watched."""
         in_front = self.place < _FRONT
         self.moved = now.ahead not in ("", self.ahead) or in_front != (now.place < _FRONT)
@@ -144,8 +144,8 @@ class ProcessPlace:
 
 
 def standing(
-    names: Names, key: Key, place: KeptPlace, seen: str, found: Obstacles
-) -> ProcessPlace | None:
+    names: Names, key: Key, place: EtcdPlace, seen: str, found: Obstacles
+) -> LinePosition | None:
     """Where a claim with that place stands in the line that was found; None: it has none.
 
     `seen`: only a successor that was named after that refusal counts.
@@ -157,7 +157,7 @@ def standing(
     strict = place.shares or first.fields.get("fair") or overtaken_in(first) >= OVERTAKEN_MOST
     ahead, before = (order[max(0, at - _FRONT)], order[at - 1]) if at else ("", "")
     closing, shares, since = found.closing, place.shares, kv.newest_seen(seen)
-    return ProcessPlace(
+    return LinePosition(
         *(key, names, place, found.seen, found.revision, at, ahead, before),
         free_since=clock.now() if found.free and not shares else inf,
         patience=0.0 if not at else inf if strict else _SILENT,

@@ -12,7 +12,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.model import Ask, Key, Refused, Renewal, RenewOutcome, TakeOutcome, Unproved
 from incumbent.net.bounded import BoundedRunner
 from incumbent.net.dial import is_unknown
@@ -106,7 +106,7 @@ class KubernetesClient(PlannedTogether[None], BoundedRunner[W, None]):
         try:
             return await self.connect(until)
         except (OSError, Broken) as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             raise self.unreachable(error) from error
 
     def unreachable(self, error: Exception) -> StoreUnavailable:
@@ -204,7 +204,7 @@ class KubernetesClient(PlannedTogether[None], BoundedRunner[W, None]):
                 try:
                     key, of = left.pop()
                 except IndexError as error:
-                    raise_handlers(error)
+                    raise_if_from_signal(error)
                     return  # another lane was quicker
                 answers: Sequence[T | StoreError]
                 try:

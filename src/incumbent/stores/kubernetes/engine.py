@@ -8,7 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from incumbent import clock
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.model import Capabilities, Key
 from incumbent.net.dial import connect
 from incumbent.net.limiter import DIAL_WITHIN
@@ -65,7 +65,7 @@ class BlockingKubernetes(KubernetesClient[BlockingWire]):
             try:
                 start_thread(partial(run, over), "incumbent-batch")
             except RuntimeError as error:
-                raise_handlers(error)
+                raise_if_from_signal(error)
                 break  # no more threads can be started: those that are there do it
             running.append(over)
         await lane()
@@ -114,7 +114,7 @@ class AsyncKubernetes(KubernetesClient["AsyncStream"]):
             async with asyncio.timeout(min(_LONGEST, until - clock.now())):
                 return await connect(AsyncStream, site.endpoint.host, site.endpoint.port, tls=tls)
         except TimeoutError as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             raise TimeoutError("no connection in time") from error
 
     async def apart(self, work: Callable[[], None]) -> None:
@@ -135,7 +135,7 @@ class AsyncKubernetes(KubernetesClient["AsyncStream"]):
         try:
             return await outliving(lambda by: self.opened(self.dial(by)), until, keep, lasts)
         except TimeoutError as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             raise self.unreachable(error) from error
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.net.tls import Tls
 from incumbent.unpatched import start_thread
 
@@ -75,7 +75,7 @@ class PluginCommand:
         except subprocess.TimeoutExpired:
             why = f"it took more than {_PLUGIN_WITHIN:.0f} s"
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             why = str(error)
         raise self.failure(why)
 
@@ -119,7 +119,7 @@ class Login:
             try:
                 self._token = Path(self._file).read_text("ascii").strip()
             except (OSError, ValueError) as error:
-                raise_handlers(error)
+                raise_if_from_signal(error)
                 raise StoreUnavailable(f"the token {self._file} cannot be read: {error}") from error
             self._until = clock.now() + _READ_EVERY
 
@@ -133,7 +133,7 @@ class Login:
             try:
                 start_thread(partial(self._run, plugin, running), "incumbent-login")
             except RuntimeError as error:
-                raise_handlers(error)
+                raise_if_from_signal(error)
                 self._running.clear()
                 raise plugin.failure(f"no thread can be started: {error}") from error
         if clock.now() < self._until + _BEFORE:
@@ -141,7 +141,7 @@ class Login:
         try:
             failure = running.result(max(0.0, until - clock.now()))
         except TimeoutError as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             raise plugin.failure("it has not answered yet") from None
         if failure is not None:
             raise StoreUnavailable(str(failure)) from failure

@@ -18,7 +18,7 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from incumbent.errors import ConfigError
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.net.tls import Tls
 from incumbent.stores import url as urls
 from incumbent.stores.kubernetes.login import Login, PluginCommand
@@ -112,7 +112,7 @@ def _of_context(name: str, namespace: str, environ: Mapping[str, str]) -> dict[s
         port = server.port or (443 if server.scheme == "https" else 80)
         endpoint = urls.Endpoint(server.hostname or "", port)
     except (KeyError, ValueError, TypeError) as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         raise ConfigError(f"context {name} in {named} lacks {error}", name="store") from error
     for option, what in _UNSUPPORTED.items():
         if option in cluster or option in user:
@@ -157,7 +157,7 @@ def _of_yaml(text: str, path: Path) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         raise ConfigError(f"{path} is neither JSON nor YAML", name="store") from None
 
 
@@ -165,7 +165,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         raise ConfigError(
             f"{path}, which says how to reach Kubernetes, cannot be read: {error}", name="store"
         ) from error
@@ -182,7 +182,7 @@ def _data(part: Mapping[str, Any], name: str) -> str:
             "".join(str(part.get(f"{name}-data") or "").split()), validate=True
         ).decode()
     except ValueError as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         raise ConfigError(f"{name}-data in the kubeconfig is not base64", name="store") from None
 
 

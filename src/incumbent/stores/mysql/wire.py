@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from incumbent import clock
 from incumbent.errors import ConfigError, StoreUnavailable
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.net.dial import connect, connect_unix
 from incumbent.net.driver import DriverSocket, Upgrade
 from incumbent.net.pool import Broken
@@ -130,7 +130,7 @@ def _translated(*, writes: bool) -> Iterator[None]:
     try:
         yield
     except pymysql.err.MySQLError as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         code, text = (*error.args, "", "")[:2]
         if isinstance(code, int) and code and code not in _DRIVERS_OWN:
             raise ServerError(code, str(text), writes=writes) from error
@@ -138,5 +138,5 @@ def _translated(*, writes: bool) -> Iterator[None]:
     except Broken as error:
         raise Broken(str(error), sent=writes and error.sent, late=error.late) from error
     except _GARBLED as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         raise Broken(f"it gave no usable answer: {error!r}", sent=writes) from error

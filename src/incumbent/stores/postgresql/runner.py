@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.model import Key
 from incumbent.net.bounded import BoundedRunner
 from incumbent.net.pool import Broken, Mismatch
@@ -151,7 +151,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[PostgresWi
         try:
             return await self.side.dialled(dial, until, keep, lasts)
         except TimeoutError as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             raise connect_error("", self.where, proved=self.site.proved) from error
 
     async def dial(self, until: float, lasts: float = -inf) -> PostgresWire:

@@ -15,7 +15,7 @@ from zlib import crc32
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.net.dial import is_ready, is_unknown, leave_to_parent, resolve, wait_ready
 from incumbent.net.limiter import DIAL_WITHIN
 from incumbent.net.pool import Broken
@@ -166,7 +166,7 @@ async def _connect_host(
     try:
         addresses = await _addresses(side, target, lasts)
     except OSError as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         why = "no answer in time" if isinstance(error, TimeoutError) else str(error)
         text = f"the host name {target.host} cannot be resolved: {why}"
         raise _Failed(text, final=is_unknown(error)) from error

@@ -10,7 +10,7 @@ from typing import Any, Final
 import hiredis
 
 from incumbent.clock import now as _now
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.model import Key
 from incumbent.net.dial import make_poller
 from incumbent.net.pool import Broken
@@ -62,7 +62,7 @@ class QuorumLink(RedisWire):
     def push_on(self, request: bytes, sent: int, error: OSError | None, until: float) -> None:
         """Send the rest after a `push` that sent only `sent` bytes, or raised. Raises Broken."""
         if error is not None:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             if not isinstance(error, _NOT_YET):
                 raise Broken(str(error), sent=False) from error
         self._send_rest(request, sent, until)
@@ -110,7 +110,7 @@ class LinkDialer(Dialer[QuorumLink]):
                 target=run_blocking, args=(work,), name="incumbent-dial", daemon=True
             ).start()
         except RuntimeError as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             # The interpreter is shutting down, and starts no more threads.
             run_blocking(work)
 
@@ -217,7 +217,7 @@ class SyncPanel(ConnectedPanel):
                     return self._finish_slow(request, until, enough, at, sent, None)
                 at += 1
         except OSError as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             return self._finish_slow(request, until, enough, at, 0, error)
         # Read from the last node on: if all nodes share a core, the others have replied by then.
         try:
@@ -262,7 +262,7 @@ class SyncPanel(ConnectedPanel):
     ) -> list[Reply]:
         """Continue as `ask` does, after the first node (from the last) that replied otherwise."""
         if isinstance(data, OSError):
-            raise_handlers(data)
+            raise_if_from_signal(data)
         self.whole = False
         step = RequestBatch(request, 1)
         steps: list[RequestBatch | None] = [step] * len(self.connections)

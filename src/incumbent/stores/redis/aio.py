@@ -18,7 +18,7 @@ import hiredis
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, TakeOutcome
 from incumbent.net.aiowire import AsyncConnection, connect, connect_unix
 from incumbent.net.limiter import DIAL_WITHIN, IN_FLIGHT, limits
@@ -292,7 +292,7 @@ async def dial(site: RedisSite, until: float) -> AsyncRedisWire:
         async with asyncio.timeout(min(_LONGEST, until - _now())):
             return await open_wire(site, until, connected, login)
     except TimeoutError as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         raise StoreUnavailable(f"{site.where} cannot be reached: no connection in time") from error
 
 
@@ -484,7 +484,7 @@ class AsyncRuntime(Runtime):
             async with asyncio.timeout(max(0.0, until - _now())):
                 await self._turn.acquire()
         except TimeoutError as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             raise StoreUnavailable("no time was left to ask where the servers are") from error
         try:
             await super().update(discovery, until)
@@ -512,7 +512,7 @@ class AsyncRuntime(Runtime):
                     if enough and enough(found):
                         break
         except TimeoutError as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
         finally:
             for task in tasks:
                 task.cancel()

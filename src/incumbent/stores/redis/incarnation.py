@@ -20,7 +20,7 @@ from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.redis.resp import SCRIPTS, RequestBatch, RespProgram, Script, pack
 from incumbent.stores.redis.site import (
@@ -139,7 +139,7 @@ def read_marker(raw: Any, where: str, key: str) -> IncarnationMarker | None:
         run, replication = run.strip("-"), replication.strip("-")
         return IncarnationMarker(identity, *numbers, run, replication, int(longest), int(floor))
     except ValueError as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         # Another client's value counts as no marker.
         return None
 

@@ -16,7 +16,7 @@ import hiredis
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.model import Key
 from incumbent.net.dial import is_unknown
 from incumbent.net.pool import Broken, Mismatch
@@ -217,7 +217,7 @@ class ProviderFailed(Exception):
     """The user's provider of credentials raised an error, which may be any Exception."""
 
     def __init__(self, error: Exception) -> None:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         super().__init__(str(error) or type(error).__name__)
 
 

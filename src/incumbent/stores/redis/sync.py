@@ -11,7 +11,7 @@ import hiredis
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, TakeOutcome
 from incumbent.net.dial import connect, connect_unix, run_bounded
 from incumbent.net.limiter import CONNECTIONS, DIAL_WITHIN, limits
@@ -269,7 +269,7 @@ class BlockingRuntime(Runtime):
             try:
                 outcomes[index] = run_blocking(calls[index](until))
             except Exception as error:  # noqa: BLE001 - any but a StoreError is raised at the end
-                raise_handlers(error)
+                raise_if_from_signal(error)
                 outcomes[index] = error
             finally:
                 ended.append(index)
@@ -302,6 +302,6 @@ def _start(target: Callable[[], None]) -> None:
     try:
         threading.Thread(target=target, name="incumbent-survey", daemon=True).start()
     except RuntimeError as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         # The interpreter is ending and starts no threads any more.
         target()

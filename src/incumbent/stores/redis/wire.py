@@ -20,7 +20,7 @@ import hiredis
 
 from incumbent import clock
 from incumbent.errors import StoreError
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.model import Key
 from incumbent.net.pool import Broken, Connection, Mismatch, exchange_error
 from incumbent.stores.redis.incarnation import (
@@ -106,7 +106,7 @@ async def open_wire(
             wire.close()
             raise
     except (OSError, LoginRefused, ProviderFailed, *UNUSABLE) as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         raise connect_error(error, site) from error.__cause__ or error
     return wire
 

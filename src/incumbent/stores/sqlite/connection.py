@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.stores.sqlite import schema
 from incumbent.stores.sqlite.host import Host
 from incumbent.stores.sqlite.schema import State
@@ -168,7 +168,7 @@ class SqliteConnection:
         try:
             return _identity(self._path) != self.identity
         except OSError as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             return True
 
     def is_due(self, now: float) -> bool:
@@ -192,7 +192,7 @@ class SqliteConnection:
         try:
             return self._look_at_log() != self._log_identity
         except OSError as error:
-            raise_handlers(error)
+            raise_if_from_signal(error)
             return True
 
     def _look_at_log(self) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from incumbent.errors import ConfigError, StoreError
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.model import Capabilities
 from incumbent.stores.findings import Finding, cannot_tell
 from incumbent.stores.sqlite.host import (
@@ -182,7 +182,7 @@ def _space(path: Path) -> list[Finding]:
     try:
         free = shutil.disk_usage(path.parent).free
     except OSError as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         return []
     if free < _A_PAGE:
         return [

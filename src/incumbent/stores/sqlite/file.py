@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from incumbent.errors import ConfigError, StoreError, StoreUnavailable
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.stores.polling import LOCAL, Looks
 from incumbent.stores.sqlite.connection import (
     FileBusy,
@@ -276,7 +276,7 @@ class SqliteFile:
             self._spawn(lambda: self._clean_up(log_bytes))
         except RuntimeError as error:  # no thread can be started: the next operation tries again
             self._cleaning.release()
-            raise_handlers(error)
+            raise_if_from_signal(error)
 
     def _clean_up(self, log_bytes: int) -> None:
         def work(db: SqliteConnection) -> None:
@@ -333,7 +333,7 @@ def make_file(path: Path, *, default: bool) -> None:
             why = "it is a folder: name a file in it"
             raise StoreUnavailable(f"cannot create {path}: {why}", permanent=True) from None
     except OSError as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         code, text = error.errno or 0, error.strerror or ""
         denied = f"user {os.geteuid()} may not write to {path.parent}"
         lasting = {

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from incumbent import clock
 from incumbent.errors import ConfigError, StoreUnavailable
-from incumbent.interrupts import raise_handlers
+from incumbent.interrupts import raise_if_from_signal
 
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _MOUNTS: Final = "/proc/self/mountinfo"
@@ -65,7 +65,7 @@ def _offset_of_this_process() -> float:
     except FileNotFoundError:
         return 0.0  # this kernel has no time namespaces
     except OSError as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         raise _unknowable(f"{_OFFSETS} cannot be read ({error.strerror})") from error
     try:
         # The file describes the children's namespace, which differs from ours after an unshare.
@@ -73,7 +73,7 @@ def _offset_of_this_process() -> float:
             raise _unknowable("this process has left its children another time namespace")
         return boottime_offset(offsets)
     except (OSError, ValueError) as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         raise _unknowable(f"{_OFFSETS} makes no sense ({error})") from error
 
 
@@ -82,7 +82,7 @@ def _linux_boot_id() -> str:
         mounts = Path(_MOUNTS).read_text(errors="surrogateescape")
         boot_id = Path(_BOOT_ID).read_text().strip()
     except OSError as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         raise _unknowable(f"{error.filename} cannot be read ({error.strerror})") from error
     # systemd-nspawn mounts a random boot id over it, which would make its containers look rebooted.
     if f" {_BOOT_ID} " in mounts:
@@ -97,7 +97,7 @@ def _other_boot_id() -> str:  # pragma: no cover - not Linux
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5)
     except (OSError, subprocess.SubprocessError) as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         raise _unknowable(f"{' '.join(command)} failed") from error
     return found.stdout.strip()
 
@@ -158,7 +158,7 @@ def file_system_of(path: Path) -> str:
     try:
         mountinfo = Path(_MOUNTS).read_text(errors="surrogateescape")
     except OSError as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         return ""
     return type_in(mountinfo, os.path.realpath(path))
 
@@ -225,7 +225,7 @@ def _container_in_cgroup(read: Callable[[str], str]) -> str | None:
     try:
         text = read("/proc/1/cgroup")
     except (OSError, UnicodeDecodeError) as error:
-        raise_handlers(error)
+        raise_if_from_signal(error)
         return None
     for line in text.splitlines():
         path = line.rpartition(":")[2]
