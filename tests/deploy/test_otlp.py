@@ -30,7 +30,7 @@ SPEC = JobSpec(name="nightly", schedule=Every(60), command=("true",))
 class JobsOfOne:
     def __init__(self) -> None:
         self._numbers = JobNumbers()
-        self._numbers.ended("nightly", SlotState.OK, 2.5, 1000.0)
+        self._numbers.count_run("nightly", SlotState.OK, 2.5, 1000.0)
 
     def samples(self) -> list[Sample]:
         of_fleet = ("incumbent_jobs", "incumbent_job_runs_running", "incumbent_job_slots_waiting")
