@@ -14,13 +14,13 @@ import pytest
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.model import Key, Renewed
+from incumbent.model import Gone, Key, Renewal, Renewed
 from incumbent.net.tls import Tls
 from incumbent.stores.kubernetes import client, watching
 from incumbent.stores.kubernetes.engine import KubernetesEngine
 from incumbent.stores.kubernetes.errors import KubernetesAnswer
 from incumbent.stores.kubernetes.login import Login, PluginCommand
-from incumbent.stores.kubernetes.objects import object_name
+from incumbent.stores.kubernetes.objects import MARKER, object_name
 from incumbent.stores.kubernetes.site import KubernetesSite
 from incumbent.stores.url import Endpoint
 from tests import tiers
@@ -292,6 +292,49 @@ def test_a_server_that_is_away_for_an_hour_is_asked_again_before(
     with pytest.raises(StoreUnavailable) as caught:
         Party(alone.engine).take()
     assert caught.value.retry_after == 30.0
+
+
+# -- an etcd that was restored ---------------------------------------------------------------------
+
+
+def notices(party: Party, renewal: Renewal) -> bool:
+    """Whether its lease is gone; it is never renewed."""
+    try:
+        (outcome,) = party.store.renew([renewal], soon(2.0))
+    except StoreError:
+        return False
+    assert not isinstance(outcome, Renewed)
+    return isinstance(outcome, Gone)
+
+
+@pytest.mark.parametrize("marker", ["kept", "removed"])
+@pytest.mark.parametrize("known", [True, False])
+def test_holders_notice_a_restore_by_a_renewal_and_a_new_process_by_a_removed_marker(
+    own_api_server: ApiServer, alone: Party, marker: str, known: bool
+) -> None:
+    server = own_api_server
+    if known:
+        # Then the backup has its object.
+        alone.store.give(alone.key, alone.claim, alone.take().token, soon())
+    else:
+        Party(alone.engine).take()
+    # Then the marker is old enough for the new process.
+    server.set_clock(3600.0)
+    backup = server.snapshot()
+    before = alone.renewal(alone.take(new_claim(), ask=LONG), 600.0)
+    for _ in range(5):
+        assert alone.store.renew([before], soon()) == [Renewed()]
+    server.restore(backup)
+    new = Party(open_at(url_of(server, "default", wait=60.0)), alone.key)
+    if marker == "removed":
+        server.delete("default", MARKER)
+        with pytest.raises(StoreUnavailable, match="was made anew, or restored"):
+            new.take(ask=LONG)
+    else:
+        # See docs/kubernetes.md: two believe in it until the one from before renews.
+        new.take(ask=LONG)
+    eventually(lambda: notices(alone, before))
+    new.store.close()
 
 
 # -- other writers ---------------------------------------------------------------------------------
