@@ -168,7 +168,7 @@ def log_as_it_was() -> Iterator[None]:
 @pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """An instance of cron in this process notices sooner that it is closed."""
-    monkeypatch.setattr(instance, "_LOOK_AT_CONTROL", 0.2)
+    monkeypatch.setattr(instance, "_CONTROL_READ_EVERY", 0.2)
 
 
 @pytest.fixture(scope="session")
