@@ -393,8 +393,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _r(
         "a swap that came second counts as done",
         "stores/deciding.py",
-        "for place, instead in pairs if instead is not None]",
-        "for place, instead in pairs if instead is None]",
+        "for index, instead in pairs if instead is not None]",
+        "for index, instead in pairs if instead is None]",
         *_CLIENTS,
     ),
     _r(

@@ -211,20 +211,20 @@ class Deciding:
             if self._quick.renew:
                 done = yield TryRenew(renewals)
             # By name: two swaps of one version would refuse each other.
-            places: dict[Key, list[int]] = {}
-            for place, renewal in enumerate(renewals):
-                if done[place] is None:
-                    places.setdefault(renewal.key, []).append(place)
+            indexes: dict[Key, list[int]] = {}
+            for index, renewal in enumerate(renewals):
+                if done[index] is None:
+                    indexes.setdefault(renewal.key, []).append(index)
             steps = [
-                _renew_step(key, [renewals[place] for place in of]) for key, of in places.items()
+                _renew_step(key, [renewals[index] for index in of]) for key, of in indexes.items()
             ]
             answers = yield from self._decide_all(steps, tries=None)
-            for of, answer in zip(places.values(), answers, strict=True):
-                for at, place in enumerate(of):
+            for of, answer in zip(indexes.values(), answers, strict=True):
+                for at, index in enumerate(of):
                     if isinstance(answer, StoreError):
-                        done[place] = Unproved(str(answer))
+                        done[index] = Unproved(str(answer))
                     else:
-                        done[place] = answer[at]
+                        done[index] = answer[at]
             return [outcome for outcome in done if outcome is not None]
 
         return Plan("renew", start, renewals=renewals)
@@ -320,21 +320,21 @@ class Deciding:
         left = list(enumerate(found))
         for _ in count() if tries is None else range(tries):
             swaps: dict[int, Swap] = {}
-            for place, seen in left:
-                applied = _apply(steps[place], seen)
-                outcomes[place], swap = applied
+            for index, seen in left:
+                applied = _apply(steps[index], seen)
+                outcomes[index], swap = applied
                 if swap is not None:
-                    swaps[place] = swap
+                    swaps[index] = swap
             if not swaps:
                 break
             replies: Sequence[Seen | StoreError | None] = yield Swaps(tuple(swaps.values()))
             # Those whose swap was refused are decided again, by what the store has instead.
             pairs = zip(swaps, replies, strict=True)
-            left = [(place, instead) for place, instead in pairs if instead is not None]
+            left = [(index, instead) for index, instead in pairs if instead is not None]
         else:
-            for place, _ in left:
-                outcomes[place] = self._busy(steps[place].wanted.key)
-        return [outcomes[place] for place in range(len(steps))]
+            for index, _ in left:
+                outcomes[index] = self._busy(steps[index].wanted.key)
+        return [outcomes[index] for index in range(len(steps))]
 
     def _busy(self, key: Key) -> StoreUnavailable:
         return StoreUnavailable(

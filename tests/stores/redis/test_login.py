@@ -57,7 +57,7 @@ def server(reply: bytes) -> Iterator[Server]:
 
 
 def blocking(site: RedisSite) -> None:
-    sync.dial(site, clock.now() + 5).close()
+    sync.dial(site, clock.now() + 5, sync.RedisWire).close()
 
 
 def on_asyncio(site: RedisSite) -> None:
@@ -172,7 +172,7 @@ def test_a_provider_that_hangs_holds_nobody_up() -> None:
     with server(OK) as running:
         site = RedisSite(RedisTarget("127.0.0.1", running.port, credentials=Hung()), "here")
         with pytest.raises(StoreUnavailable, match="in time"):
-            sync.dial(site, clock.now() + 0.2)
+            sync.dial(site, clock.now() + 0.2, sync.RedisWire)
         with pytest.raises(StoreUnavailable, match="in time"):
             asyncio.run(main())
         over.set()

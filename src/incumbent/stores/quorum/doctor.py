@@ -16,7 +16,7 @@ from incumbent.stores.redis.doctor import diagnosis
 from incumbent.stores.redis.incarnation import belongs_elsewhere, read_facts
 from incumbent.stores.redis.resp import RequestBatch, RespProgram, pack
 from incumbent.stores.redis.site import MARKER_KEY
-from incumbent.stores.redis.sync import dial
+from incumbent.stores.redis.sync import RedisWire, dial
 from incumbent.stores.redis.wire import UNUSABLE, run_program
 
 _APART: Final = 1.0
@@ -52,7 +52,7 @@ def _of_node(
 ) -> tuple[list[Finding], _NodeFindings | None]:
     name = quorum.names[node.index]
     try:
-        wire = dial(node.site, until)
+        wire = dial(node.site, until, RedisWire)
     except StoreError as error:
         advice = "check the address, the password and the network"
         return [("error", f"{name}: {error}", advice)], None

@@ -21,7 +21,7 @@ from incumbent.stores.quorum.connecting import ConnectedPanel, Dialer
 from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Reply
 from incumbent.stores.redis.resp import RequestBatch, as_eval
 from incumbent.stores.redis.site import RedisSite
-from incumbent.stores.redis.sync import RedisWire, dial_as
+from incumbent.stores.redis.sync import RedisWire, dial
 
 _LAG_MOST: Final = 1.5
 """Seconds for which a node may owe a reply before its connection is given up."""
@@ -102,7 +102,7 @@ class LinkDialer(Dialer[QuorumLink]):
     side = BLOCKING
 
     async def _dial(self, site: RedisSite, until: float) -> QuorumLink:
-        return dial_as(QuorumLink, site, until)
+        return dial(site, until, QuorumLink)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         try:

@@ -127,18 +127,18 @@ class _QuorumRound:
 
     async def _values(self, wanted: Sequence[int]) -> dict[int, bytes]:
         """The values to plant, each from a node that has just confirmed the lease."""
-        places: list[list[int]] = [[] for _ in self.words]
+        by_node: list[list[int]] = [[] for _ in self.words]
         for at in wanted:
             node = next(n for n, words in enumerate(self.words) if words and _confirms(words[at]))
-            places[node].append(at)
+            by_node[node].append(at)
         value = self.quorum.dialect.value
-        steps = [_together([value(self.batch[at].key) for at in place]) for place in places]
+        steps = [_together([value(self.batch[at].key) for at in indexes]) for indexes in by_node]
         replies = await self.panel.ask(steps, self.until)
         values: dict[int, bytes] = {}
-        for place, reply in zip(places, replies, strict=True):
+        for indexes, reply in zip(by_node, replies, strict=True):
             if isinstance(reply, Silent):
                 continue
-            for at, raw in zip(place, reply, strict=True):
+            for at, raw in zip(indexes, reply, strict=True):
                 renewal = self.batch[at]
                 head = b"incumbent1 %b %d " % (renewal.claim.encode(), renewal.token)
                 if isinstance(raw, bytes) and raw.startswith(head):

@@ -98,20 +98,20 @@ def scan_program(
 
 def _read_all(requests: Requests, keys: Sequence[Key]) -> RespProgram[list[Any]]:
     """A Record for each key, or the error that the server replied."""
-    places = [requests.naming.of(key) for key in keys]
+    all_names = [requests.naming.of(key) for key in keys]
     request = pack("TIME") + b"".join(
         pack("GET", names.main)
         + pack("PTTL", names.main)
         + pack("HGETALL", names.companion)
         + pack("ZRANGE", names.candidates, "0", "-1", "WITHSCORES")
-        for names in places
+        for names in all_names
     )
     time, *replies = yield RequestBatch(request, 1 + 4 * len(keys))
     if type(time) is not list:
         raise requests.unusable(time)
     now = int(time[0]) + int(time[1]) / 1e6
     records: list[Any] = []
-    for at, names in enumerate(places):
+    for at, names in enumerate(all_names):
         raw, left, hash_, candidates = replies[4 * at : 4 * at + 4]
         errors = [reply for reply in (raw, hash_) if isinstance(reply, Exception)]
         if errors:

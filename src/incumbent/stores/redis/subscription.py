@@ -146,15 +146,16 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
     def __init__(self, requests: Requests, side: ReaderSide) -> None:
         super().__init__(requests.where, 1, side)
         self._requests = requests
+        # Each by the id of a waiter in line.
         self.last_refusals: dict[str, _RefusedTake] = {}
-        """The last takes of the waiters in line."""
+        """Its last take."""
         self.resting: dict[str, _Rest] = {}
-        """The waiters in line that need not recheck yet."""
+        """Until when it need not recheck."""
         self._early: dict[str, float] = {}
-        """When waiters have to recheck that were not here when the message came."""
+        """When it has to recheck, by a message that came while it did not wait here."""
         self._notified: dict[str, tuple[int, float]] = {}
-        """When the place of a waiter was stored, and when the waiter has to recheck. A waiter may
-        return to that place without asking the server again."""
+        """When its place was stored, and when it has to recheck: it may return to that place
+        without asking the server again."""
         self._rechecked: dict[str, tuple[LineSubscription, int]] = {}
         """The subscription, and its number of messages on the lease's channel, when the waiter last
         left to recheck."""
@@ -179,6 +180,8 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
                 return False
             waiter.relied_on = subscription
             if place is not None:
+                # Its place gets messages of its own. A candidate follows the lease as well, and
+                # waits without asking only if nothing was published since it left.
                 known = self._count_when_left(subscription, place)
                 if not place.follows or known == subscription.messages_for(waiter):
                     return True

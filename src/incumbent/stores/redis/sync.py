@@ -101,16 +101,11 @@ class RedisWire(BlockingWire, AnyWire):
 W = TypeVar("W", bound=RedisWire)
 
 
-def dial(site: RedisSite, until: float) -> RedisWire:
-    """A connection that is logged in.
+def dial(site: RedisSite, until: float, make: Callable[[socket], W]) -> W:
+    """A connection that is logged in, which `make` makes of its socket.
 
     Raises StoreUnavailable, at `until` (an instant of clock.now) at the latest.
     """
-    return dial_as(RedisWire, site, until)
-
-
-def dial_as(make: Callable[[socket], W], site: RedisSite, until: float) -> W:
-    """As `dial`, for another kind of connection."""
 
     async def connected(target: RedisTarget, tls: SSLContext | None) -> W:
         if target.path:
@@ -149,7 +144,7 @@ class BlockingExchange(RedisExchange[RedisWire]):
         detach_in_child(self)
 
     async def dial(self, until: float) -> RedisWire:
-        return dial(self.site, until)
+        return dial(self.site, until, RedisWire)
 
     async def keep_another(self, until: float) -> None:
         """Make a connection for the next request. Raises StoreUnavailable."""
@@ -250,7 +245,7 @@ class BlockingRuntime(Runtime):
         return BlockingExchange(site, requests)
 
     async def dial(self, site: RedisSite, until: float) -> AnyWire:
-        return dial(site, until)
+        return dial(site, until, RedisWire)
 
     async def pause(self, seconds: float) -> None:
         threading.Event().wait(seconds)
