@@ -265,6 +265,22 @@ def test_a_schedule_that_changes_lets_the_run_that_is_on_end(fleet: CronFleet) -
     eventually(lambda: [it.state for it in fleet.runs("long").values()] == [SlotState.OK])
 
 
+@pytest.mark.left(tiers.STORES, "sqlite")
+@two_stores
+def test_a_run_whose_instance_was_killed_says_so(fleet: CronFleet) -> None:
+    fleet.file.write_text(
+        f'[[job]]\nname = "long"\n{NEVER_DUE}\ncommand = {note("time.sleep(60)")}\n'
+    )
+    process = fleet.start()
+    eventually(lambda: fleet.events("ready"))
+    fleet.trigger("long")
+    eventually(fleet.ran)
+    process.kill()
+    eventually(lambda: [it.state for it in fleet.runs("long").values()] == [SlotState.LOST])
+    (lost,) = fleet.runs("long").values()
+    assert lost.why.startswith("its instance died, or was killed; stopped after ")
+
+
 @pytest.mark.left(tiers.STORES, "quorum")
 def test_a_worker_that_is_killed_leaves_nothing_behind_and_its_run_is_lost(
     fleet: CronFleet,

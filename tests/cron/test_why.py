@@ -7,12 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from incumbent.cli.jobs import describe_up
 from incumbent.cli.why import explain_job
-from incumbent.cron.fleet import SignOfLife
+from incumbent.cron.fleet import PRESENCE, PRESENT_EVERY, Presence, SignOfLife, presences
 from incumbent.cron.ledger import JOB, SlotRecord, SlotState, encode
-from incumbent.cron.schedule import slot_id
+from incumbent.cron.schedule import Every, slot_id
 from incumbent.cron.slots import GRACE, NOT_CLAIMED
+from incumbent.cron.spec import JobSpec
 from incumbent.model import Field, Holding, Key, Past, Record
+from incumbent.runtime.link import Link
+from tests.support.faulty import FaultyEngine
 
 DUE = 1_795_239_000.0
 """2026-11-21T05:30:00Z."""
@@ -20,6 +24,7 @@ NOW = DUE + 4 * 3600
 FACTS = {"schedule": "30 5 * * * (UTC)", "timezone": "UTC", "since": DUE - 86_400}
 RUN = SlotRecord(slot_id(DUE), SlotState.OK, DUE, "i1", 7, DUE + 0.1, DUE + 9)
 UP = [SignOfLife("i1", DUE, NOW)]
+SPEC = JobSpec(name="job", schedule=Every(60), command=("true",))
 
 
 def said(
@@ -92,3 +97,26 @@ def test_what_an_outside_scheduler_starts_needs_no_instance() -> None:
     text = said(RUN, up=[], timezone=None)
     assert "ok on i1" in text
     assert "no instance is up" not in text
+
+
+# -- instances that say nothing any more -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("every", "after"), [(5.0, 15.0), (30.0, 90.0), (1.0, 10.0)])
+def test_an_instance_is_silent_once_three_of_its_own_signs_of_life_are_overdue(
+    every: float, after: float
+) -> None:
+    peer = SignOfLife("i1", DUE, NOW, every=every)
+    assert describe_up([peer], NOW + after - 1) == "1 up: i1"
+    assert "silent: i1 for " in describe_up([peer], NOW + after)
+
+
+def test_how_often_an_instance_writes_is_on_record_and_a_ttl_at_most() -> None:
+    engine = FaultyEngine()
+    link = Link(engine)
+    Presence(link, "n", "i1", every=7.0).write_sign([SPEC])
+    record = link.store.read(Key("n", PRESENCE), link.port.now() + 5)
+    (peer,) = presences(record)
+    assert (peer.instance, peer.every) == ("i1", 7.0)
+    older = Record(record.key, fields={"up/i2": Field(b'{"since": 1, "seen": 2}', 1)})
+    assert presences(older)[0].every == PRESENT_EVERY

@@ -130,8 +130,8 @@ def _job_as_json(job: Job, now: float, *, gone: bool) -> dict[str, Any]:
 def describe_up(present: Iterable[fleet.SignOfLife], now: float) -> str:
     """The instances that are up, and the instances that have been silent for too long."""
     known = fleet.up_now(present, now)
-    up = [one.instance for one in known if now - one.seen < fleet.GONE_AFTER]
-    silent = [one for one in known if now - one.seen >= fleet.GONE_AFTER]
+    up = [one.instance for one in known if not one.is_silent(now)]
+    silent = [one for one in known if one.is_silent(now)]
     who = f"{len(up)} up: {', '.join(up)}" if up else "no instance is up"
     since = [f"{one.instance} for {say_seconds(now - one.seen)}" for one in silent]
     return f"{who}; silent: {', '.join(since)}" if since else who

@@ -102,7 +102,10 @@ def is_job_name(name: str) -> bool:
 PRESENCE: Final = "@cron/up"
 UP: Final = "up/"
 PRESENT_EVERY: Final = 30.0
-"""Seconds between signs of life; an instance counts as gone after three periods without one."""
+"""The most seconds between signs of life: a ttl, if that is shorter. An instance counts as gone
+after three times this without one."""
+_SILENT_LEAST: Final = 10.0
+"""Seconds by which the clocks of two instances may differ without one being called silent."""
 GONE_AFTER: Final = 3 * PRESENT_EVERY
 KNOWN: Final = "@cron/jobs"
 SET: Final = "set/"
@@ -127,6 +130,12 @@ class SignOfLife:
     jobs: int = 0
     job_set: str = ""
     """The digest of the set of its jobs."""
+    every: float = PRESENT_EVERY
+    """Seconds between its signs of life."""
+
+    def is_silent(self, now: float) -> bool:
+        """Whether three signs of life are overdue, for display: the clocks are not compared."""
+        return now - self.seen >= max(_SILENT_LEAST, 3 * self.every)
 
 
 class Peers:
@@ -170,7 +179,9 @@ def presences(record: Record) -> list[SignOfLife]:
         if isinstance(since, int | float) and isinstance(seen, int | float):
             jobs = jobs if isinstance(jobs, int) else 0
             job_set = str(facts.get("knows", ""))
-            found.append(SignOfLife(name.removeprefix(UP), since, seen, jobs, job_set))
+            every = facts.get("every")
+            every = float(every) if isinstance(every, int | float) else PRESENT_EVERY
+            found.append(SignOfLife(name.removeprefix(UP), since, seen, jobs, job_set, every))
     return sorted(found, key=lambda peer: peer.instance)
 
 
@@ -237,8 +248,12 @@ def gone_since(fields: Mapping[str, Field]) -> float | None:
 class Presence:
     """One instance's signs of life, and its part in the sweep. Every method raises StoreError."""
 
-    def __init__(self, link: Link, namespace: str, holder: str) -> None:
+    def __init__(
+        self, link: Link, namespace: str, holder: str, every: float = PRESENT_EVERY
+    ) -> None:
         self._store = link.store
+        self.every: Final = every
+        """Seconds between signs of life."""
         self._namespace = namespace
         self._holder = holder
         self._since = clock.wall()
@@ -257,8 +272,9 @@ class Presence:
             self._set = blake2s(digests, digest_size=8).hexdigest()
             self._put(KNOWN, SET + self._set, digests)
             self._specs, self._set_written_at = specs, now
-        facts = encode(since=self._since, seen=clock.wall(), jobs=len(specs), knows=self._set)
-        self._put(PRESENCE, UP + self._holder, facts)
+        facts = {"since": self._since, "seen": clock.wall(), "jobs": len(specs)}
+        sign = encode(**facts, knows=self._set, every=self.every)
+        self._put(PRESENCE, UP + self._holder, sign)
 
     def remove_sign(self) -> None:
         """Remove this instance's sign of life, without waiting long for the store."""

@@ -117,6 +117,8 @@ _CLOCK_SET: Final = 1.0
 """Seconds by which the wall clock moves between two turns only if it was set."""
 _SCAN_WITHIN: Final = 30.0
 _REGISTER_AT_ONCE: Final = 20
+_SIGN_LEAST: Final = 5.0
+"""The least seconds between signs of life, however short the ttl is."""
 _SWEEP_EVERY: Final = 600.0
 _STARTS_MOST: Final = 32
 """Starts at a time: a start costs more than a run, and each finished start makes room for one."""
@@ -172,7 +174,8 @@ class Instance:
         self._present_at = -inf
         self._housekeeping_at = -inf
         self._sweep_at = clock.now() + _SWEEP_EVERY * (0.5 + draw_jitter())
-        self._presence = Presence(link, namespace, holder)
+        every = min(PRESENT_EVERY, max(_SIGN_LEAST, self._runs.ttl))
+        self._presence = Presence(link, namespace, holder, every)
         self._stopped = False
         self._offset = clock.wall() - clock.now()
         meters.provide(self)
@@ -415,7 +418,7 @@ class Instance:
             self._register_some()
             now = clock.now()
             if now >= self._present_at:
-                self._present_at = now + PRESENT_EVERY * (0.9 + 0.2 * draw_jitter())
+                self._present_at = now + self._presence.every * (0.9 + 0.2 * draw_jitter())
                 self._presence.write_sign(self.specs)
             if now >= self._sweep_at:
                 self._sweep()

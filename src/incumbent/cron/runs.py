@@ -286,11 +286,13 @@ class Attempts:
             self._emit("store", why=f"the ledger could not be pruned: {error}")
 
 
-def stopped(cause: str, seconds: float) -> AttemptEnd:
+def stopped(cause: str, seconds: float, *, instance_died: bool = False) -> AttemptEnd:
     """The end of an attempt that was stopped because of its lease or its instance."""
     after, failed = f"after {say_seconds(seconds)}", SlotState.FAILED
     if cause.startswith("signal:"):
         why = f"its instance was stopped ({cause.partition(':')[2]}) {after}"
+        if instance_died:
+            why = f"its instance died, or was killed; stopped {after}"
         return AttemptEnd(SlotState.LOST, why=why, final=True)
     state, why = {
         "at_most_for": (SlotState.TIMED_OUT, "at_most_for"),

@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from struct import Struct
@@ -49,7 +50,7 @@ from incumbent.model import Key
 from incumbent.runtime.link import Link, new_link
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.guarding import Guard, GuardFault, start_guard
-from incumbent.supervise.kernel import DescriptorWaiter
+from incumbent.supervise.kernel import DescriptorWaiter, readable
 from incumbent.supervise.launch import PreparedTerm, child_environment
 from incumbent.supervise.plan import Course, Phase
 from incumbent.supervise.run import Command, Ending, supervise
@@ -138,16 +139,23 @@ class Inbox:
 
 
 def run_worker(
-    fleet: FleetSettings, channel: socket.socket, first: Task | None, events: Events
+    fleet: FleetSettings,
+    channel: socket.socket,
+    first: Task | None,
+    events: Events,
+    instance: Sequence[int] = (),
 ) -> None:
-    """Run `first`, then the tasks from `channel`, until that is closed or a signal comes."""
+    """Run `first`, then the tasks from `channel`, until that is closed or a signal comes.
+
+    `instance`: the pidfd of the instance, where the system has pidfds.
+    """
     _give_stdin(None)
     with (
         start_guard(fleet.isolate) as guard,
         Signals() as signals,
         closing(new_link(fleet.url)) as link,
     ):
-        worker = _TaskRunner(fleet, channel, link, guard, signals, events)
+        worker = _TaskRunner(fleet, channel, link, guard, signals, events, instance)
         try:
             worker.run(first)
         finally:
@@ -169,8 +177,10 @@ class _TaskRunner:
         guard: Guard,
         signals: Signals,
         events: Events,
+        instance: Sequence[int],
     ) -> None:
         self.fleet = fleet
+        self._instance = instance
         self.guard = guard
         self.signals = signals
         self.stopped = self.worn = False
@@ -181,6 +191,10 @@ class _TaskRunner:
         self._inbox = Inbox(channel)
         self._output: Output | None = None
         self._ready: PreparedTerm | None = None
+
+    def instance_died(self) -> bool:
+        """Whether the instance has ended: one that stops in order waits for its workers."""
+        return any(map(readable, self._instance))
 
     def send_codes(self, *codes: int) -> None:
         """Send codes to the zygote."""
@@ -379,7 +393,8 @@ class _CommandRun:
             why = f"not even KILL ended {pids}; the lease is not given back"
             return AttemptEnd(SlotState.FAILED, ending.status, why, output, final=True)
         if ending.cause:
-            end = stopped(ending.cause, ending.seconds)
+            died = self._worker.instance_died()
+            end = stopped(ending.cause, ending.seconds, instance_died=died)
             return replace(end, code=ending.status, output=output)
         if ending.status in self._spec.success_codes:
             return AttemptEnd(SlotState.OK, ending.status, output=output)

@@ -33,7 +33,7 @@ from incumbent.cron.ledger import SlotRecord
 from incumbent.cron.runs import FAULT, LEAVES, PREPARED, STARTED, Task
 from incumbent.cron.spec import JobSpec
 from incumbent.cron.worker import FleetSettings, Inbox, notify, packed, run_worker
-from incumbent.supervise.kernel import die_with_parent, libc, name_process
+from incumbent.supervise.kernel import die_with_parent, libc, name_process, pidfds
 
 _LEFT_ALONE: Final = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
 # Python ignores these: a run must not end because a reader of our events goes away.
@@ -151,6 +151,7 @@ class _Forking:
         self._poll.register(channel, select.POLLIN)
         self._pool = WorkerPool(self._fork_worker, self._pass_on, self._poll)
         self._connected = True
+        self._instance = pidfds([os.getppid()])
         self._wake, self._write = os.pipe()
         for fd in (self._wake, self._write):
             os.set_blocking(fd, False)
@@ -195,7 +196,7 @@ class _Forking:
     def _fork_worker(self, task: Task | None) -> Worker | None:
         ours, its = socket.socketpair()
         with its:
-            work = partial(run_worker, self._fleet, its, task, self._events)
+            work = partial(run_worker, self._fleet, its, task, self._events, self._instance)
             pid = self._fork(task.spec.name if task else "", work, ours)
         if pid == 0:
             ours.close()
