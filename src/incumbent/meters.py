@@ -284,6 +284,7 @@ def _length(metric: str) -> int:
 def counted() -> Iterator[Sample]:
     """All counts, summed over the threads."""
     totals: _Cell = {}
+    # Copies, each made in one step: other threads add series meanwhile.
     for cell in list(_cells.values()):
         for key, series in list(cell.items()):
             total = totals.get(key, [0.0] * len(series))

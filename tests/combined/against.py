@@ -31,8 +31,10 @@ _WORDS = {
     r"\bClaim\b": "Held",
     r"\bheld\.id\b": "held.claim",
     r"\bwanted\.once\b": "wanted.ask",
+    r"\blog_outage\b": "tell_outage",
 }
 _THEN = {
+    "incumbent.protocol.claim": "incumbent._core.held",
     "incumbent.protocol": "incumbent._core",
     "redis.records import Naming": "redis.names import Naming",
     "incumbent.durations import backoff_delay": "incumbent.backoff import backoff_delay",

@@ -241,6 +241,7 @@ class _Threads(_Membership[Shard]):
             self.end()
             for thread in list(self._threads.values()):
                 thread.join()
+            # Only here: until its end each body has to be woken at its renew_deadline.
             self._done.set()
             run_blocking(self.roster.leave(self._link.port))
         if self._failure is not None:
@@ -343,6 +344,7 @@ class _Tasks(_Membership[AsyncShard]):
         try:
             await wait([task])
         finally:
+            # In a task of its own: a second cancellation must not cut the releases short.
             await ended(create_task(self._wind_up(task)))
         failure = self._failure or failure_of(task)
         if failure is not None:

@@ -511,6 +511,7 @@ class _AcquireAll:
     async def release_from(self, at: int) -> None:
         """Give back the leases from `at` on; afterwards they can be taken anew."""
         now, claims = self.port.now(), self.claims[at:]
+        # Replaced before the release: the `finally` below owes the old ones, `end` the new ones.
         self.claims[at:] = [Claim(self.port, each) for each in self.wanted[at:]]
         try:
             await release_all(self.port, [claim for claim in claims if claim.machine.valid(now)])

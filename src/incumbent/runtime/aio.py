@@ -123,6 +123,7 @@ class LeaseScope:
 
     def close(self) -> bool:
         """Leave the scope; True if a CancelledError that arrives here is the scope's own."""
+        # First: a recheck that another thread has queued must not cancel the task any more.
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()

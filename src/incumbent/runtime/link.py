@@ -84,6 +84,7 @@ class Link:
 
     def close(self) -> None:
         """End the keeper and close the blocking connections; leases are not given back."""
+        # First: a lease that is taken from here on would never be renewed.
         self.closed = True
         self.keeper.close()
         self.store.close()

@@ -245,6 +245,7 @@ class Campaign:
         self.say(f"leading, term {lease.fencing_token}")
         self.situation.leading(lease)
         had_terminal = find_terminal() is not None
+        # Handed over: `supervise` closes it, however the term ends.
         ready, self._ready = self._ready, None
         try:
             ending = supervise(
