@@ -1,4 +1,7 @@
-"""Durations: 15, 15.0, "15s", "1h30m", "250ms" or a timedelta, parsed to finite seconds."""
+"""Durations: 15, 15.0, "15s", "1h30m", "250ms" or a timedelta, parsed to finite seconds.
+
+And an instant as programs are told it.
+"""
 
 from __future__ import annotations
 
@@ -99,3 +102,11 @@ def backoff_delay(tries: int, jitter: float, *, base: float = 0.05, cap: float =
     """
     # 2 ** 30 * base is far above any cap; the bound keeps the power from overflowing.
     return jitter * min(cap, base * 2.0 ** min(tries, 30))
+
+
+def utc(instant: float) -> str:
+    """An instant of the wall clock for programs: RFC 3339, in UTC."""
+    from datetime import UTC, datetime
+
+    text = datetime.fromtimestamp(instant, UTC).isoformat(timespec="milliseconds")
+    return f"{text.removesuffix('+00:00')}Z"

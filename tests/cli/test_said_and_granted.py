@@ -27,8 +27,9 @@ from incumbent.cron.schedule import Every, slot_id
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import StoreError
 from incumbent.model import Ask, Granted, Key, Parting, Refused, Slot
-from incumbent.page.documents import lasting_blocks
+from incumbent.page.rows import FleetReading, blocks_of
 from incumbent.page.snapshot import SnapshotReader, fleet_of
+from incumbent.page.view import View, entries_of
 from incumbent.rules.notices import BREAK, PAUSE, RESIGN, encode_notice
 from incumbent.runtime.link import Link
 from incumbent.stores.findings import FREE, GRANTS, HELD, UNKNOWN, WAITING
@@ -175,7 +176,9 @@ def page_of(url: str) -> dict[str, str]:
     """The state of each name on the page."""
     with closing(SnapshotReader(url, "default")) as reader:
         snapshot = reader.read()
-        rows = lasting_blocks(snapshot, fleet_of(snapshot))["leases"]
+        fleet = fleet_of(snapshot)
+        reading = FleetReading(snapshot, fleet, entries_of(snapshot, fleet))
+        rows = blocks_of(reading, View())["leases"]
         return {row.name: re.findall(r'class="state[^>]*>([^<]*)<', row.html)[0] for row in rows}
 
 
@@ -257,7 +260,10 @@ def check_page(said: dict[str, Any], word: str) -> None:
     shown = said["page"]
     assert said["job"] is None or shown is None
     if shown is not None:
-        assert shown == {FREE: "not held"}.get(word, word)
+        # The page says how the last term ended, and whether somebody waits.
+        assert (
+            shown in {"not held", "expired", "failed", "wanted"} if word == FREE else shown == word
+        )
 
 
 def check_job(said: dict[str, Any], outcome: Granted | Refused | StoreError) -> None:

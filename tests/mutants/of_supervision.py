@@ -156,9 +156,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _m(
         "the page calls a lease held while the store is silent",
-        "page/documents.py",
-        "    if snapshot.problem:\n        return NameState(",
-        "    if False:\n        return NameState(",
+        "page/view.py",
+        "    if snapshot.problem:\n        why =",
+        "    if False:\n        why =",
         "tests/page/test_page.py::test_while_the_store_is_silent_nothing_is_called_held_or_free",
     ),
     _m(

@@ -8,8 +8,9 @@ from typing import Any
 
 from incumbent.cron.ledger import JOB, RUN, SlotRecord
 from incumbent.model import Candidate, Field, Holding, Key, Past, Record
-from incumbent.page.documents import Blocks, lasting_blocks, timed_blocks
+from incumbent.page.rows import Blocks, FleetReading, blocks_of
 from incumbent.page.snapshot import Snapshot, fleet_of
+from incumbent.page.view import View, entries_of
 
 NOW = 1_790_000_000.0  # 2026-09-21T14:13:20Z
 
@@ -47,6 +48,10 @@ def snapshot(*records: Record, **changes: Any) -> Snapshot:
     return Snapshot(**{**facts, "records": records, **changes})
 
 
-def blocks(shown: Snapshot, window: str = "1h") -> Blocks:
+def reading(shown: Snapshot) -> FleetReading:
     fleet = fleet_of(shown)
-    return lasting_blocks(shown, fleet) | timed_blocks(shown, fleet, window)
+    return FleetReading(shown, fleet, entries_of(shown, fleet))
+
+
+def blocks(shown: Snapshot, window: str = "1h", **view: Any) -> Blocks:
+    return blocks_of(reading(shown), View(window=window, **view))

@@ -5,24 +5,40 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 
-from incumbent.cron.ledger import RUN, SlotRecord, SlotState
+from incumbent.cron.ledger import RUN, SlotRecord, SlotState, encode
 from incumbent.model import Field, Holding, Past, Record
 from incumbent.page.documents import detail, page
 from incumbent.page.editions import next_edition
-from incumbent.page.markup import Html, Window, safe, when
-from incumbent.page.snapshot import fleet_of, terms_of
+from incumbent.page.markup import Html, Window, breakable, safe, short, when
+from incumbent.page.rows import Blocks
+from incumbent.page.snapshot import Snapshot, fleet_of, terms_of
+from incumbent.page.view import View
 from incumbent.rules.notices import BREAK, PAUSE, RESIGN
 from incumbent.stores import findings
-from tests.page.records import NOW, blocks, held, job, record, snapshot, standing_by, switch
+from tests.page.fleet import FAULTS, TROUBLE, big
+from tests.page.records import (
+    NOW,
+    blocks,
+    held,
+    job,
+    reading,
+    record,
+    snapshot,
+    standing_by,
+    switch,
+)
 
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(1)>'&\x00\u202e\ud800"
 ELEMENTS = {
     *("html", "head", "meta", "title", "link", "script", "noscript", "body", "header", "main"),
     *("form", "label", "input", "select", "option", "button", "section", "h1", "h2", "p", "span"),
     *("dl", "div", "dt", "dd", "strong", "table", "thead", "tbody", "tr", "th", "td", "a", "time"),
+    *("nav", "b", "i", "wbr"),
     *("ul", "ol", "li", "svg", "rect", "path", "circle", "animate", "details", "summary", "pre"),
 }
 
@@ -38,6 +54,8 @@ class Seen(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
+        if tag == "wbr":
+            self.text = self.text.removesuffix(" ")
 
     def handle_data(self, data: str) -> None:
         self.text += data + " "
@@ -45,7 +63,13 @@ class Seen(HTMLParser):
 
 def shown(*records: Record, search: str = "", **changes: object) -> Seen:
     found = snapshot(*records, **changes)
-    return Seen(page(found, blocks(found), "1h", search, when(NOW, NOW), "boot-1"))
+    rows = blocks(found, q=search)
+    return Seen(page(found, rows, View(q=search), when(NOW, NOW), "boot-1"))
+
+
+def detail_of(found: Snapshot, name: str, permit: str = "", done: str = "") -> Html | None:
+    rows = blocks(found, "7d", name=name)
+    return detail(found, rows, View(window="7d", name=name), when(NOW, NOW), "boot-1", permit, done)
 
 
 def of(row: str, *records: Record, **changes: object) -> str:
@@ -68,12 +92,13 @@ def test_hostile_names_reasons_and_outputs_are_text() -> None:
         job("c", run, schedule=HOSTILE, timezone=HOSTILE),
     )
     found = snapshot(*records, store=HOSTILE, problem=HOSTILE, outages=((NOW - 9, NOW),))
-    details = [detail(found, blocks(found), one.key.name, HOSTILE, HOSTILE) for one in records]
-    for html in (page(found, blocks(found), "1h", HOSTILE, when(NOW, NOW), HOSTILE), *details):
+    details = [detail_of(found, one.key.name, HOSTILE, HOSTILE) for one in records]
+    whole = page(found, blocks(found), View(q=HOSTILE), when(NOW, NOW), HOSTILE)
+    for html in (whole, *details):
         assert html is not None
         seen = Seen(html)
         assert {name for name, _ in seen.elements} <= ELEMENTS | {"animate"}
-        assert [a["src"] for name, a in seen.elements if name == "script"] == ["/page.js"]
+        assert [a["src"] for name, a in seen.elements if name == "script"] == ["page.js"]
         assert not [a for _, a in seen.elements if {"style"} & a.keys() or "onerror" in a]
         assert "alert(1)" in seen.text
         assert not re.search("[\x00\u202e\ud800]", html)
@@ -254,13 +279,13 @@ def test_the_page_of_a_job_has_the_output_of_each_run() -> None:
         "2026-09-21T04:30:00Z", SlotState.FAILED, NOW, "n1", 5, NOW, NOW + 2, 3, output="boom"
     )
     found = snapshot(job("a", run))
-    html = detail(found, blocks(found), "a", "", "")
+    html = detail_of(found, "a")
     assert html is not None
     assert "in this time: n1 for 2s, failed" in html
-    assert re.search(r"<details><summary>.*failed \(3\).*<pre[^>]*>boom</pre>", html)
+    assert re.search(r"<details [^>]*><summary>.*failed \(3\).*<pre[^>]*>boom</pre>", html)
     assert "<form" not in html
-    assert "Trigger" in str(detail(found, blocks(found), "a", "permit", ""))
-    assert detail(found, blocks(found), "b", "", "") is None
+    assert "Run again" in str(detail_of(found, "a", "permit"))
+    assert detail_of(found, "b") is None
 
 
 # -- editions --------------------------------------------------------------------------------------
@@ -268,9 +293,9 @@ def test_the_page_of_a_job_has_the_output_of_each_run() -> None:
 
 def test_only_what_changed_is_sent_again() -> None:
     before = snapshot(held("a"), record("b"))
-    first = next_edition(None, before, blocks(before), 1)
+    first = next_edition(None, reading(before), blocks(before), 1)
     later = snapshot(held("a"), record("b"), held("c"))
-    second = next_edition(first, later, blocks(later), 2)
+    second = next_edition(first, reading(later), blocks(later), 2)
     names = {row.id: row.name for block in second.blocks.values() for row in block}
     changed = {names[id_] for id_, number in second.changed.items() if number == 2 and id_ in names}
     assert changed == {"c", ""}
@@ -281,14 +306,14 @@ def test_only_what_changed_is_sent_again() -> None:
 
 
 def test_a_renewal_is_news_and_time_that_passes_is_not() -> None:
-    first = next_edition(None, snapshot(held("a")), blocks(snapshot(held("a"))), 1)
+    first = next_edition(None, reading(snapshot(held("a"))), blocks(snapshot(held("a"))), 1)
     holding = Holding("node-1", 7, 9.0, 15.0, 63.0, claim="c" * 32)
     same = snapshot(held("a", holdings=(holding,)), now=NOW + 3, read_at=NOW + 3)
-    second = next_edition(first, same, blocks(same), 2)
+    second = next_edition(first, reading(same), blocks(same), 2)
     row = second.blocks["leases"][0].id
     assert second.changed[row] == 1
     renewed = snapshot(held("a"), now=NOW + 4, read_at=NOW + 4)
-    assert next_edition(second, renewed, blocks(renewed), 3).changed[row] == 3
+    assert next_edition(second, reading(renewed), blocks(renewed), 3).changed[row] == 3
 
 
 def test_what_is_read_of_a_job_is_kept_while_its_record_is_the_same() -> None:
@@ -297,3 +322,105 @@ def test_what_is_read_of_a_job_is_kept_while_its_record_is_the_same() -> None:
     second = fleet_of(snapshot(job("a", run), job("b", replace(run, output="x"))), first)
     assert second.jobs["a"] is first.jobs["a"]
     assert second.jobs["b"] is not first.jobs["b"]
+
+
+# -- a big fleet -----------------------------------------------------------------------------------
+
+
+def first(**view: Any) -> tuple[str, Blocks]:
+    """The first document about the big fleet in a view, and its blocks."""
+    fleet, chosen = big(), View(**view)
+    rows = blocks(fleet, **view)
+    return page(fleet, rows, chosen, when(NOW, NOW), "boot-1"), rows
+
+
+def names_in(rows: Blocks) -> list[str]:
+    return [row.name for table in ("leases", "jobs") for row in rows[table]]
+
+
+def test_the_first_document_about_a_big_fleet_is_small() -> None:
+    html, rows = first()
+    assert len(html.encode()) < 250_000
+    assert len(rows["leases"]) <= 25
+    assert "1–25 of 500" in html
+    assert "1–25 of 200" in html
+
+
+def test_what_is_wrong_is_counted_first_and_each_number_leads_to_its_names() -> None:
+    html, _ = first()
+    for fault, names in FAULTS.items():
+        link = re.search(rf'href="\./([^"]*show={fault}[^"]*)"[^>]*><b>(\d+)</b>', html)
+        assert link is not None
+        assert int(link[2]) == len(names)
+        view = View.of(dict(parse_qsl(link[1].removeprefix("?"))))
+        assert sorted(names_in(first(**view._asdict())[1])) == sorted(names)
+    assert re.search(r'href="#store"[^>]*><b>1</b> store members in trouble', html)
+    assert TROUBLE in Seen(html).text
+
+
+def test_the_worst_comes_first_unless_another_order_is_asked_for() -> None:
+    leases = [row.name for row in first()[1]["leases"]]
+    assert leases[:5] == ["importer/0261", "worker-b", "crawler/0137", "gpu/0311", "mover/0402"]
+    by_name = [row.name for row in first(sort="name")[1]["leases"]]
+    assert by_name == sorted(by_name)
+    assert by_name[0] == "crawler/0137"
+    newest = [row.name for row in first(sort="newest")[1]["leases"]]
+    assert newest[:2] == ["crawler/0137", "shard/0000"]
+
+
+def test_a_view_has_one_url_that_leads_to_it_again() -> None:
+    view = View(window="1d", show="late", q="a&b=ü", sort="name", leases=2, jobs=3)
+    assert View.of(dict(parse_qsl(view.query().removeprefix("?")))) == view
+    assert View().query() == ""
+    odd = {"window": "1y", "show": "x", "sort": "x", "leases": "-1", "jobs": "9" * 99}
+    assert View.of(odd) == View()
+
+
+def test_a_page_of_a_table_has_links_to_the_pages_beside_it() -> None:
+    html, rows = first(leases=2, q="shard")
+    assert "26–50 of" in html
+    assert 'href="./?q=shard#leases-title" rel="prev"' in html
+    assert 'href="./?q=shard&amp;leases=3#leases-title" rel="next"' in html
+    assert len(rows["leases"]) == 25
+    assert "none of" in first(leases=99)[0]
+
+
+def test_links_lead_on_below_a_path_of_a_proxy() -> None:
+    found = big()
+    html = first()[0] + str(detail_of(found, "mail/digest", "permit"))
+    where = re.findall(r'(?:href|src|action)="([^"]*)"', html)
+    assert where
+    assert not [one for one in where if one.startswith("/") or "//" in one]
+
+
+def test_a_name_breaks_between_its_parts_and_a_term_is_short_and_whole() -> None:
+    html = first()[0]
+    assert "billing/<wbr>nightly-close" in html
+    token = 1_790_000_000_000
+    assert f'title="{token}"><i>{str(token)[:-4]}</i>0000</span>' in html
+    assert breakable("x" * 30) == f'<span class="long">{"x" * 30}</span>'
+    assert breakable("<a>/b") == "&lt;a&gt;/<wbr>b"
+    assert short(6018) == "6018"
+
+
+def test_a_job_is_late_from_its_slot_on_unless_it_may_start_later() -> None:
+    def late(since: float, **facts: object) -> bool:
+        found = job("a", schedule="30 4 * * * (UTC)", timezone="UTC", since=since, **facts)
+        return "late" in of("jobs", found, record("@cron/up", fields=switch("up/n", **up)))
+
+    up = {"since": 1, "seen": NOW, "jobs": 1}
+    assert late(NOW - 86_400)
+    assert not late(NOW - 60)
+    assert not late(NOW - 86_400, jitter=86_000)
+
+
+def test_a_run_says_its_exit_code_its_attempt_and_that_it_goes_on() -> None:
+    run = SlotRecord("2026-09-21T04:30:00Z", SlotState.RUNNING, NOW, "n1", 5, NOW - 9, None, 3, 2)
+    holding = Holding("n1", 5, 12.0, 15.0, 9.0)
+    going = job("a")
+    fields = {**going.fields, RUN + run.slot: Field(encode(run), 1)}
+    going = replace(going, fields=fields, holdings=(holding,))
+    html = str(detail_of(snapshot(going), "a", "permit"))
+    assert re.search(r"<details [^>]*open><summary>.*exit 3, attempt 2 since <time", html)
+    assert "no output yet" in html
+    assert "Cancel" in html

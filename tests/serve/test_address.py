@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from incumbent.errors import ConfigError
-from incumbent.serve.http import authorized, parse_address, read_secret
+from incumbent.serve.http import authorized, parse_address, read_secrets
 
 SECRET = "s3cret-s3cret-s3cret"
 
@@ -55,7 +55,17 @@ def written(path: Path, content: str, mode: int = 0o600) -> str:
 
 
 def test_the_secret_is_the_first_line(tmp_path: Path) -> None:
-    assert read_secret(written(tmp_path / "t", f"{SECRET}\nmore\n", 0o640)) == SECRET
+    assert read_secrets(written(tmp_path / "t", f"{SECRET}\nmore\n", 0o640)) == {SECRET: ""}
+
+
+def test_a_token_may_have_a_name_and_then_each_has(tmp_path: Path) -> None:
+    other = SECRET[::-1]
+    path = written(tmp_path / "t", f"ann:{SECRET}\n\nci-bot:{other}\n")
+    names = read_secrets(path)
+    assert (names[SECRET], names[other]) == ("ann", "ci-bot")
+    assert authorized(f"Bearer {other}", names) == "ci-bot"
+    assert authorized(f"Bearer ann:{SECRET}", names) == "ann", "the whole line was copied"
+    assert authorized(f"Bearer ann:{other}", names) is None
 
 
 @pytest.mark.parametrize(
@@ -66,19 +76,24 @@ def test_the_secret_is_the_first_line(tmp_path: Path) -> None:
         ("", 0o600, "16 characters"),
         ("with blanks in the line", 0o600, "blanks"),
         ("µ" * 20, 0o600, "ASCII"),
+        ("ann:7hort", 0o600, "16 characters"),
+        (f"ann:{SECRET}\nbob 123456789012345678", 0o600, "no NAME:TOKEN in line 2"),
+        (f"ann:{SECRET}\nbob:7hort", 0o600, "line 2 needs at least 16 characters"),
+        (f"ann:{SECRET}\nbob:{SECRET}", 0o600, "the token of ann in its line 2 again"),
     ],
 )
 def test_a_weak_or_open_secret_is_refused_and_not_shown(
     tmp_path: Path, content: str, mode: int, word: str
 ) -> None:
     with pytest.raises(ConfigError, match=word) as refused:
-        read_secret(written(tmp_path / "t", content, mode))
-    assert not content or content not in str(refused.value)
+        read_secrets(written(tmp_path / "t", content, mode))
+    for line in filter(None, content.splitlines()):
+        assert line.rpartition(":")[2] not in str(refused.value)
 
 
 def test_a_missing_secret_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
-        read_secret(str(tmp_path / "none"))
+        read_secrets(str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize(
@@ -95,5 +110,5 @@ def test_a_missing_secret_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_only_the_secret_itself_authorizes(header: str | None, known: bool) -> None:
-    assert authorized(header, SECRET) is known
-    assert authorized(header, None)
+    assert authorized(header, {SECRET: "ann"}) == ("ann" if known else None)
+    assert authorized(header, None) == ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from incumbent import clock
 from incumbent.cli.operator import (
@@ -20,14 +20,15 @@ from incumbent.cli.operator import (
 )
 from incumbent.cli.parser import CommandRequest
 from incumbent.cli.settings import number
-from incumbent.cli.text import draw, iso, print_json, say, since_of, table, utc, waiting
+from incumbent.cli.text import draw, iso, print_json, say, since_of, table, waiting
 from incumbent.cron import fleet
 from incumbent.cron.ledger import JOB, SlotRecord, SlotState, runs_of
 from incumbent.cron.schedule import slot_id
-from incumbent.durations import parse_duration, say_seconds
+from incumbent.durations import parse_duration, say_seconds, utc
 from incumbent.locks.clients import Client
 from incumbent.locks.options import require
 from incumbent.model import Key, Past, Record
+from incumbent.page.facts import job_as_json, past_as_json, run_as_json
 from incumbent.page.snapshot import Job, Snapshot, fleet_of
 from incumbent.printable import printable, printable_lines
 from incumbent.rules.endings import TermEnding, describe_ending, endings_of
@@ -77,7 +78,7 @@ def _show_jobs(request: CommandRequest, client: Client) -> None:
     ]
     if request.on("json"):
         instances = [{"instance": one.instance, "since": utc(one.since)} for one in found.up]
-        shown = [_job_as_json(job, now, gone=gone) for job, gone in jobs]
+        shown = [job_as_json(job, now, gone=gone) for job, gone in jobs]
         print_json(request, {"jobs": shown, "instances": instances, "all_paused": found.all_paused})
         return
     rows = [_job_row(job, now, gone=gone) for job, gone in jobs if not gone or _is_shown(job, now)]
@@ -105,26 +106,9 @@ def _job_row(job: Job, now: float, *, gone: bool) -> tuple[str, ...]:
     row = (job.record.key.name, str(job.facts.get("schedule", "-")), coming)
     if not job.runs:
         return (*row, "-", "-", "-", "-")
-    run = next(iter(_running(job)), job.runs[-1])
+    run = next(iter(job.running), job.runs[-1])
     result = fleet.result_of(run) if run.state.ended else "running"
     return (*row, iso(run.due), result, _duration_of(run, now), run.instance or "-")
-
-
-def _running(job: Job) -> list[SlotRecord]:
-    return [run for run in job.runs if not run.state.ended]
-
-
-def _job_as_json(job: Job, now: float, *, gone: bool) -> dict[str, Any]:
-    following = None if gone else fleet.next_slot(job.record, now)
-    return {
-        "name": job.record.key.name,
-        **{key: value for key, value in job.facts.items() if key not in ("since", fleet.GONE)},
-        "next": None if following is None else slot_id(following),
-        "gone": gone,
-        "paused": PAUSE in job.record.fields,
-        "running": [_run_as_json(run) for run in _running(job)],
-        "last": _run_as_json(job.runs[-1]) if job.runs else None,
-    }
 
 
 def describe_up(present: Iterable[fleet.SignOfLife], now: float) -> str:
@@ -165,7 +149,7 @@ def _show_terms(request: CommandRequest, record: Record, start: float, most: int
     if request.on("failed"):
         history = [past for past in history if past.token not in present and _failed(past, endings)]
     if request.on("json"):
-        print_json(request, [_past_as_json(past, endings) for past in history[-most:]])
+        print_json(request, [past_as_json(past, endings) for past in history[-most:]])
         return
     rows = (_past_row(past, present, endings) for past in history[-most:])
     table([_HOLDINGS_HEAD, *rows])
@@ -178,7 +162,7 @@ def _failed(past: Past, endings: Mapping[int, TermEnding]) -> bool:
 
 def _show_runs(request: CommandRequest, runs: list[SlotRecord]) -> None:
     if request.on("json"):
-        print_json(request, [_run_as_json(run) for run in runs])
+        print_json(request, [run_as_json(run) for run in runs])
         return
     table([_RUNS_HEAD, *map(_run_row, runs)])
     if request.on("verbose"):
@@ -206,24 +190,6 @@ def _slot_of(run: SlotRecord) -> str:
     return f"{iso(run.due)} {more}" if more else iso(run.due)
 
 
-def _run_as_json(run: SlotRecord) -> dict[str, Any]:
-    return {
-        "slot": run.slot,
-        "due": utc(run.due),
-        "state": str(run.state),
-        "instance": run.instance or None,
-        "term": run.token or None,
-        "started": None if run.started is None else utc(run.started),
-        "ended": None if run.ended is None else utc(run.ended),
-        "seconds": run.seconds,
-        "exit_code": run.code,
-        "attempt": run.attempt,
-        "count": run.count,
-        "why": run.why or None,
-        "output": run.output or None,
-    }
-
-
 def _past_row(
     past: Past, present: Collection[int], endings: Mapping[int, TermEnding]
 ) -> tuple[str, ...]:
@@ -232,20 +198,6 @@ def _past_row(
         lasted = say_seconds(max(0.0, past.ended - past.started))
     how = describe_ending(endings[past.token]) if past.token in endings else "-"
     return (iso(past.started), lasted, past.holder, str(past.token), how)
-
-
-def _past_as_json(past: Past, endings: Mapping[int, TermEnding]) -> dict[str, object]:
-    ending = endings.get(past.token)
-    return {
-        "holder": past.holder,
-        "token": past.token,
-        "started": utc(past.started),
-        "ended": None if past.ended is None else utc(past.ended),
-        "seconds": None if past.ended is None else past.ended - past.started,
-        "how": None if ending is None else ending.how,
-        "exit_code": None if ending is None else ending.code,
-        "why": None if ending is None else describe_ending(ending),
-    }
 
 
 # -- trigger ---------------------------------------------------------------------------------------

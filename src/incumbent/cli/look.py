@@ -17,11 +17,12 @@ from incumbent.cli.operator import (
     watch,
 )
 from incumbent.cli.parser import CommandRequest
-from incumbent.cli.text import draw, facts_of, held, print_json, record_as_json, say, waiting
+from incumbent.cli.text import draw, held, print_json, say, waiting
 from incumbent.cron.fleet import is_job, jobs_of
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.locks.clients import Client
 from incumbent.model import Holding, Key, Record
+from incumbent.page.facts import facts_of, record_as_json
 from incumbent.printable import printable
 from incumbent.protocol.words import names_of
 from incumbent.rules.endings import FLAPPING, flapping

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from incumbent import clock
 from incumbent.cli.parser import CommandRequest
 from incumbent.cli.settings import cmd_of, health, lock_settings, number
-from incumbent.cli.text import as_json, fault_line, refusal_line, say, utc, wait_line, waiting
-from incumbent.durations import parse_duration, say_seconds
+from incumbent.cli.text import as_json, fault_line, refusal_line, say, wait_line, waiting
+from incumbent.durations import parse_duration, say_seconds, utc
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
 from incumbent.locks.leases import Lease
 from incumbent.locks.options import PERMITS_MOST, default_holder, require

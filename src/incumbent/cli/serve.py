@@ -34,7 +34,8 @@ def command(request: CommandRequest) -> int:
     with closing(PageSite(url, request.namespace)) as site:
         alive = dict.fromkeys(OPEN_PATHS, lambda _: Page(200, TEXT, "ok\n"))
         listen, token_file = request.text("listen") or _LISTEN, request.text("token_file")
-        pages = PageServer({**alive, **site.routes()}, listen, token_file)
+        user_header = request.text("user_header")
+        pages = PageServer({**alive, **site.routes()}, listen, token_file, user_header)
         situation = Situation(request.namespace, "the page")
         # This instance is ready as soon as it listens: the page says whether the store answers.
         situation.answered()

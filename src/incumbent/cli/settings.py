@@ -78,7 +78,13 @@ def health(request: CommandRequest, situation: Situation) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             routes = _page(request, stack) if listen is not None else {}
-            pages = start_health(situation, listen=listen, token_file=token_file, routes=routes)
+            pages = start_health(
+                situation,
+                listen=listen,
+                token_file=token_file,
+                user_header=request.text("user_header"),
+                routes=routes,
+            )
             url = stack.enter_context(pages)
         except ConfigError as error:
             if not _is_for_another(request, error):

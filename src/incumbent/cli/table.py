@@ -87,6 +87,7 @@ _SUPERVISED = (
 _LISTEN = (
     _setting("--listen", "serve the page, /healthz, /readyz, /leader, /metrics", "HOST:PORT"),
     _setting("--token-file", "the token of the pages; other hosts get only probes without", "F"),
+    _setting("--user-header", "the header in which a proxy names who acts; else none is read", "H"),
 )
 _BOUNDS = (
     Option("--at-most-for", "stop CMD after this time (run: exit 124)", "DUR"),

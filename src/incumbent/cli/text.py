@@ -11,18 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf
 from os import environ, get_terminal_size
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 from incumbent import clock
 from incumbent.cli.parser import CommandRequest
-from incumbent.durations import parse_duration, say_seconds
+from incumbent.durations import parse_duration, say_seconds, utc
 from incumbent.errors import AcquireTimeout, ConfigError, NotAcquired
-from incumbent.model import Holding, Record, Refused
+from incumbent.model import Holding, Refused
 from incumbent.printable import json_line, printable, printable_lines
 from incumbent.protocol.words import names_of
-from incumbent.rules.endings import FLAPPING, flapping
-from incumbent.rules.notices import PAUSE, RESIGN, read_notice
-from incumbent.stores.findings import NameState, is_on_record
+from incumbent.rules.endings import FLAPPING
 
 if TYPE_CHECKING:
     from datetime import tzinfo
@@ -101,63 +99,6 @@ def waiting(request: CommandRequest, until: float, what: Callable[[], str]) -> I
         timer.cancel()
 
 
-def facts_of(holding: Holding) -> dict[str, str]:
-    """The facts that a holder reports about itself: isolation, host, pid, state; unverified."""
-    from json import loads
-
-    try:
-        found = loads(holding.meta) if holding.meta else {}
-    except ValueError:
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    return {str(key): str(value) for key, value in found.items()}
-
-
-def record_as_json(record: Record, state: NameState) -> dict[str, Any]:
-    """A record as `status --json` shows it."""
-    holding = record.holdings[0] if record.holdings else None
-    facts = facts_of(holding) if holding else {}
-    flaps = flapping(record, clock.wall())
-    holders = [_holding_as_json(one) for one in record.holdings]
-    return {
-        "namespace": record.key.namespace,
-        "name": record.key.name,
-        "known": is_on_record(record),
-        "state": state.word,
-        "why": state.why or None,
-        **(holders[0] if holders else dict.fromkeys(_HOLDER_FACTS)),
-        "permits": holding.permits if holding else None,
-        "holders": holders,
-        "foreign": bool(holding and holding.foreign),
-        "isolation": facts.get("isolation"),
-        "stopping": facts.get("state") == "stopping",
-        "candidates": [candidate.holder for candidate in record.candidates],
-        "closed_for": record.closed_for,
-        "reserved_for": record.reserved_for or None,
-        "paused": _notice(record, PAUSE),
-        "asked_to_resign": _notice(record, RESIGN),
-        "slots": dict(record.slots),
-        "nodes": list(record.nodes),
-        "flapping": None if flaps is None else flaps._asdict(),
-    }
-
-
-_HOLDER_FACTS: Final = ("holder", "token", "held_for", "ttl", "ttl_left")
-
-
-def _holding_as_json(one: Holding) -> dict[str, Any]:
-    facts = (one.holder, one.token, one.held_for, one.ttl, one.remaining)
-    return dict(zip(_HOLDER_FACTS, facts, strict=True))
-
-
-def _notice(record: Record, field: str) -> dict[str, str] | None:
-    if field not in record.fields:
-        return None
-    notice = read_notice(record.fields[field].value)
-    return {"who": str(notice.get("who", "")), "reason": str(notice.get("reason", ""))}
-
-
 def iso(instant: float) -> str:
     """An instant of the wall clock in local time, with the offset from UTC."""
     from datetime import UTC, datetime
@@ -200,14 +141,6 @@ def instant_of(
             f"{what}={text[:40]!r}: write {also}05:30, 2026-11-21T05:30 or 2026-11-21T05:30:00Z",
             name=what,
         ) from None
-
-
-def utc(instant: float) -> str:
-    """An instant of the wall clock for programs: RFC 3339, in UTC."""
-    from datetime import UTC, datetime
-
-    text = datetime.fromtimestamp(instant, UTC).isoformat(timespec="milliseconds")
-    return f"{text.removesuffix('+00:00')}Z"
 
 
 def as_json(request: CommandRequest, result: object) -> str:

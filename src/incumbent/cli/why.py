@@ -18,7 +18,7 @@ from incumbent.cli.operator import (
     store_state,
 )
 from incumbent.cli.parser import CommandRequest
-from incumbent.cli.text import facts_of, instant_of, iso, print_json, record_as_json
+from incumbent.cli.text import instant_of, iso, print_json
 from incumbent.cron import fleet
 from incumbent.cron.ledger import JOB, SlotRecord, pruned_spans, read_job
 from incumbent.cron.schedule import find_zone
@@ -27,6 +27,7 @@ from incumbent.durations import say_seconds
 from incumbent.election import rank_of
 from incumbent.errors import ConfigError
 from incumbent.model import Holding, Record
+from incumbent.page.facts import facts_of, record_as_json
 from incumbent.printable import printable
 from incumbent.rules.endings import FLAPPING, describe_ending, endings_of, flapping
 from incumbent.rules.notices import PAUSE, RESIGN, read_notice

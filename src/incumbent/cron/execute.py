@@ -298,6 +298,7 @@ def facts_of_job(spec: JobSpec) -> dict[str, Any]:
         "command": without_secrets(shown)[:_COMMAND_SHOWN],
         "at_most_for": spec.at_most_for,
         "retries": spec.retries or None,
+        "jitter": spec.jitter or None,
         "catch_up": spec.catch_up.mode if spec.catch_up.mode != "no" else None,
         "overlap": spec.overlap if spec.overlap != "skip" else None,
         "source": spec.source or None,

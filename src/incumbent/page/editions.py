@@ -8,18 +8,20 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from math import inf
 from secrets import token_hex
-from typing import Final
+from typing import Final, TypeVar, cast
 
 from incumbent import clock
 from incumbent.durations import say_seconds
-from incumbent.page.documents import Blocks, lasting_blocks, timed_blocks
 from incumbent.page.markup import Html, joined, when
+from incumbent.page.rows import Blocks, FleetReading, blocks_of
 from incumbent.page.snapshot import FleetView, Snapshot, SnapshotReader, fleet_of
+from incumbent.page.view import View, entries_of
 
+T = TypeVar("T")
 _log = logging.getLogger("incumbent")
 
 _EVERY: Final = 1.0
@@ -27,14 +29,16 @@ _EVERY: Final = 1.0
 _SHARE: Final = 0.008
 """Share of a core for reading and rendering while somebody follows; sending comes on top."""
 _SLOWEST: Final = 60.0
+_VIEWS_MOST: Final = 256
+"""Editions that are kept: of the views that were asked for last. Searches make ever new ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edition:
-    """The blocks of one reading for one window, and the edition in which each row last changed."""
+    """The blocks of one reading for one view, and the edition in which each row last changed."""
 
     number: int
-    snapshot: Snapshot
+    reading: FleetReading
     blocks: Blocks
     changed: dict[str, int]
     """The edition that last changed a row, by row id, or a block's list of rows, by block id."""
@@ -43,10 +47,15 @@ class Edition:
     patches: dict[int, bytes] = field(default_factory=dict)
 
     @property
+    def snapshot(self) -> Snapshot:
+        """What was read."""
+        return self.reading.snapshot
+
+    @property
     def read(self) -> Html:
         """A line that says when the store answered, and how often it is read."""
         read_at = self.snapshot.read_at
-        at = "never" if read_at == -inf else joined((when(read_at, self.snapshot.now), " UTC"))
+        at = "never" if read_at == -inf else when(read_at, self.snapshot.now)
         return joined((at, f", and every {say_seconds(round(self.every))}"))
 
     def patch(self, since: int) -> bytes:
@@ -69,7 +78,11 @@ class Edition:
 
 
 def next_edition(
-    before: Edition | None, snapshot: Snapshot, blocks: Blocks, number: int, every: float = _EVERY
+    before: Edition | None,
+    reading: FleetReading,
+    blocks: Blocks,
+    number: int,
+    every: float = _EVERY,
 ) -> Edition:
     """Make an edition; rows and blocks that differ from `before` get its number."""
     known: dict[str, object] = {}
@@ -85,7 +98,7 @@ def next_edition(
         for id_, key in now:
             same = id_ in known and known[id_] == key
             changed[id_] = since[id_] if same else number
-    made = Edition(number, snapshot, blocks, changed, every)
+    made = Edition(number, reading, blocks, changed, every)
     if before is not None:
         # Most followers need this patch: make it here, not in the loop, where probes would wait.
         made.patch(before.number)
@@ -99,11 +112,14 @@ class EditionWatch:
         self._reader = reader
         self.boot = token_hex(4)
         """Distinguishes our editions from the editions of an earlier process."""
-        self._editions: dict[str, Edition] = {}
+        self._editions: dict[View, Edition] = {}
         self._fleet: FleetView | None = None
         self._every = _EVERY
-        self._followers: Counter[str] = Counter()
-        self._asked: set[str] = set()
+        self._followers: Counter[View] = Counter()
+        self._asked: set[View] = set()
+        self._newest: tuple[int, FleetReading] | None = None
+        """The last reading, with its number."""
+        self._one_at_a_time = asyncio.Lock()
         self._hurry = threading.Event()
         self._closed = threading.Event()
         self._news = asyncio.Event()
@@ -116,23 +132,37 @@ class EditionWatch:
 
     # -- in the loop -------------------------------------------------------------------------------
 
-    async def newest(self, window: str, age: float = _EVERY) -> Edition:
+    async def newest(self, view: View, age: float = _EVERY) -> Edition:
         """An edition that was at most `age` seconds old when it was asked for."""
         asked = clock.now()
         while True:
-            found = self._editions.get(window)
+            found = self._editions.get(view)
             if found is not None and found.snapshot.asked >= asked - age:
                 return found
-            self._asked.add(window)
+            if self._newest is not None and self._newest[1].snapshot.asked >= asked - age:
+                await self._make_of_newest(view)
+                continue
+            self._asked.add(view)
             await self._wait(hurry=True)
 
-    async def follow(self, window: str, number: int) -> AsyncGenerator[Edition, None]:
+    async def _make_of_newest(self, view: View) -> None:
+        """Make the edition of a view without reading again: views may be changed quickly."""
+        async with self._one_at_a_time:
+            number, reading = self._newest or (0, None)
+            known = self._editions.get(view)
+            if reading is None or (known is not None and known.number >= number):
+                return
+            made = await in_thread(lambda: self._edition(reading, view, number))
+            if self._newest is not None and self._newest[0] == number:
+                self._keep({view: made})
+
+    async def follow(self, view: View, number: int) -> AsyncGenerator[Edition, None]:
         """Each edition after this number; a slow follower misses some."""
-        self._followers[window] += 1
+        self._followers[view] += 1
         came = True
         try:
             while True:
-                found = self._editions.get(window)
+                found = self._editions.get(view)
                 if found is not None and found.number > number:
                     number = found.number
                     yield found
@@ -140,7 +170,9 @@ class EditionWatch:
                     await self._wait(hurry=came)
                 came = False
         finally:
-            self._followers[window] -= 1
+            self._followers[view] -= 1
+            if not self._followers[view]:
+                del self._followers[view]
 
     async def _wait(self, *, hurry: bool) -> None:
         if self._loop is None:
@@ -153,11 +185,17 @@ class EditionWatch:
             self._hurry.set()
         await self._news.wait()
 
-    def _publish(self, made: dict[str, Edition]) -> None:
-        self._editions.update(made)
+    def _publish(self, newest: tuple[int, FleetReading], made: dict[View, Edition]) -> None:
+        self._newest = newest
+        self._keep(made)
         self._asked.difference_update(made)
         self._news.set()
         self._news = asyncio.Event()
+
+    def _keep(self, made: dict[View, Edition]) -> None:
+        # What was made last comes last, and what was not made for long is dropped.
+        older = {view: one for view, one in self._editions.items() if view not in made}
+        self._editions = dict(list(older.items())[-_VIEWS_MOST:]) | made
 
     # -- in the thread -----------------------------------------------------------------------------
 
@@ -168,8 +206,8 @@ class EditionWatch:
             self._hurry.clear()
             number += 1
             try:
-                made = self._make(self._reader.read(), number)
-                loop.call_soon_threadsafe(self._publish, made)
+                reading, made = self._make(self._reader.read(), number)
+                loop.call_soon_threadsafe(self._publish, (number, reading), made)
             except Exception:  # noqa: BLE001 - the next reading may succeed; the page shows its age
                 _log.debug("the page cannot be made", exc_info=True)
             cost = time.thread_time() - cpu
@@ -177,20 +215,16 @@ class EditionWatch:
             self._pause(began)
         self._reader.close()
 
-    def _make(self, snapshot: Snapshot, number: int) -> dict[str, Edition]:
+    def _make(self, snapshot: Snapshot, number: int) -> tuple[FleetReading, dict[View, Edition]]:
         fleet = self._fleet = fleet_of(snapshot, self._fleet)
-        same = lasting_blocks(snapshot, fleet)
-        followed = {window for window, count in self._followers.copy().items() if count > 0}
-        return {
-            window: next_edition(
-                self._editions.get(window),
-                snapshot,
-                same | timed_blocks(snapshot, fleet, window),
-                number,
-                self._every,
-            )
-            for window in followed | set(self._asked)
-        }
+        reading = FleetReading(snapshot, fleet, entries_of(snapshot, fleet))
+        followed = {view for view, count in self._followers.copy().items() if count > 0}
+        wanted = followed | set(self._asked)
+        return reading, {view: self._edition(reading, view, number) for view in wanted}
+
+    def _edition(self, reading: FleetReading, view: View, number: int) -> Edition:
+        before, blocks = self._editions.get(view), blocks_of(reading, view)
+        return next_edition(before, reading, blocks, number, self._every)
 
     def _pause(self, began: float) -> None:
         """Wait until the next reading is due, or requested; without followers, until requested."""
@@ -198,3 +232,28 @@ class EditionWatch:
         followed = self._followers.total() > 0
         left = max(0.0, began + self._every - clock.now())
         self._hurry.wait(left if followed else None)
+
+
+async def in_thread(call: Callable[[], T]) -> T:
+    """Run `call` in a daemon thread, so that a silent store cannot delay the end of the process."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def tell(result: T | None, error: BaseException | None) -> None:
+        if not done.done():
+            done.set_result(cast("T", result)) if error is None else done.set_exception(error)
+
+    def run() -> None:
+        error: BaseException | None = None
+        result: T | None = None
+        try:
+            result = call()
+        except BaseException as caught:  # noqa: BLE001 - it is raised where it is awaited
+            error = caught
+        try:
+            loop.call_soon_threadsafe(tell, result, error)
+        except RuntimeError:
+            pass  # The listener is closed.
+
+    threading.Thread(target=run, name="incumbent-page-act", daemon=True).start()
+    return await done

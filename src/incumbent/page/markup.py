@@ -57,6 +57,28 @@ def joined(parts: Iterable[object]) -> Html:
     return Html("".join([safe(part) for part in parts]))
 
 
+def breakable(text: str) -> Html:
+    """A name or text that breaks between its parts, and inside a word only if that is very long."""
+    html = Html("<wbr>".join([safe(part) for part in _BREAKS.split(text)]))
+    return tag("span", html, class_="long") if _LONG_WORD.search(text) else html
+
+
+_BREAKS: Final = re.compile(r"(?<=[/:@_.])(?=[^\s/:@_.])")
+_LONG_WORD: Final = re.compile(r"[^\s/:@_.-]{25}")
+
+
+def short(token: int) -> Html:
+    """A term by its last digits; all of them are in its title, and in what is copied."""
+    text = str(token)
+    if len(text) <= _DIGITS + 1:
+        return Html(text)
+    head, tail = text[:-_DIGITS], text[-_DIGITS:]
+    return Html(f'<span class="term" title="{text}"><i>{head}</i>{tail}</span>')
+
+
+_DIGITS: Final = 4
+
+
 @cache
 def _attribute(name: str) -> str:
     return name.strip("_").replace("_", "-")

@@ -1,16 +1,31 @@
-// The page works without this: it follows the changes, and finds names while one types.
+// The page works without this: it follows the changes, finds names while one types, and shows the
+// times in the reader's zone.
 "use strict";
-const main = document.querySelector("main[data-window]");
+let main = document.querySelector("main[data-view]");
 const link = document.getElementById("link");
 const live = document.getElementById("live");
 let source = null;
 
-function find() {
-  const wanted = document.querySelector("[name=q]").value.toLowerCase();
-  for (const row of document.querySelectorAll("[data-name]")) {
-    row.hidden = row.dataset.name !== "" && !row.dataset.name.toLowerCase().includes(wanted);
+// -- times ----------------------------------------------------------------------------------------
+
+const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+const format = (options) => new Intl.DateTimeFormat("sv-SE", options);
+const clock = format({ hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const day = format({ dateStyle: "short" });
+const minute = format({ dateStyle: "short", timeStyle: "short" });
+const whole = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "long" });
+
+function localise(root) {
+  const today = day.format(new Date());
+  for (const time of root.querySelectorAll("time:not([title])")) {
+    const at = new Date(time.dateTime);
+    if (Number.isNaN(at.getTime())) continue;
+    time.title = `${whole.format(at)} (${time.dateTime.replace("T", " ").replace("Z", " UTC")})`;
+    time.textContent = day.format(at) === today ? clock.format(at) : minute.format(at);
   }
 }
+
+// -- changes --------------------------------------------------------------------------------------
 
 function element(html) {
   const template = document.createElement("template");
@@ -22,14 +37,18 @@ function patch(event) {
   const said = JSON.parse(event.data);
   const fresh = new Map(Object.entries(said.rows).map(([id, html]) => [id, element(html)]));
   for (const [id, row] of fresh) {
+    localise(row);
     const old = document.getElementById(id);
     if (!old) continue;
     const focused = old.contains(document.activeElement);
+    if ("open" in row) row.open = old.open;
     old.replaceWith(row);
-    if (focused) row.querySelector("a")?.focus();
+    if (focused) (row.querySelector("a, summary") || row).focus();
   }
+  const focus = document.activeElement;
   for (const [id, rows] of Object.entries(said.orders)) {
     const block = document.getElementById(id);
+    if (!block) continue;
     const wanted = new Set(rows);
     for (const row of [...block.children]) if (!wanted.has(row.id)) row.remove();
     rows.forEach((name, place) => {
@@ -37,9 +56,12 @@ function patch(event) {
       if (row && block.children[place] !== row) block.insertBefore(row, block.children[place] || null);
     });
   }
-  document.getElementById("read").innerHTML = said.read;
+  // What is moved loses the focus.
+  if (focus !== document.activeElement && focus.isConnected) focus.focus();
+  const read = document.getElementById("read");
+  read.innerHTML = said.read;
+  localise(read);
   link.textContent = "";
-  find();
 }
 
 function follow(on) {
@@ -48,17 +70,56 @@ function follow(on) {
   live.setAttribute("aria-pressed", String(on));
   link.textContent = on ? "" : "Not followed: what stands here gets old.";
   if (!on) return;
-  // A page that shows only some names lacks the rows of the others.
-  const since = document.querySelector("[name=q]").defaultValue ? "" : main.dataset.edition;
-  source = new EventSource(`/events?window=${main.dataset.window}&since=${since}`);
+  const view = main.dataset.view || "?";
+  source = new EventSource(`events${view}${view === "?" ? "" : "&"}since=${main.dataset.edition}`);
   source.onmessage = (event) => { main.dataset.edition = event.lastEventId; patch(event); };
   source.onerror = () => { link.textContent = "No connection: what stands here gets old."; };
 }
 
+// -- the view: one that is chosen in the form has a URL of its own ----------------------------------
+
+const form = document.querySelector("form[role=search]");
+let typed = 0;
+
+function chosen() {
+  const plain = { q: "", show: "", sort: "worst", window: "1h" };
+  const named = [...new FormData(form)].filter(([name, value]) => value !== plain[name]);
+  return `./${named.length ? "?" : ""}${new URLSearchParams(named)}`;
+}
+
+async function show(url) {
+  const turn = ++typed;
+  try {
+    const answer = await fetch(url, { headers: { Accept: "text/html" } });
+    const there = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const fresh = there.querySelector("main[data-view]");
+    if (turn !== typed) return;
+    if (!answer.ok || !fresh) { location.href = url; return; }
+    history.replaceState(null, "", url);
+    main.replaceWith(document.adoptNode(fresh));
+    main = fresh;
+    localise(main);
+    follow(live.getAttribute("aria-pressed") === "true");
+  } catch {
+    link.textContent = "No connection: what stands here gets old.";
+  }
+}
+
 if (main) {
+  document.getElementById("zone").textContent = zone;
+  localise(document);
   live.hidden = false;
   live.addEventListener("click", () => follow(live.getAttribute("aria-pressed") !== "true"));
-  document.querySelector("[name=q]").addEventListener("input", find);
-  document.querySelector("[name=window]").addEventListener("change", (event) => event.target.form.submit());
+  if (form) {
+    let pause = 0;
+    form.elements.q.addEventListener("input", () => {
+      clearTimeout(pause);
+      pause = setTimeout(() => show(chosen()), 250);
+    });
+    for (const name of ["show", "sort", "window"]) {
+      form.elements[name].addEventListener("change", () => { location.href = chosen(); });
+    }
+    form.addEventListener("submit", (event) => { event.preventDefault(); location.href = chosen(); });
+  }
   follow(true);
 }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
+import json
 import os
-import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import cache
+from http import HTTPStatus
 from importlib.resources import files
 from ipaddress import ip_address
 from secrets import token_bytes
@@ -18,12 +18,14 @@ from incumbent import clock
 from incumbent.cron.fleet import CONTROL, Trigger, is_job_name
 from incumbent.errors import ConfigError, LockError
 from incumbent.model import ABSENT, Key
-from incumbent.page.documents import DEFAULT_WINDOW, WINDOWS, WISHES, detail, page
-from incumbent.page.editions import EditionWatch
+from incumbent.page import api
+from incumbent.page.documents import LONGEST, WISHES, detail, page
+from incumbent.page.editions import EditionWatch, in_thread
 from incumbent.page.snapshot import SnapshotReader
-from incumbent.rules.notices import PAUSE, RESIGN, encode_pause, notice_to
+from incumbent.page.view import WINDOWS, View
+from incumbent.rules.notices import BREAK, PAUSE, RESIGN, encode_pause, notice_to
 from incumbent.runtime.link import link_for
-from incumbent.serve.pages import TEXT, Handler, HttpRequest, Page, Pending
+from incumbent.serve.pages import JSON, STYLE, TEXT, Handler, HttpRequest, Page, Pending
 from incumbent.stores.names import make_key
 
 _HTML: Final = "text/html; charset=utf-8"
@@ -58,44 +60,58 @@ class PageSite:
             "/": _if_asked_here(self._page),
             "/name": _if_asked_here(self._detail),
             "/events": _if_asked_here(self._events),
-            "/page.css": lambda _: _file("page.css", "text/css; charset=utf-8"),
+            STYLE: lambda _: _file("page.css", "text/css; charset=utf-8"),
             "/page.js": lambda _: _file("page.js", "text/javascript; charset=utf-8"),
             "POST /act": self._act,
+            api.DESCRIPTION: lambda _: _file("openapi.json", JSON),
+            f"{api.BASE}/*": _if_asked_here(self._api),
+            f"POST {api.BASE}/*": self._act_by_path,
         }
 
     # -- looking -----------------------------------------------------------------------------------
 
-    async def _page(self, _: HttpRequest, given: Mapping[str, str]) -> Page:
-        window = given.get("window", DEFAULT_WINDOW)
-        window = window if window in WINDOWS else DEFAULT_WINDOW
-        edition = await self._watch.newest(window)
+    async def _page(self, request: HttpRequest, given: Mapping[str, str]) -> Page:
+        view = View.of({**given, "name": ""})
+        edition = await self._watch.newest(view)
+        if request.wants_json:
+            return _answer(api.whole(edition.reading, view, clock.wall()))
         name = f"{self._watch.boot}-{edition.number}"
-        search = given.get("q", "")[:200]
-        html = page(edition.snapshot, edition.blocks, window, search, edition.read, name)
+        html = page(edition.snapshot, edition.blocks, view, edition.read, name)
         return Page(200, _HTML, html, _HEADERS)
 
     async def _detail(self, request: HttpRequest, given: Mapping[str, str]) -> Page:
+        view = View.of({"window": LONGEST, "name": given.get("name", "")})
         # After a wish the page must show its effect: read the store again.
-        edition = await self._watch.newest(DEFAULT_WINDOW, 0.0 if "done" in given else 1.0)
+        edition = await self._watch.newest(view, 0.0 if "done" in given else 1.0)
+        if request.wants_json:
+            return _answer(api.one(edition.reading, view.name, clock.wall()))
         permit = self._permit() if request.trusted else ""
-        name, done = given.get("name", ""), given.get("done", "")
-        html = detail(edition.snapshot, edition.blocks, name, permit, done)
+        number = f"{self._watch.boot}-{edition.number}"
+        both = (edition.snapshot, edition.blocks)
+        html = detail(*both, view, edition.read, number, permit, given.get("done", ""))
         if html is None:
             return Page(404, TEXT, "nothing is known of this name\n", _HEADERS)
         return Page(200, _HTML, html, _HEADERS)
 
+    async def _api(self, request: HttpRequest, given: Mapping[str, str]) -> Page:
+        edition = await self._watch.newest(View())
+        found = api.look(edition.reading, request.path, given, clock.wall())
+        if found is not None and "permit" in given and request.trusted:
+            found["permit"] = self._permit()
+        return _answer(found)
+
     async def _events(self, request: HttpRequest, given: Mapping[str, str]) -> Page:
-        window = given.get("window", "")
-        if window not in WINDOWS:
+        if given.get("window", "1h") not in WINDOWS:
             return Page(404, TEXT, "no such window\n", _HEADERS)
+        view = View.of(given)
         last = request.headers.get("last-event-id", given.get("since", ""))
         boot, _, number = last.partition("-")
         known = number.isascii() and number.isdecimal() and boot == self._watch.boot
-        stream = self._stream(window, int(number[:18]) if known else 0)
+        stream = self._stream(view, int(number[:18]) if known else 0)
         return Page(200, "text/event-stream", "retry: 2000\n\n", _HEADERS, stream)
 
-    async def _stream(self, window: str, since: int) -> AsyncGenerator[bytes, None]:
-        async for edition in self._watch.follow(window, since):
+    async def _stream(self, view: View, since: int) -> AsyncGenerator[bytes, None]:
+        async for edition in self._watch.follow(view, since):
             id_ = f"id: {self._watch.boot}-{edition.number}\n".encode()
             yield id_ + b"data: " + edition.patch(since) + b"\n\n"
             since = edition.number
@@ -106,39 +122,71 @@ class PageSite:
         return hmac.digest(self._key, b"permit", "sha256").hex()
 
     async def _act(self, request: HttpRequest) -> Page:
-        given = dict(parse_qsl(request.body))
+        given = _given(request)
+        done = await self._wish(request, given.get("name", ""), given.get("wish", ""), given)
+        if done.status != HTTPStatus.ACCEPTED or request.wants_json:
+            return done
+        where = "name?" + urlencode({"name": given["name"], "done": given["wish"]})
+        return Page(303, TEXT, "", {**_HEADERS, "Location": where})
+
+    async def _act_by_path(self, request: HttpRequest) -> Page:
+        _, name, wish = api.parts_of(request.path)
+        return await self._wish(request, name, wish, _given(request))
+
+    async def _wish(
+        self, request: HttpRequest, name: str, wish: str, given: Mapping[str, str]
+    ) -> Page:
         permit = given.get("permit", "").encode()
         if not (request.bearer or hmac.compare_digest(permit, self._permit().encode())):
             return Page(403, TEXT, "open the page of this name anew\n", _HEADERS)
-        name, wish = given.get("name", ""), given.get("wish", "")
         reason = "".join(filter(str.isprintable, given.get("reason", "")))[:_REASON_MOST]
         if wish not in WISHES or not is_job_name(name):
             return Page(400, TEXT, f"wish is one of {', '.join(WISHES)}; name is a lease or job\n")
+        page_of = f"the page at {os.uname().nodename}"
+        who = f"{request.who} by {page_of}" if request.who else page_of
         try:
             key = make_key(self._namespace, name)
-            await _in_thread(lambda: self._do(key, wish, reason))
+            await in_thread(lambda: self._do(key, wish, reason, who))
         except ConfigError as error:
             return Page(400, TEXT, f"{error}\n", _HEADERS)
         except LockError as error:
             return Page(503, TEXT, f"not done, or not known: {error}\n", _HEADERS)
-        where = "/name?" + urlencode({"name": name, "done": wish})
-        return Page(303, TEXT, "", {**_HEADERS, "Location": where})
+        asked = {"name": name, "asked": wish, "who": who, "reason": reason}
+        return Page(202, JSON, json.dumps(asked) + "\n", _HEADERS)
 
-    def _do(self, key: Key, wish: str, reason: str) -> None:
+    def _do(self, key: Key, wish: str, reason: str, who: str) -> None:
         store, until = link_for(self._reader.client).store, clock.now() + _WITHIN
-        who = f"the page at {os.uname().nodename}"
         if wish == "pause":
             value = encode_pause(who=who, reason=reason, when=clock.wall())
             store.put(key, PAUSE, value, ABSENT, until)
         elif wish == "unpause":
             store.put(key, PAUSE, None, None, until)
-        elif wish == "resign":
+        elif wish in ("resign", "break"):
             if holdings := store.read(key, until).holdings:
                 last = max(holdings, key=lambda holding: holding.token)
-                store.put(key, RESIGN, notice_to(last, who=who, reason=reason), None, until)
+                kind = BREAK if wish == "break" else ""
+                notice = notice_to(last, who=who, reason=reason, kind=kind)
+                store.put(key, RESIGN, notice, None, until)
         elif wish == "trigger":
             trigger = Trigger(os.urandom(4).hex(), key.name, clock.wall(), who, reason)
             store.put(Key(key.namespace, CONTROL), trigger.field, trigger.value, None, until)
+
+
+def _given(request: HttpRequest) -> dict[str, str]:
+    """The fields of a form, or of a body in JSON."""
+    if JSON not in request.headers.get("content-type", ""):
+        return dict(parse_qsl(request.body))
+    try:
+        found = json.loads(request.body or "{}")
+    except ValueError:
+        return {}
+    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+
+
+def _answer(found: dict[str, Any] | None) -> Page:
+    if found is None:
+        return Page(404, TEXT, "nothing is known of this; see openapi.json\n", _HEADERS)
+    return Page(200, JSON, api.encode(found), _HEADERS)
 
 
 def _if_asked_here(look: Callable[[HttpRequest, Mapping[str, str]], Pending]) -> Handler:
@@ -166,27 +214,3 @@ def _is_asked_here(request: HttpRequest) -> bool:
 @cache
 def _file(name: str, kind: str) -> Page:
     return Page(200, kind, files("incumbent.page").joinpath(name).read_bytes(), _HEADERS)
-
-
-async def _in_thread(call: Callable[[], None]) -> None:
-    """Run `call` in a daemon thread, so that a silent store cannot delay the end of the process."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
-
-    def tell(error: BaseException | None) -> None:
-        if not done.done():
-            done.set_result(None) if error is None else done.set_exception(error)
-
-    def run() -> None:
-        error: BaseException | None = None
-        try:
-            call()
-        except BaseException as caught:  # noqa: BLE001 - it is raised where it is awaited
-            error = caught
-        try:
-            loop.call_soon_threadsafe(tell, error)
-        except RuntimeError:
-            pass  # The listener is closed.
-
-    threading.Thread(target=run, name="incumbent-page-act", daemon=True).start()
-    await done

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import nlargest
@@ -25,13 +25,21 @@ from incumbent.cron.fleet import (
 )
 from incumbent.cron.ledger import SlotRecord, read_job
 from incumbent.durations import say_seconds
-from incumbent.errors import LockError
+from incumbent.errors import LockError, StoreError
 from incumbent.locks.clients import Client
 from incumbent.model import Record
+from incumbent.policy import TTL_DEFAULT
 from incumbent.rules.endings import describe_ending, endings_of
 from incumbent.rules.notices import BREAK, PAUSE, RESIGN, read_notice
 from incumbent.runtime.link import link_for
-from incumbent.stores.findings import FREE, GRANTS, NameState, examine
+from incumbent.stores.findings import (
+    FREE,
+    GRANTS,
+    NameState,
+    Verdict,
+    cannot_tell,
+    state_of_store,
+)
 
 _SCAN_WITHIN: Final = 5.0
 _OUTAGES_MOST: Final = 50
@@ -60,6 +68,8 @@ class Snapshot:
     """Why the store does not answer; "" if it does."""
     grants: NameState = GRANTS
     """The state of a name that nobody holds, as far as it depends on the store alone."""
+    troubles: tuple[str, ...] = ()
+    """What `doctor` finds wrong with servers of the store, though the store answers."""
     outages: tuple[Span, ...] = ()
     """Spans in which the store gave no answer while somebody looked."""
     asked: float = 0.0
@@ -89,7 +99,7 @@ class SnapshotReader:
         last = replace(self._last, store=self.client.url, now=wall, asked=began)
         try:
             records = self.client.scan("", _SCAN_WITHIN)
-            last = replace(last, grants=self._grants(last))
+            last = self._examine(last)
         except LockError as error:
             since = last.outages[-1][0] if last.problem else wall
             before = last.outages[:-1] if last.problem else last.outages
@@ -100,14 +110,21 @@ class SnapshotReader:
             self._last = replace(last, records=records, read_at=wall, took=took, problem="")
         return self._last
 
-    def _grants(self, last: Snapshot) -> NameState:
-        """Whether the store grants leases, as `doctor` says; examined rarely, and after trouble."""
+    def _examine(self, last: Snapshot) -> Snapshot:
+        """`last` with what `doctor` says of the store; asked rarely, and again after trouble."""
         now = clock.now()
         calm = last.grants.word == FREE and not last.problem
         if calm and now - self._examined < _EXAMINE_EVERY:
-            return last.grants
+            return last
         self._examined = now
-        return examine(link_for(self.client).engine, now + _EXAMINE_WITHIN)
+        try:
+            engine = link_for(self.client).engine
+            findings = engine.diagnose(TTL_DEFAULT, now + _EXAMINE_WITHIN)
+        except StoreError as error:
+            findings = [cannot_tell(str(error))]
+        about_servers = [one for one in findings if not isinstance(one, Verdict)]
+        troubles = tuple(what for level, what, _ in about_servers if level == "error")
+        return replace(last, grants=state_of_store(findings), troubles=troubles)
 
     def close(self) -> None:
         """Close the connections."""
@@ -129,8 +146,12 @@ class Job:
     @property
     def last(self) -> SlotRecord | None:
         """The last run that has not ended, or else the last run."""
-        on = [run for run in self.runs if not run.state.ended]
-        return next(reversed(on or self.runs), None)
+        return next(reversed(self.running or self.runs), None)
+
+    @property
+    def running(self) -> list[SlotRecord]:
+        """The runs that have not ended."""
+        return [run for run in self.runs if not run.state.ended]
 
     @cached_property
     def terms(self) -> tuple[TermView, ...]:
@@ -253,9 +274,17 @@ class Event(NamedTuple):
     words: str = ""
 
 
-def events_of(snapshot: Snapshot, fleet: FleetView, since: float, most: int) -> list[Event]:
-    """The newest events in the records, the newest first."""
+def events_of(
+    snapshot: Snapshot,
+    fleet: FleetView,
+    since: float,
+    most: int,
+    names: Collection[str] | None = None,
+) -> list[Event]:
+    """The newest events in the records, the newest first; `names`: only of these."""
     found = (event for event in _events(snapshot, fleet, since) if event.when >= since)
+    if names is not None:
+        found = (event for event in found if event.name in names)
     newest = nlargest(most, found, key=lambda event: event[:3])
     return [event._replace(words=event.words or _words(event)) for event in newest]
 

@@ -32,13 +32,15 @@ def start_health(
     *,
     listen: str | None = None,
     token_file: str | None = None,
+    user_header: str | None = None,
     routes: Routes | None = None,
 ) -> Iterator[str | None]:
     """Report `situation` until the block ends; the end is reported as stopping.
 
     `listen`: HOST:PORT of the pages; the value of the block is their URL, or None. `token_file`:
     the file with the token that all pages but the probes require; without it only the probes are
-    served beyond the loopback address. `routes`: more pages. Raises ConfigError before anything
+    served beyond the loopback address. `user_header`: see PageServer. `routes`: more
+    pages. Raises ConfigError before anything
     is started if a setting cannot work.
     """
     if listen is None and token_file is not None:
@@ -49,7 +51,8 @@ def start_health(
             from incumbent.serve.http import PageServer
             from incumbent.serve.pages import routes_of
 
-            server = PageServer({**routes_of(situation), **(routes or {})}, listen, token_file)
+            pages = {**routes_of(situation), **(routes or {})}
+            server = PageServer(pages, listen, token_file, user_header)
             url = stack.enter_context(closing(server)).url
         if os.environ.get("NOTIFY_SOCKET", "").startswith(("/", "@")):
             stack.enter_context(closing(SystemdNotifier(situation, os.environ)))

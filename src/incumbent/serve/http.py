@@ -24,10 +24,11 @@ import secrets
 import socket
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from email.parser import HeaderParser
 from email.utils import formatdate
+from html import escape
 from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
@@ -35,7 +36,19 @@ from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from incumbent.errors import ConfigError
-from incumbent.serve.pages import OPEN_PATHS, TEXT, HttpRequest, Page, Pending, Routes, answer
+from incumbent.printable import printable
+from incumbent.serve.pages import (
+    OPEN_PATHS,
+    STYLE,
+    TEXT,
+    HttpRequest,
+    Page,
+    Pending,
+    Routes,
+    answer,
+    find_route,
+    problem,
+)
 
 _log = logging.getLogger("incumbent")
 
@@ -65,13 +78,21 @@ class PageServer:
     """Serves `routes` at `listen`, HOST:PORT, until it is closed.
 
     `token_file`: the file with the token that every path but OPEN_PATHS requires. Without a file
-    those paths are refused if other hosts can reach `listen`. Raises ConfigError for a setting that
+    those paths are refused if other hosts can reach `listen`. `user_header`: the header in which a
+    proxy names the user; without it no header is believed. Raises ConfigError for a setting that
     cannot work.
     """
 
-    def __init__(self, routes: Routes, listen: str, token_file: str | None) -> None:
+    def __init__(
+        self,
+        routes: Routes,
+        listen: str,
+        token_file: str | None,
+        user_header: str | None = None,
+    ) -> None:
         address = parse_address(listen)
-        self._secret = None if token_file is None else read_secret(token_file)
+        self._names = None if token_file is None else read_secrets(token_file)
+        self._user_header = _checked_header(user_header, token_file)
         self._probes_only = token_file is None and not address.is_loopback
         self._routes = routes
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -86,7 +107,10 @@ class PageServer:
         host, port = self._listener.getsockname()[:2]
         self.url = Address(address.family, host, port).url
         # The name contains the port: browsers send cookies to all ports of a host.
-        self._cookie = f"incumbent-{port}={secrets.token_urlsafe(24)}"
+        names = (self._names or {}).values()
+        self._cookies = {
+            f"incumbent-{port}={secrets.token_urlsafe(24)}".encode(): name for name in names
+        }
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(lambda _, context: _log.debug("%s", context))
         self._closed = asyncio.Event()
@@ -140,9 +164,10 @@ class PageServer:
     async def _answer(self, writer: asyncio.StreamWriter, request: HttpRequest | Page) -> None:
         page = request if isinstance(request, Page) else self._page(request)
         head_only = isinstance(request, HttpRequest) and request.method == "HEAD"
+        for_program = isinstance(request, HttpRequest) and request.wants_json
         if not isinstance(page, Page):
             if self._viewers < self._most_viewers:
-                await self._show(writer, page, head_only)
+                await self._show(writer, page, head_only, for_program)
                 return
             page.close()
             page = Page(503, TEXT, "too many look at it already\n")
@@ -150,6 +175,7 @@ class PageServer:
         if takes_place and self._answers >= _ANSWERS:
             page = Page(503, TEXT, "too many have not taken their answer yet\n")
             takes_place = False
+        page = problem(page) if for_program else page
         self._answers += takes_place
         try:
             async with asyncio.timeout(_TIMEOUT):
@@ -157,68 +183,102 @@ class PageServer:
         finally:
             self._answers -= takes_place
 
-    async def _show(self, writer: asyncio.StreamWriter, pending: Pending, head_only: bool) -> None:
+    async def _show(
+        self, writer: asyncio.StreamWriter, pending: Pending, head_only: bool, for_program: bool
+    ) -> None:
         self._viewers += 1
         try:
             async with asyncio.timeout(_PATIENCE):
                 page = await pending
+            page = problem(page) if for_program else page
             page = page._replace(stream=None) if head_only else page
             await _send(writer, page, head_only=head_only)
         finally:
             self._viewers -= 1
 
     def _page(self, request: HttpRequest) -> Page | Pending:
-        post = request.method == "POST" and request.route in (*self._routes, _LOGIN)
+        found = find_route(self._routes, request.route)
+        post = request.method == "POST" and (found or request.route == _LOGIN)
         if not post and request.method not in ("GET", "HEAD"):
             return Page(405, TEXT, "only GET and HEAD\n")
         if request.path in OPEN_PATHS:
             return answer(self._routes, request)
-        bearer = authorized(request.headers.get("authorization"), self._secret)
-        refused = self._refused(request, bearer=bearer)
+        sent = authorized(request.headers.get("authorization"), self._names)
+        refused = self._refused(request, sent)
         if refused is not None:
             return refused
         if request.route == _LOGIN:
             return self._login(request)
-        request = request._replace(trusted=self._secret is not None, bearer=bearer)
-        return answer(self._routes, request)
+        bearer = sent is not None and not _is_of_a_browser(request)
+        who = printable(request.headers.get(self._user_header, "")).strip()[:_NAME_MOST]
+        who = who or sent or self._name_by_cookie(request) or ""
+        trusted = self._names is not None
+        return answer(self._routes, request._replace(trusted=trusted, bearer=bearer, who=who))
 
-    def _refused(self, request: HttpRequest, *, bearer: bool) -> Page | None:
+    def _refused(self, request: HttpRequest, sent: str | None) -> Page | None:
+        """`sent`: the name of the token that came with the request, see `authorized`."""
         if self._probes_only:
             return Page(403, TEXT, _PROBES_ONLY)
+        # A proxy may add the token to whatever a browser sends, for pages of others too.
+        by_program = sent is not None and not _is_of_a_browser(request)
         post = request.method == "POST"
-        if post and (self._secret is None or not (bearer or _is_from_here(request))):
+        if post and (self._names is None or not (by_program or _is_from_here(request))):
             return Page(403, TEXT, "this needs the token, and comes from a page of ours\n")
-        if bearer or self._has_cookie(request) or request.route == _LOGIN:
+        if sent is not None or request.route in (_LOGIN, STYLE):
             return None
-        return self._unauthorized(request)
+        return None if self._name_by_cookie(request) is not None else self._unauthorized(request)
 
     # -- browsers: a cookie stands for the token ---------------------------------------------------
 
-    def _has_cookie(self, request: HttpRequest) -> bool:
+    def _name_by_cookie(self, request: HttpRequest) -> str | None:
         given = request.headers.get("cookie", "").encode("latin-1", "replace").split(b";")
-        return any(hmac.compare_digest(one.strip(), self._cookie.encode()) for one in given)
+        for cookie, name in self._cookies.items():
+            if any(hmac.compare_digest(one.strip(), cookie) for one in given):
+                return name
+        return None
 
     def _login(self, request: HttpRequest) -> Page:
-        given = dict(parse_qsl(request.body)).get("token", "")
-        if not authorized(f"Bearer {given}", self._secret):
+        given = dict(parse_qsl(request.body))
+        name = authorized(f"Bearer {given.get('token', '')}", self._names)
+        if name is None:
             return self._unauthorized(request)
-        cookie = f"{self._cookie}; HttpOnly; SameSite=Strict; Path=/"
-        return Page(303, TEXT, "", {"Location": "/", "Set-Cookie": cookie})
+        cookie = next(cookie for cookie, whose in self._cookies.items() if whose == name).decode()
+        cookie = f"{cookie}; HttpOnly; SameSite=Strict; Path=/"
+        # Relative, because a proxy may serve us below a path of its own.
+        view = given.get("view", "")
+        where = f"./{view if _VIEW.fullmatch(view) else ''}"
+        return Page(303, TEXT, "", {"Location": where, "Set-Cookie": cookie})
 
     def _unauthorized(self, request: HttpRequest) -> Page:
         if "/" in self._routes and "text/html" in request.headers.get("accept", ""):
-            return Page(401, "text/html; charset=utf-8", _ASK)
+            view = request.path[1:] + (f"?{request.query}" if request.query else "")
+            if request.route == _LOGIN:
+                view = dict(parse_qsl(request.body)).get("view", "")
+            wrong = "This is not the token. " if request.route == _LOGIN else ""
+            asked = _ASK.format(view=escape(view), wrong=wrong)
+            return Page(401, "text/html; charset=utf-8", asked, _ASK_HEADERS)
         return Page(401, TEXT, "this needs the token of --token-file\n")
 
 
 _LOGIN: Final = "POST /login"
 _ASK: Final = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><title>incumbent</title>'
-    '<meta name="viewport" content="width=device-width"><meta name="color-scheme"'
-    ' content="light dark"><main><h1>incumbent</h1><form method="post" action="/login">'
-    '<label>The token of --token-file: <input type="password" name="token" required></label>'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
+    '<link rel="stylesheet" href="page.css"><main class="ask"><h1>incumbent</h1>'
+    '<form method="post" action="login"><input type="hidden" name="view" value="{view}">'
+    '<p role="status" class="bad">{wrong}</p><label>The token of --token-file:'
+    ' <input type="password" name="token" autocomplete="current-password" required></label>'
     " <button>Look</button></form></main></html>"
 )
+_ASK_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src data:;"
+    " form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "same-origin",
+}
+_VIEW: Final = re.compile(r"(?:name)?(?:\?[\w.%&=+*~-]*)?", re.ASCII)
+"""The pages to which the token leads back."""
+_NAME_MOST: Final = 64
 _PROBES_ONLY: Final = (
     f"other hosts reach this address: without --token-file it serves {' and '.join(OPEN_PATHS)}"
     " alone\n"
@@ -227,9 +287,18 @@ _HEADERS_OF: Final = {401: {"WWW-Authenticate": "Bearer"}, 405: {"Allow": "GET, 
 
 
 def _is_from_here(request: HttpRequest) -> bool:
-    """Whether a form of our own sent the request: browsers name the origin of a POST."""
+    """Whether a form of our own sent the request: browsers name the origin of a POST.
+
+    Behind a proxy the Host may be another. There Sec-Fetch-Site tells, which no script can set.
+    """
+    if request.headers.get("sec-fetch-site") == "same-origin":
+        return True
     origin = urlsplit(request.headers.get("origin", "")).netloc
     return bool(origin) and origin == request.headers.get("host")
+
+
+def _is_of_a_browser(request: HttpRequest) -> bool:
+    return bool({"origin", "sec-fetch-site"} & request.headers.keys())
 
 
 def _is_probe(request: HttpRequest | Page) -> bool:
@@ -343,33 +412,71 @@ def parse_address(text: str) -> Address:
     return Address(family, str(where[0]), int(where[1]))
 
 
-def read_secret(path: str) -> str:
-    """The first line of a token file. Raises ConfigError, whose text never contains the token."""
+def read_secrets(path: str) -> dict[str, str]:
+    """The names in a token file by their tokens.
+
+    The first line is the token, whose name is "". If it is NAME:TOKEN, each line is. Raises
+    ConfigError, whose text never contains a token.
+    """
     try:
         with Path(path).open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            line = file.readline(4096).rstrip(b"\r\n")
+            lines = file.read(_LONGEST_FILE).splitlines()
     except OSError as error:
         raise _bad_token(path, f"cannot be read ({error.strerror})") from None
     if mode & stat.S_IROTH:
         raise _bad_token(path, "can be read by everybody on this host: chmod o-rwx it")
-    if len(line) < _SHORTEST_TOKEN:
-        raise _bad_token(
-            path, f"is too short: its first line needs at least {_SHORTEST_TOKEN} characters"
-        )
-    if not re.fullmatch(rb"[!-~]+", line):
-        raise _bad_token(path, "has blanks or other than ASCII characters in its first line")
-    return line.decode("ascii")
+    found: dict[str, str] = {}
+    named = bool(lines and _NAMED.fullmatch(lines[0]))
+    for number, line in enumerate(lines if named else lines[:1] or [b""], 1):
+        if not line and named:
+            continue
+        match = _NAMED.fullmatch(line) if named else None
+        if named and match is None:
+            raise _bad_token(path, f"has no NAME:TOKEN in line {number}, as in its first line")
+        name, token = (match["name"].decode(), match["token"]) if match else ("", line)
+        where = f"line {number}" if number > 1 else "first line"
+        if len(token) < _SHORTEST_TOKEN:
+            least = f"at least {_SHORTEST_TOKEN} characters"
+            raise _bad_token(path, f"is too short: its {where} needs {least} in the token")
+        if not re.fullmatch(rb"[!-~]+", token):
+            raise _bad_token(path, f"has blanks or other than ASCII characters in its {where}")
+        if token.decode() in found:
+            raise _bad_token(path, f"has the token of {found[token.decode()]} in its {where} again")
+        found[token.decode()] = name
+        # Who copies the whole line means the same.
+        found[line.decode()] = name
+    return found
 
 
-def authorized(header: str | None, secret: str | None) -> bool:
-    """Whether the Authorization header contains `secret`; always, if `secret` is None."""
-    if secret is None:
-        return True
+_LONGEST_FILE: Final = 65_536
+_NAMED: Final = re.compile(rb"(?P<name>[A-Za-z0-9][\w.@+-]{0,63}):(?P<token>.*)")
+
+
+def authorized(header: str | None, names: Mapping[str, str] | None) -> str | None:
+    """The name of the token in the Authorization header, or None; "" if `names` is None.
+
+    `names`: see `read_secrets`.
+    """
+    if names is None:
+        return ""
     scheme, _, token = (header or "").partition(" ")
     # compare_digest takes texts only if they are ASCII, so compare bytes.
-    same = hmac.compare_digest(token.strip().encode("utf-8", "replace"), secret.encode())
-    return same and scheme.lower() == "bearer"
+    given, found = token.strip().encode("utf-8", "replace"), None
+    for secret, name in names.items():
+        if hmac.compare_digest(given, secret.encode()) and scheme.lower() == "bearer":
+            found = name
+    return found
+
+
+def _checked_header(name: str | None, token_file: str | None) -> str:
+    if name is None:
+        return ""
+    if token_file is None:
+        raise ConfigError("--user-header needs --token-file", name="user_header")
+    if not re.fullmatch(r"[A-Za-z0-9-]+", name, re.ASCII):
+        raise ConfigError(f"--user-header {name!r} is no name of a header", name="user_header")
+    return name.lower()
 
 
 def _bad_listen(problem: str) -> ConfigError:

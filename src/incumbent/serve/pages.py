@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from incumbent import metrics
@@ -17,6 +18,11 @@ from incumbent.serve.situation import InstanceView, Situation
 
 OPEN_PATHS: Final = ("/healthz", "/readyz")
 """Paths that need no token: probes send none, and these pages reveal only a yes or no."""
+STYLE: Final = "/page.css"
+"""The path that the question for the token needs, so it needs no token either."""
+JSON: Final = "application/json"
+BELOW: Final = "/*"
+"""The end of a route for all paths below it."""
 TEXT: Final = "text/plain; charset=utf-8"
 _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -33,12 +39,20 @@ class HttpRequest(NamedTuple):
     trusted: bool = False
     """Whether the request came with the token, or with the cookie that stands for the token."""
     bearer: bool = False
-    """Whether the token itself came, which no foreign page can make a browser send."""
+    """Whether a program sent the token itself, which no foreign page can make a browser do."""
+    who: str = ""
+    """The name of the token, or the one that the proxy gave; "" if there is none."""
 
     @property
     def route(self) -> str:
         """The request's key in Routes."""
         return f"POST {self.path}" if self.method == "POST" else self.path
+
+    @property
+    def wants_json(self) -> bool:
+        """Whether the answer is for a program."""
+        accepted = self.headers.get("accept", "")
+        return self.path.startswith("/api/") or (JSON in accepted and "text/html" not in accepted)
 
 
 class Page(NamedTuple):
@@ -56,7 +70,8 @@ Pending: TypeAlias = Coroutine[Any, Any, Page]
 Handler: TypeAlias = Callable[[HttpRequest], "Page | Pending"]
 """Answers requests for one path. It runs in the server's thread, and must not block."""
 Routes: TypeAlias = Mapping[str, Handler]
-"""Handlers by path, or by "POST /path". The paths in OPEN_PATHS are served without a token."""
+"""Handlers by path, by "POST /path", or by either with BELOW at its end. The paths in OPEN_PATHS
+are served without a token."""
 
 
 def routes_of(situation: Situation) -> dict[str, Handler]:
@@ -73,11 +88,29 @@ def routes_of(situation: Situation) -> dict[str, Handler]:
 
 def answer(routes: Routes, request: HttpRequest) -> Page | Pending:
     """The page that was requested; 404 if there is none."""
-    handler = routes.get(request.route)
+    handler = routes.get(find_route(routes, request.route))
     if handler is None:
         pages = ", ".join(route for route in routes if route.startswith("/"))
         return Page(404, TEXT, f"Not found. Pages: {pages}\n")
     return handler(request)
+
+
+def find_route(routes: Routes, wanted: str) -> str:
+    """The route that serves `wanted`; "" if none does."""
+    if wanted in routes:
+        return wanted
+    whole = (route for route in routes if route.endswith(BELOW))
+    return next((route for route in whole if wanted.startswith(route[:-1])), "")
+
+
+def problem(page: Page) -> Page:
+    """The page, as JSON if it is a refusal (RFC 9457)."""
+    if page.status < HTTPStatus.BAD_REQUEST:
+        return page
+    said = page.body if isinstance(page.body, str) else page.body.decode()
+    title = HTTPStatus(page.status).phrase
+    facts = {"title": title, "status": page.status, "detail": said.strip()}
+    return page._replace(content_type="application/problem+json", body=json.dumps(facts) + "\n")
 
 
 def healthz(view: InstanceView) -> Page:
@@ -92,7 +125,7 @@ def readyz(view: InstanceView) -> Page:
 
 def leader(view: InstanceView) -> Page:
     """The leader, the term and the role of this instance, in JSON."""
-    return Page(200, "application/json", json.dumps(_leader_facts(view)) + "\n")
+    return Page(200, JSON, json.dumps(_leader_facts(view)) + "\n")
 
 
 def leaderz(view: InstanceView) -> Page:

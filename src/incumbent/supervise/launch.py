@@ -47,7 +47,7 @@ _CREDENTIALS: Final = ("INCUMBENT_STORE_FILE", "INCUMBENT_STORE_PASSWORD_FILE")
 _LEASE: Final = "INCUMBENT_LEASE_"
 _OF_THE_SERVICE: Final = (
     *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"),
-    *("INCUMBENT_LISTEN", "INCUMBENT_TOKEN_FILE"),
+    *("INCUMBENT_LISTEN", "INCUMBENT_TOKEN_FILE", "INCUMBENT_USER_HEADER"),
 )
 """Variables of our service: CMD must not notify the service manager for us, nor take our port."""
 
