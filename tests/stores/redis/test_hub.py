@@ -16,7 +16,7 @@ from incumbent.net.readers import SUSPENDING
 from incumbent.net.subscriptions import subscription_losses
 from incumbent.stores.redis.records import Naming, in_line
 from incumbent.stores.redis.site import Requests
-from incumbent.stores.redis.subscription import LineHub, inbox_channel
+from incumbent.stores.redis.subscription import LineHub
 from tests.support.pace import lasted
 
 KEY = Key("default", "job")
@@ -116,7 +116,7 @@ class Scene:
         return asyncio.create_task(self.hub.wait(self.host, KEY, seen, clock.now() + within))
 
     def word(self, text: str) -> None:
-        inbox = inbox_channel(self.hub._requests.inbox).encode()
+        inbox = self.hub._requests.inbox_channel.encode()
         self.host.ear.tell([b"message", inbox, text.encode()])
 
     def news(self, payload: bytes = b"") -> None:
@@ -395,7 +395,7 @@ def test_a_word_of_the_old_server_does_not_keep_anybody_from_asking_the_new_one(
         old = it.host.ear
         it.host.epoch = "run-2"
         it.hub.note_outcome(CLAIM, clock.now(), queued(epoch="run-2"))
-        inbox = inbox_channel(it.hub._requests.inbox).encode()
+        inbox = it.hub._requests.inbox_channel.encode()
         old.tell([b"message", inbox, HELD.encode()])
         await settled()
         new = it.wait(queued(epoch="run-2").seen)

@@ -401,7 +401,7 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
             # is nothing to do: the connection has failed for all, or only this request was late.
             wire.close()
 
-    def leave_behind(self, epoch: str) -> None:
+    def drop_outdated(self, epoch: str) -> None:
         wire = self._shared
         if wire is not None and wire.epoch != epoch:
             self._forget(wire)

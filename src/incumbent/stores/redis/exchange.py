@@ -203,7 +203,7 @@ class RedisExchange(PlanRunner[W, ServerContext], RedisOperations):
 
     # -- for the hub: see subscription.HubHost ------------------------------------------------
 
-    def leave_behind(self, epoch: str) -> None:
+    def drop_outdated(self, epoch: str) -> None:
         """Close the idle connections if one leads to another incarnation than the newest one."""
         if any(it.epoch != epoch for it in list(self.idle)):
             super().let_go()
@@ -214,7 +214,7 @@ class RedisExchange(PlanRunner[W, ServerContext], RedisOperations):
         if idle is not self.idle:
             wire.close()
             raise self._replaced()
-        self.leave_behind(wire.epoch)
+        self.drop_outdated(wire.epoch)
         return wire
 
     async def server_time(self, until: float) -> int:

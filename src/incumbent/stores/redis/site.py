@@ -77,6 +77,11 @@ class Requests:
         self.gives: dict[tuple[Key, bool], tuple[bytes, bytes]] = {}
         """See give.give_request."""
 
+    @property
+    def inbox_channel(self) -> str:
+        """The channel of the inbox, as line.lua names it."""
+        return f"incumbent:to:{self.inbox}"
+
     def detach(self) -> None:
         """In a fork's child: use another inbox, because the parent's messages are not for it."""
         self.inbox = _new_inbox()

@@ -73,11 +73,6 @@ def read_message(payload: bytes) -> LineMessage | None:
     return LineMessage(words[0].decode("utf-8", "replace"), int(words[1]) / 1000, what == _HELD)
 
 
-def inbox_channel(inbox: str) -> str:
-    """The channel of an inbox, as the scripts name it."""
-    return f"incumbent:to:{inbox}"
-
-
 class LineWaiter(ChannelWaiter):
     """A waiter, perhaps with a place in line."""
 
@@ -168,9 +163,10 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
 
     async def wait(self, host: HubHost, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change. Raises StoreError if there can be no subscription."""
-        place, channels = read_place(seen), [self._requests.naming.of(key).channel]
+        place, inbox = read_place(seen), self._requests.inbox_channel
+        channels = [self._requests.naming.of(key).channel]
         if place is not None:
-            channels = [self._inbox, *channels] if place.follows else [self._inbox]
+            channels = [inbox, *channels] if place.follows else [inbox]
             self._drop_if_outdated(place)
         waiter = LineWaiter(self.side.wakeup(), place, channels)
 
@@ -198,12 +194,8 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
             if subscriber is not None:
                 subscriber.wake()
 
-    @property
-    def _inbox(self) -> str:
-        return inbox_channel(self._requests.inbox)
-
     def _channels_in_use(self) -> dict[str, None]:
-        return {self._inbox: None} | super()._channels_in_use()
+        return {self._requests.inbox_channel: None} | super()._channels_in_use()
 
     def _is_subscribed(self, role: Role[LineSubscription], waiter: LineWaiter) -> bool:
         subscription = role.subscriptions[0]
@@ -247,13 +239,13 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
     async def _open(
         self, host: HubHost, role: Role[LineSubscription], subscriber: Subscriber[Any], until: float
     ) -> None:
-        wire = await host.open_subscriber(until)
-        subscription = LineSubscription(self._inbox, wire.epoch)
+        wire, inbox = await host.open_subscriber(until), self._requests.inbox_channel
+        subscription = LineSubscription(inbox, wire.epoch)
         role.subscriptions[0] = subscription
         # The inbox first: until it is confirmed, nobody may rely on this connection.
-        self._to_subscribe.appendleft(self._inbox)
+        self._to_subscribe.appendleft(inbox)
         subscriber.arrive(0, wire)
-        while self._inbox not in subscription.confirmed:
+        while inbox not in subscription.confirmed:
             message = await subscriber.next(until)
             if role is not self._role:
                 return
