@@ -181,7 +181,6 @@ def test_a_claim_whose_join_got_no_answer_leaves_no_place_behind_when_it_is_gran
     assert line(own_etcd, other) == [first]
 
 
-@pytest.mark.left(tiers.LONG)
 def test_a_place_lives_while_its_claim_waits_and_ends_a_heartbeat_later(
     own_etcd: EtcdServer, here: Party, other: Party
 ) -> None:
