@@ -15,7 +15,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from io import StringIO
 from pathlib import Path
 
@@ -72,6 +72,7 @@ class Sizes:
     _once: list[str] = field(default_factory=list)
 
     @classmethod
+    @cache
     def of(cls, root: Path) -> Sizes:
         paths = sorted(path for path in root.rglob("*") if path.suffix in CODE)
         return cls({path: path.read_text(encoding="utf-8") for path in paths}, root)
