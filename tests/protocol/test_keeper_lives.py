@@ -45,9 +45,9 @@ class Fatal(BaseException):
     """No Exception: as SystemExit, or what PyThreadState_SetAsyncExc raises."""
 
 
-@pytest.mark.left(tiers.MEET, "_next-error0", "_tick-error1", "_next-error2", "_tick-error3")
+@pytest.mark.left(tiers.MEET, "first-error0", "then-error1", "first-error2", "then-error3")
 @pytest.mark.parametrize("error", [OverflowError("planned"), SystemExit(1), Fatal(), MemoryError()])
-@pytest.mark.parametrize("step", ["_plan_sleep", "_act"])
+@pytest.mark.parametrize("step", ["_plan_sleep", "_act"], ids=["first", "then"])
 def test_whatever_ends_the_thread_is_logged_and_costs_no_lease(
     engine: FaultyEngine,
     monkeypatch: pytest.MonkeyPatch,
