@@ -203,10 +203,10 @@ def one_for_all_arguments(both: Both) -> None:
     )
 
 
-@row("celery-once", '@app.task(base=QueueOnce, name="job", once={"timeout": 1})')
+@row("celery-once", '@app.task(base=QueueOnce, name="job", once={"timeout": 3})')
 def a_task_that_takes_longer(both: Both) -> None:
     both.run()
-    both.each("work.delay(7)", 'lease = Lock("job-7", ttl=1).acquire()')
+    both.each("work.delay(7)", 'lease = Lock("job-7", ttl=3).acquire()')
     eventually(lambda: both.theirs.run("work.delay(7)") == "AsyncResult")
     assert both.ours.run("work(7)") == "raises NotAcquired"
     # The end of the first run frees what the second one has.

@@ -290,23 +290,24 @@ def test_the_preferred_one_takes_over_from_a_leader_that_ends_its_work(every_sto
         term.wait_stop()
         ends.append(term.lost)
 
-    few: dict[str, Any] = {"store": every_store, "ttl": 1, "step_down_after": 1.5}
+    few: dict[str, Any] = {"store": every_store, "ttl": 3, "step_down_after": 4}
     small = Election("a", holder="small", priority=1, **few)
     big = Election("a", holder="big", priority=10, **few)
+    # Before the term: a busy machine may see the leader long after its term began.
+    began = clock.now()
     with Client(every_store) as client, small.running(work):
         eventually(lambda: small.is_leader)
-        began = clock.now()
         with big.running(work):
             eventually(lambda: big.is_leader)
             # As the store counts it, from when the take came in.
-            assert clock.now() - began > 1.4
+            assert clock.now() - began > 3.9
             leader = big.leader()
             assert leader is not None
             assert (leader.holder, leader.priority) == ("big", 10)
             eventually(lambda: "small" in [one.holder for one in client.read("a").candidates])
             number = leader.term
             # Longer than the hold-off: the lower one does not ask.
-            eventually(lambda: (client.read("a").holdings[0].held_for or 0.0) > 2)
+            eventually(lambda: (client.read("a").holdings[0].held_for or 0.0) > 5)
             assert big.is_leader
             assert client.read("a").holdings[0].token == number
         # A leader has its term before its work has begun.
