@@ -21,7 +21,7 @@ from typing import Final
 
 _RETRY_EVERY: Final = 0.1
 _STORE_TIMEOUT: Final = 0.3
-_LOOK_EVERY: Final = 0.01
+_POLL_EVERY: Final = 0.01
 
 _TABLE: Final = "CREATE TABLE IF NOT EXISTS keys (key TEXT PRIMARY KEY, value, until)"
 _SET_NX_PX: Final = """
@@ -63,7 +63,7 @@ def _lead(path: str, value: str, ttl: float, command: list[str]) -> None:
 
     threading.Thread(target=renew, daemon=True).start()
     child = subprocess.Popen(command)
-    while child.poll() is None and not lost.wait(_LOOK_EVERY):
+    while child.poll() is None and not lost.wait(_POLL_EVERY):
         pass
     lost.set()
     child.terminate()

@@ -92,7 +92,7 @@ def replace_file(lease: Fenced, path: str | os.PathLike[str], data: bytes) -> No
     lease.check()
     target, token = Path(path), token_of(lease)
     with _locked(Path(f"{target}.token")) as guard:
-        seen = _seen(guard, target)
+        seen = _token_seen(guard, target)
         if token < seen:
             raise refused(str(target), token, seen)
         if token > seen:
@@ -114,7 +114,7 @@ def _locked(path: Path) -> Iterator[int]:
         os.close(guard)
 
 
-def _seen(guard: int, target: Path) -> int:
+def _token_seen(guard: int, target: Path) -> int:
     text = os.pread(guard, 64, 0)
     if not text:
         return 0
@@ -185,19 +185,19 @@ def write_redis(
     Raises LeaseLost, also if the lease is not proved any more, ConfigError, and redis-py's errors:
     after a TimeoutError or ConnectionError the commands may have run.
     """
-    name, arguments = _asked(lease, commands, resource)
-    return _concluded(lease, name, client.eval(_SCRIPT, 1, *arguments))
+    name, arguments = _prepared(lease, commands, resource)
+    return _replies_of(lease, name, client.eval(_SCRIPT, 1, *arguments))
 
 
 async def async_write_redis(
     lease: Fenced, client: Any, *commands: Command, resource: str | None = None
 ) -> list[Any]:
     """`write_redis` for clients of redis-py's `redis.asyncio`."""
-    name, arguments = _asked(lease, commands, resource)
-    return _concluded(lease, name, await client.eval(_SCRIPT, 1, *arguments))
+    name, arguments = _prepared(lease, commands, resource)
+    return _replies_of(lease, name, await client.eval(_SCRIPT, 1, *arguments))
 
 
-def _asked(
+def _prepared(
     lease: Fenced, commands: tuple[Command, ...], resource: str | None
 ) -> tuple[str, list[Argument]]:
     lease.check()
@@ -210,7 +210,7 @@ def _asked(
     return name, [_KEY + name, str(token_of(lease)), *words]
 
 
-def _concluded(lease: Fenced, name: str, reply: list[Any]) -> list[Any]:
+def _replies_of(lease: Fenced, name: str, reply: list[Any]) -> list[Any]:
     passed, *replies = reply
     if passed != 1:
         raise refused(name, lease.fencing_token, int(replies[0]))

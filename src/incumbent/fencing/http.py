@@ -62,16 +62,13 @@ class _TokenGuard:
         except ValueError:
             return _HttpRefusal("400 Bad Request", f"{_HEADER} or {_RESOURCE} cannot be read")
         try:
-            self._compare(token)
+            with closing(self._open()) as tokens:
+                tokens.execute("BEGIN IMMEDIATE")
+                with_token(token, tokens)
+                tokens.execute("COMMIT")
         except LeaseLost as stale:
             return _HttpRefusal("409 Conflict", str(stale))
         return token
-
-    def _compare(self, token: Token) -> None:
-        with closing(self._open()) as tokens:
-            tokens.execute("BEGIN IMMEDIATE")
-            with_token(token, tokens)
-            tokens.execute("COMMIT")
 
     def _open(self) -> sqlite3.Connection:
         return sqlite3.connect(self._path, timeout=_WAIT, isolation_level=None)

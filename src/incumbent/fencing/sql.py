@@ -59,7 +59,7 @@ def with_token(lease: Fenced, connection: Any, *, resource: str | None = None) -
     lease.check()
     name, token = resource_of(lease, resource), token_of(lease)
     run = _runner(connection)
-    if not (_pass(run, name, token) or _enter(run, name, token)):
+    if not (_update_row(run, name, token) or _insert_row(run, name, token)):
         row = run(_SELECT, name).fetchone()
         raise refused(name, token, None if row is None else row[0])
     # Some drivers begin a transaction with the first write, so it can be seen only now.
@@ -70,19 +70,19 @@ def with_token(lease: Fenced, connection: Any, *, resource: str | None = None) -
         )
 
 
-def _pass(run: _Run, name: str, token: int) -> bool:
+def _update_row(run: _Run, name: str, token: int) -> bool:
     passed = run(_UPDATE, token, name, token).rowcount
     if passed not in (0, 1):
         raise Misuse(f"with_token() needs a driver that counts rows; this one says {passed}")
     return bool(passed)
 
 
-def _enter(run: _Run, name: str, token: int) -> bool:
+def _insert_row(run: _Run, name: str, token: int) -> bool:
     if run(_SELECT, name).fetchone() is None:
         run(_INSERT, name, token)
         return True
     # Another writer may have inserted it between our two statements: it is not locked yet.
-    return _pass(run, name, token)
+    return _update_row(run, name, token)
 
 
 def _runner(connection: Any) -> _Run:
@@ -101,14 +101,14 @@ def _run_sqlalchemy(connection: Any, sql: str, values: tuple[Any, ...]) -> Any:
 
     names = [f"v{place}" for place in range(len(values))]
     return connection.execute(
-        text(_marked(sql, ":v{}", start=0)), dict(zip(names, values, strict=True))
+        text(_with_marks(sql, ":v{}", start=0)), dict(zip(names, values, strict=True))
     )
 
 
 def _run_dbapi(connection: Any, sql: str, values: tuple[Any, ...]) -> Any:
     style = _paramstyle(connection)
     cursor = connection.cursor()
-    cursor.execute(_marked(sql, _MARKS[style], start=1), values)
+    cursor.execute(_with_marks(sql, _MARKS[style], start=1), values)
     return cursor
 
 
@@ -124,7 +124,7 @@ def _paramstyle(connection: Any) -> str:
     )
 
 
-def _marked(sql: str, mark: str, *, start: int) -> str:
+def _with_marks(sql: str, mark: str, *, start: int) -> str:
     places = count(start)
     return "".join(mark.format(next(places)) if part == "?" else part for part in sql)
 

@@ -112,38 +112,33 @@ class World:
 
     def _steps(self, seconds: float) -> Iterator[None]:
         target = self.now() + seconds
-        self._look()
+        self._notice_time()
         while (left := target - self.now()) > 0:
             step = max(_STEP, self._next_instant() - self.now())
             self._moved += min(left, step)
-            self._look()
+            self._notice_time()
             yield
 
     def _next_instant(self) -> float:
         machines = [claim.machine for claim in self._held_claims()]
         instants = [at for machine in machines for at in (machine.stop_at, machine.deadline)]
-        return min(
-            (instant for instant in (*instants, *self._due()) if instant > self.now()), default=inf
-        )
+        instants += [keeper._plan_sleep(keeper._state) for keeper in self._keepers()]
+        return min((instant for instant in instants if instant > self.now()), default=inf)
 
-    def _due(self) -> Iterator[float]:
-        for keeper in self._keepers():
-            yield keeper._plan_sleep(keeper._state)
-
-    def _look(self) -> None:
+    def _notice_time(self) -> None:
         """Make all waiters, keepers and scopes notice the present time."""
-        self._memory.tell_all()
+        self._memory.notify_all()
         for keeper in list(keepers._keepers):
             for thread in (keeper._state.thread, keeper._state.deadlines.thread):
                 # A thread that ends meanwhile may be started anew when it is woken.
                 while isinstance(thread.alarm, _MovedAlarm) and not thread.stopped:
-                    if thread.alarm.look(thread):
+                    if thread.alarm.wake_until_asleep(thread):
                         break
         for claim in self._held_claims():
-            _look_at_scopes(claim, self.now())
+            _check_scopes(claim, self.now())
         _await_callbacks()
 
-    # -- misfortunes -------------------------------------------------------------------------
+    # -- faults ------------------------------------------------------------------------------
 
     def expire(self, lease: SingleLease | str) -> None:
         """End the ttl of a lease (or of each holder of that name), as if it was never renewed.
@@ -155,14 +150,14 @@ class World:
             claim.machine.stop_at = claim.machine.deadline = now
             self._renew(claim)
         self._memory.forget(*_whose(lease))
-        self._look()
+        self._notice_time()
 
     def lose(self, lease: SingleLease | str) -> None:
         """Let the store lose the record; the renewal that finds it missing happens at once."""
         self._memory.forget(*_whose(lease))
         for claim in self._which(lease):
             self._renew(claim)
-        self._look()
+        self._notice_time()
 
     @contextmanager
     def cut_store(self) -> Iterator[None]:
@@ -200,7 +195,7 @@ def _whose(lease: SingleLease | str) -> tuple[str, str | None]:
     return (lease, None) if isinstance(lease, str) else (lease.name, lease._claim.id)
 
 
-def _look_at_scopes(claim: Claim, now: float) -> None:
+def _check_scopes(claim: Claim, now: float) -> None:
     if now < claim.machine.stop_at:
         return
     for watcher in claim.watchers:
@@ -239,7 +234,7 @@ class _MovedAlarm:
             self._woken = True
             self._changed.notify_all()
 
-    def look(self, thread: AlarmThread) -> bool:
+    def wake_until_asleep(self, thread: AlarmThread) -> bool:
         """Wake the thread, and return when it sleeps again; False if it has ended instead."""
         until = _real_now() + _PATIENCE
         with self._changed:
@@ -266,7 +261,7 @@ class _WorldStore(MemoryStore):
             raise StoreUnavailable("the test has cut the store off")
         return super()._step(operation)
 
-    def tell_all(self) -> None:
+    def notify_all(self) -> None:
         """Give all waiters a hint, because the time has changed."""
         with self._changed:
             self._hints += 1

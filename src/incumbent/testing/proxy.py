@@ -258,7 +258,10 @@ class FaultProxy:
         source, _ = link.ends(way)
         with suppress(OSError):
             while chunk := source.recv(65536):
-                self._count(link, way)
+                with self._changed:
+                    asks = way is Way.REQUEST
+                    self.round_trips += asks and not link.asking
+                    link.asking = asks
                 if way is Way.REQUEST:
                     self.sent(link, chunk)
                 self._forward(link, way, chunk)
@@ -267,12 +270,6 @@ class FaultProxy:
             link.pump_ended()
             if link.closed:
                 self._links.discard(link)
-
-    def _count(self, link: ProxiedLink, way: Way) -> None:
-        with self._changed:
-            asks = way is Way.REQUEST
-            self.round_trips += asks and not link.asking
-            link.asking = asks
 
     def _forward(self, link: ProxiedLink, way: Way, chunk: bytes) -> None:
         self._travel(link, way)
@@ -284,12 +281,12 @@ class FaultProxy:
         else:
             kept = False
             if way is Way.REQUEST:
-                kept = self._keep_back(link, chunk)
-                self._judge(link, chunk)
+                kept = self._hold_back(link, chunk)
+                self._doom_if_matched(link, chunk)
             link.ends(way)[1].sendall(chunk)
             if kept:
-                # The end of the connection comes behind: a server that hears of it too soon may
-                # not carry the request out.
+                # The end of the connection comes later: a server that sees it too soon may not
+                # carry out the request.
                 with self._changed:
                     self._changed.wait_for(lambda: link.closed, timeout=LAG)
 
@@ -304,7 +301,7 @@ class FaultProxy:
             if link in self._held:
                 self._held.remove(link)
 
-    def _keep_back(self, link: ProxiedLink, chunk: bytes) -> bool:
+    def _hold_back(self, link: ProxiedLink, chunk: bytes) -> bool:
         with self._changed:
             if not self._hold or self._hold not in chunk:
                 return False
@@ -313,7 +310,7 @@ class FaultProxy:
             self._changed.wait_for(lambda: link.closed or link not in self._held)
             return True
 
-    def _judge(self, link: ProxiedLink, chunk: bytes) -> None:
+    def _doom_if_matched(self, link: ProxiedLink, chunk: bytes) -> None:
         with self._changed:
             doom, seen = self._doom, link.tail + chunk
             if doom is None or doom.times == 0 or not doom.match.search(seen):
