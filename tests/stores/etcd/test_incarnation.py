@@ -225,7 +225,7 @@ def test_a_member_that_does_not_tell_is_no_other_one(text: str) -> None:
     ],
 )
 def test_a_member_that_could_not_tell_now_is_not_trusted(text: str) -> None:
-    with pytest.raises(StoreUnavailable, match="refuses a look"):
+    with pytest.raises(StoreUnavailable, match="refuses a check"):
         _asked(marked(START)[0], text)
 
 

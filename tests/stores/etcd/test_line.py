@@ -28,7 +28,7 @@ from incumbent.model import OVERTAKEN_MOST, Key, Parting, Queue, Queued, Refused
 from incumbent.stores import turns
 from incumbent.stores.etcd import client as etcd_client
 from incumbent.stores.etcd.kv import Steps
-from incumbent.stores.etcd.looking import Obstacles
+from incumbent.stores.etcd.obstacles import Obstacles
 from incumbent.stores.etcd.taking import EtcdTake
 from tests import tiers
 from tests.stores.etcd.world import ASK, new_claim, party, soon
@@ -335,7 +335,7 @@ def test_a_take_that_joined_and_then_failed_has_to_be_given_up(
 def test_no_wake_up_is_lost_among_tasks_that_come_and_go(
     own_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(etcd_client, "_LOOKS_EVERY", inf)
+    monkeypatch.setattr(etcd_client, "_RECHECK_EVERY", inf)
     seed = int(os.environ.get("LINE_SEED", "0")) or secrets.randbits(32)
     sys.stdout.write(f"LINE_SEED={seed}\n")
     chance, url = random.Random(seed), own_etcd.store_url()

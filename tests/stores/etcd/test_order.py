@@ -206,7 +206,7 @@ def test_candidates_who_wait_keep_their_places(
 def test_a_place_that_was_lost_is_taken_anew_at_the_end(
     own_etcd: EtcdServer, here: Party, other: Party, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "_LOOKS_EVERY", inf)
+    monkeypatch.setattr(client, "_RECHECK_EVERY", inf)
     granted = here.take(ask=LONG)
     brief = replace(LONG, queue=Queue(4.0, fair=True))
     seen = queued(other, ask=brief).seen

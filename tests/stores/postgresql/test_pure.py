@@ -48,13 +48,13 @@ DIALECT = PostgresDialect("here", None)
 
 def requests_of(plan: Plan[Any, Any], *replies: bytes | None, ahead: float = 0.0) -> list[Any]:
     """The parameters of the plan's requests, of which all but the last one get a reply."""
-    program = DIALECT.spoken(plan, ahead, 5.0)
+    program = DIALECT.translated(plan, ahead, 5.0)
     return [next(program).parameters, *(program.send(reply).parameters for reply in replies)]
 
 
 def outcome_of(plan: Plan[Any, T], *replies: bytes | None) -> T:
     """What the plan makes of these replies."""
-    program = DIALECT.spoken(plan, 0.0, 5.0)
+    program = DIALECT.translated(plan, 0.0, 5.0)
     next(program)
     for reply in replies[:-1]:
         program.send(reply)
@@ -103,7 +103,7 @@ def test_a_restart_wait_of_nothing_is_said_and_none_is_left_to_the_server() -> N
     waits = []
     for wait in (0, 2):
         dialect = PostgresDialect("here", wait)
-        program = dialect.spoken(dialect.take(KEY, CLAIM, Ask(1, "me")), 0.0, 5.0)
+        program = dialect.translated(dialect.take(KEY, CLAIM, Ask(1, "me")), 0.0, 5.0)
         waits.append(next(program).parameters[6])
     assert waits == [b"0", b"2000000"]
 
@@ -240,7 +240,7 @@ def test_a_text_that_libpq_would_cut_is_refused() -> None:
 
 
 def test_what_only_reads_was_never_carried_out() -> None:
-    program = DIALECT.spoken(DIALECT.put(KEY, "f", b"x", None), 0.0, 5.0)
+    program = DIALECT.translated(DIALECT.put(KEY, "f", b"x", None), 0.0, 5.0)
     next(program)
     with pytest.raises(Broken) as caught:
         program.throw(Broken("no answer", sent=True))
@@ -255,7 +255,7 @@ def test_an_error_after_a_part_was_done_leaves_the_outcome_open(
     error: Exception, raised: type[Exception]
 ) -> None:
     takes = [Take(Key("space", name), CLAIM, Ask(1.0, "me")) for name in ("a", "b")]
-    program = DIALECT.spoken(DIALECT.take_all(takes), 0.0, 5.0)
+    program = DIALECT.translated(DIALECT.take_all(takes), 0.0, 5.0)
     next(program)
     program.send(said())
     program.send(json.dumps([["space/a", None, 8, 9], ["space/b", json.loads(said())]]).encode())

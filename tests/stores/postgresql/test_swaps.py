@@ -64,7 +64,11 @@ def carried_out(store: PostgresStore, plan: Plan[Any, Any]) -> tuple[Any, list[b
     """The outcome of a plan, and its requests."""
     operations = store.operations
     (wire,) = operations.idle
-    program, asked, reply = operations.dialect.spoken(plan, wire.ahead, soon()), list[bytes](), None
+    program, asked, reply = (
+        operations.dialect.translated(plan, wire.ahead, soon()),
+        list[bytes](),
+        None,
+    )
     while True:
         try:
             request = next(program) if reply is None else program.send(reply)
@@ -87,7 +91,7 @@ def between(
     if not recalls:
         operations.dialect.recalled(Wanted(KEY))  # once
     plan = operations.dialect.take(KEY, new_claim(), ask)
-    program = operations.dialect.spoken(plan, wire.ahead, soon())
+    program = operations.dialect.translated(plan, wire.ahead, soon())
     request = next(program)
     assert (b"swap" in request.sql) is recalls
     happened = False

@@ -28,7 +28,7 @@ from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.dialect import EtcdDialect
 from incumbent.stores.etcd.kv import REPEATED, GatewayRequest, Reply, Steps
 from incumbent.stores.etcd.line import IN_LINE
-from incumbent.stores.etcd.looking import Obstacles, look_in_wait
+from incumbent.stores.etcd.obstacles import Obstacles, read_for_wait
 from incumbent.stores.etcd.site import (
     GatewayError,
     LeaseExists,
@@ -38,12 +38,12 @@ from incumbent.stores.etcd.site import (
     error_text,
     is_refusal_of_certificate,
 )
-from incumbent.stores.etcd.waiting import LinePosition, standing
+from incumbent.stores.etcd.waiting import LinePosition, place_in
 from incumbent.stores.plan import Plan, drive
 from incumbent.stores.turns import TakesTurns
 from incumbent.stores.url import Endpoint
 
-_LOOKS_EVERY: Final = 5.0
+_RECHECK_EVERY: Final = 5.0
 _SOON: Final = 2.0
 _BEAT: Final = 0.3
 """Fraction of a heartbeat after which a waiter keeps the places in line of its process alive."""
@@ -79,10 +79,10 @@ class Watching(Reading):
 
 
 Listen: TypeAlias = Callable[[Watching, Any, float], Awaitable[bool]]
-"""Reads a stream: True if something changed, False if the caller has to look again."""
+"""Reads a stream: True if something changed, False if the caller has to read again."""
 Watch: TypeAlias = tuple[GatewayRequest, Listen]
 """The request of a stream, and the function that reads it."""
-Stand: TypeAlias = Callable[[Obstacles], LinePosition | None]
+FindPlace: TypeAlias = Callable[[Obstacles], LinePosition | None]
 """Finds this waiter in the line that was read; None: it is not there any more."""
 
 
@@ -176,7 +176,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
                 if "header" not in reply and "header" not in reply.get("result", {}):
                     raise Garbled("it does not answer as etcd does")
             except (GatewayError, Broken, Garbled, StoreUnavailable) as error:
-                self._went_wrong(trail, endpoint, error)
+                self._note_failure(trail, endpoint, error)
             else:
                 site.prefer(endpoint)
                 site.proved = True
@@ -189,7 +189,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
             # The cycle of the error and this frame would keep connections until a collection.
             del trail, failure
 
-    def _went_wrong(self, trail: _Trail, endpoint: Endpoint, error: Exception) -> None:
+    def _note_failure(self, trail: _Trail, endpoint: Endpoint, error: Exception) -> None:
         """Note the failure, and decide whether to ask another member."""
         if isinstance(error, GatewayError):
             if error.lease_missing and not trail.doubt:
@@ -256,8 +256,8 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         if known is None:
             return wire
         try:
-            look = self.cluster.is_other(known, endpoint)
-            other = await drive(look, partial(self._send_before_others, endpoint, wire, until))
+            check = self.cluster.is_other(known, endpoint)
+            other = await drive(check, partial(self._send_before_others, endpoint, wire, until))
         except BaseException as error:
             wire.close()
             if isinstance(error, Broken | Garbled):
@@ -365,17 +365,17 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         if in_line:
             await self._wait_in_line(key, seen, claim, until)
             return
-        looked = self.cluster.sessions.seen_at.get(key)
-        start = looked[1] + 1 if looked is not None and looked[0] == seen else 0
+        last = self.cluster.sessions.seen_at.get(key)
+        start = last[1] + 1 if last is not None and last[0] == seen else 0
 
-        async def look() -> Watch | None:
+        async def next_watch() -> Watch | None:
             nonlocal start
             begin, start = start, 0
             if not begin:
                 begin = await self.carry_out(self.dialect.unchanged_since(key, seen), until)
             return (self.dialect.watch(key, begin), self._first_change) if begin else None
 
-        await self._listen(look, until)
+        await self._listen(next_watch, until)
 
     async def wait_turn(self, key: Key, seen: str, until: float) -> None:
         self.turns.end_turn(key)
@@ -385,50 +385,52 @@ class EtcdClient(TakesTurns[None], Generic[W]):
 
     async def _wait_in_line(self, key: Key, seen: str, claim: str, until: float) -> None:
         """Wait for our turn: watch a waiter ahead or, if we are among the first two, the lease."""
-        # Not for longer: a lost wake-up then costs only so much, not a whole ttl.
-        until = min(until, _now() + _LOOKS_EVERY)
+        # A lost wake-up then costs seconds, and not a whole ttl.
+        until = min(until, _now() + _RECHECK_EVERY)
         kept = self.cluster.sessions.line.place_of(key, claim)
         if kept is None:
             # It has to join the line anew.
             return
-        stand = partial(standing, kv.names_of(self.cluster.prefix, key), key, kept, seen)
-        place: LinePosition | None = stand(kept.found)
+        find_place = partial(place_in, kv.names_of(self.cluster.prefix, key), key, kept, seen)
+        place: LinePosition | None = find_place(kept.found)
         fresh = True
 
-        async def look() -> Watch | None:
+        async def next_watch() -> Watch | None:
             nonlocal place, fresh
             if place is not None and not (fresh or place.moved):
                 # Ask with little time, then again: this process's other waiters depend on us.
                 soon = min(until, _now() + _SOON)
-                now = stand(await self._surely(look_in_wait(self.cluster, key), soon))
+                now = find_place(await self._run_read(read_for_wait(self.cluster, key), soon))
                 if now is None:
                     return None
                 place.update(now)
             fresh = False
             if place is None:
                 return None
-            if place.looks_at > _now():
-                return place.watch(), partial(self._await_turn, place, stand)
+            if place.rechecks_at > _now():
+                return place.watch(), partial(self._await_turn, place, find_place)
             if place.called:
                 self.turns.notify_all(key)
             return None
 
-        await self._listen(look, until)
+        await self._listen(next_watch, until)
 
-    async def _surely(self, program: Steps[T], until: float) -> T:
+    async def _run_read(self, program: Steps[T], until: float) -> T:
         """The outcome of a program that changes nothing. Raises StoreUnavailable."""
         try:
             return await self.carry_out(program, until)
         except OutcomeUnknown as error:
             raise StoreUnavailable(str(error)) from error
 
-    async def _listen(self, look: Callable[[], Awaitable[Watch | None]], until: float) -> None:
-        """Run the watches that `look` returns, until a change, no watch (None), or `until`."""
+    async def _listen(
+        self, next_watch: Callable[[], Awaitable[Watch | None]], until: float
+    ) -> None:
+        """Run the watches of `next_watch`, until a change, no watch (None), or `until`."""
         try:
             failures = 0
             while _now() < until:
                 try:
-                    watch = await look()
+                    watch = await next_watch()
                     if watch is None:
                         return
                     if await self._watch(*watch, until):
@@ -442,7 +444,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
                         where = self.site.where
                         raise StoreUnavailable(f"{where}: no watch: {error}") from error
         except StoreError:
-            # After `until` the caller looks for itself in any case, so the error is not needed.
+            # After `until` the caller asks the store in any case, so the error is not needed.
             if _now() < until:
                 raise
 
@@ -474,7 +476,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
                 wire.close()
 
     async def _first_change(self, watching: Watching, wire: W, until: float) -> bool:
-        """True: something changed. False: look again. Raises the errors of `_next_results`."""
+        """True: something changed. False: read again. Raises the errors of `_next_results`."""
         while True:
             results = await self._results_with_beats(watching, wire, until)
             if results is None:
@@ -483,46 +485,46 @@ class EtcdClient(TakesTurns[None], Generic[W]):
                 return True
 
     async def _await_turn(
-        self, place: LinePosition, stand: Stand, watching: Watching, wire: W, until: float
+        self, place: LinePosition, find_place: FindPlace, watching: Watching, wire: W, until: float
     ) -> bool:
-        """True: it is our turn to look. False: read the line again. Raises as `_next_results`."""
+        """True: it is our turn to ask. False: read the line again. Raises as `_next_results`."""
         while not place.moved:
-            look = place.looks_at
-            if look <= _now():
+            recheck = place.rechecks_at
+            if recheck <= _now():
                 if place.called:
                     self.turns.notify_all(place.key)
                 return True
-            results = await self._results_with_beats(watching, wire, until, look)
+            results = await self._results_with_beats(watching, wire, until, recheck)
             if results is None:
                 return False
             for result in results:
-                place.see(result, _now())
+                place.apply(result, _now())
             if not self.cluster.sessions.line.keeps(place.kept):
                 return True
             if place.missed and not (watching.not_begun or place.moved):
-                found = await self._surely(look_in_wait(self.cluster, place.key), until)
-                now = stand(found)
+                found = await self._run_read(read_for_wait(self.cluster, place.key), until)
+                now = find_place(found)
                 if now is None:
                     return True
                 place.update(now)
         return False
 
     async def _results_with_beats(
-        self, watching: Watching, wire: W, until: float, look: float = inf
+        self, watching: Watching, wire: W, until: float, recheck: float = inf
     ) -> list[dict[str, Any]] | None:
-        """As `_next_results`, or nothing at `look`; meanwhile keeps our places in lines alive."""
+        """As `_next_results`, or nothing at `recheck`; meanwhile keeps our places alive."""
         sessions = self.cluster.sessions
         while True:
             beats = sessions.line.beats()
-            part = min(until, look, _now() + min(beats, default=inf) * _BEAT)
+            part = min(until, recheck, _now() + min(beats, default=inf) * _BEAT)
             try:
                 return await self._next_results(watching, wire, part)
             except Broken as error:
                 if not error.late or _now() >= until:
                     raise
             for whole in beats:
-                await self._surely(sessions.line.beat(whole), until)
-            if beats or _now() >= look:
+                await self._run_read(sessions.line.beat(whole), until)
+            if beats or _now() >= recheck:
                 return []
 
     async def _next_results(

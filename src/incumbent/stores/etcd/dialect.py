@@ -81,22 +81,23 @@ class EtcdDialect:
 
     def _write(self, key: Key, field: str, value: bytes | None, guard: Guard) -> Steps[PutOutcome]:
         names = kv.names_of(self.cluster.prefix, key)
-        place, where = names.field(field), []
+        stored_at, conditions = names.field(field), []
         match guard:
             case Absent():
-                where = [kv.absent(place)]
+                conditions = [kv.absent(stored_at)]
             case ByVersion(version):
                 # A missing key compares as version 0.
-                where = [kv.modified(place, version if version > 0 else -1)]
+                conditions = [kv.modified(stored_at, version if version > 0 else -1)]
             case ByClaim(claim, token):
                 base = yield from self.cluster.base()
                 state = yield from self._sessions.find(key, claim, token, base)
                 if state is None or state.permits is not None:
                     return Stale()
-                where = [kv.created(names.lease, token - base)]
-        write = kv.delete(place) if value is None else kv.put(place, b64encode(value).decode())
+                conditions = [kv.created(names.lease, token - base)]
+        stored = None if value is None else b64encode(value).decode()
+        write = kv.delete(stored_at) if stored is None else kv.put(stored_at, stored)
         # A second try of a guarded write could find the value of the first try.
-        reply = yield kv.transaction([write], where=where, repeatable=guard is None)
+        reply = yield kv.transaction([write], where=conditions, repeatable=guard is None)
         if not reply.get("succeeded"):
             return Stale()
         return Stored(0 if value is None else kv.revision_of(reply))
@@ -134,14 +135,12 @@ class EtcdDialect:
         }
         lives = yield from self._sessions.lives(set(sorted(timed)[:_ASKED_MAX]))
         wall = clock.wall()
-        return tuple(
-            kv.record_of(key, found[key], self._contenders(key, found[key]), base, lives, wall)
-            for key in sorted(found)
-        )
-
-    def _contenders(self, key: Key, kinds: Kinds) -> foreign.Contenders:
-        names = kv.names_of(self.cluster.prefix, key)
-        return foreign.contenders(names, [entry for _, entry in kinds["/lease"]])
+        records = []
+        for key in sorted(found):
+            leases = [entry for _, entry in found[key]["/lease"]]
+            contenders = foreign.contenders(kv.names_of(self.cluster.prefix, key), leases)
+            records.append(kv.record_of(key, found[key], contenders, base, lives, wall))
+        return tuple(records)
 
     # -- waiting ------------------------------------------------------------------------------
 

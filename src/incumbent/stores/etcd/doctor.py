@@ -26,15 +26,15 @@ async def diagnose(client: EtcdClient[Any], ttl: float, until: float) -> list[Fi
     findings: list[Finding] = []
     well, seen = [], dict[str, str]()
     for endpoint in client.site.options.endpoints:
-        here = await _caught(_member(client, endpoint, until, seen), f"{endpoint}")
+        here = await _findings_of(_member(client, endpoint, until, seen), f"{endpoint}")
         findings += here
         if all(level != "error" for level, _, _ in here):
             well.append(endpoint)
     if not well:
         return list(map(_as_doubt, findings))
-    for look in (_alarms, _members, _incarnation, _trip):
-        here = await _caught(look(client, well[0], ttl, until), "the cluster")
-        here = list(map(_as_doubt, here)) if look is _incarnation else here
+    for check in (_alarms, _members, _incarnation, _trip):
+        here = await _findings_of(check(client, well[0], ttl, until), "the cluster")
+        here = list(map(_as_doubt, here)) if check is _incarnation else here
         findings += [finding for finding in here if finding not in findings]
     if client.site.restart_wait == 0:
         findings.append((
@@ -51,9 +51,9 @@ def _as_doubt(finding: Finding) -> Finding:
     return cannot_tell(what, todo) if level == "error" else finding
 
 
-async def _caught(look: Coroutine[Any, Any, list[Finding]], who: str) -> list[Finding]:
+async def _findings_of(check: Coroutine[Any, Any, list[Finding]], who: str) -> list[Finding]:
     try:
-        return await look
+        return await check
     except _FAILURES as error:
         text = str(error)
         shown = text if who in text else f"{who}: {text}"

@@ -37,7 +37,7 @@ def open_etcd(url: str) -> EtcdEngine:
 
 
 class BlockingClient(EtcdClient[BlockingWire]):
-    """A Client whose coroutines never suspend. Closing it ends the waits of all threads."""
+    """An EtcdClient whose coroutines never suspend. Closing it ends the waits of all threads."""
 
     def __init__(self, dialect: EtcdDialect) -> None:
         super().__init__(dialect)
@@ -58,7 +58,7 @@ class BlockingClient(EtcdClient[BlockingWire]):
 
 
 class AsyncEtcdStore(EtcdClient["AsyncStream"]):
-    """A Client for asyncio. Belongs to the event loop in which it was made."""
+    """An EtcdClient for asyncio. Belongs to the event loop in which it was made."""
 
     def __init__(self, dialect: EtcdDialect) -> None:
         super().__init__(dialect)
@@ -92,12 +92,10 @@ class AsyncEtcdStore(EtcdClient["AsyncStream"]):
         from incumbent.net.aiowire import outliving
 
         pool = self.pools[endpoint]
-        join, keep = (
-            partial(super()._connect_checked, endpoint),
-            partial(pool.put_back, idle=pool.idle),
-        )
+        make = partial(super()._connect_checked, endpoint)
+        keep = partial(pool.put_back, idle=pool.idle)
         try:
-            return await outliving(join, until, keep, lasts)
+            return await outliving(make, until, keep, lasts)
         except TimeoutError as error:
             raise_if_from_signal(error)
             raise self.site.cannot_connect(error, str(endpoint)) from error
@@ -117,7 +115,7 @@ class EtcdEngine(ServerEngine[BlockingStore[BlockingClient], AsyncEtcdStore]):
         ttl_clock="consensus",
         survives_restart=True,
         survives_failover=True,
-        # A renewal is a keep-alive of the session and a look at the notices.
+        # A renewal is a keep-alive of the session and a read of the notices.
         round_trips=2,
         candidates=True,
         reservations=True,
@@ -134,5 +132,5 @@ class EtcdEngine(ServerEngine[BlockingStore[BlockingClient], AsyncEtcdStore]):
         super().__init__(options.shown, store, lambda: AsyncEtcdStore(dialect))
 
     def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
-        """See Engine.diagnose. Looks even at a cluster that would be refused."""
+        """See Engine.diagnose. Examines even a cluster that would be refused."""
         return run_blocking(diagnose(self._store.operations, ttl, until))

@@ -291,7 +291,7 @@ class Cluster:
 
         Raises OtherIncarnation, or StoreUnavailable if no time is left.
         """
-        place = f"{self.marker}-ttl"
+        note = f"{self.marker}-ttl"
         while not self.noted.covers(ttl, known.value):
             changed = yield from self.changed()
             if changed or not self.knows(known.value):
@@ -299,8 +299,8 @@ class Cluster:
             noted = self.noted
             if noted.ttl < ttl:
                 # If another process notes a longer ttl now, nothing is written: read it again.
-                unchanged = [self.still(known), kv.modified(place, noted.modified)]
-                yield kv.transaction([kv.put(place, kv.packed(ttl=ttl))], where=unchanged)
+                unchanged = [self.still(known), kv.modified(note, noted.modified)]
+                yield kv.transaction([kv.put(note, kv.packed(ttl=ttl))], where=unchanged)
 
     def _ages(self, endpoint: Endpoint) -> Steps[tuple[float, float]]:
         """The wall clock of a member, and the seconds for which it has run (0.0: unknown)."""
@@ -308,7 +308,7 @@ class Cluster:
             reading = yield GatewayRequest("/metrics", b"", endpoint=endpoint)
         except StoreError:
             return clock.wall(), 0.0
-        wall = _date(reading)
+        wall = _server_time(reading)
         started = _STARTED.search(reading.body) if reading.status == 200 else None
         return wall, max(0.0, wall - float(started[1])) if started else 0.0
 
@@ -377,8 +377,8 @@ class Cluster:
 
     def is_other(self, known: ClusterMarker, endpoint: Endpoint) -> Steps[bool]:
         """Whether this member is of another incarnation than the known one."""
-        for looks in range(2):
-            if looks:
+        for tries in range(2):
+            if tries:
                 # A member that starts or catches up shows old numbers for a moment. Once it has
                 # answered a no-op proposal, it has applied all earlier entries. With a log-in token
                 # of another incarnation it would wait for the log entry that the token names.
@@ -413,7 +413,7 @@ class Cluster:
     def _refused(self, error: GatewayError) -> StoreUnavailable:
         """The exception for a refused check, before any other request was sent."""
         self.site.drop_stale_token(error)
-        return StoreUnavailable(f"{self.site.where} refuses a look: {error.text}")
+        return StoreUnavailable(f"{self.site.where} refuses a check: {error.text}")
 
 
 def _highest_in(entry: KeyValue, fields: Reply, wall: float, revision: int) -> int:
@@ -439,7 +439,7 @@ def _incarnation_of(entry: KeyValue, fields: Reply, wall: float) -> ClusterMarke
     )
 
 
-def _date(reading: Reading) -> float:
+def _server_time(reading: Reading) -> float:
     try:
         return parsedate_to_datetime(reading.header(b"date").decode()).timestamp()
     except (ValueError, TypeError):

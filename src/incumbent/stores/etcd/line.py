@@ -4,16 +4,16 @@
     revision 9    !l/NAME/b/0                        grant to 9 or another: 7 counts it
     revision 12   !l/NAME/a/1                        key of 7 ends: 9 is the first
 
-- Who is refused puts its key, and reads in the same request all that the rules want to know. So any
-  number of claims join at once, without a comparison that could fail.
+- A claim that is refused puts its key, and reads in the same request all that the rules need. So
+  any number of claims join at once, without a comparison that could fail.
 - The keys of a process with the same heartbeat are on one etcd lease of that ttl, which is kept
-  alive while the claims wait. A waiter that is silent for so long loses its key, and its turn:
-  etcd's clock decides, whatever clocks the clients have. It is so behind the first place, too.
-- A take that another waiter precedes is refused by the rules. A grant compares that the first in
+  alive while the claims wait. A waiter that is silent for so long loses its key, and its turn,
+  wherever it stands in line: etcd's clock decides, whatever clocks the clients have.
+- The rules refuse a take if another waiter is before it. A grant compares that the first in
   line is the one that was seen, unchanged, and removes the claim's own key. If another is the
   first, the grant counts in its key that it was overtaken: the count comes and goes with that key.
-- No lease depends on any of this: a take compares as well what lets only one have the name (see
-  `foreign`). A line that is wrong costs the order, never a second holder.
+- No lease depends on the line: each take also compares what admits only one holder (see
+  `foreign`). A line that is wrong costs the order, and never gives a second holder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from incumbent.rules.record import Line, Waiter, micros
 from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.incarnation import Cluster
 from incumbent.stores.etcd.kv import KeyValue, Reply, Steps
-from incumbent.stores.etcd.looking import FIRST, Obstacles
+from incumbent.stores.etcd.obstacles import FIRST, Obstacles
 from incumbent.stores.etcd.places import EtcdPlace
 
 IN_LINE: Final = "|"
@@ -69,11 +69,11 @@ class InLine:
         self._key, self._claim, self._ask = key, claim, ask
         self._places, self._turns = cluster.sessions.line, cluster.turns
         self._names = kv.names_of(cluster.prefix, key)
-        self.first = self._left_behind()
+        self.first = self._overtaken_first()
         self.next_index = 0
         self.joins = self.joined = False
 
-    def _left_behind(self) -> KeyValue | None:
+    def _overtaken_first(self) -> KeyValue | None:
         """The first in line, if this process has just overtaken it, and may do so again."""
         known = self._places.firsts.get(self._key)
         may_be_in_line = self._places.known_key(self._key, self._claim)
@@ -108,10 +108,10 @@ class InLine:
 
     def note_order(self, found: Obstacles) -> None:
         """Have the first of our waiters in the line that was found listen."""
-        if self._ask.queue is not None and self._may_be_stood_for:
+        if self._ask.queue is not None and self._may_be_represented:
             self._turns.note_order(self._key, self._ours_in(found))
 
-    def placed(self, refused: Refused, found: Obstacles) -> Refused:
+    def with_place(self, refused: Refused, found: Obstacles) -> Refused:
         """The refusal, with the place of a claim that is in line."""
         mine = self.entry_in(found)
         if mine is None or self._ask.queue is None:
@@ -119,7 +119,7 @@ class InLine:
         shown = refused.reason, refused.holders, refused.retry_after, refused.seen
         return Queued(*shown, place=found.line.index(mine))
 
-    def marked(self, refused: Refused) -> Refused:
+    def marked_in_line(self, refused: Refused) -> Refused:
         """The refusal, for a wait in line; candidates want to know of every grant."""
         if not isinstance(refused, Queued) or self._ask.candidacy > 0:
             return refused
@@ -130,7 +130,7 @@ class InLine:
         ask, turns = self._ask, self._turns
         if ask.queue is None or refused.reason == "permits":
             return False
-        if not self._may_be_stood_for:
+        if not self._may_be_represented:
             return True
         return not any(turns.is_of_us(self._key, claim) for claim in self._ours_in(found))
 
@@ -147,26 +147,26 @@ class InLine:
         if queue is None:
             return []
         lease = yield from self._places.beat(kv.seconds(queue.heartbeat))
-        return self._joins(queue, lease)
+        return self._join_operations(queue, lease)
 
-    def join_at_once(self) -> list[str]:
+    def join_if_held(self) -> list[str]:
         """The operations that join the line if the name is held; none if that costs a request."""
         queue, known, self.joins = self._ask.queue, self._places.of(self._key), False
         if queue is None or self._ask.permits is not None or self._claim in known:
             return []
         lease = self._places.beating(kv.seconds(queue.heartbeat))
-        if not lease or (self._may_be_stood_for and known):
+        if not lease or (self._may_be_represented and known):
             return []
         self.joins = True
-        return [kv.nested([kv.exists(self._names.lease)], self._joins(queue, lease))]
+        return [kv.nested([kv.exists(self._names.lease)], self._join_operations(queue, lease))]
 
     @property
-    def _may_be_stood_for(self) -> bool:
+    def _may_be_represented(self) -> bool:
         ask = self._ask
         fair = ask.queue is not None and ask.queue.fair
         return not fair and ask.permits is None and ask.candidacy <= 0
 
-    def _joins(self, queue: Queue, lease: str) -> list[str]:
+    def _join_operations(self, queue: Queue, lease: str) -> list[str]:
         names, mine = self._names, self._places.key_for(self._key, self._claim)
         facts = {"heartbeat": queue.heartbeat, "fair": int(queue.fair)}
         who = {"claim": self._claim, "holder": self._ask.holder}

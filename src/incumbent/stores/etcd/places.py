@@ -13,7 +13,7 @@ from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.kv import KeyValue, Steps
 
 if TYPE_CHECKING:
-    from incumbent.stores.etcd.looking import Obstacles
+    from incumbent.stores.etcd.obstacles import Obstacles
     from incumbent.stores.etcd.sessions import Sessions
 
 _NOTED_MAX: Final = 16_384

@@ -5,9 +5,9 @@ Only if that fails, each lease is checked separately. The proof comes after the 
 also proves that the member which answered the keep-alive was still the leader (see sessions).
 
 Renewals that are sent again and again are prepared once (see model.Batch). Each reply names the
-state of the cluster that it is of. If an earlier look at some keys was of the same state, none of
-these keys can have changed, and the look is not repeated. So while nothing is written, thousands of
-leases cost a look at a few of them.
+state of the cluster that it is of. If an earlier check of some keys was of the same state, none of
+these keys can have changed, and the check is not repeated. So while nothing is written, thousands
+of leases cost a check of a few of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from incumbent.stores.etcd.taking import writes
 _EACH: Final = 50
 """Most transactions nested in one transaction."""
 _FIRST: Final = 8
-"""Leases in the first look of several; its reply shows whether the others are needed."""
+"""Leases in the first check of several; its reply shows whether the others are needed."""
 _RENEWED: Final = Renewed()
 
 _now = clock.now
@@ -78,7 +78,7 @@ def check_all(
 
 
 @dataclass(slots=True)
-class _Look:
+class _ExistenceCheck:
     """A check that some leases exist without switches. `as_of`: the state of its last success."""
 
     request: GatewayRequest
@@ -93,7 +93,7 @@ class _Prepared:
     incarnation: ClusterMarker
     session: Session
     ttl: float
-    looks: list[_Look]
+    checks: list[_ExistenceCheck]
     group: RenewalGroup
 
     def _holds(self, now: float) -> bool:
@@ -118,15 +118,15 @@ class _Prepared:
         if not self._holds(sent):
             return False
         proof, current = session.pending, None
-        for look in self.looks:
-            if current is not None and look.as_of == current:
+        for check in self.checks:
+            if current is not None and check.as_of == current:
                 # Nothing at all has changed in the cluster since.
                 continue
-            reply = yield look.request
+            reply = yield check.request
             if not reply.get("succeeded") or not session.confirm(proof, kv.term_of(reply)):
                 return False
-            look.as_of = kv.as_of(reply, cluster.dialled)
-            current = current or look.as_of
+            check.as_of = kv.as_of(reply, cluster.dialled)
+            current = current or check.as_of
         yield from cluster.sessions.sweep(session)
         return True
 
@@ -212,11 +212,11 @@ class _Renewing:
         starts = [0, len(states)]
         if len(states) > kv.BATCH // 2:
             starts[1:1] = range(_FIRST, len(states), kv.BATCH)
-        looks = [
-            _Look(check_all(self._cluster, known, states[start:end]))
+        checks = [
+            _ExistenceCheck(check_all(self._cluster, known, states[start:end]))
             for start, end in pairwise(starts)
         ]
-        return _Prepared(self._cluster, known, session, ttl, looks, group)
+        return _Prepared(self._cluster, known, session, ttl, checks, group)
 
     def _recall(self, now: float) -> None:
         """Use the claims that this process remembers."""
@@ -298,10 +298,10 @@ class _Renewing:
         each = [item for item in waiting if item.alone]
         proved = True
         for start in range(0, len(quiet), kv.BATCH):
-            loud = yield from self._verify_together(quiet[start : start + kv.BATCH])
-            proved = proved and loud is not None
-            each += loud or []
-        for batch in _apart(each):
+            single = yield from self._verify_together(quiet[start : start + kv.BATCH])
+            proved = proved and single is not None
+            each += single or []
+        for batch in _in_rounds(each):
             proved = (yield from self._verify_each(batch)) and proved
         if not proved:
             for item in waiting:
@@ -322,13 +322,13 @@ class _Renewing:
         half = kv.BATCH // 2
         if len(batch) <= half:
             return batch
-        loud: list[_Item] = []
+        single: list[_Item] = []
         for some in (batch[:half], batch[half:]):
             each = yield from self._verify_together(some)
             if each is None:
                 return None
-            loud += each
-        return loud
+            single += each
+        return single
 
     def _verify_each(self, batch: list[_Item]) -> Steps[bool]:
         """Check that each lease is ours, read its switches, and write its key if necessary."""
@@ -383,7 +383,7 @@ class _Renewing:
         return True
 
 
-def _apart(items: Sequence[_Item]) -> list[list[_Item]]:
+def _in_rounds(items: Sequence[_Item]) -> list[list[_Item]]:
     """The items, in batches that fit into one transaction, which must not write a key twice.
 
     An old claim of ours on a name may still be remembered beside the new claim.

@@ -30,7 +30,7 @@ from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.incarnation import Cluster, ClusterMarker
 from incumbent.stores.etcd.kv import GatewayRequest, KeyValue, Reply, Steps
 from incumbent.stores.etcd.line import InLine, line_of
-from incumbent.stores.etcd.looking import FIRST, Obstacles, look
+from incumbent.stores.etcd.obstacles import FIRST, Obstacles, read_obstacles
 from incumbent.stores.etcd.sessions import ClaimState, state_of
 from incumbent.stores.etcd.site import LeaseMissing, OtherIncarnation
 
@@ -47,7 +47,7 @@ class EtcdTake:
     `admitted_by`: the revision of the closing that reserves the name for the asker, 0 for none.
     None (at first): no switch at all may be set, not even a notice for the previous holder.
     `ticket`: the ticket that all foreign keys wait for; 0 (at first): there may be no foreign key.
-    `sharers`: the seats that are taken, as of the last look; None (at first): it has to look.
+    `sharers`: the seats that are taken, as last read; None (at first): they have to be read.
     `own_slot`: this same claim has taken the slot before; `slot_lease`: the slot's etcd lease.
     `history_index`: which response to a grant has the history; 0: the take does not ask for it.
     """
@@ -120,7 +120,7 @@ class EtcdTake:
         ask, sessions = self.ask, self.sessions
         wants_slot = ask.slot is not None and not self.own_slot and not self.slot_lease
         if wants_slot or self.sharers is None or not sessions.has(ask.ttl):
-            outcome = yield from self._look_first()
+            outcome = yield from self._read_before_grant()
             if outcome is not None:
                 return outcome
             if ask.slot is not None and not self.own_slot:
@@ -146,12 +146,12 @@ class EtcdTake:
         )
         return (yield from self._send(state))
 
-    def _look_first(self) -> Steps[TakeOutcome | None]:
+    def _read_before_grant(self) -> Steps[TakeOutcome | None]:
         """Read the obstacles before an etcd lease is made: most takes are refused, and leave none.
 
         Returns the outcome, or None if the take has to be sent.
         """
-        found = yield from self._look()
+        found = yield from self._read_obstacles()
         if found:
             outcome = yield from self._obstructed(found)
             if outcome is not None:
@@ -190,7 +190,7 @@ class EtcdTake:
         self.line.refused()
         found = self._holder(reply)
         if found is None:
-            found = yield from self._look()
+            found = yield from self._read_obstacles()
             if found.marker != self.incarnation.value:
                 cluster.disown()
                 return None
@@ -225,7 +225,7 @@ class EtcdTake:
             kv.put(state.history_key, past, state.history_lease),
         ]
         if self.claim[-1:] in "07":
-            # Random hex: one take of eight looks how long the history is.
+            # Random hex: one take of eight checks how long the history is.
             self.history_index = len(success)
             success.append(kv.read_all(f"{names.record}h/", _OLDEST))
         compare += self.line.compare(success, ticket=self.ticket)
@@ -242,10 +242,10 @@ class EtcdTake:
             compare.append(kv.free(names.slot(ask.slot.name)))
             kept = kv.packed(holder=state.holder, kept=keep, until=state.since + keep)
             success.append(kv.put(names.slot(ask.slot.name, self.claim), kept, self.slot_lease))
-        # Most refused takes only need the holder; `_look` reads the rest.
+        # Most refused takes only need the holder; `_read_obstacles` reads the rest.
         given_up = kv.read(names.given_up(self.claim), more=kv.COUNT)
         failure = [kv.read_all(names.leases, FIRST), given_up]
-        failure += self.line.join_at_once()
+        failure += self.line.join_if_held()
         if ask.queue is not None:
             failure.append(kv.read_all(names.line, FIRST))
         if ask.candidacy > 0:
@@ -262,7 +262,7 @@ class EtcdTake:
         return foreign.may_share(self.names, self.ask.permits, state.own_key)
 
     def _seat(self) -> str:
-        """The key for a claim that shares the name: a seat that nobody had at the last look."""
+        """The key for a claim that shares the name: a seat that was free when last read."""
         permits = self.ask.permits
         if permits is None:
             return ""
@@ -303,11 +303,11 @@ class EtcdTake:
             given_up=kv.count_of(responses[1]) > 0,
         )
 
-    def _look(self, *before: str) -> Steps[Obstacles]:
+    def _read_obstacles(self, *before: str) -> Steps[Obstacles]:
         """Read all possible obstacles, without a take, after the operations `before`."""
         slot = self.ask.slot
         where = self.names.slot(slot.name) if slot is not None else ""
-        found = yield from look(self.cluster, self.key, self.claim, *before, slot=where)
+        found = yield from read_obstacles(self.cluster, self.key, self.claim, *before, slot=where)
         self.sharers = tuple(entry for entry in found.holders if entry.permits is not None)
         self.line.first = None
         return found
@@ -364,11 +364,11 @@ class EtcdTake:
             # The holders changed while it joined: waiting does not help.
             yield kv.transaction(self.sessions.line.removal(self.key, self.claim))
             self.sessions.line.forget(self.key, self.claim)
-        return self.line.marked(refused)
+        return self.line.marked_in_line(refused)
 
     def _join(self) -> Steps[TakeOutcome | None]:
         """Join the line, and decide again by what is there then."""
-        found = yield from self._look(*(yield from self.line.join()))
+        found = yield from self._read_obstacles(*(yield from self.line.join()))
         self.line.joined = True
         if found.marker != self.incarnation.value:
             self.cluster.disown()
@@ -389,7 +389,7 @@ class EtcdTake:
         wall, base = clock.wall(), self.incarnation.base
         holdings = tuple(kv.holding_of(entry, base, {}, wall) for entry in there)
         if any(holding.foreign for holding in holdings):
-            return self.line.placed(Refused("held", holdings, None, found.seen), found)
+            return self.line.with_place(Refused("held", holdings, None, found.seen), found)
         record, used = yield from self._record(found, holdings)
         queue = self.ask.queue if self.line.entry_in(found) else None
         ask = Ask(self.ask.ttl, self.ask.holder, self.ask.permits, queue)

@@ -1,8 +1,8 @@
-"""The wait of a claim in line: which keys it watches, and when it looks.
+"""The wait of a claim in line: which keys it watches, and when it asks the store again.
 
 The first two in line watch the lease; any other waiter watches the key two places ahead. So a
 release wakes two waiters, of which one asks, and a grant moves one more to the front. The second
-looks only if the first leaves a free lease alone for a moment, and may be overtaken.
+asks only if the first leaves a free lease alone for a moment, and may be overtaken.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from incumbent.model import OVERTAKEN_MOST, Key
 from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.kv import GatewayRequest, KeyValue, Names
 from incumbent.stores.etcd.line import overtaken_in
-from incumbent.stores.etcd.looking import Obstacles
+from incumbent.stores.etcd.obstacles import Obstacles
 from incumbent.stores.etcd.places import EtcdPlace
 
 _FRONT: Final = 2
@@ -35,7 +35,7 @@ class LinePosition:
     `seen`: the state as of then; `free_since`: the instant since which there may be room for the
     claim; `patience`: seconds for which it leaves that to others; `called`: a successor was named,
     perhaps a waiter of ours; `moved`: the line has to be read again; `missed`: something was
-    written before our watches began, or has to be looked at more closely; `contested`: there are
+    written before our watches began, or an event does not say enough; `contested`: there are
     foreign keys (see `foreign`); `crowded`: several share the lease, and this claim wants it alone.
     """
 
@@ -83,15 +83,15 @@ class LinePosition:
         self.contested, self.crowded = now.contested, now.crowded
         self.missed = False
 
-    def see(self, result: Mapping[str, Any], now: float) -> None:
+    def apply(self, result: Mapping[str, Any], now: float) -> None:
         """Handle one message of that stream."""
         if result.get("created"):
             newer = int(result["header"]["revision"]) > self.revision
             self.missed = self.missed or (newer and self.place < _FAR)
         for event in result.get("events", ()):
-            self._see(event, now)
+            self._apply_event(event, now)
 
-    def _see(self, event: Mapping[str, Any], now: float) -> None:
+    def _apply_event(self, event: Mapping[str, Any], now: float) -> None:
         written, gone = event.get("kv", {}), event.get("type") == "DELETE"
         key = b64decode(written.get("key", "")).decode(errors="replace")
         if key.startswith(self.names.line):
@@ -99,8 +99,9 @@ class LinePosition:
             if key == self.ahead and gone:
                 self._advance(now)
             return
-        if key == self.names.ticket or self._is_foreign(key):
-            self._see_foreign(key, now, gone=gone)
+        ours = not key.startswith(self.names.leases) or foreign.is_ours(self.names, key)
+        if key == self.names.ticket or not ours:
+            self._apply_foreign(key, now, gone=gone)
             return
         if self.crowded:
             self.missed = True
@@ -111,10 +112,7 @@ class LinePosition:
         if key == self.names.closing and not gone:
             self.called = self.called or _is_reserved(b64decode(written.get("value", "")))
 
-    def _is_foreign(self, key: str) -> bool:
-        return key.startswith(self.names.leases) and not foreign.is_ours(self.names, key)
-
-    def _see_foreign(self, key: str, now: float, *, gone: bool) -> None:
+    def _apply_foreign(self, key: str, now: float, *, gone: bool) -> None:
         if key == self.names.ticket:
             self.missed = self.missed or (gone and self.contested)
             return
@@ -136,14 +134,14 @@ class LinePosition:
             self.moved = self.missed = True
 
     @property
-    def looks_at(self) -> float:
-        """The instant at which the claim looks, unless the lease is taken before."""
+    def rechecks_at(self) -> float:
+        """The instant at which the claim asks again, unless the lease is taken before."""
         if self.called:
             return -inf
         return self.free_since + self.patience if self.place < _FRONT else inf
 
 
-def standing(
+def place_in(
     names: Names, key: Key, place: EtcdPlace, seen: str, found: Obstacles
 ) -> LinePosition | None:
     """Where a claim with that place stands in the line that was found; None: it has none.

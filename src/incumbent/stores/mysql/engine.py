@@ -13,7 +13,7 @@ from incumbent.stores.mysql import statements
 from incumbent.stores.mysql.doctor import diagnose
 from incumbent.stores.mysql.errors import ServerError, answered
 from incumbent.stores.mysql.exchange import MysqlExchange
-from incumbent.stores.mysql.server import look
+from incumbent.stores.mysql.server import handshake
 from incumbent.stores.mysql.site import MysqlSite
 from incumbent.stores.mysql.wire import MysqlWire
 from incumbent.stores.pooled_registers import PooledEngine, PooledOperations
@@ -38,7 +38,7 @@ class Operations(PooledOperations[MysqlWire]):
         return MysqlWire(self.site, place, until)
 
     def examine(self, wire: MysqlWire, until: float) -> None:
-        look(wire, self.where, until)
+        handshake(wire, self.where, until)
 
     def note(self, wire: MysqlWire, longest: int, until: float) -> None:
         wire.ask(statements.longest(wire.facts.id, longest), until, writes=False)

@@ -14,7 +14,7 @@ from incumbent.rules.record import NOTHING, LastGrant, begun, micros
 from incumbent.stores import registers as kit
 from incumbent.stores.findings import wait_after_restart
 from incumbent.stores.mysql import statements
-from incumbent.stores.mysql.server import look
+from incumbent.stores.mysql.server import handshake
 from incumbent.stores.mysql.site import MysqlSite
 from incumbent.stores.mysql.wire import MysqlWire, Reply
 from incumbent.stores.names import flat, unflat
@@ -135,7 +135,7 @@ class MysqlExchange:
         """
         found, facts = replies[0].rows, self._wire.facts
         if not found or found[0][:2] != (facts.id, facts.here):
-            look(self._wire, self._site.where, until)
+            handshake(self._wire, self._site.where, until)
             return None
         beside = dict[str, list[RowBeside]]()
         for name, *value in replies[1].rows:

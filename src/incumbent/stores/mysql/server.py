@@ -6,7 +6,7 @@ the newest grants may be missing, and a new incarnation begins. The same if the 
 after the marker was written, as when a dump is loaded: their time of creation says it. A marker
 that is missing (new tables, or an operator removed it) counts likewise.
 
-A connection looks again after some seconds, with its next request.
+A connection repeats this handshake after some seconds, before its next request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.stores.mysql.errors import READ_ONLY
-from incumbent.stores.mysql.statements import BEGIN, FORMAT, LOOK
+from incumbent.stores.mysql.statements import BEGIN, FORMAT, HANDSHAKE
 from incumbent.stores.mysql.wire import Facts, MysqlWire
 
 _NOT_INNODB: Final = (
@@ -29,16 +29,20 @@ _OTHER_INSTANTS: Final = (
     "binlog_format=STATEMENT gives replicas other instants: set it to MIXED or ROW"
 )
 _STANDS_STILL: Final = "its clock stands still during a statement: start it without sysdate-is-now"
+_OTHER_FORMAT: Final = (
+    f"its tables have format {{}}, and this version of incumbent speaks format {FORMAT}:"
+    " stop the instances of the other version, or use another database"
+)
 _SPLIT: Final = (
     "what it reads is not what it writes, as when a proxy sends both to different servers: name the"
     " primary itself"
 )
 
 
-def look(wire: MysqlWire, where: str, until: float) -> None:
-    """Find out the facts. Raises StoreUnavailable if the server is not fit to grant leases."""
+def handshake(wire: MysqlWire, where: str, until: float) -> None:
+    """Find out the server's facts. Raises StoreUnavailable if it is not fit to grant leases."""
     for _ in range(3):
-        *_, state, tables, marker = wire.ask(LOOK, until, writes=False)
+        *_, state, tables, marker = wire.ask(HANDSHAKE, until, writes=False)
         after = clock.now()
         ((began, _, now, here, autocommit, packet, logged),) = state.rows
         ((unsafe, made),) = tables.rows
@@ -49,7 +53,7 @@ def look(wire: MysqlWire, where: str, until: float) -> None:
         _check(where, _OTHER_INSTANTS, bad=logged == "STATEMENT")
         _check(where, _STANDS_STILL, bad=now - began < 1000)
         known = marker.rows[0] if marker.rows else (FORMAT, "", "", "")
-        _check(where, _another_format(known[0]), bad=known[0] != FORMAT)
+        _check(where, _OTHER_FORMAT.format(known[0]), bad=known[0] != FORMAT)
         if known[2:4] == (here, made):
             (_, id_, *_, born, longest, floor), ahead = known, now - int(after * 1e6)
             wire.facts = Facts(id_, here, born, floor, ahead, packet)
@@ -58,13 +62,6 @@ def look(wire: MysqlWire, where: str, until: float) -> None:
         mine = token_hex(16)
         wire.ask(wire.quoted(BEGIN, mine, made, known[1], made, mine), until, writes=True)
     _check(where, _SPLIT, bad=True)
-
-
-def _another_format(found: int) -> str:
-    return (
-        f"its tables have format {found}, and this version of incumbent speaks format {FORMAT}:"
-        " stop the instances of the other version, or use another database"
-    )
 
 
 def _check(where: str, why: str, *, bad: bool, retry_after: float | None = None) -> None:

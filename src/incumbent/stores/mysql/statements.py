@@ -75,7 +75,7 @@ _NEXT: Final = "version=GREATEST(version+1,"
 
 # -- the server ------------------------------------------------------------------------------------
 
-LOOK: Final = (
+HANDSHAKE: Final = (
     "SET SESSION sql_mode='STRICT_ALL_TABLES',time_zone='+00:00',autocommit=1,"
     "innodb_lock_wait_timeout=1,lock_wait_timeout=1/*M!,in_predicate_conversion_threshold=0*/;"
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;"
@@ -85,7 +85,7 @@ LOOK: Final = (
     " AND table_name IN ('incumbent_lease','incumbent_beside','incumbent_marker');"
     "SELECT format,id,place,made,born,longest,floor FROM incumbent_marker"
 )
-"""Settles what the connection is like, and finds out what the server is like."""
+"""Sets what every connection needs, and asks for the facts of the server."""
 _HIGHEST: Final = "GREATEST(floor,COALESCE((SELECT MAX(token) FROM incumbent_lease),0))"
 # Tokens go on above all that was granted, and above what was lost, which was at most JUMP ahead of
 # the clock. Values: the new id, `made`, the id before, `made`, the new id.

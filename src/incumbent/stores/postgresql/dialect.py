@@ -12,7 +12,7 @@ from incumbent.stores import registers as kit
 from incumbent.stores.deciding import Deciding, present, stands
 from incumbent.stores.plan import Plan, Program
 from incumbent.stores.polling import IN_LINE, in_line, may_have_changed
-from incumbent.stores.postgresql.exchange import PostgresExchange, looked
+from incumbent.stores.postgresql.exchange import PostgresExchange, same_request
 from incumbent.stores.recall import Recall
 from incumbent.stores.turns import Turns
 
@@ -44,7 +44,7 @@ class PostgresDialect(Deciding):
     def asked(self, key: Key, claim: str, ask: Ask, seen: kit.Seen) -> Ask:
         """See Deciding.asked: one waiter of a process stands for all in the line of the store.
 
-        Nobody has to as long as a claim of the process holds the name: its release wakes the next.
+        None has to while a claim of the process holds the name: its release wakes the next waiter.
         """
         if ask.queue is None or ask.queue.fair or ask.permits is not None or ask.candidacy:
             return ask
@@ -63,7 +63,7 @@ class PostgresDialect(Deciding):
 
     def unchanged(self, key: Key, seen: str, wait: float) -> Plan[Any, bool]:
         """Plan to ask if a record is unchanged; changes in the next `wait` seconds are notified."""
-        request = looked(key, seen.partition(IN_LINE)[0], wait)
+        request = same_request(key, seen.partition(IN_LINE)[0], wait)
 
         def start(_facts: Any, _until: float) -> Program[bool]:
             reply = yield request
@@ -74,11 +74,11 @@ class PostgresDialect(Deciding):
 
         return Plan("look", start, (key,))
 
-    def spoken(self, plan: Plan[Any, T], ahead: float, until: float) -> Program[T]:
-        """The program of a plan, in SQL: it yields exchange.Request. Raises StoreError, Mismatch.
+    def translated(self, plan: Plan[Any, T], ahead: float, until: float) -> Program[T]:
+        """The program of a plan, in SQL: it yields StatementRequests. Raises StoreError, Mismatch.
 
         `ahead`: the seconds that the server's clock is ahead.
         """
         last = until + ahead if plan.kind == "take" else inf
         exchange = PostgresExchange(self.where, self.restart_wait, last, self._recall)
-        return exchange.speak(plan.start(None, until))
+        return exchange.translate(plan.start(None, until))

@@ -86,7 +86,7 @@ def findings(
         ),
         found(
             restart_wait is not None or ttl <= TTL_DEFAULT,
-            "after a crash or a promotion it waits for who may believe",
+            "after a crash or a promotion it waits until no earlier holder can believe it leads",
             "a crash may take back the newest grants: their ttl of"
             f" {say_seconds(ttl)} is not known",
             f"say ?restart_wait={say_seconds(ttl)} in every URL",

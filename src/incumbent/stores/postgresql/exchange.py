@@ -42,8 +42,8 @@ _BATCH: Final = 500
 _AT_ONCE: Final = 200
 """The most records read or written by one statement."""
 _OUR_FORMAT: Final = f"{RECORD_FORMAT}."
-TOLD: Final = " "
-"""Stands between a key and the claim that is told alone, in a notification."""
+CLAIM_SEPARATOR: Final = " "
+"""Stands, in a notification, between a key and the only claim in line that it is for."""
 
 Reply: TypeAlias = bytes | None
 
@@ -72,8 +72,8 @@ LISTEN: Final = StatementRequest(b"LISTEN incumbent")
 _Program: TypeAlias = Generator[StatementRequest, Reply, T]
 
 
-def looked(key: Key, seen: str, wait: float) -> StatementRequest:
-    """Asks if a record is as `seen`; changes in the next `wait` seconds are notified."""
+def same_request(key: Key, seen: str, wait: float) -> StatementRequest:
+    """Asks if a record still is as `seen`; changes in the next `wait` seconds are notified."""
     return _call("changed", flat(key).encode(), _text(seen), _microseconds(wait))
 
 
@@ -96,13 +96,13 @@ class PostgresExchange:
         self._epoch = ""
         self.wrote = False
 
-    def speak(self, program: Generator[Any, Any, T]) -> _Program[T]:
+    def translate(self, program: Generator[Any, Any, T]) -> _Program[T]:
         """Carry out a program that yields the requests of stores.registers."""
         try:
             request = next(program)
             while True:
                 try:
-                    reply = yield from _ANSWERED[type(request)](self, *request)
+                    reply = yield from _TRANSLATIONS[type(request)](self, *request)
                 except (Broken, PostgresErrorReply) as error:
                     raise self._failure(error, request) from error
                 request = program.send(reply)
@@ -233,14 +233,14 @@ class PostgresExchange:
     def _renew(self, renewals: Sequence[Renewal]) -> _Program[list[Renewed | None]]:
         """One request for each epoch, and each 500 renewals."""
         done: list[Renewed | None] = [None] * len(renewals)
-        for places in _batches(renewals):
-            batch = [renewals[place] for place in places]
+        for indexes in _batches(renewals):
+            batch = [renewals[index] for index in indexes]
             echo, _, which = _decoded((yield _renew_request(batch))).partition(" ")
             if echo != batch[0].claim:
                 raise Mismatch(f"expected the answer to {len(batch)} renewals")
             with decoding():
-                for place in json.loads(which):
-                    done[places[place - 1]] = Renewed()
+                for number in json.loads(which):
+                    done[indexes[number - 1]] = Renewed()
             self.wrote = True
         return done
 
@@ -286,7 +286,7 @@ class PostgresExchange:
         return [replies[id(swap)] for swap in swaps]
 
 
-_ANSWERED: Final[dict[type, Callable[..., _Program[Any]]]] = {
+_TRANSLATIONS: Final[dict[type, Callable[..., _Program[Any]]]] = {
     StatementRequest: PostgresExchange._ask,
     kit.Load: PostgresExchange._load,
     kit.Scan: PostgresExchange._scan,
@@ -296,7 +296,7 @@ _ANSWERED: Final[dict[type, Callable[..., _Program[Any]]]] = {
     kit.TryGive: PostgresExchange._give,
     kit.Join: PostgresExchange._join,
 }
-"""What carries out each of the requests of stores.registers."""
+"""The methods that carry out the requests of stores.registers."""
 
 
 def _ours(epoch: str) -> str:
@@ -330,13 +330,13 @@ def _beside(wanted: Iterable[kit.Wanted]) -> tuple[bytes | None, bytes | None]:
 def _batches(renewals: Sequence[Renewal]) -> list[list[int]]:
     """The indexes of the renewals of each request: one epoch, at most _BATCH."""
     alike: dict[str, list[int]] = {}
-    for place, renewal in enumerate(renewals):
+    for index, renewal in enumerate(renewals):
         if renewal.meta is None and not renewal.shared:
-            alike.setdefault(renewal.epoch, []).append(place)
+            alike.setdefault(renewal.epoch, []).append(index)
     return [
-        places[start : start + _BATCH]
-        for places in alike.values()
-        for start in range(0, len(places), _BATCH)
+        indexes[start : start + _BATCH]
+        for indexes in alike.values()
+        for start in range(0, len(indexes), _BATCH)
     ]
 
 
@@ -370,7 +370,7 @@ def _written(swap: kit.Swap) -> dict[str, Any]:
     name, seen, wake = flat(swap.wanted.key), swap.seen, swap.wake
     kinds, names = zip(*swap.wanted.beside, strict=True) if swap.wanted.beside else ((), ())
     if wake:
-        wake = name if wake == EVERYBODY else f"{name}{TOLD}{wake}"
+        wake = name if wake == EVERYBODY else f"{name}{CLAIM_SEPARATOR}{wake}"
     return {
         "key": name,
         "version": seen.version,

@@ -126,7 +126,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[PostgresWi
     def carry_out(
         self, wire: PostgresWire, plan: Plan[float, T], until: float
     ) -> Coroutine[Any, Any, T]:
-        return wire.carry_out(self.dialect.spoken(plan, wire.ahead, until), until)
+        return wire.carry_out(self.dialect.translated(plan, wire.ahead, until), until)
 
     def settle(self, wire: PostgresWire, idle: list[PostgresWire], error: BaseException) -> None:
         """See PlanRunner.settle. Raises the server's error as a StoreError."""
@@ -145,7 +145,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[PostgresWi
         keep = partial(self.put_back, idle=self.idle)
 
         async def dial(end: float) -> PostgresWire:
-            # The hosts share the time of the caller, who must hear of the second one in time.
+            # The hosts share the caller's time, so that there is time for the second one.
             return await self.connect(min(until, end), end)
 
         try:

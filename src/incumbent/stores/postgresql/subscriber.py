@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from incumbent import clock
 from incumbent.net.pool import Broken
 from incumbent.net.readers import Wakeup
-from incumbent.stores.postgresql.exchange import LISTEN, TOLD
+from incumbent.stores.postgresql.exchange import CLAIM_SEPARATOR, LISTEN
 from incumbent.stores.postgresql.wire import PostgresWire
 
 _now = clock.now
@@ -24,7 +24,7 @@ _now = clock.now
 class _NotifiedWaiter:
     """A waiter for a key. `notified`: it was notified, or the connection was lost.
 
-    `claim`: if it stands in line, and is told alone when its turn comes.
+    `claim`: if it stands in line, its claim; then it is not woken for the turn of another claim.
     """
 
     key: str
@@ -55,7 +55,7 @@ class NotificationListener:
     ) -> None:
         """Return when `key` was notified, at `until`, or when `is_same` returns False.
 
-        `claim`: who stands in line, and need not hear that another one's turn has come; or "".
+        `claim`: its claim, if it stands in line: then turns of others do not wake it; or "".
         `is_same` is called only while the connection listens, so that no change is missed. Raises
         StoreUnavailable if no connection can listen.
         """
@@ -78,7 +78,11 @@ class NotificationListener:
                 if not await is_same():
                     return
         finally:
-            self._leave(waiter)
+            self._waiters.discard(waiter)
+            # If it was the reader, another waiter has to read now.
+            if not self._reading.locked():
+                for other in list(self._waiters)[:1]:
+                    other.wakeup.wake()
 
     def close(self) -> None:
         """Close the connection, unless a waiter reads from it."""
@@ -94,13 +98,14 @@ class NotificationListener:
         try:
             wire = self._wire
             if wire is None or wire.closed:
-                wire = self._wire = await self._begin(until)
-                self._wake_all()  # now they can call is_same
+                wire = self._wire = await self._start_listening(until)
+                for other in list(self._waiters):
+                    other.wakeup.wake()  # now they can call is_same
             if not await is_same():
                 return
             while not waiter.notified and _now() < until:
                 for payload in await wire.notified(until):
-                    self._notify(*payload.split(TOLD, 1))
+                    self._notify(*payload.split(CLAIM_SEPARATOR, 1))
         except Broken:
             # All waiters return; their callers take again, and then wait on another connection.
             self._drop()
@@ -109,7 +114,7 @@ class NotificationListener:
             self._drop()
             raise
 
-    async def _begin(self, until: float) -> PostgresWire:
+    async def _start_listening(self, until: float) -> PostgresWire:
         wire = await self._connect(until)
         try:
             await wire.query(LISTEN, until)
@@ -124,19 +129,9 @@ class NotificationListener:
             wire.close()
 
     def _notify(self, key: str = "", claim: str = "") -> None:
-        """Wake the waiters for `key`, or all. `claim`: of those who stand in line only this one."""
+        """Wake the waiters for `key`, or all. `claim`: of those in line only this one."""
         for waiter in list(self._waiters):
-            told = not claim or waiter.claim in ("", claim)
-            if not key or (waiter.key == key and told):
+            concerned = not claim or waiter.claim in ("", claim)
+            if not key or (waiter.key == key and concerned):
                 waiter.notified = True
                 waiter.wakeup.wake()
-
-    def _wake_all(self) -> None:
-        for waiter in list(self._waiters):
-            waiter.wakeup.wake()
-
-    def _leave(self, waiter: _NotifiedWaiter) -> None:
-        self._waiters.discard(waiter)
-        if not self._reading.locked():
-            for other in list(self._waiters)[:1]:
-                other.wakeup.wake()

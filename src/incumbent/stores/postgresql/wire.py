@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 from zlib import crc32
 
 from incumbent import clock
@@ -24,9 +24,6 @@ from incumbent.stores.plan import Program, drive
 from incumbent.stores.postgresql.errors import PostgresErrorReply, connect_error
 from incumbent.stores.postgresql.exchange import StatementRequest
 from incumbent.stores.postgresql.site import DriverError, PostgresSite, Target, pq
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 
@@ -163,27 +160,22 @@ async def connect(site: PostgresSite, side: PostgresSide, until: float, lasts: f
 async def _connect_host(
     site: PostgresSite, side: PostgresSide, target: Target, until: float, lasts: float
 ) -> Any:
+    host, addresses = target.host, [target.hostaddr]
     try:
-        addresses = await _addresses(side, target, lasts)
+        if host and not (target.hostaddr or host.startswith(("/", "@"))):
+            addresses = [*await side.resolve(host, target.port or "5432", lasts)]
     except OSError as error:
         raise_if_from_signal(error)
         why = "no answer in time" if isinstance(error, TimeoutError) else str(error)
-        text = f"the host name {target.host} cannot be resolved: {why}"
+        text = f"the host name {host} cannot be resolved: {why}"
         raise _Failed(text, final=is_unknown(error)) from error
-    failure = _Failed(f"the host name {target.host} has no address")
+    failure = _Failed(f"the host name {host} has no address")
     for address, share in _shared(addresses, until, lasts):
         try:
             return await _attempt(site, side, site.conninfo(target, address), share)
         except _Failed as error:
             failure = error
     raise failure
-
-
-async def _addresses(side: PostgresSide, target: Target, until: float) -> Sequence[str]:
-    host = target.host
-    if target.hostaddr or not host or host.startswith(("/", "@")):
-        return [target.hostaddr]
-    return await side.resolve(host, target.port or "5432", until)
 
 
 async def _attempt(site: PostgresSite, side: PostgresSide, conninfo: bytes, until: float) -> Any:
@@ -381,20 +373,17 @@ class PostgresWire:
         """Wait for notifications, and return them; none at `until`. Raises Broken."""
         connection = self._connection
         try:
-            while not (found := _drained(connection)):
-                if not await self._side.ready(self._fd, until):
-                    return []
-                connection.consume_input()
+            found: list[str] = []
+            while not found:
+                while (each := connection.notifies()) is not None:
+                    found.append(each.extra.decode("utf-8", "replace"))
+                if not found:
+                    if not await self._side.ready(self._fd, until):
+                        return []
+                    connection.consume_input()
         except DriverError as error:
             raise _broken(error) from error
         return found
-
-
-def _drained(connection: Any) -> list[str]:
-    found = []
-    while (each := connection.notifies()) is not None:
-        found.append(each.extra.decode("utf-8", "replace"))
-    return found
 
 
 def _note(last_words: list[str], result: Any) -> None:

@@ -18,7 +18,7 @@ from incumbent.stores.sqlite.schema import State
 
 Execute: TypeAlias = "Callable[..., sqlite3.Cursor]"
 
-_LOOK_EVERY: Final = 0.1
+_CHECK_EVERY: Final = 0.1
 _PAGE: Final = 1024  # a commit checks and writes whole pages: small pages halve its time
 _LOG_KEPT: Final = 2 << 20
 
@@ -130,13 +130,13 @@ class SqliteConnection:
         # Without the write lock if possible: a signal handler may run this in the middle of a
         # transaction of its own thread.
         if state is None or state.boot != self.host.boot_id:
-            state = self._settle(known)
-        self._log_identity = self._look_at_log()
+            state = self._update_state(known)
+        self._log_identity = self._identify_log()
         self.epoch, self.boots = self._epoch_in(state), state.boots
         if self.moved():
             raise FileBusy
 
-    def _settle(self, known: Container[str]) -> State:
+    def _update_state(self, known: Container[str]) -> State:
         self.make_durable(True)  # tokens are reserved
         self.execute("BEGIN IMMEDIATE")
         old = _read_state(self.execute)
@@ -172,8 +172,8 @@ class SqliteConnection:
             return True
 
     def is_due(self, now: float) -> bool:
-        """Whether to look, ten times a second, at what can change while the file stays the same."""
-        if now < self._checked + _LOOK_EVERY:
+        """Whether to check, ten times a second, what can change while the file stays the same."""
+        if now < self._checked + _CHECK_EVERY:
             return False
         self._checked = now
         return True
@@ -190,12 +190,12 @@ class SqliteConnection:
         if not self._log_identity or self.moved():
             return False
         try:
-            return self._look_at_log() != self._log_identity
+            return self._identify_log() != self._log_identity
         except OSError as error:
             raise_if_from_signal(error)
             return True
 
-    def _look_at_log(self) -> tuple[int, ...]:
+    def _identify_log(self) -> tuple[int, ...]:
         self.log_bytes = os.stat(self._path + "-wal").st_size  # noqa: PTH116
         return _identity(self._path + "-wal") + _identity(self._path + "-shm")
 
@@ -229,8 +229,8 @@ class SqliteConnection:
     def keep_for_ever(self) -> None:
         """Never close the connection: closing would act on files that it no longer owns."""
         if hasattr(self, "raw"):
-            # Not kept in a list, which is emptied at exit: that would close it after all. An object
-            # with one reference too many is never destroyed.
+            # A list would be emptied at exit, which would close it after all. An object with one
+            # reference too many is never destroyed.
             import ctypes
 
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.raw))

@@ -65,7 +65,7 @@ class SqliteOperations(PollingOperations):
         sleep: Callable[[float], Awaitable[None]],
     ) -> None:
         self.file = file
-        # No take arrives late: whoever asked carries it out itself.
+        # No take arrives late: the asking process carries it out itself.
         self.dialect = Deciding(f"sqlite://{file.path}", quick=Quick(renew=True), late_kept=0.0)
         self.looks = file.looks
         self._wakeup = wakeup
@@ -78,9 +78,9 @@ class SqliteOperations(PollingOperations):
             return Records(db).carry_out(plan.start(None, until))
 
         mode = READ if plan.kind in _READS else WRITE
-        return cast("T", await self._carry_out(work, until, mode))
+        return cast("T", await self._transact_on_disk_if_needed(work, until, mode))
 
-    async def _carry_out(
+    async def _transact_on_disk_if_needed(
         self, work: Callable[[SqliteConnection], Any], until: float, mode: Mode = WRITE
     ) -> Any:
         outcome = await self.transact(work, until, mode)
@@ -108,16 +108,16 @@ class SqliteOperations(PollingOperations):
             granted = records.try_take(key, claim, ask) if alone else None
             if granted is not None:
                 return granted
-            plan = self.dialect.take(key, claim, _less_silent(ask))
+            plan = self.dialect.take(key, claim, _with_short_heartbeat(ask))
             return records.carry_out(plan.start(None, until))
 
-        return in_line(await self._carry_out(work, until), claim, ask)
+        return in_line(await self._transact_on_disk_if_needed(work, until), claim, ask)
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
         try:
             return await super().renew(renewals, until)
         except SpoiledFile:
-            # Others may have gone on without our log, so its content proves nothing any more.
+            # Others may have written without our log, so its content proves nothing any more.
             return [Gone("store_restarted") for _ in renewals]
 
     async def give(
@@ -145,11 +145,11 @@ class SqliteOperations(PollingOperations):
         self.file.close()
 
 
-def _less_silent(ask: Ask) -> Ask:
+def _with_short_heartbeat(ask: Ask) -> Ask:
     if ask.queue is None or ask.queue.fair:
         return ask
-    # The first looks every few milliseconds: one that is silent for longer is frozen, or dead, and
-    # loses its turn.
+    # The first waiter asks every few milliseconds: if it is silent for longer, it is frozen or
+    # dead, and loses its turn.
     return replace(ask, queue=Queue(min(ask.queue.heartbeat, _HEARTBEAT_MOST)))
 
 

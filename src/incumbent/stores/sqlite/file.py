@@ -166,7 +166,7 @@ class SqliteFile:
                 break
             if not compare or self._is_current(db):
                 return db
-        return self._another()
+        return self._open_another()
 
     def put_back(self, db: SqliteConnection) -> None:
         """Return a connection for the next user."""
@@ -190,7 +190,7 @@ class SqliteFile:
             except IndexError:
                 return
 
-    def _another(self) -> SqliteConnection:
+    def _open_another(self) -> SqliteConnection:
         # This lock is also held during a fork, so that no connection is opened then.
         with self._opening:
             check_file_system(self.path)
@@ -288,7 +288,7 @@ class SqliteFile:
         try:
             self.transact(work, SERIES)
         except (StoreError, ConfigError, FileBusy):
-            pass  # nobody waits for this; an operation with the same trouble will report it
+            pass  # nobody waits for this; an operation with the same trouble reports it
         finally:
             self._cleaning.release()
 
@@ -344,15 +344,11 @@ def make_file(path: Path, *, default: bool) -> None:
         }
         if code == errno.ENOENT:
             # Only in this case, because a folder without permission cannot be examined.
-            lasting[code] = _no_folder(path.parent)
+            lasting[code] = f"its folder does not exist: mkdir -p -m 700 {path.parent}"
+            if path.parent.is_dir():  # such as /proc
+                lasting[code] = f"no files can be created in {path.parent}"
         why, permanent = lasting.get(code, text), code in lasting
         raise StoreUnavailable(f"cannot create {path}: {why}", permanent=permanent) from error
-
-
-def _no_folder(folder: Path) -> str:
-    if folder.is_dir():  # such as /proc
-        return f"no files can be created in {folder}"
-    return f"its folder does not exist: mkdir -p -m 700 {folder}"
 
 
 _files: weakref.WeakSet[SqliteFile] = weakref.WeakSet()

@@ -125,7 +125,7 @@ class Records:
 
     # -- reading ------------------------------------------------------------------------------
 
-    def see(self, name: str) -> StoredRow:
+    def read_row(self, name: str) -> StoredRow:
         """The row of a name; StoreUnavailable if somebody has put values of other types into it.
 
         Raises SpoiledFile if the file belongs to another boot by now.
@@ -140,7 +140,7 @@ class Records:
         return row
 
     def _check_boot(self, boot: str) -> None:
-        # That boot takes the holders of this one for gone, though their rows are as they were.
+        # For that boot the holders of this one are gone, although their rows are unchanged.
         if boot != self._db.host.boot_id:
             raise in_use_elsewhere()
 
@@ -148,9 +148,7 @@ class Records:
         """See registers.Load. Raises StoreUnavailable for a record that cannot be read."""
         key, places = wanted
         name = flat(key)
-        return self._seen(key, self.see(name), self._beside(name, key, places))
-
-    def _seen(self, key: Key, row: StoredRow, beside: dict[Place, Beside]) -> Seen:
+        row, beside = self.read_row(name), self._beside(name, key, places)
         incarnation = Incarnation(self._db.epoch)
         record = self._record(key, row) if row.is_known else NOTHING
         return Seen(record, row.version, self.now, self.wall, incarnation, row.floor + 1, beside)
@@ -218,7 +216,7 @@ class Records:
         """Write a record, and what is beside it."""
         name, record = flat(swap.wanted.key), settled(swap.record, self.now)
         line, columns = line_columns_of(record.line), columns_of(record._replace(line=Line()))
-        self._db.execute(schema.WRITE, (name, *self._age, *columns, *line))
+        self._db.execute(schema.WRITE, (name, *self._written_at, *columns, *line))
         self._write_line(name, swap.seen.record.line.waiters, record.line.waiters)
         for entry in swap.entries:
             self._put(name, entry)
@@ -239,7 +237,7 @@ class Records:
                 self._db.execute(schema.JOIN_LINE, (name, *waiter))
 
     @property
-    def _age(self) -> tuple[int, int, int]:
+    def _written_at(self) -> tuple[int, int, int]:
         return self._db.boots, self.now, self.wall
 
     def _put(self, name: str, entry: Entry) -> None:
@@ -253,14 +251,14 @@ class Records:
         value = settled_value(value, self.now)
         until = value.expires if isinstance(value, Grant) else 0
         text = encoded_entry(value)
-        self._db.execute(schema.PUT, (name, kind, part, *self._age, until, text))
+        self._db.execute(schema.PUT, (name, kind, part, *self._written_at, until, text))
 
     # -- plain records ------------------------------------------------------------------------
 
     def try_take(self, key: Key, claim: str, ask: Ask) -> Granted | None:
         """Grant a name whose record is plain, and which is free; None, with no change, if not."""
         name, now, wall = flat(key), self.now, self.wall
-        row = self.see(name)
+        row = self.read_row(name)
         old = row.columns
         if row.is_known and not self._is_free_to(name, claim, row):
             return None
@@ -272,7 +270,7 @@ class Records:
         ttl = micros(ask.ttl)
         keep = now + max(ttl, micros(ask.keep_record))
         granted = (token, claim, ask.holder, ttl, now, now + ttl, ask.meta, wall, keep)
-        self._db.execute(schema.GRANT, (name, *self._age, *granted))
+        self._db.execute(schema.GRANT, (name, *self._written_at, *granted))
         return Granted(claim, token, ask.ttl, self._db.epoch)
 
     def _is_free_to(self, name: str, claim: str, row: StoredRow) -> bool:
@@ -309,7 +307,7 @@ class Records:
         execute(schema.SWEEP_SLOTS, window)
         highest = 0
         for (name,) in execute(schema.SEE_SWEPT, window).fetchall():
-            with suppress(StoreError):  # one that cannot be read is kept for whoever asks for it
+            with suppress(StoreError):  # a record that cannot be read is kept: a take reports it
                 highest = max(highest, self._forget(name))
         execute(schema.SWEPT, (upto or "", highest))
 

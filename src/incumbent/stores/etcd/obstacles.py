@@ -46,11 +46,13 @@ class Obstacles(NamedTuple):
         return not (self.holders or self.pause or self.closing)
 
 
-def look(cluster: Cluster, key: Key, claim: str, *before: str, slot: str = "") -> Steps[Obstacles]:
+def read_obstacles(
+    cluster: Cluster, key: Key, claim: str, *before: str, slot: str = ""
+) -> Steps[Obstacles]:
     """Read all possible obstacles, after the operations `before`."""
     names = kv.names_of(cluster.prefix, key)
     reads = [
-        *_of_waits(names),
+        *_wait_reads(names),
         kv.read(names.record, names.waiting, kv.NEWEST),
         kv.read(names.given_up(claim), more=kv.COUNT),
         kv.read(cluster.marker),
@@ -60,26 +62,26 @@ def look(cluster: Cluster, key: Key, claim: str, *before: str, slot: str = "") -
     reply = yield kv.transaction([*before, *reads])
     responses = reply["responses"][len(before) :]
     marker = kv.entries_in(responses[5])
-    return _found(names, reply, responses, responses[3])._replace(
+    return _obstacles_in(names, reply, responses, responses[3])._replace(
         slots=tuple(kv.entries_in(responses[6])) if slot else (),
         given_up=kv.count_of(responses[4]) > 0,
         marker=marker[0].value64 if marker else "",
     )
 
 
-def look_in_wait(cluster: Cluster, key: Key) -> Steps[Obstacles]:
+def read_for_wait(cluster: Cluster, key: Key) -> Steps[Obstacles]:
     """Read what a wait in line depends on; `seen` says nothing of fields."""
     names = kv.names_of(cluster.prefix, key)
-    reply = yield kv.transaction(_of_waits(names))
-    return _found(names, reply, reply["responses"])
+    reply = yield kv.transaction(_wait_reads(names))
+    return _obstacles_in(names, reply, reply["responses"])
 
 
-def _of_waits(names: Names) -> list[str]:
+def _wait_reads(names: Names) -> list[str]:
     line = kv.read_all(names.line, FIRST)
     return [kv.read_all(names.leases, FIRST), kv.read_all(names.switches), line]
 
 
-def _found(
+def _obstacles_in(
     names: Names, reply: Reply, responses: Sequence[Reply], others: Reply | None = None
 ) -> Obstacles:
     leases, switches, line = map(kv.entries_in, responses[:3])
