@@ -287,7 +287,7 @@ def test_a_wish_that_makes_no_sense_is_refused(guarded: str, client: Client, bod
     assert not client.scan()
 
 
-def test_without_a_token_the_page_offers_nothing_to_carry_out(url: str, client: Client) -> None:
+def test_without_a_token_the_page_offers_nothing_to_do(url: str, client: Client) -> None:
     client.lock("telnet").acquire().release()
     assert "/act" not in ask(url, "/name?name=telnet")[1]
 
@@ -298,7 +298,7 @@ def test_a_wish_that_the_store_does_not_hear_is_not_said_to_be_done(
     def silent(*_: object) -> None:
         raise StoreUnavailable("no answer")
 
-    monkeypatch.setattr(PageSite, "_carry_out", silent)
+    monkeypatch.setattr(PageSite, "_do", silent)
     response, said = ask(guarded, "/act", "name=telnet&wish=pause", BEARER)
     assert response.status == 503
     assert "not done, or not known: no answer" in said

@@ -191,6 +191,7 @@ class Executor:
                     refused = 0 if self._claim(order) else refused + 1
             except StoreError as error:
                 self._report_outage(error)
+                # The rest would meet the same outage.
                 for rest in orders[number:]:
                     dispatcher.failed(rest, self._port.now(), error.retry_after)
                 break

@@ -270,6 +270,7 @@ class Presence:
         if specs is not self._specs or now - self._set_written_at >= _WRITE_SET_EVERY:
             digests = b"".join(sorted(_name_digest(spec.name) for spec in specs))
             self._set = blake2s(digests, digest_size=8).hexdigest()
+            # Before the sign: that must not name a set which nobody can read.
             self._put(KNOWN, SET + self._set, digests)
             self._specs, self._set_written_at = specs, now
         facts = {"since": self._since, "seen": clock.wall(), "jobs": len(specs)}

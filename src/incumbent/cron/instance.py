@@ -206,6 +206,7 @@ class Instance:
                 self._housekeeping()
             elif clock.now() >= self._next_try:
                 self._try_to_begin()
+        # Also while it drains: the ends of these runs have to be dealt with.
         while self._runs.ended:
             self._after_run(*self._runs.ended.pop())
 
@@ -343,6 +344,7 @@ class Instance:
                     record = store.read(key, clock.now() + 2.0)
                 self._situation.answered()
                 if record.fields:
+                    # With the instant of the read before: what is new in the record came later.
                     self._control_records.append((self._control_read_at, record))
                     self.wake()
                 self._control_read_at = began

@@ -217,6 +217,7 @@ class Background:
             # Nothing works under the lease any more: it must not be renewed for ever.
             release_unless_lost(function_run.lease)
         finally:
+            # In this order: `stop` waits until none is running, and the loop must not miss an end.
             self.runs.ended.append((spec.name, slot, code))
             self.runs.running.pop((spec.name, slot.name), None)
             self._instance.wake()

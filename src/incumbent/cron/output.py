@@ -106,6 +106,7 @@ class Output:
 
     def settle(self) -> None:
         """Read the rest, once the command has ended."""
+        # Cleared first: the thread may be done before we wait.
         self._settled.clear()
         self._settling = True
         self._wake()

@@ -215,6 +215,7 @@ class _TaskRunner:
             self.clear()
             done += 1
             if done >= _TASKS_MOST or self.stopped or self.worn or not self.guard.alive():
+                # At once: between two messages the zygote could hand it another task.
                 self.send_codes(code, LEAVES)
                 return
             self.send_codes(code)
@@ -244,6 +245,7 @@ class _TaskRunner:
                 if _STOPPING & set(self.signals.take()) or not self.guard.alive():
                     return None
                 if self._channel.fileno() in ready:
+                    # A large task comes in pieces.
                     while not (found := self._inbox.receive()):
                         pass
                     task: Task = found[0]

@@ -156,6 +156,7 @@ class _Forking:
         for fd in (self._wake, self._write):
             os.set_blocking(fd, False)
         self._poll.register(self._wake, select.POLLIN)
+        # The signal only wakes the poll: `run` reaps, and never in the middle of a fork.
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 

@@ -244,6 +244,7 @@ class FaultProxy:
     def _start(self, link: ProxiedLink) -> None:
         with self._changed:
             self._links.add(link)
+            # `close` may have cut all links before this one was there.
             if self._ended:
                 link.cut()
         self._spawn(self._pump, link, Way.REQUEST)

@@ -155,6 +155,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
                 return await self._send_to(request.endpoint, request, until, until)
             except (Broken, Garbled) as error:
                 raise self.site.unreachable(error) from error
+        # Noted before it is sent: the reply must be of the incarnation that was known then.
         ended, floor = self.cluster.ended, self.cluster.floor
         reply = await self.send_to_any_member(request, until)
         self.cluster.check(request, reply, ended, floor)
@@ -225,6 +226,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
     ) -> Any:
         """The reply of this member. Raises StoreUnavailable, Broken, Garbled, GatewayError."""
         pool = self.pools[endpoint]
+        # Noted before: if `let_go` replaces the list meanwhile, `put_back` closes the connection.
         idle = pool.idle
         wire = pool.trusted() or await self._connect_checked(endpoint, limit)
         try:

@@ -59,6 +59,7 @@ def handshake(wire: MysqlWire, where: str, until: float) -> None:
             wire.facts = Facts(id_, here, born, floor, ahead, packet)
             wire.looked, wire.longest = after, longest
             return
+        # Begin an incarnation, and read again: another client may have been first.
         mine = token_hex(16)
         wire.ask(wire.quoted(BEGIN, mine, made, known[1], made, mine), until, writes=True)
     _check(where, _SPLIT, bad=True)

@@ -266,6 +266,7 @@ class PostgresExchange:
 
     def _swap(self, swaps: Sequence[kit.Swap]) -> _Program[list[kit.Seen | StoreError | None]]:
         replies: dict[int, kit.Seen | StoreError | None] = {}
+        # All clients lock rows in the same order, so that no two of them wait for each other.
         ordered = sorted(swaps, key=lambda it: flat(it.wanted.key))
         for some in _parts_of(ordered):
             reply = yield _swap_request(some, self._last)

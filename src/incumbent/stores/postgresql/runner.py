@@ -164,6 +164,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[PostgresWi
         wire = await self.opened(self.dial(until, lasts))
         try:
             check_server(wire.version, site.where, proved=site.proved)
+            # Before the request, so that `ahead` is the most that the server's clock may be ahead.
             before = _now()
             hello = read_object(await wire.query(HELLO, last))
             check_schema(hello, site.where, proved=site.proved)

@@ -74,6 +74,7 @@ class NotificationListener:
                 if wire is None or wire is asked_by:
                     await waiter.wakeup.wait(until)
                     continue
+                # Once for each connection: what changed before it listened was not notified.
                 asked_by = wire
                 if not await is_same():
                     return
@@ -101,6 +102,7 @@ class NotificationListener:
                 wire = self._wire = await self._start_listening(until)
                 for other in list(self._waiters):
                     other.wakeup.wake()  # now they can call is_same
+            # What changed before LISTEN was not notified.
             if not await is_same():
                 return
             while not waiter.notified and _now() < until:
