@@ -30,6 +30,12 @@ def nearest(word: str, known: Iterable[str], likeness: float = 0.66) -> str | No
     return next(iter(get_close_matches(word, list(known), n=1, cutoff=likeness)), None)
 
 
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` if `word` is a slip of a known word, else an empty text."""
+    near = nearest(word, known)
+    return f"; did you mean {near}?" if near else ""
+
+
 def json_line(value: object) -> str:
     """`value` as JSON on one line, in which every character is printable."""
     as_it_is, in_ascii = _encoders()

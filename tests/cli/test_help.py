@@ -53,7 +53,7 @@ def test_a_misspelt_command_names_the_one_that_was_meant(
     line: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(line) == 64
-    assert "'statsu': did you mean status?" in capsys.readouterr().err
+    assert "'statsu'; did you mean status?" in capsys.readouterr().err
 
 
 def test_every_line_of_the_overview_fits_a_terminal_of_100_columns() -> None:

@@ -92,12 +92,12 @@ def test_what_cannot_be_understood_is_refused(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "meant"),
     [
-        ("run n --tll 5s -- x", "run has no option --tll: did you mean --ttl?"),
+        ("run n --tll 5s -- x", "run has no option --tll; did you mean --ttl?"),
         ("run n --grcae=1s -- x", "did you mean --grace?"),
         ("status --once-per 5m", "--once-per is an option of run, not of status"),
         ("run n --isolate pidnss -- x", "--isolate='pidnss' is not auto, pidns, container or"),
         ("lead n --restart onfailure -- x", "did you mean on-failure?"),
-        ("led n -- x", "there is no command 'led': did you mean lead?"),
+        ("led n -- x", "there is no command 'led'; did you mean lead?"),
     ],
 )
 def test_a_misspelt_word_names_the_one_that_was_meant(line: str, meant: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from incumbent.cli.parser import CommandRequest, did_you_mean, parse
+from incumbent.cli.parser import CommandRequest, parse
 from incumbent.cli.table import (
     COMMANDS,
     EXAMPLES,
@@ -19,6 +19,7 @@ from incumbent.cli.table import (
     usage,
 )
 from incumbent.errors import ConfigError
+from incumbent.printable import did_you_mean
 from incumbent.supervise.codes import OK
 
 

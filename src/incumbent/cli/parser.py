@@ -24,7 +24,7 @@ from incumbent.cli.table import (
     usage,
 )
 from incumbent.errors import ConfigError
-from incumbent.printable import nearest
+from incumbent.printable import did_you_mean, nearest
 
 
 class UsageError(Exception):
@@ -108,7 +108,7 @@ def _take_command(words: list[str]) -> str:
     for position in _plain_words(words):
         if words[position] in COMMANDS:
             return words.pop(position)
-        meant = did_you_mean(words[position], COMMANDS)
+        meant = did_you_mean(words[position], COMMANDS) or "."
         raise UsageError(f"there is no command {words[position]!r}{meant} See incumbent --help")
     if "--version" in words:
         _print_version()
@@ -143,7 +143,7 @@ def _check_flags(name: str, ours: list[str], *, separated: bool) -> None:
         others = [each for each, command in COMMANDS.items() if flag in _flags_of(*command.options)]
         if others:
             raise UsageError(f"{flag} is an option of {', '.join(others)}, not of {name}")
-        meant = did_you_mean(flag, sorted(own))
+        meant = did_you_mean(flag, sorted(own)) or "."
         raise UsageError(f"{name} has no option {flag}{meant} See incumbent {name} --help")
 
 
@@ -297,12 +297,3 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 def _is_link(name: str, value: str) -> bool:
     short = name.removeprefix(PREFIX)
     return bool(_LINK_NAME.fullmatch(short) or _LINK_VALUE.fullmatch(value))
-
-
-# -- spelling --------------------------------------------------------------------------------------
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`: did you mean X?` if a known word is near, else ""."""
-    near = nearest(word, known)
-    return f": did you mean {near}?" if near else ""

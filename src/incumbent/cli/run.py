@@ -57,7 +57,12 @@ class _RunEnd:
 def command(request: CommandRequest) -> int:
     result_file = request.text("result_file")
     if result_file:
-        _check_result_file(result_file)
+        # Before anything runs: it must be possible to write the file at the end.
+        folder = os.path.dirname(result_file) or "."  # noqa: PTH120 - pathlib costs start-up time
+        writable = os.access(folder, os.W_OK | os.X_OK)
+        if os.path.isdir(result_file) or not writable:  # noqa: PTH112 - likewise
+            text = f"result_file={result_file!r} cannot be written"
+            raise ConfigError(text, name="result_file")
     run_end = _run_to_end(request)
     if run_end.line and not (run_end.outcome == "skipped" and request.on("quiet")):
         # The refused setting may be the name itself, which may have any length.
@@ -247,13 +252,6 @@ def _hint(request: CommandRequest, ending: Ending) -> str:
 
 
 # -- the result file -------------------------------------------------------------------------------
-
-
-def _check_result_file(path: str) -> None:
-    """Raise ConfigError, before anything runs, if the file could not be written at the end."""
-    folder = os.path.dirname(path) or "."  # noqa: PTH120 - pathlib costs start-up time
-    if os.path.isdir(path) or not os.access(folder, os.W_OK | os.X_OK):  # noqa: PTH112 - likewise
-        raise ConfigError(f"result_file={path!r} cannot be written", name="result_file")
 
 
 def _write_result(path: str, run_end: _RunEnd, request: CommandRequest) -> None:

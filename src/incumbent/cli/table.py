@@ -73,7 +73,9 @@ GLOBAL: Final = (
 )
 
 _TTL = _setting("--ttl", "after a crash, how long until another takes over (15s)", "DUR")
-_LOCK_DELAY = _setting("--lock-delay", "after a crash, keep NAME closed so much longer (0)", "DUR")
+_LOCK_DELAY = _setting(
+    "--lock-delay", "after a crash, keep NAME closed for this much longer (0)", "DUR"
+)
 _GRACE = _setting("--grace", "time between TERM and KILL (min(5s, ttl/3))", "DUR")
 _REASON = Option("--reason", "why; `status` and `why` show it", "TEXT")
 _ISOLATIONS = ("auto", "pidns", "container", "pgroup")
@@ -109,13 +111,13 @@ _RUN = (
 _CAMPAIGN = (
     Option(
         "--restart",
-        "stand again after a term: always (default), on-failure, never",
+        "campaign again after a term: always (default), on-failure, never",
         "WHEN",
         choices=("always", "on-failure", "never"),
     ),
     Option("--fair", "candidates lead in the order in which they came"),
-    _setting("--priority", "who leads if it is there: a higher number takes over (none)", "N"),
-    _setting("--step-down-after", "how long a term lasts before that, at least (2 ttl)", "DUR"),
+    _setting("--priority", "the candidate with the highest number takes over the lead (none)", "N"),
+    _setting("--step-down-after", "a term lasts at least this long before that (2 ttl)", "DUR"),
     *_SUPERVISED,
     _LOCK_DELAY,
     *_BOUNDS,
@@ -127,10 +129,10 @@ _WORK = (
     *_LEAD,
 )
 _CRON = (
-    Option("--check", "tell every problem of FILE, or the next runs; run nothing"),
+    Option("--check", "show every problem of FILE, or the next runs; run nothing"),
     *_SUPERVISED,
     _setting("--drain", "after TERM, how long runs may go on before they are stopped (25s)", "DUR"),
-    _setting("--max-runs", "how many runs at a time here; what is more waits (100)", "N"),
+    _setting("--max-runs", "at most N runs at a time here; further slots wait (100)", "N"),
     *_LISTEN,
 )
 _SINCE = Option("--since", "only what began after: 2h, 2026-11-21T05:30Z", "WHEN")
@@ -140,7 +142,7 @@ _HISTORY = (
     Option("-n --last", "only the last N", "N"),
 )
 _ALL = Option("--all", "every job of the namespace")
-_TO = Option("--to", "the candidate that shall follow", "HOLDER")
+_TO = Option("--to", "the candidate that leads next", "HOLDER")
 _PREFIX = Option("--prefix", "only names that begin with TEXT", "TEXT")
 _WATCH = Option("--watch", "show it again every second, until ^C")
 _STATUS = (
@@ -286,7 +288,7 @@ EXIT_CODES: Final = """\
 Exit codes: CMD's own; 64 usage; 69 the store could not be proved, nothing ran; 75 another holds
 the lease; 123 lease lost, CMD stopped; 124 --at-most-for; 125 own fault; 126 CMD cannot be
 executed; 127 CMD is not found.
-lead and work exit 0 on TERM, and go on after every other end of a term."""
+lead and work exit 0 on TERM, and campaign again after any other end of a term."""
 
 
 def overview() -> str:
@@ -296,7 +298,7 @@ def overview() -> str:
     for group, names in GROUPS.items():
         lines += ["", f"{group}:"]
         lines += [f"  {name.ljust(width)}  {COMMANDS[name].help}" for name in names]
-    lines += ["", "The options of one: incumbent help COMMAND", "", NOTES, EXIT_CODES, ""]
+    lines += ["", "The options of a command: incumbent help COMMAND", "", NOTES, EXIT_CODES, ""]
     return "\n".join(lines)
 
 

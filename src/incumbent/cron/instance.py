@@ -1,5 +1,9 @@
 """One instance of a fleet: a loop that wakes when an order is due, asks the store, and sleeps.
 
+    a slot is due ------------+              +--> claims and checks (`execute`) --> runs
+    a run began or ended -----+--> a turn ---+--> triggers of operators
+    the control key changed --+              +--> sign of life, sweep
+
 A second thread only reads the fleet's control key; the loop acts on the records that it passes on.
 """
 

@@ -21,7 +21,6 @@ from incumbent.cron.schedule import (
     Schedule,
     ScheduleError,
     cron_schedule,
-    suggestion_for,
 )
 from incumbent.cron.spec import (
     DEFAULTS,
@@ -34,6 +33,7 @@ from incumbent.cron.spec import (
 )
 from incumbent.durations import DAY, say_seconds
 from incumbent.errors import ConfigError
+from incumbent.printable import did_you_mean
 
 _WHEN: Final = ("schedule", "every", "at")
 _FAULTS_MOST: Final = 20
@@ -90,7 +90,7 @@ class _JobFileReader:
     def _read_defaults(self, piece: Piece) -> None:
         for key in piece.values:
             if key not in ("defaults", "job"):
-                hint = suggestion_for(key, ("defaults", "job"))
+                hint = did_you_mean(key, ("defaults", "job"))
                 hint = hint or ": only [defaults] and [[job]]"
                 self._complain(piece.place(key), f"unknown key {key!r}{hint}")
         defaults = piece.values.get("defaults", {})
@@ -104,7 +104,7 @@ class _JobFileReader:
         values: _Values = {}
         for key, value in table.items():
             if key not in known:
-                hint = GONE.get(key) or suggestion_for(key, known)
+                hint = GONE.get(key) or did_you_mean(key, known)
                 hint = " (only a [[job]] has it)" if key in SETTINGS else hint
                 self._complain(piece.place(key), f"unknown key {key!r}{hint}")
                 continue

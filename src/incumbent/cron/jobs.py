@@ -3,6 +3,10 @@
 Each run has a thread. A coroutine runs on the application's event loop, and is cancelled before its
 lease can end. A function cannot be stopped from outside: it asks its run (`run.check()`), and a
 function that outlived its lease is never recorded as ok.
+
+    the instance's thread (`Background._run`) claims slots; for each it starts
+        a thread (`_FunctionRun`), which calls the function, or has
+            the application's event loop run the coroutine, and waits for it
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
@@ -18,13 +17,7 @@ from typing import Final, Protocol
 from incumbent.cron.fields import FIELDS, RANGES, advice_for, words_of
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError
-from incumbent.printable import nearest
-
-
-def suggestion_for(word: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` for a misspelt word, else an empty text."""
-    near = nearest(word, known)
-    return f"; did you mean {near}?" if near else ""
+from incumbent.printable import did_you_mean
 
 
 def find_zone(name: str) -> tzinfo:
@@ -39,7 +32,7 @@ def find_zone(name: str) -> tzinfo:
         return ZoneInfo(name)
     except (LookupError, ValueError, OSError):
         # KeyError: no such file; ValueError: a path; OSError: a folder such as "Europe".
-        hint = suggestion_for(name, available_timezones())
+        hint = did_you_mean(name, available_timezones())
         raise ConfigError(f"{name[:60]!r} is not a time zone{hint}", name="timezone") from None
 
 
@@ -302,18 +295,14 @@ def cron_schedule(expression: str, timezone: str = "UTC") -> CronSchedule:
     if not text.startswith("@"):
         _check_fields(expression)
     made = CronSchedule(text, timezone, plain, find_zone(timezone))
-    if _may_never_come(plain) and made.next_after(0.0) is None:
+    *_, day, _, weekday = plain.split()
+    # Only then it may never come: cronsim has refused all else that never does.
+    if day != "*" and weekday != "*" and made.next_after(0.0) is None:
         raise ScheduleError(
             f"{text!r} never comes: no day matches both its day of the month and its day of the"
             " week"
         )
     return made
-
-
-def _may_never_come(plain: str) -> bool:
-    """Whether both fields of days are restricted; cronsim has refused all else that never comes."""
-    *_, day, _, weekday = plain.split()
-    return day != "*" and weekday != "*"
 
 
 def _expanded(macro: str) -> str:

@@ -2,6 +2,9 @@
 
 It has no thread of its own. One of the waiters is the reader: it waits for the socket, and wakes
 the others. When the reader leaves, the next waiter takes over.
+
+    the server --- NOTIFY ---> A, which reads the socket --- wakes ---> B, C
+                               A leaves ---> B reads
 """
 
 from __future__ import annotations

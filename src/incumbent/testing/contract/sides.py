@@ -31,7 +31,7 @@ __all__ = [
 
 ANSWER_WITHIN = 5.0
 """Seconds that a request may take: generous, because the machine may be busy."""
-_LOOK_EVERY = 0.005
+_POLL_EVERY = 0.005
 _SIGNAL = getattr(signal, "SIGUSR1", None)
 
 Request: TypeAlias = "tuple[Any, ...]"
@@ -135,7 +135,7 @@ def _signalled(when: Callable[[], bool]) -> Iterator[None]:
         begun.wait()
         give_up = until()
         while not (over.is_set() or when()) and clock.now() < give_up:
-            over.wait(_LOOK_EVERY)
+            over.wait(_POLL_EVERY)
         if not over.is_set():
             signal.pthread_kill(main, _SIGNAL)
 
@@ -196,7 +196,7 @@ class AsyncSide:
             task, give_up = asyncio.ensure_future(self.asked(*request, until())), until()
             # Threads make `when` true, which wakes no task of this loop: it has to be polled.
             while not (task.done() or when()) and clock.now() < give_up:  # noqa: ASYNC110
-                await asyncio.sleep(_LOOK_EVERY)
+                await asyncio.sleep(_POLL_EVERY)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
