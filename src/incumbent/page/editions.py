@@ -189,6 +189,7 @@ class EditionWatch:
         self._newest = newest
         self._keep(made)
         self._asked.difference_update(made)
+        # Whoever waits for this edition is woken; the next waits for the next one.
         self._news.set()
         self._news = asyncio.Event()
 
@@ -203,6 +204,7 @@ class EditionWatch:
         number = 0
         while not self._closed.is_set():
             began, cpu = clock.now(), time.thread_time()
+            # Before the reading: a viewer that asks from now on needs a later one.
             self._hurry.clear()
             number += 1
             try:
@@ -218,6 +220,7 @@ class EditionWatch:
     def _make(self, snapshot: Snapshot, number: int) -> tuple[FleetReading, dict[View, Edition]]:
         fleet = self._fleet = fleet_of(snapshot, self._fleet)
         reading = FleetReading(snapshot, fleet, entries_of(snapshot, fleet))
+        # The loop changes the counter meanwhile.
         followed = {view for view, count in self._followers.copy().items() if count > 0}
         wanted = followed | set(self._asked)
         return reading, {view: self._edition(reading, view, number) for view in wanted}
