@@ -60,6 +60,9 @@ JOB_RUN: Final = "incumbent_job_run_seconds"
 
 METRICS: Final[dict[str, Metric]] = {
     "incumbent_leases_held": Metric("gauge", "Leases that this process holds", unit="{lease}"),
+    "incumbent_leases_unrenewed": Metric(
+        "gauge", "Held leases whose last renewal brought no proof", unit="{lease}"
+    ),
     "incumbent_leases_remaining_min_seconds": Metric(
         "gauge", "How long the lease that ends first is proved; of held leases only"
     ),

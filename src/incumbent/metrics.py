@@ -83,15 +83,12 @@ def _gather(found: dict[str, _Series], samples: Iterable[Sample]) -> None:
 def _of_this_process() -> Iterator[Sample]:
     yield from meters.counted()
     now = clock.now()
-    deadlines = [
-        claim.machine.deadline
-        for claim in renewed_claims()
-        if claim.machine.state is LeaseState.HELD
-    ]
-    proved = [deadline - now for deadline in deadlines if deadline > now]
+    held = [claim for claim in renewed_claims() if claim.machine.state is LeaseState.HELD]
+    proved = [left for claim in held if (left := claim.machine.deadline - now) > 0]
     yield Sample("incumbent_leases_held", (), len(proved))
     if proved and (first := min(proved)) < inf:
         yield Sample("incumbent_leases_remaining_min_seconds", (), first)
+    yield Sample("incumbent_leases_unrenewed", (), sum(1 for claim in held if claim.failures))
     yield Sample("incumbent_subscription_losses_total", (), subscription_losses())
     yield Sample("incumbent_build_info", (("version", package_version()),), 1)
 

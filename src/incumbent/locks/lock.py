@@ -63,7 +63,15 @@ class LockEntry(NamedTuple, Generic[A]):
 class AnyLock(Generic[A]):
     """A lock on one name, or on several: its store, its timeout, and the callers inside it."""
 
-    __slots__ = ("__weakref__", "_entries", "_if_lost", "_link", "_on_lost", "_timeout")
+    __slots__ = (
+        "__weakref__",
+        "_entries",
+        "_if_lost",
+        "_link",
+        "_on_lost",
+        "_on_trouble",
+        "_timeout",
+    )
 
     def __init__(
         self, store: StoreLike | None, timeout: Duration | None, settings: LockSettings
@@ -71,6 +79,7 @@ class AnyLock(Generic[A]):
         self._link = link_for(store)
         self._timeout = parse_timeout(timeout)
         self._on_lost = settings.get("on_lost")
+        self._on_trouble = settings.get("on_trouble")
         self._if_lost: IfLost = settings.get("if_lost", "raise")
         self._entries: list[LockEntry[A]] = []
 
@@ -188,6 +197,7 @@ class SingleLock(AnyLock[L], Generic[L]):
 
     def _armed(self, claim: Claim) -> tuple[Link, Sequence[Claim], OnLost | None, IfLost]:
         """Make the keeper renew `claim`; return the arguments of its lease object."""
+        claim.on_trouble = self._on_trouble
         self._link.keeper.arm(claim)
         if self._reentrant:
             remember(claim, self._link)

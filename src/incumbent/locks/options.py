@@ -10,7 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
 from incumbent.durations import DAY, Duration, parse_duration, say_seconds
-from incumbent.errors import ConfigError, LeaseLost
+from incumbent.errors import ConfigError, LeaseLost, StoreError
 from incumbent.locks.other_words import refuse_unknown
 from incumbent.model import ONCE, UNLIMITED, Ask, Capabilities, Queue, Slot
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from incumbent.model import Key
 
 OnLost = Callable[[LeaseLost], None]
+OnTrouble = Callable[[StoreError], None]
 IfLost = Literal["raise", "exit"]
 
 _JOB_RECORD = 30 * DAY
@@ -47,9 +48,11 @@ class LockSettings(TypedDict, total=False):
     stays closed, from the grant. `once_per`: at most one start in that time, by the store's clock.
     `slot`: the work that `once_per` counts, if not the name's own: any printable ID of at most 200
     characters, such as another scheduler's. `on_lost`: called with the LeaseLost, in a thread of
-    its own. `if_lost`: "raise" at the end of the body (default), or "exit": end the process at once
-    with code 123, min(0.1 s, grace / 2) before the proof runs out (C code that keeps the
-    interpreter delays it: see `incumbent run`); a loss that only the release finds is raised.
+    its own. `on_trouble`: called there with the StoreError when renewals begin to fail while the
+    lease is still proved, once until one succeeds again. `if_lost`: "raise" at the end of the body
+    (default), or "exit": end the process at once with code 123, min(0.1 s, grace / 2) before the
+    proof runs out (C code that keeps the interpreter delays it: see `incumbent run`); a loss that
+    only the release finds is raised.
     `fair`: waiters get the lease in the order of arrival; else others may overtake a few times in a
     row. `reentrant`: the thread or task that holds a Lock may enter it again at once.
     """
@@ -64,6 +67,7 @@ class LockSettings(TypedDict, total=False):
     once_per: Duration | None
     slot: str
     on_lost: OnLost | None
+    on_trouble: OnTrouble | None
     if_lost: IfLost
     fair: bool
     reentrant: bool
@@ -168,6 +172,7 @@ def lease_request(
     """
     holder = settings.pop("holder", None)
     settings.pop("on_lost", None)
+    settings.pop("on_trouble", None)
     if holder is None:
         holder = default_holder()
     try:

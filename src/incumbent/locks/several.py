@@ -151,6 +151,8 @@ class MultiLock(MultiHandle[MultiLease]):
             shorten(error)
             raise
         try:
+            for claim in claims:
+                claim.on_trouble = self._on_trouble
             return keep(MultiLease(link, claims, self._on_lost, self._if_lost))
         except BaseException:
             give_up_all(link, claims, undo_slot=True)
@@ -188,6 +190,8 @@ class AsyncMultiLock(MultiHandle[AsyncMultiLease]):
         link, wait = self._link, self._seconds(timeout)
         with trimmed_traceback:
             claims = await acquire_all(link.async_port(), link.keeper, self._wanted, wait)
+        for claim in claims:
+            claim.on_trouble = self._on_trouble
         return AsyncMultiLease(link, claims, self._on_lost, self._if_lost)
 
     async def try_acquire(self) -> AsyncMultiLease | None:

@@ -16,6 +16,7 @@ from incumbent.protocol.port import Debt, Port
 
 if TYPE_CHECKING:
     from incumbent.election import Priority
+    from incumbent.errors import StoreError
 
 RESERVED = 5.0
 """Seconds for which a released name is reserved for a named successor; at most one ttl."""
@@ -69,6 +70,8 @@ class Claim:
     """The number of takes that got no answer, and may still arrive."""
     failures: int = field(default=0, init=False)
     """The number of renewals in a row that brought no proof."""
+    on_trouble: Callable[[StoreError], None] | None = field(default=None, init=False)
+    """The user's callback: renewals begin to fail. It may block; see LockSettings."""
     in_line: bool = field(default=False, init=False)
     """Whether the store has this claim in its line of waiters."""
     watchers: tuple[Callable[[], None], ...] = field(default=(), init=False)

@@ -21,12 +21,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 from incumbent import clock, meters
 from incumbent.chance import draw_jitter
 from incumbent.durations import backoff_delay
-from incumbent.errors import StoreError
+from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.lease import LeaseState
 from incumbent.model import Key
 from incumbent.protocol.claim import Claim
@@ -386,7 +387,9 @@ class Keeper:
         now = clock.now()
         if error is not None:
             self.log_outage(leases[0].wanted.key, error)
-        stopped = self._handle_unusual([*attempt.skipped, *attempt.unusual], sent, now)
+        unusual = [*attempt.skipped, *attempt.unusual]
+        self._report_trouble(unusual, error, now)
+        stopped = self._handle_unusual(unusual, sent, now)
         self._count(len(attempt.asked), len(leases) - stopped, error, now - sent)
         if meters.on and error is None and attempt.asked and attempt.asked[0] is leases[0]:
             # The leases of a bucket have nearly the same deadline, so one of them represents all.
@@ -394,6 +397,21 @@ class Keeper:
             meters.observe(meters.MARGIN, max(0.0, left))
         if error is None:
             self._call_followers(attempt.unusual)
+
+    @staticmethod
+    def _report_trouble(claims: Sequence[Claim], error: StoreError | None, now: float) -> None:
+        """Report the leases whose renewals begin to fail, and that are proved all the same."""
+        failing = [claim for claim in claims if claim.failures == 1 and claim.machine.valid(now)]
+        if not failing:
+            return
+        error = error or StoreUnavailable("the store did not confirm the renewal")
+        left = min(claim.machine.remaining(now) for claim in failing)
+        more = f" (and {len(failing) - 1} more)" if len(failing) > 1 else ""
+        name = failing[0].wanted.key.name
+        _log.info("%s%s: not renewed, proved for another %.3g s: %s", name, more, left, error)
+        for claim in failing:
+            if claim.on_trouble is not None:
+                notifier.call(partial(claim.on_trouble, error))
 
     def _handle_unusual(self, unusual: Sequence[Claim], sent: float, now: float) -> int:
         """End the leases that were lost, and plan anew those that failed or that at_most_for ends.
