@@ -9,6 +9,8 @@ import pytest
 from incumbent.testing.contract import NetworkWorld, StoreContract
 from tests.contract.wired import WireEngine, WireWorld, wire_world
 
+pytestmark = pytest.mark.slow
+
 
 class TestWired(StoreContract):
     capabilities = WireEngine.capabilities

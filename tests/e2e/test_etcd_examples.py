@@ -35,6 +35,7 @@ def run(example: str, store: str, **settings: str) -> subprocess.CompletedProces
     )
 
 
+@pytest.mark.left(tiers.LONG)
 def test_the_lock_is_taken_by_method_by_with_and_for_longer_than_its_ttl(
     own_etcd: EtcdServer,
 ) -> None:
@@ -122,6 +123,7 @@ def client(store: str, out: Path) -> Iterator[Client]:
         running.stop()
 
 
+@pytest.mark.left(tiers.LONG)
 def test_the_client_carries_on_in_its_term_when_its_server_dies(tmp_path: Path) -> None:
     with EtcdCluster() as cluster:
         first = cluster.followers[0]

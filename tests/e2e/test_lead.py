@@ -111,6 +111,7 @@ def test_a_command_that_ends_gives_the_others_their_turn(fleet: Fleet) -> None:
     fleet.judge()
 
 
+@pytest.mark.left(tiers.STORES, "sqlite", "redis")
 def test_a_leader_that_crashes_in_a_loop_tells_how_each_term_ended(fleet: Fleet) -> None:
     words = ("lead", "job", *CALM, "--holder", "a", "--", "sh", "-c", "exit 3")
     instance = start("-s", fleet.store, *words)

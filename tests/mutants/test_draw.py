@@ -49,6 +49,8 @@ def test_the_same_seed_draws_the_same_changes() -> None:
     assert drawn(7, 20) == drawn(7, 20) != drawn(8, 20)
 
 
+@pytest.mark.left(tiers.NET)
+@pytest.mark.slow
 def test_a_change_is_one_of_its_file_and_a_program_still() -> None:
     for change in drawn(13, 30):
         source = (SOURCES / change.file).read_text()

@@ -16,6 +16,8 @@ import pytest
 from tests.cli.tool import incumbent, start
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 
 @contextmanager
 def started(

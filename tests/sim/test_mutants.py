@@ -10,6 +10,8 @@ import pytest
 from tests.sim import PROFILES, SimulationFailure, run
 from tests.sim.mutants import MUTANTS, WITHIN, Mutant
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_planted_bug_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:

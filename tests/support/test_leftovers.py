@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
 from tests.support.servers import ROOT
 
 LEAVES = """
@@ -47,6 +48,7 @@ def test_changes_a_server(redis_server):
 """
 
 
+@pytest.mark.left(tiers.NET)
 @pytest.mark.server
 def test_what_a_test_leaves_reaches_no_other_and_is_no_success(tmp_path: Path) -> None:
     file = tmp_path / "test_leaving.py"

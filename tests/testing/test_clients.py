@@ -22,6 +22,8 @@ from incumbent.stores.memory import MemoryEngine, MemoryStore
 from incumbent.testing.clients import other_process, resolver_stands_still
 from tests import tiers
 
+pytestmark = pytest.mark.slow
+
 KEY = Key("clients", "job")
 DAY = 86_400.0
 

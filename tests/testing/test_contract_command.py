@@ -11,6 +11,8 @@ import pytest
 
 from incumbent.testing.contract.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 _FEW = ("-k", "renewal_extends or closing_twice")
 """Two cases, on both sides."""
 

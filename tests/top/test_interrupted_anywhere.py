@@ -26,6 +26,7 @@ from tests.support.instants import at_each_instant, past_crashes
 from tests.support.waiting import eventually
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(
         sys.version_info[:2] != (3, 11), reason="the instants are those of CPython 3.11"
     ),

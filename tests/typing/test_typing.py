@@ -7,8 +7,12 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 import incumbent
 from tests.typing.checkers import mypy, programs, wanted
+
+pytestmark = pytest.mark.slow
 
 
 def test_mypy_says_of_each_program_what_its_comments_say(tmp_path: Path) -> None:

@@ -162,6 +162,7 @@ def _load(key: Key) -> Plan[Any, Any]:
     return Plan("look", start, (key,))
 
 
+@pytest.mark.left(tiers.LONG)
 def test_150_that_join_a_line_at_once_ask_three_times_at_most(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

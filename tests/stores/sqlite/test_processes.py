@@ -26,6 +26,8 @@ from tests.support.needs import needs
 from tests.support.pace import took
 from tests.support.waiting import written
 
+pytestmark = pytest.mark.slow
+
 KEY = Key("default", "report")
 
 PRELUDE = """

@@ -23,6 +23,8 @@ from tests.stores.sqlite.test_store import ASK, KEY, Machine, soon
 from tests.support.pace import took
 from tests.support.waiting import written
 
+pytestmark = pytest.mark.slow
+
 PERMITS = 3
 TTL = 2.0
 
