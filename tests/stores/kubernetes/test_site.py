@@ -111,7 +111,7 @@ def test_without_pyyaml_it_says_what_to_install(
 ) -> None:
     (tmp_path / "config").write_text("contexts:\n- name: main\n")
     monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(ConfigError, match=r"pip install 'PyYAML>=6.0'"):
+    with pytest.raises(ConfigError, match=r"pip install 'incumbent\[kubernetes\]' .PyYAML>=6.0."):
         site_of_url("kubernetes://main/shop", {"KUBECONFIG": str(tmp_path / "config")})
 
 
