@@ -54,7 +54,10 @@ def _manual_lines() -> Iterator[str]:
     from importlib.metadata import version
 
     yield f'.TH INCUMBENT 1 "" "incumbent {version("incumbent")}"'
-    yield from (".SH NAME", _roff("incumbent - of many instances exactly one runs the command"))
+    yield from (
+        ".SH NAME",
+        _roff("incumbent - of many instances one runs the command, or none does"),
+    )
     yield from (".SH SYNOPSIS", ".B incumbent", _roff("COMMAND [options]"))
     for group, names in GROUPS.items():
         yield f".SH {group.upper()}"

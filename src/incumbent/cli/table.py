@@ -86,10 +86,17 @@ _SUPERVISED = (
     _setting("--share-store", "let CMD use the store; its URL is withheld otherwise"),
     _setting("--isolate", "auto (default), pidns, container or pgroup", "HOW", _ISOLATIONS),
 )
-_LISTEN = (
-    _setting("--listen", "serve the page, /healthz, /readyz, /leader, /metrics", "HOST:PORT"),
+_PAGES = (
     _setting("--token-file", "the token of the pages; other hosts get only probes without", "F"),
     _setting("--user-header", "the header in which a proxy names who acts; else none is read", "H"),
+)
+_LISTEN = (
+    _setting("--listen", "serve the page, /healthz, /readyz, /leader, /metrics", "HOST:PORT"),
+    *_PAGES,
+)
+_SERVE = (
+    _setting("--listen", "serve the page, /api/v1, /healthz, /readyz", "HOST:PORT"),
+    *_PAGES,
 )
 _BOUNDS = (
     Option("--at-most-for", "stop CMD after this time (run: exit 124)", "DUR"),
@@ -196,7 +203,7 @@ COMMANDS: Final = {
     ),
     "trigger": CliCommand("cli.jobs", "NAME", "run a job once now, somewhere", (_REASON, _TIMEOUT)),
     "serve": CliCommand(
-        "cli.serve", "", "a page about all leases and jobs, to leave open in a browser", _LISTEN
+        "cli.serve", "", "a page about all leases and jobs, to leave open in a browser", _SERVE
     ),
     "doctor": CliCommand(
         "cli.doctor",
