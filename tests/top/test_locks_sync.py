@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import gc
+import logging
 import pickle
 import signal
 import threading
@@ -508,3 +509,21 @@ def test_a_refusal_names_a_ttl_that_differs(engine: FaultyEngine) -> None:
         pytest.raises(incumbent.NotAcquired, match="a ttl of 9s and we 15s"),
     ):
         Lock("a", store=engine, timeout=0).acquire()
+
+
+def test_a_lease_of_before_a_fork_that_is_asked_in_the_child_says_so_once(
+    engine: FaultyEngine,
+) -> None:
+    with Lock("a", store=engine) as lease:
+
+        def look() -> int:
+            lines: list[str] = []
+            handler = logging.Handler()
+            handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+            logging.getLogger("incumbent").addHandler(handler)
+            asked = [lease.valid for _ in range(3)]
+            said = [line for line in lines if "forked after it was acquired" in line]
+            return 0 if asked == [False] * 3 and len(said) == 1 else 2
+
+        assert in_a_child(look) == 0
+        assert lease.valid

@@ -101,7 +101,10 @@ class AnyLease:
     def valid(self) -> bool:
         """Whether the lease is proved at this instant."""
         now = self._now()
-        return all([claim.machine.valid(now) for claim in self._claims])  # noqa: C419 - twice as fast
+        if all([claim.machine.valid(now) for claim in self._claims]):  # noqa: C419 - twice as fast
+            return True
+        _warn_if_forked(self._claims)
+        return False
 
     @property
     def remaining(self) -> float:
@@ -476,6 +479,21 @@ def _first_lost(claims: Sequence[Claim], now: float) -> Claim | None:
         if not claim.machine.valid(now) and claim.machine.state is LeaseState.LOST
     ]
     return min(lost, key=lambda claim: claim.machine.deadline, default=None)
+
+
+_warned: set[str] = set()
+"""Claims of the parent about which this child of a fork has warned."""
+
+
+def _warn_if_forked(claims: Sequence[Claim]) -> None:
+    for claim in claims:
+        if claim.machine.reason == "forked" and claim.id not in _warned:
+            _warned.add(claim.id)
+            _log.warning(
+                "%s: this lease belongs to the parent of this process, which was forked after it was"
+                " acquired, and holds nothing: acquire it here (in gunicorn: in post_worker_init)",
+                claim.wanted.key.name,
+            )
 
 
 def _call_if_lost(claims: Sequence[Claim], on_lost: list[OnLost]) -> None:
