@@ -74,6 +74,24 @@ def test_what_is_taken_at_once_is_spread_over_buckets_of_a_bounded_size(
     lease.release()
 
 
+def test_where_each_is_a_request_those_taken_at_once_are_spread_evenly(
+    engine: FaultyEngine,
+) -> None:
+    lease = Lock("a", store=engine, ttl=60).acquire()
+    buckets = Buckets(threading.RLock(), even=True)
+    now = clock.now()
+    # The bucket lives as long as its claims.
+    claims = [Claim(lease._claim.port, lease._claim.wanted) for _ in range(100)]
+    for claim in claims:
+        buckets.add(claim, now + 11.9, earliest=now)
+    found = buckets.take(inf)
+    assert sum(len(bucket) for bucket in found) == 100
+    assert min(bucket.due for bucket in found) >= now - grid(12.0)
+    # At least 23 instants, half a second apart: at most ten renewals a second.
+    assert max(len(bucket) for bucket in found) <= 5
+    lease.release()
+
+
 def test_what_finds_no_room_is_renewed_all_the_same(engine: FaultyEngine) -> None:
     lease = Lock("a", store=engine, ttl=60).acquire()
     buckets = Buckets(threading.RLock())

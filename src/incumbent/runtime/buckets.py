@@ -64,10 +64,15 @@ class Bucket(dict["weakref.ref[Claim]", None]):
 
 
 class Buckets:
-    """All buckets of one store. They hold leases weakly, and never keep one alive."""
+    """All buckets of one store. They hold leases weakly, and never keep one alive.
 
-    def __init__(self, mutex: threading.RLock) -> None:
+    `even`: a new lease goes where fewest are, for a store that has a request of its own for each:
+    together they save nothing there, and are a burst.
+    """
+
+    def __init__(self, mutex: threading.RLock, *, even: bool = False) -> None:
         self.mutex = mutex
+        self._even = even
         self._at: dict[float, dict[float, Bucket]] = {}
         self._in_hand: list[Bucket] = []
 
@@ -81,6 +86,8 @@ class Buckets:
         due -= due % grid(every)
         with self.mutex:
             before = claim.bucket
+            if self._even and earliest < due:
+                due = self._emptiest(due, every, earliest)
             found = self._at.get(due)
             bucket = None if found is None else found.get(every)
             if bucket is None or len(bucket) >= FULL:
@@ -90,6 +97,12 @@ class Buckets:
             if before is not None and before is not bucket:
                 before.pop(claim.ref, None)
             return bucket.due
+
+    def _emptiest(self, due: float, every: float, earliest: float) -> float:
+        """The instant with fewest leases, from `earliest` on; of several the last."""
+        width = grid(every)
+        instants = [due - at * width for at in range(floor((due - earliest) / width) + 1)]
+        return min(instants, key=lambda it: len(self._at.get(it, {}).get(every, ())))
 
     def _with_room(self, due: float, every: float, earliest: float) -> Bucket:
         latest, width = due, grid(every)

@@ -179,7 +179,7 @@ class _KeeperState:
     def __init__(self, keeper: Keeper) -> None:
         # One mutex for the buckets and the thread's wake-up time, which are decided together.
         self.mutex: threading.RLock = original("_thread", "RLock")()
-        self.buckets = Buckets(self.mutex)
+        self.buckets = Buckets(self.mutex, even=keeper.even)
         self.new: dict[weakref.ref[Claim], None] = {}
         """Leases without a bucket yet: most end before the thread wakes. Its steps are atomic."""
         self.debts = Debts()
@@ -207,6 +207,7 @@ class Keeper:
 
     def __init__(self, store: Store) -> None:
         self.port = SyncPort(store, self)
+        self.even: bool = getattr(store, "renews_singly", False)
         self._state = _KeeperState(self)
         self.stats = Stats()
         _keepers.add(self)
@@ -221,7 +222,7 @@ class Keeper:
         # Write first, then compare. The thread does the reverse (it writes `planned`, then looks
         # for new leases), so at least one of the two sees what the other wrote.
         soonest = claim.began + claim.machine.policy.renew_every * SOONEST
-        if soonest < state.thread.planned or len(new) > _NEW:
+        if self.even or soonest < state.thread.planned or len(new) > _NEW:
             self._put_in_bucket(state, claim)
 
     def disarm(self, claim: Claim) -> None:

@@ -15,6 +15,7 @@ import pytest
 from incumbent import Lock, clock
 from incumbent.model import Batch, Granted, Key, Queue, Released, Renewed
 from incumbent.policy import Policy
+from incumbent.runtime.link import link_for
 from tests import tiers
 from tests.stores.kubernetes.world import open_at, url_of
 from tests.stores.party import ASK, Party, new_claim, soon
@@ -125,6 +126,21 @@ async def _wait_in_a_task(one: Party, url: str) -> None:
     gives.join()
     await store.aclose()
     engine.store().close()
+
+
+@pytest.mark.left(tiers.LONG)
+def test_leases_that_are_taken_at_once_are_renewed_at_different_instants(
+    own_api_server: ApiServer, alone: Party
+) -> None:
+    locks = [Lock(f"n{index}", store=alone.engine, ttl=60.0) for index in range(100)]
+    with ExitStack() as held:
+        for lock in locks:
+            held.enter_context(lock)
+        buckets = link_for(alone.engine).keeper._state.buckets
+        instants = list(buckets._at.values())
+        # Half a second apart, 4 or 5 in each; some more if they were taken for longer than that.
+        assert max(len(bucket) for there in instants for bucket in there.values()) <= 12
+        assert len(instants) >= 12
 
 
 @pytest.mark.left(tiers.LONG)

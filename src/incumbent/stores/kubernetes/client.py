@@ -71,6 +71,8 @@ class KubernetesClient(PlannedTogether[None], BoundedRunner[W, None]):
     """The operations. `known`: what this process knows; `proved`: the server has served it."""
 
     proved = False
+    renews_singly = True
+    """Each renewal is a request, so the keeper spreads them over time."""
     dialect: KubernetesDeciding
 
     def __init__(
