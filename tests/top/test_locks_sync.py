@@ -522,7 +522,7 @@ def test_a_lease_of_before_a_fork_that_is_asked_in_the_child_says_so_once(
             handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
             logging.getLogger("incumbent").addHandler(handler)
             asked = [lease.valid for _ in range(3)]
-            said = [line for line in lines if "forked after it was acquired" in line]
+            said = [line for line in lines if "which was forked after it was acquired" in line]
             return 0 if asked == [False] * 3 and len(said) == 1 else 2
 
         assert in_a_child(look) == 0

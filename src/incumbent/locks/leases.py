@@ -490,8 +490,9 @@ def _warn_if_forked(claims: Sequence[Claim]) -> None:
         if claim.machine.reason == "forked" and claim.id not in _warned:
             _warned.add(claim.id)
             _log.warning(
-                "%s: this lease belongs to the parent of this process, which was forked after it was"
-                " acquired, and holds nothing: acquire it here (in gunicorn: in post_worker_init)",
+                "%s: this lease belongs to the parent of this process, which was forked after it"
+                " was acquired, and holds nothing: acquire it here (in gunicorn: in"
+                " post_worker_init)",
                 claim.wanted.key.name,
             )
 
