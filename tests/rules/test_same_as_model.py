@@ -36,8 +36,8 @@ def registers() -> Subject:
 
 
 @pytest.mark.left(tiers.SEEDS, "*-0")
-@pytest.mark.parametrize("part", range(6))
-@pytest.mark.parametrize(("made", "histories"), [(memory, 50), (registers, 17)])
+@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize(("made", "histories"), [(memory, 100), (registers, 34)])
 def test_the_rules_say_what_the_model_says(
     made: Callable[[], Subject], histories: int, part: int
 ) -> None:

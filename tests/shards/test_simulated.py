@@ -172,7 +172,7 @@ def test_whatever_befalls_members_and_network_no_shard_has_two_and_all_have_one_
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_store_that_is_a_tenth_of_a_second_away_settles_too(size: Size) -> None:
-    with world(CALM, size._replace(members=10), way=0.1) as fleet:
+    with world(CALM, size._replace(shards=1_000, members=10), way=0.1) as fleet:
         fleet.everybody(Member.join, 20.0)
         fleet.play(60.0)
         assert fleet.is_settled()
