@@ -25,7 +25,7 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.server
 
-_AT_ONCE = 10
+_AT_ONCE = 25
 _FOR_EVER = 1e9
 
 
@@ -84,7 +84,7 @@ def clients(servers: list[ShiftedServer]) -> Iterator[list[redis.Redis]]:
 
 @pytest.mark.left(tiers.SEEDS, "0")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("first", range(0, 30 * _AT_ONCE, _AT_ONCE))
+@pytest.mark.parametrize("first", range(0, 12 * _AT_ONCE, _AT_ONCE))
 def test_the_servers_together_answer_as_the_model_does(
     servers: list[ShiftedServer], clients: list[redis.Redis], first: int
 ) -> None:
