@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPResponse
@@ -277,7 +278,7 @@ def test_a_header_that_cannot_be_one_is_refused(tmp_path: Path, header: str) -> 
 # -- what it costs ---------------------------------------------------------------------------------
 
 
-def test_many_views_of_a_big_fleet_cost_the_store_one_reading_a_second(
+def test_many_views_of_a_big_fleet_cost_the_store_a_reading_in_five_seconds(
     stub: Stub, store: str
 ) -> None:
     stub.found, began = big(), clock.now()
@@ -289,4 +290,9 @@ def test_many_views_of_a_big_fleet_cost_the_store_one_reading_a_second(
             assert ask(url, "/api/v1/jobs")[0].status == 200
         for change in changes:
             change()
-    assert len(stub.reads) <= 1 + clock.now() - began
+        least = began + 12
+        while clock.now() < least:
+            assert ask(url, "/?sort=newest")[0].status == 200
+            time.sleep(0.1)
+    # A Redis is asked ten times for 700 records, so that is twice a second.
+    assert 2 <= len(stub.reads) <= 2 + (clock.now() - began) / 5.6

@@ -26,6 +26,8 @@ _log = logging.getLogger("incumbent")
 
 _EVERY: Final = 1.0
 """The least number of seconds between two readings."""
+_RECORDS: Final = 125
+"""Records that are read a second at most: a Redis is asked two or three times for so many."""
 _SHARE: Final = 0.008
 """Share of a core for reading and rendering while somebody follows; sending comes on top."""
 _SLOWEST: Final = 60.0
@@ -114,7 +116,7 @@ class EditionWatch:
         """Distinguishes our editions from the editions of an earlier process."""
         self._editions: dict[View, Edition] = {}
         self._fleet: FleetView | None = None
-        self._every = _EVERY
+        self._least = self._every = _EVERY
         self._followers: Counter[View] = Counter()
         self._asked: set[View] = set()
         self._newest: tuple[int, FleetReading] | None = None
@@ -132,10 +134,14 @@ class EditionWatch:
 
     # -- in the loop -------------------------------------------------------------------------------
 
-    async def newest(self, view: View, age: float = _EVERY) -> Edition:
-        """An edition that was at most `age` seconds old when it was asked for."""
+    async def newest(self, view: View, *, anew: bool = False) -> Edition:
+        """An edition that was at most a second old when it was asked for; a big fleet's is older.
+
+        `anew`: it has to be newer than this call, because something was changed.
+        """
         asked = clock.now()
         while True:
+            age = 0.0 if anew else self._least
             found = self._editions.get(view)
             if found is not None and found.snapshot.asked >= asked - age:
                 return found
@@ -167,12 +173,18 @@ class EditionWatch:
                     number = found.number
                     yield found
                 else:
-                    await self._wait(hurry=came)
+                    if found is None:
+                        self._asked.add(view)
+                    await self._wait(hurry=came and not self._is_fresh())
                 came = False
         finally:
             self._followers[view] -= 1
             if not self._followers[view]:
                 del self._followers[view]
+
+    def _is_fresh(self) -> bool:
+        at = -inf if self._newest is None else self._newest[1].snapshot.asked
+        return clock.now() - at < self._least
 
     async def _wait(self, *, hurry: bool) -> None:
         if self._loop is None:
@@ -188,7 +200,6 @@ class EditionWatch:
     def _publish(self, newest: tuple[int, FleetReading], made: dict[View, Edition]) -> None:
         self._newest = newest
         self._keep(made)
-        self._asked.difference_update(made)
         # Whoever waits for this edition is woken; the next waits for the next one.
         self._news.set()
         self._news = asyncio.Event()
@@ -209,16 +220,23 @@ class EditionWatch:
             number += 1
             try:
                 reading, made = self._make(self._reader.read(), number)
+                self._asked.difference_update(made)
                 loop.call_soon_threadsafe(self._publish, (number, reading), made)
+                # Those who came during the reading have what they hurried it for, unless they ask
+                # anew: they ask first and hurry then, so that this misses none.
+                self._hurry.clear()
             except Exception:  # noqa: BLE001 - the next reading may succeed; the page shows its age
                 _log.debug("the page cannot be made", exc_info=True)
+            if self._asked:
+                self._hurry.set()
             cost = time.thread_time() - cpu
-            self._every = min(max(_EVERY, cost / _SHARE), _SLOWEST)
+            self._every = min(max(self._least, cost / _SHARE), _SLOWEST)
             self._pause(began)
         self._reader.close()
 
     def _make(self, snapshot: Snapshot, number: int) -> tuple[FleetReading, dict[View, Edition]]:
         fleet = self._fleet = fleet_of(snapshot, self._fleet)
+        self._least = max(_EVERY, len(snapshot.records) / _RECORDS)
         reading = FleetReading(snapshot, fleet, entries_of(snapshot, fleet))
         # The loop changes the counter meanwhile.
         followed = {view for view, count in self._followers.copy().items() if count > 0}
@@ -231,7 +249,8 @@ class EditionWatch:
 
     def _pause(self, began: float) -> None:
         """Wait until the next reading is due, or requested; without followers, until requested."""
-        self._closed.wait(max(0.0, began + _EVERY - clock.now()))
+        if self._closed.wait(max(0.0, began + _EVERY - clock.now())):
+            return
         followed = self._followers.total() > 0
         left = max(0.0, began + self._every - clock.now())
         self._hurry.wait(left if followed else None)

@@ -63,8 +63,8 @@ def breakable(text: str) -> Html:
     return tag("span", html, class_="long") if _LONG_WORD.search(text) else html
 
 
-_BREAKS: Final = re.compile(r"(?<=[/:@_.])(?=[^\s/:@_.])")
-_LONG_WORD: Final = re.compile(r"[^\s/:@_.-]{25}")
+_BREAKS: Final = re.compile(r"(?<=[/@_.])(?=[^\s/@_.])")
+_LONG_WORD: Final = re.compile(r"[^\s/@_.-]{25}")
 
 
 def short(token: int) -> Html:

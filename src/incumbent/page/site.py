@@ -82,7 +82,7 @@ class PageSite:
     async def _detail(self, request: HttpRequest, given: Mapping[str, str]) -> Page:
         view = View.of({"window": LONGEST, "name": given.get("name", "")})
         # After a wish the page must show its effect: read the store again.
-        edition = await self._watch.newest(view, 0.0 if "done" in given else 1.0)
+        edition = await self._watch.newest(view, anew="done" in given)
         if request.wants_json:
             return _answer(api.one(edition.reading, view.name, clock.wall()))
         permit = self._permit() if request.trusted else ""
