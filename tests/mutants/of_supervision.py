@@ -162,6 +162,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/page/test_page.py::test_while_the_store_is_silent_nothing_is_called_held_or_free",
     ),
     _m(
+        "a page of others acts through a proxy that adds the token",
+        "serve/http.py",
+        'return bool({"origin", "sec-fetch-site"} & request.headers.keys())',
+        "return False",
+        "tests/page/test_api.py::test_a_script_of_another_page_acts_as_little_as_its_forms",
+    ),
+    _m(
+        "a header names who acted although no option trusts it",
+        "serve/http.py",
+        'request.headers.get(self._user_header, "")',
+        'request.headers.get(self._user_header or "x-forwarded-user", "")',
+        "tests/page/test_api.py::test_the_name_of_the_token_is_on_record",
+    ),
+    _m(
         "a store that could not be examined is said to give leases",
         "stores/findings.py",
         "    if unsure:\n",
