@@ -19,7 +19,7 @@ from tests.rules.histories import QUEUES, Shown, Subject, play
 
 pytestmark = pytest.mark.server
 
-_AT_ONCE = 15
+_AT_ONCE = 40
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def shows(reason: str, holdings: Shown) -> Shown:
 
 @pytest.mark.left(tiers.SEEDS, "0")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("first", range(0, 40 * _AT_ONCE, _AT_ONCE))
+@pytest.mark.parametrize("first", range(0, 15 * _AT_ONCE, _AT_ONCE))
 def test_the_scripts_answer_as_the_model_does(server: ShiftedServer, first: int) -> None:
     with redis.Redis(port=server.port, socket_timeout=None) as client:
         for seed in range(first, first + _AT_ONCE):
