@@ -22,7 +22,7 @@ def crontab(tmp_path: Path) -> Path:
 
 
 def test_the_next_runs_are_told_in_order(crontab: Path) -> None:
-    done = incumbent("cron", crontab, "--check")
+    done = incumbent("-q", "cron", crontab, "--check")
     assert (done.returncode, done.stderr) == (0, "")
     head, *rows = done.stdout.splitlines()
     assert head.split() == ["NEXT", "RUN", "UTC", "JOB", "SCHEDULE"]
@@ -33,6 +33,12 @@ def test_the_next_runs_are_told_in_order(crontab: Path) -> None:
     (daily, *_) = [row for row in rows if "daily" in row]
     assert " 05:30:00+0" in daily
     assert "Europe/Berlin" in daily
+
+
+def test_a_check_says_that_commands_get_no_store_unless_they_share_it(crontab: Path) -> None:
+    done = incumbent("cron", crontab, "--check")
+    assert "needs --share-store" in done.stderr
+    assert incumbent("cron", crontab, "--check", "--share-store").stderr == ""
 
 
 @pytest.mark.parametrize(

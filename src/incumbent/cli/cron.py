@@ -175,6 +175,12 @@ def _check(request: CommandRequest) -> int:
         at = f"{local:%a} {local.isoformat(sep=' ', timespec='seconds')} {spec.timezone}"
         rows.append((at, slot_id(slot), spec.name, spec.schedule.describe()))
     table(rows)
+    commands = any(spec.argv is not None for spec in loaded.specs)
+    if commands and not request.on("share_store") and not request.on("quiet"):
+        say(
+            "commands get no store (INCUMBENT_STORE=withheld:): one that takes a lock of its own"
+            " needs --share-store"
+        )
     return OK
 
 

@@ -31,6 +31,7 @@ from incumbent.cron.spec import (
     bounds_conflict,
     job_fields,
 )
+from incumbent.cron.variables import fill_in
 from incumbent.durations import DAY, say_seconds
 from incumbent.errors import ConfigError
 from incumbent.printable import did_you_mean
@@ -44,13 +45,17 @@ _Values = dict[str, Any]
 # -- jobs and problems ---------------------------------------------------------------------------
 
 
-def parse_jobfile(text: str, path: str) -> tuple[tuple[JobSpec, ...], tuple[Problem, ...]]:
+def parse_jobfile(
+    text: str, path: str, environ: Mapping[str, str] | None = None
+) -> tuple[tuple[JobSpec, ...], tuple[Problem, ...]]:
     """Return all jobs with a readable command, and all problems.
+
+    `environ`: the variables that values may name (see `variables`).
 
     Tables that are not TOML are left out. The other tables are read all the same, as far as their
     beginnings can be found.
     """
-    reader = _JobFileReader(path)
+    reader = _JobFileReader(path, environ or {})
     reader.read(cut_pieces(text.replace("\r\n", "\n")))
     problems = sorted(reader.problems, key=lambda problem: (problem.line, problem.column))
     return tuple(reader.specs), tuple(problems)
@@ -59,6 +64,7 @@ def parse_jobfile(text: str, path: str) -> tuple[tuple[JobSpec, ...], tuple[Prob
 @dataclass(slots=True)
 class _JobFileReader:
     path: str
+    environ: Mapping[str, str]
     specs: list[JobSpec] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     _common: _Values = field(default_factory=dict)
@@ -109,7 +115,7 @@ class _JobFileReader:
                 self._complain(piece.place(key), f"unknown key {key!r}{hint}")
                 continue
             try:
-                values[key] = known[key](value, key)
+                values[key] = known[key](fill_in(value, key, self.environ), key)
             except ConfigError as error:
                 self._complain(piece.place(key, *error.name.split(".", 1)[1:]), str(error))
         return values

@@ -51,8 +51,8 @@ class LoadedJobs:
 def load_jobs(path: str, environ: Mapping[str, str], now: float) -> LoadedJobs:
     """Read and check a file; raises ConfigError if it cannot be read at all.
 
-    `environ`: the environment of the jobs, for the PATH of their commands. `now`: a job whose fixed
-    times are all before it gets a warning.
+    `environ`: the environment of the jobs, for variables and for the PATH of their commands.
+    `now`: a job whose fixed times are all before it gets a warning.
     """
     _need_cronsim()
     try:
@@ -65,17 +65,20 @@ def load_jobs(path: str, environ: Mapping[str, str], now: float) -> LoadedJobs:
     text, problems = _decoded(content, path)
     if problems:
         return LoadedJobs((), problems)
-    parsed = parse_jobs(text, path)
+    parsed = parse_jobs(text, path, environ)
     found = [*parsed.problems, *_of_machine(parsed.specs, path, environ, now)]
     problems = tuple(sorted(found, key=lambda problem: (problem.line, problem.column)))
     broken = any(not problem.warning for problem in problems)
     return LoadedJobs(() if broken else parsed.specs, problems)
 
 
-def parse_jobs(text: str, path: str) -> LoadedJobs:
-    """Parse the text, without looking at this machine."""
+def parse_jobs(text: str, path: str, environ: Mapping[str, str] | None = None) -> LoadedJobs:
+    """Parse the text, without looking at this machine. `environ`: what a job file may name."""
     is_toml = path.endswith(".toml") or _TOML.search(text) is not None
-    specs, problems = (parse_jobfile if is_toml else parse_crontab)(text, path)
+    if is_toml:
+        specs, problems = parse_jobfile(text, path, environ)
+    else:
+        specs, problems = parse_crontab(text, path)
     if not specs and not problems:
         problems = (Problem(path, 1, 1, "there is no job in it"),)
     return LoadedJobs(specs, problems)
