@@ -97,7 +97,7 @@ def _bare(url: str) -> Callable[[], object]:
 
 def _bare_lease(url: str) -> Callable[[], object]:
     connection = driver(url)
-    for setting in statements.LOOK.split(";")[:2]:
+    for setting in statements.HANDSHAKE.split(";")[:2]:
         connection.query(setting)
     cursor = connection.cursor()
     cursor.execute("SELECT id,place FROM incumbent_marker")
