@@ -236,7 +236,7 @@ def _end_of(request: CommandRequest, ending: Ending) -> _RunEnd:
     if ending.cause:
         return _RunEnd("lost", codes.LOST, lost, ending.cause)
     if request.on("verbose"):
-        how = "released" if ending.confirmed else "let go, the store did not confirm it,"
+        how = "released" if ending.confirmed else "released (not confirmed by the store)"
         say(f"{request.name}: {'ended' if _is_recorded(request) else how} {after}")
     return _RunEnd("ended", ending.status or 0, _hint(request, ending))
 

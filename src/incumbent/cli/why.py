@@ -295,8 +295,8 @@ def _slot_lines(record: Record, at: float, now: float) -> Iterator[str]:
         yield f"it is not due before {iso(at)}"
     elif now - at < GRACE:
         yield (
-            "nothing is on record yet: whoever runs it says so at its start; it counts as missed"
-            f" {say_seconds(GRACE)} after its time"
+            "nothing is on record yet: the instance that runs it records its start; it counts as"
+            f" missed {say_seconds(GRACE)} after its time"
         )
     else:
         yield (

@@ -1,8 +1,8 @@
 """A stretch of time that comes again, because clocks were set back. Pure.
 
 A slot is named by its instant, and runs once. When a clock that was ahead is set back, the instants
-up to where it was come again, and their slots are used. A rhythm goes on all the same: one instance
-writes a *fold* into the job's record, from which all of them take the names of these slots.
+up to where it was come again, and their slots are used. A rhythm continues all the same: one
+instance writes a *fold* into the job's record, from which all take the names of these slots.
 
     ... 10:38 10:39 10:40 | the clock is set back by 40 minutes
                             10:01~2 10:02~2 ... 10:40~2 10:41 10:42 ...

@@ -285,7 +285,7 @@ class _Lines:
     def _skip_lost_line(self, data: bytes, *, ended: bool) -> bytes:
         _, found, rest = data.partition(b"\n")
         if not (found or ended):
-            # A line that is longer than a line may be goes on with another piece.
+            # A line beyond the limit is passed on in pieces: the next piece may follow.
             rest, self._to_skip = data[self._to_skip :], max(0, self._to_skip - len(data))
         if found or ended or not self._to_skip:
             self.lost, self._to_skip = self.lost + 1, 0

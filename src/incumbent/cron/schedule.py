@@ -101,9 +101,7 @@ class Schedule(Protocol):
 
     @property
     def keeps_rhythm(self) -> bool:
-        """Whether slots come by a rhythm, which goes on when a clock is set back, and not at fixed
-        times, which are not repeated.
-        """
+        """Whether slots follow a clock that is set back; fixed times are not repeated."""
 
 
 def slot_id(instant: float) -> str:

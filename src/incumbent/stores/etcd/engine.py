@@ -88,7 +88,7 @@ class AsyncEtcdStore(EtcdClient["AsyncStream"]):
         return await self._outliving(endpoint, until, until)
 
     async def _outliving(self, endpoint: Endpoint, until: float, lasts: float) -> AsyncStream:
-        """As EtcdClient, but goes on for the next request if this one has no more time."""
+        """As EtcdClient, but continues for the next request if this one has no more time."""
         from incumbent.net.aiowire import outliving
 
         pool = self.pools[endpoint]

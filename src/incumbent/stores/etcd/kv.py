@@ -11,7 +11,7 @@
     PREFIX!born-ttl                   the longest ttl that was ever asked for, above the default
 
 A value that is written again and again has one key: until the next compaction, a read of a range
-looks at every key that ever was in the range, even at deleted keys.
+visits every key that ever was in the range, even deleted keys.
 
 A slash within a name becomes %2F, and neither names nor namespaces contain "!" or "%": so no key of
 one name is under another name.
@@ -336,7 +336,7 @@ def nested(compare: Sequence[str], success: Sequence[str], failure: Sequence[str
 
 
 def read_ours(names: Names) -> str:
-    """Read the keys of those of ours who hold the name; `entry_of` finds a claim's among them."""
+    """Read the keys of our claims that hold the name; `entry_of` finds one of them."""
     return read(names.lease, after(names.sharers))
 
 
@@ -416,7 +416,7 @@ def seen_in(leases: Sequence[KeyValue], others: Iterable[KeyValue] = (), count: 
     """The text that `wait_change` compares: the last revision of the entries, and their number.
 
     If the name is held, only the leases count. A switch or a field that is written meanwhile shows
-    in the watch, which begins at the revision of the asker's look. `count`: the number of entries,
+    in the watch, which begins at the revision of the asker's read. `count`: the number of entries,
     if these are only the newest.
     """
     written = [entry.modified for entry in leases or others]

@@ -59,7 +59,7 @@ def overtaken_in(entry: KeyValue) -> int:
 
 
 class InLine:
-    """What a take has to do with the line. `first`: the first in line that it goes by, if any.
+    """What a take has to do with the line. `first`: the first in line that it overtakes, if any.
 
     `next_index`: which response to a grant has the first in line afterwards; 0: it does not ask.
     `joins`: the request under way joins the line if it is refused; `joined`: this take has done so.
@@ -120,13 +120,13 @@ class InLine:
         return Queued(*shown, place=found.line.index(mine))
 
     def marked_in_line(self, refused: Refused) -> Refused:
-        """The refusal, for a wait in line; candidates want to know of every grant."""
+        """The refusal, for a wait in line; candidates have to see every grant."""
         if not isinstance(refused, Queued) or self._ask.candidacy > 0:
             return refused
         return replace(refused, seen=f"{refused.seen}{IN_LINE}{self._claim}")
 
     def has_to_join(self, found: Obstacles, refused: Refused) -> bool:
-        """Whether a claim without a place needs one: one waiter of a process stands for all."""
+        """Whether a claim without a place needs one: one waiter of a process represents all."""
         ask, turns = self._ask, self._turns
         if ask.queue is None or refused.reason == "permits":
             return False
@@ -210,6 +210,6 @@ class InLine:
             self._turns.make_ours(self._key)
 
     def refused(self) -> None:
-        """Note that a request was refused: the line may not be as it was thought to be."""
+        """Note that a request was refused: the line may differ from what was known."""
         self.first, self.joined = None, self.joined or self.joins
         self._places.note_first(self._key, None)

@@ -218,13 +218,13 @@ class Sessions:
 
     def note(self, state: ClaimState) -> None:
         """Remember a claim whose take is about to be sent, or was carried out."""
-        place, session = state.id, state.session
-        before = self.claims.get(place)
+        claim_id, session = state.id, state.session
+        before = self.claims.get(claim_id)
         if before is not None:
             before.join(None)
             if before.session is not session:
-                before.session.claims.pop(place, None)
-        self.claims[place] = session.claims[place] = state
+                before.session.claims.pop(claim_id, None)
+        self.claims[claim_id] = session.claims[claim_id] = state
         session.earliest = min(session.earliest, state.due)
 
     def doubt(self, state: ClaimState) -> None:
@@ -400,15 +400,15 @@ class Sessions:
         self.history_leases[whole] = (str(lease), period)
         return str(lease)
 
-    def candidacy(self, place: tuple[Key, str], lasts: float) -> Steps[str]:
+    def candidacy(self, candidate: tuple[Key, str], lasts: float) -> Steps[str]:
         """The etcd lease of a holder's candidacy; the holder's next take uses it again."""
-        session = self.candidacies.get(place)
+        session = self.candidacies.get(candidate)
         known = session is not None and session.ttl == kv.seconds(lasts)
         if session is not None and known and (yield from self._usable(session)):
             return session.id
         if len(self.candidacies) >= _CANDIDACIES_MAX:
             self.candidacies.clear()
-        session = self.candidacies[place] = yield from self.grant(kv.seconds(lasts))
+        session = self.candidacies[candidate] = yield from self.grant(kv.seconds(lasts))
         return session.id
 
     def lives(self, leases: set[str]) -> Steps[dict[str, float]]:
