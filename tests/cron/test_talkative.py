@@ -145,7 +145,7 @@ def test_a_job_that_writes_for_ever_is_stopped_in_time_and_keeps_no_other_waitin
         eventually(lambda: states_of(fleet) == [SlotState.TIMED_OUT], within=30)
         eventually((fleet.folder / "told").exists, within=30)
         states = states_of(fleet, "beat")
-        assert states.count(SlotState.OK) >= 2
+        assert SlotState.OK in states
         assert set(states) <= {SlotState.OK, SlotState.RUNNING}
 
 
