@@ -98,6 +98,9 @@ def exclusive(
 ) -> Callable[[F], F] | Skipping:
     """Run the function (or coroutine function) only while it holds the lease `name`.
 
+    `ttl` (15 s): after a crash, how long until another call gets the lease. The other settings are
+    those of `Lock`.
+
     `{argument}` in `name` and in `slot` is replaced by the call's argument of that name. If that
     makes no valid name, or contains "@-", the arguments are escaped as by `safe_name`. `if_held`,
     while another holder has the lease: "wait" (at most `timeout` seconds, then AcquireTimeout),

@@ -34,9 +34,13 @@ class Leader:
     """
 
     holder: str
+    """The leader's name: `holder=`, or the host and process."""
     term: int
+    """The fencing token: larger than that of every earlier term of this name."""
     metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """What the leader proclaimed, if it is a mapping of texts; else empty."""
     raw: bytes = field(default=b"", repr=False, hash=False)
+    """The metadata as bytes."""
 
     @property
     def priority(self) -> int | None:

@@ -35,12 +35,19 @@ class Policy:
     """
 
     ttl: float
+    """Seconds without a renewal after which others get the lease (15)."""
     renew_every: float
+    """Seconds between renewals (ttl / 5)."""
     grace: float
+    """Seconds between the stop of the work and the end of the proof (min(5, ttl / 3))."""
     margin: float
+    """Seconds between the end of the proof and that of the ttl (max(0.05, ttl / 60))."""
     request_timeout: float
+    """Seconds that a request to the store may take (min(1, ttl / 6))."""
     rho: float
+    """The bound of clock drift: clocks run at most this much faster or slower (0.01)."""
     lock_delay: float
+    """Seconds beyond the ttl for which a name stays closed after a holder that failed (0)."""
     kept: float = field(init=False)
     """The ttl asked of the store: `ttl + lock_delay`."""
     span: float = field(init=False)

@@ -112,7 +112,8 @@ class Election(ElectionHandle[Term]):
     """One candidate for the leadership of `name`; docs/elections.md has the guarantees.
 
     `metadata`: texts (an address, a version) that followers can read from the first instant of each
-    term. `timeout`: seconds that a campaign waits (None: for ever). `on_elected(term)`,
+    term. `ttl` (15 s): after a leader's crash, how long until another one is elected. `timeout`:
+    seconds that a campaign waits (None: for ever). `on_elected(term)`,
     `on_revoked(LeaseLost | None)` (None: an orderly end) and `on_leader_change(Leader | None)` run
     in a thread of their own and never delay a renewal. The last one sends no requests: it reports
     the changes that this candidate notices as it campaigns and leads (`observe` sees every change).

@@ -60,9 +60,13 @@ class Member:
     """
 
     holder: str
+    """The member's name: `holder=`, or the host and process."""
     term: int
+    """The fencing token: larger than that of every earlier membership of this name."""
     metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """What the member proclaimed, if it is a mapping of texts; else empty."""
     raw: bytes = field(default=b"", repr=False, hash=False)
+    """The metadata as bytes."""
 
 
 class GroupHandle:

@@ -322,7 +322,9 @@ class _ReadWrite(Generic[A]):
         fair: LockSettings = {**settings, "fair": True}
         reads, writes = self._sides
         self.read: A = reads(name, store=store, namespace=namespace, timeout=timeout, **fair)
+        """The lock of readers: any number of them hold it at once."""
         self.write: A = writes(name, store=store, namespace=namespace, timeout=timeout, **fair)
+        """The lock of writers: one holds it, and no reader beside it."""
 
     @property
     def name(self) -> str:
