@@ -357,13 +357,13 @@ class Lock(LeaseKeepingLock[Lease]):
     """A lock on a name, for one holder at a time. See `incumbent.locks.options.LockSettings`.
 
     `ttl` (15 s): after a crash, how long until another gets the lease; it is renewed while held, so
-    that the work may last longer. `store`: a URL, a Client, a client or pool of redis-py, psycopg or SQLAlchemy, or None for
-    INCUMBENT_STORE or this host's SQLite file. `timeout`: seconds to wait (None: for ever; 0: try
-    once). Many threads may use one Lock. Without `reentrant=True`, waiting for the name in the body
-    of a lease on it raises Misuse. With it, the thread (or task) that acquired the lease gets
-    another Lease on the same holding: same token, deadline and settings, without a request. The
-    release of the last one releases the holding; entering a lost holding again raises LeaseLost.
-    Raises ConfigError for settings that cannot work.
+    that the work may last longer. `store`: a URL, a Client, a client or pool of redis-py, psycopg
+    or SQLAlchemy, or None for INCUMBENT_STORE or this host's SQLite file. `timeout`: seconds to
+    wait (None: for ever; 0: try once). Many threads may use one Lock. Without `reentrant=True`,
+    waiting for the name in the body of a lease on it raises Misuse. With it, the thread (or task)
+    that acquired the lease gets another Lease on the same holding: same token, deadline and
+    settings, without a request. The release of the last one releases the holding; entering a lost
+    holding again raises LeaseLost. Raises ConfigError for settings that cannot work.
 
     >>> with Lock("invoice-7", store="memory:", timeout=5) as lease:
     ...     lease.check(need=2)
