@@ -25,7 +25,7 @@ from incumbent.cron.fleet import PRESENCE, PRESENT_EVERY, UP, encode
 from incumbent.cron.folds import fold_number
 from incumbent.cron.ledger import RUN, SLOT_KEEP, SlotRecord, SlotState, decode
 from incumbent.cron.schedule import Every, Schedule, slot_id
-from incumbent.cron.slots import CLOCK_SPREAD, GRACE
+from incumbent.cron.slots import CLOCK_SPREAD, MISSED_AFTER
 from incumbent.cron.spec import CatchUp, JobSlot, JobSpec
 from incumbent.errors import NotAcquired, OutcomeUnknown, StoreUnavailable
 from incumbent.lease import LeaseState
@@ -60,7 +60,7 @@ from tests.cron.quick import QuickTable, quiet, remembering
 EPOCH = 1_767_225_600.0
 NAMESPACE = "sim"
 POLICY = make_policy(15)
-SETTLE = 3 * GRACE
+SETTLE = 3 * MISSED_AFTER
 """Seconds of peace at the end, after which everything has to be on record."""
 
 

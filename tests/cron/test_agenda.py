@@ -146,7 +146,7 @@ def test_a_rhythm_goes_on_at_once_by_a_clock_that_was_set_back(schedule: Schedul
         assert agenda.next_at == spec.schedule.next_after(now)
         # What the clock has shown before is looked up, for it may have run.
         (came,) = agenda.due(agenda.next_at or 0.0)
-        assert agenda.may_be_decided(came[1], "a")
+        assert agenda.may_be_returned(came[1], "a")
 
 
 def test_a_clock_set_back_by_a_moment_is_waited_for() -> None:
@@ -160,10 +160,10 @@ def test_what_is_on_record_beyond_our_clock_may_come_again() -> None:
     spec = job("a", "* * * * *")
     agenda = Agenda([spec], MONDAY, {"a": MONDAY + 300})
     assert agenda.next_at == MONDAY + 60
-    assert agenda.may_be_decided(JobSlot.at(MONDAY + 300), "a")
-    assert not agenda.may_be_decided(JobSlot.at(MONDAY + 360), "a")
+    assert agenda.may_be_returned(JobSlot.at(MONDAY + 300), "a")
+    assert not agenda.may_be_returned(JobSlot.at(MONDAY + 360), "a")
     agenda.replace([replace(spec, retries=1)], MONDAY)
-    assert agenda.may_be_decided(JobSlot.at(MONDAY + 300), "a")
+    assert agenda.may_be_returned(JobSlot.at(MONDAY + 300), "a")
 
 
 def test_a_clock_that_was_wrong_by_far_starts_the_jobs_anew() -> None:

@@ -25,7 +25,7 @@ from incumbent.cron.ledger import (
     transition,
 )
 from incumbent.cron.schedule import Every, slot_id
-from incumbent.cron.slots import GRACE, gaps, judge, known_until, retry_due
+from incumbent.cron.slots import MISSED_AFTER, gaps, judge, known_until, retry_due
 from incumbent.cron.spec import CatchUp, JobSlot, JobSpec
 from incumbent.model import Field, Holding, Key, Record
 
@@ -237,9 +237,9 @@ def test_why_names_nothing_that_a_stranger_wrote_beside_its_lease(meta: str) -> 
 
 def test_nothing_is_missed_before_the_slowest_clock_has_had_its_turn() -> None:
     missed = replace(SLOT, missed=True)
-    early = judge(SPEC, record(), [missed], DUE + GRACE - 10)
+    early = judge(SPEC, record(), [missed], DUE + MISSED_AFTER - 10)
     assert (early.notes, [round(delay) for delay, _ in early.again]) == ([], [11])
-    (note,) = judge(SPEC, record(), [missed], DUE + GRACE).notes
+    (note,) = judge(SPEC, record(), [missed], DUE + MISSED_AFTER).notes
     assert note.state is SlotState.MISSED
 
 

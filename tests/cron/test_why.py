@@ -12,7 +12,7 @@ from incumbent.cli.why import explain_job
 from incumbent.cron.fleet import PRESENCE, PRESENT_EVERY, Presence, SignOfLife, presences
 from incumbent.cron.ledger import JOB, SlotRecord, SlotState, encode
 from incumbent.cron.schedule import Every, slot_id
-from incumbent.cron.slots import GRACE, NOT_CLAIMED
+from incumbent.cron.slots import MISSED_AFTER, NOT_CLAIMED
 from incumbent.cron.spec import JobSpec
 from incumbent.model import Field, Holding, Key, Past, Record
 from incumbent.runtime.link import Link
@@ -79,7 +79,7 @@ def skipped(why: str) -> SlotRecord:
         (said(replace(RUN, state=SlotState.RUNNING), held=True), "running on i1"),
         (said(replace(RUN, state=SlotState.RUNNING)), "lost on i1: i1 vanished"),
         (said(), "nothing is on record: no instance was up, or none reached the store"),
-        (said(now=DUE + GRACE / 2), "nothing is on record yet"),
+        (said(now=DUE + MISSED_AFTER / 2), "nothing is on record yet"),
         (said(at=DUE + 60), "has no slot at"),
         (said(at=DUE + 10 * 86_400), "it is not due before"),
         (said(since=DUE + 5), "known only since"),

@@ -115,7 +115,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "a slot is missed before the slowest clock had its turn",
         "cron/slots.py",
-        "    left = slot.due + GRACE - now",
+        "    left = slot.due + MISSED_AFTER - now",
         "    left = slot.due - now",
         "tests/cron/test_ledger.py::test_nothing_is_missed_before_the_slowest_clock_has_had_its_turn",
     ),

@@ -14,7 +14,7 @@ import pytest
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.net.limiter import Limiter, limits
-from incumbent.net.readers import LockWakeup, SharedWakeup
+from incumbent.net.readers import SharedWakeup, ThreadWakeup
 from incumbent.stores.base import Place
 from incumbent.stores.plan import run_blocking
 from tests.support.forks import in_a_child
@@ -31,7 +31,7 @@ def gate(
     connected: Callable[[], object] = lambda: True,
     connect: Callable[[float], Awaitable[object]] = nothing,
 ) -> Limiter:
-    wakeup: Any = LockWakeup if blocking else SharedWakeup
+    wakeup: Any = ThreadWakeup if blocking else SharedWakeup
     return Limiter("here", most, wakeup, connected, connect)
 
 
@@ -55,7 +55,7 @@ def test_as_many_as_there_are_places_enter_at_once() -> None:
 
 
 def test_takes_and_gives_have_places_of_their_own() -> None:
-    both = limits("here", 1, LockWakeup)
+    both = limits("here", 1, ThreadWakeup)
     assert both.takes.enter_now()
     assert both.gives.enter_now()
     assert both.takes.enter_now() is None

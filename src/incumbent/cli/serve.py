@@ -21,11 +21,11 @@ from incumbent.supervise.codes import OK
 _LISTEN = "127.0.0.1:8080"
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 _TURN = 5.0
-"""Seconds between two promises to systemd."""
+"""Seconds between two signs of life to systemd."""
 
 
 def command(request: CommandRequest) -> int:
-    make_key(request.namespace, "x")
+    make_key(request.namespace, "x")  # refuses a bad namespace now
     url = store_url(request.text("store"))
     # Raise errors of the URL here: later the page could only show them.
     open_engine(url)

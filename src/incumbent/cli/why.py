@@ -22,7 +22,7 @@ from incumbent.cli.text import instant_of, iso, print_json
 from incumbent.cron import fleet
 from incumbent.cron.ledger import JOB, SlotRecord, pruned_spans, read_job
 from incumbent.cron.schedule import find_zone
-from incumbent.cron.slots import GRACE
+from incumbent.cron.slots import MISSED_AFTER
 from incumbent.durations import say_seconds
 from incumbent.election import rank_of
 from incumbent.errors import ConfigError
@@ -293,10 +293,10 @@ def _slot_lines(record: Record, at: float, now: float) -> Iterator[str]:
         yield f"the schedule {facts.get('schedule')} has no slot at {iso(at)}{coming}"
     elif at > now:
         yield f"it is not due before {iso(at)}"
-    elif now - at < GRACE:
+    elif now - at < MISSED_AFTER:
         yield (
             "nothing is on record yet: the instance that runs it records its start; it counts as"
-            f" missed {say_seconds(GRACE)} after its time"
+            f" missed {say_seconds(MISSED_AFTER)} after its time"
         )
     else:
         yield (

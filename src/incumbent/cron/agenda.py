@@ -26,7 +26,7 @@ from typing import Final, TypeAlias
 
 from incumbent.cron.folds import NO_FOLD, Fold, fold_number
 from incumbent.cron.ledger import SLOT_KEEP
-from incumbent.cron.slots import GRACE, STEP, Findings, is_punctual, missed_slots, start_of
+from incumbent.cron.slots import MISSED_AFTER, STEP, Findings, is_punctual, missed_slots, start_of
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.durations import backoff_delay
 from incumbent.model import Refused
@@ -39,17 +39,17 @@ CORRECTION: Final = 3 * 3600.0
 class _AgendaEntry:
     spec: JobSpec
     order: int
-    decided_until: float = 0.0
+    returned_until: float = 0.0
     """The agenda has returned every slot up to this instant."""
-    maybe_decided_until: float = -inf
+    maybe_returned_until: float = -inf
     """It may have returned slots up to this instant before the clock was set back."""
     due: float | None = None
     starts: float = 0.0
 
     def move_to(self, after: float) -> None:
-        if after < self.decided_until:
-            self.maybe_decided_until = max(self.maybe_decided_until, self.decided_until)
-        self.decided_until = after
+        if after < self.returned_until:
+            self.maybe_returned_until = max(self.maybe_returned_until, self.returned_until)
+        self.returned_until = after
         self.due = self.spec.schedule.next_after(after)
         if self.due is not None:
             self.starts = start_of(self.spec, self.due)
@@ -65,25 +65,27 @@ class Agenda:
     """
 
     def __init__(
-        self, specs: Iterable[JobSpec], now: float, known: Mapping[str, float] | None = None
+        self, specs: Iterable[JobSpec], wall: float, known: Mapping[str, float] | None = None
     ) -> None:
-        self._now = self.latest_wall = now
+        self._wall = self.latest_wall = wall
         self._entries: dict[str, _AgendaEntry] = {}
         for spec in specs:
-            last = (known or {}).get(spec.name, now)
+            last = (known or {}).get(spec.name, wall)
             # What is on record beyond our clock was run by a clock that was ahead of it.
-            self._add(spec, min(last, now), last if last > now else -inf)
+            self._add(spec, min(last, wall), last if last > wall else -inf)
         self._rebuild_heap()
 
-    def _add(self, spec: JobSpec, decided_until: float, maybe_decided_until: float = -inf) -> None:
-        entry = _AgendaEntry(spec, len(self._entries), decided_until, maybe_decided_until)
+    def _add(
+        self, spec: JobSpec, returned_until: float, maybe_returned_until: float = -inf
+    ) -> None:
+        entry = _AgendaEntry(spec, len(self._entries), returned_until, maybe_returned_until)
         self._entries[spec.name] = entry
-        entry.move_to(decided_until)
+        entry.move_to(returned_until)
 
-    def may_be_decided(self, slot: JobSlot, name: str) -> bool:
+    def may_be_returned(self, slot: JobSlot, name: str) -> bool:
         """Whether this slot of the job was perhaps decided before the clock was set back."""
         entry = self._entries.get(name)
-        return entry is not None and slot.due <= entry.maybe_decided_until
+        return entry is not None and slot.due <= entry.maybe_returned_until
 
     def _rebuild_heap(self) -> None:
         entries = self._entries.values()
@@ -108,43 +110,43 @@ class Agenda:
                 indexes += (2 * index + 1, 2 * index + 2)
         return found
 
-    def due(self, now: float) -> list[tuple[JobSpec, JobSlot]]:
+    def due(self, wall: float) -> list[tuple[JobSpec, JobSlot]]:
         """Return the slots that have become due, by instant, then in the order of the file.
 
         Late slots (the process or the machine was suspended, or the clock set forward) follow the
         job's catch-up rule. For a clock that was set back see `note_clock`.
         """
-        self.note_clock(now)
+        self.note_clock(wall)
         found: list[tuple[float, int, JobSpec, JobSlot]] = []
-        while self._heap and self._heap[0][0] <= now:
+        while self._heap and self._heap[0][0] <= wall:
             entry = heappop(self._heap)[2]
-            found += [(slot.due, entry.order, entry.spec, slot) for slot in _pop_ready(entry, now)]
+            found += [(slot.due, entry.order, entry.spec, slot) for slot in _pop_ready(entry, wall)]
             if entry.due is not None:
                 heappush(self._heap, (entry.starts, entry.order, entry))
         found.sort(key=lambda item: item[:2])
         return [(spec, slot) for _, _, spec, slot in found]
 
-    def note_clock(self, now: float) -> bool:
-        """Note the wall clock `now`; return True if jobs begin anew from there, as it was set back.
+    def note_clock(self, wall: float) -> bool:
+        """Note the wall clock; return True if jobs begin anew from there, as it was set back.
 
         As in Debian's cron(8), jobs with a rhythm follow the new time at once, and fixed times are
         not repeated: they wait until the clock has caught up. A clock that was set back by more
         than CORRECTION was wrong before, so every job begins anew. `due` calls this method.
         """
-        back, self._now = self._now - now, now
-        self.latest_wall = max(self.latest_wall, now)
-        corrected = now < self.latest_wall - CORRECTION
+        back, self._wall = self._wall - wall, wall
+        self.latest_wall = max(self.latest_wall, wall)
+        corrected = wall < self.latest_wall - CORRECTION
         if not corrected and back <= STEP:
             return False
         for entry in self._entries.values():
             if corrected or entry.spec.schedule.keeps_rhythm:
-                entry.move_to(now)
+                entry.move_to(wall)
         self._rebuild_heap()
         if corrected:
-            self.latest_wall = now
+            self.latest_wall = wall
         return True
 
-    def replace(self, specs: Iterable[JobSpec], now: float) -> dict[str, list[str]]:
+    def replace(self, specs: Iterable[JobSpec], wall: float) -> dict[str, list[str]]:
         """Replace the jobs: one with the same name and schedule keeps its place, others begin now.
 
         Returns the names of the jobs that were `added`, `removed` and `rescheduled`.
@@ -154,26 +156,26 @@ class Agenda:
         for spec in specs:
             old = before.pop(spec.name, None)
             if old is not None and old.spec.schedule == spec.schedule:
-                self._add(spec, old.decided_until, old.maybe_decided_until)
+                self._add(spec, old.returned_until, old.maybe_returned_until)
             else:
-                self._add(spec, now)
+                self._add(spec, wall)
                 changes["added" if old is None else "rescheduled"].append(spec.name)
         changes["removed"] = list(before)
         self._rebuild_heap()
         return changes
 
 
-def _pop_ready(entry: _AgendaEntry, now: float) -> list[JobSlot]:
+def _pop_ready(entry: _AgendaEntry, wall: float) -> list[JobSlot]:
     """Return the entry's slots that are ready, and move the entry on to its next slot."""
     spec, first = entry.spec, entry.due
     if first is None:
         return []
     following = spec.schedule.next_after(first)
-    if (following is None or following > now) and is_punctual(spec, first, now):
+    if (following is None or following > wall) and is_punctual(spec, first, wall):
         # The usual case: one question to the schedule.
         entry.move_to(first)
         return [JobSlot.at(first)]
-    to_run, missed = missed_slots(spec, entry.decided_until, now)
+    to_run, missed = missed_slots(spec, entry.returned_until, wall)
     entry.move_to(max((*to_run, *missed)))
     return [*(JobSlot.at(instant, missed=True) for instant in missed), *map(JobSlot.at, to_run)]
 
@@ -283,7 +285,7 @@ class Dispatcher:
         if spec.name in catching_up:
             slot = replace(slot, caught=True)
         slot = self.folds.get(spec.name, NO_FOLD).named(slot)
-        unsure = fold_number(slot.name) == 1 and self.agenda.may_be_decided(slot, spec.name)
+        unsure = fold_number(slot.name) == 1 and self.agenda.may_be_returned(slot, spec.name)
         check = slot.missed or unsure or wall - slot.due > _CHECK_FIRST
         (self.check_at if check else self.claim_at)(spec.name, slot, now)
 
@@ -305,8 +307,8 @@ class Dispatcher:
         if slot.caught:
             return age > spec.catch_up.window
         following = spec.schedule.next_after(slot.due)
-        gap = GRACE if following is None else max(2.0, following - slot.due)
-        return age > min(gap, GRACE)
+        gap = MISSED_AFTER if following is None else max(2.0, following - slot.due)
+        return age > min(gap, MISSED_AFTER)
 
     @staticmethod
     def _by_catch_up(spec: JobSpec, late: list[JobSlot], wall: float) -> list[JobSlot]:

@@ -42,7 +42,7 @@ from incumbent.cron.spec import (
 )
 from incumbent.durations import Duration, parse_duration
 from incumbent.errors import ConfigError, LeaseLost, Misuse, StoreError
-from incumbent.locks.leases import Lease, cancel_at_deadline, release_unless_lost
+from incumbent.locks.leases import Lease, cancel_at_stop, release_unless_lost
 from incumbent.locks.options import LockSettings, default_holder, overruled
 from incumbent.locks.running import is_async, not_deferred, refuse_generator
 from incumbent.model import Refused
@@ -300,7 +300,7 @@ class _FunctionRun:
             raise exits
 
     async def _run_coroutine(self, work: Coroutine[Any, Any, Any]) -> SystemExit | None:
-        scope = self._scope = cancel_at_deadline(self.lease)
+        scope = self._scope = cancel_at_stop(self.lease)
         try:
             with self._span():
                 await work

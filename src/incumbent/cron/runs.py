@@ -77,6 +77,7 @@ class Claimer:
         """
         name = slot.name
         wanted = self.wanted(spec).asking(slot=StoreSlot(name, SLOT_KEEP), meta=name.encode())
+        # NotAcquired has only words, and the dispatcher needs the refusal itself.
         replies: list[Refused | StoreError] = []
         try:
             return run_blocking(acquire(self.link.port, wanted, 0, replies.append))

@@ -43,7 +43,7 @@ CLOCK_SPREAD: Final = 300.0
 """Seconds by which the clocks of one fleet may be apart."""
 STEP: Final = 5.0
 """Seconds: a clock that is set back by less is waited for."""
-GRACE: Final = CLOCK_SPREAD + 60.0
+MISSED_AFTER: Final = CLOCK_SPREAD + 60.0
 """Seconds after which a slot without a record counts as missed."""
 LOOK_BACK: Final = 32
 """The records whose gaps are checked: an outage may have hidden a slot between two others."""
@@ -108,7 +108,7 @@ def _retry(spec: JobSpec, record: Record, run: SlotRecord, now: float, found: Fi
 
 def is_retried(spec: JobSpec, run: SlotRecord, now: float) -> bool:
     """Whether a lost run has another attempt to come; else it has failed for good."""
-    return run.attempt <= spec.retries and run.due >= now - max(spec.catch_up.window, GRACE)
+    return run.attempt <= spec.retries and run.due >= now - max(spec.catch_up.window, MISSED_AFTER)
 
 
 def fails_for_good(spec: JobSpec, run: SlotRecord, now: float) -> bool:
@@ -156,7 +156,7 @@ NOT_CLAIMED: Final = "no instance claimed it in time: none was up, or none reach
 
 
 def _wait_or_miss(slot: JobSlot, now: float, found: Findings) -> None:
-    left = slot.due + GRACE - now
+    left = slot.due + MISSED_AFTER - now
     if left > 0:
         found.again.append((left + _SOON, slot))
     else:
@@ -197,7 +197,7 @@ def _collapsed(
     before = _accounted_before(record, first)
     if before is not None:
         following = spec.schedule.next_after(before)
-        if following is not None and following < min(first, now - GRACE):
+        if following is not None and following < min(first, now - MISSED_AFTER):
             first = following
     count = len(missed) + _count_between(spec, first, missed[0].due)
     if count > 1:

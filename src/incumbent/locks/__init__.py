@@ -1,1 +1,25 @@
-"""What users hold: locks, elections, semaphores, groups and shards, each on the one lease."""
+"""What users hold: locks, elections, semaphores, groups and shards, each on the one lease.
+
+The road of `Lock.acquire`, from here down; each line calls the next:
+
+    locks.lock        Lock: the caller, reentry, what is kept for `release`
+    protocol.acquire  one claim for all tries: take, wait, take again
+    runtime.sync      the port of blocking code (runtime.aio: of asyncio)
+    stores.STORE      take, renew, give on one store
+    net               its connections, and the messages that end a wait
+
+A lease that was granted goes to `runtime.keeper`, which renews it (`protocol.renew`) and ends it
+(`lease`: the states; `runtime.deadlines`: the instants). `protocol.release` gives it back, or owes
+that to the keeper as a debt.
+
+The words, one meaning each:
+
+    claim    what one acquire asks with: its random id stays the same for all its tries
+    lease    what the store grants to a claim for a ttl; etcd's own leases are "etcd leases"
+    token    the number of a grant (the fencing token; in elections, the term)
+    place    the place of a waiter in the store's line; `Place` of a gate is an admission
+    slot     what may be used once in a time, such as an instant of a schedule
+    record   all that a store knows of a name; in cron, also a slot's record (SlotRecord)
+    debt     the release of a claim that may still stand in the store
+    unsure, doubt   takes without an answer: the store may have applied them
+"""

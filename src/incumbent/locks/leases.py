@@ -407,7 +407,7 @@ class SuspendingLease(AnyLease):
 
     async def __aenter__(self) -> Self:
         self.check()
-        self._scope = cancel_at_deadline(self)
+        self._scope = cancel_at_stop(self)
         self._enter_body()
         return self
 
@@ -448,7 +448,7 @@ class AsyncLease(SingleLease, SuspendingLease):
     __slots__ = ()
 
 
-def cancel_at_deadline(lease: AnyLease) -> LeaseScope:
+def cancel_at_stop(lease: AnyLease) -> LeaseScope:
     """Have the calling task cancelled at the end of the lease, until the scope is closed."""
     from incumbent.runtime.aio import LeaseScope
 

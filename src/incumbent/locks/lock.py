@@ -248,6 +248,7 @@ class LeaseKeepingLock(SingleLock[L], Generic[L]):
         return lease
 
     def _replace_kept(self, lease: L) -> L:
+        """Keep `lease` for a later `release`, in place of those that were released."""
         for entry in self._entries.copy():
             if not entry.entered and (entry.lease._is_released() or self._is_replaced(entry)):
                 _drop(self._entries, entry)

@@ -48,7 +48,7 @@ class Wakeup(Protocol):
         """Return when woken, or at `until`, or earlier."""
 
 
-class LockWakeup:
+class ThreadWakeup:
     """The wakeup of a thread."""
 
     def __init__(self) -> None:
@@ -338,5 +338,5 @@ def _this_thread() -> Hashable:
     return threading.get_ident()  # looked up now: gevent replaces it
 
 
-BLOCKING: Final = ReaderSide(LockWakeup, BlockingSubscriber, _this_thread)
+BLOCKING: Final = ReaderSide(ThreadWakeup, BlockingSubscriber, _this_thread)
 SUSPENDING: Final = ReaderSide(LoopWakeup, AsyncSubscriber, object)

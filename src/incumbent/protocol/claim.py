@@ -91,7 +91,8 @@ class Claim:
     reserve_for: str | None = field(default=None, init=False)
     """The successor that the holder itself chose."""
     reentries: list[None] | None = field(default=None, init=False)
-    """An entry for each further lease that a reentrant lock gave on this claim; None: no more."""
+    """An entry for each further lease that a reentrant lock gave on this claim; None if the lock is
+    not reentrant, or the claim was released."""
     bucket: dict[weakref.ref[Claim], None] | None = field(default=None, init=False)
     """The keeper's bucket that has this claim."""
     _renewal: Renewal | None = field(default=None, init=False)

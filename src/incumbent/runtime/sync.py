@@ -27,7 +27,7 @@ class Upkeep(Protocol):
 
 
 class SyncPort(InlineAsyncStore):
-    """A Port whose waits block the calling thread."""
+    """A Port whose waits block the calling thread: its coroutines never suspend."""
 
     now = staticmethod(clock.now)
     jitter = staticmethod(draw_jitter)

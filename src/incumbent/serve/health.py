@@ -39,9 +39,8 @@ def start_health(
 
     `listen`: HOST:PORT of the pages; the value of the block is their URL, or None. `token_file`:
     the file with the token that all pages but the probes require; without it only the probes are
-    served beyond the loopback address. `user_header`: see PageServer. `routes`: more
-    pages. Raises ConfigError before anything
-    is started if a setting cannot work.
+    served beyond the loopback address. `user_header`: see PageServer. `routes`: more pages. Raises
+    ConfigError before anything is started if a setting cannot work.
     """
     if listen is None and token_file is not None:
         raise ConfigError("--token-file needs --listen", name="listen")

@@ -153,7 +153,7 @@ class Store(Protocol):
     def give(
         self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
-        """Remove the claim's record; see Parting for what it does besides.
+        """End the claim's holding, or remove it from the line; see Parting for what else it does.
 
         `token` None: nobody knows whether the claim was granted, or will be. 0: the claim certainly
         holds nothing, and leaves the line of waiters.

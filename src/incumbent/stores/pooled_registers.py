@@ -24,7 +24,7 @@ from incumbent.net.bounded import BoundedRunner
 from incumbent.net.dial import is_unknown
 from incumbent.net.limiter import DIAL_WITHIN
 from incumbent.net.pool import Broken, Connection
-from incumbent.net.readers import LockWakeup
+from incumbent.net.readers import ThreadWakeup
 from incumbent.policy import TTL_DEFAULT
 from incumbent.rules.record import micros
 from incumbent.stores.deciding import Deciding
@@ -83,10 +83,10 @@ class PooledOperations(PollingOperations, BoundedRunner[W, None]):
     """
 
     answers: type[Exception]
-    wakeup = staticmethod(LockWakeup)
+    wakeup = staticmethod(ThreadWakeup)
 
     def __init__(self, where: str, places: Sequence[Any], dialect: Deciding) -> None:
-        super().__init__(where, LockWakeup, _sleep)
+        super().__init__(where, ThreadWakeup, _sleep)
         self.places, self.dialect, self.looks = list(places), dialect, Looks()
         self.proved = False
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from incumbent.errors import StoreError
 from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, TakeOutcome
-from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
+from incumbent.net.readers import SharedWakeup, ThreadWakeup, Wakeup
 from incumbent.stores.deciding import Deciding
 from incumbent.stores.plan import (
     BlockingTogether,
@@ -163,7 +163,7 @@ class RegisterStore(BlockingTogether[RegisterOperations]):
     """The blocking Store over registers."""
 
     def __init__(self, registers: Registers, dialect: Deciding, poll: Poll = NETWORK) -> None:
-        super().__init__(RegisterOperations(registers, dialect, LockWakeup, poll))
+        super().__init__(RegisterOperations(registers, dialect, ThreadWakeup, poll))
 
 
 class InlineRegisterStore(RegisterOperations):

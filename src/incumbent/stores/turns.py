@@ -80,17 +80,17 @@ class _TurnWaiter:
 class _TurnLine:
     """The waiters of one name in the order of arrival, and the `new` ones without a place yet.
 
-    `holder`: a claim of this process that holds the lease; `asked`: the instant of the last take of
-    a new waiter; `refused`: the last refusal, of the instant `at`; `since`: the start of this
-    process's turn; `ours`: the next waiter here may take without asking; `listens`: the first waits
-    for a change; `order`: our waiters in the store's line, whose first is the first here, too.
+    `holding_claim`: the one of this process that holds the lease; `asked`: the instant of the last
+    take of a new waiter; `refused`: the last refusal, of the instant `at`; `since`: the start of
+    this process's turn; `ours`: the next waiter here may take without asking; `listens`: the first
+    waits for a change; `order`: our waiters in the store's line, whose first is the first here.
     """
 
     def __init__(self) -> None:
         self.waiters: dict[str, _TurnWaiter] = {}
         self.new: dict[str, _TurnWaiter] = {}
         self.asked = -inf
-        self.holder: str | None = None
+        self.holding_claim: str | None = None
         self.refused: Refused | None = None
         self.at = -inf
         self.since = inf
@@ -214,7 +214,7 @@ class Turns:
     def is_of_us(self, key: Key, claim: str) -> bool:
         """Whether a claim of this process holds the lease, asks for it, or waits for it."""
         line = self._seen(key)
-        return claim == line.holder or claim in self.doubted or line.has(claim)
+        return claim == line.holding_claim or claim in self.doubted or line.has(claim)
 
     def note_order(self, key: Key, claims: Iterable[str]) -> None:
         """Note the claims in the store's line: the first of ours there has to listen."""
@@ -241,8 +241,8 @@ class Turns:
     def given(self, key: Key, claim: str) -> None:
         """Note that `claim` has released the lease, and wake the first waiter."""
         line = self._seen(key)
-        if line.holder == claim:
-            line.holder = None
+        if line.holding_claim == claim:
+            line.holding_claim = None
             line.wake_first()
 
     def tidy(self, key: Key, line: _TurnLine) -> None:
@@ -280,11 +280,11 @@ class Turns:
             while not waiter.notified and _now() < until:
                 first = line.first()
                 if first is waiter:
-                    if line.holder is not None:
+                    if line.holding_claim is not None:
                         # Most leases of our own are brief, and their release wakes us at once.
                         await wakeup.wait(min(until, _now() + _BRIEF))
                     ours, line.ours = line.ours, False
-                    if not ours or line.holder is not None:
+                    if not ours or line.holding_claim is not None:
                         listens = line.listens = True
                         await listen()
                     return
@@ -341,7 +341,7 @@ class TakesTurns(Planned[Facts]):
             outcome = await self.run(self.dialect.take(key, claim, ask), until)
             self.turns.doubted.discard(claim)
             if isinstance(outcome, Granted):
-                line.holder = claim
+                line.holding_claim = claim
                 if keeps:
                     line.since = min(line.since, _now())
                 line.leave(claim)
@@ -359,7 +359,7 @@ class TakesTurns(Planned[Facts]):
                 self.turns.doubted.discard(claim)
             raise
         finally:
-            line.ours = line.ours and line.holder == claim
+            line.ours = line.ours and line.holding_claim == claim
             line.share_refusal(refused)
             self.turns.tidy(key, line)
 
@@ -374,9 +374,9 @@ class TakesTurns(Planned[Facts]):
             self.turns.given(key, claim)
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        seen, turn, claim = seen.rpartition(_MARK)
-        if not turn:
-            await self.wait_any_change(key, claim, until)
+        if _MARK not in seen:
+            await self.wait_any_change(key, seen, until)
             return
+        seen, _, claim = seen.rpartition(_MARK)
         listen = partial(self.wait_turn, key, seen, until)
         await self.turns.wait(key, claim, until, self.wakeup(), listen)

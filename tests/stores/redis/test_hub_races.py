@@ -10,7 +10,7 @@ import pytest
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
-from incumbent.net.readers import BLOCKING, BlockingSubscriber, LockWakeup
+from incumbent.net.readers import BLOCKING, BlockingSubscriber, ThreadWakeup
 from incumbent.net.subscriptions import Role
 from incumbent.stores.plan import run_blocking
 from incumbent.stores.redis.records import read_place
@@ -45,7 +45,7 @@ def test_one_that_joins_while_its_channel_is_given_up_looks() -> None:
     for n in range(150):
         subscription.requested[f"c{n}"] = 0.0
         subscription.confirmed.add(f"c{n}")
-    late, early = (LineWaiter(LockWakeup(), None, [f"c{n}"]) for n in (49, 149))
+    late, early = (LineWaiter(ThreadWakeup(), None, [f"c{n}"]) for n in (49, 149))
     hub._waiters[early] = None
 
     class Subscriber(BlockingSubscriber):
@@ -66,7 +66,7 @@ def test_one_that_joins_while_its_channel_is_given_up_looks() -> None:
 
 def test_a_message_is_not_lost_between_the_waiters_and_what_is_kept_for_later() -> None:
     hub, _, subscription = reading()
-    late = LineWaiter(LockWakeup(), read_place(queued().seen), [])
+    late = LineWaiter(ThreadWakeup(), read_place(queued().seen), [])
 
     class Waiters(dict[Any, None]):
         def __iter__(self) -> Iterator[Any]:
@@ -83,7 +83,7 @@ def test_a_message_is_not_lost_between_the_waiters_and_what_is_kept_for_later() 
 
 def test_a_message_that_reached_its_waiter_is_not_kept_for_later() -> None:
     hub, _, subscription = reading()
-    waiter = LineWaiter(LockWakeup(), read_place(queued().seen), [])
+    waiter = LineWaiter(ThreadWakeup(), read_place(queued().seen), [])
     hub._waiters[waiter] = None
     hub._on_inbox_message(subscription, f"turn {CLAIM[:16]} 0".encode())
     assert waiter.recheck_at < clock.now()
@@ -145,7 +145,7 @@ def test_what_changes_while_a_take_looks_for_its_answer_does_not_raise() -> None
 
 def test_a_waiter_that_looks_is_not_asked_to_read() -> None:
     hub, role, _ = reading()
-    looking, asleep = (LineWaiter(LockWakeup(), None, ["c"]) for _ in range(2))
+    looking, asleep = (LineWaiter(ThreadWakeup(), None, ["c"]) for _ in range(2))
     looking.is_asking = True
     hub._waiters = {looking: None, asleep: None}
     hub._leave_role(role)

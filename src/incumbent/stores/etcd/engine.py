@@ -11,7 +11,7 @@ from incumbent.errors import StoreUnavailable
 from incumbent.interrupts import raise_if_from_signal
 from incumbent.model import Capabilities
 from incumbent.net.dial import connect
-from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
+from incumbent.net.readers import SharedWakeup, ThreadWakeup, Wakeup
 from incumbent.net.wire import BlockingWire
 from incumbent.stores.etcd.client import EtcdClient
 from incumbent.stores.etcd.dialect import EtcdDialect
@@ -44,7 +44,7 @@ class BlockingClient(EtcdClient[BlockingWire]):
         detach_in_child(self)
 
     def wakeup(self) -> Wakeup:
-        return LockWakeup()
+        return ThreadWakeup()
 
     async def dial(self, endpoint: Endpoint, until: float) -> BlockingWire:
         if clock.now() >= until:

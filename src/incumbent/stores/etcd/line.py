@@ -28,12 +28,12 @@ from incumbent.rules.record import Line, Waiter, micros
 from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.incarnation import Cluster
 from incumbent.stores.etcd.kv import KeyValue, Reply, Steps
-from incumbent.stores.etcd.obstacles import FIRST, Obstacles
+from incumbent.stores.etcd.obstacles import OLDEST_FIRST, Obstacles
 from incumbent.stores.etcd.places import EtcdPlace
 
 IN_LINE: Final = "|"
 """Stands between the state that a waiter has seen, and the claim with which it stands in line."""
-_NEXT: Final = f'{FIRST},"limit":"1"'
+_OLDEST_ONE: Final = f'{OLDEST_FIRST},"limit":"1"'
 
 
 def line_of(entries: Sequence[KeyValue], claim: str, mine: KeyValue | None) -> Line:
@@ -192,7 +192,7 @@ class InLine:
             success.append(kv.rewrite(first.key, kv.b64(json.dumps(fields))))
         if place is not None or first is not None:
             self.next_index = len(success)
-            success.append(kv.read_all(line, _NEXT))
+            success.append(kv.read_all(line, _OLDEST_ONE))
         if first is not None:
             return [kv.modified(first.key, first.modified)]
         if place is not None:

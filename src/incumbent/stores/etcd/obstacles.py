@@ -11,7 +11,7 @@ from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.incarnation import Cluster
 from incumbent.stores.etcd.kv import KeyValue, Names, Reply, Steps
 
-FIRST: Final = ',"sort_order":"ASCEND","sort_target":"CREATE"'
+OLDEST_FIRST: Final = ',"sort_order":"ASCEND","sort_target":"CREATE"'
 """Option of a read: from the oldest key on."""
 
 
@@ -77,8 +77,8 @@ def read_for_wait(cluster: Cluster, key: Key) -> Steps[Obstacles]:
 
 
 def _wait_reads(names: Names) -> list[str]:
-    line = kv.read_all(names.line, FIRST)
-    return [kv.read_all(names.leases, FIRST), kv.read_all(names.switches), line]
+    line = kv.read_all(names.line, OLDEST_FIRST)
+    return [kv.read_all(names.leases, OLDEST_FIRST), kv.read_all(names.switches), line]
 
 
 def _obstacles_in(

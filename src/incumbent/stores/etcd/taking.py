@@ -30,13 +30,13 @@ from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.incarnation import Cluster, ClusterMarker
 from incumbent.stores.etcd.kv import GatewayRequest, KeyValue, Reply, Steps
 from incumbent.stores.etcd.line import InLine, line_of
-from incumbent.stores.etcd.obstacles import FIRST, Obstacles, read_obstacles
+from incumbent.stores.etcd.obstacles import OLDEST_FIRST, Obstacles, read_obstacles
 from incumbent.stores.etcd.sessions import ClaimState, state_of
 from incumbent.stores.etcd.site import LeaseMissing, OtherIncarnation
 
 _ROUNDS: Final = 6
 _ROUNDS_FOR_A_SEAT: Final = 20
-_OLDEST: Final = f'{FIRST},"limit":"24","keys_only":true'
+_OLDEST: Final = f'{OLDEST_FIRST},"limit":"24","keys_only":true'
 
 _now = clock.now
 
@@ -244,10 +244,10 @@ class EtcdTake:
             success.append(kv.put(names.slot(ask.slot.name, self.claim), kept, self.slot_lease))
         # Most refused takes only need the holder; `_read_obstacles` reads the rest.
         given_up = kv.read(names.given_up(self.claim), more=kv.COUNT)
-        failure = [kv.read_all(names.leases, FIRST), given_up]
+        failure = [kv.read_all(names.leases, OLDEST_FIRST), given_up]
         failure += self.line.join_if_held()
         if ask.queue is not None:
-            failure.append(kv.read_all(names.line, FIRST))
+            failure.append(kv.read_all(names.line, OLDEST_FIRST))
         if ask.candidacy > 0:
             success.append(kv.delete(names.candidate(state.holder)))
             failure.append(self._note(state.since, candidacy))

@@ -12,7 +12,7 @@ from incumbent.interrupts import raise_if_from_signal
 from incumbent.model import Capabilities, Key
 from incumbent.net.dial import connect
 from incumbent.net.limiter import DIAL_WITHIN
-from incumbent.net.readers import LockWakeup, SharedWakeup
+from incumbent.net.readers import SharedWakeup, ThreadWakeup
 from incumbent.net.wire import BlockingWire
 from incumbent.stores.findings import Finding
 from incumbent.stores.kubernetes.client import KubernetesClient, KubernetesDeciding
@@ -35,7 +35,7 @@ class BlockingKubernetes(KubernetesClient[BlockingWire]):
 
     def __init__(self, site: KubernetesSite, dialect: KubernetesDeciding, known: Known) -> None:
         super().__init__(
-            site, dialect, known, LockWakeup, lambda it: LockWakeup().wait(clock.now() + it)
+            site, dialect, known, ThreadWakeup, lambda it: ThreadWakeup().wait(clock.now() + it)
         )
         self.watches = Watches(lambda: self)
         detach_in_child(self)
@@ -78,7 +78,7 @@ class BlockingKubernetes(KubernetesClient[BlockingWire]):
         return await self.opened(self.dial(max(lasts, min(until, clock.now() + DIAL_WITHIN))))
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        await self.watches.wait(key, seen, until, LockWakeup())
+        await self.watches.wait(key, seen, until, ThreadWakeup())
 
     def let_go(self) -> None:
         self.watches.close()

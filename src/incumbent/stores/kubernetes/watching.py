@@ -27,7 +27,7 @@ from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
 from incumbent.net.http import Garbled, Reading, begin, feed
 from incumbent.net.pool import Broken
-from incumbent.net.readers import LockWakeup, Wakeup
+from incumbent.net.readers import ThreadWakeup, Wakeup
 from incumbent.stores.kubernetes.client import labelled
 from incumbent.stores.kubernetes.objects import KEY, LeaseSight
 from incumbent.stores.names import unflat
@@ -76,7 +76,7 @@ class NamespaceWatch:
         """The thread's work, while no thread does it."""
         self._failures = 0
         self._wire: BlockingWire | None = None
-        self._rest = LockWakeup()
+        self._rest = ThreadWakeup()
         self._listed = False
         self._left = clock.now()
 

@@ -19,7 +19,7 @@ from incumbent.interrupts import raise_if_from_signal
 from incumbent.net.dial import is_ready, is_unknown, leave_to_parent, resolve, wait_ready
 from incumbent.net.limiter import DIAL_WITHIN
 from incumbent.net.pool import Broken
-from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
+from incumbent.net.readers import SharedWakeup, ThreadWakeup, Wakeup
 from incumbent.stores.plan import Program, drive
 from incumbent.stores.postgresql.errors import PostgresErrorReply, connect_error
 from incumbent.stores.postgresql.exchange import StatementRequest
@@ -52,7 +52,7 @@ _now = clock.now
 class PostgresSide:
     """The ways to wait, until an instant of clock.now. These methods block."""
 
-    wakeup: Callable[[], Wakeup] = LockWakeup
+    wakeup: Callable[[], Wakeup] = ThreadWakeup
 
     async def ready(self, fd: int, until: float, *, writing: bool = False) -> bool:
         """Wait for a descriptor; return whether it became ready before `until`."""

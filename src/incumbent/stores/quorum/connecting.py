@@ -338,7 +338,7 @@ class ConnectedPanel(Panel):
         return self._write(node, step._replace(payload=as_eval(step.payload)), until)
 
     def _check_vote(self, node: int, reply: list[Any]) -> list[Any]:
-        """The node's vote, or instead of it why it does not count. See VoteAndLook."""
+        """The node's vote, or instead of it why it does not count. See VoteAndCheck."""
         (vote, *look), link, site = reply, self.connections[node], self.nodes[node].site
         if link is None:
             return [vote]

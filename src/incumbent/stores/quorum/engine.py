@@ -22,7 +22,7 @@ from incumbent.model import (
 )
 from incumbent.net.limiter import CONNECTIONS, limits
 from incumbent.net.pool import KEPT, Mismatch, exchange_error
-from incumbent.net.readers import BLOCKING, LockWakeup
+from incumbent.net.readers import BLOCKING, ThreadWakeup
 from incumbent.stores.loops import ServerEngine, detach_in_child
 from incumbent.stores.plan import BlockingStore, Plan, run_blocking
 from incumbent.stores.quorum.ballots import BallotClock
@@ -62,7 +62,7 @@ class _Blocking(QuorumOperations):
         self.dialer = LinkDialer(quorum, nodes)
         self.idle: list[SyncPanel] = []
         self.limits = limits(
-            quorum.where, CONNECTIONS, LockWakeup, lambda: self.idle, self._keep_another
+            quorum.where, CONNECTIONS, ThreadWakeup, lambda: self.idle, self._keep_another
         )
 
     async def _keep_another(self, until: float) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from incumbent.durations import Duration
 from incumbent.model import Capabilities
 from incumbent.net.limiter import CONNECTIONS, limits
-from incumbent.net.readers import LockWakeup
+from incumbent.net.readers import ThreadWakeup
 from incumbent.stores.findings import Finding
 from incumbent.stores.loops import ServerEngine
 from incumbent.stores.plan import BlockingTogether
@@ -98,7 +98,7 @@ class RedisEngine(ServerEngine[BlockingTogether[Any], "AsyncRedisStore | AsyncFa
         if options.layout or options.wait_replicas:
             build, self._discovery = _layers(site, requests, options)
             store = BlockingTogether(build(BlockingRuntime()))
-            store.limits = limits(site.where, CONNECTIONS, LockWakeup)
+            store.limits = limits(site.where, CONNECTIONS, ThreadWakeup)
             super().__init__(site.where, store, partial(_face, site.where, build))
         else:
 

@@ -16,7 +16,7 @@ from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, TakeOutcome
 from incumbent.net.dial import connect, connect_unix, run_bounded
 from incumbent.net.limiter import CONNECTIONS, DIAL_WITHIN, limits
 from incumbent.net.pool import Broken
-from incumbent.net.readers import BLOCKING, LockWakeup
+from incumbent.net.readers import BLOCKING, ThreadWakeup
 from incumbent.net.wire import STALE_AFTER, BlockingWire
 from incumbent.stores.loops import detach_in_child
 from incumbent.stores.plan import BlockingTogether, run_blocking
@@ -139,7 +139,7 @@ class BlockingExchange(RedisExchange[RedisWire]):
     def __init__(self, site: RedisSite, requests: Requests) -> None:
         super().__init__(site, requests, BLOCKING)
         self.limits = limits(
-            site.where, CONNECTIONS, LockWakeup, lambda: self.idle, self.keep_another
+            site.where, CONNECTIONS, ThreadWakeup, lambda: self.idle, self.keep_another
         )
         detach_in_child(self)
 

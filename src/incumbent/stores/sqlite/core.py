@@ -31,7 +31,7 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
-from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
+from incumbent.net.readers import SharedWakeup, ThreadWakeup, Wakeup
 from incumbent.stores.deciding import Deciding
 from incumbent.stores.plan import BlockingTogether, Plan, run_blocking
 from incumbent.stores.polling import in_line
@@ -177,7 +177,7 @@ class SqliteStore(BlockingTogether[SqliteOperations]):
     """The blocking Store. Any number of threads and processes of one host may share the file."""
 
     def __init__(self, file: SqliteFile) -> None:
-        super().__init__(SqliteOperations(file, LockWakeup, _block))
+        super().__init__(SqliteOperations(file, ThreadWakeup, _block))
         self.file = file
 
     def probe(self, until: float) -> str:
