@@ -19,6 +19,7 @@ from incumbent.cron.spec import JobSpec
 from incumbent.meters import METRICS, Sample
 from incumbent.runtime import keeper
 from incumbent.serve.situation import Situation
+from incumbent.stores.members import Members
 from tests.deploy.otlp import prometheus_name, series_of
 from tests.deploy.watching import alerts, metrics_in, queries
 from tests.support.faulty import FaultyEngine
@@ -50,8 +51,9 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Series, Series]]:
     provider = MeterProvider([reader])
     otel.instrument(meter_provider=provider)
     leader, jobs = Situation("switch-7", "node-1", elects=True), JobsOfOne()
-    meters.provide(leader)
-    meters.provide(jobs)
+    members = Members("redis+quorum://a,b,c", ["a", "b", "c"], 2, asks_all=True)
+    for one in (leader, jobs, members):
+        meters.provide(one)
     with incumbent.Lock("x", store=FaultyEngine()).acquire():
         for name in (meters.RENEWAL, meters.MARGIN):
             meters.observe(name, 0.5)

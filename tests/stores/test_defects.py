@@ -136,7 +136,7 @@ WAITING: dict[str, list[Any]] = {
     "redis": [(LineHub, "_open")],
     "quorum": [(MajorityHub, "_connected")],
     "etcd": [(EtcdClient, "_next_results")],
-    "postgresql": [(NotificationListener, "_begin")],
+    "postgresql": [(NotificationListener, "_start_listening")],
 }
 
 

@@ -246,7 +246,7 @@ def looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
     redis, quorum = ("take", "sync", "aio"), ("connecting", "engine")
     for module in (*(f"redis.{it}" for it in redis), *(f"quorum.{it}" for it in quorum)):
         monkeypatch.setattr(f"incumbent.stores.{module}.CHECK_EVERY", 0.0)
-    monkeypatch.setattr("incumbent.stores.sqlite.connection._LOOK_EVERY", 0.0)
+    monkeypatch.setattr("incumbent.stores.sqlite.connection._CHECK_EVERY", 0.0)
 
 
 @pytest.mark.timeout(120)

@@ -210,6 +210,7 @@ def test_owned_and_extend_are_about_the_tasks_own_lock(
     with_client(redis_server, scenario)
 
 
+@pytest.mark.filterwarnings("ignore:.* waits in a running event loop:RuntimeWarning")
 def test_tasks_that_share_a_blocking_lock_release_their_own(
     blocking: redis.Redis, name: str
 ) -> None:
