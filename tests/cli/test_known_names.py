@@ -117,3 +117,15 @@ def test_jobs_that_failed_and_jobs_with_a_prefix_are_shown_alone(
     finally:
         instance.terminate()
         instance.communicate(timeout=30)
+
+
+@pytest.mark.parametrize(
+    "words", [("wait",), ("pause",), ("unpause",), ("break",), ("resign",), ("trigger",)]
+)
+def test_a_verb_for_a_misspelt_name_names_the_one_that_was_meant(
+    nightly: str, words: tuple[str, ...]
+) -> None:
+    done = incumbent("-s", nightly, *words, "nightyl")
+    assert "nothing on record; did you mean 'nightly'?" in done.stderr
+    again = incumbent("-s", nightly, *words, "nightly")
+    assert "did you mean" not in again.stderr

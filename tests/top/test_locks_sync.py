@@ -298,11 +298,14 @@ def test_a_callback_that_fails_or_hangs_costs_no_renewal(engine: FaultyEngine) -
         assert not healthy.wait_lost(1.4)
 
 
-def test_a_lease_that_is_dropped_is_given_back_with_a_warning(engine: FaultyEngine) -> None:
+def test_a_lease_that_is_dropped_is_given_back_with_a_warning(
+    engine: FaultyEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.warns(ResourceWarning, match="dropped without a release"):
         Lock("a", store=engine).acquire()
         gc.collect()
     eventually(lambda: Lock("a", store=engine).held_by() is None)
+    assert "a: a lease was dropped without a release, and is given back" in caplog.messages
 
 
 def test_a_lock_is_not_reentrant_and_says_so_instead_of_waiting_for_itself(

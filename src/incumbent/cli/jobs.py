@@ -210,7 +210,7 @@ def _trigger(request: CommandRequest) -> int:
         record = operator.read()
         if JOB not in record.fields:
             line = "no instance of this namespace has ever known a job of this name; see `jobs`"
-            return operator.answer("unknown", line, USAGE)
+            return operator.answer("unknown", f"{line}{operator.hint(record)}", USAGE)
         control = client.read(fleet.CONTROL, REQUEST_TIMEOUT)
         if PAUSE in record.fields or fleet.pause_of(control) is not None:
             return operator.answer("paused", "it is paused: unpause it first", BUSY)

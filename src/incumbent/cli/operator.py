@@ -190,6 +190,11 @@ class Operator:
         """Read the record."""
         return self.client.read(self.key.name, REQUEST_TIMEOUT)
 
+    def hint(self, record: Record) -> str:
+        """What to add to an answer about a name that was never used, if it looks misspelt."""
+        unknown = say_unknown(self.client, record)
+        return f" ({unknown})" if "did you mean" in unknown else ""
+
     def answer(self, outcome: str, line: str, code: int = OK, **more: object) -> int:
         """Print the answer, in words or in JSON, and return the exit code."""
         if self.request.on("json"):

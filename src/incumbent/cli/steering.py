@@ -44,7 +44,7 @@ def _end_holding(request: CommandRequest, operator: Operator) -> int:
     if to:
         _check_successor(operator.client, record, to)
     if not record.holdings:
-        return operator.answer("free", "nobody holds it")
+        return operator.answer("free", f"nobody holds it{operator.hint(record)}")
     holding = record.holdings[0]
     if holding.foreign:
         line = f"the value at its key is not ours ({holding.holder}); left alone"
@@ -123,13 +123,14 @@ def _await_ends(operator: Operator, record: Record, to: str, *, breaks: bool) ->
 
 
 def _pause(operator: Operator) -> int:
+    hint = operator.hint(operator.read())
     # The first pause stays on record, with its author and reason.
     until = clock.now() + REQUEST_TIMEOUT
     outcome = operator.store.put(operator.key, PAUSE, operator.pause_value(), ABSENT, until)
     record = operator.read()
     before = f"was paused before{said_by(record, PAUSE)}" if isinstance(outcome, Stale) else ""
     if not record.holdings:
-        return operator.answer("paused", before or "paused; nobody held it")
+        return operator.answer("paused", before or f"paused; nobody held it{hint}")
     holding = record.holdings[0]
     if holding.foreign:
         line = f"paused; the value at its key is not ours ({holding.holder}) and stays"
@@ -146,7 +147,7 @@ def _pause(operator: Operator) -> int:
 def _unpause(operator: Operator) -> int:
     record = operator.read()
     if PAUSE not in record.fields:
-        return operator.answer("unpaused", "was not paused")
+        return operator.answer("unpaused", f"was not paused{operator.hint(record)}")
     operator.store.put(operator.key, PAUSE, None, None, clock.now() + REQUEST_TIMEOUT)
     return operator.answer("unpaused", "may be held again")
 

@@ -197,7 +197,9 @@ class Claim:
         # Making it may have failed: then there is no machine.
         if hasattr(self, "machine") and self.machine.state is LeaseState.HELD:
             self.machine.left()
-            self.port.hand_over(self.debt(self.port.now(), undo_slot=False))
+            # Not logged here: a finalizer may run while this thread is in a handler of the log.
+            debt = self.debt(self.port.now(), undo_slot=False)
+            self.port.hand_over(replace(debt, dropped=True))
             warnings.warn(
                 f"the lease on {self.wanted.key.name!r} was dropped without a release; it is being"
                 " given back: use `with`, or keep it and call release()",

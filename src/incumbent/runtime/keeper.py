@@ -110,7 +110,11 @@ class Debts:
         now = clock.now()
         if owed.due > now or now >= renewals_due:
             self._owed.append(owed)
-        elif not _settle_guarded(port, owed.debt, min(_SETTLE_TIMEOUT, renewals_due - now)):
+            return
+        if owed.debt.dropped and not owed.tries:
+            name = owed.debt.key.name
+            _log.warning("%s: a lease was dropped without a release, and is given back", name)
+        if not _settle_guarded(port, owed.debt, min(_SETTLE_TIMEOUT, renewals_due - now)):
             owed.tries += 1
             owed.due = clock.now() + backoff_delay(owed.tries, draw_jitter(), cap=2.0)
             self._owed.append(owed)
