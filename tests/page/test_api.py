@@ -296,3 +296,42 @@ def test_many_views_of_a_big_fleet_cost_the_store_a_reading_in_five_seconds(
             time.sleep(0.1)
     # A Redis is asked ten times for 700 records, so that is twice a second.
     assert 2 <= len(stub.reads) <= 2 + (clock.now() - began) / 5.6
+
+
+@pytest.mark.parametrize(
+    "query", ["show=fialed", "sort=bogus", "limit=abc", "limit=-1", "limt=3", "window=7x", "page=x"]
+)
+def test_a_query_that_is_misspelt_is_refused_with_what_is_known(url: str, query: str) -> None:
+    response, text = ask(url, f"/api/v1/leases?{query}")
+    assert response.status == 400
+    check(json.loads(text), "/api/v1/leases", "get", "400")
+    assert ask(url, "/api/v1/leases?show=failed&sort=name&limit=3&page=1&q=a")[0].status == 200
+
+
+@pytest.mark.parametrize("body", ["{reason", '{"resaon": "x"}', "[]", '{"reason": 3}', "reason=x"])
+def test_a_body_that_is_no_wish_is_refused_and_nothing_is_done(
+    guarded: str, client: Client, body: str
+) -> None:
+    path = "/api/v1/leases/switch-7/pause"
+    response, text = ask(guarded, path, body, BEARER)
+    assert response.status == 400
+    check(json.loads(text), "/api/v1/leases/{name}/{wish}", "post", "400")
+    assert not client.scan()
+
+
+def test_a_reason_is_read_whatever_type_the_body_is_said_to_have(
+    guarded: str, client: Client
+) -> None:
+    path = "/api/v1/leases/switch-7/pause"
+    form = {**BEARER, "Content-Type": "application/x-www-form-urlencoded"}
+    assert ask(guarded, path, '{"reason": "by curl"}', form)[0].status == 202
+    assert json.loads(client.read("switch-7").fields["pause"].value)["reason"] == "by curl"
+
+
+@pytest.mark.parametrize("path", ["jobs/boks/trigger", "leases/books/trigger"])
+def test_what_is_no_job_is_not_triggered(guarded: str, client: Client, path: str) -> None:
+    with client.lock("books").acquire():
+        response, text = ask(guarded, f"/api/v1/{path}", "{}", BEARER)
+    assert response.status == 404
+    check(json.loads(text), "/api/v1/jobs/{name}/{wish}", "post", "404")
+    assert not client.read("@cron").fields

@@ -16,7 +16,7 @@ from incumbent.durations import utc
 from incumbent.page.facts import job_as_json, past_as_json, record_as_json, run_as_json
 from incumbent.page.rows import FleetReading
 from incumbent.page.snapshot import events_of
-from incumbent.page.view import FAULTS, PAGE_OF, WINDOWS, NameEntry, View, choose, last_page
+from incumbent.page.view import FAULTS, PAGE_OF, SORTS, WINDOWS, NameEntry, View, choose, last_page
 from incumbent.rules.endings import endings_of
 from incumbent.stores.findings import state_of
 
@@ -25,6 +25,7 @@ DESCRIPTION: Final = f"{BASE}/openapi.json"
 _LIMIT: Final = 100
 _LIMIT_MOST: Final = 1000
 _EVENTS_MOST: Final = 200
+_NUMBERS: Final = ("page", "limit")
 
 
 def look(
@@ -47,6 +48,20 @@ def look(
         shown = View.of({**given, "name": "", table: page})
         return _enveloped(reading, now, _table(reading, shown, table, max(1, most), now))
     return None
+
+
+def mistake_in(given: Mapping[str, str]) -> str:
+    """What is wrong with a query, for a person; "" if nothing is."""
+    choices = {"show": [*FAULTS], "sort": [*SORTS], "window": [*WINDOWS]}
+    for key, value in given.items():
+        if key in choices and value not in choices[key]:
+            return f"{key}={value[:40]!r}: one of {', '.join(choices[key])}"
+        if key in _NUMBERS and not (value.isascii() and value.isdecimal() and len(value) < 9):
+            return f"{key}={value[:40]!r}: a number from 1"
+        if key not in (*choices, *_NUMBERS, "q", "permit"):
+            known = ", ".join((*choices, *_NUMBERS, "q"))
+            return f"{key[:40]!r} is unknown here: {known}"
+    return ""
 
 
 def whole(reading: FleetReading, view: View, now: float) -> dict[str, Any]:

@@ -94,6 +94,8 @@ class PageSite:
         return Page(200, _HTML, html, _HEADERS)
 
     async def _api(self, request: HttpRequest, given: Mapping[str, str]) -> Page:
+        if mistake := api.mistake_in(given):
+            return Page(400, TEXT, f"{mistake}\n", _HEADERS)
         edition = await self._watch.newest(View())
         found = api.look(edition.reading, request.path, given, clock.wall())
         if found is not None and "permit" in given and request.trusted:
@@ -130,18 +132,25 @@ class PageSite:
         return Page(303, TEXT, "", {**_HEADERS, "Location": where})
 
     async def _act_by_path(self, request: HttpRequest) -> Page:
-        _, name, wish = api.parts_of(request.path)
-        return await self._wish(request, name, wish, _given(request))
+        table, name, wish = api.parts_of(request.path)
+        return await self._wish(request, name, wish, _given_in_json(request), table)
 
     async def _wish(
-        self, request: HttpRequest, name: str, wish: str, given: Mapping[str, str]
+        self,
+        request: HttpRequest,
+        name: str,
+        wish: str,
+        given: Mapping[str, str] | None,
+        table: str = "",
     ) -> Page:
-        permit = given.get("permit", "").encode()
+        """Do what is asked; `given`: the fields, or None if the body is not what it should be."""
+        permit = (given or {}).get("permit", "").encode()
         if not (request.bearer or hmac.compare_digest(permit, self._permit().encode())):
             return Page(403, TEXT, "open the page of this name anew\n", _HEADERS)
+        if refusal := await self._mistake(name, wish, given, table):
+            return refusal
+        given = given or {}
         reason = "".join(filter(str.isprintable, given.get("reason", "")))[:_REASON_MOST]
-        if wish not in WISHES or not is_job_name(name):
-            return Page(400, TEXT, f"wish is one of {', '.join(WISHES)}; name is a lease or job\n")
         page_of = f"the page at {os.uname().nodename}"
         who = f"{request.who} by {page_of}" if request.who else page_of
         try:
@@ -153,6 +162,23 @@ class PageSite:
             return Page(503, TEXT, f"not done, or not known: {error}\n", _HEADERS)
         asked = {"name": name, "asked": wish, "who": who, "reason": reason}
         return Page(202, JSON, json.dumps(asked) + "\n", _HEADERS)
+
+    async def _mistake(
+        self, name: str, wish: str, given: Mapping[str, str] | None, table: str
+    ) -> Page | None:
+        """The refusal of a wish that makes no sense."""
+        if given is None:
+            text = 'the body is a JSON object: {} or {"reason": "..."}\n'
+            return Page(400, TEXT, text, _HEADERS)
+        if wish not in WISHES or not is_job_name(name):
+            return Page(400, TEXT, f"wish is one of {', '.join(WISHES)}; name is a lease or job\n")
+        if wish == "trigger" and table and not await self._is_job(name, table):
+            return Page(404, TEXT, f"there is no job {name!r}\n", _HEADERS)
+        return None
+
+    async def _is_job(self, name: str, table: str) -> bool:
+        edition = await self._watch.newest(View())
+        return table == "jobs" and api.one(edition.reading, name, clock.wall(), table) is not None
 
     def _do(self, key: Key, wish: str, reason: str, who: str) -> None:
         store, until = link_for(self._reader.client).store, clock.now() + _WITHIN
@@ -174,13 +200,20 @@ class PageSite:
 
 def _given(request: HttpRequest) -> dict[str, str]:
     """The fields of a form, or of a body in JSON."""
-    if JSON not in request.headers.get("content-type", ""):
-        return dict(parse_qsl(request.body))
+    if JSON in request.headers.get("content-type", ""):
+        return _given_in_json(request) or {}
+    return dict(parse_qsl(request.body))
+
+
+def _given_in_json(request: HttpRequest) -> dict[str, str] | None:
+    """The texts of a wish, whatever type the body is said to have; None if it is another thing."""
     try:
         found = json.loads(request.body or "{}")
     except ValueError:
-        return {}
-    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+        return None
+    if not isinstance(found, dict) or not set(found) <= {"reason", "permit", "name", "wish"}:
+        return None
+    return found if all(isinstance(value, str) for value in found.values()) else None
 
 
 def _answer(found: dict[str, Any] | None) -> Page:
