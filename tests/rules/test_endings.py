@@ -67,6 +67,7 @@ def test_a_long_reason_is_cut() -> None:
         ("exit", 0, False),
         ("exit", 3, True),
         ("exit", 139, True),
+        ("exit", 130, False),
         ("exit", None, False),
         ("stopped", 143, False),
         ("asked", 143, False),

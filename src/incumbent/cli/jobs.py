@@ -81,7 +81,12 @@ def _show_jobs(request: CommandRequest, client: Client) -> None:
         shown = [job_as_json(job, now, gone=gone) for job, gone in jobs]
         print_json(request, {"jobs": shown, "instances": instances, "all_paused": found.all_paused})
         return
-    rows = [_job_row(job, now, gone=gone) for job, gone in jobs if not gone or _is_shown(job, now)]
+    up = bool(found.up)
+    rows = [
+        _job_row(job, now, gone=gone, up=up)
+        for job, gone in jobs
+        if not gone or _is_shown(job, now)
+    ]
     below = [describe_up(found.up, now) + ("; everything is paused" if found.all_paused else "")]
     if any(row[2] == "gone" for row in rows):
         below.insert(0, _GONE)
@@ -99,9 +104,10 @@ def _is_shown(job: Job, now: float) -> bool:
     return since is None or now - since < _SHOW_GONE
 
 
-def _job_row(job: Job, now: float, *, gone: bool) -> tuple[str, ...]:
+def _job_row(job: Job, now: float, *, gone: bool, up: bool) -> tuple[str, ...]:
     following = fleet.next_slot(job.record, now)
     coming = "-" if following is None else f"in {say_seconds(max(0.0, following - now))}"
+    coming = coming if up or following is None else "nobody is up"
     coming = "gone" if gone else "paused" if PAUSE in job.record.fields else coming
     row = (job.record.key.name, str(job.facts.get("schedule", "-")), coming)
     if not job.runs:

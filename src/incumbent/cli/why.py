@@ -49,7 +49,7 @@ _LAST = 3
 """The number of past holdings that are shown."""
 _SHARERS = 10
 """The number of present holders that are shown."""
-_NEARLY_OUT = 0.4
+_NEARLY_OUT = 0.55
 """Share of the ttl: a holder renews every fifth of it, so that less is left only after failures."""
 
 

@@ -13,7 +13,7 @@ from incumbent.locks.groups import AsyncGroup, Group, GroupSettings
 from incumbent.locks.leases import refuse_copy, trimmed_traceback
 from incumbent.locks.lock import AsyncLock, Lock
 from incumbent.locks.options import LockSettings, overruled, parse_timeout
-from incumbent.locks.other_words import refuse_other_side
+from incumbent.locks.other_words import refuse_other_side, refuse_unknown
 from incumbent.locks.several import (
     AsyncMultiLock,
     AsyncReadWriteLock,
@@ -45,6 +45,7 @@ class ClientHandle:
         namespace: str = "default",
         **settings: Unpack[LockSettings],
     ) -> None:
+        refuse_unknown(settings, LockSettings)
         self._link = own_link(store)
         self._namespace = namespace
         self._settings = settings

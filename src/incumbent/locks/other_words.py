@@ -27,6 +27,7 @@ OTHER_WORDS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("lock_at_least_for", "min_hold"), "`at_least_for` is our word for it"),
     **dict.fromkeys(("id", "identity", "token", "owner"), _NAMED),
     **dict.fromkeys(("redis", "client", "connection", "url", "dsn"), "`store` says where"),
+    "timezone": "`tz` is the time zone of a schedule",
     **dict.fromkeys(("prefix", "key_prefix"), "`namespace` keeps the names of programs apart"),
     **dict.fromkeys(("thread_local", "thread_safe"), "many threads may use one lock"),
 }

@@ -45,9 +45,11 @@ class TermEnding:
     @property
     def failed(self) -> bool:
         """Whether this is no way in which a term should end."""
-        return self.how in _FAILURES or (self.how == "exit" and self.code not in (0, None))
+        return self.how in _FAILURES or (self.how == "exit" and self.code not in _ORDERLY)
 
 
+_ORDERLY: Final = (0, None, 130)
+"""Exit codes of a command that is no failure: 130 is a ^C at the terminal."""
 _FAILURES: Final = frozenset({"lost", "not_started", "fault"})
 _WHY_MOST: Final = 200
 

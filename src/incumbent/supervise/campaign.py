@@ -35,6 +35,8 @@ from incumbent.supervise.signals import Interrupted, Signals, find_terminal
 ENDING_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 """Signals that begin an orderly stop; other signals are for CMD alone."""
 
+_SAID_FROM = 1.0
+"""Seconds: a longer pause between terms is worth a line."""
 _BASE, _CAP = 0.5, 30.0
 """Seconds of the first and of the longest pause between terms."""
 _ASKED_TO_STOP: Final = "broken"
@@ -268,9 +270,10 @@ class Campaign:
         self._endings.write(lease, entry)
         code = exit_after(self.restart, ending, at_keyboard=had_terminal)
         if code is None:
-            code = self._back_off(
-                self._backoff.after(ending.seconds, draw_jitter(), cause=ending.cause)
-            )
+            pause = self._backoff.after(ending.seconds, draw_jitter(), cause=ending.cause)
+            if pause >= _SAID_FROM:
+                self.say(f"stands by again in {say_seconds(pause)}, after a short term")
+            code = self._back_off(pause)
             self.situation.restarted()
         return code
 
