@@ -117,6 +117,14 @@ def test_every_command_line_is_one_that_is_understood(line: list[str]) -> None:
     assert call.command == "lead"
 
 
+def test_the_page_is_a_service_whose_command_line_is_understood() -> None:
+    unit = (SYSTEMD / "incumbent-page.service").read_text()
+    (line,) = re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)
+    call = parse(shlex.split(line)[1:], {})
+    assert (call.command, call.text("listen")) == ("serve", "127.0.0.1:8080")
+    assert call.text("token_file")
+
+
 def test_the_image_has_every_file_that_something_runs() -> None:
     docker = (DEPLOY / "Dockerfile").read_text()
     words = [word for line in re.findall(r"^COPY (.*)$", docker, re.M) for word in line.split()]
@@ -161,11 +169,18 @@ def test_systemd_takes_the_unit_and_its_drop_in(tmp_path: Path) -> None:
         pytest.fail("systemd-analyze is not on this machine: install systemd")
     unit = tmp_path / "incumbent-lead@x.service"
     unit.write_text(UNIT.read_text().replace("/opt/incumbent/bin/incumbent", sys.executable))
+    page = tmp_path / "incumbent-page.service"
+    of_page = (SYSTEMD / page.name).read_text()
+    page.write_text(of_page.replace("/opt/incumbent/bin/incumbent", sys.executable))
     drop_ins = tmp_path / "incumbent-lead@x.service.d"
     drop_ins.mkdir()
     shutil.copy(DEPLOY / "systemd" / "pidns.conf", drop_ins)
     done = subprocess.run(
-        ["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=30, check=False
+        ["systemd-analyze", "verify", unit, page],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
 
