@@ -185,10 +185,14 @@ def _pop_ready(entry: _AgendaEntry, wall: float) -> list[JobSlot]:
 _CHECK_FIRST: Final = SLOT_KEEP / 3
 """Seconds: the ledger is read before an older slot is claimed: the store may have forgotten it."""
 _HELD_SPREAD: Final = 0.5
+"""The most seconds by which instances spread their checks of a slot that another one holds."""
 _CLOSED_AFTER: Final = 2.0
 """Seconds from a refusal as "used" or "closed" to the check: the slot most likely ran, so there is
 no hurry, and one check serves many slots."""
 _MERGED: Final = 1.0
+"""Seconds within which checks of one job are made together."""
+_PUNCTUAL: Final = 2.0
+"""Seconds: a slot that is claimed within this time after its instant is not late."""
 _ROOM_EVERY: Final = 0.25
 """Seconds between checks for free capacity; one check serves all slots that wait for it."""
 
@@ -301,13 +305,14 @@ class Dispatcher:
 
     @staticmethod
     def _too_late(spec: JobSpec, slot: JobSlot, wall: float) -> bool:
+        """Whether the slot is missed: it is older than its catch-up, or than the next slot."""
         age = wall - slot.due
-        if age <= 2.0 or not slot.scheduled or slot.attempt > 1:
+        if age <= _PUNCTUAL or not slot.scheduled or slot.attempt > 1:
             return False
         if slot.caught:
             return age > spec.catch_up.window
         following = spec.schedule.next_after(slot.due)
-        gap = MISSED_AFTER if following is None else max(2.0, following - slot.due)
+        gap = MISSED_AFTER if following is None else max(_PUNCTUAL, following - slot.due)
         return age > min(gap, MISSED_AFTER)
 
     @staticmethod
@@ -358,6 +363,7 @@ class Dispatcher:
 
     def postpone(self, claim: ClaimOrder, now: float) -> None:
         """This instance is at its limit of runs: claim later, unless others take the slot."""
+        # The next multiple of _ROOM_EVERY after one to four of them.
         periods = (now + _ROOM_EVERY * (1 + 3 * self._jitter())) // _ROOM_EVERY
         self.claim_at(claim.spec.name, claim.slot, (periods + 1) * _ROOM_EVERY)
 

@@ -43,6 +43,7 @@ _log = logging.getLogger("incumbent")
 _HELD = LeaseState.HELD
 _ON_ITS_WAY = (LeaseState.ASKING, LeaseState.ASKING_AGAIN)
 _SOON = 1.0
+"""Seconds: a store that wants to be asked again within this time is away for a moment only."""
 # A store counts a watched lease with a margin for clocks that run at different speeds.
 _SLOWER = 1.02
 # Seconds over which waiters spread when the holder's ttl runs out.
@@ -252,7 +253,7 @@ class _AcquireAttempt:
         if error.permanent or now - self.outage_began > self.claim.wanted.outage_most:
             raise error
         if (error.retry_after or 0.0) > _SOON:
-            # It says when it will grant again, as after a restart.
+            # It says when it will grant again, as after a restart: that wait is no outage.
             self.outage_began += error.retry_after or 0.0
         wake = min(until, now + retry_delay(port, error, failures))
         if now < until:

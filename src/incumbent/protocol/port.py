@@ -1,4 +1,4 @@
-"""The protocols' interface to the world; the blocking driver, asyncio and the simulator have it."""
+"""The protocols' interface to the world: of blocking code, of asyncio and of the simulator."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ class Bench:
         self.world.pass_time(seconds + 2 * unit + 0.01)
 
     def sees(self, *names: str) -> None:
-        """Look at names, if what ends counts from then on; see Capabilities.ttl_clock."""
+        """Where a ttl counts from a client's first look, look now; see Capabilities.ttl_clock."""
         for name in names if self.world.engine.capabilities.ttl_clock == "observed" else ():
             self.read(name)
 
@@ -316,7 +316,7 @@ class Bench:
         return "take", self.key(name), claim, ask
 
     def shares(self, claim: str) -> None:
-        """Renew and give this claim back as the claim of a shared lease."""
+        """From now on renew and give this claim as that of a shared lease."""
         self._shared.add(claim)
 
     def granted(self, name: str = "job", claim: str | None = None, **ask: Any) -> Granted:
