@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 
 from incumbent.cli.main import main
+from incumbent.cli.text import _COLOURED, _coloured
 from incumbent.model import Ask, Key
 from incumbent.runtime.link import link_for
 from tests.cli.tool import environment, incumbent
@@ -89,3 +90,14 @@ def test_a_pipe_gets_neither_colours_nor_cuts(held: str) -> None:
     assert "\x1b" not in text
     assert NAMES[1] in text
     assert HOLDER in text
+
+
+def test_what_failed_and_what_doctor_finds_have_colours(held: str) -> None:
+    row = "job  every 1m  in 3s  failed (3) x2  1s  timed out  3  ok"
+    assert plain(_COLOURED.sub(_coloured, row)) == row
+    shown_row = _COLOURED.sub(_coloured, row)
+    assert "\x1b[31mfailed (3) x2\x1b[0m" in shown_row
+    assert "\x1b[31mtimed out\x1b[0m" in shown_row
+    doctor = "\n".join(shown(200, "-s", held, "doctor"))
+    assert "\x1b[32mok\x1b[0m      " in doctor
+    assert "\x1b" not in "\n".join(shown(200, "-s", held, "doctor", NO_COLOR="1"))

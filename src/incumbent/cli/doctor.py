@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from incumbent import clock
 from incumbent.cli.parser import CommandRequest
-from incumbent.cli.text import print_json, say
+from incumbent.cli.text import coloured, print_json, say
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError, StoreError
 from incumbent.model import Capabilities
@@ -109,6 +109,6 @@ def _show(request: CommandRequest, findings: list[_Finding]) -> None:
         print_json(request, [dict(zip(keys, finding, strict=True)) for finding in findings])
         return
     for level, what, advice in findings:
-        print(f"{level:8}{printable(what)}")
+        print(f"{coloured(level)}{' ' * (8 - len(level))}{printable(what)}")
         if advice:
             print(f"{'':8}-> {printable(advice)}")

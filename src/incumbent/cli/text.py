@@ -176,14 +176,23 @@ def draw(request: CommandRequest, rows: Sequence[Sequence[str]], below: Sequence
 
 _COLOURS: Final = {
     **dict.fromkeys(("held", "ok", "running"), 32),
-    **dict.fromkeys(("paused", "closed", "reserved", "stopping", "waiting"), 33),
-    **dict.fromkeys(("cannot tell", "not ours", "failed", "lost", "missed", "gone", FLAPPING), 31),
+    **dict.fromkeys(("paused", "closed", "reserved", "stopping", "waiting", "warning"), 33),
+    **dict.fromkeys(("cannot tell", "not ours", "failed", "timed out", "lost", "missed"), 31),
+    **dict.fromkeys(("gone", "nobody is up", "error", FLAPPING), 31),
 }
-_COLOURED: Final = re.compile(rf"(?<=  )({'|'.join(_COLOURS)})(?=  |$)")
+# A cell; a result may have its exit code and its count: "failed (3) x2".
+_COLOURED: Final = re.compile(rf"(?<=  )({'|'.join(_COLOURS)})((?: \(\d+\))?(?: x\d+)?)(?=  |$)")
 
 
 def _coloured(match: re.Match[str]) -> str:
-    return f"\x1b[{_COLOURS[match[1]]}m{match[1]}\x1b[0m"
+    return f"\x1b[{_COLOURS[match[1]]}m{match[0]}\x1b[0m"
+
+
+def coloured(word: str) -> str:
+    """A word in its colour, on a terminal and unless NO_COLOR is set."""
+    if word not in _COLOURS or not sys.stdout.isatty() or environ.get("NO_COLOR"):
+        return word
+    return f"\x1b[{_COLOURS[word]}m{word}\x1b[0m"
 
 
 def _aligned(rows: Sequence[Sequence[str]], most: int) -> list[str]:
