@@ -35,7 +35,7 @@ def said(
     **more: object,
 ) -> str:
     fields = {f"run/{run.slot}": Field(encode(run), 1) for run in runs}
-    facts = {**FACTS, **{key: it for key, it in more.items() if key == "since"}}
+    facts = {**FACTS, **{key: it for key, it in more.items() if key in ("since", "jitter")}}
     if "timezone" in more:
         # An outside scheduler's, as of `run --once-per`: it needs no instance.
         del facts["timezone"]
@@ -75,6 +75,7 @@ def skipped(why: str) -> SlotRecord:
             "(and 2 before it): missed x3",
         ),
         (said(replace(RUN, started=DUE + 30)), "it began 30s after its slot"),
+        (said(replace(RUN, started=DUE + 30), jitter=60), "within its jitter of 1m, as planned"),
         (said(RUN, past=True), "the clock of i1 was 59.9s behind the store's"),
         (said(replace(RUN, state=SlotState.RUNNING), held=True), "running on i1"),
         (said(replace(RUN, state=SlotState.RUNNING)), "lost on i1: i1 vanished"),

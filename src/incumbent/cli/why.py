@@ -261,7 +261,11 @@ def _run_lines(record: Record, run: SlotRecord) -> Iterator[str]:
     why = f": {run.why}" if run.why else ""
     yield what + by + attempt + why
     if run.started is not None and run.started - run.due > _CLOCK_OFF and run.slot[:1].isdigit():
-        yield f"  it began {say_seconds(run.started - run.due)} after its slot"
+        late, jitter = run.started - run.due, read_job(record.fields).get("jitter")
+        planned = ""
+        if isinstance(jitter, int | float) and late <= jitter + _CLOCK_OFF:
+            planned = f", within its jitter of {say_seconds(jitter)}, as planned"
+        yield f"  it began {say_seconds(late)} after its slot{planned}"
     yield from _clock_lines(record, run)
 
 
