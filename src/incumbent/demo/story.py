@@ -26,7 +26,7 @@ _LEGEND: Final = (
 )
 _NEXT: Final = """\
 What next:
-  incumbent -s sqlite: lead NAME -- COMMAND      in two terminals; then kill one
+  incumbent -s sqlite: lead demo -- sleep 600    in two terminals; then kill one
   incumbent -s sqlite: status                    who holds what
   INCUMBENT_STORE=redis://...                    instances on several hosts share a server"""
 
