@@ -40,7 +40,7 @@ test-all: test promtool $(VENV)/.browser $(VENV)/.docs $(VENV)/.cookbook browser
 	$(TESTS) rest $(FEWER) $(PYTEST_ARGS)
 
 # For two cores, too: with fewer workers cores are idle, and more would only collect more often.
-quick: $(VENV)/.test ## what needs no server, in a minute
+quick: $(VENV)/.test ## what needs no server, in a minute and a half
 	$(BIN)/python -m pytest -n 5 --dist worksteal $(PYTEST_ARGS) \
 	  -m "not slow and not server and not full and not timing and not crowd" \
 	  tests --ignore=tests/cli --ignore=tests/e2e
