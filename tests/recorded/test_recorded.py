@@ -16,6 +16,7 @@ CLAIM = "0123456789abcdef" * 2
 
 
 @pytest.mark.left("20 s an engine; `python -m tests.recorded` shows all of one that was changed")
+@pytest.mark.crowd("compares what is sent, and a busy machine has requests repeated")
 @pytest.mark.slow
 @pytest.mark.server
 @pytest.mark.timeout(300)
