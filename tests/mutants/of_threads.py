@@ -42,6 +42,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/protocol/test_keeper_plan.py",
     ),
     _p(
+        "a job's thread is no work at the end of the interpreter",
+        "runtime/threads.py",
+        "    if any(thread.name not in SERVICES for thread in daemons):",
+        '    if any("incumbent" not in thread.name for thread in daemons):',
+        "tests/top/test_at_exit.py",
+    ),
+    _p(
+        "a callback is no work at the end of the interpreter",
+        "runtime/threads.py",
+        "    if notifier.busy:",
+        "    if notifier.running is None:",
+        "tests/top/test_at_exit.py",
+    ),
+    _p(
         "every wait for a loss takes another place",
         "runtime/deadlines.py",
         "        sooner = ahead > self._ahead.get(claim.ref, -1.0)",

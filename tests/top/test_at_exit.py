@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -9,13 +10,28 @@ from pathlib import Path
 
 import pytest
 
+import incumbent
 from incumbent import Client
+from incumbent.runtime.threads import SERVICES
 from tests.support.servers import RedisServer
 
 HOLD = """
 import asyncio, os, signal, sys, threading, time
 import incumbent
 lease = incumbent.Lock("job", store=sys.argv[1], ttl=60).acquire()
+"""
+JOB = """
+import sys, threading, time
+import incumbent
+jobs, running = incumbent.Jobs(store=sys.argv[1], ttl=60), threading.Event()
+
+@jobs.every("1s")
+def nightly():
+    running.set()
+    time.sleep(60)
+
+jobs.start()
+running.wait()
 """
 ENDS = {
     "falls off the end": "",
@@ -29,6 +45,13 @@ LEAVES = {
     "ends at once": "os._exit(3)",
     "leaves a daemon thread at work": """
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+""",
+    "leaves a thread of the name of ours": """
+threading.Thread(target=time.sleep, args=(60,), name="incumbent-job x", daemon=True).start()
+""",
+    "has a callback that runs": """
+from incumbent.runtime.threads import notifier
+notifier.call(lambda: time.sleep(60))
 """,
     "was forked": "os._exit(0) if os.fork() else sys.exit(0)",
 }
@@ -60,6 +83,38 @@ def test_where_somebody_may_be_at_work_the_ttl_ends_the_lease(end: str, tmp_path
     store = f"sqlite:///{tmp_path}/leases.db"
     run(store, LEAVES[end])
     assert holders(store) == 1
+
+
+CHILD = """
+import multiprocessing
+multiprocessing.get_context("fork").Process(target=time.sleep, args=(3,)).start()
+"""
+
+
+@pytest.mark.parametrize(("first", "left"), [("", 0), ("import multiprocessing.util", 1)])
+def test_no_lease_is_given_back_while_a_child_works_on(
+    first: str, left: int, tmp_path: Path
+) -> None:
+    """What was imported first ends last: then multiprocessing waits for its children after us."""
+    store = f"sqlite:///{tmp_path}/leases.db"
+    program = f"{first}\n{HOLD}{CHILD}"
+    subprocess.run([sys.executable, "-c", program, store], check=True, timeout=60)
+    assert holders(store) == left
+
+
+def test_no_lease_of_a_job_that_runs_in_a_thread_of_ours_is_given_back(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/leases.db"
+    subprocess.run([sys.executable, "-c", JOB, store], check=True, timeout=60)
+    with Client(store) as client:
+        assert len(client.read("nightly", 5).holdings) == 1
+
+
+def test_each_daemon_thread_of_ours_is_a_service_or_runs_the_programs_code() -> None:
+    """The second kind keeps its leases at an exit: a new name has to be put in its place."""
+    source = "".join(path.read_text() for path in Path(incumbent.__file__).parent.rglob("*.py"))
+    named = set(re.findall(r'"(incumbent-[a-z-]*[a-z])"', source))
+    processes = {"incumbent-guard", "incumbent-init", "incumbent-zygote"}
+    assert named - processes - SERVICES == {"incumbent-jobs-loop"}
 
 
 def test_a_slot_stays_used_and_a_name_stays_closed(tmp_path: Path) -> None:

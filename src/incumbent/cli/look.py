@@ -77,8 +77,8 @@ def _wait(request: CommandRequest) -> int:
         # Read again without a hint: a record does not change when its store grants again.
         with waiting(request, until, what):
             record = read_until(client, request.name, until, is_free, _REREAD_AFTER)
-        unknown = say_unknown(client, record)
-    if "did you mean" in unknown:
+        unknown = say_unknown(client, record, if_misspelt=True)
+    if unknown:
         say(f"{request.name}: {unknown}")
     if request.on("json"):
         print_json(request, record_as_json(record, state))

@@ -56,8 +56,11 @@ def read_places(client: Client, name: str) -> list[str]:
     ]
 
 
-def say_unknown(client: Client, record: Record) -> str:
-    """A line about a name of which the store knows nothing; "" if it does know something."""
+def say_unknown(client: Client, record: Record, *, if_misspelt: bool = False) -> str:
+    """A line about a name of which the store knows nothing; "" if it does know something.
+
+    `if_misspelt`: only for a name that is like one on record.
+    """
     if is_on_record(record):
         return ""
     try:
@@ -65,7 +68,9 @@ def say_unknown(client: Client, record: Record) -> str:
     except StoreError:
         names = []
     meant = nearest(record.key.name, names)
-    return "nothing on record" + (f"; did you mean {meant!r}?" if meant else "")
+    if meant is None:
+        return "" if if_misspelt else "nothing on record"
+    return f"nothing on record; did you mean {meant!r}?"
 
 
 # -- waiting for a record --------------------------------------------------------------------------
@@ -192,8 +197,8 @@ class Operator:
 
     def hint(self, record: Record) -> str:
         """What to add to an answer about a name that was never used, if it looks misspelt."""
-        unknown = say_unknown(self.client, record)
-        return f" ({unknown})" if "did you mean" in unknown else ""
+        unknown = say_unknown(self.client, record, if_misspelt=True)
+        return f" ({unknown})" if unknown else ""
 
     def answer(self, outcome: str, line: str, code: int = OK, **more: object) -> int:
         """Print the answer, in words or in JSON, and return the exit code."""

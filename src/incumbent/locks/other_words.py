@@ -15,7 +15,7 @@ _TTL: Final = "`ttl` says after how many seconds without a renewal others get th
 _RENEWED: Final = "a lease is always renewed, for as long as it is held; `at_most_for` ends it"
 _NAMED: Final = "each lease has a `fencing_token` and an id of its own; `holder` is its name"
 # redis-py, python-redis-lock, aioredlock, pottery, sherlock, Redisson, ShedLock, client-go, kazoo.
-OTHER_WORDS: Final[Mapping[str, str]] = {
+_OTHER_WORDS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("blocking", "block", "wait"), _TIMEOUT),
     **dict.fromkeys(("blocking_timeout", "acquire_timeout", "wait_time", "wait_timeout"), _TIMEOUT),
     **dict.fromkeys(("max_wait", "retry_times", "retry_count", "retries"), _TIMEOUT),
@@ -51,8 +51,8 @@ def refuse_words(words: Collection[str], method: str) -> None:
 
 
 def _hint(name: str, known: Collection[str]) -> str:
-    if name in OTHER_WORDS:
-        return f": {OTHER_WORDS[name]}"
+    if name in _OTHER_WORDS:
+        return f": {_OTHER_WORDS[name]}"
     meant = nearest(name, [*known, "timeout", "store", "namespace"])
     return f": did you mean {meant!r}?" if meant else ""
 

@@ -38,7 +38,7 @@ from incumbent.protocol.words import waiting_so_far
 from incumbent.runtime.buckets import FULL, Bucket, Buckets
 from incumbent.runtime.deadlines import Deadlines
 from incumbent.runtime.sync import SyncPort
-from incumbent.runtime.threads import AlarmThread, call_guarded, notifier
+from incumbent.runtime.threads import AlarmThread, call_guarded, notifier, program_may_run
 from incumbent.stores.base import Store
 from incumbent.stores.plan import run_blocking
 from incumbent.unpatched import original
@@ -393,7 +393,7 @@ class Keeper:
         if error is not None:
             self.log_outage(leases[0].wanted.key, error)
         unusual = [*attempt.skipped, *attempt.unusual]
-        self._report_trouble(unusual, error, now)
+        self._report_trouble(attempt.unusual, error, now)
         stopped = self._handle_unusual(unusual, sent, now)
         self._count(len(attempt.asked), len(leases) - stopped, error, now - sent)
         if meters.on and error is None and attempt.asked and attempt.asked[0] is leases[0]:
@@ -518,21 +518,13 @@ def _reset_in_child() -> None:
 def _end_at_exit() -> None:
     """Give back what is held and pay what is owed, for at most a second in all."""
     until = clock.now() + _AT_EXIT
-    if not _daemons_run():
+    if not program_may_run():
         for claim in renewed_claims():
             if claim.machine.state is LeaseState.HELD:
                 claim.machine.left()
                 claim.port.hand_over(claim.debt(clock.now(), undo_slot=False))
     for keeper in list(_keepers):
         keeper.drain(max(0.0, until - clock.now()))
-
-
-def _daemons_run() -> bool:
-    # A daemon thread of the program runs until the very end, perhaps in the body of a lease.
-    return any(
-        thread.daemon and not thread.name.startswith("incumbent")
-        for thread in threading.enumerate()
-    )
 
 
 if hasattr(os, "register_at_fork"):

@@ -24,10 +24,11 @@ import queue
 import select
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 from incumbent import clock
 from incumbent.interrupts import is_from_signal, raise_if_from_signal
@@ -295,6 +296,8 @@ class Notifier:
     def reset(self) -> None:
         """Forget the waiting callbacks; after a fork there is no thread either."""
         self._calls: queue.SimpleQueue[Callable[[], None]] = original("queue", "SimpleQueue")()
+        self._unfinished: deque[None] = deque()
+        """An entry for each callback that waits or runs."""
         self._idle = [True]
         """Not empty while there is no thread. The caller that removes the entry starts one; a
         signal handler could find a lock taken."""
@@ -304,8 +307,14 @@ class Notifier:
         """Whether the thread exists."""
         return not self._idle
 
+    @property
+    def busy(self) -> bool:
+        """Whether a callback waits or runs."""
+        return bool(self._unfinished)
+
     def call(self, callback: Callable[[], None]) -> None:
         """Have `callback` run soon; its exceptions are logged. Never raises."""
+        self._unfinished.append(None)
         self._calls.put(callback)
         if self._idle:
             self._start()
@@ -330,10 +339,11 @@ class Notifier:
             _log.error("callbacks wait, for no thread can be started: %s", error)
 
     def _run(self) -> None:
-        calls = self._calls
+        calls, unfinished = self._calls, self._unfinished
         while True:
             # In a frame of its own, so that no callback's objects live on until the next callback.
             self._call(calls.get())
+            unfinished.popleft()
 
     @staticmethod
     def _call(callback: Callable[[], None]) -> None:
@@ -345,3 +355,33 @@ class Notifier:
 
 
 notifier = Notifier()
+
+
+# -- the end of the interpreter --------------------------------------------------------------------
+
+SERVICES: Final = frozenset(
+    {
+        *("incumbent-keeper", "incumbent-deadlines", "incumbent-notifier"),
+        *("incumbent-store", "incumbent-dial", "incumbent-survey", "incumbent-sqlite-checkpoint"),
+        *("incumbent-batch", "incumbent-login", "incumbent-watch"),
+        *("incumbent-http", "incumbent-page", "incumbent-page-act"),
+        *("incumbent-report", "incumbent-systemd"),
+        *("incumbent-cron", "incumbent-jobs", "incumbent-output"),
+    }
+)
+"""The names of our daemon threads that run none of the program's code, callbacks left out."""
+
+
+def program_may_run() -> bool:
+    """Whether code of the program may run until the very end, perhaps in the body of a lease.
+
+    In a daemon thread, also one of ours, such as a job's; in a callback; or in a child process,
+    which multiprocessing waits for at the exit.
+    """
+    if notifier.busy:
+        return True
+    daemons = (thread for thread in threading.enumerate() if thread.daemon)
+    if any(thread.name not in SERVICES for thread in daemons):
+        return True
+    processes: Any = sys.modules.get("multiprocessing")
+    return processes is not None and bool(processes.active_children())

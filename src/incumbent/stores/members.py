@@ -2,7 +2,7 @@
 
 While a majority of a quorum, or of an etcd cluster, is up, leases go on, and nobody notices the
 first member that dies: the second then ends everything. So a member that gives no answer is logged
-once, with how many are left, and once more when it answers again.
+once, with how many are left, and once more when it works again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Members:
         self.names = tuple(names)
         self.down: dict[str, MemberDown] = {}
         self._where, self._need, self._asks_all = where, need, asks_all
-        self._said: dict[str, None] = {}
+        self._said: set[str] = set()
 
     def failed(self, name: str, error: Exception) -> None:
         """Note that a member gave no answer."""
@@ -49,11 +49,11 @@ class Members:
         silent_for = now - down.since
         if name in self._said or (self._asks_all and silent_for < SAID_AFTER):
             return
-        self._said[name] = None
+        self._said.add(name)
         up = len(self.names) - len(self.down)
         how_long = f" for {say_seconds(silent_for)}" if silent_for else ""
         _log.warning(
-            "%s: member %s has given no answer%s: %s. %d of %d members are left, and %d are needed:"
+            "%s: member %s has failed%s: %s. %d of %d members are left, and %d are needed:"
             " bring it back before another one fails",
             *(self._where, name, how_long, error, up, len(self.names), self._need),
         )
@@ -64,9 +64,9 @@ class Members:
             return
         down = self.down.pop(name, None)
         if name in self._said and down is not None:
-            self._said.pop(name, None)
+            self._said.discard(name)
             after = say_seconds(clock.now() - down.since)
-            _log.warning("%s: member %s answers again, after %s", self._where, name, after)
+            _log.warning("%s: member %s works again, after %s", self._where, name, after)
 
     def samples(self) -> Iterator[Sample]:
         """The metric of each member."""

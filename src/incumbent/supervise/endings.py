@@ -65,7 +65,6 @@ def _put(lease: Lease, endings: list[TermEnding]) -> bool:
 def term_ending(lease: Lease, ending: Ending) -> TermEnding:
     """The entry for a term that `supervise` has ended."""
     kind, _, signal_name = ending.cause.partition(":")
-    how, why = "lost", lost_in_words(lease, kind)
     if ending.survivors:
         how, why = "fault", outlives_kill(ending)
     elif not kind:
@@ -74,10 +73,9 @@ def term_ending(lease: Lease, ending: Ending) -> TermEnding:
         how, why = "stopped", f"its instance was stopped by {signal_name}"
     elif kind == "guard":
         how, why = "fault", "its guard died"
-    elif kind == "at_most_for":
-        how, why = "at_most_for", "it reached --at-most-for"
-    elif lease.belief.notice is not None:
-        how = "asked"
+    else:
+        how = "lost" if lease.belief.notice is None else "asked"
+        how, why = kind if kind == "at_most_for" else how, lost_in_words(lease, kind)
     return TermEnding(lease.fencing_token, how, clock.wall(), ending.status, why)
 
 
