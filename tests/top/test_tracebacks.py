@@ -77,7 +77,7 @@ def test_a_lease_that_another_holds_is_told_without_what_is_inside() -> None:
 def test_the_log_has_it_all_at_debug(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "incumbent"):
         told(lambda: Lock("a", store=AWAY[0], timeout=0).acquire())
-    (record,) = [each for each in caplog.records if each.levelno == logging.DEBUG]
+    record = next(each for each in caplog.records if each.levelno == logging.DEBUG)
     assert own_frames(caplog.text) > 5
     assert "ConnectionRefusedError" in caplog.text
     assert record.exc_info is not None
