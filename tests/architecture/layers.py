@@ -42,7 +42,7 @@ PURE = (
     "protocol",
     "supervise.plan",
     *("cron.fields", "cron.schedule", "cron.spec", "cron.crontab", "cron.jobfile"),
-    *("cron.variables", "cron.agenda", "cron.folds", "cron.ledger", "cron.once", "cron.slots"),
+    *("cron.variables", "cron.agenda", "cron.folds", "cron.ledger", "cron.once", "cron.judging"),
 )
 
 # A driver is imported by its own store and by nobody else; the demo plays a foreign store.

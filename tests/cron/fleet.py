@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from incumbent import clock
-from incumbent.cron.execute import Executor
 from incumbent.cron.fleet import PRESENCE
 from incumbent.cron.ledger import SlotRecord, read_job, runs_of
 from incumbent.cron.load import load_jobs
+from incumbent.cron.orders import Executor
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.locks.clients import Client
 from incumbent.model import Key, Refused

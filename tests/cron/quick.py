@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from typing import Any
 from unittest import mock
 
-from incumbent.cron import execute, ledger, schedule, slots
+from incumbent.cron import judging, ledger, orders, schedule
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec
 from incumbent.model import Field, Key, Record
@@ -119,17 +119,17 @@ def remembering() -> Iterator[None]:
         (ledger, "decode", lru_cache(maxsize=150_000)(ledger.decode)),
         (ledger, "open_runs", _once("open_runs", ledger.open_runs)),
         (ledger, "settled_spans", _of_number(ledger.settled_spans)),
-        (slots, "settled_spans", _of_number(ledger.settled_spans)),
-        (slots, "missed_slots", _of_spec(slots.missed_slots)),
-        (execute, "facts_of_job", _facts(_of_spec(execute.facts_of_job))),
+        (judging, "settled_spans", _of_number(ledger.settled_spans)),
+        (judging, "missed_slots", _of_spec(judging.missed_slots)),
+        (orders, "facts_of_job", _facts(_of_spec(orders.facts_of_job))),
         (Every, "describe", cache(Every.describe)),
     ]
-    known_until = _of_record(slots.known_until, lambda _: True)
-    named += [(module, "known_until", known_until) for module in (slots, execute)]
-    named.append((execute, "gaps", _of_record(slots.gaps, _is_quiet)))
-    named.append((slots, "slot_id", slot_id))
-    named += [(module, "runs_of", runs_of) for module in (slots, ledger)]
-    named += [(module, "read_job", read_job) for module in (slots, ledger, execute)]
+    known_until = _of_record(judging.known_until, lambda _: True)
+    named += [(module, "known_until", known_until) for module in (judging, orders)]
+    named.append((orders, "gaps", _of_record(judging.gaps, _is_quiet)))
+    named.append((judging, "slot_id", slot_id))
+    named += [(module, "runs_of", runs_of) for module in (judging, ledger)]
+    named += [(module, "read_job", read_job) for module in (judging, ledger, orders)]
     with ExitStack() as stack:
         for where, name, instead in named:
             stack.enter_context(mock.patch.object(where, name, instead))

@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from incumbent.cron.agenda import CORRECTION, Agenda
+from incumbent.cron.judging import STEP, missed_slots, start_of
 from incumbent.cron.schedule import Every, FixedTimes, Schedule, cron_schedule
-from incumbent.cron.slots import STEP, missed_slots, start_of
 from incumbent.cron.spec import CatchUp, JobSlot, JobSpec
 
 MONDAY = datetime.fromisoformat("2026-11-23T00:00:00Z").timestamp()

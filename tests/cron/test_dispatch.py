@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import inf
 
 from incumbent.cron.agenda import Agenda, ClaimOrder, Dispatcher, LedgerOrder
+from incumbent.cron.judging import Findings, judge
 from incumbent.cron.schedule import Every
-from incumbent.cron.slots import Findings, judge
 from incumbent.cron.spec import CatchUp, JobSlot, JobSpec, Overlap
 from incumbent.model import Holding, Key, Record, Refused
 

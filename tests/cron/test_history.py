@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 import pytest
 
+from incumbent.cron.judging import CLOCK_SPREAD
 from incumbent.cron.ledger import SlotState
 from incumbent.cron.schedule import slot_id
-from incumbent.cron.slots import CLOCK_SPREAD
 from tests import tiers
 from tests.cron import simulation
 from tests.cron.simulation import EPOCH, Plan, World, make_specs, simulate

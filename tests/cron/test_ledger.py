@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from incumbent.cron.judging import MISSED_AFTER, gaps, judge, known_until, retry_due
 from incumbent.cron.ledger import (
     RUN,
     SLOT_KEEP,
@@ -25,7 +26,6 @@ from incumbent.cron.ledger import (
     transition,
 )
 from incumbent.cron.schedule import Every, slot_id
-from incumbent.cron.slots import MISSED_AFTER, gaps, judge, known_until, retry_due
 from incumbent.cron.spec import CatchUp, JobSlot, JobSpec
 from incumbent.model import Field, Holding, Key, Record
 

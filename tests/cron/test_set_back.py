@@ -22,6 +22,7 @@ from incumbent.cron.agenda import Agenda, ClaimOrder, Dispatcher, LedgerOrder
 from incumbent.cron.events import JobNumbers
 from incumbent.cron.fleet import Peers, SignOfLife
 from incumbent.cron.folds import FOLD, NO_FOLD, Fold, encode_fold, fold_number, fold_of
+from incumbent.cron.judging import CLOCK_SPREAD, gaps, is_ahead, next_fold
 from incumbent.cron.ledger import (
     PRUNED,
     RUN,
@@ -33,7 +34,6 @@ from incumbent.cron.ledger import (
     runs_of,
 )
 from incumbent.cron.schedule import Every, Schedule, cron_schedule, slot_id
-from incumbent.cron.slots import CLOCK_SPREAD, gaps, is_ahead, next_fold
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.model import Field, Key, Record
 from incumbent.runtime.link import link_for

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from incumbent.cron import agenda, execute, ledger, slots
+from incumbent.cron import agenda, judging, ledger, orders
 from incumbent.cron.ledger import SlotState
 from incumbent.cron.schedule import Every, cron_schedule, slot_id
 from incumbent.cron.spec import CatchUp, JobSpec
@@ -183,11 +183,11 @@ def nobody_looks_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def missed_slots_are_not_written(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(slots, "_wait_or_miss", lambda *_: None)
+    patch.setattr(judging, "_wait_or_miss", lambda *_: None)
 
 
 def the_dead_are_not_declared_lost(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(slots, "orphans", lambda _: [])
+    patch.setattr(judging, "orphans", lambda _: [])
 
 
 def an_end_is_written_without_the_token(patch: pytest.MonkeyPatch) -> None:
@@ -210,13 +210,13 @@ def an_unanswered_claim_is_forgotten(patch: pytest.MonkeyPatch) -> None:
         self._failures = 0
 
     patch.setattr(agenda.Dispatcher, "failed", forgets)
-    patch.setattr(slots, "gaps", lambda *_: [])
-    patch.setattr(execute, "gaps", lambda *_: [])
+    patch.setattr(judging, "gaps", lambda *_: [])
+    patch.setattr(orders, "gaps", lambda *_: [])
 
 
 def a_lost_run_is_overwritten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ledger, "ByVersion", lambda _: None)
-    patch.setattr(slots, "orphans", _all_that_run)
+    patch.setattr(judging, "orphans", _all_that_run)
 
 
 def _all_that_run(record: Any) -> Any:

@@ -10,9 +10,9 @@ import pytest
 from incumbent.cli.jobs import describe_up
 from incumbent.cli.why import explain_job
 from incumbent.cron.fleet import PRESENCE, PRESENT_EVERY, Presence, SignOfLife, presences
+from incumbent.cron.judging import MISSED_AFTER, NOT_CLAIMED
 from incumbent.cron.ledger import JOB, SlotRecord, SlotState, encode
 from incumbent.cron.schedule import Every, slot_id
-from incumbent.cron.slots import MISSED_AFTER, NOT_CLAIMED
 from incumbent.cron.spec import JobSpec
 from incumbent.model import Field, Holding, Key, Past, Record
 from incumbent.runtime.link import Link

@@ -48,11 +48,11 @@ _SINCE: dict[tuple[str, str], str] = {
         "self._plan(name, pending) -> pass",
     ): "test_looks_of_one_job_come_each_in_its_time",
     (
-        "cron/execute.py",
+        "cron/orders.py",
         "self._port.now() + _WITHIN -> (self._port.now() - _WITHIN)",
     ): "test_a_job_that_is_met_while_all_is_paused_has_a_second_to_be_paused_too",
     (
-        "cron/execute.py",
+        "cron/orders.py",
         "True -> False",
     ): "test_an_outage_is_told_when_it_begins_once_a_minute_and_when_it_is_over",
     (
@@ -64,7 +64,7 @@ _SINCE: dict[tuple[str, str], str] = {
         "self._wait_until(clock.now() + drain) -> pass",
     ): "test_a_stop_lets_a_coroutine_end_within_the_drain",
     (
-        "cron/slots.py",
+        "cron/judging.py",
         (
             "text and text.isprintable() and len(text) < 60"
             " -> (text or text.isprintable() or len(text) < 60)"

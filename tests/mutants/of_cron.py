@@ -107,21 +107,21 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _m(
         "a forgotten slot is judged as due",
-        "cron/slots.py",
+        "cron/judging.py",
         "    elif is_settled(record.fields, slot.name, slot.due):\n        return",
         "    elif False:\n        return",
         "tests/cron/test_ledger.py::test_what_the_ledger_has_forgotten_does_not_run_again",
     ),
     _m(
         "a slot is missed before the slowest clock had its turn",
-        "cron/slots.py",
+        "cron/judging.py",
         "    left = slot.due + MISSED_AFTER - now",
         "    left = slot.due - now",
         "tests/cron/test_ledger.py::test_nothing_is_missed_before_the_slowest_clock_has_had_its_turn",
     ),
     _m(
         "a retry that somebody has already is made again",
-        "cron/slots.py",
+        "cron/judging.py",
         "    if is_retried(spec, run, now) and not known and",
         "    if is_retried(spec, run, now) and",
         "tests/cron/test_ledger.py::test_a_retry_that_somebody_has_is_left_to_it",
@@ -149,14 +149,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _m(
         "an instance whose clock alone is behind repeats what the others have run",
-        "cron/slots.py",
+        "cron/judging.py",
         " or any(clock > middle for clock in others):",
         ":",
         "tests/cron/test_set_back.py",
     ),
     _m(
         "what has run since the clock was set back comes again",
-        "cron/slots.py",
+        "cron/judging.py",
         "        since = max(since, newest.due)",
         "        pass",
         "tests/cron/test_set_back.py",
@@ -170,7 +170,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _m(
         "a slot of before the clock was set back runs as one that came again",
-        "cron/execute.py",
+        "cron/orders.py",
         "(fold.named(slot) if slot.due <= wall else slot for slot in order.slots)",
         "(fold.named(slot) for slot in order.slots)",
         "tests/cron/test_set_back.py",
@@ -184,10 +184,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _m(
         "a clock that is ahead cancels slots to come",
-        "cron/execute.py",
+        "cron/orders.py",
         "        if self._peers.any_behind(peers, missed[-1].due, self._port.now()):",
         "        if False:",
-        "tests/cron/test_execute.py::test_a_clock_that_is_an_hour_ahead_cancels_no_slot_that_is_yet_to_come",
+        "tests/cron/test_orders.py::test_a_clock_that_is_an_hour_ahead_cancels_no_slot_that_is_yet_to_come",
     ),
     _m(
         "a trigger of now is taken for a stale one",

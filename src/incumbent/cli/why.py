@@ -20,9 +20,9 @@ from incumbent.cli.operator import (
 from incumbent.cli.parser import CommandRequest
 from incumbent.cli.text import instant_of, iso, print_json
 from incumbent.cron import fleet
+from incumbent.cron.judging import MISSED_AFTER
 from incumbent.cron.ledger import JOB, SlotRecord, pruned_spans, read_job
 from incumbent.cron.schedule import find_zone
-from incumbent.cron.slots import MISSED_AFTER
 from incumbent.durations import say_seconds
 from incumbent.election import rank_of
 from incumbent.errors import ConfigError

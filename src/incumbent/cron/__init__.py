@@ -2,13 +2,14 @@
 
 The road of one slot:
 
+    instance   the loop: it sleeps until the agenda has an order
     agenda     the slot is due: an order to claim it
-    execute    carries the orders out: the store grants the slot's lease to one instance
+    orders     carries it out: the store grants the slot's lease to one instance
     runs       Claimer: the claim goes to a process of its own
     zygote     forks workers, or hands the claim to one that stands by
     worker     adopts the claim, records the slot as running, runs the command
     ledger     the record, which changes only under the claim: running, then its end
 
-`slots` judges what became of slots that are late, missed or lost; `once` is the same ledger for
+`judging` decides what became of slots that are late, missed or lost; `once` is the same ledger for
 runs that an outside scheduler starts; `jobs` runs Python functions instead of commands.
 """

@@ -25,8 +25,8 @@ from math import inf
 from typing import Final, TypeAlias
 
 from incumbent.cron.folds import NO_FOLD, Fold, fold_number
+from incumbent.cron.judging import MISSED_AFTER, STEP, Findings, is_punctual, missed_slots, start_of
 from incumbent.cron.ledger import SLOT_KEEP
-from incumbent.cron.slots import MISSED_AFTER, STEP, Findings, is_punctual, missed_slots, start_of
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.durations import backoff_delay
 from incumbent.model import Refused

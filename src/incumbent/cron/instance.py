@@ -1,6 +1,6 @@
 """One instance of a fleet: a loop that wakes when an order is due, asks the store, and sleeps.
 
-    a slot is due ------------+              +--> claims and checks (`execute`) --> runs
+    a slot is due ------------+              +--> claims and checks (`orders`) --> runs
     a run began or ended -----+--> a turn ---+--> triggers of operators
     the control key changed --+              +--> sign of life, sweep
 
@@ -19,7 +19,6 @@ from typing import Any, Final
 from incumbent import clock, meters
 from incumbent.chance import draw_jitter
 from incumbent.cron.events import Emit
-from incumbent.cron.execute import Executor, Launcher
 from incumbent.cron.fleet import (
     CONTROL,
     PRESENCE,
@@ -34,6 +33,7 @@ from incumbent.cron.fleet import (
     triggers,
     up_now,
 )
+from incumbent.cron.orders import Executor, Launcher
 from incumbent.cron.runs import ENDED_WELL, GAVE_BACK, HAD_ITS_TURN, STATE_OF, Runs
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.durations import backoff_delay

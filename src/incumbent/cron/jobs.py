@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, Unpack, 
 
 from incumbent import clock, meters
 from incumbent.cron.events import Emit
-from incumbent.cron.execute import CannotLaunch
 from incumbent.cron.instance import Instance
 from incumbent.cron.ledger import OUTPUT_MOST, SlotRecord, SlotState
+from incumbent.cron.orders import CannotLaunch
 from incumbent.cron.runs import NOT_RECORDED, AttemptEnd, Attempts, Claimer, Runs, code_of, stopped
 from incumbent.cron.schedule import Every, Schedule, cron_schedule
 from incumbent.cron.spec import (
@@ -288,7 +288,7 @@ class _FunctionRun:
     def _call(self) -> None:
         spec = self._spec
         call = cast("Callable[..., Any]", spec.call)  # see JobSpec
-        run = JobRun(spec.name, self._slot, self._attempts.record.attempt, self.lease)
+        run = JobRun(spec.name, self._slot, self._attempts.slot_record.attempt, self.lease)
         given = {"run": run} if _wants_run(call) else {}
         if not is_async(call):
             with self._span():
@@ -313,7 +313,7 @@ class _FunctionRun:
         return None
 
     def _span(self) -> AbstractContextManager[None]:
-        run = self._attempts.record
+        run = self._attempts.slot_record
         return meters.span(
             "incumbent.job", name=self._spec.name, slot=run.slot, attempt=run.attempt
         )

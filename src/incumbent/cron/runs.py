@@ -187,7 +187,7 @@ class Attempts:
         self._emit = emit
         self._ledger = Ledger(lease.belief.link.port, lease.belief.key)
         self._began = clock.now()
-        self.record = SlotRecord(
+        self.slot_record = SlotRecord(
             slot.name,
             SlotState.RUNNING,
             slot.due,
@@ -201,21 +201,22 @@ class Attempts:
         """Record the run as running, and report it; else give the lease back and return a code."""
         until = clock.now() + min(_BEGIN_WITHIN, self._lease.remaining)
         try:
-            begun = run_blocking(self._ledger.begin(self.record, until))
+            begun = run_blocking(self._ledger.begin(self.slot_record, until))
         except StoreError as error:
             return self.release_unused(str(error))
         if not begun:
             # Nothing ran, so at_least_for must not close the lease.
             release_unless_lost(self._lease, undo_slot=True)
             return HAD_ITS_TURN
-        late = round(clock.wall() - self.record.due, 3)
-        self._emit("started", slot=self.record.slot, attempt=self.record.attempt, late=late)
+        run = self.slot_record
+        late = round(clock.wall() - run.due, 3)
+        self._emit("started", slot=run.slot, attempt=run.attempt, late=late)
         return None
 
     def release_unused(self, why: str) -> int:
         """Give the slot back before anything ran: any instance may run it. Returns GAVE_BACK."""
         release_unless_lost(self._lease, undo_slot=True)
-        self._emit("given_back", slot=self.record.slot, why=why)
+        self._emit("given_back", slot=self.slot_record.slot, why=why)
         return GAVE_BACK
 
     def run_attempts(
@@ -227,10 +228,10 @@ class Attempts:
         """
         while True:
             end = attempt()
-            left = self._spec.retries - (self.record.attempt - 1)
+            left = self._spec.retries - (self.slot_record.attempt - 1)
             if end.state is SlotState.OK or end.final or left <= 0 or not self._lease.valid:
                 return self._record_end(end)
-            attempts = self.record.attempt
+            attempts = self.slot_record.attempt
             delay = min(self._spec.retry_backoff * 2.0 ** (attempts - 1), _LONGEST_PAUSE)
             if clock.now() + delay + _SHORTEST_RETRY > self._lease.belief.bound:
                 # It would be stopped at once: the run fails now, while there is time to say so.
@@ -244,7 +245,7 @@ class Attempts:
         self, end: AttemptEnd, delay: float, pause: Callable[[float], bool]
     ) -> AttemptEnd | None:
         """Wait before the next attempt; the end of the run, if there must be none."""
-        slot, attempt, began = self.record.slot, self.record.attempt, clock.now()
+        slot, attempt, began = self.slot_record.slot, self.slot_record.attempt, clock.now()
         self._emit("retry", slot=slot, attempt=attempt, why=end.why, seconds=delay)
         self._record_state(SlotState.WAITING, code=end.code, why=end.why, output=end.output)
         if pause(delay) and self._lease.valid:
@@ -256,25 +257,23 @@ class Attempts:
     def _record_state(self, state: SlotState, **changes: object) -> None:
         until = clock.now() + min(1.0, self._lease.remaining)
         claim = self._lease.belief.claim_id
-        moved = run_blocking(self._ledger.insist(self.record, state, claim, until, **changes))
+        moved = run_blocking(self._ledger.insist(self.slot_record, state, claim, until, **changes))
         # An intermediate state that could not be written is no reason to stop: the last one counts.
-        self.record = moved or self.record
+        self.slot_record = moved or self.slot_record
 
     def _record_end(self, end: AttemptEnd) -> SlotRecord | None:
-        belief, record = self._lease.belief, self.record
+        belief, run = self._lease.belief, self.slot_record
         until = max(belief.proof.deadline, clock.now() + 1.0)
         # Not by the wall clock: that may have been set while the run went on.
         took = clock.now() - self._began
-        ended_at = (record.started or clock.wall()) + took
+        ended_at = (run.started or clock.wall()) + took
         changes = {"ended": ended_at, "code": end.code, "why": end.why, "output": end.output}
-        ended = run_blocking(
-            self._ledger.insist(record, end.state, belief.claim_id, until, **changes)
-        )
+        ended = run_blocking(self._ledger.insist(run, end.state, belief.claim_id, until, **changes))
         event, why = str(end.state), end.why or None
         if ended is None:
             why = f"{end.why or end.state}, but the lease was lost before that was on record"
             event = "lost"
-        facts = {"slot": record.slot, "attempt": record.attempt, "code": end.code}
+        facts = {"slot": run.slot, "attempt": run.attempt, "code": end.code}
         self._emit(event, **facts, seconds=round(took, 3), why=why)
         return ended
 

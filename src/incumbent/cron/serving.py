@@ -15,9 +15,9 @@ from typing import Final
 
 from incumbent import clock
 from incumbent.cron.events import Emit, Events
-from incumbent.cron.execute import CannotLaunch
 from incumbent.cron.instance import Instance
 from incumbent.cron.ledger import SlotRecord
+from incumbent.cron.orders import CannotLaunch
 from incumbent.cron.runs import (
     ENDED_WELL,
     FAULT,

@@ -14,6 +14,16 @@ from incumbent.cron.agenda import Agenda, ClaimOrder, Dispatcher, LedgerOrder
 from incumbent.cron.events import Emit, JobNumbers
 from incumbent.cron.fleet import PRESENCE, PRESENT_EVERY, Peers, SignOfLife, presences
 from incumbent.cron.folds import NO_FOLD, Fold, fold_of
+from incumbent.cron.judging import (
+    Findings,
+    fails_for_good,
+    gaps,
+    is_ahead,
+    judge,
+    known_until,
+    next_fold,
+    retry_due,
+)
 from incumbent.cron.ledger import (
     JOB,
     Ledger,
@@ -25,16 +35,6 @@ from incumbent.cron.ledger import (
     runs_of,
 )
 from incumbent.cron.schedule import slot_id
-from incumbent.cron.slots import (
-    Findings,
-    fails_for_good,
-    gaps,
-    is_ahead,
-    judge,
-    known_until,
-    next_fold,
-    retry_due,
-)
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.errors import StoreError
 from incumbent.model import ABSENT, Field, Key, Record, Refused
