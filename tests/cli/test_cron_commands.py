@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -59,6 +60,10 @@ def test_a_triggered_job_runs_once_and_its_history_says_so(fleet: CronFleet) -> 
     eventually(lambda: fleet.events("ok"))
     (run,) = json.loads(ask(fleet, "history", "rarely", "--json", "--since", "1h").stdout)["result"]
     assert (run["state"], run["instance"], run["output"]) == ("ok", "i1", "done")
+    asked = re.compile(r"triggered by \S+@\S+ \(wanted\)")
+    assert asked.fullmatch(f"triggered by {run['triggered_by']}")
+    for words in (("history", "rarely"), ("jobs",), ("why", "rarely")):
+        assert asked.search(ask(fleet, *words).stdout), words
     assert answer("-s", fleet.store, "history", "rarely", "--since", "0s") == []
     table = ask(fleet, "jobs").stdout
     assert "rarely" in table

@@ -22,6 +22,7 @@ from incumbent.errors import ConfigError, LeaseLost, Misuse
 from incumbent.locks.options import LockSettings
 from incumbent.model import Capabilities, Key
 from incumbent.protocol.claim import Claim
+from incumbent.rules.notices import BREAK, RESIGN, notice_to
 from incumbent.runtime.link import link_for
 from incumbent.stores.memory import MemoryEngine
 from tests.support.servers import free_port
@@ -193,12 +194,14 @@ def test_a_function_that_waits_for_its_retry_is_not_begun_again_once_its_instanc
     assert len(tries) == 1
 
 
-def trigger(jobs: incumbent.Jobs, store: str, job: str) -> None:
+def trigger(
+    jobs: incumbent.Jobs, store: str, job: str, who: str = "test", reason: str = ""
+) -> None:
     from incumbent.cron.fleet import CONTROL, encode
 
     jobs.start()
     eventually(lambda: "job" in field_names(store, job), within=5)
-    value = encode(job=job, when=time.time(), who="test", reason="")
+    value = encode(job=job, when=time.time(), who=who, reason=reason)
     link_for(store).store.put(Key("default", CONTROL), "trigger/t1", value, None, 1e9)
 
 
@@ -370,6 +373,30 @@ def test_a_function_that_calls_exit_ends_its_own_run_and_nothing_else(
         # A second run says that the loop, and the thread, are still there.
         eventually(lambda it=name: len(on_record(store, it)) >= 2, within=8)  # type: ignore[misc]
         assert (on_record(store, name)[0].state, on_record(store, name)[0].code) == (state, noted)
+
+
+def test_who_asked_for_a_run_and_who_cancelled_it_is_on_record(
+    store: str, jobs: incumbent.Jobs
+) -> None:
+    begun = threading.Event()
+
+    @jobs.cron(RARELY)
+    def tick(run: incumbent.JobRun) -> None:
+        begun.set()
+        while True:
+            run.check()
+            time.sleep(0.02)
+
+    trigger(jobs, store, "tick", "alice", "late data")
+    assert begun.wait(30)
+    ledger, key = link_for(store).store, Key("default", "tick")
+    (holding,) = ledger.read(key, clock.now() + 30).holdings
+    notice = notice_to(holding, who="bob", reason="wrong data", kind=BREAK)
+    ledger.put(key, RESIGN, notice, None, clock.now() + 30)
+    eventually(lambda: [it.state for it in on_record(store, "tick")] == [SlotState.FAILED])
+    (run,) = on_record(store, "tick")
+    assert run.triggered_by == "alice (late data)"
+    assert run.why.endswith("asked to stop by bob (wrong data)")
 
 
 def test_an_event_loop_goes_on_while_the_store_is_asked_for_the_first_time(

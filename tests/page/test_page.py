@@ -12,6 +12,7 @@ import pytest
 
 from incumbent.cron.ledger import RUN, SlotRecord, SlotState, encode
 from incumbent.model import Field, Holding, Past, Record
+from incumbent.page import api
 from incumbent.page.documents import detail, page
 from incumbent.page.editions import next_edition
 from incumbent.page.markup import Html, Window, breakable, safe, short, when
@@ -286,6 +287,16 @@ def test_the_page_of_a_job_has_the_output_of_each_run() -> None:
     assert "<form" not in html
     assert "Run again" in str(detail_of(found, "a", "permit"))
     assert detail_of(found, "b") is None
+
+
+def test_a_run_that_somebody_asked_for_says_who() -> None:
+    who = "ann by the page at host (late data)"
+    run = SlotRecord("manual/1", SlotState.OK, NOW, "n1", 5, NOW, NOW, 0, triggered_by=who)
+    found = snapshot(job("a", run))
+    assert f"<p>triggered by {who}</p>" in str(detail_of(found, "a"))
+    assert f"manual/1 ok on n1: triggered by {who}" in shown(*found.records).text
+    one = api.one(reading(found), "a", NOW) or {}
+    assert one["result"]["last"]["triggered_by"] == who
 
 
 # -- editions --------------------------------------------------------------------------------------

@@ -114,6 +114,7 @@ def _job_row(job: Job, now: float, *, gone: bool, up: bool) -> tuple[str, ...]:
         return (*row, "-", "-", "-", "-")
     run = next(iter(job.running), job.runs[-1])
     result = fleet.result_of(run) if run.state.ended else "running"
+    result += f", triggered by {run.triggered_by}" if run.triggered_by else ""
     return (*row, iso(run.due), result, _duration_of(run, now), run.instance or "-")
 
 
@@ -178,8 +179,8 @@ def _show_runs(request: CommandRequest, runs: list[SlotRecord]) -> None:
 
 
 def _run_row(run: SlotRecord) -> tuple[str, ...]:
-    lasted = _duration_of(run, clock.wall())
-    return (_slot_of(run), fleet.result_of(run), lasted, run.instance or "-", run.why)
+    lasted, why = _duration_of(run, clock.wall()), fleet.why_and_who(run)
+    return (_slot_of(run), fleet.result_of(run), lasted, run.instance or "-", why)
 
 
 def _duration_of(run: SlotRecord, now: float) -> str:

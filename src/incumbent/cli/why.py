@@ -258,7 +258,7 @@ def _run_lines(record: Record, run: SlotRecord) -> Iterator[str]:
     what = f"slot {run.slot}{since}: {fleet.result_of(run)}"
     by = f" on {run.instance}" if run.instance else ""
     attempt = f", attempt {run.attempt}" if run.attempt > 1 else ""
-    why = f": {run.why}" if run.why else ""
+    why = f": {said}" if (said := fleet.why_and_who(run)) else ""
     yield what + by + attempt + why
     if run.started is not None and run.started - run.due > _CLOCK_OFF and run.slot[:1].isdigit():
         late, jitter = run.started - run.due, read_job(record.fields).get("jitter")

@@ -58,6 +58,11 @@ class Trigger:
         return f"manual/{self.id}"
 
     @property
+    def said(self) -> str:
+        """Who asked for it, and why."""
+        return f"{self.who} ({self.reason})" if self.reason else self.who
+
+    @property
     def field(self) -> str:
         """The field of CONTROL that holds the trigger until its run has ended."""
         return TRIGGER + self.id
@@ -358,6 +363,12 @@ def result_of(run: SlotRecord) -> str:
     times = f" x{run.count}" if run.count > 1 else ""
     code = f" ({run.code})" if run.code and run.state is SlotState.FAILED else ""
     return f"{str(run.state).replace('_', ' ')}{code}{times}"
+
+
+def why_and_who(run: SlotRecord) -> str:
+    """Why the run ended so, and who asked for it; "" if there is nothing to say."""
+    who = f"triggered by {run.triggered_by}" if run.triggered_by else ""
+    return "; ".join(part for part in (run.why, who) if part)
 
 
 def next_slot(record: Record, now: float) -> float | None:

@@ -384,7 +384,7 @@ class Instance:
                 elif trigger.id not in self._taken:
                     self._taken.add(trigger.id)
                     if trigger.job in dispatcher.specs:
-                        slot = JobSlot(trigger.slot, when)
+                        slot = JobSlot(trigger.slot, when, triggered_by=trigger.said)
                         dispatcher.claim_at(trigger.job, slot, clock.now())
 
     def _remove_trigger(self, slot_name: str) -> None:

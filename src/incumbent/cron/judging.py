@@ -100,7 +100,8 @@ def _judge_slot(spec: JobSpec, record: Record, slot: JobSlot, now: float, found:
 
 def _retry(spec: JobSpec, record: Record, run: SlotRecord, now: float, found: Findings) -> None:
     """Claim the next attempt of a lost run, if it has one left that no instance claimed."""
-    following = JobSlot(run.slot, run.due, run.attempt).again()
+    slot = JobSlot(run.slot, run.due, run.attempt, triggered_by=run.triggered_by)
+    following = slot.again()
     known = RUN + following.name in record.fields
     if is_retried(spec, run, now) and not known and following not in found.claims:
         found.claims.append(following)
@@ -164,7 +165,8 @@ def _wait_or_miss(slot: JobSlot, now: float, found: Findings) -> None:
 
 
 def _record(slot: JobSlot, state: SlotState, why: str) -> SlotRecord:
-    return SlotRecord(slot.name, state, slot.due, attempt=slot.attempt, why=why)
+    who = slot.triggered_by
+    return SlotRecord(slot.name, state, slot.due, attempt=slot.attempt, why=why, triggered_by=who)
 
 
 def _lease_ends(record: Record) -> float:

@@ -102,6 +102,7 @@ class SlotRecord:
 
     `due`: the scheduled instant. `attempt` counts from 1. `code`: the exit code. `why`: in words.
     `count`: the slots that this record stands for, `first`: the first of them (for missed slots).
+    `triggered_by`: the operator who asked for it, with the reason; "" for a slot of the schedule.
     """
 
     slot: str
@@ -117,6 +118,7 @@ class SlotRecord:
     output: str = ""
     count: int = 1
     first: float | None = None
+    triggered_by: str = ""
 
     @property
     def seconds(self) -> float | None:
@@ -182,6 +184,7 @@ def _is_sound(run: SlotRecord) -> bool:
         and (run.code is None or _is_number(run.code))
         and all(isinstance(each, int) for each in (run.token, run.attempt, run.count))
         and all(isinstance(each, str) for each in (run.instance, run.why, run.output))
+        and isinstance(run.triggered_by, str)
     )
 
 

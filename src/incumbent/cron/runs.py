@@ -18,11 +18,12 @@ from incumbent.durations import DAY, say_seconds
 from incumbent.errors import NotAcquired, StoreError
 from incumbent.locks.leases import Lease, release_unless_lost
 from incumbent.locks.options import LockSettings, lease_request, require
-from incumbent.model import Refused
+from incumbent.model import Notice, Refused
 from incumbent.model import Slot as StoreSlot
 from incumbent.protocol.acquire import acquire
 from incumbent.protocol.claim import Claim, LeaseRequest
 from incumbent.protocol.release import release
+from incumbent.protocol.words import request_in_words
 from incumbent.runtime.link import Link
 from incumbent.stores.plan import run_blocking
 
@@ -142,6 +143,7 @@ STATE_OF: Final = {
 _CODE_OF: Final = {state: code for code, state in STATE_OF.items()}
 _BEGIN_WITHIN: Final = 5.0
 _LONGEST_PAUSE: Final = 3600.0
+_WHY_MOST: Final = 500
 _SHORTEST_RETRY: Final = 1.0
 """Seconds that at_most_for has to leave for another attempt."""
 
@@ -195,6 +197,7 @@ class Attempts:
             lease.fencing_token,
             clock.wall(),
             attempt=slot.attempt,
+            triggered_by=slot.triggered_by,
         )
 
     def begin(self) -> int | None:
@@ -251,7 +254,7 @@ class Attempts:
         if pause(delay) and self._lease.valid:
             return None
         if cause := self._lease.belief.proof.verdict(clock.now()):
-            return stopped(cause, clock.now() - began)
+            return stopped(cause, clock.now() - began, self._lease.belief.notice)
         return AttemptEnd(SlotState.LOST, why="its instance was stopped between attempts")
 
     def _record_state(self, state: SlotState, **changes: object) -> None:
@@ -286,8 +289,13 @@ class Attempts:
             self._emit("store", why=f"the ledger could not be pruned: {error}")
 
 
-def stopped(cause: str, seconds: float, *, instance_died: bool = False) -> AttemptEnd:
-    """The end of an attempt that was stopped because of its lease or its instance."""
+def stopped(
+    cause: str, seconds: float, notice: Notice | None = None, *, instance_died: bool = False
+) -> AttemptEnd:
+    """The end of an attempt that was stopped because of its lease or its instance.
+
+    `notice`: the operator's request that ended the lease, if one did.
+    """
     after, failed = f"after {say_seconds(seconds)}", SlotState.FAILED
     if cause.startswith("signal:"):
         why = f"its instance was stopped ({cause.partition(':')[2]}) {after}"
@@ -300,4 +308,6 @@ def stopped(cause: str, seconds: float, *, instance_died: bool = False) -> Attem
         "broken": (failed, "an operator asked to end it"),
         "guard": (failed, "the guard died"),
     }.get(cause, (SlotState.LOST, f"the lease was lost ({cause})"))
+    if notice is not None:
+        why = request_in_words(notice)[:_WHY_MOST]
     return AttemptEnd(state, why=f"stopped {after}: {why}", final=True)

@@ -101,7 +101,8 @@ def is_scheduled(slot_name: str) -> bool:
 class JobSlot:
     """One piece of work of a job. `missed`: not to be run, only to be accounted for.
 
-    `caught`: late, and to be run all the same by the job's catch-up rule.
+    `caught`: late, and to be run all the same by the job's catch-up rule. `triggered_by`: the
+    operator who asked for it, with the reason.
     """
 
     name: str
@@ -109,6 +110,7 @@ class JobSlot:
     attempt: int = 1
     missed: bool = False
     caught: bool = False
+    triggered_by: str = field(default="", compare=False)
 
     @property
     def scheduled(self) -> bool:
@@ -136,7 +138,8 @@ class JobSlot:
     def again(self) -> JobSlot:
         """The next attempt, after a holder vanished."""
         attempt = self.attempt + 1
-        return JobSlot(f"{self.name.partition('#')[0]}#{attempt}", self.due, attempt)
+        name = f"{self.name.partition('#')[0]}#{attempt}"
+        return JobSlot(name, self.due, attempt, triggered_by=self.triggered_by)
 
 
 # -- settings, each with its reader ----------------------------------------------------------------

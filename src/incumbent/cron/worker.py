@@ -396,7 +396,8 @@ class _CommandRun:
             return AttemptEnd(SlotState.FAILED, ending.status, why, output, final=True)
         if ending.cause:
             died = self._worker.instance_died()
-            end = stopped(ending.cause, ending.seconds, instance_died=died)
+            notice = self._lease.belief.notice
+            end = stopped(ending.cause, ending.seconds, notice, instance_died=died)
             return replace(end, code=ending.status, output=output)
         if ending.status in self._spec.success_codes:
             return AttemptEnd(SlotState.OK, ending.status, output=output)

@@ -116,6 +116,7 @@ def run_as_json(run: SlotRecord) -> dict[str, Any]:
         "attempt": run.attempt,
         "count": run.count,
         "why": run.why or None,
+        "triggered_by": run.triggered_by or None,
         "output": run.output or None,
     }
 

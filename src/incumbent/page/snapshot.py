@@ -22,6 +22,7 @@ from incumbent.cron.fleet import (
     read_up,
     result_of,
     runs_in,
+    why_and_who,
 )
 from incumbent.cron.ledger import SlotRecord, read_job
 from incumbent.durations import say_seconds
@@ -315,7 +316,7 @@ def _words(event: Event) -> str:
     source = event.source
     if isinstance(source, SlotRecord):
         on = f" on {source.instance}" if source.instance else ""
-        why = f": {source.why}" if source.why else ""
+        why = f": {said}" if (said := why_and_who(source)) else ""
         return f"slot {source.slot} {result_of(source)}{on}{why}"
     if source is None or event.kind == "taken":
         return "" if source is None else f"{source.holder} took it, term {source.token}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from math import inf
+from typing import Final
 
 from incumbent.durations import say_seconds
 from incumbent.errors import AcquireTimeout, LeaseLost, NotAcquired, OutcomeUnknown, StoreError
@@ -182,6 +183,22 @@ def asked_by(notice: Notice | None) -> str:
     to = f", for {notice.to}" if notice.to else ""
     why = f": {notice.reason}" if notice.reason else ""
     return f" ({notice.kind}{who}{to}{why})"
+
+
+_REQUESTS: Final = {
+    "pause": "paused",
+    "resign": "asked to resign",
+    "transfer": "asked to hand over",
+    "break": "asked to stop",
+}
+"""What an operator, or a preferred candidate, asked for, by the kind of the notice."""
+
+
+def request_in_words(notice: Notice) -> str:
+    """What ended a term at somebody's request: "paused by ann (the reason)"."""
+    to = f" to {notice.to}" if notice.to else ""
+    by = f" by {notice.who}" if notice.who else ""
+    return f"{_REQUESTS[notice.kind]}{to}{by}" + (f" ({notice.reason})" if notice.reason else "")
 
 
 def lease_lost(name: str, reason: str, detail: str = "") -> LeaseLost:

@@ -15,7 +15,7 @@ from incumbent import clock
 from incumbent.errors import StoreError
 from incumbent.locks.leases import Lease
 from incumbent.model import ABSENT, ByVersion, Stored
-from incumbent.protocol.words import lease_lost
+from incumbent.protocol.words import lease_lost, request_in_words
 from incumbent.rules.endings import ENDINGS, TermEnding, with_ending
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.run import Ending, outlives_kill
@@ -24,14 +24,6 @@ _WITHIN: Final = 1.0
 """Seconds that each of the two requests may take: a store that is away must not hold up an end."""
 _TRIES: Final = 3
 _KEPT_MOST: Final = 20
-
-_REQUESTS: Final = {
-    "pause": "paused",
-    "resign": "asked to resign",
-    "transfer": "asked to hand over",
-    "break": "asked to stop",
-}
-"""What an operator, or a preferred candidate, asked for, by the kind of the notice."""
 
 
 class EndingsWriter:
@@ -92,10 +84,7 @@ def lost_in_words(lease: Lease, reason: str) -> str:
     if notice is None:
         line = str(lease_lost(lease.name, reason))
         return line.removeprefix(f"the lease on {lease.name!r} ")
-    what = _REQUESTS[notice.kind]
-    to = f" to {notice.to}" if notice.to else ""
-    by = f" by {notice.who}" if notice.who else ""
-    return f"{what}{to}{by}" + (f" ({notice.reason})" if notice.reason else "")
+    return request_in_words(notice)
 
 
 def _by_signal(code: int | None) -> str:
