@@ -232,8 +232,11 @@ def test_a_plugin_is_run_with_its_environment_and_its_token_used_until_it_ends(
     ],
 )
 def test_a_plugin_that_fails_says_why(tmp_path: Path, script: str, why: str) -> None:
+    login = Login(plugin=plugin(tmp_path, script))
     with pytest.raises(StoreUnavailable, match=why):
-        Login(plugin=plugin(tmp_path, script)).fetch(soon(30.0))
+        login.fetch(soon(30.0))
+    assert login.is_over
+    assert not login.header
 
 
 def test_data_of_certificates_is_decoded(tmp_path: Path) -> None:

@@ -209,7 +209,8 @@ def test_the_body_has_it(world: World) -> None:
 
 def test_a_body_that_cannot_have_it_does_not_run(world: World) -> None:
     world.redis.set(world.name, "bar", px=60_000)
-    with pytest.raises(compat.LockError) as said, world.lock(blocking_timeout=0.5):
+    # A busy machine may need some of it for the first connection.
+    with pytest.raises(compat.LockError) as said, world.lock(blocking_timeout=3):
         pytest.fail("it ran")
     assert said.value.lock_name == world.name
 

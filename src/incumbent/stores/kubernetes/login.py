@@ -160,13 +160,15 @@ class Login:
             running.set_result(failure)
 
     def _take_over(self, status: Mapping[str, Any]) -> None:
+        until, end = inf, status.get("expirationTimestamp")
+        if end:
+            left = datetime.fromisoformat(str(end)).timestamp() - clock.wall()
+            until = clock.now() + left - _BEFORE
         self._token = str(status.get("token") or "")
         self._certificate = str(status.get("clientCertificateData") or "")
         self._key = str(status.get("clientKeyData") or "")
-        self._until, end = inf, status.get("expirationTimestamp")
-        if end:
-            left = datetime.fromisoformat(str(end)).timestamp() - clock.wall()
-            self._until = clock.now() + left - _BEFORE
+        # The last: others use what is here as soon as it has not ended.
+        self._until = until
 
     @property
     def header(self) -> str:
