@@ -240,17 +240,17 @@ class _Handle(Generic[L]):
             # A time that leaves none would end the lock and report it as prolonged.
             seconds = parse_duration(seconds, f"{what}: time", least=0.0 if more else 0.001)
             machine, now = lease._claim.machine, clock.now()
-            before = bound = machine.bound
+            before = bound = machine.at_most_until
             try:
                 lease.check()
                 # A lease that its bound ends next is not renewed, but the store must confirm it.
-                machine.rebound(inf)
+                machine.move_end(inf)
                 yield lease
                 bound = (before if more else now) + seconds
             except LeaseLost as lost:
                 raise self._not_owned(what, lost) from None
             finally:
-                machine.rebound(bound)
+                machine.move_end(bound)
 
     def _error(self, message: str) -> LockError:
         return LockError(message, lock_name=self.name)

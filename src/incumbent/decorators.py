@@ -160,7 +160,7 @@ def _end_to_record(error: BaseException, lease: SingleLease) -> tuple[SlotState,
     """The state and the reason to record for a call that raised."""
     if lease.valid:
         return SlotState.FAILED, f"{type(error).__name__}: {error}"
-    bounded = lease.belief.proof.lost == "at_most_for"
+    bounded = lease.belief.proof.lost_reason == "at_most_for"
     return (SlotState.TIMED_OUT if bounded else SlotState.LOST), str(error) or type(error).__name__
 
 

@@ -138,19 +138,19 @@ def _prove_anew(sent: float, policy: Policy) -> tuple[float, Policy | None, floa
 
 
 class Proof(NamedTuple):
-    """The proof of a lease at one instant; `lost`: the reason of its loss, empty while held."""
+    """The proof of a lease at one instant; `lost_reason`: why it was lost, empty while held."""
 
     stop_at: float
     deadline: float
-    lost: str = ""
-    bounded: bool = False
+    lost_reason: str = ""
+    ends_by_at_most_for: bool = False
     """Whether `stop_at` is the end by at_most_for, and not that of the proof."""
 
     def verdict(self, now: float) -> str:
         """The reason why the work must stop now; empty if it need not."""
-        if self.lost or now < self.stop_at:
-            return self.lost
-        return "at_most_for" if self.bounded else "expired"
+        if self.lost_reason or now < self.stop_at:
+            return self.lost_reason
+        return "at_most_for" if self.ends_by_at_most_for else "expired"
 
 
 class LeaseMachine:
@@ -158,7 +158,7 @@ class LeaseMachine:
 
     __slots__ = (
         "_at_most_for",
-        "bound",
+        "at_most_until",
         "deadline",
         "epoch",
         "policy",
@@ -173,7 +173,7 @@ class LeaseMachine:
     def __init__(self, policy: Policy, at_most_for: float = inf) -> None:
         self.policy = policy
         self._at_most_for = at_most_for
-        self.bound = inf
+        self.at_most_until = inf
         """The instant at which at_most_for ends the holding."""
         self.sent_at = -inf
         """The instant before the last take or renewal was sent."""
@@ -204,13 +204,13 @@ class LeaseMachine:
     def proof(self, now: float) -> Proof:
         """The proof at `now` as one value, which later renewals do not change."""
         lost = "" if self.valid(now) else self.reason or "expired"
-        return Proof(self.stop_at, self.deadline, lost, self.bounded)
+        return Proof(self.stop_at, self.deadline, lost, self.ends_by_at_most_for)
 
     @property
-    def bounded(self) -> bool:
+    def ends_by_at_most_for(self) -> bool:
         """Whether at_most_for, not the end of the proof, ends this holding next."""
         # Not computed from `sent_at`: a renewal that is pending or failed has proved nothing.
-        return self.stop_at >= self.bound
+        return self.stop_at >= self.at_most_until
 
     # -- acquiring ---------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class LeaseMachine:
             self._move(_LATE)
             return False
         held = self._require(_GRANT)
-        self.bound = bound = now + self._at_most_for
+        self.at_most_until = bound = now + self._at_most_for
         self.token = grant.token
         self.epoch = grant.epoch
         self.stop_at = stop_at if stop_at < bound else bound
@@ -276,7 +276,7 @@ class LeaseMachine:
             proof = _latest[0]
             if proof[0] is not self.sent_at or proof[1] is not self.policy:
                 proof = _prove_anew(self.sent_at, self.policy)
-            if proof[2] < self.bound:
+            if proof[2] < self.at_most_until:
                 self.stop_at, self.deadline = proof[2], proof[3]
             else:
                 self._prove(proof[2])
@@ -291,11 +291,11 @@ class LeaseMachine:
         self.renewing = False
         self._end(Input.GONE, reason)
 
-    def rebound(self, bound: float) -> None:
+    def move_end(self, at_most_until: float) -> None:
         """Move the end by at_most_for: an earlier one counts at once, a later one once renewed."""
-        self.bound = bound
-        if self.stop_at > bound:
-            self._prove(bound)
+        self.at_most_until = at_most_until
+        if self.stop_at > at_most_until:
+            self._prove(at_most_until)
 
     def broken(self, reason: str = "broken") -> None:
         """Note that an operator asked to end the lease: belief ends."""
@@ -303,7 +303,7 @@ class LeaseMachine:
 
     def expired(self) -> None:
         """Note that the deadline passed."""
-        self._end(Input.EXPIRE, "at_most_for" if self.bounded else "expired")
+        self._end(Input.EXPIRE, "at_most_for" if self.ends_by_at_most_for else "expired")
 
     def forked(self) -> None:
         """Note that this process is the child of a fork: only the parent holds the lease."""
@@ -326,7 +326,7 @@ class LeaseMachine:
     # -- moves -------------------------------------------------------------------------------
 
     def _prove(self, stop_at: float) -> None:
-        self.stop_at = stop_at if stop_at < self.bound else self.bound
+        self.stop_at = stop_at if stop_at < self.at_most_until else self.at_most_until
         self.deadline = self.stop_at + self.policy.grace
 
     def _require(self, what: Input) -> LeaseState:

@@ -170,7 +170,7 @@ class Refused:
     `reason` "used": the lease is free, but the slot was claimed before, by `holders`.
     `permits`: the number with which the present holders asked, if it differs from the caller's.
     `retry_after`: seconds until the first of the `holders` in the way may be gone.
-    `unproved`: the holder in the way may be dead; only watching it until then shows that.
+    `holder_may_be_dead`: the holder in the way may be dead; only watching it until then shows that.
     """
 
     reason: Literal["held", "used", "paused", "closed", "reserved", "permits"]
@@ -178,7 +178,7 @@ class Refused:
     retry_after: float | None = None
     seen: str = ""
     permits: int = field(default=UNLIMITED, kw_only=True)
-    unproved: bool = field(default=False, kw_only=True)
+    holder_may_be_dead: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

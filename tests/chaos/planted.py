@@ -38,7 +38,7 @@ def killing_after_the_deadline() -> None:
     def late(machine: LeaseMachine, now: float) -> Proof:
         proof = prove(machine, now)
         return proof._replace(
-            stop_at=proof.stop_at + _LATE, deadline=proof.deadline + _LATE, lost=""
+            stop_at=proof.stop_at + _LATE, deadline=proof.deadline + _LATE, lost_reason=""
         )
 
     prove = LeaseMachine.proof

@@ -252,5 +252,5 @@ def test_an_instance_that_is_stopped_between_attempts_loses_the_run() -> None:
     ended = one.run(lambda _: False)
     assert (ended.state, ended.why) == (SlotState.LOST, "its instance was stopped between attempts")
     assert runs.code_of(ended)
-    assert clock.now() < one.lease.belief.bound
+    assert clock.now() < one.lease.belief.at_most_until
     one.lease.release()

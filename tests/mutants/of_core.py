@@ -67,7 +67,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _l(
         "a renewal forgets at_most_for",
         "lease.py",
-        "            if proof[2] < self.bound:",
+        "            if proof[2] < self.at_most_until:",
         "            if proof[2]:",
         *_LEASE,
     ),
@@ -229,7 +229,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "an operator's wish is not heard",
         "protocol/renew.py",
         "                machine.broken(_NOTICED[claim.notice.kind])",
-        "                machine.bounded",
+        "                machine.ends_by_at_most_for",
         "tests/sim/test_simulator.py::test_no_history_breaks_a_rule[operators-0]",
     ),
     _p(

@@ -17,7 +17,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "an attempt begins for which at_most_for leaves no time",
         "cron/runs.py",
-        "            if clock.now() + delay + _SHORTEST_RETRY > self._lease.belief.bound:",
+        "            if clock.now() + delay + _SHORTEST_RETRY > self._lease.belief.at_most_until:",
         "            if False:",
         "tests/cron/test_on_failure.py::test_no_attempt_begins_for_which_at_most_for_leaves_no_time",
     ),

@@ -25,8 +25,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "a lost holding is taken anew inside its own body",
         "locks/lock.py",
-        "        if not proved:\n            raise loss_of(claim",
-        "        if not proved:\n            return None\n            raise loss_of(claim",
+        "        if not proved:\n            raise claim_lost(claim",
+        "        if not proved:\n            return None\n            raise claim_lost(claim",
         *_REENTRANT,
     ),
     _p(

@@ -10,7 +10,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "a lease that was taken leaves CMD its grace",
         "supervise/plan.py",
-        "    if proof.lost == _DISPROVED:",
+        "    if proof.lost_reason == _DISPROVED:",
         "    if False:",
         "tests/supervise/test_plan.py::test_no_grace_reaches_further_than_the_proof",
     ),

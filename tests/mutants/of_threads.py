@@ -86,7 +86,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "a loss that a release finds ends the process before the body's error is shown",
         "locks/leases.py",
-        "            self._unwatch(self._exits)",
+        "            self._unwatch(self._exit_on_loss)",
         "            pass",
         "tests/top/test_release_of_what_is_gone.py",
     ),
@@ -135,7 +135,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "an earlier end of a lease waits for the next renewal",
         "lease.py",
-        "        if self.stop_at > bound:\n            self._prove(bound)\n",
+        "        if self.stop_at > at_most_until:\n            self._prove(at_most_until)\n",
         "",
         "tests/top/test_lease.py",
     ),

@@ -78,7 +78,7 @@ def test_where_each_is_a_request_those_taken_at_once_are_spread_evenly(
     engine: FaultyEngine,
 ) -> None:
     lease = Lock("a", store=engine, ttl=60).acquire()
-    buckets = Buckets(threading.RLock(), even=True)
+    buckets = Buckets(threading.RLock(), spread=True)
     now = clock.now()
     # The bucket lives as long as its claims.
     claims = [Claim(lease._claim.port, lease._claim.wanted) for _ in range(100)]

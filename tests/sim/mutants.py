@@ -329,7 +329,7 @@ def the_loss_of_one_of_several_is_not_noticed(patch: pytest.MonkeyPatch) -> None
 
 @mutant("parted", "success")
 def nobody_is_told_that_one_of_several_was_lost(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MultiLeaseHandle, "_loss_of", lambda self, held: None)
+    patch.setattr(MultiLeaseHandle, "_error_of", lambda self, held: None)
 
 
 _TOO_LONG = ("outlives", "two records", "overlap")

@@ -407,7 +407,7 @@ class SimKeeper:
     async def _renew(self, batch: list[Claim], sent: float) -> None:
         process = self._process
         held_now = [held for held in batch if held.machine.state is LeaseState.HELD]
-        live = [held for held in held_now if not held.machine.bounded]
+        live = [held for held in held_now if not held.machine.ends_by_at_most_for]
         error = await renew(process.port, live)
         now = process.now()
         for held in batch:

@@ -167,11 +167,11 @@ class World:
     said: list[Action] = field(default_factory=list)
 
     def renew(self) -> None:
-        if not self.proof.lost and self.now < self.proof.deadline:
+        if not self.proof.lost_reason and self.now < self.proof.deadline:
             self.proof = held(self.now + 10)
 
     def look(self) -> CourseStep:
-        if self.now >= self.proof.deadline and not self.proof.lost:
+        if self.now >= self.proof.deadline and not self.proof.lost_reason:
             self.proof = Proof(self.proof.stop_at, self.proof.deadline, "expired")
         found = step(self.course, self.now, self.proof, child=self.child, tree=self.tree)
         self.course = found.course

@@ -229,7 +229,7 @@ def test_at_most_for_counts_from_the_grant() -> None:
     machine = LeaseMachine(POLICY, at_most_for=4)
     machine.sent(T0)
     machine.granted(GRANT, T0 + 1)
-    assert (machine.stop_at, machine.bounded) == (T0 + 5, True)
+    assert (machine.stop_at, machine.ends_by_at_most_for) == (T0 + 5, True)
     assert machine.deadline == T0 + 5 + POLICY.grace
 
 
@@ -245,10 +245,10 @@ def test_renewals_do_not_move_at_most_for() -> None:
     machine = LeaseMachine(POLICY, at_most_for=12)
     machine.sent(T0)
     machine.granted(GRANT, T0)
-    assert not machine.bounded
+    assert not machine.ends_by_at_most_for
     machine.renew_sent(T0 + 9)
     machine.renewed(T0 + 9.1)
-    assert (machine.stop_at, machine.bounded) == (T0 + 12, True)
+    assert (machine.stop_at, machine.ends_by_at_most_for) == (T0 + 12, True)
 
 
 def test_a_renewal_that_failed_is_not_mistaken_for_at_most_for() -> None:
@@ -257,7 +257,7 @@ def test_a_renewal_that_failed_is_not_mistaken_for_at_most_for() -> None:
     machine.granted(GRANT, T0)
     machine.renew_sent(T0 + 9)
     machine.unrenewed()
-    assert not machine.bounded
+    assert not machine.ends_by_at_most_for
     machine.valid(machine.deadline)
     assert machine.reason == "expired"
 
@@ -295,15 +295,17 @@ def test_another_bound_ends_belief_earlier_at_once_and_later_only_once_renewed()
     machine = LeaseMachine(POLICY, at_most_for=5)
     machine.sent(T0)
     assert machine.granted(GRANT, T0)
-    assert (machine.stop_at, machine.bounded) == (T0 + 5, True)
-    machine.rebound(T0 + 60)
-    assert (machine.stop_at, machine.bounded) == (T0 + 5, False), "nothing has proved more"
+    assert (machine.stop_at, machine.ends_by_at_most_for) == (T0 + 5, True)
+    machine.move_end(T0 + 60)
+    assert (machine.stop_at, machine.ends_by_at_most_for) == (T0 + 5, False), (
+        "nothing has proved more"
+    )
     machine.renew_sent(T0 + 1)
     machine.renewed(T0 + 1.1)
     assert machine.stop_at == T0 + 1 + POLICY.renew_deadline
-    machine.rebound(T0 + 2)
+    machine.move_end(T0 + 2)
     assert (machine.stop_at, machine.deadline) == (T0 + 2, T0 + 2 + POLICY.grace)
     assert not machine.valid(machine.deadline)
-    machine.rebound(inf)
+    machine.move_end(inf)
     assert not machine.valid(T0 + 2), "what ended does not come back"
     assert machine.reason == "at_most_for"

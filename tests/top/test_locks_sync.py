@@ -387,7 +387,7 @@ def test_the_child_of_a_fork_holds_nothing_and_takes_nothing_from_its_parent(
 
         def look() -> int:
             forked = not lease.valid and lease.lost and lease._claim.machine.reason == "forked"
-            lost_in_child = isinstance(lease._lost_before_release(), incumbent.LeaseLost)
+            lost_in_child = isinstance(lease._loss_before_release(), incumbent.LeaseLost)
             return 0 if forked and lost_in_child and not engine.faulty.calls["give"] else 2
 
         assert in_a_child(look) == 0

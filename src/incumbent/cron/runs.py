@@ -236,7 +236,7 @@ class Attempts:
                 return self._record_end(end)
             attempts = self.slot_record.attempt
             delay = min(self._spec.retry_backoff * 2.0 ** (attempts - 1), _LONGEST_PAUSE)
-            if clock.now() + delay + _SHORTEST_RETRY > self._lease.belief.bound:
+            if clock.now() + delay + _SHORTEST_RETRY > self._lease.belief.at_most_until:
                 # It would be stopped at once: the run fails now, while there is time to say so.
                 why = f"{end.why}; at_most_for leaves no time for another attempt"
                 return self._record_end(replace(end, why=why))

@@ -30,7 +30,7 @@ from incumbent.locks.options import PERMITS_MOST, IfLost, LockSettings, OnLost, 
 from incumbent.meters import Sample
 from incumbent.model import Record, Refused
 from incumbent.protocol.observe import Observation, Watched
-from incumbent.protocol.words import loss_of
+from incumbent.protocol.words import claim_lost
 from incumbent.runtime.threads import notifier
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class TermHandle(SingleLease):
     def _why_ended(self) -> LeaseLost | None:
         """The loss that ended the term; None after an orderly end."""
         if self._claim.machine.state is LeaseState.LOST:
-            return loss_of(self._claim)
+            return claim_lost(self._claim)
         return None if self._asked else self._stopped_short()
 
     def _stopped_short(self) -> LeaseLost | None:

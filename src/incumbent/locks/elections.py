@@ -79,7 +79,7 @@ class Term(TermHandle, Lease):
     def _stopped_short(self) -> LeaseLost | None:
         if not self._seen:
             return None
-        reason = "at_most_for" if self._claim.machine.bounded else "expired"
+        reason = "at_most_for" if self._claim.machine.ends_by_at_most_for else "expired"
         return lease_lost(self.name, reason, "; the work was asked to stop within the lease")
 
     def _ask_to_stop(self) -> None:
@@ -288,13 +288,13 @@ class AsyncTerm(TermHandle, AsyncLease):
         finally:
             self._inside = False
 
-    def _stopped(self) -> LeaseLost | None:
+    def _loss_by_stop(self) -> LeaseLost | None:
         if self._asked and self._scope.fired:
             return lease_lost(self.name, "resigned")
-        return super()._stopped()
+        return super()._loss_by_stop()
 
     def _stopped_short(self) -> LeaseLost | None:
-        return self._stopped() if self._inside else None
+        return self._loss_by_stop() if self._inside else None
 
     async def _step_down(self, timeout: Duration | None) -> bool:
         parse_timeout(timeout)

@@ -41,7 +41,7 @@ from incumbent.locks.callers import enter, forget_bodies
 from incumbent.locks.options import IfLost, OnLost, parse_timeout
 from incumbent.locks.other_words import refuse_other_side
 from incumbent.protocol.release import give_up, release, release_all, release_blocking
-from incumbent.protocol.words import lease_lost, loss_of
+from incumbent.protocol.words import claim_lost, lease_lost
 from incumbent.runtime.link import LeaseView, Link
 from incumbent.runtime.threads import notifier
 from incumbent.stores.plan import run_blocking
@@ -70,7 +70,7 @@ class AnyLease:
     Validity is computed at each read, so it needs no notification.
     """
 
-    __slots__ = ("__weakref__", "_claims", "_exits", "_leave_bodies", "_link", "_scope")
+    __slots__ = ("__weakref__", "_claims", "_exit_on_loss", "_leave_bodies", "_link", "_scope")
 
     @staticmethod
     def _now() -> float:
@@ -89,11 +89,11 @@ class AnyLease:
     ) -> None:
         self._link = link
         self._claims = claims
-        self._exits: Callable[[], None] | None = None
+        self._exit_on_loss: Callable[[], None] | None = None
         self._leave_bodies: Sequence[Callable[[], None]] = ()
         if if_lost == "exit":
-            self._exits = partial(_exit_if_lost, claims)
-            self._watch(self._exits, min(_EXIT_AHEAD, claims[0].wanted.policy.grace / 2))
+            self._exit_on_loss = partial(_exit_if_lost, claims)
+            self._watch(self._exit_on_loss, min(_EXIT_AHEAD, claims[0].wanted.policy.grace / 2))
         if on_lost is not None:
             self._watch(partial(_call_if_lost, claims, [on_lost]))
 
@@ -115,7 +115,7 @@ class AnyLease:
     @property
     def lost(self) -> bool:
         """Whether the lease ended without being released."""
-        return _first_lost(self._claims, self._now()) is not None
+        return _first_lost_claim(self._claims, self._now()) is not None
 
     def check(self, need: Duration = 0.0) -> None:
         """Return only if the lease is proved for at least `need` more.
@@ -135,7 +135,7 @@ class AnyLease:
         refuse_copy(self)
 
     def _why_not(self, claim: Claim, left: float, seconds: float) -> Error:
-        lost, name = self._loss(), claim.wanted.key.name
+        lost, name = self._first_loss(), claim.wanted.key.name
         if lost is not None:
             return lost
         if claim.machine.state in _RELEASED:
@@ -143,13 +143,13 @@ class AnyLease:
         why = f": {say_seconds(left)} left, {say_seconds(seconds)} needed"
         return lease_lost(name, "need", why)
 
-    def _loss(self) -> LeaseLost | None:
+    def _first_loss(self) -> LeaseLost | None:
         """The loss of the lease that was lost first; None if none was lost."""
-        claim = _first_lost(self._claims, self._now())
-        return None if claim is None else self._loss_of(claim)
+        claim = _first_lost_claim(self._claims, self._now())
+        return None if claim is None else self._error_of(claim)
 
-    def _loss_of(self, claim: Claim) -> LeaseLost:
-        return loss_of(claim, self._link.keeper.seconds_unscheduled(claim.machine.deadline))
+    def _error_of(self, claim: Claim) -> LeaseLost:
+        return claim_lost(claim, self._link.keeper.seconds_unscheduled(claim.machine.deadline))
 
     def _is_released(self) -> bool:
         """Whether we began a release, confirmed or not."""
@@ -163,14 +163,14 @@ class AnyLease:
         for leave in self._leave_bodies:
             leave()
 
-    def _lost_before_release(self) -> LeaseLost | None:
+    def _loss_before_release(self) -> LeaseLost | None:
         """The loss that a release finds, or None. The keeper releases lost claims later."""
         now = self._now()
         over = [claim for claim in self._claims if not claim.machine.valid(now)]
         for claim in over:
             if not claim.drop_reentry() and claim.machine.reason != "forked":
                 self._link.keeper.hand_over(claim.debt(now, undo_slot=False))
-        return self._loss() or self._loss_of(over[0]) if over else None
+        return self._first_loss() or self._error_of(over[0]) if over else None
 
     async def _release(
         self, port: ManyPort, *, undo_slot: bool = False
@@ -184,11 +184,11 @@ class AnyLease:
             if self._is_released():
                 name = claims[0].wanted.key.name
                 raise AlreadyReleased(f"the lease on {name!r} was released before")
-            lost = self._lost_before_release()
+            lost = self._loss_before_release()
             claims = [claim for claim in claims if claim.machine.state is LeaseState.HELD]
         elif self._release_reentry():
             return None, True
-        if self._exits is not None and claims:
+        if claims:
             self._cancel_exit()
         try:
             if len(claims) == 1:
@@ -198,12 +198,12 @@ class AnyLease:
         finally:
             for claim in claims:
                 self._link.keeper.disarm(claim)
-        return lost or (None if confirmed else self._loss()), confirmed
+        return lost or (None if confirmed else self._first_loss()), confirmed
 
     def _cancel_exit(self) -> None:
         """End the watch for `if_lost="exit"`: from here on a loss is raised by the release."""
-        if self._exits is not None:
-            self._unwatch(self._exits)
+        if self._exit_on_loss is not None:
+            self._unwatch(self._exit_on_loss)
 
     def _release_reentry(self) -> bool:
         """Release only this lease of a reentrant lock, if its holding has other leases left."""
@@ -359,13 +359,17 @@ class Lease(SingleLease, BlockingLease):
     def _release_blocking(self) -> tuple[LeaseLost | None, bool]:
         # The usual lease, entered once and proved, needs no coroutine; others take the long way.
         link, claim, now = self._link, self._claims[0], clock.now()
-        if claim.reentries is not None or self._exits is not None or not claim.machine.valid(now):
+        if (
+            claim.reentries is not None
+            or self._exit_on_loss is not None
+            or not claim.machine.valid(now)
+        ):
             return super()._release_blocking()
         try:
             confirmed = release_blocking(link.port, claim, now)
         finally:
             link.keeper.disarm(claim)
-        return (None if confirmed else self._loss()), confirmed
+        return (None if confirmed else self._first_loss()), confirmed
 
 
 def release_unless_lost(lease: Lease, *, undo_slot: bool = False) -> bool:
@@ -421,19 +425,19 @@ class SuspendingLease(AnyLease):
         if self._is_released():
             return
         lost, _ = await self._release(self._link.async_port())
-        lost = lost or self._stopped()
+        lost = lost or self._loss_by_stop()
         if lost is None:
             return
         if error is None or (own_cancel and isinstance(error, CancelledError)):
             raise lost from error
         _add_loss_note(error, lost)
 
-    def _stopped(self) -> LeaseLost | None:
+    def _loss_by_stop(self) -> LeaseLost | None:
         """The loss to report if the scope stopped the body, even of a proved lease; else None."""
         if not self._scope.fired:
             return None
         first = min(self._claims, key=lambda claim: claim.machine.stop_at)
-        reason = "at_most_for" if first.machine.bounded else "expired"
+        reason = "at_most_for" if first.machine.ends_by_at_most_for else "expired"
         name = first.wanted.key.name
         return lease_lost(name, reason, "; the body was cancelled within the lease")
 
@@ -472,7 +476,7 @@ def give_up_all(link: Link, claims: Sequence[Claim], *, undo_slot: bool) -> None
 # -- a loss --------------------------------------------------------------------------------------
 
 
-def _first_lost(claims: Sequence[Claim], now: float) -> Claim | None:
+def _first_lost_claim(claims: Sequence[Claim], now: float) -> Claim | None:
     lost = [
         claim
         for claim in claims
@@ -498,9 +502,9 @@ def _warn_if_forked(claims: Sequence[Claim]) -> None:
 
 
 def _call_if_lost(claims: Sequence[Claim], on_lost: list[OnLost]) -> None:
-    claim = _first_lost(claims, clock.now())
+    claim = _first_lost_claim(claims, clock.now())
     if claim is not None:
-        notifier.call(partial(_call_once, on_lost, loss_of(claim)))
+        notifier.call(partial(_call_once, on_lost, claim_lost(claim)))
 
 
 def _call_once(on_lost: list[OnLost], lost: LeaseLost) -> None:
@@ -510,10 +514,10 @@ def _call_once(on_lost: list[OnLost], lost: LeaseLost) -> None:
 
 
 def _exit_if_lost(claims: Sequence[Claim]) -> None:
-    claim = _first_lost(claims, clock.now())
+    claim = _first_lost_claim(claims, clock.now())
     if claim is not None:
         try:
-            _say_at_once(f"incumbent: {loss_of(claim)}; the process ends\n".encode())
+            _say_at_once(f"incumbent: {claim_lost(claim)}; the process ends\n".encode())
         finally:
             # Not sys.exit: this is not the main thread, and no finally block may run any more.
             os._exit(_EXIT_LOST)

@@ -35,7 +35,7 @@ from incumbent.locks.leases import (
 from incumbent.locks.options import IfLost, LockSettings, OnLost, lease_request, parse_timeout
 from incumbent.locks.other_words import refuse_other_side, refuse_words, warn_in_loop
 from incumbent.protocol.acquire import acquire
-from incumbent.protocol.words import loss_of, waits_for_itself
+from incumbent.protocol.words import claim_lost, waits_for_itself
 from incumbent.runtime.link import Link, link_for
 from incumbent.stores.plan import run_blocking
 
@@ -328,7 +328,7 @@ class LeaseKeepingLock(SingleLock[L], Generic[L]):
             return None
         link, claim, proved = found
         if not proved:
-            raise loss_of(claim, link.keeper.seconds_unscheduled(claim.machine.deadline))
+            raise claim_lost(claim, link.keeper.seconds_unscheduled(claim.machine.deadline))
         return link, (claim,)
 
     def _wait(self, timeout: Duration | EllipsisType | None) -> float | None:

@@ -164,7 +164,7 @@ class _AcquireAttempt:
         A take of unknown outcome is repeated: with the same claim that is safe, and settles it.
         """
         port, claim, until = self.port, self.claim, self.until
-        if isinstance(outcome, Refused) and outcome.unproved:
+        if isinstance(outcome, Refused) and outcome.holder_may_be_dead:
             # Without this, a dead holder would keep out a Kubernetes CronJob for ever: each of its
             # pods tries only once, and none would watch long enough to see that the holder is dead.
             if isinstance(proved := await self._outwatch(outcome), Granted):
@@ -186,7 +186,7 @@ class _AcquireAttempt:
         port, wanted = self.port, self.claim.wanted
         outcome: Granted | Refused | StoreError = refused
         end = port.now() + (refused.retry_after or 0.0) * _SLOWER + _SOON
-        while isinstance(outcome, Refused) and outcome.unproved and port.now() < end:
+        while isinstance(outcome, Refused) and outcome.holder_may_be_dead and port.now() < end:
             proved_at = port.now() + (outcome.retry_after or 0.0) * _SLOWER + _HERD
             await port.wait_change(wanted.key, outcome.seen, min(end, proved_at))
             outcome = await _take(port, self.claim, wanted.once, inf)

@@ -140,7 +140,7 @@ class Claim:
     def released_copy(self) -> Claim:
         """A released copy, for a lease that was released while others share this claim."""
         seen, machine = Claim(self.port, self.wanted), self.machine
-        seen.machine.token, seen.machine.bound = machine.token, machine.bound
+        seen.machine.token, seen.machine.at_most_until = machine.token, machine.at_most_until
         seen.machine.stop_at, seen.machine.state = machine.stop_at, LeaseState.RELEASED
         return seen
 

@@ -120,7 +120,7 @@ def _choose_leases(attempt: RenewalAttempt, leases: Iterable[Claim], sent: float
         # If at_most_for ends the lease next, a renewal is of use only for new metadata.
         if (
             machine.renewing
-            or (machine.stop_at >= machine.bound and not new_meta)
+            or (machine.stop_at >= machine.at_most_until and not new_meta)
             or (sent >= machine.deadline and not machine.valid(sent))
         ):
             attempt.skipped.append(claim)
@@ -154,7 +154,7 @@ def _apply(
                 machine.broken(_NOTICED[claim.notice.kind])
             if (
                 machine.state is not _HELD
-                or machine.stop_at >= machine.bound
+                or machine.stop_at >= machine.at_most_until
                 or claim.askers
                 or claim.followers
             ):
@@ -186,7 +186,7 @@ def next_due(claim: Claim, sent: float, now: float, jitter: float) -> float:
     machine, every = claim.machine, claim.wanted.policy.renew_every
     if machine.state is not LeaseState.HELD:
         return now
-    if machine.bounded:
+    if machine.ends_by_at_most_for:
         return machine.deadline
     if claim.failures:
         delay = backoff_delay(claim.failures, jitter, base=every / 16, cap=every)

@@ -207,7 +207,7 @@ def lease_lost(name: str, reason: str, detail: str = "") -> LeaseLost:
     return LeaseLost(f"the lease on {name!r} {what}{detail}", name=name, reason=reason)
 
 
-def loss_of(claim: Claim, late: float = 0.0) -> LeaseLost:
+def claim_lost(claim: Claim, late: float = 0.0) -> LeaseLost:
     """The loss of `claim`; `late`: seconds for which this process was not scheduled."""
     reason = claim.machine.reason or "expired"
     starved = late and reason == "expired"

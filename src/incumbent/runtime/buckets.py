@@ -66,13 +66,13 @@ class Bucket(dict["weakref.ref[Claim]", None]):
 class Buckets:
     """All buckets of one store. They hold leases weakly, and never keep one alive.
 
-    `even`: a new lease goes where fewest are, for a store that has a request of its own for each:
+    `spread`: a new lease goes where fewest are, for a store that has a request of its own for each:
     together they save nothing there, and are a burst.
     """
 
-    def __init__(self, mutex: threading.RLock, *, even: bool = False) -> None:
+    def __init__(self, mutex: threading.RLock, *, spread: bool = False) -> None:
         self.mutex = mutex
-        self._even = even
+        self._spread = spread
         self._at: dict[float, dict[float, Bucket]] = {}
         self._in_hand: list[Bucket] = []
 
@@ -86,7 +86,7 @@ class Buckets:
         due -= due % grid(every)
         with self.mutex:
             before = claim.bucket
-            if self._even and earliest < due:
+            if self._spread and earliest < due:
                 due = self._emptiest(due, every, earliest)
             found = self._at.get(due)
             bucket = None if found is None else found.get(every)

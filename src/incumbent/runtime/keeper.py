@@ -183,7 +183,7 @@ class _KeeperState:
     def __init__(self, keeper: Keeper) -> None:
         # One mutex for the buckets and the thread's wake-up time, which are decided together.
         self.mutex: threading.RLock = original("_thread", "RLock")()
-        self.buckets = Buckets(self.mutex, even=keeper.even)
+        self.buckets = Buckets(self.mutex, spread=keeper.spread)
         self.new: dict[weakref.ref[Claim], None] = {}
         """Leases without a bucket yet: most end before the thread wakes. Its steps are atomic."""
         self.debts = Debts()
@@ -211,7 +211,7 @@ class Keeper:
 
     def __init__(self, store: Store) -> None:
         self.port = SyncPort(store, self)
-        self.even: bool = getattr(store, "renews_singly", False)
+        self.spread: bool = getattr(store, "renews_one_by_one", False)
         self._state = _KeeperState(self)
         self.stats = Stats()
         _keepers.add(self)
@@ -226,7 +226,7 @@ class Keeper:
         # Write first, then compare. The thread does the reverse (it writes `planned`, then looks
         # for new leases), so at least one of the two sees what the other wrote.
         soonest = claim.began + claim.machine.policy.renew_every * SOONEST
-        if self.even or soonest < state.thread.planned or len(new) > _NEW:
+        if self.spread or soonest < state.thread.planned or len(new) > _NEW:
             self._put_in_bucket(state, claim)
 
     def disarm(self, claim: Claim) -> None:
@@ -431,7 +431,7 @@ class Keeper:
                 # If the lease was released, the releaser calls the watchers once the store knows.
                 if claim.machine.state is LeaseState.LOST:
                     self._call_watchers(claim)
-            elif claim.failures or claim.machine.bounded:
+            elif claim.failures or claim.machine.ends_by_at_most_for:
                 stopped += 1
                 self._make_due(claim, next_due(claim, sent, now, draw_jitter()))
             if claim.askers:

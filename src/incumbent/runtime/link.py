@@ -169,9 +169,9 @@ class LeaseView:
         return self._claim.wanted.policy
 
     @property
-    def bound(self) -> float:
+    def at_most_until(self) -> float:
         """The instant at which at_most_for ends the holding; inf without it."""
-        return self._claim.machine.bound
+        return self._claim.machine.at_most_until
 
     @property
     def notice(self) -> Notice | None:

@@ -229,7 +229,7 @@ class BlockingStore(Generic[Ops]):
     def __init__(self, operations: Ops) -> None:
         self.operations = operations
         self.limits: Limits = getattr(operations, "limits", NO_LIMITS)
-        self.renews_singly: bool = getattr(operations, "renews_singly", False)
+        self.renews_one_by_one: bool = getattr(operations, "renews_one_by_one", False)
 
     take = _in_one_step(lambda operations: operations.take)
     renew = _in_one_step(lambda operations: operations.renew)

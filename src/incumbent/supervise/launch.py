@@ -117,7 +117,7 @@ def _answer(lease: Lease) -> bytes:
         "term": lease.fencing_token,
         "slot": lease.belief.slot,
         "remaining": lease.remaining,
-        "lost": lease.belief.proof.lost,
+        "lost": lease.belief.proof.lost_reason,
     }
     return json.dumps(facts).encode() + b"\n"
 

@@ -46,7 +46,7 @@ _GIVE_UP_AFTER = 5.0
 
 def kill_at(proof: Proof) -> float:
     """The last instant at which KILL may be sent."""
-    if proof.lost == _DISPROVED:
+    if proof.lost_reason == _DISPROVED:
         return -inf
     return max(proof.stop_at, proof.deadline - KILL_LEAD)
 
@@ -116,7 +116,7 @@ def decide(
 ) -> CourseStep:
     """The next step; `child`: CMD lives, `tree`: CMD or a descendant does, `guarded`: the guard."""
     # A command that ended by itself before it had to stop ended in time.
-    verdict = proof.verdict(now) if tree else proof.lost
+    verdict = proof.verdict(now) if tree else proof.lost_reason
     course = asked_to_stop(course, verdict or ("" if guarded else "guard"))
     if not tree:
         return CourseStep(course, Action.LEAVE)

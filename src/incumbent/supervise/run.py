@@ -131,7 +131,7 @@ def release_after(lease: Lease, ending: Ending) -> Ending:
     confirmed = release_unless_lost(lease)
     # If the lease ran out only after CMD had ended, CMD did not outlive it.
     outlived = proved and not confirmed and not ending.cause and lease.lost
-    lost = lease.belief.proof.lost if outlived else ""
+    lost = lease.belief.proof.lost_reason if outlived else ""
     return replace(ending, confirmed=confirmed, cause=ending.cause or lost, outlived=outlived)
 
 

@@ -176,7 +176,7 @@ def test_it_lasts_for_its_timeout(world: World, timeout: float) -> None:
 
 def ends_in(lock: Any) -> float:
     """Seconds until it ends, whatever is renewed."""
-    return float(lock.local.lease._claim.machine.bound - clock.now())
+    return float(lock.local.lease._claim.machine.at_most_until - clock.now())
 
 
 def test_a_wait_ends_after_its_time(world: World) -> None:

@@ -160,7 +160,7 @@ def test_an_extension_that_leaves_no_time_is_refused_and_the_lock_stays(
 ) -> None:
     lock = compat.Lock(client, name, timeout=10)
     assert lock.acquire(blocking=False)
-    ends = lock.local.lease._claim.machine.bound
+    ends = lock.local.lease._claim.machine.at_most_until
     for replace in (False, True):
         with pytest.raises(exceptions.LockError) as caught:
             lock.extend(more, replace_ttl=replace)
@@ -172,7 +172,7 @@ def test_an_extension_that_leaves_no_time_is_refused_and_the_lock_stays(
     with pytest.raises(compat.BadSetting):
         lock.reacquire()
     lock.timeout = 10
-    assert lock.local.lease._claim.machine.bound == ends
+    assert lock.local.lease._claim.machine.at_most_until == ends
     assert lock.owned()
     lock.release()
 
@@ -180,9 +180,9 @@ def test_an_extension_that_leaves_no_time_is_refused_and_the_lock_stays(
 def test_an_extension_by_nothing_is_a_confirmation(client: redis.Redis, name: str) -> None:
     lock = compat.Lock(client, name, timeout=10)
     assert lock.acquire(blocking=False)
-    ends = lock.local.lease._claim.machine.bound
+    ends = lock.local.lease._claim.machine.at_most_until
     assert lock.extend(0)
-    assert lock.local.lease._claim.machine.bound == ends
+    assert lock.local.lease._claim.machine.at_most_until == ends
     lock.release()
 
 

@@ -20,7 +20,7 @@ from incumbent.errors import ConfigError, StoreError, StoreUnavailable
 from incumbent.model import Gone, Key, Renewal, Renewed, RenewOutcome
 from incumbent.stores.plan import Plan, run_blocking
 from incumbent.stores.redis import open_store, sentinel
-from incumbent.stores.redis.aio import AsyncRuntime
+from incumbent.stores.redis.aio import AsyncRedisSide
 from incumbent.stores.redis.cluster import KnownCluster, Router, Topology, marker_keys_of
 from incumbent.stores.redis.incarnation import (
     Handshake,
@@ -48,8 +48,8 @@ from incumbent.stores.redis.sentinel import (
     verdict,
 )
 from incumbent.stores.redis.site import RedisSite, Requests
-from incumbent.stores.redis.sync import BlockingRuntime
-from incumbent.stores.redis.wire import Call, Runtime
+from incumbent.stores.redis.sync import BlockingRedisSide
+from incumbent.stores.redis.wire import Call, RedisSide
 from incumbent.stores.url import parse_hosts
 from tests.support.pace import lasted
 
@@ -178,7 +178,7 @@ def test_a_majority_that_refuses_for_good_is_final() -> None:
         assert caught.value.permanent == permanent
 
 
-class SlowRuntime:
+class SlowSide:
     """Sentinels whose answers come when they are let go."""
 
     def __init__(self) -> None:
@@ -194,11 +194,11 @@ def test_an_answer_that_comes_late_does_not_replace_a_newer_one() -> None:
     async def main() -> None:
         engine = open_store("redis://pattern")
         followed = Followed(engine._site, (engine._site,), "main")
-        slow = SlowRuntime()
-        runtime = cast("Runtime", slow)
-        first = asyncio.create_task(followed.ask(runtime, 0.0))
+        slow = SlowSide()
+        side = cast("RedisSide", slow)
+        first = asyncio.create_task(followed.ask(side, 0.0))
         await asyncio.sleep(0)
-        second = asyncio.create_task(followed.ask(runtime, 0.0))
+        second = asyncio.create_task(followed.ask(side, 0.0))
         await asyncio.sleep(0)
         slow.surveys[1].set_result([Opinion(2, NEW)])
         await second
@@ -220,8 +220,8 @@ def test_an_answer_proves_from_the_question_on_and_for_one_server(
     async def main() -> None:
         nonlocal now
         site = open_store("redis://pattern")._site
-        followed, slow = Followed(site, (site,), "main"), SlowRuntime()
-        asked = asyncio.create_task(followed.ask(cast("Runtime", slow), inf))
+        followed, slow = Followed(site, (site,), "main"), SlowSide()
+        asked = asyncio.create_task(followed.ask(cast("RedisSide", slow), inf))
         await asyncio.sleep(0)
         before = site.target
         now += sentinel.PROVES - 0.5
@@ -357,7 +357,7 @@ class Sent:
 
 
 class SentAbout:
-    """A runtime for a cluster whose nodes have not agreed yet who has a slot."""
+    """A side of a cluster whose nodes have not agreed yet who has a slot."""
 
     def __init__(self, redirections: int) -> None:
         self.redirections = redirections
@@ -378,14 +378,14 @@ class SentAbout:
 
 @pytest.mark.parametrize("redirections", [0, 2, 5, 12])
 def test_a_renewal_follows_its_slot_for_as_long_as_there_is_time(redirections: int) -> None:
-    runtime = SentAbout(redirections)
+    side = SentAbout(redirections)
     cluster = KnownCluster(RedisSite(RedisTarget(), "here"), (OLD, NEW))
     cluster.topology, cluster.doubted = topology(), False
-    router = Router(cast("Runtime", runtime), cluster, RedisOptions("redis+cluster", RedisTarget()))
+    router = Router(cast("RedisSide", side), cluster, RedisOptions("redis+cluster", RedisTarget()))
     renewal = Renewal(Key("default", "job"), "c", 1, 1.0, "epoch")
     assert run_blocking(router.renew([renewal], clock.now() + 5)) == [Renewed()]
     # Not in a busy loop.
-    assert (runtime.paused > 0) == (redirections >= 5)
+    assert (side.paused > 0) == (redirections >= 5)
 
 
 class Wire(ServerFacts):
@@ -446,15 +446,15 @@ def test_what_interrupts_the_caller_is_not_kept_until_all_have_answered() -> Non
     began = clock.now()
     try:
         with pytest.raises(KeyboardInterrupt):
-            run_blocking(BlockingRuntime().gather([slow, interrupted], began + 5))
+            run_blocking(BlockingRedisSide().gather([slow, interrupted], began + 5))
         assert lasted(began, 0.0, 2.5)
     finally:
         over.set()
 
 
-@pytest.mark.parametrize("runtime", [BlockingRuntime, AsyncRuntime])
+@pytest.mark.parametrize("side", [BlockingRedisSide, AsyncRedisSide])
 def test_answers_that_are_not_enough_are_waited_with_for_the_others(
-    runtime: Callable[[], Runtime],
+    side: Callable[[], RedisSide],
 ) -> None:
     over = threading.Event()
 
@@ -462,7 +462,7 @@ def test_answers_that_are_not_enough_are_waited_with_for_the_others(
         return opinion
 
     async def silent(until: float) -> Opinion:
-        if runtime is BlockingRuntime:
+        if side is BlockingRedisSide:
             over.wait(30)
         else:
             await asyncio.sleep(30)
@@ -474,11 +474,11 @@ def test_answers_that_are_not_enough_are_waited_with_for_the_others(
     async def main() -> list[Opinion | StoreError]:
         opinions = [Opinion(4, OLD), *AGREED]
         calls: list[Call[Opinion]] = [silent, *(partial(said, each) for each in opinions)]
-        return await runtime().gather(calls, clock.now() + 30, agreed)
+        return await side().gather(calls, clock.now() + 30, agreed)
 
     began = clock.now()
     try:
-        answers = run_blocking(main()) if runtime is BlockingRuntime else asyncio.run(main())
+        answers = run_blocking(main()) if side is BlockingRedisSide else asyncio.run(main())
     finally:
         over.set()
     assert lasted(began, 0.0, 10)

@@ -71,7 +71,7 @@ class KubernetesClient(PlannedTogether[None], BoundedRunner[W, None]):
     """The operations. `known`: what this process knows; `proved`: the server has served it."""
 
     proved = False
-    renews_singly = True
+    renews_one_by_one = True
     """Each renewal is a request, so the keeper spreads them over time."""
     dialect: KubernetesDeciding
 
@@ -170,7 +170,7 @@ class KubernetesClient(PlannedTogether[None], BoundedRunner[W, None]):
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         outcome = await super().take(key, claim, ask, until)
         if isinstance(outcome, Refused) and self.known.is_unproved(key, outcome):
-            outcome = replace(outcome, unproved=True)
+            outcome = replace(outcome, holder_may_be_dead=True)
         return in_line(outcome, claim, ask)
 
     # -- batches ------------------------------------------------------------------------------

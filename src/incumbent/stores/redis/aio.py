@@ -50,7 +50,7 @@ from incumbent.stores.redis.wire import (
     Discovery,
     Enough,
     Layer,
-    Runtime,
+    RedisSide,
     open_wire,
     run_program,
 )
@@ -458,8 +458,8 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
 # -- for layers ------------------------------------------------------------------------------------
 
 
-class AsyncRuntime(Runtime):
-    """The Runtime of asyncio callers. It belongs to the loop in which it was made."""
+class AsyncRedisSide(RedisSide):
+    """The side of asyncio callers. It belongs to the loop in which it was made."""
 
     def __init__(self) -> None:
         self.stores: list[AsyncRedisStore] = []
@@ -477,7 +477,7 @@ class AsyncRuntime(Runtime):
         await asyncio.sleep(seconds)
 
     async def update(self, discovery: Discovery, until: float) -> None:
-        """See Runtime.update. One task asks for all of them."""
+        """See RedisSide.update. One task asks for all of them."""
         if not discovery.stale:
             return
         try:
@@ -523,17 +523,17 @@ class AsyncRuntime(Runtime):
 class AsyncFace(Layer):
     """The operations of a layer as an AsyncStore (see stores.base) of one event loop."""
 
-    def __init__(self, where: str, runtime: AsyncRuntime, layer: RedisOperations) -> None:
+    def __init__(self, where: str, side: AsyncRedisSide, layer: RedisOperations) -> None:
         super().__init__(layer)
-        self._runtime = runtime
+        self._side = side
         self.limits = limits(where, IN_FLIGHT, SharedWakeup)
 
     async def aclose(self) -> None:
         self.let_go()
-        for store in self._runtime.stores:
+        for store in self._side.stores:
             await store.aclose()
 
     def detach(self) -> None:
         """In a fork's child: release the descriptors without touching the parent's loop."""
-        for store in self._runtime.stores:
+        for store in self._side.stores:
             store.detach()

@@ -32,7 +32,7 @@ from incumbent.stores.redis.records import SLOTS, Naming, slot_of
 from incumbent.stores.redis.renew import NodePart, renew_part, slot_of_lease
 from incumbent.stores.redis.resp import ASKING, RequestBatch, RespProgram, each_step, pack
 from incumbent.stores.redis.site import Moved, RedisSite, Requests, answered_error
-from incumbent.stores.redis.wire import JoinedPlan, Runtime, at_least, joined
+from incumbent.stores.redis.wire import JoinedPlan, RedisSide, at_least, joined
 
 T = TypeVar("T")
 
@@ -174,7 +174,7 @@ class KnownCluster:
         """Whether the nodes must be asked for the topology again."""
         return self.doubted and not 0 <= _now() - self.asked < _AGAIN
 
-    async def ask(self, runtime: Runtime, until: float) -> None:
+    async def ask(self, side: RedisSide, until: float) -> None:
         """Ask for the topology. Raises StoreUnavailable if no node has ever answered."""
         now = _now()
         addresses = list(dict.fromkeys((*self.topology.nodes(), *self.seeds)))
@@ -189,7 +189,7 @@ class KnownCluster:
         patience, enough = 1.0, at_least(1)
         if self.topology.masters:
             patience, enough = _FOR_ASKING, at_least(len(addresses) // 2 + 1)
-        answers = await runtime.survey(
+        answers = await side.survey(
             list(sites.values()), program, enough, now + max(0.0, until - now) * patience
         )
         self._learn([each for each in answers if isinstance(each, Topology)], answers)
@@ -259,8 +259,8 @@ class Router(RedisOperations):
 
     dialect = DIALECT
 
-    def __init__(self, runtime: Runtime, cluster: KnownCluster, options: RedisOptions) -> None:
-        self._runtime = runtime
+    def __init__(self, side: RedisSide, cluster: KnownCluster, options: RedisOptions) -> None:
+        self._side = side
         self._cluster = cluster
         self._options = options
         self._naming = Naming(options.key)
@@ -297,7 +297,7 @@ class Router(RedisOperations):
 
     async def _run_joined(self, plan: JoinedPlan[T], until: float) -> list[T | StoreError]:
         """Send one request to each node. Plans whose key has moved are run again, one by one."""
-        await self._runtime.update(self._cluster, until)
+        await self._side.update(self._cluster, until)
         nodes: dict[Address | None, list[int]] = {}
         for at, key in enumerate(plan.keys):
             nodes.setdefault(self._cluster.topology.master_of(self._slot(key)), []).append(at)
@@ -306,7 +306,7 @@ class Router(RedisOperations):
             for address, indexes in nodes.items()
         ]
         outcomes: dict[int, T | StoreError] = {}
-        answers = await self._runtime.gather(calls, until)
+        answers = await self._side.gather(calls, until)
         for indexes, answer in zip(nodes.values(), answers, strict=True):
             each: Sequence[T | StoreError] = (
                 [answer] * len(indexes) if isinstance(answer, StoreError) else answer
@@ -337,11 +337,11 @@ class Router(RedisOperations):
         await unless_over(self._at(key, until, operate), until)
 
     async def _scan(self, plan: RedisPlan[tuple[Record, ...]], until: float) -> tuple[Record, ...]:
-        await self._runtime.update(self._cluster, until)
+        await self._side.update(self._cluster, until)
         nodes = [self._node(address) for address in self._cluster.topology.nodes()]
         calls = [partial(node.planned.run, plan) for node in nodes]
         found: dict[Key, Record] = {}
-        for records in await self._runtime.gather(calls, until):
+        for records in await self._side.gather(calls, until):
             if isinstance(records, StoreError):
                 self._cluster.doubt()
                 raise records
@@ -353,13 +353,13 @@ class Router(RedisOperations):
 
     async def _renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
         """Send one request to each node. One that fails does not affect the others."""
-        await self._runtime.update(self._cluster, until)
+        await self._side.update(self._cluster, until)
         outcomes: list[RenewOutcome | StoreError] = [_UNASKED] * len(renewals)
         asks: dict[int, Address] = {}
         parts = self._parts(renewals)
         for hop in count(1):
             calls = [partial(self._renew_part, renewals, part, outcomes) for part in parts]
-            failures = await self._runtime.gather(calls, until)
+            failures = await self._side.gather(calls, until)
             for part, failure in zip(parts, failures, strict=True):
                 if failure is not None:
                     for at in part.indexes:
@@ -437,7 +437,7 @@ class Router(RedisOperations):
         if node is None:
             site = self._cluster.site_of(address)
             requests = Requests(self._naming, site.where)
-            planned = connections(self._options, site, requests, self._runtime)
+            planned = connections(self._options, site, requests, self._side)
             node = self._nodes[address] = _RouterNode(address, planned)
         return node
 
@@ -461,7 +461,7 @@ class Router(RedisOperations):
 
         `changes`: also at a node to which the key is being moved.
         """
-        await self._runtime.update(self._cluster, until)
+        await self._side.update(self._cluster, until)
         slot = self._slot(key)
         asks: dict[int, Address] = {}
         for hop in count(1):
@@ -483,7 +483,7 @@ class Router(RedisOperations):
     async def _may_follow(self, hop: int, until: float) -> bool:
         """Whether there is time to follow one more redirection. Pauses before a later one."""
         if hop >= _HOPS:
-            await self._runtime.pause(min(_APART, max(0.0, until - _now())))
+            await self._side.pause(min(_APART, max(0.0, until - _now())))
         return _now() < until
 
 

@@ -31,20 +31,20 @@ from incumbent.stores.redis.incarnation import (
 )
 from incumbent.stores.redis.resp import RequestBatch, RespProgram, pack
 from incumbent.stores.redis.site import QUORUM_KEY, RedisSite, answered_error
-from incumbent.stores.redis.wire import UNUSABLE, Discovery, Runtime, run_program
+from incumbent.stores.redis.wire import UNUSABLE, Discovery, RedisSide, run_program
 
 _RESYNC_LEAST: Final = 2
 """Seconds of repl-diskless-sync-delay that keep a resync from ending between two checks."""
 
 
 def diagnose(
-    site: RedisSite, discovery: Discovery | None, runtime: Runtime, ttl: float, until: float
+    site: RedisSite, discovery: Discovery | None, side: RedisSide, ttl: float, until: float
 ) -> list[Finding]:
     """The findings about a store: about its one server, or the discovered masters."""
     reported, masters = list[Finding](), [("", site)]
     if discovery is not None:
         try:
-            run_blocking(discovery.ask(runtime, until))
+            run_blocking(discovery.ask(side, until))
         except StoreError as error:
             return [cannot_tell(str(error), discovery.advice)]
         reported, masters = [("ok", discovery.summary, "")], discovery.masters()
@@ -52,7 +52,7 @@ def diagnose(
     for left, (name, master) in zip(range(len(masters), 0, -1), masters, strict=True):
         # Each master has a share of the remaining time, so that one cannot use up all of it.
         share = clock.now() + max(0.0, until - clock.now()) / left
-        findings = _examine(ttl, master, runtime, share)
+        findings = _examine(ttl, master, side, share)
         about.append(at(name, findings) if name else findings)
     whole = list(chain.from_iterable(about))
     if not all(any(isinstance(each, GrantsNothing) for each in findings) for findings in about):
@@ -61,7 +61,7 @@ def diagnose(
     return [*reported, *whole]
 
 
-def _examine(ttl: float, site: RedisSite, runtime: Runtime, until: float) -> list[Finding]:
+def _examine(ttl: float, site: RedisSite, side: RedisSide, until: float) -> list[Finding]:
     """The findings about one server, also if a store would refuse to use it."""
 
     def program() -> RespProgram[list[Finding]]:
@@ -71,7 +71,7 @@ def _examine(ttl: float, site: RedisSite, runtime: Runtime, until: float) -> lis
         return findings
 
     try:
-        wire = run_blocking(runtime.dial(site, until))
+        wire = run_blocking(side.dial(site, until))
     except StoreError as error:
         return [cannot_tell(str(error), "check the address, the password and the network")]
     try:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from incumbent.stores.redis.aio import AsyncFace, AsyncRedisStore
     from incumbent.stores.redis.incarnation import RedisOperations
     from incumbent.stores.redis.site import RedisSite, Requests
-    from incumbent.stores.redis.wire import Discovery, Runtime
+    from incumbent.stores.redis.wire import Discovery, RedisSide
 
 
 def open_store(url: str, password: str | None = None) -> RedisEngine:
@@ -90,14 +90,14 @@ class RedisEngine(ServerEngine[BlockingTogether[Any], "AsyncRedisStore | AsyncFa
     def __init__(self, options: RedisOptions) -> None:
         from incumbent.stores.redis.records import Naming
         from incumbent.stores.redis.site import Requests, site_of
-        from incumbent.stores.redis.sync import BlockingRuntime, RedisStore
+        from incumbent.stores.redis.sync import BlockingRedisSide, RedisStore
 
         self._site = site = site_of(options)
         self._discovery: Discovery | None = None
         requests = Requests(Naming(options.key), site.where)
         if options.layout or options.wait_replicas:
             build, self._discovery = _layers(site, requests, options)
-            store = BlockingTogether(build(BlockingRuntime()))
+            store = BlockingTogether(build(BlockingRedisSide()))
             store.limits = limits(site.where, CONNECTIONS, ThreadWakeup)
             super().__init__(site.where, store, partial(_face, site.where, build))
         else:
@@ -112,33 +112,33 @@ class RedisEngine(ServerEngine[BlockingTogether[Any], "AsyncRedisStore | AsyncFa
     def diagnose(self, ttl: float, until: float) -> list[Finding]:
         """See Engine.diagnose. Also reports on servers that a store would refuse to use."""
         from incumbent.stores.redis.doctor import diagnose
-        from incumbent.stores.redis.sync import BlockingRuntime
+        from incumbent.stores.redis.sync import BlockingRedisSide
 
-        return diagnose(self._site, self._discovery, BlockingRuntime(), ttl, until)
+        return diagnose(self._site, self._discovery, BlockingRedisSide(), ttl, until)
 
 
-def _face(where: str, build: Callable[[Runtime], RedisOperations]) -> AsyncFace:
-    from incumbent.stores.redis.aio import AsyncFace, AsyncRuntime
+def _face(where: str, build: Callable[[RedisSide], RedisOperations]) -> AsyncFace:
+    from incumbent.stores.redis.aio import AsyncFace, AsyncRedisSide
 
-    runtime = AsyncRuntime()
-    return AsyncFace(where, runtime, build(runtime))
+    side = AsyncRedisSide()
+    return AsyncFace(where, side, build(side))
 
 
 def _layers(
     site: RedisSite, requests: Requests, options: RedisOptions
-) -> tuple[Callable[[Runtime], RedisOperations], Discovery | None]:
-    """A function that makes the layers of one Runtime, and the Discovery that all of them share."""
+) -> tuple[Callable[[RedisSide], RedisOperations], Discovery | None]:
+    """A function that makes the layers of one side, and the Discovery that all of them share."""
     from incumbent.stores.redis.exchange import connections
 
     if options.layout == "cluster":
         from incumbent.stores.redis.cluster import KnownCluster, Router
 
         cluster = KnownCluster(site, options.hosts, options.reach)
-        return lambda runtime: Router(runtime, cluster, options), cluster
+        return lambda side: Router(side, cluster, options), cluster
     build = partial(connections, options, site, requests)
     if not options.layout:
         return build, None
     from incumbent.stores.redis.sentinel import Follow, followed_of
 
     followed = followed_of(site, options)
-    return lambda runtime: Follow(build(runtime), runtime, followed), followed
+    return lambda side: Follow(build(side), side, followed), followed

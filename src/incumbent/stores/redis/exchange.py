@@ -45,7 +45,7 @@ from incumbent.stores.redis.wire import (
     AnyWire,
     JoinedPlan,
     Layer,
-    Runtime,
+    RedisSide,
     joined,
     run_program,
 )
@@ -244,10 +244,10 @@ async def unless_over(waiting: Awaitable[None], until: float) -> None:
 
 
 def connections(
-    options: RedisOptions, site: RedisSite, requests: Requests, runtime: Runtime
+    options: RedisOptions, site: RedisSite, requests: Requests, side: RedisSide
 ) -> RedisOperations:
     """The connections to one server, with the confirmation by replicas if the options want it."""
-    exchange = runtime.exchange(site, requests)
+    exchange = side.exchange(site, requests)
     if options.wait_replicas:
         return ReplicaConfirmation(exchange, options.wait_replicas, options.wait_timeout)
     return exchange

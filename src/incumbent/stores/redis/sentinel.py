@@ -22,7 +22,7 @@ from incumbent.stores.redis.incarnation import RedisOperations, RedisPlan
 from incumbent.stores.redis.options import Address, Reach, RedisOptions, say_address, the_same
 from incumbent.stores.redis.resp import RequestBatch, RespProgram, pack
 from incumbent.stores.redis.site import Demoted, RedisSite, answered_error
-from incumbent.stores.redis.wire import Layer, Runtime
+from incumbent.stores.redis.wire import Layer, RedisSide
 
 T = TypeVar("T")
 
@@ -137,7 +137,7 @@ class Followed:
         """Whether the sentinels must be asked again."""
         return not 0 <= _now() - self.checked <= FRESH
 
-    async def ask(self, runtime: Runtime, until: float) -> None:
+    async def ask(self, side: RedisSide, until: float) -> None:
         """Ask where the master is. Raises StoreUnavailable, at `until` at the latest."""
         asked_at, site = _now(), self.site
 
@@ -149,7 +149,7 @@ class Followed:
 
         # After a later answer no request could be sent: see PROVES.
         until = min(until, asked_at + PROVES)
-        answers = await runtime.survey(self.sentinels, program, enough, until)
+        answers = await side.survey(self.sentinels, program, enough, until)
         opinion = verdict(answers, len(self.sentinels), site.where)
         for sentinel, answer in zip(self.sentinels, answers, strict=True):
             # Once a sentinel has answered, later errors of it may be temporary.
@@ -191,9 +191,9 @@ def followed_of(site: RedisSite, options: RedisOptions) -> Followed:
 class Follow(Layer):
     """Asks the sentinels before the master, and drops the connections to an old one."""
 
-    def __init__(self, inner: RedisOperations, runtime: Runtime, followed: Followed) -> None:
+    def __init__(self, inner: RedisOperations, side: RedisSide, followed: Followed) -> None:
         super().__init__(inner)
-        self._runtime = runtime
+        self._side = side
         self._followed = followed
         self._opinion: Opinion | None = None
 
@@ -206,7 +206,7 @@ class Follow(Layer):
 
     async def _at_the_master(self, until: float, operate: Callable[[], Awaitable[T]]) -> T:
         followed = self._followed
-        await self._runtime.update(followed, until)
+        await self._side.update(followed, until)
         if self._opinion != followed.opinion:
             # The connections lead to the master of before.
             self.inner.let_go()

@@ -32,7 +32,7 @@ from incumbent.stores.redis.wire import (
     AnyWire,
     Call,
     Enough,
-    Runtime,
+    RedisSide,
     at_least,
     open_wire,
     run_program,
@@ -238,8 +238,8 @@ class RedisStore(BlockingTogether[BlockingExchange]):
 # -- for layers ------------------------------------------------------------------------------------
 
 
-class BlockingRuntime(Runtime):
-    """The Runtime of blocking callers."""
+class BlockingRedisSide(RedisSide):
+    """The side of blocking callers."""
 
     def exchange(self, site: RedisSite, requests: Requests) -> RedisExchange[Any]:
         return BlockingExchange(site, requests)
@@ -253,7 +253,7 @@ class BlockingRuntime(Runtime):
     async def gather(
         self, calls: Sequence[Call[T]], until: float, enough: Enough[T] | None = None
     ) -> list[T | StoreError]:
-        """See Runtime.gather. Each has its own thread; if all are wanted, the last needs none."""
+        """See RedisSide.gather. Each has its own thread; if all are wanted, the last needs none."""
         if not calls:
             return []
         outcomes: dict[int, T | Exception] = {}

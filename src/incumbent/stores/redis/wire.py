@@ -1,7 +1,7 @@
 """Connections as both sides know them: logging in, and carrying out one program or several.
 
-A Layer wraps `run` for stores with more than one server. A Runtime is how one side connects, waits
-and asks several servers at the same time.
+A Layer wraps `run` for stores with more than one server. A RedisSide is how one side, blocking or
+asyncio, connects, waits and asks several servers at the same time.
 
 These are coroutines. The asynchronous side awaits them. The blocking side runs each in one step
 (`stores.plan.run_blocking`), with connections that block instead of suspending.
@@ -269,11 +269,11 @@ class Discovery(Protocol):
     def stale(self) -> bool:
         """Whether the servers must be asked again for the addresses."""
 
-    async def ask(self, runtime: Runtime, until: float) -> object:
+    async def ask(self, side: RedisSide, until: float) -> object:
         """Ask the servers for the addresses. Raises StoreUnavailable."""
 
 
-class Runtime(ABC):
+class RedisSide(ABC):
     """How one kind of caller (blocking or asyncio) connects, waits and runs calls in parallel."""
 
     @abstractmethod
