@@ -50,7 +50,8 @@ class NotAcquired(LockError):
     """The lease was refused: the store answered no.
 
     Attributes: `held_by` (holder or None), `reason` ("held", "used" (the slot), "paused", "closed",
-    "reserved"), `retry_after` (seconds until another try may succeed, or None), `waited` (seconds).
+    "reserved" (for a successor), "turn" (of `held_by`, first in line)), `retry_after` (seconds
+    until another try may succeed, or None), `waited` (seconds).
     """
 
     def __init__(

@@ -167,13 +167,14 @@ class Granted(NamedTuple):
 class Refused:
     """Not granted. `seen`: the state that the caller has seen, as `wait_change` needs it.
 
-    `reason` "used": the lease is free, but the slot was claimed before, by `holders`.
+    `reason` "used": the lease is free, but the slot was claimed before, by `holders`. "reserved":
+    a release keeps the name for `holders`. "turn": it is the turn of `holders`, first in line.
     `permits`: the number with which the present holders asked, if it differs from the caller's.
     `retry_after`: seconds until the first of the `holders` in the way may be gone.
     `holder_may_be_dead`: the holder in the way may be dead; only watching it until then shows that.
     """
 
-    reason: Literal["held", "used", "paused", "closed", "reserved", "permits"]
+    reason: Literal["held", "used", "paused", "closed", "reserved", "turn", "permits"]
     holders: tuple[Holding, ...] = ()
     retry_after: float | None = None
     seen: str = ""
@@ -185,7 +186,7 @@ class Refused:
 class Queued(Refused):
     """Not granted yet: `place` waiters are before this claim in the queue.
 
-    If the reason is "reserved", only the first waiter may take the lease until `retry_after`.
+    If the reason is "turn", only the first waiter may take the lease until `retry_after`.
     """
 
     place: int = 0

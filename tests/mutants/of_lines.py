@@ -197,7 +197,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "who is refused for a turn waits longer than the turn",
         "protocol/acquire.py",
-        'place and refused.reason != "reserved"',
+        'place and refused.reason not in ("reserved", "turn")',
         "place",
         f"{_LINES}::test_one_that_looked_too_early_looks_again_when_the_turn_of_a_frozen_one_is_over",
     ),

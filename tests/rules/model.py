@@ -146,7 +146,7 @@ class Model:
         first = name.line[0] if name.line and now < name.turn_ends and not last else None
         if first and first.claim != claim and (first.fair or name.overtaken >= 4):
             left = name.turn_ends - now
-            return Refused("reserved", (Holding(first.holder, 0, left),), left, seen)
+            return Refused("turn", (Holding(first.holder, 0, left),), left, seen)
         return None
 
     def _no_room(self, name: Name, ask: Ask, now: float, seen: str) -> Refused | None:

@@ -94,7 +94,7 @@ class Sharing(RuleBasedStateMachine):
             self.waits += [] if claim in self.waits else [claim]
         if claim not in self.waits:
             self.asked.pop(claim)
-        assert not room or self.waits or outcome.reason == "reserved"
+        assert not room or self.waits or outcome.reason == "turn"
 
     def is_awake(self, claim: str) -> bool:
         """Whether it has asked so often that its turn cannot have gone by."""

@@ -316,11 +316,12 @@ def test_a_name_that_is_reserved_for_somebody_elsewhere_concerns_no_waiter_here(
     play(body)
 
 
-def test_a_reservation_is_told_to_each_once() -> None:
+@pytest.mark.parametrize("reason", ["reserved", "turn"])
+def test_a_refusal_for_one_of_the_waiters_is_told_to_each_once(reason: str) -> None:
     async def body(store: Store) -> None:
         waiting = [asyncio.create_task(acquires(store, f"c{n}", [])) for n in range(5)]
         await comes_true(lambda: len(store.asked) == 1)
-        store.reason, store.holder = "reserved", "host"
+        store.reason, store.holder = reason, "host"
         store.changed.set()
         # The first one, and then all, for it may be for any of them.
         await comes_true(lambda: (len(store.asked), len(set(store.asked))) == (7, 5))

@@ -37,21 +37,21 @@ def refusal_line(error: NotAcquired, permits: int | None = None) -> str:
     gave_up = f"gave up after {say_seconds(error.waited)}: " if waited else ""
     match error.reason:
         case "used":
-            return f"{gave_up}already ran by {by}" + (
-                f"; its slot stays used for another {left}" if left else ""
-            )
+            still = f"; its slot stays used for another {left}" if left else ""
+            why = f"already ran by {by}{still}"
         case "closed":
-            return f"{gave_up}already ran by {by}" + (
-                f"; closed for another {left}" if left else ""
-            )
+            why = f"already ran by {by}" + (f"; closed for another {left}" if left else "")
         case "paused":
-            return f"{gave_up}paused: nobody may take it until it is unpaused"
+            why = "paused: nobody may take it until it is unpaused"
         case "reserved":
-            return f"{gave_up}reserved for {by}"
+            why = f"reserved for {by}"
+        case "turn":
+            why = f"it is the turn of {by}, first in line"
         case "held" if permits:
-            return f"{gave_up}no permit left of {permits}, one is held by {by}"
+            why = f"no permit left of {permits}, one is held by {by}"
         case _:
-            return f"{gave_up}held by {by}" + (f", ttl {left} left" if left else "")
+            why = f"held by {by}" + (f", ttl {left} left" if left else "")
+    return f"{gave_up}{why}"
 
 
 def wait_line(refused: Refused) -> str:
@@ -67,6 +67,8 @@ def wait_line(refused: Refused) -> str:
             return f"closed{left}, after {by}"
         case "reserved":
             return f"reserved for {by}"
+        case "turn":
+            return f"the turn of {by}, first in line"
         case _:
             return held(refused.holders)
 

@@ -278,7 +278,7 @@ class _AcquireAttempt:
         await pace(port, unchanged, wake)
         try:
             # If the first in line stays silent during its turn, any claim may take the lease.
-            further_back = place and refused.reason != "reserved"
+            further_back = place and refused.reason not in ("reserved", "turn")
             patience = _patience(wanted, place, port.jitter()) if place and further_back else 0.0
             await port.wait_change(wanted.key, refused.seen, min(until, wake + patience))
         except StoreError:

@@ -58,18 +58,21 @@ def _why(wanted: LeaseRequest, refused: Refused, held_by: str | None) -> str:
     by = held_by or "another"
     match refused.reason:
         case "held":
-            return _held(wanted, refused, by, left)
+            why = _held(wanted, refused, by, left)
         case "used":
             more = f", and is not free for another {left}" if left else ""
-            return f"ran already: its slot was used by {by}{more}"
+            why = f"ran already: its slot was used by {by}{more}"
         case "closed":
-            return f"was held by {by} and stays closed" + (f" for another {left}" if left else "")
+            why = f"was held by {by} and stays closed" + (f" for another {left}" if left else "")
         case "paused":
-            return "is paused: nobody may take it until it is unpaused"
+            why = "is paused: nobody may take it until it is unpaused"
         case "reserved":
-            return f"is reserved for {by}"
-        case "permits":
-            return "is shared with another number of permits"
+            why = f"is reserved for {by}"
+        case "turn":
+            why = f"goes to {by} next, which is first in line"
+        case _:
+            why = "is shared with another number of permits"
+    return why
 
 
 def waits_for_itself(inside: LeaseRequest, wanted: LeaseRequest) -> str:

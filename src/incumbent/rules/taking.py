@@ -105,7 +105,7 @@ def _not_its_turn(record: LeaseRecord, claim: str, now: Instant, seen: str) -> R
     if first is None or closed(record, now):
         return None
     left = (record.line.due - now) / 1e6
-    return Refused("reserved", (Holding(first.holder, 0, left),), left, seen)
+    return Refused("turn", (Holding(first.holder, 0, left),), left, seen)
 
 
 def _no_room(record: LeaseRecord, ask: Ask, now: Instant, seen: str) -> Refused | None:

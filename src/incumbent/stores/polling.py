@@ -66,7 +66,7 @@ def in_line(outcome: TakeOutcome, claim: str, ask: Ask) -> TakeOutcome:
     """The outcome of a take, for a claim that need not ask before its turn may have come."""
     # A pause or a closing concerns everybody, and candidates want to know who leads.
     behind = isinstance(outcome, Queued) and outcome.place > 0 and not ask.candidacy
-    if isinstance(outcome, Queued) and behind and outcome.reason in ("held", "reserved"):
+    if isinstance(outcome, Queued) and behind and outcome.reason in ("held", "reserved", "turn"):
         return replace(outcome, seen=f"{outcome.seen}{IN_LINE}{claim}")
     return outcome
 

@@ -166,8 +166,8 @@ class _TurnLine:
         self.asked, before = -inf, self.refused
         if refused is not None and refused.reason == "held":
             self.refused, self.at = refused, _now()
-        elif refused is not None and refused.reason == "reserved":
-            # The lease may be reserved for one of the other waiters, which looks once then.
+        elif refused is not None and refused.reason in ("reserved", "turn"):
+            # It may be for one of the other waiters, which looks once then.
             self.refused, self.at = refused, -inf
             if before is None or before.seen != refused.seen:
                 self.notify({it.holder for it in refused.holders} or None)

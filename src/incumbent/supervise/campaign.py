@@ -317,6 +317,8 @@ def _describe_refusal(reason: str, leader: str | None) -> str:
             return "closed for a while by --at-least-for"
         case "reserved":
             return f"reserved for {leader or 'another'}"
+        case "turn":
+            return f"the turn of {leader or 'another'}, first in line"
         case _:
             return f"held by {leader or 'another'}"
 

@@ -219,7 +219,7 @@ def test_a_place_that_was_lost_is_taken_anew_at_the_end(
     assert queued(other, ask=brief).place == 1
     assert line(own_etcd, here) == [second, other.claim]
     assert here.store.give(here.key, here.claim, granted.token, soon()) == Released()
-    assert queued(other, ask=brief).reason == "reserved"
+    assert queued(other, ask=brief).reason == "turn"
     here.take(second, ask=FAIR)
 
 
@@ -268,7 +268,7 @@ def test_readers_are_let_in_beside_each_other_once_no_writer_is_before_them(
     first = here.take(ask=read)
     queued(other)
     late = new_claim()
-    assert queued(here, late, read).reason == "reserved"
+    assert queued(here, late, read).reason == "turn"
     assert (
         here.store.give(here.key, first.claim, first.token, soon(), parting=Parting(shared=True))
         == Released()
@@ -327,8 +327,8 @@ def test_who_is_overtaken_takes_over_once_it_is_its_turn(here: Party, other: Par
         assert here.store.give(here.key, granted.claim, granted.token, soon()) == Released()
         granted = one.take(new_claim(), ask=LONG)
     assert here.store.give(here.key, granted.claim, granted.token, soon()) == Released()
-    assert other.refused(ask=LONG).reason == "reserved"
-    assert here.refused(ask=LONG).reason == "reserved"
+    assert other.refused(ask=LONG).reason == "turn"
+    assert here.refused(ask=LONG).reason == "turn"
     here.take(first, ask=UNFAIR)
 
 

@@ -64,7 +64,7 @@ def test_a_crowd_that_joins_a_line_at_once_needs_three_requests_each(
     assert max(places) == count - 1
     assert far.store.give(far.key, granted.claim, granted.token, soon(30)) == Released()
     first = far.refused(new_claim())
-    assert first.reason == "reserved"
+    assert first.reason == "turn"
 
 
 def test_those_who_joined_are_served_in_the_order_of_arrival(near: Party, far: Party) -> None:
@@ -77,7 +77,7 @@ def test_those_who_joined_are_served_in_the_order_of_arrival(near: Party, far: P
         assert outcome.place == place
     far.store.give(far.key, granted.claim, granted.token, soon())
     for place, claim in enumerate(claims):
-        assert near.refused(new_claim()).reason == "reserved"
+        assert near.refused(new_claim()).reason == "turn"
         for later in claims[place + 1 :]:
             assert isinstance(far.store.take(far.key, later, LINED, soon()), Queued)
         outcome = near.store.take(near.key, claim, LINED, soon())
@@ -139,7 +139,7 @@ def test_a_give_that_others_wait_for_begins_the_turn_of_the_first(near: Party, f
         far.store.take(far.key, new_claim(), brief, soon())
     far.store.give(far.key, granted.claim, granted.token, soon())
     refused = near.refused()
-    assert refused.reason == "reserved"
+    assert refused.reason == "turn"
     assert refused.retry_after is not None
     assert refused.retry_after <= 5.0
 
@@ -150,7 +150,7 @@ def test_who_joined_comes_before_others_when_the_ttl_of_the_holder_ends(far: Par
     first = new_claim()
     assert isinstance(far.store.take(far.key, first, LINED, soon()), Queued)
     eventually(lambda: not far.store.read(far.key, soon()).holdings)
-    assert far.refused().reason == "reserved"
+    assert far.refused().reason == "turn"
     assert isinstance(far.store.take(far.key, first, LINED, soon()), Granted)
 
 
@@ -291,7 +291,7 @@ def test_a_line_is_not_lost_over_a_restart(own_maria: MariaServer) -> None:
         assert isinstance(one.store.take(one.key, claim, LINED, soon()), Queued)
         own_maria.restart()
         patiently(lambda: one.store.give(one.key, granted.claim, granted.token, soon()))
-        assert one.refused(new_claim()).reason == "reserved"
+        assert one.refused(new_claim()).reason == "turn"
         assert isinstance(one.store.take(one.key, claim, LINED, soon()), Granted)
 
 

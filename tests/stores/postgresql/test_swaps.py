@@ -240,7 +240,7 @@ def test_a_release_tells_those_who_joined_since_its_grant(
     store.give(KEY, holder.claim, holder.token, soon(), parting=Parting(shared=True))
     refused = store.take(KEY, new_claim(), SHARED, soon())
     assert isinstance(refused, Refused)
-    assert refused.reason == "reserved"
+    assert refused.reason == "turn"
 
 
 def test_who_joins_while_another_decides_is_not_lost(store: PostgresStore) -> None:
@@ -254,7 +254,7 @@ def test_who_joins_while_another_decides_is_not_lost(store: PostgresStore) -> No
     store.give(KEY, holder.claim, holder.token, soon())
     refused = store.take(KEY, new_claim(), ALONE, soon())
     assert isinstance(refused, Refused)
-    assert (refused.reason, refused.holders[0].holder) == ("reserved", "b")
+    assert (refused.reason, refused.holders[0].holder) == ("turn", "b")
 
 
 @pytest.mark.parametrize("asks", [1, 2])

@@ -12,16 +12,7 @@ from zlib import crc32
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.model import (
-    UNLIMITED,
-    Ask,
-    Field,
-    Granted,
-    Holding,
-    Key,
-    Refused,
-    TakeOutcome,
-)
+from incumbent.model import UNLIMITED, Ask, Field, Granted, Holding, Key, Refused, TakeOutcome
 from incumbent.rules import taking as rules
 from incumbent.rules.notices import PAUSE, RESIGN
 from incumbent.rules.record import HISTORY_KEPT, Closing, Grant, LeaseRecord, Moment, micros

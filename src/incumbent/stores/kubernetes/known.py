@@ -132,7 +132,7 @@ class Known:
     def is_unproved(self, key: Key, refused: Refused) -> bool:
         """Whether who is in the way has not renewed in time by the wall clock: only a hint."""
         sight, left = self.sights.get(key), refused.retry_after or 0.0
-        by_time = refused.reason in ("held", "reserved") and left <= _WATCHED
+        by_time = refused.reason in ("held", "reserved", "turn") and left <= _WATCHED
         return by_time and sight is not None and sight.looks_dead(self.wall())
 
     def note(self, revision: int, floor: int) -> None:

@@ -35,13 +35,7 @@ from incumbent.stores.redis.incarnation import (
 )
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.resp import as_eval, is_forgotten
-from incumbent.stores.redis.site import (
-    Demoted,
-    Outdated,
-    ProviderFailed,
-    RedisSite,
-    Requests,
-)
+from incumbent.stores.redis.site import Demoted, Outdated, ProviderFailed, RedisSite, Requests
 from incumbent.stores.redis.take import read_take, settle_take, take_request
 from incumbent.stores.redis.wire import (
     UNUSABLE,

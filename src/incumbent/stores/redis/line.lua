@@ -133,7 +133,7 @@ stand_in_line = function(reason, value, left)
   if is_new_turn then
     -- Another waiter has just become the first, and has to ask.
     notify(turn.first, 'turn', 0)
-  elseif reason == 'line' then
+  elseif reason == 'turn' then
     -- A claim that is refused because of a turn asks again when that turn is over.
     if turn.recheck_at == 0 and inbox_of(turn.first) ~= inbox_of(me) then
       turn.watcher, turn.recheck_at = name_of(me), turn.due

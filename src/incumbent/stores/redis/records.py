@@ -144,11 +144,11 @@ def refused(kind: bytes, raw: bytes, left_ms: int, now_us: bytes, slot: str) -> 
     """The Refused for a script's refusal. Its `seen` names the key to watch, and its digest."""
     if kind == b"paused":
         return Refused("paused", seen=f"pause {digest_of(raw)}")
-    if kind == b"line":
+    if kind == b"turn":
         # The value of a line ends with its first waiter: see take.lua.
         words = raw.split(b" ")
         first = unquote(words[4].decode("utf-8", "replace")) if len(words) == 5 else _FOREIGN
-        return Refused("reserved", (Holding(first, 0, left_ms / 1000),), left_ms / 1000, "lease -")
+        return Refused("turn", (Holding(first, 0, left_ms / 1000),), left_ms / 1000, "lease -")
     holding = _holding(raw, left_ms, int(now_us) / 1e6)
     reason: _Reason = _REASONS.get(kind, "closed")
     watched = f"slot:{slot}" if kind == b"slot" else "lease"

@@ -73,7 +73,7 @@ def milliseconds(seconds: float) -> int:
 
 _FOLDER: Final = os.path.dirname(__file__)  # noqa: PTH120
 _INCLUDE: Final = re.compile(rb"^-- INCLUDE ([\w:]+)$", re.MULTILINE)
-_COMMENT: Final = re.compile(rb"^ *--.*$", re.MULTILINE)
+_COMMENT: Final = re.compile(rb"^ *(?:--.*)?\n", re.MULTILINE)
 _FIELD: Final = re.compile(rb"\bFIELD\.(\w+)")
 
 
@@ -94,7 +94,7 @@ _texts: Final[dict[bytes, bytes]] = {}
 
 
 class Script:
-    """A Lua script as it is sent: without comments, each `FIELD.x` replaced by its stored name."""
+    """A Lua script as it is sent: no comment lines, each `FIELD.x` replaced by its stored name."""
 
     def __init__(
         self,

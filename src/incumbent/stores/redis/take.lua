@@ -204,7 +204,7 @@ elseif used then
 elseif paused then
   reason, value = 'paused', paused
 else
-  reason, value, left = 'line', turn.first, turn.due - now_ms
+  reason, value, left = 'turn', turn.first, turn.due - now_ms
 end
 -- Waiting does not help against another number of permits. A record without a token and a field has
 -- expired during a long holding: without its last token there is no line until a renewal restores it.

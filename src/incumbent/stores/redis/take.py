@@ -50,13 +50,7 @@ from incumbent.stores.redis.resp import (
     milliseconds,
     pack_arguments,
 )
-from incumbent.stores.redis.site import (
-    MARKER_KEY,
-    Outdated,
-    RedisSite,
-    Requests,
-    TooLate,
-)
+from incumbent.stores.redis.site import MARKER_KEY, Outdated, RedisSite, Requests, TooLate
 
 _UNASKED: Final = Ask(TTL_DEFAULT, "")
 

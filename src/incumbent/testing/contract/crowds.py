@@ -34,7 +34,7 @@ class CrowdCases:
             assert bench.give(grant) == Released()
             following = bench.store.take(*line[place + 1][1:], bench.until())
             assert isinstance(following, Queued)
-            assert following.reason == "reserved"
+            assert following.reason == "turn"
             served = bench.store.take(*line[place][1:], bench.until())
             assert isinstance(served, Granted)
             grant = served

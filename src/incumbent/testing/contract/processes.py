@@ -102,9 +102,9 @@ class ClockCases:
             for one, claim in zip((other, bench), claims, strict=True):
                 assert isinstance(one.take(claim=claim, queue=queue), Queued)
             bench.give(grant)
-            assert bench.refused().reason == "reserved"
+            assert bench.refused().reason == "turn"
             other.give(other.granted(claim=claims[0], queue=queue))
-            assert other.refused().reason == "reserved"
+            assert other.refused().reason == "turn"
             bench.granted(claim=claims[1], queue=queue)
 
 

@@ -251,8 +251,8 @@ class SharedLineCases:
         first, second = bench.draw(), bench.draw()
         assert [queued(bench, claim, permits=2).place for claim in (first, second)] == [0, 1]
         bench.give(one)
-        assert bench.refused(permits=2).reason == "reserved"
-        assert queued(bench, second, permits=2).reason == "reserved"
+        assert bench.refused(permits=2).reason == "turn"
+        assert queued(bench, second, permits=2).reason == "turn"
         served(bench, first, permits=2)
         assert queued(bench, second, permits=2).place == 0
 
@@ -267,8 +267,8 @@ class SharedLineCases:
     def test_readers_who_come_later_let_a_writer_pass(self, bench: Bench) -> None:
         reader = bench.granted(permits=UNLIMITED)
         (writer,), later = line_of(bench, 1), bench.draw()
-        assert queued(bench, later, permits=UNLIMITED).reason == "reserved"
-        assert bench.refused(permits=UNLIMITED).reason == "reserved"
+        assert queued(bench, later, permits=UNLIMITED).reason == "turn"
+        assert bench.refused(permits=UNLIMITED).reason == "turn"
         assert bench.renew(reader) == Renewed()
         bench.give(reader)
         grant = served(bench, writer)
@@ -283,7 +283,7 @@ class SharedLineCases:
         for claim in readers:
             served(bench, claim, permits=UNLIMITED)
         assert queued(bench, writer).reason == "held"
-        assert bench.refused(permits=UNLIMITED).reason == "reserved"
+        assert bench.refused(permits=UNLIMITED).reason == "turn"
 
     def test_a_writer_who_leaves_the_line_lets_readers_in(self, bench: Bench) -> None:
         bench.granted(permits=UNLIMITED)
@@ -305,7 +305,7 @@ class SharedLineCases:
         assert isinstance(refusal, Refused)
         assert refusal.reason == "permits"
         bench.give(shared)
-        assert bench.refused(permits=4).reason == "reserved"
+        assert bench.refused(permits=4).reason == "turn"
         bench.give_up(second)
         bench.granted(permits=4)
 

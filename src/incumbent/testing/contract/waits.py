@@ -177,7 +177,7 @@ class LineCases:
         for claim, others in ((first, (third, second)), (second, (third,)), (third, ())):
             bench.give(grant)
             for other in others:
-                assert queued(bench, other).reason == "reserved"
+                assert queued(bench, other).reason == "turn"
             grant = served(bench, claim)
 
     def test_nobody_comes_before_one_that_asked_for_fairness(self, bench: Bench) -> None:
@@ -185,10 +185,10 @@ class LineCases:
         bench.give(grant)
         for _ in range(OVERTAKEN_MOST + 2):
             refusal = bench.refused()
-            assert (refusal.reason, refusal.holders[0].holder) == ("reserved", first[:8])
+            assert (refusal.reason, refusal.holders[0].holder) == ("turn", first[:8])
             assert refusal.retry_after is not None
             assert 0 < refusal.retry_after <= bench.long + 0.1
-            assert queued(bench, bench.draw(), fair=False).reason == "reserved"
+            assert queued(bench, bench.draw(), fair=False).reason == "turn"
         served(bench, first)
 
     def test_an_unfair_waiter_is_overtaken_a_few_times_at_most(self, bench: Bench) -> None:
@@ -198,7 +198,7 @@ class LineCases:
             grant = bench.granted()
             assert queued(bench, first, fair=False).place == 0
         bench.give(grant)
-        assert bench.refused().reason == "reserved"
+        assert bench.refused().reason == "turn"
         queued(bench, bench.draw(), fair=False)
         served(bench, first, fair=False)
 
@@ -243,7 +243,7 @@ class LineCases:
         bench.granted(ttl=bench.ttl)
         (first,) = line_of(bench, 1)
         bench.outlive(bench.ttl)
-        assert bench.refused().reason == "reserved"
+        assert bench.refused().reason == "turn"
         served(bench, first)
 
     def test_who_leaves_the_line_is_not_waited_for(self, bench: Bench) -> None:
