@@ -57,6 +57,7 @@ class Script:
         monkeypatch.setattr(self.engine, "capabilities", can)
         self.outcomes = list(outcomes)
         self.waits: list[float] = []
+        self.ends: list[float] = []
         store = self.engine.faulty
         monkeypatch.setattr(store, "take", self._take)
         monkeypatch.setattr(store, "wait_change", self._wait)
@@ -71,6 +72,7 @@ class Script:
 
     def _wait(self, key: Key, seen: str, until: float) -> None:
         self.waits.append(until - clock.now())
+        self.ends.append(until)
 
     async def _wait_async(self, key: Key, seen: str, until: float) -> None:
         self._wait(key, seen, until)
@@ -106,6 +108,17 @@ def test_a_waiter_looks_again_and_again_while_a_foreign_client_holds(
     assert len(script.waits) == 5
     assert all(wait < 0.11 for wait in script.waits)
     assert len({round(wait, 4) for wait in script.waits}) > 1, "without jitter"
+
+
+@SIDES
+def test_the_last_look_is_early_enough_for_its_answer(acquire: Acquire, write: Write) -> None:
+    script = write(Refused("held", THEIRS, 60.0, "1"))
+    with pytest.raises(AcquireTimeout):
+        acquire(script.engine, 0.5)
+    last = max(script.ends)
+    early = [last - end for end in script.ends if end != last]
+    assert early
+    assert min(early) > 0.049
 
 
 @SIDES

@@ -272,7 +272,10 @@ class _AcquireAttempt:
         if not place and any(holder.foreign for holder in refused.holders):
             # A foreign client announces no release, so the first in line polls, and so does a
             # waiter without a place. Those further back need not.
-            left = min(left, wanted.poll_every * (1.0 - port.jitter() / 2))
+            every = wanted.poll_every * (1.0 - port.jitter() / 2)
+            # A poll without the time for an answer would hide the refusal before it.
+            in_time = until - port.now() - every >= wanted.poll_every / 2
+            left = min(left, every if in_time else inf)
         # Only one claim is first in line, so it needs no jitter.
         wake = min(until, port.now() + left + (0.0 if place == 0 else _HERD * port.jitter()))
         await pace(port, unchanged, wake)

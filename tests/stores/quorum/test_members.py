@@ -94,7 +94,7 @@ def test_a_wrong_password_at_a_majority_is_final_and_does_not_show() -> None:
 
 def test_a_member_of_a_quorum_is_refused_by_redis_alone_in_one_sentence(four: Members) -> None:
     with party(four.url(TRUSTED, (0, 1, 2))) as one:
-        one.take(ASK)
+        take_everywhere(four.all[:3], one, ASK)
     alone = open_engine(f"redis://{four.all[0].address}?restart_wait=0")
     for take in takes_of_both_sides(alone):
         with pytest.raises(StoreUnavailable, match="is used as a member of a quorum already") as e:
