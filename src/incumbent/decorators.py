@@ -27,7 +27,7 @@ from incumbent.errors import ConfigError, NotAcquired
 from incumbent.locks.inside import around_call
 from incumbent.locks.leases import AsyncLease, Lease, SingleLease
 from incumbent.locks.lock import AsyncLock, Lock, SingleLock
-from incumbent.locks.options import LockSettings, require
+from incumbent.locks.options import LockSettings, explained, require
 from incumbent.locks.other_words import refuse_unknown
 from incumbent.locks.running import is_async, name_of, not_deferred, refuse_generator
 from incumbent.protocol.release import release
@@ -87,6 +87,7 @@ def exclusive(
 ) -> Skipping: ...
 
 
+@explained
 def exclusive(
     name: str,
     *,
@@ -133,6 +134,7 @@ def exclusive(
     return decorate
 
 
+@explained
 def once(
     name: str,
     *,

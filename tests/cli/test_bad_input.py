@@ -102,10 +102,36 @@ def test_an_option_that_cannot_work(
         ("rediss://host?ssl_cert_reqs=none", "ssl_cert_reqs"),
         ("sqlite:///tmp/x.db?colour=blue", "colour"),
         ("withheld:", "--share-store"),
+        ("sqlite:///tmp/x.db ", "--store=... begins or ends with a blank or a quote"),
+        ("'redis://host'", "begins or ends with a blank or a quote"),
     ],
 )
 def test_a_store_that_cannot_be_meant(touched: Path, url: str, said: str) -> None:
     refused(run(url, touched), said)
+
+
+@pytest.mark.parametrize("url", ["'redis://:geheim@host'", '"sqlite:///tmp/x.db"', " redis://h"])
+def test_a_variable_with_quotes_or_blanks_is_named_and_its_url_not_shown(
+    touched: Path, url: str
+) -> None:
+    done = incumbent("run", "job", "--", "touch", touched, env={"INCUMBENT_STORE": url})
+    refused(done, "INCUMBENT_STORE=... begins or ends with a blank or a quote")
+    assert "geheim" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", ["status", "jobs", "status x", "why x", "history x", "wait x", "pause x", "trigger x"]
+)
+def test_a_namespace_that_is_none_is_refused_by_every_command(store: str, words: str) -> None:
+    refused(incumbent("-s", store, "-N", "a b", *words.split()), "'a b' is not a namespace")
+
+
+@pytest.mark.parametrize("command", ["run", "lead"])
+def test_a_quoted_command_line_gets_a_hint(store: str, command: str) -> None:
+    done = incumbent("-s", store, command, "job", "--", "sleep 5")
+    assert done.returncode == 127
+    assert "sleep 5: not found; it is one word with blanks in it" in done.stderr
+    assert "blanks" not in incumbent("-s", store, command, "job", "--", "nowhere").stderr
 
 
 def test_a_missing_extra_says_what_to_install(tmp_path: Path, touched: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from incumbent import Client, clock
+from incumbent import Client, Lock, clock
 from incumbent.model import Ask, Granted, Key
 from incumbent.runtime.link import link_for
 from tests import tiers
@@ -163,6 +163,13 @@ def test_history_says_who_held_it_when(store: str) -> None:
     assert [it["holder"] for it in past] == ["first", "second"]
     assert past[0]["token"] < past[1]["token"]
     assert all(it["seconds"] >= 0 for it in past)
+
+
+def test_history_says_that_a_lock_of_a_program_was_released(store: str) -> None:
+    with Lock("job", store=store):
+        pass
+    (row,) = incumbent("-s", store, "history", "job").stdout.splitlines()[1:]
+    assert row.endswith("  released")
 
 
 def test_doctor_finds_a_sane_store_sane(store: str) -> None:

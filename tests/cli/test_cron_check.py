@@ -105,6 +105,46 @@ def test_a_call_that_cannot_work_is_one_line(words: tuple[str, ...], said: str) 
     assert said in line
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("jobs.yaml", b"jobs:\n  - name: x\n    schedule: '* * * * *'\n", ".yaml is another kind"),
+        ("jobs.json", b'{"jobs": []}\n', ".json is another kind of file"),
+        ("app.py", b"import incumbent\n", ".py is another kind of file"),
+        ("program", b"\x7fELF\x02\x01\0\0", "is no text"),
+        ("program", b"\x89PNG\xff\r\n", "is not UTF-8 text"),
+        ("folder", None, "Is a directory"),
+        ("nowhere", None, "No such file"),
+    ],
+)
+def test_a_file_of_another_kind_is_told_what_is_expected(
+    tmp_path: Path, name: str, content: bytes | None, said: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    for words in ((), ("--check",)):
+        done = incumbent("-s", "sqlite:", "cron", tmp_path / name, *words)
+        assert (done.returncode, done.stdout) == (64, "")
+        (line,) = done.stderr.splitlines()
+        assert said in line
+        assert "FILE is a crontab or a job file in TOML; jobs in Python are named as" in line
+
+
+def test_a_crontab_may_have_any_name(tmp_path: Path) -> None:
+    (tmp_path / "jobs.json").write_text("* * * * * date\n")
+    assert incumbent("cron", tmp_path / "jobs.json", "--check").returncode == 0
+
+
+def test_a_module_is_named_without_its_suffix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "app.py").write_text("import incumbent\njobs = incumbent.Jobs()\n")
+    done = incumbent("cron", "app.py:jobs", "--check")
+    assert (done.returncode, "a module is named without .py: app:jobs" in done.stderr) == (64, True)
+
+
 def test_the_next_runs_of_a_module_are_told_too(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(
         "import incumbent\njobs = incumbent.Jobs()\n"
@@ -142,6 +182,7 @@ def setting(name):
         ("setting('{')", "app.py, line 5: JSONDecodeError: "),
         ("import nowhere_at_all", "app.py, line 7: ModuleNotFoundError: No module named"),
         ("def f(:", "invalid syntax (app.py, line 7)"),
+        ("raise SystemExit(0)", "app.py, line 7: SystemExit: 0"),
     ],
 )
 def test_an_error_of_the_users_module_is_told_with_its_file_and_line(

@@ -114,6 +114,10 @@ def test_jobs_that_failed_and_jobs_with_a_prefix_are_shown_alone(
         shown = incumbent("-s", store, "jobs", "--failed").stdout
         assert "sync-bad" in shown
         assert "sync-good" not in shown
+        status = incumbent("-s", store, "status", "sync-bad").stdout
+        assert "last run  failed (" in status
+        assert "slot" not in status.replace(", slot ", "")
+        assert "jobs: 3, running: 0, failed: 2; see" in incumbent("-s", store, "status").stdout
     finally:
         instance.terminate()
         instance.communicate(timeout=30)

@@ -98,12 +98,29 @@ def test_what_cannot_be_understood_is_refused(line: str) -> None:
         ("run n --isolate pidnss -- x", "--isolate='pidnss' is not auto, pidns, container or"),
         ("lead n --restart onfailure -- x", "did you mean on-failure?"),
         ("led n -- x", "there is no command 'led'; did you mean lead?"),
+        ("run n --stor x -- x", "did you mean --store?"),
+        ("run n --lease-time 5 -- x", "run has no option --lease-time; did you mean --ttl?"),
+        ("run n --expire=5 -- x", "did you mean --ttl?"),
+        ("run n --blocking-timeout 5 -- x", "did you mean --wait?"),
+        (
+            "run n --timeout 5 -- x",
+            "of wait, trigger, not of run; did you mean --wait?",
+        ),
+        ("wait n --max-wait 5", "did you mean --timeout?"),
+        ("lead n --timeout 5 -- x", "--timeout is an option of wait, trigger, not of lead"),
+        ("run n -t 5 -- x", "run has no option -t. See"),
+        ("run n -n 5 -- x", "-n is an option of history, not of run"),
     ],
 )
 def test_a_misspelt_word_names_the_one_that_was_meant(line: str, meant: str) -> None:
     with pytest.raises(UsageError) as refused:
         parsed(line)
     assert meant in str(refused.value)
+
+
+@pytest.mark.parametrize("line", ["run n -qv -- x", "run -ssqlite: n -- x", "run n -E75 -- x"])
+def test_short_options_may_stand_together_and_before_their_value(line: str) -> None:
+    assert parsed(line).words == ("x",)
 
 
 def test_a_choice_that_came_from_a_variable_names_the_variable() -> None:

@@ -30,6 +30,15 @@ def test_the_cookbook_lists_each_recipe() -> None:
     assert [page.name for page in RECIPES if f"]({page.name})" not in index] == []
 
 
+def test_what_a_recipe_installs_can_be_had_before_a_release() -> None:
+    way = "PIP_FIND_LINKS"
+    assert way in (PAGES / "index.md").read_text()
+    texts = {page.name: page.read_text() for page in RECIPES}
+    assert [
+        name for name, text in texts.items() if ("pip install 'inc" in text) > (way in text)
+    ] == []
+
+
 @pytest.mark.parametrize("block", FILES, ids=lambda block: block.id)
 def test_a_recipe_uses_what_it_imports(block: Block) -> None:
     tree = ast.parse(block.code)

@@ -55,6 +55,27 @@ def test_it_serves_the_page_until_it_is_told_to_end(
         assert process.wait(20) == code
 
 
+@pytest.mark.parametrize(
+    ("listen", "guarded", "said"),
+    [
+        ("127.0.0.1:0", False, "everybody on this host may look; to act needs --token-file"),
+        ("0.0.0.0:0", False, "without --token-file it serves /healthz and /readyz alone"),
+        ("0.0.0.0:0", True, "who has a token of --token-file may look and act"),
+    ],
+)
+def test_it_says_at_the_start_who_may_look_and_act(
+    tmp_path: Path, listen: str, guarded: bool, said: str
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef\n")
+    token.chmod(0o600)
+    words = ("--token-file", token) if guarded else ()
+    store = f"sqlite://{tmp_path}/leases.db"
+    with started("-s", store, "serve", "--listen", listen, *words) as (process, _):
+        assert process.stderr is not None
+        assert said in process.stderr.readline()
+
+
 def test_it_tells_systemd_that_it_listens_lives_and_ends(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))

@@ -263,6 +263,7 @@ def test_a_public_page_asks_for_the_token_except_from_probes(
             for wrong in (None, "wrong", SECRET[:-1]):
                 status, body = get(url + path, wrong)
                 assert status == 401
+                assert "`Authorization: Bearer TOKEN`" in body
                 assert SECRET not in body
         assert get(f"{url}/leader", SECRET)[0] == 200
         assert get(f"{url}/metrics", SECRET)[0] == 200

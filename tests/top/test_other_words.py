@@ -163,3 +163,72 @@ def test_durations_are_read_as_people_write_them(text: str, seconds: float) -> N
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a duration"):
         parse_duration(text)
+
+
+CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
+    (incumbent.Semaphore, ("job",), {"value": 3}, "has no argument 'value': `permits`"),
+    (incumbent.Semaphore, ("job",), {"limit": 3}, "has no argument 'limit': `permits`"),
+    (incumbent.AsyncSemaphore, ("job",), {"permit": 3}, "did you mean 'permits'?"),
+    (incumbent.Lock, (), {"key": "job"}, "has no argument 'key': `name`"),
+    (incumbent.MultiLock, (), {"keys": ["a"]}, "has no argument 'keys': `names`"),
+    (incumbent.AsyncMultiLock, (), {"resources": ["a"]}, "'resources': `names`"),
+    (incumbent.ReadWriteLock, (), {"resource": "job"}, "has no argument 'resource': `name`"),
+    (incumbent.AsyncReadWriteLock, (), {"nam": "job"}, "did you mean 'name'?"),
+    (incumbent.Election, (), {"key": "job"}, "Election() has no argument 'key': `name`"),
+    (incumbent.Group, (), {"key": "job"}, "Group() has no argument 'key': `name`"),
+    (incumbent.Shards, ("job",), {"partitions": 3}, "'partitions': `count`"),
+    (incumbent.AsyncShards, ("job",), {"shards": 3}, "has no argument 'shards': `count`"),
+    (incumbent.once, ("job",), {"every": "1d"}, "once() has no argument 'every': `per`"),
+    (incumbent.once, ("job",), {"interval": 60}, "has no argument 'interval': `per`"),
+]
+
+
+@pytest.mark.parametrize(("call", "given", "words", "said"), CALLS)
+def test_a_call_with_another_librarys_words_names_ours(
+    call: Any, given: tuple[Any, ...], words: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match="has no argument") as caught:
+        call(*given, store=STORE, **words)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "said"),
+    [
+        (incumbent.Semaphore, ("job",), "'permits': write Semaphore(name, permits), and settings"),
+        (incumbent.Lock, ("job", 30), "too many positional arguments: write Lock(name), and"),
+        (incumbent.MultiLock, ("a", "b"), "positional arguments: write MultiLock(names), and"),
+        (incumbent.AsyncElection, ("job", 30), "arguments: write AsyncElection(name), and"),
+        (incumbent.once, ("job",), "'per': write once(name, per=...), and settings"),
+        (incumbent.exclusive, ("job", 30), "arguments: write exclusive(name), and settings"),
+        (incumbent.Client(STORE).semaphore, ("job",), "'permits': write semaphore(name, permits)"),
+        (incumbent.AsyncClient(STORE).shards, ("job",), "'count': write shards(name, count)"),
+    ],
+)
+def test_a_call_that_lacks_an_argument_or_names_too_few_shows_how_to_write_it(
+    call: Any, given: tuple[Any, ...], said: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        call(*given)
+    assert said in str(caught.value)
+
+
+def test_an_error_inside_of_a_correct_call_stays_what_it_is() -> None:
+    with pytest.raises(TypeError, match="unhashable"):
+        incumbent.MultiLock([["a"], ["b"]], store=STORE)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("timeout", [True, False, -1])
+@pytest.mark.parametrize("kind", [incumbent.Lock, incumbent.MultiLock, incumbent.Semaphore])
+def test_the_arguments_of_threading_locks_say_what_to_write(kind: Any, timeout: Any) -> None:
+    with pytest.raises(ConfigError, match="write 0 to try once, None to wait for ever"):
+        _made(kind).acquire(timeout)
+
+
+@pytest.mark.parametrize("kind", [incumbent.MultiLock, incumbent.AsyncMultiLock])
+def test_a_lock_on_several_names_knows_the_words_of_acquire_too(kind: Any) -> None:
+    async def ask() -> None:
+        await kind(["a", "b"], store=STORE).acquire(blocking=False)
+
+    with pytest.raises(ConfigError, match=r"has no argument 'blocking': `timeout`"):
+        asyncio.run(ask())

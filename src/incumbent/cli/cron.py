@@ -9,6 +9,7 @@ from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from incumbent import clock
@@ -134,15 +135,19 @@ def _find_jobs(target: str) -> Jobs:
         found = getattr(import_module(module), name)
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         place = source_of(error)
         text = f"{place}: {type(error).__name__}: {error}" if place else str(error)
+        if module.endswith(".py") and Path(module).exists():
+            text = f"a module is named without .py: {target.replace('.py:', ':')}"
         raise ConfigError(f"{target}: {text}", name="file") from error
     # Imported only here: it imports asyncio, which a file of commands does not need.
     from incumbent.cron.jobs import Jobs
 
     if not isinstance(found, Jobs):
-        raise ConfigError(f"{target} is a {type(found).__name__}, no incumbent.Jobs", name="file")
+        raise ConfigError(
+            f"{target} is of type {type(found).__name__}, not an incumbent.Jobs", name="file"
+        )
     return found
 
 

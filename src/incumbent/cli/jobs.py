@@ -45,7 +45,6 @@ _HOLDINGS_HEAD = ("STARTED", "DURATION", "HOLDER", "TOKEN", "HOW IT ENDED")
 _PATIENCE: Final = "15s"
 _REREAD_AFTER: Final = 0.25
 _MOST_SHOWN: Final = 1_000_000
-_FAILED: Final = (SlotState.FAILED, SlotState.TIMED_OUT, SlotState.LOST, SlotState.MISSED)
 _REFUSED: Final = (SlotState.SKIPPED, SlotState.MISSED, SlotState.LOST)
 
 
@@ -74,7 +73,7 @@ def _show_jobs(request: CommandRequest, client: Client) -> None:
         (job, name in found.gone)
         for name, job in found.jobs.items()
         if name.startswith(request.text("prefix") or "")
-        and not (request.on("failed") and _ended_well(job))
+        and not (request.on("failed") and fleet.failure_of(job.runs) is None)
     ]
     if request.on("json"):
         instances = [{"instance": one.instance, "since": utc(one.since)} for one in found.up]
@@ -91,11 +90,6 @@ def _show_jobs(request: CommandRequest, client: Client) -> None:
     if any(row[2] == "gone" for row in rows):
         below.insert(0, _GONE)
     draw(request, [_HEAD, *rows], below)
-
-
-def _ended_well(job: Job) -> bool:
-    ended = [run for run in job.runs if run.state.ended and run.state is not SlotState.SKIPPED]
-    return not ended or ended[-1].state not in _FAILED
 
 
 def _is_shown(job: Job, now: float) -> bool:
@@ -143,7 +137,7 @@ def _history(request: CommandRequest) -> int:
     if runs or fleet.is_job(record):
         found = [run for run in runs if run.due >= start]
         if request.on("failed"):
-            found = [run for run in found if run.state in _FAILED]
+            found = [run for run in found if run.state in fleet.NOT_WELL]
         _show_runs(request, found[-most:])
         return OK
     _show_terms(request, record, start, most)
@@ -203,7 +197,8 @@ def _past_row(
     lasted = "holds it" if past.token in present else "ran out"
     if past.ended is not None:
         lasted = say_seconds(max(0.0, past.ended - past.started))
-    how = describe_ending(endings[past.token]) if past.token in endings else "-"
+    how = "-" if past.ended is None else "released"
+    how = describe_ending(endings[past.token]) if past.token in endings else how
     return (iso(past.started), lasted, past.holder, str(past.token), how)
 
 

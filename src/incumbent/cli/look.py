@@ -18,7 +18,8 @@ from incumbent.cli.operator import (
 )
 from incumbent.cli.parser import CommandRequest
 from incumbent.cli.text import draw, held, print_json, say, waiting
-from incumbent.cron.fleet import is_job, jobs_of
+from incumbent.cron.fleet import failure_of, is_by_the_clock, is_job, jobs_of, result_of, runs_in
+from incumbent.cron.ledger import read_job
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.locks.clients import Client
 from incumbent.model import Holding, Key, Record
@@ -126,7 +127,9 @@ def _show(request: CommandRequest, client: Client) -> Record | None:
     below = [] if store.word == FREE else [said_of(store)]
     if jobs:
         running = sum(1 for job in jobs if job.holdings)
-        below.append(f"jobs: {len(jobs)}, running: {running}; see `incumbent jobs`")
+        failed = sum(1 for job in jobs if failure_of(runs_in(job)))
+        how = f"running: {running}" + (f", failed: {failed}" if failed else "")
+        below.append(f"jobs: {len(jobs)}, {how}; see `incumbent jobs`")
     draw(request, [_HEAD, *(_row(record, store) for record in chosen)], below)
     return None
 
@@ -173,7 +176,9 @@ def _facts(record: Record, state: NameState) -> Iterator[tuple[str, str]]:
         yield "state", said_of(state)
         yield from (("holder", _said_of_holder(one)) for one in record.holdings)
     else:
-        yield "state", _state_word(holding) if holding else said_of(state)
+        free = state.word == FREE and _is_by_the_clock(record)
+        word = FREE if free else said_of(state)
+        yield "state", _state_word(holding) if holding else word
     if holding and holding.permits is None:
         held_for, left = _times(holding)
         isolation = facts_of(holding).get("isolation", "")
@@ -188,7 +193,22 @@ def _facts(record: Record, state: NameState) -> Iterator[tuple[str, str]]:
         yield asked_to(record), said_by(record, RESIGN).strip() or "yes"
     if record.candidates:
         yield "waiting", ", ".join(candidate.holder for candidate in record.candidates)
-    for name, left_of_slot in record.slots.items():
-        yield "slot", f"{name}: {say_seconds(left_of_slot)} left"
+    yield from _last_run(record) if _is_by_the_clock(record) else _slots(record)
     for line in record.nodes:
         yield "node", line
+
+
+def _is_by_the_clock(record: Record) -> bool:
+    """Whether `cron` runs it: then used slots say nothing, as each run uses one of its own."""
+    return is_by_the_clock(read_job(record.fields))
+
+
+def _slots(record: Record) -> Iterator[tuple[str, str]]:
+    for name, left in record.slots.items():
+        yield "slot", f"{name}: {say_seconds(left)} left"
+
+
+def _last_run(record: Record) -> Iterator[tuple[str, str]]:
+    for run in [run for run in runs_in(record) if run.state.ended][-1:]:
+        why = f": {run.why}" if run.why else ""
+        yield "last run", f"{result_of(run)}{why}, slot {run.slot}; see `incumbent history`"

@@ -21,7 +21,7 @@ from incumbent.rules.notices import RESIGN, encode_pause, notice_to
 from incumbent.runtime.link import link_for
 from incumbent.stores.base import Store
 from incumbent.stores.findings import NameState, examine, is_on_record, places_of, state_of
-from incumbent.stores.names import make_key
+from incumbent.stores.names import check_name, make_key
 from incumbent.stores.url import store_url
 from incumbent.supervise.codes import BUSY, OK
 
@@ -38,7 +38,7 @@ _REREAD_AFTER = 5.0
 def open_client(request: CommandRequest) -> Client:
     """A client of the request's store and namespace. Raises ConfigError, also for a bad NAME."""
     if request.name:
-        make_key(request.namespace, request.name)
+        check_name(request.name)
     return Client(store_url(request.text("store")), namespace=request.namespace)
 
 

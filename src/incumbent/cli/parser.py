@@ -24,6 +24,7 @@ from incumbent.cli.table import (
     usage,
 )
 from incumbent.errors import ConfigError
+from incumbent.locks.other_words import our_word
 from incumbent.printable import did_you_mean, nearest
 
 
@@ -130,25 +131,36 @@ def _print_version() -> NoReturn:
 
 
 def _check_flags(name: str, ours: list[str], *, separated: bool) -> None:
-    """Raise UsageError for a long option that the command lacks, with a suggestion."""
-    own = _flags_of(*GLOBAL, *COMMANDS[name].options) | {"--help"}
+    """Raise UsageError for an option that the command lacks, with a suggestion."""
+    own = _flags_of(*GLOBAL, *COMMANDS[name].options) | {"-h", "--help"}
     plain = list(_plain_words(ours))
     # Without `--` the second plain word begins CMD, whose options are not ours.
     end = plain[1] if COMMANDS[name].runs and not separated and len(plain) > 1 else len(ours)
     values = set(_values(ours))
     for position, word in enumerate(ours[:end]):
-        flag = word.partition("=")[0]
-        if not word.startswith("--") or position in values or flag in own:
+        flag = word.partition("=")[0] if word.startswith("--") else word[:2]
+        if not word.startswith("-") or word == "-" or position in values or flag in own:
             continue
+        meant = _meant(flag, own)
         others = [each for each, command in COMMANDS.items() if flag in _flags_of(*command.options)]
         if others:
-            raise UsageError(f"{flag} is an option of {', '.join(others)}, not of {name}")
-        meant = did_you_mean(flag, sorted(own)) or "."
+            theirs = f"{flag} is an option of {', '.join(others)}, not of {name}"
+            raise UsageError(theirs + meant.removesuffix("."))
         raise UsageError(f"{name} has no option {flag}{meant} See incumbent {name} --help")
 
 
+def _meant(flag: str, own: set[str]) -> str:
+    """The option of `own` that was meant, misspelt or as another program calls it; "." if none."""
+    ours = our_word(flag.strip("-").replace("-", "_"))
+    # Of the commands that wait, those that run something call it --wait.
+    for option in ("--wait", "--timeout") if ours == "timeout" else (f"--{ours}",):
+        if option in own and option != flag:
+            return f"; did you mean {option}?"
+    return did_you_mean(flag, sorted(own)) or "."
+
+
 def _flags_of(*options: Option) -> set[str]:
-    return {flag for option in options for flag in option.flags if flag.startswith("--")}
+    return {flag for option in options for flag in option.flags}
 
 
 def _check_choices(request: CommandRequest, options: Sequence[Option]) -> None:

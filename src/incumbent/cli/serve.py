@@ -42,6 +42,8 @@ def command(request: CommandRequest) -> int:
         situation.serving(f"the page is at {pages.url}")
         with closing(pages), start_health(situation):
             say(f"the page is at {pages.url}")
+            if not request.on("quiet"):
+                say(pages.access)
             ended = _await_end(situation)
     return OK if ended == signal.SIGTERM else 128 + ended
 

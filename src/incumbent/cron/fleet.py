@@ -358,6 +358,15 @@ def runs_in(record: Record) -> list[SlotRecord]:
     ]
 
 
+NOT_WELL: Final = (SlotState.FAILED, SlotState.TIMED_OUT, SlotState.LOST, SlotState.MISSED)
+
+
+def failure_of(runs: Iterable[SlotRecord]) -> SlotRecord | None:
+    """The last run that ended, unless it ended well; skipped runs do not count."""
+    ended = [run for run in runs if run.state.ended and run.state is not SlotState.SKIPPED]
+    return ended[-1] if ended and ended[-1].state in NOT_WELL else None
+
+
 def result_of(run: SlotRecord) -> str:
     """The run's state, with its exit code and its count if they matter."""
     times = f" x{run.count}" if run.count > 1 else ""

@@ -23,6 +23,10 @@ from incumbent.cron.spec import JobSpec, Problem
 from incumbent.errors import ConfigError
 
 _LARGEST: Final = 64 * 1024 * 1024
+_OF_OTHERS: Final = (".yaml", ".yml", ".json", ".py")
+_EXPECTED: Final = (
+    "FILE is a crontab or a job file in TOML; jobs in Python are named as package.module:jobs"
+)
 _TOML: Final = re.compile(r"^[ \t]*(?:\[\[[ \t]*job[ \t]*\]\]|\[[ \t]*defaults[ \t]*\])", re.M)
 
 
@@ -59,13 +63,19 @@ def load_jobs(path: str, environ: Mapping[str, str], now: float) -> LoadedJobs:
         with Path(path).open("rb") as file:
             content = file.read(_LARGEST + 1)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}", name="file") from error
+        text = f"{path}: {error.strerror or error}; {_EXPECTED}"
+        raise ConfigError(text, name="file") from error
     if len(content) > _LARGEST:
         raise ConfigError(f"{path}: more than {_LARGEST} bytes are no job file", name="file")
     text, problems = _decoded(content, path)
     if problems:
         return LoadedJobs((), problems)
     parsed = parse_jobs(text, path, environ)
+    kind = Path(path).suffix
+    if parsed.errors and kind in _OF_OTHERS:
+        return LoadedJobs(
+            (), (Problem(path, 1, 1, f"{kind} is another kind of file; {_EXPECTED}"),)
+        )
     found = [*parsed.problems, *_of_machine(parsed.specs, path, environ, now)]
     problems = tuple(sorted(found, key=lambda problem: (problem.line, problem.column)))
     broken = any(not problem.warning for problem in problems)
@@ -96,9 +106,11 @@ def _decoded(content: bytes, path: str) -> tuple[str, tuple[Problem, ...]]:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        return "", (_at(content[: error.start], path, "this is not UTF-8 text"),)
+        return "", (_at(content[: error.start], path, f"this is not UTF-8 text; {_EXPECTED}"),)
     if "\0" in text:
-        return "", (_at(content[: content.index(0)], path, "a NUL character is no text"),)
+        return "", (
+            _at(content[: content.index(0)], path, f"a NUL character is no text; {_EXPECTED}"),
+        )
     return text, ()
 
 

@@ -16,7 +16,7 @@ from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
 from incumbent.locks.callers import Exclusion
 from incumbent.locks.candidacy import Metadata
 from incumbent.locks.leases import refuse_copy, trimmed_traceback
-from incumbent.locks.options import lease_request, require
+from incumbent.locks.options import explained, lease_request, require
 from incumbent.locks.other_words import refuse_other_side, refuse_unknown
 from incumbent.locks.running import AsyncNews, EndablePort, News, task_beside, thread_beside
 from incumbent.model import Capabilities
@@ -78,6 +78,7 @@ class GroupHandle:
         super().__init_subclass__()
         refuse_other_side(cls)
 
+    @explained
     def __init__(
         self,
         name: str,

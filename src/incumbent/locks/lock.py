@@ -32,8 +32,19 @@ from incumbent.locks.leases import (
     shorten,
     trimmed_traceback,
 )
-from incumbent.locks.options import IfLost, LockSettings, OnLost, lease_request, parse_timeout
-from incumbent.locks.other_words import refuse_other_side, refuse_words, warn_in_loop
+from incumbent.locks.options import (
+    IfLost,
+    LockSettings,
+    OnLost,
+    explained,
+    lease_request,
+    parse_timeout,
+)
+from incumbent.locks.other_words import (
+    refuse_other_side,
+    refuse_words,
+    warn_in_loop,
+)
 from incumbent.protocol.acquire import acquire
 from incumbent.protocol.words import claim_lost, waits_for_itself
 from incumbent.runtime.link import Link, link_for
@@ -160,6 +171,7 @@ class SingleLock(AnyLock[L], Generic[L]):
 
     __slots__ = ("_reentrant", "_wanted")
 
+    @explained
     def __init__(
         self,
         name: str,

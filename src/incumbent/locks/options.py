@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, wraps
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 from incumbent.durations import DAY, Duration, parse_duration, say_seconds
 from incumbent.errors import ConfigError, LeaseLost, StoreError
-from incumbent.locks.other_words import refuse_unknown
+from incumbent.locks.other_words import hint_for, refuse_unknown
 from incumbent.model import ONCE, UNLIMITED, Ask, Capabilities, Queue, Slot
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
 from incumbent.protocol.claim import LeaseRequest
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from incumbent.election import Priority
     from incumbent.model import Key
 
+F = TypeVar("F", bound=Callable[..., Any])
 OnLost = Callable[[LeaseLost], None]
 OnTrouble = Callable[[StoreError], None]
 IfLost = Literal["raise", "exit"]
@@ -71,6 +73,44 @@ class LockSettings(TypedDict, total=False):
     if_lost: IfLost
     fair: bool
     reentrant: bool
+
+
+def explained(call: F) -> F:
+    """Make calls with other arguments than `call` takes raise errors that name ours.
+
+    Python's own TypeError names an internal class. Raises ConfigError for another library's word.
+    """
+
+    @wraps(call)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except TypeError:
+            _refuse_arguments(call, args, kwargs)
+            raise
+
+    return checked  # type: ignore[return-value]  # it takes what `call` takes
+
+
+def _refuse_arguments(call: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+    """Raise an error if `call` does not take these arguments."""
+    taken = inspect.signature(call).parameters
+    try:
+        inspect.signature(call).bind(*args, **kwargs)
+    except TypeError as error:
+        what = type(args[0]).__name__ if call.__name__ == "__init__" else call.__name__
+        for name in sorted(kwargs.keys() - taken.keys() - LockSettings.__annotations__.keys()):
+            if hint := hint_for(name, taken):
+                message = f"{what}() has no argument {name!r}{hint}"
+                raise ConfigError(message, name=name) from None
+        form = ", ".join(
+            f"{it.name}=..." if it.kind is it.KEYWORD_ONLY else it.name
+            for it in taken.values()
+            if it.default is it.empty and it.kind is not it.VAR_KEYWORD and it.name != "self"
+        )
+        raise TypeError(
+            f"{what}(): {error}: write {what}({form}), and settings with their names"
+        ) from None
 
 
 def default_holder() -> str:
@@ -155,6 +195,11 @@ def overruled(settings: LockSettings, by: LockSettings) -> LockSettings:
 
 def parse_timeout(timeout: Duration | None) -> float | None:
     """Seconds to wait for a lease; None: for ever, 0: try once."""
+    if timeout is True or timeout is False or timeout == -1:
+        # What `blocking` and `timeout` of the standard library's locks say.
+        raise ConfigError(
+            f"timeout={timeout}: write 0 to try once, None to wait for ever", name="timeout"
+        )
     return None if timeout is None else parse_duration(timeout, "timeout")
 
 

@@ -13,6 +13,8 @@ from incumbent.printable import nearest
 _TIMEOUT: Final = "`timeout` says how many seconds to wait (0: try once)"
 _TTL: Final = "`ttl` says after how many seconds without a renewal others get the lease"
 _RENEWED: Final = "a lease is always renewed, for as long as it is held; `at_most_for` ends it"
+_PERMITS: Final = "`permits` of a Semaphore says how many may hold it at once"
+_PER: Final = "`per` of @once says in which time it runs at most once"
 _NAMED: Final = "each lease has a `fencing_token` and an id of its own; `holder` is its name"
 # redis-py, python-redis-lock, aioredlock, pottery, sherlock, Redisson, ShedLock, client-go, kazoo.
 _OTHER_WORDS: Final[Mapping[str, str]] = {
@@ -27,10 +29,21 @@ _OTHER_WORDS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("lock_at_least_for", "min_hold"), "`at_least_for` is our word for it"),
     **dict.fromkeys(("id", "identity", "token", "owner"), _NAMED),
     **dict.fromkeys(("redis", "client", "connection", "url", "dsn"), "`store` says where"),
+    **dict.fromkeys(("value", "limit", "count", "max", "max_count", "capacity", "size"), _PERMITS),
+    **dict.fromkeys(("every", "interval", "period", "within"), _PER),
+    **dict.fromkeys(("key", "resource", "lock_name", "lock_id"), "`name` is what is leased"),
+    **dict.fromkeys(("keys", "resources"), "`names` of a MultiLock are those to take together"),
+    **dict.fromkeys(("shards", "partitions"), "`count` of Shards says how many there are"),
     "timezone": "`tz` is the time zone of a schedule",
     **dict.fromkeys(("prefix", "key_prefix"), "`namespace` keeps the names of programs apart"),
     **dict.fromkeys(("thread_local", "thread_safe"), "many threads may use one lock"),
 }
+
+
+def our_word(word: str) -> str:
+    """Our word for one of another library's, or for itself; `word` if we know none."""
+    _, found, rest = _OTHER_WORDS.get(word, "").partition("`")
+    return rest.partition("`")[0] if found else word
 
 
 def refuse_unknown(settings: Collection[str], kind: type) -> None:
@@ -38,7 +51,8 @@ def refuse_unknown(settings: Collection[str], kind: type) -> None:
     known = sorted(kind.__annotations__)
     for name in sorted(set(settings) - set(known)):
         raise ConfigError(
-            f"unknown setting {name!r}{_hint(name, known)}; known are {', '.join(known)}", name=name
+            f"unknown setting {name!r}{hint_for(name, known)}; known are {', '.join(known)}",
+            name=name,
         )
 
 
@@ -46,11 +60,12 @@ def refuse_words(words: Collection[str], method: str) -> None:
     """Raise ConfigError if a method that takes `timeout` alone was given other words."""
     for name in sorted(words):
         raise ConfigError(
-            f"{method}() has no argument {name!r}{_hint(name, ['timeout'])}", name=name
+            f"{method}() has no argument {name!r}{hint_for(name, ['timeout'])}", name=name
         )
 
 
-def _hint(name: str, known: Collection[str]) -> str:
+def hint_for(name: str, known: Collection[str]) -> str:
+    """The end of a message about a wrong `name`: what was meant; "" if that is not known."""
     if name in _OTHER_WORDS:
         return f": {_OTHER_WORDS[name]}"
     meant = nearest(name, [*known, "timeout", "store", "namespace"])

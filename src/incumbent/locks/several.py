@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from types import EllipsisType
-from typing import TYPE_CHECKING, Final, Generic, TypeVar, Unpack
+from typing import TYPE_CHECKING, Final, Generic, Never, TypeVar, Unpack
 
 from incumbent.durations import Duration
 from incumbent.errors import ConfigError, LockError, NotAcquired
@@ -27,7 +27,8 @@ from incumbent.locks.leases import (
     trimmed_traceback,
 )
 from incumbent.locks.lock import AnyLock, AsyncLock, LeaseKeepingLock, Lock
-from incumbent.locks.options import PERMITS_MOST, LockSettings, lease_request
+from incumbent.locks.options import PERMITS_MOST, LockSettings, explained, lease_request
+from incumbent.locks.other_words import refuse_words
 from incumbent.model import UNLIMITED
 from incumbent.protocol.acquire import acquire_all
 from incumbent.protocol.claim import LeaseRequest
@@ -90,6 +91,7 @@ class MultiHandle(AnyLock[M], Generic[M]):
 
     __slots__ = ("_wanted",)
 
+    @explained
     def __init__(
         self,
         names: Collection[str],
@@ -130,13 +132,17 @@ class MultiLock(MultiHandle[MultiLease]):
 
     __slots__ = ()
 
-    def acquire(self, timeout: Duration | EllipsisType | None = ...) -> MultiLease:
+    def acquire(
+        self, timeout: Duration | EllipsisType | None = ..., **unknown: Never
+    ) -> MultiLease:
         """Wait for all names, for at most `timeout` seconds (default: the lock's `timeout`).
 
         Raises NotAcquired (after a single try), AcquireTimeout (after a wait), StoreUnavailable,
         OutcomeUnknown, and Misuse as `Lock.acquire`: then no name is held, and those taken before
         are released in the store.
         """
+        if unknown:
+            refuse_words(unknown, "acquire")
         return self._acquire(lambda lease: lease, timeout)
 
     def _acquire(
@@ -185,8 +191,12 @@ class AsyncMultiLock(MultiHandle[AsyncMultiLease]):
     _bodies = staticmethod(bodies_of_task)
     _caller = staticmethod(current_task)
 
-    async def acquire(self, timeout: Duration | EllipsisType | None = ...) -> AsyncMultiLease:
+    async def acquire(
+        self, timeout: Duration | EllipsisType | None = ..., **unknown: Never
+    ) -> AsyncMultiLease:
         """Wait for all names; see MultiLock.acquire. After a cancellation none of them is held."""
+        if unknown:
+            refuse_words(unknown, "acquire")
         link, wait = self._link, self._seconds(timeout)
         with trimmed_traceback:
             claims = await acquire_all(link.async_port(), link.keeper, self._wanted, wait)
@@ -232,6 +242,7 @@ class _Counted(LeaseKeepingLock[L], Generic[L]):
 
     _permits: int
 
+    @explained
     def __init__(
         self,
         name: str,
@@ -304,6 +315,7 @@ class _ReadWrite(Generic[A]):
 
     _sides: tuple[type[A], type[A]]
 
+    @explained
     def __init__(
         self,
         name: str,

@@ -13,8 +13,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
-from incumbent.cron.fleet import gone_since, is_by_the_clock, schedule_of
-from incumbent.cron.ledger import SlotState
+from incumbent.cron.fleet import failure_of, gone_since, is_by_the_clock, schedule_of
 from incumbent.model import Record
 from incumbent.page.snapshot import FleetView, Job, Snapshot, TermView
 from incumbent.rules.endings import FLAPPING, flapping
@@ -38,7 +37,6 @@ _LATE: Final = 90.0
 """Seconds after a slot after which a job without a run of it is late: instances that look for due
 slots, and clocks, may be that much behind."""
 _RECENTLY_GONE: Final = 86_400.0
-_BAD_ENDS: Final = (SlotState.FAILED, SlotState.TIMED_OUT, SlotState.LOST, SlotState.MISSED)
 
 
 class View(NamedTuple):
@@ -140,9 +138,8 @@ def _of_job(snapshot: Snapshot, fleet: FleetView, job: Job) -> NameEntry:
 
 
 def _faults_of_job(snapshot: Snapshot, fleet: FleetView, job: Job) -> Iterator[tuple[str, str]]:
-    ended = [run for run in job.runs[-3:] if run.state.ended and run.state is not SlotState.SKIPPED]
-    if ended and ended[-1].state in _BAD_ENDS:
-        yield "failed", ended[-1].why or str(ended[-1].state)
+    if failed := failure_of(job.runs[-3:]):
+        yield "failed", failed.why or str(failed.state)
     if flaps := flapping(job.record, snapshot.now):
         yield "flapping", str(flaps)
     if PAUSE in job.record.fields or fleet.all_paused:

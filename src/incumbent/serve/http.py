@@ -117,6 +117,14 @@ class PageServer:
         self._thread = threading.Thread(target=self._run, name="incumbent-http", daemon=True)
         self._thread.start()
 
+    @property
+    def access(self) -> str:
+        """Who may look and act, in words."""
+        if self._names is not None:
+            return "who has a token of --token-file may look and act"
+        here = "everybody on this host may look; to act needs --token-file"
+        return _PROBES_ONLY.strip() if self._probes_only else here
+
     def close(self) -> None:
         """Accept no more requests, and drop the requests that are not answered yet."""
         self._loop.call_soon_threadsafe(self._closed.set)
@@ -257,7 +265,7 @@ class PageServer:
             wrong = "This is not the token. " if request.route == _LOGIN else ""
             asked = _ASK.format(view=escape(view), wrong=wrong)
             return Page(401, "text/html; charset=utf-8", asked, _ASK_HEADERS)
-        return Page(401, TEXT, "this needs the token of --token-file\n")
+        return Page(401, TEXT, _UNAUTHORIZED)
 
 
 _LOGIN: Final = "POST /login"
@@ -267,7 +275,7 @@ _ASK: Final = (
     '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
     '<link rel="stylesheet" href="page.css"><main class="ask"><h1>incumbent</h1>'
     '<form method="post" action="login"><input type="hidden" name="view" value="{view}">'
-    '<p role="status" class="bad">{wrong}</p><label>The token of --token-file:'
+    '<p role="status" class="bad">{wrong}</p><label>The token, from the file of --token-file:'
     ' <input type="password" name="token" autocomplete="current-password" required></label>'
     " <button>Look</button></form></main></html>"
 )
@@ -279,6 +287,10 @@ _ASK_HEADERS: Final = {
 _VIEW: Final = re.compile(r"(?:name)?(?:\?[\w.%&=+*~-]*)?", re.ASCII)
 """The pages to which the token leads back."""
 _NAME_MOST: Final = 64
+_UNAUTHORIZED: Final = (
+    "this needs a token from the file that this server got as --token-file, in the header"
+    " `Authorization: Bearer TOKEN`; a browser asks for it at /\n"
+)
 _PROBES_ONLY: Final = (
     f"other hosts reach this address: without --token-file it serves {' and '.join(OPEN_PATHS)}"
     " alone\n"

@@ -104,6 +104,7 @@ _BUILT_IN: Final = {
     "kubernetes": "incumbent.stores.kubernetes:open_kubernetes",
 }
 _GROUP: Final = "incumbent.stores"
+_NEVER_AT_THE_ENDS: Final = " \t\r\n\"'"
 _OF_PACKAGE: Final = {
     **dict.fromkeys(("redis", "valkey", "fakeredis"), "incumbent.stores.redis:engine_from_client"),
     **dict.fromkeys(
@@ -119,6 +120,12 @@ def open_engine(url: str) -> Engine:
     Raises ConfigError if `url` is not the URL of a known store. Does not connect.
     """
     scheme, colon, rest = url.partition(":")
+    if url != url.strip(_NEVER_AT_THE_ENDS):
+        # Docker keeps the quotes of an env file; with SQLite the file's name would have them.
+        raise ConfigError(
+            "store=... begins or ends with a blank or a quote: write the URL without it",
+            name="store",
+        )
     if not colon:
         raise ConfigError(
             # The text is not shown: it may contain a password although it is no URL.

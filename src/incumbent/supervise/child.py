@@ -42,13 +42,18 @@ class CannotStart(Exception):
         found = _find(command)
         missing = not found and isinstance(error, FileNotFoundError | PermissionError)
         if missing:
-            problem = "not found"
+            problem = "not found" + (_QUOTED if " " in command else "")
         elif isinstance(error, FileNotFoundError):
             problem = f"its interpreter {_interpreter(found)} is not found"
         else:
             problem = (error.strerror or "cannot be executed").lower()
         super().__init__(f"{command}: {problem}")
         self.code = CANNOT_START[missing]
+
+
+_QUOTED: Final = (
+    "; it is one word with blanks in it: leave out the quotes, or write sh -c before it for a shell"
+)
 
 
 def _find(command: str) -> str:
