@@ -51,10 +51,10 @@ def test_a_wait_has_the_bound_that_was_named(world: World) -> None:
     member = world.start()
     first, second = member.get_lock(b"job"), member.get_lock(b"job")
     assert first.acquire()
-    with lasting(0.3, 5.0):
-        assert not second.acquire(blocking=0.3)
-    with lasting(0.3, 5.0):
-        assert not second.acquire(timeout=0.3)
+    with lasting(1.0, 10.0):
+        assert not second.acquire(blocking=1.0)
+    with lasting(1.0, 10.0):
+        assert not second.acquire(timeout=1.0)
 
 
 def test_who_waits_without_a_bound_has_it_once_it_is_released(world: World) -> None:

@@ -54,7 +54,7 @@ def test_all_names_are_held_or_none_is(every_store: str) -> None:
         with pytest.raises(NotAcquired, match="'b' is held by other"):
             lock.acquire(0)
         with pytest.raises(incumbent.AcquireTimeout, match="'b'"):
-            lock.acquire(0.2)
+            lock.acquire(2)
         eventually(lambda: held(client) == ["b"])
         other.release()
         with lock as lease:

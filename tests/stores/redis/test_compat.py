@@ -182,10 +182,10 @@ def ends_in(lock: Any) -> float:
 def test_a_wait_ends_after_its_time(world: World) -> None:
     with world.lock():
         began = clock.now()
-        assert not world.lock(blocking_timeout=0.2).acquire()
-        assert not world.lock().acquire(blocking_timeout=0.2)
+        assert not world.lock(blocking_timeout=1).acquire()
+        assert not world.lock().acquire(blocking_timeout=1)
         assert not world.lock(blocking=False).acquire()
-        assert clock.now() - began >= 0.4
+        assert clock.now() - began >= 2
 
 
 def test_who_waits_gets_it(world: World) -> None:
