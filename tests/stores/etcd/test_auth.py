@@ -148,12 +148,12 @@ def test_a_restart_that_forgot_the_tokens_is_outlived() -> None:
         server.enable_auth()
         server.add_user("billing", "sesame", *RIGHTS)
         with Client(server.store_url(PREFIX, login="billing:sesame")) as client:
-            lease = client.lock("held", ttl=6).acquire()
+            etcd_lease = client.lock("held", ttl=6).acquire()
             server.restart()
             time.sleep(3)
-            assert lease.valid
-            assert lease.renew() > 0
-            lease.release()
+            assert etcd_lease.valid
+            assert etcd_lease.renew() > 0
+            etcd_lease.release()
 
 
 def test_a_restored_cluster_is_noticed_though_it_waits_for_the_entry_that_an_old_token_names() -> (

@@ -65,23 +65,23 @@ FAULTS: dict[str, Callable[[EtcdServer], None]] = {
 def test_a_client_acts_again_soon_after_its_endpoint_went(cluster: EtcdCluster, fault: str) -> None:
     mine = cluster.followers[0]
     with Client(cluster.store_url(mine)) as client:
-        lease = client.lock("held").acquire()
+        etcd_lease = client.lock("held").acquire()
         acts(client, "before", 1.0)
         since = clock.now()
         FAULTS[fault](mine)
         acts(client, "after", AGAIN_WITHIN)
-        while not renewed(lease.renew):
+        while not renewed(etcd_lease.renew):
             assert took(since) < AGAIN_WITHIN
-        assert lease.remaining > 15 - 1.5
-        assert lease.valid
-        lease.release()
+        assert etcd_lease.remaining > 15 - 1.5
+        assert etcd_lease.valid
+        etcd_lease.release()
 
 
-def believes_no_longer_than(lease: Lease, since: float, seconds: float) -> None:
+def believes_no_longer_than(etcd_lease: Lease, since: float, seconds: float) -> None:
     while True:
         # Read before the look: what is found valid was valid then, however late the look.
         after = took(since)
-        if not lease.valid:
+        if not etcd_lease.valid:
             return
         assert after < seconds
         time.sleep(0.005)
@@ -121,12 +121,12 @@ def test_a_waiter_whose_member_went_hears_of_the_release_elsewhere(
     # A frozen member keeps a watch open and says nothing: a waiter asks again after one ttl.
     mine, theirs = cluster.followers
     with Client(url_of([theirs])) as holder, Client(cluster.store_url(mine)) as waiter:
-        lease = holder.lock("job", ttl=4).acquire()
+        etcd_lease = holder.lock("job", ttl=4).acquire()
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(waiter.lock("job", ttl=4, timeout=15).acquire)
             eventually(lambda: watchers(mine) >= 1)
             FAULTS[fault](mine)
-            lease.release()
+            etcd_lease.release()
             began = clock.now()
             waiting.result(20).release()
             assert took(began) < seconds
@@ -137,11 +137,11 @@ def test_a_waiter_whose_member_went_hears_of_the_release_elsewhere(
 def test_a_lost_leader_costs_an_election_and_no_lease(cluster: EtcdCluster, fault: str) -> None:
     leader = cluster.leader
     with Client(cluster.store_url(leader)) as client:
-        lease = client.lock("held").acquire()
+        etcd_lease = client.lock("held").acquire()
         FAULTS[fault](leader)
         acts(client, "after", ELECTED_WITHIN)
-        eventually(lambda: renewed(lease.renew))
-        assert lease.release()
+        eventually(lambda: renewed(etcd_lease.renew))
+        assert etcd_lease.release()
 
 
 @pytest.mark.left(tiers.CRASHES, "parted*")
@@ -152,21 +152,21 @@ def test_a_client_of_a_leader_that_is_cut_off_goes_to_the_others(
 ) -> None:
     leader = apart.leader
     with Client(apart.store_url(leader)) as client:
-        lease = client.lock("held").acquire()
+        etcd_lease = client.lock("held").acquire()
         (apart.part if how != "unplugged" else apart.unplug)(leader)
         acts(client, "after", ELECTED_WITHIN)
-        eventually(lambda: renewed(lease.renew))
-        assert lease.release()
+        eventually(lambda: renewed(etcd_lease.renew))
+        assert etcd_lease.release()
 
 
 @PARTABLE
 def test_a_minority_that_is_reached_alone_grants_and_proves_nothing(apart: EtcdCluster) -> None:
     leader = apart.leader
     with Client(url_of([leader])) as client:
-        lease = client.lock("held", ttl=4).acquire()
+        etcd_lease = client.lock("held", ttl=4).acquire()
         apart.part(leader)
         since = clock.now()
-        believes_no_longer_than(lease, since, 4)
+        believes_no_longer_than(etcd_lease, since, 4)
         with pytest.raises(LockError):
             client.lock("more", timeout=1).acquire()
         # The majority grants it once the store's ttl is over, never before the holder stopped.
@@ -187,12 +187,12 @@ def test_without_a_quorum_a_holder_stops_believing_inside_its_lease(
 ) -> None:
     pair = (cluster.leader, cluster.followers[0])
     with Client(cluster.store_url()) as client:
-        lease = client.lock("held", ttl=3).acquire()
+        etcd_lease = client.lock("held", ttl=3).acquire()
         for member in pair:
             FAULTS[fault](member)
         # Until now a renewal may have been proved.
         since = clock.now()
-        believes_no_longer_than(lease, since, 3)
+        believes_no_longer_than(etcd_lease, since, 3)
         with pytest.raises(LockError):
             client.lock("more", timeout=1).acquire()
 
@@ -282,24 +282,24 @@ def test_what_a_frozen_leader_ends_as_soon_as_it_runs_again_has_no_lease_of_ours
     leader, others = cluster.leader, cluster.followers
     with Client(url_of(others)) as client, party(url_of(others)) as rival:
         rival.key = Key("default", "held")
-        with client.lock("held", ttl=4) as lease:
+        with client.lock("held", ttl=4) as etcd_lease:
             of_before = others[0].leases()
             leader.freeze()
             cluster.another_leader(leader)
-            eventually(lambda: renewed(lease.renew))
+            eventually(lambda: renewed(etcd_lease.renew))
             # As it may do, whatever its successor kept alive: etcd issue 15247.
             for granted in of_before:
                 others[0].etcdctl("lease", "revoke", f"{granted:x}")
             rival.refused()
-            eventually(lambda: renewed(lease.renew))
+            eventually(lambda: renewed(etcd_lease.renew))
 
 
 def test_a_member_that_comes_back_empty_handed_is_no_reason_to_stop(cluster: EtcdCluster) -> None:
     with Client(cluster.store_url()) as client:
-        lease = client.lock("held", ttl=30).acquire()
+        etcd_lease = client.lock("held", ttl=30).acquire()
         for member in cluster.members:
             member.restart()
             cluster.wait_until_healthy()
             cluster.leader  # noqa: B018 - waits until there is one
-        assert lease.valid
-        assert lease.release()
+        assert etcd_lease.valid
+        assert etcd_lease.release()

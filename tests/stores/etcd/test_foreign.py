@@ -63,7 +63,7 @@ NAMES = Names("/p", Key("n", "job"))
 
 
 def key(name: str, created: int) -> KeyValue:
-    return KeyValue(NAMES.leases + name, b"", created, created, "1")
+    return KeyValue(NAMES.contenders + name, b"", created, created, "1")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_the_oldest_key_has_the_name_and_a_ticket_is_the_turn_of_ours(
     keys: dict[str, int], holders: tuple[str, ...], turn: int
 ) -> None:
     found = contenders(NAMES, [key(*each) for each in keys.items()])
-    assert [entry.key for entry in found.holders] == [NAMES.leases + key for key in holders]
+    assert [entry.key for entry in found.holders] == [NAMES.contenders + key for key in holders]
     assert found.awaited_ticket == turn
     assert NAMES.ticket not in [entry.key for entry in found.keys]
 
@@ -126,11 +126,11 @@ def test_a_waiter_that_came_before_etcdctl_has_its_turn_before_it(own_etcd: Etcd
             eventually(lambda: len(own_etcd.keys(f"{name}/")) == 4)
             theirs = [pool.submit(acquired_by, process) for process in (one, two)]
             first.release()
-            lease = ours.result(30)
+            etcd_lease = ours.result(30)
             # Long enough for theirs, were they let in.
             time.sleep(0.5)
             assert not any(each.done() for each in theirs)
-            lease.release()
+            etcd_lease.release()
             eventually(lambda: any(each.done() for each in theirs))
 
 
@@ -344,13 +344,13 @@ def test_who_waits_no_more_takes_its_ticket_away_though_it_waits_for_others(
 ) -> None:
     url, name = own_etcd.store_url(PREFIX), f"{PREFIX}/default/job"
     with Client(url) as client, Client(url) as waiter, ThreadPoolExecutor(1) as pool:
-        lease, beside = client.lock("job").acquire(), client.lock("beside").acquire()
+        etcd_lease, beside = client.lock("job").acquire(), client.lock("beside").acquire()
         waiting = pool.submit(waiter.lock("beside", timeout=60).acquire)
         eventually(lambda: len(own_etcd.keys(f"{PREFIX}/default/beside/")) == 2)
         with pytest.raises(AcquireTimeout):
             waiter.lock("job", timeout=2).acquire()
         eventually(lambda: own_etcd.keys(f"{name}/") == [f"{name}/held"])
-        lease.release()
+        etcd_lease.release()
         beside.release()
         waiting.result(30).release()
 

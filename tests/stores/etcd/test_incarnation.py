@@ -67,10 +67,10 @@ def test_a_cluster_that_goes_on_is_never_taken_for_another_one(
     seen = grown(START, before)[-1]
     _, after = marked(grown(seen, between)[-1])
     born = ClusterMarker("e", 0, "", 0.0, CLUSTER, seen.term, seen.applied, after.revision)
-    met = None
+    furthest = None
     for status in grown(after, since):
-        assert not differs(born, met, status)
-        met = later(met, status)
+        assert not differs(born, furthest, status)
+        furthest = later(furthest, status)
 
 
 @given(entries, entries, st.integers(0, 5), st.integers(1, 3))
@@ -98,9 +98,9 @@ def test_a_state_from_before_the_marker_is_another_one() -> None:
 
 def test_an_earlier_log_that_was_put_back_is_another_one_for_who_saw_a_later_entry() -> None:
     born, after = marked(START)
-    met = grown(after, [(True, 0)] * 20)[-1]
+    furthest = grown(after, [(True, 0)] * 20)[-1]
     put_back = after._replace(term=after.term + 1, applied=after.applied + 3)
-    assert differs(born, met, put_back)
+    assert differs(born, furthest, put_back)
     assert not differs(born, None, put_back)
 
 

@@ -19,7 +19,7 @@ SANE = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 
 
 def areas(names: Names) -> list[str]:
-    return [names.leases, names.switches, names.record]
+    return [names.contenders, names.switches, names.record]
 
 
 @given(KEYS, KEYS)
@@ -34,7 +34,7 @@ def test_no_area_of_a_name_lies_within_an_area_of_another(one: Key, two: Key) ->
 @given(KEYS, SANE.filter(lambda rest: rest != "closing"))
 def test_what_is_under_a_name_is_read_back_as_its_own(key: Key, rest: str) -> None:
     names = Names("/p", key)
-    for area, kind in zip(areas(names), ("/lease", "/switch", "f"), strict=True):
+    for area, kind in zip(areas(names), ("/contender", "/switch", "f"), strict=True):
         part = quote(rest, safe="")
         entry = KeyValue(area + ("f/" if kind == "f" else "") + part, b"", 1, 1, "0")
         assert by_name("/p", key.namespace, [entry]) == {key: {kind: [(rest, entry)]}}
@@ -68,7 +68,7 @@ def test_slots_and_holders_of_any_text_are_apart(key: Key, one: str, two: str) -
 
 
 def test_a_go_client_contends_under_the_plain_name() -> None:
-    assert Names("/incumbent", Key("default", "nightly-report")).leases == (
+    assert Names("/incumbent", Key("default", "nightly-report")).contenders == (
         "/incumbent/default/nightly-report/"
     )
-    assert Names("/incumbent", Key("default", "a/b")).leases == "/incumbent/default/a%2Fb/"
+    assert Names("/incumbent", Key("default", "a/b")).contenders == "/incumbent/default/a%2Fb/"

@@ -122,13 +122,13 @@ def test_two_hundred_waiters_in_processes_threads_and_tasks_get_it_for_few_reque
 ) -> None:
     url = own_etcd.store_url()
     with Client(url) as client:
-        lease = client.lock("many", ttl=_TTL).acquire()
+        etcd_lease = client.lock("many", ttl=_TTL).acquire()
         programs = [_program(_CHILD, url, 40, 10) for _ in range(4)]
         # A client of threads and one of tasks each have a place in the line.
         eventually(lambda: len(_line(own_etcd)) == 8)
         before = own_etcd.requests()
         began = clock.now()
-        lease.release()
+        etcd_lease.release()
         got = [json.loads(program.communicate(timeout=60)[0]) for program in programs]
         asked = own_etcd.requests()
     assert [len(instants) for instants in got] == [50] * 4
@@ -161,13 +161,13 @@ def test_a_waiter_that_dies_or_freezes_holds_up_the_others_for_a_moment(
     own_etcd: EtcdServer, how: signal.Signals
 ) -> None:
     with Client(own_etcd.store_url()) as client:
-        lease = client.lock("one", ttl=_TTL).acquire()
+        etcd_lease = client.lock("one", ttl=_TTL).acquire()
         with _waiting_processes(own_etcd, 3) as (first, second, third):
             first.send_signal(how)
             if how == signal.SIGKILL:
                 first.wait()
             began = clock.now()
-            lease.release()
+            etcd_lease.release()
             assert second.stdout is not None
             assert second.stdout.readline() == "got it\n"
             assert took(began) < MOMENT
@@ -184,12 +184,12 @@ def test_if_the_first_two_in_line_die_the_others_wait_until_their_places_end(
     own_etcd: EtcdServer,
 ) -> None:
     with Client(own_etcd.store_url()) as client:
-        lease = client.lock("one", ttl=_TTL).acquire()
+        etcd_lease = client.lock("one", ttl=_TTL).acquire()
         with _waiting_processes(own_etcd, 3) as (*dead, third):
             for program in dead:
                 program.kill()
             began = clock.now()
-            lease.release()
+            etcd_lease.release()
             assert third.stdout is not None
             assert third.stdout.readline() == "got it\n"
             assert took(began) < 25
@@ -198,11 +198,11 @@ def test_if_the_first_two_in_line_die_the_others_wait_until_their_places_end(
 def test_who_gives_up_leaves_the_line(own_etcd: EtcdServer) -> None:
     url = own_etcd.store_url()
     with Client(url) as client, Client(url) as other:
-        lease = client.lock("one", ttl=_TTL).acquire()
+        etcd_lease = client.lock("one", ttl=_TTL).acquire()
         with pytest.raises(AcquireTimeout):
             other.lock("one", ttl=_TTL, timeout=2).acquire()
         eventually(lambda: _line(own_etcd) == [])
-        lease.release()
+        etcd_lease.release()
         other.lock("one", ttl=_TTL).acquire(timeout=20).release()
 
 
@@ -242,7 +242,7 @@ def _in_turn(own_etcd: EtcdServer, ours: int, hold: float) -> tuple[int, list[st
             time.sleep(hold)
 
     with Client(url) as holder, Client(url) as one, Client(url) as other:
-        lease = holder.lock("one", ttl=_TTL).acquire()
+        etcd_lease = holder.lock("one", ttl=_TTL).acquire()
         with ThreadPoolExecutor(ours + 1) as pool:
             waiting = [pool.submit(wait, one, "ours") for _ in range(ours)]
             eventually(lambda: len(_line(own_etcd)) == 1)
@@ -251,7 +251,7 @@ def _in_turn(own_etcd: EtcdServer, ours: int, hold: float) -> tuple[int, list[st
             waiting.append(pool.submit(wait, other, "theirs"))
             eventually(lambda: len(_line(own_etcd)) == 2)
             before = own_etcd.requests()["Txn"]
-            lease.release()
+            etcd_lease.release()
             for each in waiting:
                 each.result(50)
             asked = own_etcd.requests()["Txn"] - before

@@ -95,7 +95,7 @@ def test_a_line_that_is_wrong_makes_no_second_holder(
     assert not sent(other, by_place)
     own_etcd.etcdctl("del", "--prefix", area(other))
     without = asking(other)
-    operations(other).cluster.sessions.line.of(other.key).clear()
+    operations(other).cluster.sessions.places.of(other.key).clear()
     assert not sent(other, without)
     assert len(here.store.read(here.key, soon()).holdings) == 1
 
@@ -352,7 +352,7 @@ def test_a_key_that_another_claim_has_is_no_place(
     here.take(ask=LONG)
     queued(other, first := new_claim())
     # Its process has forgotten it, and gives the same number to the next one.
-    operations(other).cluster.sessions.line.forget(other.key, first)
+    operations(other).cluster.sessions.places.forget(other.key, first)
     assert queued(other).place == 1
     assert line(own_etcd, here) == [first, other.claim]
 

@@ -217,13 +217,13 @@ def test_the_lock_of_a_client_is_lost_after_a_restore_and_acquired_again_after_t
     with Client(server.store_url(), namespace="faults") as client:
         client.lock("job", ttl="2s", timeout=20).acquire().release()
         snapshot = server.snapshot()
-        lease = client.lock("job", ttl="2s", timeout=20).acquire()
+        etcd_lease = client.lock("job", ttl="2s", timeout=20).acquire()
         server.restore(snapshot)
         with pytest.raises(LeaseLost):
-            lease.wait_lost(20)
-            lease.check()
+            etcd_lease.wait_lost(20)
+            etcd_lease.check()
         again = client.lock("job", ttl="2s", timeout=20).acquire()
-        assert again.fencing_token > lease.fencing_token
+        assert again.fencing_token > etcd_lease.fencing_token
         again.release()
 
 

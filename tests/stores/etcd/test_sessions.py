@@ -137,7 +137,7 @@ def test_what_is_renewed_together_is_not_overdue() -> None:
     group.due = 120.0
     assert sessions.overdue(one, 110.0) == []
     sessions.drop(KEY, "old")
-    assert not group.whole
+    assert not group.intact
     # What was renewed with others stays renewed.
     assert (old.ends, young.ends) == (120.0, 120.0)
     assert sessions.overdue(one, 121.0) == [young]
@@ -151,7 +151,7 @@ def test_a_claim_that_is_noted_anew_is_not_renewed_with_those_from_before() -> N
     group = RenewalGroup(104.0)
     before.join(group)
     sessions.note(mine(one, 110.0))
-    assert not group.whole
+    assert not group.intact
 
 
 def test_a_claim_of_a_short_ttl_is_looked_for_in_time() -> None:

@@ -104,10 +104,10 @@ def test_a_waiter_of_ours_is_woken_when_etcdctl_lets_go(own_etcd: EtcdServer) ->
                 assert not waiting.done()
                 since = clock.now()
                 theirs.terminate()
-                lease = waiting.result(10)
+                etcd_lease = waiting.result(10)
                 # Their tool ends first; who is not woken waits for as long as their ttl.
                 assert took(since) < 5.0
-        lease.release()
+        etcd_lease.release()
 
 
 def test_both_ways_at_random_no_two_hold_it(here: Party, own_etcd: EtcdServer) -> None:
@@ -172,8 +172,8 @@ def test_a_lease_that_an_operator_revokes_is_gone_at_the_next_renewal(
     here: Party, own_etcd: EtcdServer
 ) -> None:
     granted = here.take()
-    for lease in own_etcd.leases():
-        own_etcd.etcdctl("lease", "revoke", f"{lease:x}")
+    for etcd_lease in own_etcd.leases():
+        own_etcd.etcdctl("lease", "revoke", f"{etcd_lease:x}")
     # A keepalive of what is no more is answered well, and without a TTL.
     assert here.store.renew([here.renewal(granted)], soon()) == [Gone()]
     # The next one is not tied to what was revoked.
@@ -183,18 +183,18 @@ def test_a_lease_that_an_operator_revokes_is_gone_at_the_next_renewal(
 
 def test_a_holder_is_told_that_its_key_was_deleted(own_etcd: EtcdServer) -> None:
     with Client(own_etcd.store_url(PREFIX)) as client:
-        lease = client.lock("job", ttl=3).acquire()
+        etcd_lease = client.lock("job", ttl=3).acquire()
         own_etcd.etcdctl("del", "--prefix", PREFIX)
-        assert lease.wait_lost(timeout=3)
+        assert etcd_lease.wait_lost(timeout=3)
         with pytest.raises(LeaseLost):
-            lease.check()
+            etcd_lease.check()
 
 
 def test_a_server_that_lost_its_data_ends_what_was_believed(own_etcd: EtcdServer) -> None:
     with Client(own_etcd.store_url()) as client:
-        lease = client.lock("job", ttl=3).acquire()
+        etcd_lease = client.lock("job", ttl=3).acquire()
         own_etcd.restart(empty=True)
-        assert lease.wait_lost(timeout=3)
+        assert etcd_lease.wait_lost(timeout=3)
 
 
 # -- what is left behind
@@ -212,14 +212,14 @@ def test_tries_that_lose_leave_no_lease_behind(here: Party, own_etcd: EtcdServer
 
 def test_waiters_that_give_up_leave_no_lease_behind(own_etcd: EtcdServer) -> None:
     with Client(own_etcd.store_url()) as client, Client(own_etcd.store_url()) as other:
-        lease = client.lock("job").acquire()
+        etcd_lease = client.lock("job").acquire()
         before = own_etcd.leases()
         for _ in range(3):
             with pytest.raises(NotAcquired):
                 other.lock("job", timeout=1).acquire()
         # Its place in the line of waiters goes with the last one.
         eventually(lambda: own_etcd.leases() == before)
-        lease.release()
+        etcd_lease.release()
 
 
 def test_a_process_that_loses_leaves_no_lease_behind(own_etcd: EtcdServer) -> None:
@@ -350,8 +350,8 @@ def test_of_hundreds_at_rest_one_is_told_of_a_pause(here: Party, many: Batch) ->
 def test_hundreds_at_rest_whose_session_is_revoked_are_gone(
     here: Party, own_etcd: EtcdServer, many: Batch
 ) -> None:
-    for lease in own_etcd.leases():
-        own_etcd.etcdctl("lease", "revoke", f"{lease:x}")
+    for etcd_lease in own_etcd.leases():
+        own_etcd.etcdctl("lease", "revoke", f"{etcd_lease:x}")
     assert gone_of(here, many) == list(range(MANY))
 
 
@@ -375,7 +375,7 @@ def test_a_thousand_leases_of_a_process_cost_few_keepalives(own_etcd: EtcdServer
 
 def test_a_waiter_asks_nothing_while_it_waits(own_etcd: EtcdServer) -> None:
     with Client(own_etcd.store_url()) as client, Client(own_etcd.store_url()) as other:
-        lease = client.lock("job", ttl=60).acquire()
+        etcd_lease = client.lock("job", ttl=60).acquire()
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(other.lock("job", ttl=60, timeout=10).acquire)
             eventually(lambda: watchers(own_etcd) >= 1)
@@ -385,7 +385,7 @@ def test_a_waiter_asks_nothing_while_it_waits(own_etcd: EtcdServer) -> None:
             after = own_etcd.requests()
             changed = {call: n - before[call] for call, n in after.items() if n != before[call]}
             assert sum(changed.values()) <= 1, changed
-            lease.release()
+            etcd_lease.release()
             waiting.result(5).release()
 
 

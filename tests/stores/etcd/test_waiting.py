@@ -127,14 +127,14 @@ def compact(server: EtcdServer) -> None:
 
 def test_a_watch_whose_server_restarts_is_taken_up_again(own_etcd: EtcdServer) -> None:
     with Client(own_etcd.store_url()) as holder, Client(own_etcd.store_url()) as other:
-        lease = holder.lock("job", ttl=60).acquire()
+        etcd_lease = holder.lock("job", ttl=60).acquire()
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(other.lock("job", ttl=6, timeout=40).acquire)
             eventually(lambda: watchers(own_etcd) >= 1)
             own_etcd.restart()
             eventually(lambda: watchers(own_etcd) >= 1)
             began = clock.now()
-            lease.release()
+            etcd_lease.release()
             waiting.result(20).release()
             assert took(began) < BUSY
 
@@ -180,17 +180,17 @@ def test_ten_waiters_get_it_one_after_the_other(own_etcd: EtcdServer) -> None:
     held: list[int] = []
 
     def one_turn(number: int) -> int:
-        with Client(own_etcd.store_url()) as client, client.lock("job", timeout=20) as lease:
+        with Client(own_etcd.store_url()) as client, client.lock("job", timeout=20) as etcd_lease:
             held.append(number)
             assert held == [number]
             held.remove(number)
-            return lease.fencing_token
+            return etcd_lease.fencing_token
 
     with Client(own_etcd.store_url()) as client, ThreadPoolExecutor(10) as pool:
-        lease = client.lock("job").acquire()
+        etcd_lease = client.lock("job").acquire()
         turns = [pool.submit(one_turn, number) for number in range(10)]
         eventually(lambda: watchers(own_etcd) >= 1)
-        lease.release()
+        etcd_lease.release()
         tokens = [turn.result(25) for turn in turns]
     assert len(set(tokens)) == 10
 

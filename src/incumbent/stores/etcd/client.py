@@ -28,7 +28,7 @@ from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.dialect import EtcdDialect
 from incumbent.stores.etcd.kv import REPEATED, GatewayRequest, Reply, Steps
 from incumbent.stores.etcd.line import IN_LINE
-from incumbent.stores.etcd.obstacles import Obstacles, read_for_wait
+from incumbent.stores.etcd.obstacles import read_for_wait
 from incumbent.stores.etcd.site import (
     GatewayError,
     LeaseExists,
@@ -38,7 +38,7 @@ from incumbent.stores.etcd.site import (
     error_text,
     is_refusal_of_certificate,
 )
-from incumbent.stores.etcd.waiting import LinePosition, place_in
+from incumbent.stores.etcd.waiting import LinePosition, position_in
 from incumbent.stores.plan import Plan, drive
 from incumbent.stores.turns import TakesTurns
 from incumbent.stores.url import Endpoint
@@ -56,15 +56,13 @@ _OFF: Final = "-"
 _GATEWAY_STATUS: Final = (200, 400, 401, 403, 404, 409, 412, 429, 499, 500, 501, 503, 504)
 
 T = TypeVar("T")
+W = TypeVar("W", bound=Stream)
 
 _now = clock.now
 
 
-W = TypeVar("W", bound=Stream)
-
-
-class Watching(Reading):
-    """A stream of several watches. `not_begun`: the number of those that have not begun.
+class WatchStream(Reading):
+    """One stream for several watches. `not_begun`: the number of those that have not begun.
 
     Once etcd's gateway answers the first watch, it may be unable to read the rest of the request
     (pkg.go.dev/net/http, ResponseWriter.Write). So all watches have to begin by `begun_by`.
@@ -78,16 +76,16 @@ class Watching(Reading):
         self.begun_by = _now() + _BEGUN_WITHIN
 
 
-Listen: TypeAlias = Callable[[Watching, Any, float], Awaitable[bool]]
+ReadStream: TypeAlias = Callable[[WatchStream, Any, float], Awaitable[bool]]
 """Reads a stream: True if something changed, False if the caller has to read again."""
-Watch: TypeAlias = tuple[GatewayRequest, Listen]
+WatchPlan: TypeAlias = tuple[GatewayRequest, ReadStream]
 """The request of a stream, and the function that reads it."""
-FindPlace: TypeAlias = Callable[[Obstacles], LinePosition | None]
-"""Finds this waiter in the line that was read; None: it is not there any more."""
+ReadPosition: TypeAlias = Callable[[float], Awaitable[LinePosition | None]]
+"""Reads where this waiter stands in line; None: it is not there any more."""
 
 
 @dataclass(slots=True)
-class _Trail:
+class _Tries:
     """The tries of one request so far."""
 
     tries_left: int
@@ -167,56 +165,56 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         Raises StoreUnavailable, OutcomeUnknown, LeaseMissing, or LeaseExists.
         """
         site, several = self.site, len(self.site.members) > 1
-        trail = _Trail(site.tries, request.repeatable)
-        while trail.tries_left > 0 and (now := _now()) < until:
-            trail.tries_left -= 1
+        tries = _Tries(site.tries, request.repeatable)
+        while tries.tries_left > 0 and (now := _now()) < until:
+            tries.tries_left -= 1
             endpoint = site.members[0]
-            limit = answer_by(now, until, trail.tries_left) if several else until
+            limit = answer_by(now, until, tries.tries_left) if several else until
             try:
                 reply: Reply = await self._send_to(endpoint, request, limit, until)
                 if "header" not in reply and "header" not in reply.get("result", {}):
                     raise Garbled("it does not answer as etcd does")
             except (GatewayError, Broken, Garbled, StoreUnavailable) as error:
-                self._note_failure(trail, endpoint, error)
+                self._note_failure(tries, endpoint, error)
             else:
                 site.prefer(endpoint)
                 site.proved = True
-                reply[REPEATED] = trail.doubt
+                reply[REPEATED] = tries.doubt
                 return reply
         try:
-            failure = trail.failure or Broken("no time is left", sent=False)
-            raise site.error_for(failure, doubt=trail.doubt) from failure
+            failure = tries.failure or Broken("no time is left", sent=False)
+            raise site.error_for(failure, doubt=tries.doubt) from failure
         finally:
             # The cycle of the error and this frame would keep connections until a collection.
-            del trail, failure
+            del tries, failure
 
-    def _note_failure(self, trail: _Trail, endpoint: Endpoint, error: Exception) -> None:
+    def _note_failure(self, tries: _Tries, endpoint: Endpoint, error: Exception) -> None:
         """Note the failure, and decide whether to ask another member."""
         if isinstance(error, GatewayError):
-            if error.lease_missing and not trail.doubt:
+            if error.lease_missing and not tries.doubt:
                 raise LeaseMissing(error.text) from error
             if error.lease_exists:
                 raise LeaseExists(error.text) from error
-            trail.failure = error
-            trail.doubt = trail.doubt or not error.not_done
-            if trail.logins < _LOGINS and self.site.drop_stale_token(error):
-                trail.logins += 1
-                trail.tries_left += 1
+            tries.failure = error
+            tries.doubt = tries.doubt or not error.not_done
+            if tries.logins < _LOGINS and self.site.drop_stale_token(error):
+                tries.logins += 1
+                tries.tries_left += 1
                 return
             if not error.try_another:
-                trail.tries_left = 0
+                tries.tries_left = 0
                 return
-        trail.failure = error
+        tries.failure = error
         if isinstance(error, OtherIncarnation):
             # This settles no earlier try, and a further try would ask the next incarnation.
-            trail.tries_left = 0
+            tries.tries_left = 0
             return
         if isinstance(error, StoreUnavailable):
-            trail.tries_left = 0 if error.permanent else trail.tries_left
+            tries.tries_left = 0 if error.permanent else tries.tries_left
         elif not isinstance(error, GatewayError):
-            trail.doubt = trail.doubt or not isinstance(error, Broken) or error.sent
-        if trail.doubt and not trail.repeatable:
-            trail.tries_left = 0
+            tries.doubt = tries.doubt or not isinstance(error, Broken) or error.sent
+        if tries.doubt and not tries.repeatable:
+            tries.tries_left = 0
         self.site.avoid(endpoint, error)
 
     # -- one exchange -------------------------------------------------------------------------
@@ -370,18 +368,18 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         last = self.cluster.sessions.seen_at.get(key)
         start = last[1] + 1 if last is not None and last[0] == seen else 0
 
-        async def next_watch() -> Watch | None:
+        async def next_watch() -> WatchPlan | None:
             nonlocal start
             begin, start = start, 0
             if not begin:
                 begin = await self.carry_out(self.dialect.unchanged_since(key, seen), until)
-            return (self.dialect.watch(key, begin), self._first_change) if begin else None
+            return (self.dialect.watch(key, begin), self._until_change) if begin else None
 
-        await self._listen(next_watch, until)
+        await self._run_watches(next_watch, until)
 
     async def wait_turn(self, key: Key, seen: str, until: float) -> None:
         self.turns.end_turn(key)
-        if IN_LINE in seen or self.cluster.sessions.line.of(key):
+        if IN_LINE in seen or self.cluster.sessions.places.of(key):
             await self.wait_any_change(key, seen, until)
         # Else return at once: no waiter of ours is in the store's line; taking again joins it.
 
@@ -389,33 +387,36 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         """Wait for our turn: watch a waiter ahead or, if we are among the first two, the lease."""
         # A lost wake-up then costs seconds, and not a whole ttl.
         until = min(until, _now() + _RECHECK_EVERY)
-        kept = self.cluster.sessions.line.place_of(key, claim)
-        if kept is None:
+        place = self.cluster.sessions.places.place_of(key, claim)
+        if place is None:
             # It has to join the line anew.
             return
-        find_place = partial(place_in, kv.names_of(self.cluster.prefix, key), key, kept, seen)
-        place: LinePosition | None = find_place(kept.found)
+        names = kv.names_of(self.cluster.prefix, key)
+        position = position_in(names, key, place, seen, place.found)
+        if position is None:
+            return
         fresh = True
 
-        async def next_watch() -> Watch | None:
-            nonlocal place, fresh
-            if place is not None and not (fresh or place.moved):
+        async def read_position(until: float) -> LinePosition | None:
+            found = await self._run_read(read_for_wait(self.cluster, key), until)
+            return position_in(names, key, place, seen, found)
+
+        async def next_watch() -> WatchPlan | None:
+            nonlocal fresh
+            if not (fresh or position.rewatch):
                 # Ask with little time, then again: this process's other waiters depend on us.
-                soon = min(until, _now() + _SOON)
-                now = find_place(await self._run_read(read_for_wait(self.cluster, key), soon))
-                if now is None:
+                newer = await read_position(min(until, _now() + _SOON))
+                if newer is None:
                     return None
-                place.update(now)
+                position.update(newer)
             fresh = False
-            if place is None:
-                return None
-            if place.rechecks_at > _now():
-                return place.watch(), partial(self._await_turn, place, find_place)
-            if place.called:
+            if position.rechecks_at > _now():
+                return position.watch_request(), partial(self._await_turn, position, read_position)
+            if position.reserved:
                 self.turns.notify_all(key)
             return None
 
-        await self._listen(next_watch, until)
+        await self._run_watches(next_watch, until)
 
     async def _run_read(self, program: Steps[T], until: float) -> T:
         """The outcome of a program that changes nothing. Raises StoreUnavailable."""
@@ -424,8 +425,8 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         except OutcomeUnknown as error:
             raise StoreUnavailable(str(error)) from error
 
-    async def _listen(
-        self, next_watch: Callable[[], Awaitable[Watch | None]], until: float
+    async def _run_watches(
+        self, next_watch: Callable[[], Awaitable[WatchPlan | None]], until: float
     ) -> None:
         """Run the watches of `next_watch`, until a change, no watch (None), or `until`."""
         try:
@@ -435,7 +436,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
                     watch = await next_watch()
                     if watch is None:
                         return
-                    if await self._watch(*watch, until):
+                    if await self._run_watch(*watch, until):
                         return
                     # The changes were compacted away, or other keys have to be watched.
                 except (Broken, Garbled, StoreUnavailable) as error:
@@ -450,8 +451,8 @@ class EtcdClient(TakesTurns[None], Generic[W]):
             if _now() < until:
                 raise
 
-    async def _watch(self, watch: GatewayRequest, listen: Listen, until: float) -> bool:
-        """The result of `listen`, or True if the time is over."""
+    async def _run_watch(self, watch: GatewayRequest, read: ReadStream, until: float) -> bool:
+        """The result of `read`, or True if the time is over."""
         site, endpoint = self.site, self.site.members[0]
         wire: W | None = None
         try:
@@ -459,9 +460,9 @@ class EtcdClient(TakesTurns[None], Generic[W]):
             await self._log_in(endpoint, wire, until)
             request = self._encode(endpoint, watch)
             self.streams.add(wire)
-            watching = Watching(watch)
+            stream = WatchStream(watch)
             begin(wire, request, until)
-            return await listen(watching, wire, until)
+            return await read(stream, wire, until)
         except (GatewayError, Broken, StoreUnavailable) as error:
             if isinstance(error, Broken) and (error.late or wire not in self.streams):
                 # The time is over, or the store was closed.
@@ -477,76 +478,75 @@ class EtcdClient(TakesTurns[None], Generic[W]):
                 self.streams.discard(wire)
                 wire.close()
 
-    async def _first_change(self, watching: Watching, wire: W, until: float) -> bool:
+    async def _until_change(self, stream: WatchStream, wire: W, until: float) -> bool:
         """True: something changed. False: read again. Raises the errors of `_next_results`."""
         while True:
-            results = await self._results_with_beats(watching, wire, until)
+            results = await self._results_with_beats(stream, wire, until)
             if results is None:
                 return False
             if any(result.get("events") for result in results):
                 return True
 
     async def _await_turn(
-        self, place: LinePosition, find_place: FindPlace, watching: Watching, wire: W, until: float
+        self, position: LinePosition, read: ReadPosition, stream: WatchStream, wire: W, until: float
     ) -> bool:
         """True: it is our turn to ask. False: read the line again. Raises as `_next_results`."""
-        while not place.moved:
-            recheck = place.rechecks_at
+        while not position.rewatch:
+            recheck = position.rechecks_at
             if recheck <= _now():
-                if place.called:
-                    self.turns.notify_all(place.key)
+                if position.reserved:
+                    self.turns.notify_all(position.key)
                 return True
-            results = await self._results_with_beats(watching, wire, until, recheck)
+            results = await self._results_with_beats(stream, wire, until, recheck)
             if results is None:
                 return False
             for result in results:
-                place.apply(result, _now())
-            if not self.cluster.sessions.line.keeps(place.kept):
+                position.apply(result, _now())
+            if not self.cluster.sessions.places.is_kept_alive(position.place):
                 return True
-            if place.missed and not (watching.not_begun or place.moved):
-                found = await self._run_read(read_for_wait(self.cluster, place.key), until)
-                now = find_place(found)
-                if now is None:
+            if position.missed and not (stream.not_begun or position.rewatch):
+                newer = await read(until)
+                if newer is None:
                     return True
-                place.update(now)
+                position.update(newer)
         return False
 
     async def _results_with_beats(
-        self, watching: Watching, wire: W, until: float, recheck: float = inf
+        self, stream: WatchStream, wire: W, until: float, recheck: float = inf
     ) -> list[dict[str, Any]] | None:
         """As `_next_results`, or nothing at `recheck`; meanwhile keeps our places alive."""
         sessions = self.cluster.sessions
         while True:
-            beats = sessions.line.beats()
-            part = min(until, recheck, _now() + min(beats, default=inf) * _BEAT)
+            heartbeats = sessions.places.heartbeats()
+            part = min(until, recheck, _now() + min(heartbeats, default=inf) * _BEAT)
             try:
-                return await self._next_results(watching, wire, part)
+                return await self._next_results(stream, wire, part)
             except Broken as error:
                 if not error.late or _now() >= until:
                     raise
-            for whole in beats:
-                await self._run_read(sessions.line.beat(whole), until)
-            if beats or _now() >= recheck:
+            for heartbeat in heartbeats:
+                await self._run_read(sessions.places.keep_alive(heartbeat), until)
+            if heartbeats or _now() >= recheck:
                 return []
 
     async def _next_results(
-        self, watching: Watching, wire: W, until: float
+        self, stream: WatchStream, wire: W, until: float
     ) -> list[dict[str, Any]] | None:
         """The new messages of the watches; None if a watch or its changes (compacted) are lost.
 
         Raises Broken, Garbled, GatewayError, StoreUnavailable.
         """
-        by = min(until, watching.begun_by) if watching.not_begun else until
+        by = min(until, stream.begun_by) if stream.not_begun else until
         try:
-            await feed(watching, wire, by)
+            await feed(stream, wire, by)
         except Broken as error:
             if not error.late or by == until:
                 raise
             return None
-        if watching.done and watching.status != 200:
-            self._read(watching)
+        if stream.done and stream.status != 200:
+            self._read(stream)
         results: list[dict[str, Any]] = []
-        for message in watching.lines():
+        for message in stream.lines():
             if "error" in message:
                 raise GatewayError(error_text(message) or str(message["error"]))
             result = message.get("result", {})
@@ -554,8 +554,8 @@ class EtcdClient(TakesTurns[None], Generic[W]):
                 return None
             if result.get("canceled"):
                 raise GatewayError(str(result.get("cancel_reason", "the watch was cancelled")))
-            watching.not_begun -= bool(result.get("created"))
+            stream.not_begun -= bool(result.get("created"))
             results.append(result)
-        if watching.done and not results:
+        if stream.done and not results:
             raise Broken("the server ended the watch", sent=True)
         return results

@@ -93,7 +93,7 @@ class EtcdDialect:
                 state = yield from self._sessions.find(key, claim, token, base)
                 if state is None or state.permits is not None:
                     return Stale()
-                conditions = [kv.created(names.lease, token - base)]
+                conditions = [kv.created(names.held, token - base)]
         stored = None if value is None else b64encode(value).decode()
         write = kv.delete(stored_at) if stored is None else kv.put(stored_at, stored)
         # A second try of a guarded write could find the value of the first try.
@@ -106,7 +106,7 @@ class EtcdDialect:
 
     def _record(self, key: Key) -> Steps[Record]:
         names = kv.names_of(self.cluster.prefix, key)
-        areas = (names.leases, names.switches, names.record)
+        areas = (names.contenders, names.switches, names.record)
         reply = yield kv.transaction([kv.read_all(area) for area in areas])
         found = kv.by_name(self.cluster.prefix, key.namespace, _all_entries(reply))
         if not found:
@@ -127,18 +127,18 @@ class EtcdDialect:
         base = yield from self.cluster.base()
         # Leases and closings end soon, so their remaining time matters.
         timed = {
-            entry.lease
+            entry.etcd_lease
             for kinds in found.values()
             for kind, entries in kinds.items()
             if kind.startswith("/")
             for _, entry in entries
         }
-        lives = yield from self._sessions.lives(set(sorted(timed)[:_ASKED_MAX]))
+        lives = yield from self._sessions.seconds_left(set(sorted(timed)[:_ASKED_MAX]))
         wall = clock.wall()
         records = []
         for key in sorted(found):
-            leases = [entry for _, entry in found[key]["/lease"]]
-            contenders = foreign.contenders(kv.names_of(self.cluster.prefix, key), leases)
+            entries = [entry for _, entry in found[key]["/contender"]]
+            contenders = foreign.contenders(kv.names_of(self.cluster.prefix, key), entries)
             records.append(kv.record_of(key, found[key], contenders, base, lives, wall))
         return tuple(records)
 
@@ -149,19 +149,19 @@ class EtcdDialect:
         names = kv.names_of(self.cluster.prefix, key)
         return [
             *foreign.ranges_without_ticket(names),
-            (names.record, names.waiting),
+            (names.record, names.candidates),
             (names.switches, kv.after(names.switches)),
         ]
 
     def unchanged_since(self, key: Key, seen: str) -> Steps[int]:
         """The revision from which to watch; 0 if the state is not the one that was seen."""
         reply = yield kv.transaction([kv.read(*area, kv.NEWEST) for area in self._changes(key)])
-        leases, others = reply["responses"][:2], reply["responses"][2:]
-        held, found = (
-            [entry for area in areas for entry in kv.entries_in(area)] for areas in (leases, others)
+        halves = reply["responses"][:2], reply["responses"][2:]
+        contenders, others = (
+            [entry for area in areas for entry in kv.entries_in(area)] for areas in halves
         )
-        count = sum(map(kv.count_of, leases if held else others))
-        now = kv.seen_in(held, found, count)
+        count = sum(map(kv.count_of, halves[0 if contenders else 1]))
+        now = kv.seen_in(contenders, others, count)
         return kv.revision_of(reply) + 1 if now == seen else 0
 
     def watch(self, key: Key, revision: int) -> GatewayRequest:
@@ -183,9 +183,8 @@ class _EtcdGive:
         self.id = (self.key, self.claim)
         self.sessions = self.cluster.sessions
         self.names = names = kv.names_of(self.cluster.prefix, self.key)
-        self.undo_slot: list[str] = []
-        if self.parting.slot is not None:
-            self.undo_slot.append(kv.delete(names.slot(self.parting.slot, self.claim)))
+        slot = self.parting.slot
+        self.undo_slot = [] if slot is None else [kv.delete(names.slot(slot, self.claim))]
 
     def run(self) -> Steps[GiveOutcome]:
         if self.token == 0 and self.parting.slot is None:
@@ -223,10 +222,10 @@ class _EtcdGive:
 
     def _undo(self) -> Steps[None]:
         """For a claim that holds nothing: leave its slot, and the line."""
-        undo = [*self.undo_slot, *self.sessions.line.removal(self.key, self.claim)]
+        undo = [*self.undo_slot, *self.sessions.places.removal(self.key, self.claim)]
         if undo:
             yield kv.transaction(undo)
-        self.sessions.line.forget(self.key, self.claim)
+        self.sessions.places.forget(self.key, self.claim)
 
     def _given_up(self) -> Steps[ClaimState | None]:
         """As `_held`, for a claim whose token is not known: first forbid a late take, then read.
@@ -237,9 +236,9 @@ class _EtcdGive:
         history = yield from self.sessions.history_lease(_KEEP_HISTORY)
         mark = kv.packed(given_up=clock.wall())
         done = [kv.put(self.names.given_up(self.claim), mark, history), kv.read_ours(self.names)]
-        leave = self.sessions.line.removal(self.key, self.claim)
+        leave = self.sessions.places.removal(self.key, self.claim)
         reply = yield kv.transaction([*done, *self.undo_slot, *leave])
-        self.sessions.line.forget(self.key, self.claim)
+        self.sessions.places.forget(self.key, self.claim)
         entry = kv.entry_of(self.claim, reply["responses"][1])
         if entry is None:
             self.sessions.drop(*self.id)
@@ -276,7 +275,7 @@ class _EtcdGive:
             )
             success.append(kv.put(self.names.closing, value, closing.id))
         reply = yield kv.transaction(
-            [*success, *self.undo_slot], self.undo_slot, where=self.sessions.ours(state)
+            [*success, *self.undo_slot], self.undo_slot, where=self.sessions.key_compared(state)
         )
         if reply.get("succeeded"):
             self.sessions.drop(*self.id)

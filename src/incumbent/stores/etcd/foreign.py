@@ -69,26 +69,26 @@ def contenders(names: Names, entries: Iterable[KeyValue]) -> Contenders:
 
 def is_ours(names: Names, key: str) -> bool:
     """Whether one of ours holds the name by this key."""
-    return key == names.lease or key.startswith(names.sharers)
+    return key == names.held or key.startswith(names.sharers)
 
 
 def is_only_waited_for(kinds: Kinds) -> bool:
     """Whether the only key under a name is a ticket: then it is only known that somebody waits."""
-    return [*kinds] == ["/lease"] and [rest for rest, _ in kinds["/lease"]] == ["ticket"]
+    return [*kinds] == ["/contender"] and [rest for rest, _ in kinds["/contender"]] == ["ticket"]
 
 
 def ranges_without_ticket(names: Names) -> list[tuple[str, str]]:
     """The ranges of the lease and of foreign keys."""
-    return [(names.leases, names.ticket), (f"{names.ticket}\0", kv.after(names.leases))]
+    return [(names.contenders, names.ticket), (f"{names.ticket}\0", kv.after(names.contenders))]
 
 
 def may_take(names: Names, ticket: int) -> list[str]:
     """The comparisons: the name is free for us, by that ticket, or (0) without foreign keys."""
     if not ticket:
         return [kv.absent(*area) for area in ranges_without_ticket(names)]
-    nobody = kv.absent(names.lease, kv.after(names.sharers))
+    nobody = kv.absent(names.held, kv.after(names.sharers))
     same = kv.created(names.ticket, ticket)
-    return [nobody, same, kv.none_before(names.leases, ticket)]
+    return [nobody, same, kv.none_before(names.contenders, ticket)]
 
 
 def may_share(names: Names, permits: int, seat: str) -> list[str]:
@@ -99,6 +99,6 @@ def may_share(names: Names, permits: int, seat: str) -> list[str]:
     those are gone.
     """
     area = names.seats(permits)
-    beyond = kv.absent(f"{names.ticket}\0", kv.after(names.leases))
-    others = [kv.absent(names.leases, area), kv.absent(kv.after(area), names.ticket)]
+    beyond = kv.absent(f"{names.ticket}\0", kv.after(names.contenders))
+    others = [kv.absent(names.contenders, area), kv.absent(kv.after(area), names.ticket)]
     return [kv.absent(seat), *others, beyond]

@@ -96,25 +96,25 @@ def status_of(reply: Reply) -> Status | None:
     )
 
 
-def differs(known: ClusterMarker, met: Status | None, now: Status) -> bool:
+def differs(known: ClusterMarker, furthest: Status | None, now: Status) -> bool:
     """Whether a member that has applied all earlier requests is of another incarnation.
 
-    `met`: the furthest state of any member that this process has seen. A member that lags behind,
+    `furthest`: of the states that this process has seen of any member. A member that lags behind,
     or is starting, may differ too: it has to apply a new entry first.
     """
     if now.cluster != known.cluster or now.revision < known.modified:
         return True
     # The next leader has all entries that were applied before: a later term has later entries.
-    if met is not None and now.term > met.term and now.applied < met.applied:
+    if furthest is not None and now.term > furthest.term and now.applied < furthest.applied:
         return True
     if not known.applied:
         return False
     return now.term < known.term or now.applied - now.revision < known.applied - known.modified
 
 
-def later(met: Status | None, now: Status) -> Status:
+def later(known: Status | None, now: Status) -> Status:
     """The further of the two states."""
-    return now if met is None or (met.term, met.applied) < (now.term, now.applied) else met
+    return now if known is None or (known.term, known.applied) < (now.term, now.applied) else known
 
 
 class NotedTtl(NamedTuple):
@@ -133,10 +133,10 @@ class Cluster:
     """The knowledge of both sides of an engine about their cluster, and the programs that learn it.
 
     `incarnation`: the known incarnation; `disowned`: only a marker whose `first` is above it is of
-    the present incarnation; `ended`: number of incarnations that turned out to be over; `met`: the
-    furthest state of any member seen; `floor`: the cluster's id and the highest revision of a
-    linearizable reply; `dialled`: number of connections made; `longest`: the longest ttl that is
-    known to be used under the prefix; `noted`: the longest ttl that was read there.
+    the present incarnation; `ended`: number of incarnations that turned out to be over; `furthest`:
+    of the states that were seen of any member; `floor`: the cluster's id and the highest revision
+    of a linearizable reply; `dialled`: number of connections made; `longest`: the longest ttl that
+    is known to be used under the prefix; `noted`: the longest ttl that was read there.
     """
 
     def __init__(self, site: EtcdSite) -> None:
@@ -147,11 +147,11 @@ class Cluster:
         self.turns = Turns()
         # Without a linearizable read, a member answers comparisons from its own data: a member that
         # lost its cluster would go on confirming leases.
-        self.current = kv.read(self.marker, more=kv.COUNT)
+        self.linearizable_read = kv.read(self.marker, more=kv.COUNT)
         self.incarnation: ClusterMarker | None = None
         self.disowned = -1
         self.ended = 0
-        self.met: Status | None = None
+        self.furthest: Status | None = None
         self.floor = ("", 0)
         self.dialled = 0
         self.longest = TTL_DEFAULT
@@ -210,7 +210,7 @@ class Cluster:
 
     # -- the marker ---------------------------------------------------------------------------
 
-    def still(self, known: ClusterMarker) -> str:
+    def marker_compared(self, known: ClusterMarker) -> str:
         """The comparison that the cluster is still of the known incarnation."""
         return kv.has_value(self.marker, known.value)
 
@@ -224,7 +224,7 @@ class Cluster:
         repeatable: bool = True,
     ) -> GatewayRequest:
         """A transaction that fails, and whose reply is rejected, in another incarnation."""
-        where, marker = [self.still(known), *where], known.value
+        where, marker = [self.marker_compared(known), *where], known.value
         return kv.transaction(success, failure, where=where, repeatable=repeatable, marker=marker)
 
     def read_marker(self) -> Steps[KeyValue | None]:
@@ -299,7 +299,7 @@ class Cluster:
             noted = self.noted
             if noted.ttl < ttl:
                 # If another process notes a longer ttl now, nothing is written: read it again.
-                unchanged = [self.still(known), kv.modified(note, noted.modified)]
+                unchanged = [self.marker_compared(known), kv.modified(note, noted.modified)]
                 yield kv.transaction([kv.put(note, kv.packed(ttl=ttl))], where=unchanged)
 
     def _ages(self, endpoint: Endpoint) -> Steps[tuple[float, float]]:
@@ -336,7 +336,7 @@ class Cluster:
         known, self.incarnation = self.incarnation, None
         if known is not None:
             self.disowned = max(self.disowned, known.first)
-        self.met, self.floor = None, ("", 0)
+        self.furthest, self.floor = None, ("", 0)
         self.sessions.lose_all()
 
     def check(
@@ -387,8 +387,8 @@ class Cluster:
             status = yield from self.status(endpoint)
             if status is None:
                 return False
-            if not differs(known, self.met, status):
-                self.met = later(self.met, status)
+            if not differs(known, self.furthest, status):
+                self.furthest = later(self.furthest, status)
                 return False
         return True
 

@@ -91,20 +91,21 @@ class Names:
     """The keys of one lease."""
 
     __slots__ = (
-        *("_given_up", "closing", "lease", "leases", "line", "record", "switches"),
-        *("sharers", "ticket", "waiting"),
+        *("_given_up", "candidates", "closing", "contenders", "held", "line"),
+        *("record", "sharers", "switches", "ticket"),
     )
 
     def __init__(self, prefix: str, key: Key) -> None:
         base, name = f"{prefix}/{key.namespace}", quote(key.name, safe=":@")
-        self.leases = f"{base}/{name}/"
-        self.lease = f"{base}/{name}/held"
+        self.contenders = f"{base}/{name}/"
+        """The beginning of the keys of all that hold the name or want it, see `foreign`."""
+        self.held = f"{base}/{name}/held"
         self.sharers = f"{base}/{name}/shared/"
         self.ticket = f"{base}/{name}/ticket"
         self.switches = f"{base}!s/{name}/"
         self.closing = f"{base}!s/{name}/closing"
         self.record = f"{base}!r/{name}/"
-        self.waiting = f"{base}!r/{name}/w"
+        self.candidates = f"{base}!r/{name}/w"
         """The beginning of all candidates' keys; a new candidate is no change."""
         self.line = f"{base}!l/{name}/"
         self._given_up = f"{base}!x/{name}/"
@@ -131,7 +132,7 @@ class Names:
         return f"{self.record}t/{_part(slot)}/{_part(claim)}"
 
     def candidate(self, holder: str) -> str:
-        return f"{self.waiting}/{_part(holder)}"
+        return f"{self.candidates}/{_part(holder)}"
 
 
 names_of = lru_cache(maxsize=16_384)(Names)
@@ -192,7 +193,7 @@ class KeyValue(NamedTuple):
     value: bytes
     created: int
     modified: int
-    lease: str
+    etcd_lease: str
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -293,9 +294,9 @@ def modified(key: str, revision: int) -> str:
     return f'{{"key":"{_key(key)}","target":"MOD","mod_revision":"{revision}"}}'
 
 
-def attached(key: str, lease: str) -> str:
+def attached(key: str, etcd_lease: str) -> str:
     """The comparison: the key is attached to that etcd lease."""
-    return f'{{"key":"{_key(key)}","target":"LEASE","lease":"{lease}"}}'
+    return f'{{"key":"{_key(key)}","target":"LEASE","lease":"{etcd_lease}"}}'
 
 
 def has_value(key: str, value: str) -> str:
@@ -306,9 +307,9 @@ def has_value(key: str, value: str) -> str:
 # -- operations -----------------------------------------------------------------------------------
 
 
-def put(key: str, value: str, lease: str = "0") -> str:
+def put(key: str, value: str, etcd_lease: str = "0") -> str:
     """Write `value` (base64), attached to an etcd lease."""
-    return f'{{"request_put":{{"key":"{_key(key)}","value":"{value}","lease":"{lease}"}}}}'
+    return f'{{"request_put":{{"key":"{_key(key)}","value":"{value}","lease":"{etcd_lease}"}}}}'
 
 
 def rewrite(key: str, value: str) -> str:
@@ -337,7 +338,7 @@ def nested(compare: Sequence[str], success: Sequence[str], failure: Sequence[str
 
 def read_ours(names: Names) -> str:
     """Read the keys of our claims that hold the name; `entry_of` finds one of them."""
-    return read(names.lease, after(names.sharers))
+    return read(names.held, after(names.sharers))
 
 
 def _transaction(
@@ -366,9 +367,9 @@ def transaction(
     return GatewayRequest(TXN, body, repeatable, marker, endpoint)
 
 
-def lease(what: str, lease_id: str) -> GatewayRequest:
+def lease_request(what: str, etcd_lease: str) -> GatewayRequest:
     """`keepalive`, `timetolive` or `revoke` an etcd lease."""
-    return GatewayRequest(f"/v3/lease/{what}", b'{"ID":"%b"}' % lease_id.encode())
+    return GatewayRequest(f"/v3/lease/{what}", b'{"ID":"%b"}' % etcd_lease.encode())
 
 
 def watch(ranges: Sequence[tuple[str, str]], revision: int) -> GatewayRequest:
@@ -391,7 +392,7 @@ def seconds(ttl: float) -> int:
 
 def entry_of(claim: str, response: Mapping[str, Any]) -> KeyValue | None:
     """The lease's key as a lookup found it, if this claim has it; else None."""
-    return next((at for at in entries_in(response) if at.claim == claim), None)
+    return next((it for it in entries_in(response) if it.claim == claim), None)
 
 
 def number_in(value: object, default: float = 0.0) -> float:
@@ -412,14 +413,14 @@ def check_format(entry: KeyValue, cure: str = "") -> dict[str, Any]:
     return fields
 
 
-def seen_in(leases: Sequence[KeyValue], others: Iterable[KeyValue] = (), count: int = 0) -> str:
+def seen_in(contenders: Sequence[KeyValue], others: Iterable[KeyValue] = (), count: int = 0) -> str:
     """The text that `wait_change` compares: the last revision of the entries, and their number.
 
-    If the name is held, only the leases count. A switch or a field that is written meanwhile shows
-    in the watch, which begins at the revision of the asker's read. `count`: the number of entries,
-    if these are only the newest.
+    Without contenders, the others count. While there are some, a switch or field that is written
+    shows in the watch, which begins at the revision of the asker's read. `count`: the number of
+    entries, if these are only the newest.
     """
-    written = [entry.modified for entry in leases or others]
+    written = [entry.modified for entry in contenders or others]
     newest, among = max(written, default=0), max(count, len(written))
     return f"{newest}+{among}" if among > 1 else str(newest or "")
 
@@ -439,7 +440,7 @@ def surplus_candidates(entries: Iterable[KeyValue]) -> list[str]:
 # -- records --------------------------------------------------------------------------------------
 
 Kinds: TypeAlias = dict[str, list[tuple[str, KeyValue]]]
-"""The entries of one name: "/lease", "/switch", "/closing", and those of its record: f, h, t, w."""
+"""Entries of one name: "/contender", "/switch", "/closing", and those of its record: f, h, t, w."""
 
 
 def by_name(prefix: str, namespace: str, entries: Iterable[KeyValue]) -> dict[Key, Kinds]:
@@ -455,32 +456,32 @@ def by_name(prefix: str, namespace: str, entries: Iterable[KeyValue]) -> dict[Ke
         elif area == "!s":
             kind = "/closing" if rest == "closing" else "/switch"
         else:
-            kind = "/lease"
+            kind = "/contender"
         kinds = found.setdefault(Key(namespace, unquote(name)), defaultdict(list))
         kinds[kind].append((unquote(rest), entry))
     return found
 
 
 def record_of(
-    key: Key, kinds: Kinds, at: Contenders, base: int, lives: Mapping[str, float], wall: float
+    key: Key, kinds: Kinds, found: Contenders, base: int, lives: Mapping[str, float], wall: float
 ) -> Record:
     """The record of a key. `lives`: the seconds left of etcd leases."""
 
     def left(entry: KeyValue) -> float:
         """Seconds left: by etcd if it was asked, else by the writer's wall clock."""
-        if entry.lease in lives:
-            return lives[entry.lease]
+        if entry.etcd_lease in lives:
+            return lives[entry.etcd_lease]
         fields = entry.fields
         kept = number_in(fields.get("kept"))
         return min(kept, max(0.0, number_in(fields.get("until")) - wall))
 
     closing = next((entry for _, entry in kinds["/closing"]), None)
     candidates = [Candidate(name, left(entry)) for name, entry in kinds["w"]]
-    beside = ("w", "/lease")
-    changes = [entry for kind, found in kinds.items() if kind not in beside for _, entry in found]
+    beside = ("w", "/contender")
+    changes = [entry for kind, of in kinds.items() if kind not in beside for _, entry in of]
     return Record(
         key,
-        tuple(holding_of(one, base, lives, wall) for one in at.holders),
+        tuple(holding_of(one, base, lives, wall) for one in found.holders),
         left(closing) if closing else 0.0,
         {
             name: Field(entry.value, entry.modified)
@@ -489,14 +490,14 @@ def record_of(
         {name.rpartition("/")[0]: left(entry) for name, entry in kinds["t"]},
         _history([entry for _, entry in kinds["h"]], base),
         tuple(sorted(candidates, key=lambda candidate: candidate.holder)),
-        seen_in(at.keys, changes),
+        seen_in(found.keys, changes),
         str(closing.fields.get("reserved_for", "")) if closing else "",
     )
 
 
 def holding_of(entry: KeyValue, base: int, lives: Mapping[str, float], wall: float) -> Holding:
     """The holding that this key describes. Raises StoreUnavailable for another format."""
-    token, left = base + entry.created, lives.get(entry.lease)
+    token, left = base + entry.created, lives.get(entry.etcd_lease)
     if not entry.claim:
         # Of etcdctl or a Go program: the value may be anything, and is often empty.
         shown = entry.value.decode(errors="replace").strip()[:_SHOWN]

@@ -58,7 +58,7 @@ def overtaken_in(entry: KeyValue) -> int:
     return int(kv.number_in(entry.fields.get("overtaken")))
 
 
-class InLine:
+class TakeInLine:
     """What a take has to do with the line. `first`: the first in line that it overtakes, if any.
 
     `next_index`: which response to a grant has the first in line afterwards; 0: it does not ask.
@@ -67,7 +67,7 @@ class InLine:
 
     def __init__(self, cluster: Cluster, key: Key, claim: str, ask: Ask) -> None:
         self._key, self._claim, self._ask = key, claim, ask
-        self._places, self._turns = cluster.sessions.line, cluster.turns
+        self._places, self._turns = cluster.sessions.places, cluster.turns
         self._names = kv.names_of(cluster.prefix, key)
         self.first = self._overtaken_first()
         self.next_index = 0
@@ -99,9 +99,9 @@ class InLine:
                 # The line was read, and the place is lost.
                 self._places.of(self._key).pop(self._claim, None)
             return None
-        whole = kv.seconds(kv.number_in(mine.fields.get("heartbeat")))
+        heartbeat = kv.seconds(kv.number_in(mine.fields.get("heartbeat")))
         place = EtcdPlace(
-            mine.key, mine.created, mine.lease, whole, self._ask.permits is not None, found
+            mine.key, mine.created, mine.etcd_lease, heartbeat, self._ask.permits is not None, found
         )
         self._places.note(self._key, self._claim, place)
         return place
@@ -146,19 +146,19 @@ class InLine:
         queue = self._ask.queue
         if queue is None:
             return []
-        lease = yield from self._places.beat(kv.seconds(queue.heartbeat))
-        return self._join_operations(queue, lease)
+        etcd_lease = yield from self._places.keep_alive(kv.seconds(queue.heartbeat))
+        return self._join_operations(queue, etcd_lease)
 
     def join_if_held(self) -> list[str]:
         """The operations that join the line if the name is held; none if that costs a request."""
         queue, known, self.joins = self._ask.queue, self._places.of(self._key), False
         if queue is None or self._ask.permits is not None or self._claim in known:
             return []
-        lease = self._places.beating(kv.seconds(queue.heartbeat))
-        if not lease or (self._may_be_represented and known):
+        etcd_lease = self._places.fresh_etcd_lease(kv.seconds(queue.heartbeat))
+        if not etcd_lease or (self._may_be_represented and known):
             return []
         self.joins = True
-        return [kv.nested([kv.exists(self._names.lease)], self._join_operations(queue, lease))]
+        return [kv.nested([kv.exists(self._names.held)], self._join_operations(queue, etcd_lease))]
 
     @property
     def _may_be_represented(self) -> bool:
@@ -166,16 +166,16 @@ class InLine:
         fair = ask.queue is not None and ask.queue.fair
         return not fair and ask.permits is None and ask.candidacy <= 0
 
-    def _join_operations(self, queue: Queue, lease: str) -> list[str]:
+    def _join_operations(self, queue: Queue, etcd_lease: str) -> list[str]:
         names, mine = self._names, self._places.key_for(self._key, self._claim)
         facts = {"heartbeat": queue.heartbeat, "fair": int(queue.fair)}
         who = {"claim": self._claim, "holder": self._ask.holder}
         value = kv.packed(format=kv.RECORD_FORMAT, **who, **facts)
         missing = [kv.absent(mine), kv.absent(names.given_up(self._claim))]
-        joins = [kv.nested(missing, [kv.put(mine, value, lease)])]
+        joins = [kv.nested(missing, [kv.put(mine, value, etcd_lease)])]
         if self._ask.permits is None:
             # And stand in the line of foreign clients, see `foreign`.
-            ticket = kv.put(names.ticket, foreign.WAITS, lease)
+            ticket = kv.put(names.ticket, foreign.WAITS, etcd_lease)
             joins.append(kv.nested([kv.absent(names.ticket)], [ticket]))
         return joins
 

@@ -53,7 +53,7 @@ def read_obstacles(
     names = kv.names_of(cluster.prefix, key)
     reads = [
         *_wait_reads(names),
-        kv.read(names.record, names.waiting, kv.NEWEST),
+        kv.read(names.record, names.candidates, kv.NEWEST),
         kv.read(names.given_up(claim), more=kv.COUNT),
         kv.read(cluster.marker),
     ]
@@ -78,23 +78,23 @@ def read_for_wait(cluster: Cluster, key: Key) -> Steps[Obstacles]:
 
 def _wait_reads(names: Names) -> list[str]:
     line = kv.read_all(names.line, OLDEST_FIRST)
-    return [kv.read_all(names.leases, OLDEST_FIRST), kv.read_all(names.switches), line]
+    return [kv.read_all(names.contenders, OLDEST_FIRST), kv.read_all(names.switches), line]
 
 
 def _obstacles_in(
     names: Names, reply: Reply, responses: Sequence[Reply], others: Reply | None = None
 ) -> Obstacles:
-    leases, switches, line = map(kv.entries_in, responses[:3])
-    at, by_key = foreign.contenders(names, leases), {entry.key: entry for entry in switches}
+    entries, switches, line = map(kv.entries_in, responses[:3])
+    found, by_key = foreign.contenders(names, entries), {entry.key: entry for entry in switches}
     newest = kv.entries_in(others) if others else []
     count = len(switches) + (kv.count_of(others) if others else 0)
     return Obstacles(
         kv.revision_of(reply),
-        kv.seen_in(at.keys, [*switches, *newest], count),
-        at.holders,
-        tuple(at.foreign),
+        kv.seen_in(found.keys, [*switches, *newest], count),
+        found.holders,
+        tuple(found.foreign),
         by_key.get(names.field(PAUSE)),
         by_key.get(names.closing),
         line=tuple(line),
-        awaited_ticket=at.awaited_ticket,
+        awaited_ticket=found.awaited_ticket,
     )

@@ -25,7 +25,7 @@ _now = clock.now
 
 @dataclass(slots=True, eq=False)
 class EtcdPlace:
-    """A place in line of this process. `whole`: its heartbeat, in whole seconds.
+    """A place in line of this process. `heartbeat`: in whole seconds.
 
     `created`: the revision that determines the order; `found`: the obstacles of the last refusal;
     `shares`: whether the claim would share the name.
@@ -33,8 +33,8 @@ class EtcdPlace:
 
     key: str
     created: int
-    lease: str
-    whole: int
+    etcd_lease: str
+    heartbeat: int
     shares: bool
     found: Obstacles
 
@@ -46,11 +46,11 @@ class _Beat:
     What is on it decides the order alone, so it is never proved.
     """
 
-    lease: str
+    etcd_lease: str
     until: float
 
 
-class Places:
+class LinePlaces:
     """What one engine knows of its places in lines. `firsts`: see note_first.
 
     Both sides share it, as all of Sessions.
@@ -117,7 +117,7 @@ class Places:
         if place is not None and len(self.of(key)) == 1 and not serves:
             # No other waiter of ours is left that it could be for.
             ticket = kv.names_of(self._sessions.prefix, key).ticket
-            remove.append(kv.nested([kv.attached(ticket, place.lease)], [kv.delete(ticket)]))
+            remove.append(kv.nested([kv.attached(ticket, place.etcd_lease)], [kv.delete(ticket)]))
         return remove
 
     def forget(self, key: Key, claim: str) -> None:
@@ -128,43 +128,45 @@ class Places:
             if not of_name:
                 known.pop(key, None)
 
-    def beat(self, whole: int) -> Steps[str]:
+    def keep_alive(self, heartbeat: int) -> Steps[str]:
         """Keep alive the etcd lease of all our places with this heartbeat, and return its id."""
-        beat = self._beats.get(whole)
+        beat = self._beats.get(heartbeat)
         if beat is not None:
-            if self.beating(whole):
-                return beat.lease
+            if self.fresh_etcd_lease(heartbeat):
+                return beat.etcd_lease
             # Set this first, so that other waiters do not send a keep-alive as well.
-            until, beat.until = beat.until, _now() + whole
+            until, beat.until = beat.until, _now() + heartbeat
             try:
-                reply = yield kv.lease("keepalive", beat.lease)
+                reply = yield kv.lease_request("keepalive", beat.etcd_lease)
             except BaseException:
                 beat.until = until
                 raise
             if int(reply.get("result", reply).get("TTL", 0)) > 0:
-                return beat.lease
-            if self._beats.get(whole) is beat:
-                del self._beats[whole]
+                return beat.etcd_lease
+            if self._beats.get(heartbeat) is beat:
+                del self._beats[heartbeat]
         sent = _now()
-        new = yield from self._sessions.grant(whole)
+        new = yield from self._sessions.grant(heartbeat)
         # Another thread may have made one meanwhile.
-        return self._beats.setdefault(whole, _Beat(new.id, sent + whole)).lease
+        return self._beats.setdefault(heartbeat, _Beat(new.id, sent + heartbeat)).etcd_lease
 
-    def beating(self, whole: int) -> str:
+    def fresh_etcd_lease(self, heartbeat: int) -> str:
         """The same etcd lease, if it lives for a while without a keep-alive; else ""."""
-        beat = self._beats.get(whole)
-        return beat.lease if beat is not None and beat.until - _now() > whole * _KEPT else ""
+        beat = self._beats.get(heartbeat)
+        return (
+            beat.etcd_lease if beat is not None and beat.until - _now() > heartbeat * _KEPT else ""
+        )
 
-    def keeps(self, place: EtcdPlace) -> bool:
+    def is_kept_alive(self, place: EtcdPlace) -> bool:
         """Whether the etcd lease of a place in line is kept alive."""
-        beat = self._beats.get(place.whole)
-        return beat is not None and beat.lease == place.lease
+        beat = self._beats.get(place.heartbeat)
+        return beat is not None and beat.etcd_lease == place.etcd_lease
 
-    def beats(self) -> list[int]:
+    def heartbeats(self) -> list[int]:
         """The heartbeats of our places."""
         return list(self._beats) if self._places else []
 
-    def doubt(self) -> None:
+    def note_lease_missing(self) -> None:
         """Note that one of these etcd leases may be gone."""
         for beat in list(self._beats.values()):
             beat.until = 0.0

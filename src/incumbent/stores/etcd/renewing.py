@@ -61,17 +61,19 @@ def check_all(
     # A member that has the newest grant also has everything that was written before it, so the
     # other leases are compared by revision alone.
     newest = max(states, key=lambda state: state.revision)
-    compare = cluster.sessions.ours(newest)
+    compare = cluster.sessions.key_compared(newest)
     names = [kv.names_of(cluster.prefix, state.key) for state in states]
     for state, keys in zip(states, names, strict=True):
         if state is not newest:
-            compare.append(kv.created(state.own_key or keys.lease, state.revision))
+            compare.append(kv.created(state.own_key or keys.held, state.revision))
     if len(states) <= kv.BATCH // 2:
         compare += [kv.free(keys.switches) for keys in names]
     else:
         namespaces = {state.key.namespace for state in states}
         compare += [kv.free(f"{cluster.prefix}/{namespace}!s/") for namespace in namespaces]
-    return cluster.transaction(incarnation, compare, [cluster.current], [cluster.current])
+    return cluster.transaction(
+        incarnation, compare, [cluster.linearizable_read], [cluster.linearizable_read]
+    )
 
 
 # -- repeated renewals ----------------------------------------------------------------------------
@@ -100,7 +102,7 @@ class _Prepared:
         """Whether everything is still as it was when this was prepared."""
         session, group, cluster = self.session, self.group, self.cluster
         return (
-            group.whole
+            group.intact
             and group.due > now
             and session.serves(self.ttl)
             and cluster.sessions.by_id.get(session.id) is session
@@ -138,13 +140,13 @@ class _Prepared:
 class _Item:
     """One renewal. `state`: the claim's state afterwards; `write`: whether to write its key.
 
-    `lease`: the etcd lease that the key is attached to before; `at`: the index of the outcome.
+    `etcd_lease`: the etcd lease that the key is attached to before; `at`: the index of the outcome.
     """
 
     at: int
     renewal: Renewal
     state: ClaimState
-    lease: str
+    etcd_lease: str
     write: bool = False
 
     @property
@@ -251,10 +253,10 @@ class _Renewing:
             self.outcomes[at] = Gone()
             return
         ttl = float(entry.fields.get("ttl", renewal.ttl))
-        session = self._sessions.by_id.get(entry.lease)
+        session = self._sessions.by_id.get(entry.etcd_lease)
         if session is None:
-            session = Session(entry.lease, kv.seconds(ttl), 0.0)
-            self._sessions.by_id[entry.lease] = session
+            session = Session(entry.etcd_lease, kv.seconds(ttl), 0.0)
+            self._sessions.by_id[entry.etcd_lease] = session
         state = state_of(renewal.key, entry, session, _now() + renewal.ttl)
         self._sessions.note(state)
         self._items[at] = _Item(at, renewal, state, session.id)
@@ -343,7 +345,9 @@ class _Renewing:
                 # If the reply is lost, the key itself names the etcd lease that it is attached to.
                 self._sessions.doubt(state)
             asked.append(
-                kv.nested(self._sessions.ours_with_ticket(state, item.lease), success, failure)
+                kv.nested(
+                    self._sessions.key_and_ticket_compared(state, item.etcd_lease), success, failure
+                )
             )
         proofs = _pending([item.state for item in batch])
         reply = yield self._cluster.transaction(self._incarnation, [], asked)
@@ -367,7 +371,7 @@ class _Renewing:
             return
         if item.write:
             self._sessions.note(item.state)
-            item.write, item.lease = False, item.state.session.id
+            item.write, item.etcd_lease = False, item.state.session.id
         switches = [kv.entries_in(response) for response in found["responses"][:2]]
         pause, resign = (entries[0].value if entries else None for entries in switches)
         self.outcomes[item.at] = Renewed(notices_for(item.renewal.token, pause, resign))
@@ -377,9 +381,9 @@ class _Renewing:
         entry = kv.entry_of(item.renewal.claim, found)
         if entry is None or entry.created != item.state.revision:
             return False
-        if entry.lease == item.lease or entry.lease not in self._sessions.by_id:
+        if entry.etcd_lease == item.etcd_lease or entry.etcd_lease not in self._sessions.by_id:
             return False
-        item.lease = entry.lease
+        item.etcd_lease = entry.etcd_lease
         return True
 
 
@@ -389,13 +393,13 @@ def _in_rounds(items: Sequence[_Item]) -> list[list[_Item]]:
     An old claim of ours on a name may still be remembered beside the new claim.
     """
     rounds: list[list[_Item]] = []
-    met: Counter[tuple[Key, str]] = Counter()
+    times: Counter[tuple[Key, str]] = Counter()
     for item in items:
         key = item.renewal.key, item.state.own_key
-        if met[key] == len(rounds):
+        if times[key] == len(rounds):
             rounds.append([])
-        rounds[met[key]].append(item)
-        met[key] += 1
+        rounds[times[key]].append(item)
+        times[key] += 1
     return [some[at : at + _EACH] for some in rounds for at in range(0, len(some), _EACH)]
 
 

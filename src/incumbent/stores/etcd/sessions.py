@@ -32,7 +32,7 @@ from incumbent.model import Key
 from incumbent.rules.record import HISTORY_KEPT
 from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.kv import GatewayRequest, KeyValue, Reply, Steps
-from incumbent.stores.etcd.places import Places
+from incumbent.stores.etcd.places import LinePlaces
 from incumbent.stores.etcd.site import LeaseExists
 
 NOTED_MAX: Final = 16_384
@@ -111,11 +111,11 @@ class Session:
 class RenewalGroup:
     """Claims that are renewed together, again and again: they share the instant when they are due.
 
-    `due`: as ClaimState.due; `whole`: this process still remembers the same state of each claim.
+    `due`: as ClaimState.due; `intact`: this process still remembers the same state of each claim.
     """
 
     due: float
-    whole: bool = True
+    intact: bool = True
 
 
 @dataclass(slots=True)
@@ -163,7 +163,7 @@ class ClaimState:
         before = self.group
         if before is not None:
             self.due = self.ends
-            before.whole = False
+            before.intact = False
         self.group = group
 
     def has_token(self, token: int | None, base: int) -> bool:
@@ -187,7 +187,7 @@ def state_of(key: Key, entry: KeyValue, session: Session, due: float) -> ClaimSt
 
 def state_from_key(key: Key, entry: KeyValue) -> ClaimState:
     """The state of a claim that is not remembered, on an etcd lease that is not renewed here."""
-    return state_of(key, entry, Session(entry.lease, 1, 0.0), 0.0)
+    return state_of(key, entry, Session(entry.etcd_lease, 1, 0.0), 0.0)
 
 
 class Sessions:
@@ -195,7 +195,7 @@ class Sessions:
 
     `by_ttl`: the session for new claims; `by_id`: all sessions; `seen_at`: see note_seen;
     `history_leases`, `candidacies`: the etcd leases of history entries and of candidates;
-    `line`: the places of this process in lines of waiters; `term`: the raft term of the last reply.
+    `places`: our places in lines of waiters; `term`: the raft term of the last reply.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -211,7 +211,7 @@ class Sessions:
         self.by_id: dict[str, Session] = {}
         self.claims: dict[tuple[Key, str], ClaimState] = {}
         self.candidacies: dict[tuple[Key, str], Session] = {}
-        self.line = Places(self)
+        self.places = LinePlaces(self)
         self._new_ring()
 
     # -- claims -------------------------------------------------------------------------------
@@ -252,27 +252,27 @@ class Sessions:
         for session in list(self.by_id.values()):
             self.lose(session)
         self.by_ttl, self.history_leases, self.candidacies, self.seen_at = {}, {}, {}, {}
-        self.line = Places(self)
+        self.places = LinePlaces(self)
 
-    def ours(self, state: ClaimState, lease: str = "") -> list[str]:
+    def key_compared(self, state: ClaimState, etcd_lease: str = "") -> list[str]:
         """Comparisons: the claim has its key (no other process uses our etcd lease).
 
-        `lease`: the etcd lease of the key, if it is not yet that of the claim's session.
+        `etcd_lease`: the etcd lease of the key, if it is not yet that of the claim's session.
         """
         key = self.key_of(state)
-        return [kv.created(key, state.revision), kv.attached(key, lease or state.session.id)]
+        return [kv.created(key, state.revision), kv.attached(key, etcd_lease or state.session.id)]
 
     def key_of(self, state: ClaimState) -> str:
         """The claim's key."""
-        return state.own_key or kv.names_of(self.prefix, state.key).lease
+        return state.own_key or kv.names_of(self.prefix, state.key).held
 
-    def ours_with_ticket(self, state: ClaimState, lease: str = "") -> list[str]:
-        """Comparisons: as `ours`, and the claim has its ticket. Else a foreign key may lead."""
-        compare = self.ours(state, lease)
+    def key_and_ticket_compared(self, state: ClaimState, etcd_lease: str = "") -> list[str]:
+        """Comparisons: also that the claim has its ticket. Else a foreign key may lead."""
+        compare = self.key_compared(state, etcd_lease)
         if state.ticket:
             ticket = kv.names_of(self.prefix, state.key).ticket
             compare.append(kv.created(ticket, state.ticket))
-            compare.append(kv.attached(ticket, lease or state.session.id))
+            compare.append(kv.attached(ticket, etcd_lease or state.session.id))
         return compare
 
     def removal(self, state: ClaimState) -> list[str]:
@@ -329,23 +329,23 @@ class Sessions:
 
     # -- etcd leases --------------------------------------------------------------------------
 
-    def grant(self, whole: int, lease: int = 0) -> Steps[Session]:
-        """A new etcd lease of `whole` seconds, with the id `lease` or (0) an id of etcd's choice.
+    def grant(self, ttl: int, etcd_lease: int = 0) -> Steps[Session]:
+        """A new etcd lease of `ttl` whole seconds, with this id or (0) one of etcd's choice.
 
         A grant goes through the cluster's log, so it is proved at once. If the reply before it had
         the same term, no earlier leader can have granted it.
         """
         sent, before = _now(), self.term
-        named = b',"ID":"%d"' % lease if lease else b""
-        reply = yield GatewayRequest("/v3/lease/grant", b'{"TTL":"%d"%b}' % (whole, named))
+        named = b',"ID":"%d"' % etcd_lease if etcd_lease else b""
+        reply = yield GatewayRequest("/v3/lease/grant", b'{"TTL":"%d"%b}' % (ttl, named))
         term = kv.term_of(reply)
-        proved = sent + int(reply.get("TTL", whole))
-        return Session(str(reply["ID"]), whole, proved, term if term == before else None)
+        proved = sent + int(reply.get("TTL", ttl))
+        return Session(str(reply["ID"]), ttl, proved, term if term == before else None)
 
     def keep_alive(self, session: Session) -> Steps[None]:
         """Renew a session for its whole ttl; the module says when that is proved."""
         sent = _now()
-        reply = yield kv.lease("keepalive", session.id)
+        reply = yield kv.lease_request("keepalive", session.id)
         result = reply.get("result", reply)
         session.answered(sent, int(result.get("TTL", 0)), kv.term_of(result))
         if session.gone:
@@ -388,17 +388,17 @@ class Sessions:
 
         Its id follows from its purpose: one for each period of `keep` seconds; it lives for two.
         """
-        whole = kv.seconds(keep)
-        period = int(clock.wall() // whole)
-        known = self.history_leases.get(whole)
+        lasts = kv.seconds(keep)
+        period = int(clock.wall() // lasts)
+        known = self.history_leases.get(lasts)
         if known is not None and known[1] == period:
             return known[0]
-        text = f"{self.prefix}!h/{whole}/{period}"
-        lease = int.from_bytes(sha256(text.encode()).digest()[:8]) >> 2 | 1
+        text = f"{self.prefix}!h/{lasts}/{period}"
+        etcd_lease = int.from_bytes(sha256(text.encode()).digest()[:8]) >> 2 | 1
         with suppress(LeaseExists):
-            yield from self.grant(2 * whole, lease)
-        self.history_leases[whole] = (str(lease), period)
-        return str(lease)
+            yield from self.grant(2 * lasts, etcd_lease)
+        self.history_leases[lasts] = (str(etcd_lease), period)
+        return str(etcd_lease)
 
     def candidacy(self, candidate: tuple[Key, str], lasts: float) -> Steps[str]:
         """The etcd lease of a holder's candidacy; the holder's next take uses it again."""
@@ -411,14 +411,14 @@ class Sessions:
         session = self.candidacies[candidate] = yield from self.grant(kv.seconds(lasts))
         return session.id
 
-    def lives(self, leases: set[str]) -> Steps[dict[str, float]]:
+    def seconds_left(self, leases: set[str]) -> Steps[dict[str, float]]:
         """The seconds left of etcd leases."""
         found = {}
-        for lease in leases - {"0"}:
-            reply = yield kv.lease("timetolive", lease)
+        for etcd_lease in leases - {"0"}:
+            reply = yield kv.lease_request("timetolive", etcd_lease)
             left, most = int(reply.get("TTL", 0)), int(reply.get("grantedTTL", 0))
             # etcd rounds down to whole seconds: a lease that is not over has up to one more.
-            found[lease] = float(min(left + 1, most)) if left >= 0 else 0.0
+            found[etcd_lease] = float(min(left + 1, most)) if left >= 0 else 0.0
         return found
 
     # -- claims whose time ran out ------------------------------------------------------------
@@ -434,7 +434,7 @@ class Sessions:
                 continue
             # Claims that were granted anew or moved meanwhile stay, and are checked again later.
             reply = yield kv.transaction([
-                kv.nested(self.ours(one, at), self.removal(one)) for one, at in batch
+                kv.nested(self.key_compared(one, at), self.removal(one)) for one, at in batch
             ])  # fmt: skip
             for (state, _), response in zip(batch, reply["responses"], strict=True):
                 if response["response_txn"].get("succeeded"):
@@ -457,14 +457,14 @@ class Sessions:
         there = yield from self.lookup([state.key for state in batch])
         for state in batch:
             entry = kv.entry_of(state.claim, there[state.key])
-            if entry is None or entry.lease not in self.by_id:
+            if entry is None or entry.etcd_lease not in self.by_id:
                 self._drop_unless_newer(state)
             # A newer take of the same claim, noted since, is not overdue.
             elif self.claims.get(state.id) is state:
                 state.revision = entry.created
                 state.ticket = entry.ticket
                 state.own_key = "" if entry.permits is None else entry.key
-                found.append((state, entry.lease))
+                found.append((state, entry.etcd_lease))
         return found
 
     def _drop_unless_newer(self, state: ClaimState) -> None:

@@ -20,7 +20,7 @@ from incumbent.rules.taking import CANDIDATES_KEPT
 from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.incarnation import Cluster, ClusterMarker
 from incumbent.stores.etcd.kv import GatewayRequest, KeyValue, Reply, Steps
-from incumbent.stores.etcd.line import InLine, line_of
+from incumbent.stores.etcd.line import TakeInLine, line_of
 from incumbent.stores.etcd.obstacles import OLDEST_FIRST, Obstacles, read_obstacles
 from incumbent.stores.etcd.sessions import ClaimState, state_of
 from incumbent.stores.etcd.site import LeaseMissing, OtherIncarnation
@@ -57,7 +57,7 @@ class EtcdTake:
         self.sharers: tuple[KeyValue, ...] | None = None if ask.permits is not None else ()
         self.own_slot = False
         self.slot_lease = ""
-        self.line = InLine(cluster, key, claim, ask)
+        self.line = TakeInLine(cluster, key, claim, ask)
         self.history_index = 0
 
     def run(self) -> Steps[TakeOutcome]:
@@ -89,7 +89,7 @@ class EtcdTake:
                 if self.slot_lease and isinstance(outcome, Refused):
                     # The slot was not taken. If this fails, its etcd lease ends by itself.
                     with suppress(StoreError, LeaseMissing):
-                        yield kv.lease("revoke", self.slot_lease)
+                        yield kv.lease_request("revoke", self.slot_lease)
                 return outcome
         where = self.cluster.site.where
         raise StoreUnavailable(
@@ -103,7 +103,7 @@ class EtcdTake:
             self.sessions.lose(session)
         self.sessions.history_leases.pop(kv.seconds(self.ask.keep_record), None)
         self.sessions.candidacies.pop((self.key, self.ask.holder), None)
-        self.sessions.line.doubt()
+        self.sessions.places.note_lease_missing()
         self.slot_lease = ""
 
     def _round(self) -> Steps[TakeOutcome | None]:
@@ -211,10 +211,7 @@ class EtcdTake:
         self.history_index = 0
         compare = [kv.absent(names.given_up(self.claim)), *self._may_take(state)]
         past = kv.packed(holder=state.holder, since=state.since)
-        success = [
-            *writes(names, state),
-            kv.put(state.history_key, past, state.history_lease),
-        ]
+        success = [*writes(names, state), kv.put(state.history_key, past, state.history_lease)]
         if self.claim[-1:] in "07":
             # Random hex: one take of eight checks how long the history is.
             self.history_index = len(success)
@@ -235,7 +232,7 @@ class EtcdTake:
             success.append(kv.put(names.slot(ask.slot.name, self.claim), kept, self.slot_lease))
         # Most refused takes only need the holder; `_read_obstacles` reads the rest.
         given_up = kv.read(names.given_up(self.claim), more=kv.COUNT)
-        failure = [kv.read_all(names.leases, OLDEST_FIRST), given_up]
+        failure = [kv.read_all(names.contenders, OLDEST_FIRST), given_up]
         failure += self.line.join_if_held()
         if ask.queue is not None:
             failure.append(kv.read_all(names.line, OLDEST_FIRST))
@@ -282,13 +279,13 @@ class EtcdTake:
         """The holder that a refused take found, if there is one."""
         responses = reply["responses"]
         own = responses[:-2] if self.ask.candidacy > 0 else responses
-        at = foreign.contenders(self.names, kv.entries_in(responses[0]))
-        if not at.holders or self.ask.permits is not None:
+        found = foreign.contenders(self.names, kv.entries_in(responses[0]))
+        if not found.holders or self.ask.permits is not None:
             return None
         return Obstacles(
             kv.revision_of(reply),
-            kv.seen_in(at.keys),
-            at.holders,
+            kv.seen_in(found.keys),
+            found.holders,
             line=tuple(kv.entries_in(own[-1])) if self.ask.queue else (),
             candidates=kv.count_of(responses[-1]) if self.ask.candidacy > 0 else 0,
             given_up=kv.count_of(responses[1]) > 0,
@@ -317,18 +314,19 @@ class EtcdTake:
             if kv.count_of(reply["responses"][1]) > CANDIDATES_KEPT:
                 yield from self._prune()
 
-    def _note(self, wall: float, lease: str) -> str:
+    def _note(self, wall: float, etcd_lease: str) -> str:
         """Note the candidate, unless its claim was given up."""
         waits, kept = kv.absent(self.names.given_up(self.claim)), self.ask.candidacy
         noted = kv.packed(kept=kept, until=wall + kept)
-        return kv.nested([waits], [kv.put(self.names.candidate(self.ask.holder), noted, lease)])
+        name = self.names.candidate(self.ask.holder)
+        return kv.nested([waits], [kv.put(name, noted, etcd_lease)])
 
     def _count_candidates(self) -> str:
-        return kv.read(self.names.waiting, kv.after(self.names.record), kv.COUNT)
+        return kv.read(self.names.candidates, kv.after(self.names.record), kv.COUNT)
 
     def _prune(self) -> Steps[None]:
         """Remove surplus candidates: those whose time ends first."""
-        reply = yield kv.transaction([kv.read(self.names.waiting, kv.after(self.names.record))])
+        reply = yield kv.transaction([kv.read(self.names.candidates, kv.after(self.names.record))])
         surplus = kv.surplus_candidates(kv.entries_in(reply["responses"][0]))
         if surplus:
             yield kv.transaction([kv.delete(key) for key in surplus[: kv.BATCH]])
@@ -353,8 +351,8 @@ class EtcdTake:
             return (yield from self._join())
         if place is not None and refused.reason == "permits" and place.created == found.revision:
             # The holders changed while it joined: waiting does not help.
-            yield kv.transaction(self.sessions.line.removal(self.key, self.claim))
-            self.sessions.line.forget(self.key, self.claim)
+            yield kv.transaction(self.sessions.places.removal(self.key, self.claim))
+            self.sessions.places.forget(self.key, self.claim)
         return self.line.marked_in_line(refused)
 
     def _join(self) -> Steps[TakeOutcome | None]:
@@ -366,7 +364,7 @@ class EtcdTake:
             return None
         if not found.given_up and self.line.entry_in(found) is None:
             # Another claim, of which this process knows no more, has that key: take another.
-            self.sessions.line.change_keys()
+            self.sessions.places.change_keys()
             return None
         return (yield from self._obstructed(found))
 
@@ -409,21 +407,21 @@ class EtcdTake:
             facts, token = found.closing.fields, self.incarnation.base + found.closing.created
             who = str(facts.get("holder", "")), int(kv.number_in(facts.get("token"), token))
             reserved_for = str(facts.get("reserved_for", ""))
-            closing = Closing(*who, ends[found.closing.lease], reserved_for)
+            closing = Closing(*who, ends[found.closing.etcd_lease], reserved_for)
             record = record._replace(closing=closing)
         if not slots:
             return record, None
         slot, token = slots[0], self.incarnation.base + slots[0].created
         holder, kept = str(slot.fields.get("holder", "")), kv.number_in(slot.fields.get("kept"))
-        claim, left = unquote(slot.key.rpartition("/")[2]), ends[slot.lease]
+        claim, left = unquote(slot.key.rpartition("/")[2]), ends[slot.etcd_lease]
         return record, Grant(claim, holder, token, micros(kept), left - micros(kept), left)
 
     def _ends(self, entries: Sequence[KeyValue]) -> Steps[dict[str, int]]:
         """When the etcd leases of these keys end: in how many microseconds."""
-        lives = yield from self.sessions.lives({entry.lease for entry in entries})
+        ids = {entry.etcd_lease for entry in entries}
+        lives = yield from self.sessions.seconds_left(ids)
         # At 0 it is over, and etcd is about to delete its key. Without one, it does not end.
-        left = {entry.lease: lives.get(entry.lease, self.ask.ttl) or 0.5 for entry in entries}
-        return {lease: micros(seconds) for lease, seconds in left.items()}
+        return {it: micros(lives.get(it, self.ask.ttl) or 0.5) for it in ids}
 
     def _admitted(self, found: Obstacles, holdings: tuple[Holding, ...]) -> Refused | None:
         """Note what the next round may overwrite: it requires the absence of real obstacles only.
@@ -446,18 +444,18 @@ class EtcdTake:
 
     # -- the same claim again -----------------------------------------------------------------
 
-    def _same_grant(self, lease: KeyValue) -> Steps[Granted | None]:
+    def _same_grant(self, entry: KeyValue) -> Steps[Granted | None]:
         """The same grant again, with its token; the ttl becomes max(remaining, ttl)."""
         ask, sessions = self.ask, self.sessions
-        ttl = max(ask.ttl, float(lease.fields.get("ttl", 0.0)))
-        session = sessions.by_id.get(lease.lease)
+        ttl = max(ask.ttl, float(entry.fields.get("ttl", 0.0)))
+        session = sessions.by_id.get(entry.etcd_lease)
         moves = session is None or not session.serves(kv.seconds(ttl))
         if session is None or moves:
             session = yield from sessions.session(ttl, ask.lock_delay)
         elif not session.is_fresh(_now(), ask.lock_delay):
             yield from sessions.keep_alive(session)
         known = sessions.claims.get((self.key, self.claim))
-        state = state_of(self.key, lease, session, _now() + ttl)
+        state = state_of(self.key, entry, session, _now() + ttl)
         state.ttl = ttl
         if known is not None and known.revision == state.revision:
             state.due = max(known.ends, _now() + ask.ttl)
@@ -467,13 +465,13 @@ class EtcdTake:
         if moves:
             # If the reply is lost, the key itself names the etcd lease that it is attached to.
             sessions.doubt(state)
-        reply = yield self.repeat(state, lease.lease, write=moves)
+        reply = yield self.repeat(state, entry.etcd_lease, write=moves)
         session.confirm(proof, kv.term_of(reply))
         if not reply.get("succeeded"):
             sessions.drop(self.key, self.claim)
             return None
         sessions.note(state)
-        sessions.line.forget(self.key, self.claim)
+        sessions.places.forget(self.key, self.claim)
         return _granted(state, self.incarnation, sent)
 
     def repeat(self, state: ClaimState, attached: str, *, write: bool) -> GatewayRequest:
@@ -481,15 +479,15 @@ class EtcdTake:
 
         `attached`: the key's etcd lease; `write`: also write the state's value and etcd lease.
         """
-        current = self.cluster.current
-        success = [current]
+        read = self.cluster.linearizable_read
+        success = [read]
         if write:
             success += writes(self.names, state)
-        success += self.sessions.line.removal(self.key, self.claim)
+        success += self.sessions.places.removal(self.key, self.claim)
         if self.ask.candidacy > 0:
             success.append(kv.delete(self.names.candidate(self.ask.holder)))
-        there = self.sessions.ours_with_ticket(state, attached)
-        return self.cluster.transaction(self.incarnation, there, success, [current])
+        there = self.sessions.key_and_ticket_compared(state, attached)
+        return self.cluster.transaction(self.incarnation, there, success, [read])
 
 
 def _grant_of(holding: Holding) -> Grant:
@@ -521,7 +519,7 @@ def value_of(state: ClaimState) -> str:
 
 def writes(names: kv.Names, state: ClaimState) -> list[str]:
     """The operations that write a lease's key, and its ticket, on the etcd lease of its session."""
-    puts = [kv.put(state.own_key or names.lease, value_of(state), state.session.id)]
+    puts = [kv.put(state.own_key or names.held, value_of(state), state.session.id)]
     if state.ticket:
         puts.append(kv.put(names.ticket, foreign.WAITS, state.session.id))
     return puts

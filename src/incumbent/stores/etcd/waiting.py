@@ -29,33 +29,34 @@ _SILENT: Final = 0.2
 
 @dataclass(slots=True)
 class LinePosition:
-    """The place of a claim in line: the number of waiters before it, as of `revision`.
-    `ahead`: the key of the waiter to watch; `before`: the key of the waiter just before this one.
+    """Where a claim stands in line as of `revision`. `index`: the number of waiters before it.
 
+    `ahead`: the key of the waiter to watch; `before`: the key of the waiter just before this one;
     `seen`: the state as of then; `free_since`: the instant since which there may be room for the
-    claim; `patience`: seconds for which it leaves that to others; `called`: a successor was named,
-    perhaps a waiter of ours; `moved`: the line has to be read again; `missed`: something was
-    written before our watches began, or an event does not say enough; `contested`: there are
-    foreign keys (see `foreign`); `crowded`: several share the lease, and this claim wants it alone.
+    claim; `yields_for`: seconds for which it leaves that to others; `reserved`: a release named a
+    successor, perhaps a waiter of ours; `rewatch`: other keys have to be watched; `missed`: what
+    was written before our watches began, or what an event says too little of, has to be read;
+    `contested`: there are foreign keys (see `foreign`); `crowded`: several share the lease, and
+    this claim wants it alone.
     """
 
     key: Key
     names: Names
-    kept: EtcdPlace
+    place: EtcdPlace
     seen: str
     revision: int
-    place: int
+    index: int
     ahead: str
     before: str
     free_since: float = inf
-    patience: float = 0.0
-    called: bool = False
-    moved: bool = False
+    yields_for: float = 0.0
+    reserved: bool = False
+    rewatch: bool = False
     missed: bool = False
     contested: bool = False
     crowded: bool = False
 
-    def watch(self) -> GatewayRequest:
+    def watch_request(self) -> GatewayRequest:
         """The request for one stream of all relevant changes.
 
         etcd sends past changes to a new watch with a delay of up to 0.1 s. So near the front a
@@ -63,31 +64,30 @@ class LinePosition:
         """
         names = self.names
         ranges = [(names.closing, "")]
-        if self.place < _FRONT:
-            ranges = [(area, kv.after(area)) for area in (names.leases, names.switches)]
+        if self.index < _FRONT:
+            ranges = [(area, kv.after(area)) for area in (names.contenders, names.switches)]
         if self.ahead:
             ranges.append((self.ahead, ""))
-        self.moved = False
-        return kv.watch(ranges, self.revision + 1 if self.place >= _FAR else 0)
+        self.rewatch = False
+        return kv.watch(ranges, self.revision + 1 if self.index >= _FAR else 0)
 
-    def update(self, now: LinePosition) -> None:
-        """Take over a later reading of the line; set `moved` if other keys have to be watched."""
-        in_front = self.place < _FRONT
-        self.moved = now.ahead not in ("", self.ahead) or in_front != (now.place < _FRONT)
-        if self.kept.shares and now.place == 0 and (self.place, self.seen) != (0, now.seen):
+    def update(self, newer: LinePosition) -> None:
+        """Take over a later reading of the line; set `rewatch` if other keys have to be watched."""
+        in_front = self.index < _FRONT
+        self.rewatch = newer.ahead not in ("", self.ahead) or in_front != (newer.index < _FRONT)
+        if self.place.shares and newer.index == 0 and (self.index, self.seen) != (0, newer.seen):
             # There may be room for one more.
-            now.free_since = clock.now()
-        self.seen, self.revision, self.place = now.seen, now.revision, now.place
-        self.ahead, self.before, self.patience = now.ahead, now.before, now.patience
-        self.free_since, self.called = now.free_since, now.called
-        self.contested, self.crowded = now.contested, now.crowded
+            newer.free_since = clock.now()
+        self.seen, self.revision, self.index = newer.seen, newer.revision, newer.index
+        self.ahead, self.before, self.yields_for = newer.ahead, newer.before, newer.yields_for
+        self.free_since, self.reserved = newer.free_since, newer.reserved
+        self.contested, self.crowded = newer.contested, newer.crowded
         self.missed = False
 
     def apply(self, result: Mapping[str, Any], now: float) -> None:
         """Handle one message of that stream."""
         if result.get("created"):
-            newer = int(result["header"]["revision"]) > self.revision
-            self.missed = self.missed or (newer and self.place < _FAR)
+            self.missed |= self.index < _FAR and int(result["header"]["revision"]) > self.revision
         for event in result.get("events", ()):
             self._apply_event(event, now)
 
@@ -95,11 +95,11 @@ class LinePosition:
         written, gone = event.get("kv", {}), event.get("type") == "DELETE"
         key = b64decode(written.get("key", "")).decode(errors="replace")
         if key.startswith(self.names.line):
-            # A key that is written again was overtaken.
+            # A waiter's key is written again when that waiter is overtaken.
             if key == self.ahead and gone:
                 self._advance(now)
             return
-        ours = not key.startswith(self.names.leases) or foreign.is_ours(self.names, key)
+        ours = not key.startswith(self.names.contenders) or foreign.is_ours(self.names, key)
         if key == self.names.ticket or not ours:
             self._apply_foreign(key, now, gone=gone)
             return
@@ -107,10 +107,10 @@ class LinePosition:
             self.missed = True
         elif gone:
             self.free_since = now
-        elif not self.kept.shares:
+        elif not self.place.shares:
             self.free_since = inf
         if key == self.names.closing and not gone:
-            self.called = self.called or _is_reserved(b64decode(written.get("value", "")))
+            self.reserved = self.reserved or _is_reserved(b64decode(written.get("value", "")))
 
     def _apply_foreign(self, key: str, now: float, *, gone: bool) -> None:
         if key == self.names.ticket:
@@ -124,24 +124,24 @@ class LinePosition:
             self.missed = True
 
     def _advance(self, now: float) -> None:
-        if self.place < _FRONT:
-            self.place, self.ahead, self.patience = 0, "", 0.0
-            if self.kept.shares:
+        if self.index < _FRONT:
+            self.index, self.ahead, self.yields_for = 0, "", 0.0
+            if self.place.shares:
                 self.free_since = now
         else:
             # Assume a place in front; the line is read again once the watches have begun.
-            self.place, self.ahead, self.patience = _FRONT - 1, self.before, inf
-            self.moved = self.missed = True
+            self.index, self.ahead, self.yields_for = _FRONT - 1, self.before, inf
+            self.rewatch = self.missed = True
 
     @property
     def rechecks_at(self) -> float:
         """The instant at which the claim asks again, unless the lease is taken before."""
-        if self.called:
+        if self.reserved:
             return -inf
-        return self.free_since + self.patience if self.place < _FRONT else inf
+        return self.free_since + self.yields_for if self.index < _FRONT else inf
 
 
-def place_in(
+def position_in(
     names: Names, key: Key, place: EtcdPlace, seen: str, found: Obstacles
 ) -> LinePosition | None:
     """Where a claim with that place stands in the line that was found; None: it has none.
@@ -158,8 +158,8 @@ def place_in(
     return LinePosition(
         *(key, names, place, found.seen, found.revision, at, ahead, before),
         free_since=clock.now() if found.free and not shares else inf,
-        patience=0.0 if not at else inf if strict else _SILENT,
-        called=closing is not None and closing.modified > since and _is_reserved(closing.value),
+        yields_for=0.0 if not at else inf if strict else _SILENT,
+        reserved=closing is not None and closing.modified > since and _is_reserved(closing.value),
         contested=bool(found.foreign),
         crowded=len(found.holders) > 1 and not shares,
     )

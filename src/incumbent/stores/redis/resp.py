@@ -97,10 +97,7 @@ class Script:
     """A Lua script as it is sent: no comment lines, each `FIELD.x` replaced by its stored name."""
 
     def __init__(
-        self,
-        name: str,
-        folder: Folder = _FOLDER,
-        fields: Mapping[str, bytes] = FIELDS,
+        self, name: str, folder: Folder = _FOLDER, fields: Mapping[str, bytes] = FIELDS
     ) -> None:
         text = _COMMENT.sub(b"", _read(folder, name))
         self.text: bytes = _FIELD.sub(lambda found: b"'%b'" % fields[found[1].decode()], text)

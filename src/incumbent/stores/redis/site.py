@@ -151,10 +151,7 @@ _REFUSED: Final[dict[str, tuple[str, float | None]]] = {
     "max clients": ("it has no connection left for us: raise its maxclients", 1.0),
     "no command": ("it lacks a command that leases need: see the versions in the docs", None),
 }
-_ERR: Final = {
-    "ERR max number of clients": "max clients",
-    "ERR unknown command": "no command",
-}
+_ERR: Final = {"ERR max number of clients": "max clients", "ERR unknown command": "no command"}
 """Refusals without an error code of their own."""
 _FINAL_AT_FIRST: Final = frozenset(
     {"NOAUTH", "WRONGPASS", "NOPERM", "DENIED", "MOVED", "CROSSSLOT", "no command"}
