@@ -54,6 +54,46 @@ def test_the_url_names_another_namespace(tmp_path: Path) -> None:
     assert site_of_url("kubernetes:///other", account(tmp_path)).namespace == "other"
 
 
+@pytest.mark.parametrize("missing", ["token", "ca.crt"])
+def test_a_file_of_the_service_account_that_is_missing_is_said_at_once(
+    tmp_path: Path, missing: str
+) -> None:
+    environ = account(tmp_path)
+    (tmp_path / missing).unlink()
+    with pytest.raises(ConfigError, match=f"{missing}, which says .*automountServiceAccountToken"):
+        site_of_url("kubernetes:///", environ)
+
+
+def test_a_token_that_is_rotated_is_read_again_even_after_a_moment_without_a_file(
+    tmp_path: Path,
+) -> None:
+    login = site_of_url("kubernetes:///", account(tmp_path)).login
+    login.fetch(soon(30.0))
+    (tmp_path / "token").unlink()
+    assert login.refused("Bearer t1")
+    with pytest.raises(StoreUnavailable, match="cannot be read") as caught:
+        login.fetch(soon(30.0))
+    assert not caught.value.permanent
+    (tmp_path / "token").write_text("t2")
+    login.fetch(soon(30.0))
+    assert login.header == "Bearer t2"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"cluster": {"certificate-authority": "nowhere"}},
+        {"user": {"tokenFile": "nowhere"}},
+        {"user": {"client-certificate": "nowhere", "client-key": "nowhere"}},
+    ],
+)
+def test_a_file_that_a_kubeconfig_names_and_that_is_missing_is_said_at_once(
+    tmp_path: Path, parts: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match="nowhere, which says how to reach Kubernetes"):
+        site_of_url("kubernetes://main/shop", config(tmp_path, **parts))
+
+
 def test_outside_of_a_pod_the_url_has_to_name_a_context() -> None:
     with pytest.raises(ConfigError, match="kubernetes://CONTEXT/NAMESPACE"):
         site_of_url("kubernetes:///shop", {})

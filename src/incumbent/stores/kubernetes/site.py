@@ -81,8 +81,8 @@ def _in_cluster(namespace: str, environ: Mapping[str, str]) -> dict[str, Any]:
         "endpoint": urls.Endpoint(host, int(port)),
         "base": "",
         "namespace": _checked(named),
-        "login": Login(file=str(folder / "token")),
-        "tls": Tls(str(folder / "ca.crt"), exclude_verify_flags=(_NOT_STRICT,)),
+        "login": Login(file=_readable(folder / "token")),
+        "tls": Tls(_readable(folder / "ca.crt"), exclude_verify_flags=(_NOT_STRICT,)),
     }
 
 
@@ -166,14 +166,26 @@ def _text(path: Path) -> str:
         return path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise_if_from_signal(error)
+        why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"{path}, which says how to reach Kubernetes, cannot be read: {error}", name="store"
+            f"{path}, which says how to reach Kubernetes, cannot be read: {why}; in a pod, is"
+            " automountServiceAccountToken off?",
+            name="store",
         ) from error
+
+
+def _readable(path: Path) -> str:
+    """The path of a file that can be read now: a pod has its files before it starts.
+
+    What is in it is read again whenever it is needed. Raises ConfigError.
+    """
+    _text(path)
+    return str(path)
 
 
 def _file(part: Mapping[str, Any], name: str) -> str | None:
     """The path that a part names, which counts from the kubeconfig's folder."""
-    return str(Path(part[""], part[name])) if part.get(name) else None
+    return _readable(Path(part[""], part[name])) if part.get(name) else None
 
 
 def _data(part: Mapping[str, Any], name: str) -> str:
