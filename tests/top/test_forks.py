@@ -132,6 +132,48 @@ def test_a_child_forked_in_a_tasks_body_enters_it_once_the_parent_has_left(
     assert asyncio.run(parent()).go_on() == 0
 
 
+def holders(url: str) -> set[str]:
+    with incumbent.Client(url) as client:
+        return {holding.holder for record in client.scan("", 20) for holding in record.holdings}
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_what_was_made_before_a_fork_has_the_childs_own_name_in_the_child(
+    kind: str, settings: dict[str, Any]
+) -> None:
+    enter = BODIES[kind](settings)
+
+    def child() -> int:
+        with enter():
+            return int(holders(settings["store"]) != {f"{os.uname().nodename}:{os.getpid()}"})
+
+    with enter():
+        assert holders(settings["store"]) == {f"{os.uname().nodename}:{os.getpid()}"}
+    assert in_a_child(child) == 0
+    assert in_a_child(lambda: in_a_child(child)) == 0, "a grandchild's name is its own, too"
+
+
+@pytest.mark.parametrize("kind", ASYNC_BODIES)
+def test_so_it_is_on_the_asyncio_side(kind: str, settings: dict[str, Any]) -> None:
+    enter = ASYNC_BODIES[kind](settings)
+
+    async def child() -> int:
+        async with enter():
+            return int(holders(settings["store"]) != {f"{os.uname().nodename}:{os.getpid()}"})
+
+    assert in_a_child(lambda: asyncio.run(child())) == 0
+
+
+def test_a_name_that_was_given_stays_in_the_child(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    election = Election("a", holder="node-7", **settings)
+    assert in_a_child(lambda: int(election.holder != "node-7")) == 0
+    monkeypatch.setenv("INCUMBENT_HOLDER", "set")
+    # In a child, because this process may know its default name already.
+    assert in_a_child(lambda: int(Election("a", **settings).holder != "set")) == 0
+
+
 def test_a_child_forked_in_another_threads_body_enters_it_too(settings: dict[str, Any]) -> None:
     lock = Lock("a", timeout=PATIENCE, reentrant=True, **settings)
     children: list[Child] = []

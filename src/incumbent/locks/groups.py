@@ -16,7 +16,7 @@ from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
 from incumbent.locks.callers import Exclusion
 from incumbent.locks.candidacy import Metadata
 from incumbent.locks.leases import refuse_copy, trimmed_traceback
-from incumbent.locks.options import explained, lease_request, require
+from incumbent.locks.options import explained, lease_request, of_this_process, require
 from incumbent.locks.other_words import refuse_other_side, refuse_unknown
 from incumbent.locks.running import AsyncNews, EndablePort, News, task_beside, thread_beside
 from incumbent.model import Capabilities
@@ -72,7 +72,7 @@ class Member:
 class GroupHandle:
     """The part that blocking and asyncio groups share: everything that does not wait."""
 
-    __slots__ = ("__weakref__", "_joined", "_link", "_wanted")
+    __slots__ = ("__weakref__", "_joined", "_link", "_made")
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -98,8 +98,12 @@ class GroupHandle:
         self._link = link_for(store)
         can = self._link.engine.capabilities
         require(can, type(self).__name__.removeprefix("Async"), "fields")
-        self._wanted = lease_request(namespace, name, can, **settings)
+        self._made = lease_request(namespace, name, can, **settings)
         self._joined = Exclusion()
+
+    @property
+    def _wanted(self) -> LeaseRequest:
+        return of_this_process(self._made)
 
     @property
     def name(self) -> str:

@@ -38,6 +38,7 @@ from incumbent.locks.options import (
     OnLost,
     explained,
     lease_request,
+    of_this_process,
     parse_timeout,
 )
 from incumbent.locks.other_words import (
@@ -169,7 +170,7 @@ class AnyLock(Generic[A]):
 class SingleLock(AnyLock[L], Generic[L]):
     """A lock on one name: the settings that were checked when it was built."""
 
-    __slots__ = ("_reentrant", "_wanted")
+    __slots__ = ("_made", "_reentrant")
 
     @explained
     def __init__(
@@ -191,6 +192,14 @@ class SingleLock(AnyLock[L], Generic[L]):
     _permits: int | None = None
     """`Ask.permits`: the number of holders at once; None: exclusive."""
     _may_be_reentrant = False
+
+    @property
+    def _wanted(self) -> LeaseRequest:
+        return of_this_process(self._made)
+
+    @_wanted.setter
+    def _wanted(self, wanted: LeaseRequest) -> None:
+        self._made = wanted
 
     def _all_wanted(self) -> Sequence[LeaseRequest]:
         return (self._wanted,)

@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from functools import lru_cache, wraps
+from functools import cache, lru_cache, wraps
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast
 
@@ -113,14 +113,31 @@ def _refuse_arguments(call: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         ) from None
 
 
+@cache
 def default_holder() -> str:
     """INCUMBENT_HOLDER, as it was at the first call in this process, or the host and process."""
-    return _holder_of(os.getpid())
+    return os.environ.get("INCUMBENT_HOLDER") or f"{os.uname().nodename}:{os.getpid()}"
 
 
-@lru_cache(maxsize=1)
-def _holder_of(pid: int) -> str:
-    return os.environ.get("INCUMBENT_HOLDER") or f"{os.uname().nodename}:{pid}"
+_inherited: set[str] = set()
+"""The default holders of the processes that this one was forked from."""
+
+
+def of_this_process(wanted: LeaseRequest) -> LeaseRequest:
+    """`wanted` in this process's name, if it was made before a fork and in the default name."""
+    if not _inherited or wanted.once.holder not in _inherited:
+        return wanted
+    return wanted.asking(holder=default_holder())
+
+
+def _forked() -> None:
+    if default_holder.cache_info().currsize:
+        _inherited.add(default_holder())
+        default_holder.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def require(can: Capabilities, what: str, *parts: Literal["slots", "fields", "notices"]) -> None:

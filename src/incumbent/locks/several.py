@@ -27,7 +27,13 @@ from incumbent.locks.leases import (
     trimmed_traceback,
 )
 from incumbent.locks.lock import AnyLock, AsyncLock, LeaseKeepingLock, Lock
-from incumbent.locks.options import PERMITS_MOST, LockSettings, explained, lease_request
+from incumbent.locks.options import (
+    PERMITS_MOST,
+    LockSettings,
+    explained,
+    lease_request,
+    of_this_process,
+)
 from incumbent.locks.other_words import refuse_words
 from incumbent.model import UNLIMITED
 from incumbent.protocol.acquire import acquire_all
@@ -89,7 +95,7 @@ class AsyncMultiLease(MultiLeaseHandle, SuspendingLease):
 class MultiHandle(AnyLock[M], Generic[M]):
     """A lock on several names: the settings that were checked when it was built."""
 
-    __slots__ = ("_wanted",)
+    __slots__ = ("_made",)
 
     @explained
     def __init__(
@@ -107,15 +113,15 @@ class MultiHandle(AnyLock[M], Generic[M]):
                 raise ConfigError(f"{what}: it is for a Lock, which has one name", name=what)
         super().__init__(store, timeout, settings)
         can = self._link.engine.capabilities
-        self._wanted = [lease_request(namespace, it, can, **settings) for it in sorted(names)]
+        self._made = [lease_request(namespace, it, can, **settings) for it in sorted(names)]
 
     def _all_wanted(self) -> list[LeaseRequest]:
-        return self._wanted
+        return [of_this_process(wanted) for wanted in self._made]
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names that the lock leases, in the order in which they are taken."""
-        return tuple(wanted.key.name for wanted in self._wanted)
+        return tuple(wanted.key.name for wanted in self._made)
 
 
 class MultiLock(MultiHandle[MultiLease]):
@@ -152,7 +158,7 @@ class MultiLock(MultiHandle[MultiLease]):
     ) -> MultiLease:
         link, wait = self._link, self._seconds(timeout)
         try:
-            claims = run_blocking(acquire_all(link.port, link.keeper, self._wanted, wait))
+            claims = run_blocking(acquire_all(link.port, link.keeper, self._all_wanted(), wait))
         except LockError as error:
             shorten(error)
             raise
@@ -199,7 +205,7 @@ class AsyncMultiLock(MultiHandle[AsyncMultiLease]):
             refuse_words(unknown, "acquire")
         link, wait = self._link, self._seconds(timeout)
         with trimmed_traceback:
-            claims = await acquire_all(link.async_port(), link.keeper, self._wanted, wait)
+            claims = await acquire_all(link.async_port(), link.keeper, self._all_wanted(), wait)
         for claim in claims:
             claim.on_trouble = self._on_trouble
         return AsyncMultiLease(link, claims, self._on_lost, self._if_lost)
