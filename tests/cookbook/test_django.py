@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -80,6 +82,37 @@ def test_of_two_hosts_one_closes_the_books(old: Recipe, books: Callable[[], int]
     assert books() == 1
     assert "closed" in old.run(*COMMAND)
     assert books() == 2
+
+
+def test_the_staff_of_the_site_may_see_the_page_and_others_may_not(old: Recipe) -> None:
+    assert "closed" in old.run(*COMMAND)
+    sign_in = """
+import django; django.setup()
+from django.contrib.auth.models import User
+from django.test import Client
+for name, staff in ("ann", True), ("bob", False):
+    client = Client()
+    client.force_login(User.objects.create_user(name, is_staff=staff))
+    print(client.cookies["sessionid"].value)
+"""
+    ann, bob = old.python(sign_in).split()
+    words = ("uvicorn", "admin_page:application", "--port", "PORT", "--log-level", "warning")
+    program = old.serve(*words, at="/admin/login/")
+
+    def seen(path: str, session: str = "") -> tuple[int, str]:
+        url = f"http://127.0.0.1:{program.port}{path}"
+        try:
+            with urlopen(Request(url, headers={"Cookie": f"sessionid={session}"})) as answer:
+                return answer.status, answer.read().decode()
+        except HTTPError as refused:
+            return refused.code, ""
+
+    assert [seen("/incumbent/", who)[0] for who in ("", bob, "forged")] == [401] * 3
+    status, page = seen("/incumbent/", ann)
+    assert (status, "books" in page) == (200, True)
+    assert seen("/incumbent/api/v1/leases/books", ann)[0] == 200
+    assert seen("/incumbents", ann)[0] == 404
+    assert "Traceback" not in program.said
 
 
 def test_a_command_that_was_frozen_writes_nothing_after_a_later_one(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,3 +85,54 @@ def test_after_a_crash_the_other_leads_when_the_ttl_has_run_out(recipe: Recipe) 
     eventually(lambda: leaders(other))
     # The last renewal was at most a third of the ttl before.
     assert now() - since > 3.5
+
+
+# -- the page behind the application's sign-in -----------------------------------------------------
+
+PAGE = {
+    "uvicorn": ("uvicorn", "admin:app", "--port", "PORT", "--log-level", "warning"),
+    "hypercorn": ("hypercorn", "admin:app", "--bind", AT),
+}
+ANN = {"Authorization": "Bearer token-of-ann"}
+
+
+@contextmanager
+def opened(
+    program: Program, path: str, body: Any = None, headers: Any = None
+) -> Iterator[HTTPResponse]:
+    with closing(HTTPConnection("127.0.0.1", program.port, timeout=60)) as link:
+        method = "GET" if body is None else "POST"
+        link.request(method, f"/incumbent{path}", body, headers or {})
+        with closing(link.getresponse()) as response:
+            yield response
+
+
+def asked(program: Program, *args: Any) -> tuple[int, str]:
+    with opened(program, *args) as response:
+        return response.status, response.read().decode()
+
+
+@pytest.mark.parametrize("server", PAGE)
+def test_the_page_is_for_who_is_signed_in_and_ends_with_the_server(
+    recipe: Recipe, server: str
+) -> None:
+    program = recipe.serve(*PAGE[server])
+    eventually(lambda: program.ask("/leaderz")[0] == 200)
+    assert [asked(program, path)[0] for path in ("/", "/events", "/name")] == [401] * 3
+    status, page = asked(program, "/", None, ANN)
+    assert (status, "switch-7" in page) == (200, True)
+    with opened(program, "", None, ANN) as response:
+        assert (response.headers["Location"] or "").endswith("incumbent/")
+    wish = "/api/v1/leases/other/pause"
+    foreign = {**ANN, "Origin": "https://evil.example"}
+    assert [asked(program, wish, b"{}", one)[0] for one in ({}, foreign)] == [403, 403]
+    status, said = asked(program, wish, b"{}", ANN)
+    assert (status, json.loads(said)["who"].partition(" by ")[0]) == (202, "ann")
+    with opened(program, "/events", None, ANN) as stream:
+        assert stream.readline() == b"retry: 2000\n"
+        while not stream.readline().startswith(b"data: "):
+            pass
+        # Its stream ends by itself: the server need not wait for ever.
+        program.process.terminate()
+        program.process.wait(120)
+    assert "page/asgi.py" not in program.said

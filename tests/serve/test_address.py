@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from incumbent.errors import ConfigError
-from incumbent.serve.http import authorized, parse_address, read_secrets
+from incumbent.serve.gate import authorized, read_secrets
+from incumbent.serve.http import parse_address
 
 SECRET = "s3cret-s3cret-s3cret"
 

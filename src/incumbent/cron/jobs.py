@@ -282,9 +282,9 @@ class _FunctionRun:
 
     def _end_if_stopped(self, began: float) -> AttemptEnd | None:
         """The end of an attempt that outlived its lease, which is never a success; else None."""
-        belief, now = self.lease.belief, clock.now()
-        cause = belief.proof.verdict(now)
-        return stopped(cause, now - began, belief.notice) if cause else None
+        cause = self.lease.belief.proof.verdict(clock.now())
+        notice = self.lease.belief.notice
+        return stopped(cause, clock.now() - began, notice) if cause else None
 
     def _call(self) -> None:
         spec = self._spec

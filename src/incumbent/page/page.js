@@ -5,6 +5,7 @@ let main = document.querySelector("main[data-view]");
 const link = document.getElementById("link");
 const live = document.getElementById("live");
 let source = null;
+let lost = 0;
 
 // -- times ----------------------------------------------------------------------------------------
 
@@ -67,13 +68,18 @@ function patch(event) {
 function follow(on) {
   source?.close();
   source = null;
+  const found = () => { clearTimeout(lost); lost = 0; };
+  found();
   live.setAttribute("aria-pressed", String(on));
   link.textContent = on ? "" : "Not followed: what stands here gets old.";
   if (!on) return;
   const view = main.dataset.view || "?";
   source = new EventSource(`events${view}${view === "?" ? "" : "&"}since=${main.dataset.edition}`);
   source.onmessage = (event) => { main.dataset.edition = event.lastEventId; patch(event); };
-  source.onerror = () => { link.textContent = "No connection: what stands here gets old."; };
+  source.onopen = () => { found(); link.textContent = ""; };
+  // A stream may end and go on at once: then there is nothing to say.
+  const say = () => { link.textContent = "No connection: what stands here gets old."; };
+  source.onerror = () => { lost ||= setTimeout(say, 4000); };
 }
 
 // -- the view: one that is chosen in the form has a URL of its own ----------------------------------

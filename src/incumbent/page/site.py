@@ -42,13 +42,16 @@ _REASON_MOST: Final = 200
 
 
 class PageSite:
-    """The page about a namespace of a store, for one listener."""
+    """The page about a namespace of a store, for one listener.
 
-    def __init__(self, store: str, namespace: str) -> None:
+    `key`: of its forms, if several processes answer at one address.
+    """
+
+    def __init__(self, store: str, namespace: str, key: bytes = b"") -> None:
         self._namespace = namespace
         self._reader = SnapshotReader(store, namespace)
         self._watch = EditionWatch(self._reader)
-        self._key = token_bytes(16)
+        self._key = key or token_bytes(16)
 
     def close(self) -> None:
         """Stop reading the store."""

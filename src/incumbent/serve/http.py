@@ -15,39 +15,31 @@ not send or read are dropped after `_TIMEOUT`, viewers after `_PATIENCE`.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
-import os
 import re
 import resource
 import secrets
 import socket
-import stat
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from email.parser import HeaderParser
 from email.utils import formatdate
-from html import escape
 from http import HTTPStatus
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Final, NamedTuple
-from urllib.parse import parse_qsl, urlsplit
 
 from incumbent.errors import ConfigError
-from incumbent.printable import printable
+from incumbent.serve.gate import LONGEST_BODY, PageGate, checked_header, read_secrets
 from incumbent.serve.pages import (
     OPEN_PATHS,
-    STYLE,
     TEXT,
     HttpRequest,
     Page,
     Pending,
     Routes,
-    answer,
-    find_route,
-    problem,
+    finished,
+    headers_of,
 )
 
 _log = logging.getLogger("incumbent")
@@ -71,7 +63,10 @@ _PIECE: Final = 65_536
 _ADDRESS: Final = re.compile(
     r"(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\[\]:/@\s]*)):(?P<port>\d{1,5})"
 )
-_SHORTEST_TOKEN: Final = 16
+_PROBES_ONLY: Final = (
+    f"other hosts reach this address: without --token-file it serves {' and '.join(OPEN_PATHS)}"
+    " alone\n"
+)
 
 
 class PageServer:
@@ -91,10 +86,11 @@ class PageServer:
         user_header: str | None = None,
     ) -> None:
         address = parse_address(listen)
-        self._names = None if token_file is None else read_secrets(token_file)
-        self._user_header = _checked_header(user_header, token_file)
-        self._probes_only = token_file is None and not address.is_loopback
-        self._routes = routes
+        names = None if token_file is None else read_secrets(token_file)
+        if user_header is not None and token_file is None:
+            raise ConfigError("--user-header needs --token-file", name="user_header")
+        user_header = "" if user_header is None else checked_header(user_header)
+        closed = _PROBES_ONLY if names is None and not address.is_loopback else ""
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         files = files if files > 0 else 4 * _VIEWERS
         self._reading: dict[asyncio.StreamWriter, None] = {}
@@ -107,23 +103,20 @@ class PageServer:
         host, port = self._listener.getsockname()[:2]
         self.url = Address(address.family, host, port).url
         # The name contains the port: browsers send cookies to all ports of a host.
-        names = (self._names or {}).values()
-        self._cookies = {
-            f"incumbent-{port}={secrets.token_urlsafe(24)}".encode(): name for name in names
+        cookies = {
+            f"incumbent-{port}={secrets.token_urlsafe(24)}".encode(): name
+            for name in (names or {}).values()
         }
+        self._gate = PageGate(routes, names, cookies, closed, user_header)
+        here = closed.strip() or "everybody on this host may look; to act needs --token-file"
+        named = "who has a token of --token-file may look and act"
+        self.access = here if names is None else named
+        """Who may look and act, in words."""
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(lambda _, context: _log.debug("%s", context))
         self._closed = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="incumbent-http", daemon=True)
         self._thread.start()
-
-    @property
-    def access(self) -> str:
-        """Who may look and act, in words."""
-        if self._names is not None:
-            return "who has a token of --token-file may look and act"
-        here = "everybody on this host may look; to act needs --token-file"
-        return _PROBES_ONLY.strip() if self._probes_only else here
 
     def close(self) -> None:
         """Accept no more requests, and drop the requests that are not answered yet."""
@@ -170,12 +163,11 @@ class PageServer:
             self._reading.pop(writer, None)
 
     async def _answer(self, writer: asyncio.StreamWriter, request: HttpRequest | Page) -> None:
-        page = request if isinstance(request, Page) else self._page(request)
-        head_only = isinstance(request, HttpRequest) and request.method == "HEAD"
-        for_program = isinstance(request, HttpRequest) and request.wants_json
+        page = request if isinstance(request, Page) else self._gate.answer(request)
+        asked = request if isinstance(request, HttpRequest) else HttpRequest("")
         if not isinstance(page, Page):
             if self._viewers < self._most_viewers:
-                await self._show(writer, page, head_only, for_program)
+                await self._show(writer, page, asked)
                 return
             page.close()
             page = Page(503, TEXT, "too many look at it already\n")
@@ -183,134 +175,24 @@ class PageServer:
         if takes_place and self._answers >= _ANSWERS:
             page = Page(503, TEXT, "too many have not taken their answer yet\n")
             takes_place = False
-        page = problem(page) if for_program else page
         self._answers += takes_place
         try:
             async with asyncio.timeout(_TIMEOUT):
-                await _send(writer, page._replace(stream=None), head_only=head_only)
+                page = page._replace(stream=None)
+                await _send(writer, finished(page, asked), head_only=asked.method == "HEAD")
         finally:
             self._answers -= takes_place
 
     async def _show(
-        self, writer: asyncio.StreamWriter, pending: Pending, head_only: bool, for_program: bool
+        self, writer: asyncio.StreamWriter, pending: Pending, asked: HttpRequest
     ) -> None:
         self._viewers += 1
         try:
             async with asyncio.timeout(_PATIENCE):
                 page = await pending
-            page = problem(page) if for_program else page
-            page = page._replace(stream=None) if head_only else page
-            await _send(writer, page, head_only=head_only)
+            await _send(writer, finished(page, asked), head_only=asked.method == "HEAD")
         finally:
             self._viewers -= 1
-
-    def _page(self, request: HttpRequest) -> Page | Pending:
-        found = find_route(self._routes, request.route)
-        post = request.method == "POST" and (found or request.route == _LOGIN)
-        if not post and request.method not in ("GET", "HEAD"):
-            return Page(405, TEXT, "only GET and HEAD\n")
-        if request.path in OPEN_PATHS:
-            return answer(self._routes, request)
-        sent = authorized(request.headers.get("authorization"), self._names)
-        refused = self._refused(request, sent)
-        if refused is not None:
-            return refused
-        if request.route == _LOGIN:
-            return self._login(request)
-        bearer = sent is not None and not _is_of_a_browser(request)
-        who = printable(request.headers.get(self._user_header, "")).strip()[:_NAME_MOST]
-        who = who or sent or self._name_by_cookie(request) or ""
-        trusted = self._names is not None
-        return answer(self._routes, request._replace(trusted=trusted, bearer=bearer, who=who))
-
-    def _refused(self, request: HttpRequest, sent: str | None) -> Page | None:
-        """`sent`: the name of the token that came with the request, see `authorized`."""
-        if self._probes_only:
-            return Page(403, TEXT, _PROBES_ONLY)
-        # A proxy may add the token to whatever a browser sends, for pages of others too.
-        by_program = sent is not None and not _is_of_a_browser(request)
-        post = request.method == "POST"
-        if post and (self._names is None or not (by_program or _is_from_here(request))):
-            return Page(403, TEXT, "this needs the token, and comes from a page of ours\n")
-        if sent is not None or request.route in (_LOGIN, STYLE):
-            return None
-        return None if self._name_by_cookie(request) is not None else self._unauthorized(request)
-
-    # -- browsers: a cookie stands for the token ---------------------------------------------------
-
-    def _name_by_cookie(self, request: HttpRequest) -> str | None:
-        given = request.headers.get("cookie", "").encode("latin-1", "replace").split(b";")
-        for cookie, name in self._cookies.items():
-            if any(hmac.compare_digest(one.strip(), cookie) for one in given):
-                return name
-        return None
-
-    def _login(self, request: HttpRequest) -> Page:
-        given = dict(parse_qsl(request.body))
-        name = authorized(f"Bearer {given.get('token', '')}", self._names)
-        if name is None:
-            return self._unauthorized(request)
-        cookie = next(cookie for cookie, whose in self._cookies.items() if whose == name).decode()
-        cookie = f"{cookie}; HttpOnly; SameSite=Strict; Path=/"
-        # Relative, because a proxy may serve us below a path of its own.
-        view = given.get("view", "")
-        where = f"./{view if _VIEW.fullmatch(view) else ''}"
-        return Page(303, TEXT, "", {"Location": where, "Set-Cookie": cookie})
-
-    def _unauthorized(self, request: HttpRequest) -> Page:
-        if "/" in self._routes and "text/html" in request.headers.get("accept", ""):
-            view = request.path[1:] + (f"?{request.query}" if request.query else "")
-            if request.route == _LOGIN:
-                view = dict(parse_qsl(request.body)).get("view", "")
-            wrong = "This is not the token. " if request.route == _LOGIN else ""
-            asked = _ASK.format(view=escape(view), wrong=wrong)
-            return Page(401, "text/html; charset=utf-8", asked, _ASK_HEADERS)
-        return Page(401, TEXT, _UNAUTHORIZED)
-
-
-_LOGIN: Final = "POST /login"
-_ASK: Final = (
-    '<!doctype html><html lang="en"><meta charset="utf-8"><title>incumbent</title>'
-    '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
-    '<link rel="stylesheet" href="page.css"><main class="ask"><h1>incumbent</h1>'
-    '<form method="post" action="login"><input type="hidden" name="view" value="{view}">'
-    '<p role="status" class="bad">{wrong}</p><label>The token, from the file of --token-file:'
-    ' <input type="password" name="token" autocomplete="current-password" required></label>'
-    " <button>Look</button></form></main></html>"
-)
-_ASK_HEADERS: Final = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src data:;"
-    " form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-    "Referrer-Policy": "same-origin",
-}
-_VIEW: Final = re.compile(r"(?:name)?(?:\?[\w.%&=+*~-]*)?", re.ASCII)
-"""The pages to which the token leads back."""
-_NAME_MOST: Final = 64
-_UNAUTHORIZED: Final = (
-    "this needs a token from the file that this server got as --token-file, in the header"
-    " `Authorization: Bearer TOKEN`; a browser asks for it at /\n"
-)
-_PROBES_ONLY: Final = (
-    f"other hosts reach this address: without --token-file it serves {' and '.join(OPEN_PATHS)}"
-    " alone\n"
-)
-_HEADERS_OF: Final = {401: {"WWW-Authenticate": "Bearer"}, 405: {"Allow": "GET, HEAD"}}
-
-
-def _is_from_here(request: HttpRequest) -> bool:
-    """Whether a form of our own sent the request: browsers name the origin of a POST.
-
-    Behind a proxy the Host may be another. There Sec-Fetch-Site tells, which no script can set.
-    """
-    if request.headers.get("sec-fetch-site") == "same-origin":
-        return True
-    origin = urlsplit(request.headers.get("origin", "")).netloc
-    return bool(origin) and origin == request.headers.get("host")
-
-
-def _is_of_a_browser(request: HttpRequest) -> bool:
-    return bool({"origin", "sec-fetch-site"} & request.headers.keys())
 
 
 def _is_probe(request: HttpRequest | Page) -> bool:
@@ -327,7 +209,8 @@ async def _read(reader: asyncio.StreamReader) -> HttpRequest | Page:
     for name, value in HeaderParser().parsestr(rest).items():
         headers.setdefault(name.lower(), value)
     length = headers.get("content-length", "0")
-    if not re.fullmatch(r"\d{1,4}", length, re.ASCII):
+    # The pattern first: a number of many thousand digits takes long to read.
+    if not re.fullmatch(r"\d{1,9}", length, re.ASCII) or int(length) > LONGEST_BODY:
         return Page(413, TEXT, "the body is too long\n")
     body = (await reader.readexactly(int(length))).decode("utf-8", "replace")
     path, _, query = words[1].partition("?")
@@ -339,13 +222,8 @@ async def _send(writer: asyncio.StreamWriter, page: Page, *, head_only: bool = F
     headers = {
         "Server": "incumbent",
         "Date": formatdate(usegmt=True),
-        "Content-Type": page.content_type,
-        **({"Content-Length": len(body)} if page.stream is None else {}),
-        # A proxy that caches /leaderz would send requests to two leaders.
-        "Cache-Control": "no-store",
         "Connection": "close",
-        **_HEADERS_OF.get(page.status, {}),
-        **page.headers,
+        **headers_of(page, len(body)),
     }
     lines = [f"HTTP/1.1 {page.status} {HTTPStatus(page.status).phrase}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -424,76 +302,5 @@ def parse_address(text: str) -> Address:
     return Address(family, str(where[0]), int(where[1]))
 
 
-def read_secrets(path: str) -> dict[str, str]:
-    """The names in a token file by their tokens.
-
-    The first line is the token, whose name is "". If it is NAME:TOKEN, each line is. Raises
-    ConfigError, whose text never contains a token.
-    """
-    try:
-        with Path(path).open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            lines = file.read(_LONGEST_FILE).splitlines()
-    except OSError as error:
-        raise _bad_token(path, f"cannot be read ({error.strerror})") from None
-    if mode & stat.S_IROTH:
-        raise _bad_token(path, "can be read by everybody on this host: chmod o-rwx it")
-    found: dict[str, str] = {}
-    named = bool(lines and _NAMED.fullmatch(lines[0]))
-    for number, line in enumerate(lines if named else lines[:1] or [b""], 1):
-        if not line and named:
-            continue
-        match = _NAMED.fullmatch(line) if named else None
-        if named and match is None:
-            raise _bad_token(path, f"has no NAME:TOKEN in line {number}, as in its first line")
-        name, token = (match["name"].decode(), match["token"]) if match else ("", line)
-        where = f"line {number}" if number > 1 else "first line"
-        if len(token) < _SHORTEST_TOKEN:
-            least = f"at least {_SHORTEST_TOKEN} characters"
-            raise _bad_token(path, f"is too short: its {where} needs {least} in the token")
-        if not re.fullmatch(rb"[!-~]+", token):
-            raise _bad_token(path, f"has blanks or other than ASCII characters in its {where}")
-        if token.decode() in found:
-            raise _bad_token(path, f"has the token of {found[token.decode()]} in its {where} again")
-        found[token.decode()] = name
-        # Who copies the whole line means the same.
-        found[line.decode()] = name
-    return found
-
-
-_LONGEST_FILE: Final = 65_536
-_NAMED: Final = re.compile(rb"(?P<name>[A-Za-z0-9][\w.@+-]{0,63}):(?P<token>.*)")
-
-
-def authorized(header: str | None, names: Mapping[str, str] | None) -> str | None:
-    """The name of the token in the Authorization header, or None; "" if `names` is None.
-
-    `names`: see `read_secrets`.
-    """
-    if names is None:
-        return ""
-    scheme, _, token = (header or "").partition(" ")
-    # compare_digest takes texts only if they are ASCII, so compare bytes.
-    given, found = token.strip().encode("utf-8", "replace"), None
-    for secret, name in names.items():
-        if hmac.compare_digest(given, secret.encode()) and scheme.lower() == "bearer":
-            found = name
-    return found
-
-
-def _checked_header(name: str | None, token_file: str | None) -> str:
-    if name is None:
-        return ""
-    if token_file is None:
-        raise ConfigError("--user-header needs --token-file", name="user_header")
-    if not re.fullmatch(r"[A-Za-z0-9-]+", name, re.ASCII):
-        raise ConfigError(f"--user-header {name!r} is no name of a header", name="user_header")
-    return name.lower()
-
-
 def _bad_listen(problem: str) -> ConfigError:
     return ConfigError(f"--listen {problem}", name="listen")
-
-
-def _bad_token(path: str, problem: str) -> ConfigError:
-    return ConfigError(f"--token-file {path} {problem}", name="token_file")

@@ -113,6 +113,27 @@ def problem(page: Page) -> Page:
     return page._replace(content_type="application/problem+json", body=json.dumps(facts) + "\n")
 
 
+def finished(page: Page, request: HttpRequest) -> Page:
+    """The page as it answers this request."""
+    page = problem(page) if request.wants_json else page
+    return page._replace(stream=None) if request.method == "HEAD" else page
+
+
+def headers_of(page: Page, length: int) -> dict[str, str]:
+    """The headers of a page whose body has `length` bytes."""
+    return {
+        "Content-Type": page.content_type,
+        **({"Content-Length": str(length)} if page.stream is None else {}),
+        # A proxy that caches /leaderz would send requests to two leaders.
+        "Cache-Control": "no-store",
+        **_HEADERS_OF.get(page.status, {}),
+        **page.headers,
+    }
+
+
+_HEADERS_OF: Final = {401: {"WWW-Authenticate": "Bearer"}, 405: {"Allow": "GET, HEAD"}}
+
+
 def healthz(view: InstanceView) -> Page:
     """A page that says whether the main loop turns."""
     return _probe(view.healthy, "ok", _overdue(view))
