@@ -12,6 +12,21 @@ A lease that was granted goes to `runtime.keeper`, which renews it (`protocol.re
 (`lease`: the states; `runtime.deadlines`: the instants). `protocol.release` gives it back, or owes
 that to the keeper as a debt.
 
+A claim that is refused waits in the line of its store, in the order of `rules.line`:
+
+    store            where the line is          what wakes a waiter
+    Redis            a sorted set (line.lua)    a message to its process (redis.subscription)
+    etcd *           a key each (etcd.line)     a watch on keys ahead (etcd.waiting)
+    PostgreSQL *     in the record              NOTIFY (postgresql.subscriber)
+    Kubernetes       in the record              a watch on all Leases (kubernetes.watching)
+    SQLite, MariaDB  in the record              looks at the record, which a process shares
+    and users' own   in the record                (stores.polling)
+    memory           in the record              the change itself
+    quorum           none: all ask again        the same message of a majority (quorum.waiting)
+
+    * Of a process's waiters for a name only one stands there; the others are behind it, in
+      `stores.turns`. Candidates, sharers and those who asked for `fair=True` all stand there.
+
 The words, one meaning each:
 
     claim    what one acquire asks with: its random id stays the same for all its tries
