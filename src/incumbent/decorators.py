@@ -7,17 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Coroutine, Iterator
 from string import Formatter
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    ParamSpec,
-    Protocol,
-    TypeVar,
-    Unpack,
-    cast,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from incumbent import clock
 from incumbent.cron.ledger import SlotState

@@ -19,8 +19,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "a shard is begun under a lease that nobody else asks for",
         "protocol/roster.py",
-        "_key_of(self._wanted.key, number)",
-        "_key_of(self._wanted.key, number + id(self))",
+        '        key = Key(group.namespace, f"{group.name}/{number}")',
+        '        key = Key(group.namespace, f"{group.name}/{number + id(self)}")',
         *_COMING,
     ),
     _p(

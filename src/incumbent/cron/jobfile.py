@@ -15,13 +15,7 @@ from tomllib import TOMLDecodeError, loads
 from typing import Any, Final
 
 from incumbent.cron.fields import steps_without_effect
-from incumbent.cron.schedule import (
-    Every,
-    FixedTimes,
-    Schedule,
-    ScheduleError,
-    cron_schedule,
-)
+from incumbent.cron.schedule import Every, FixedTimes, Schedule, ScheduleError, cron_schedule
 from incumbent.cron.spec import (
     DEFAULTS,
     GONE,

@@ -139,7 +139,7 @@ class Election(ElectionHandle[Term]):
 
     def _campaign(self, port: Port, timeout: Duration | EllipsisType | None = ...) -> Term:
         with self._one_campaign():
-            wait = self._seconds(timeout)
+            wait = self._seconds_to_wait(timeout)
             try:
                 claim = run_blocking(acquire(port, self._wanted, wait, self._refused))
             except LockError as error:
@@ -326,7 +326,7 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
     async def campaign(self, timeout: Duration | EllipsisType | None = ...) -> AsyncTerm:
         """Wait to be elected; see Election.campaign. A cancelled call never makes a leader."""
         with self._one_campaign():
-            wait = self._seconds(timeout)
+            wait = self._seconds_to_wait(timeout)
             with trimmed_traceback:
                 claim = await acquire(self._link.async_port(), self._wanted, wait, self._refused)
             return self._elected(AsyncTerm(*self._armed(claim)))

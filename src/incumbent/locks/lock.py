@@ -117,7 +117,8 @@ class AnyLock(Generic[A]):
     def __reduce__(self) -> NoReturn:
         refuse_copy(self)
 
-    def _seconds(self, timeout: Duration | EllipsisType | None) -> float | None:
+    def _seconds_to_wait(self, timeout: Duration | EllipsisType | None) -> float | None:
+        """The checked timeout. Raises Misuse if the caller would wait for itself."""
         if self._link.closed:
             # A lease granted now would never be renewed.
             raise Misuse(f"{self._names()}: the client that this came from was closed")
@@ -352,9 +353,8 @@ class LeaseKeepingLock(SingleLock[L], Generic[L]):
             raise claim_lost(claim, link.keeper.seconds_unscheduled(claim.machine.deadline))
         return link, (claim,)
 
-    def _wait(self, timeout: Duration | EllipsisType | None) -> float | None:
-        """Seconds to wait for the lease. Raises Misuse if the caller would wait for itself."""
-        wait = self._seconds(timeout)
+    def _seconds_to_wait(self, timeout: Duration | EllipsisType | None) -> float | None:
+        wait = super()._seconds_to_wait(timeout)
         if self._entries and wait != 0 and not self._reentrant:
             self._refuse_waiting()
         return wait
@@ -431,7 +431,7 @@ class Lock(LeaseKeepingLock[Lease]):
             if reentered:
                 (claim,) = reentered[1]
             else:
-                wait = self._wait(timeout)
+                wait = self._seconds_to_wait(timeout)
                 warn = None if wait == 0 else self._warn_in_loop
                 claim = run_blocking(acquire(link.port, self._wanted, wait, warn))
         except LockError as error:
@@ -516,7 +516,7 @@ class AsyncLock(LeaseKeepingLock[AsyncLease]):
     async def _acquire(self, timeout: Duration | EllipsisType | None = ...) -> AsyncLease:
         if self._reentrant and (reentered := self._enter_again(timeout)):
             return AsyncLease(*reentered)
-        wait = self._wait(timeout)
+        wait = self._seconds_to_wait(timeout)
         with trimmed_traceback:
             claim = await acquire(self._link.async_port(), self._wanted, wait)
         return AsyncLease(*self._armed(claim))

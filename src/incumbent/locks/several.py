@@ -156,7 +156,7 @@ class MultiLock(MultiHandle[MultiLease]):
         keep: Callable[[MultiLease], MultiLease],
         timeout: Duration | EllipsisType | None = ...,
     ) -> MultiLease:
-        link, wait = self._link, self._seconds(timeout)
+        link, wait = self._link, self._seconds_to_wait(timeout)
         try:
             claims = run_blocking(acquire_all(link.port, link.keeper, self._all_wanted(), wait))
         except LockError as error:
@@ -203,7 +203,7 @@ class AsyncMultiLock(MultiHandle[AsyncMultiLease]):
         """Wait for all names; see MultiLock.acquire. After a cancellation none of them is held."""
         if unknown:
             refuse_words(unknown, "acquire")
-        link, wait = self._link, self._seconds(timeout)
+        link, wait = self._link, self._seconds_to_wait(timeout)
         with trimmed_traceback:
             claims = await acquire_all(link.async_port(), link.keeper, self._all_wanted(), wait)
         for claim in claims:

@@ -76,7 +76,7 @@ class Claim:
     """Whether the store has this claim in its line of waiters."""
     watchers: tuple[Callable[[], None], ...] = field(default=(), init=False)
     """Callbacks, called once when the holding ends, however it ends; none blocks or raises."""
-    askers: tuple[Callable[[], None], ...] = field(default=(), init=False)
+    on_next_renewal: tuple[Callable[[], None], ...] = field(default=(), init=False)
     """Callbacks, called once after the next renewal, even a failed one; none blocks or raises."""
     followers: tuple[Callable[[], None], ...] = field(default=(), init=False)
     """Callbacks, called after each proved renewal until the holding ends; none blocks or raises."""
@@ -183,14 +183,14 @@ class Claim:
 
     def take_watchers(self) -> tuple[Callable[[], None], ...]:
         """Remove and return the callbacks for the end of the holding."""
-        watchers = self.watchers + self.askers
-        self.watchers = self.askers = self.followers = ()
+        watchers = self.watchers + self.on_next_renewal
+        self.watchers = self.on_next_renewal = self.followers = ()
         return watchers
 
-    def call_askers(self) -> None:
-        """Call `askers`, after a renewal was tried."""
-        askers, self.askers = self.askers, ()
-        for asker in askers:
+    def call_on_next_renewal(self) -> None:
+        """Call `on_next_renewal`, after a renewal was tried."""
+        on_next_renewal, self.on_next_renewal = self.on_next_renewal, ()
+        for asker in on_next_renewal:
             asker()
 
     def __del__(self) -> None:

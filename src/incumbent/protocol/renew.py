@@ -155,7 +155,7 @@ def _apply(
             if (
                 machine.state is not _HELD
                 or machine.stop_at >= machine.at_most_until
-                or claim.askers
+                or claim.on_next_renewal
                 or claim.followers
             ):
                 unusual.append(claim)

@@ -187,6 +187,7 @@ class Roster:
                 port.hand_over(claim.debt(now, undo_slot=False))
         finally:
             self._keeper.disarm(claim)
+        # Struck first, we would be missing from the roster while our lease still keeps others out.
         await self.strike(port)
 
     # -- reading -------------------------------------------------------------------------------
@@ -205,6 +206,7 @@ class Roster:
             # A member that took us for dead struck our name, or the store was wiped.
             await self._write(port)
             found[self.me] = Field(self.note, self._version)
+        # Last, because it asks once more for each lease that may have run out.
         await self._strike_the_dead(port, found)
         # Fields have versions, so a new member of the same name is news too.
         news = not self._started or self.members != found
@@ -355,13 +357,15 @@ class Division:
         """Plan the first take of a shard: at once, or after a pause if its body here has ended."""
         attempt = self._attempts[number] = _ShardAttempt()
         if number in self._begun:
-            began, standing = self._begun[number]
+            began, pauses = self._begun[number]
             now = port.now()
-            attempt.due = now + standing.pause(now - began, port.jitter())
+            attempt.due = now + pauses.pause(now - began, port.jitter())
         return attempt
 
     async def _take_shard(self, port: WritingPort, number: int, attempt: _ShardAttempt) -> bool:
-        wanted = self._wanted._replace(key=_key_of(self._wanted.key, number))
+        group = self._wanted.key
+        key = Key(group.namespace, f"{group.name}/{number}")
+        wanted = self._wanted._replace(key=key)
         try:
             claim = await acquire(port, wanted, 0)
         except NotAcquired as refusal:
@@ -375,11 +379,11 @@ class Division:
             return False
         del self._attempts[number]
         policy = wanted.policy
-        _, standing = self._begun.get(number) or (
+        _, pauses = self._begun.get(number) or (
             0.0,
             CandidatePauses(policy.ttl, policy.renew_every),
         )
-        self._begun[number] = (claim.began, standing)
+        self._begun[number] = (claim.began, pauses)
         self._bodies.start(number, claim)
         return True
 
@@ -390,10 +394,6 @@ class Division:
         port.log_outage(self._wanted.key, error)
         attempt.refused += 1
         attempt.due = port.now() + retry_delay(port, error, attempt.refused)
-
-
-def _key_of(name: Key, number: int) -> Key:
-    return Key(name.namespace, f"{name.name}/{number}")
 
 
 async def attend(port: WritingPort, roster: Roster, division: Division | None = None) -> NoReturn:

@@ -211,7 +211,7 @@ def lease_lost(name: str, reason: str, detail: str = "") -> LeaseLost:
 
 
 def claim_lost(claim: Claim, late: float = 0.0) -> LeaseLost:
-    """The loss of `claim`; `late`: seconds for which this process was not scheduled."""
+    """The error for the lost `claim`; `late`: seconds for which this process was not scheduled."""
     reason = claim.machine.reason or "expired"
     starved = late and reason == "expired"
     detail = _starved_for(late) if starved else asked_by(claim.notice)

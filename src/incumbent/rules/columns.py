@@ -10,14 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from incumbent.rules.codec import decoded, encoded, waiters_of
-from incumbent.rules.record import (
-    NOTHING,
-    Grant,
-    Instant,
-    LastGrant,
-    LeaseRecord,
-    Line,
-)
+from incumbent.rules.record import NOTHING, Grant, Instant, LastGrant, LeaseRecord, Line
 
 
 class Columns(NamedTuple):

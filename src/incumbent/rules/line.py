@@ -10,15 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from incumbent.model import OVERTAKEN_MOST
-from incumbent.rules.record import (
-    Instant,
-    LeaseRecord,
-    Line,
-    Waiter,
-    after,
-    closed,
-    holders,
-)
+from incumbent.rules.record import Instant, LeaseRecord, Line, Waiter, after, closed, holders
 
 _LEFT_TO_THE_FIRST: Final = 50_000
 """Microseconds for which others leave a free name to the first in line."""

@@ -267,7 +267,7 @@ class Keeper:
     def renew_now(self, claim: Claim, asker: Callable[[], None], *, after: float = 0.0) -> None:
         """Renew `claim` in `after` seconds instead of when it is due, then call `asker`."""
         with self._state.mutex:
-            claim.askers += (asker,)
+            claim.on_next_renewal += (asker,)
         self._make_due(claim, clock.now() + after)
 
     def refs(self) -> set[weakref.ref[Claim]]:
@@ -434,8 +434,8 @@ class Keeper:
             elif claim.failures or claim.machine.ends_by_at_most_for:
                 stopped += 1
                 self._make_due(claim, next_due(claim, sent, now, draw_jitter()))
-            if claim.askers:
-                claim.call_askers()
+            if claim.on_next_renewal:
+                claim.call_on_next_renewal()
         return stopped
 
     def _count(self, asked: int, renewed: int, error: StoreError | None, took: float) -> None:

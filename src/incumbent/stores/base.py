@@ -40,15 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
 from math import inf
-from typing import (
-    Any,
-    Final,
-    NamedTuple,
-    Protocol,
-    TypeAlias,
-    TypeVar,
-    runtime_checkable,
-)
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from incumbent.errors import StoreError
 from incumbent.model import (

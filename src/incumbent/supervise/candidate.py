@@ -59,7 +59,7 @@ class CandidateLock(Lock):
 
     def take(self, timeout: Duration | None, on_refusal: OnRefusal) -> Lease:
         """Acquire without being listed; `on_refusal` gets every outcome that is no grant."""
-        wait = self._seconds(timeout)
+        wait = self._seconds_to_wait(timeout)
         return Lease(
             *self._armed(run_blocking(acquire(self._link.port, self._wanted, wait, on_refusal)))
         )

@@ -28,13 +28,7 @@ from incumbent import clock
 from incumbent.errors import ConfigError
 from incumbent.locks.leases import Lease
 from incumbent.supervise.guarding import Guard, GuardFault
-from incumbent.supervise.kernel import (
-    die_with_parent,
-    own_proc,
-    pid_namespace,
-    readable,
-    writable,
-)
+from incumbent.supervise.kernel import die_with_parent, own_proc, pid_namespace, readable, writable
 from incumbent.supervise.messages import Kind, Message
 from incumbent.supervise.signals import Terminal
 

@@ -269,7 +269,9 @@ class PostgresExchange:
         # All clients lock rows in the same order, so that no two of them wait for each other.
         ordered = sorted(swaps, key=lambda it: flat(it.wanted.key))
         for some in _parts_of(ordered):
-            reply = yield _swap_request(some, self._last)
+            written = json.dumps([_written(swap) for swap in some], separators=(",", ":"))
+            durable = b"t" if any(_is_durable(swap) for swap in some) else b"f"
+            reply = yield _call("swap", written.encode(), durable, self._last)
             if reply == b"late":
                 raise _too_late()
             answers = _parsed(reply, list)
@@ -350,12 +352,6 @@ def _renew_request(batch: Sequence[Renewal]) -> StatementRequest:
         _array(b"%d" % each.token for each in batch),
         _array(_microseconds(each.ttl) for each in batch),
     )
-
-
-def _swap_request(swaps: Sequence[kit.Swap], last: bytes) -> StatementRequest:
-    written = json.dumps([_written(swap) for swap in swaps], separators=(",", ":"))
-    durable = any(_is_durable(swap) for swap in swaps)
-    return _call("swap", written.encode(), b"t" if durable else b"f", last)
 
 
 def _is_durable(swap: kit.Swap) -> bool:

@@ -120,7 +120,10 @@ class Records:
                 self._check_boot(*self._db.execute(schema.SEE_BOOT).fetchone())
                 return [self._try_renew(renewal) for renewal in renewals]
             case Scan(namespace, prefix):
-                return self._scan(f"{namespace}/{prefix}")
+                # Names are ASCII, so DEL sorts behind each of them.
+                span = (f"{namespace}/{prefix}", f"{namespace}/{prefix}\x7f")
+                keys = [unflat(name) for (name,) in self._db.execute(schema.SEE_KEYS, span)]
+                return [(key, self.load(Wanted(key, ALL))) for key in keys]
         raise TypeError(f"a request for other registers: {request}")
 
     # -- reading ------------------------------------------------------------------------------
@@ -187,12 +190,6 @@ class Records:
                 value = moved_value(value, self._moved_by(written, walled))
             values[kind, part] = value
         return values
-
-    def _scan(self, prefix: str) -> list[tuple[Key, Seen]]:
-        # Names are ASCII, so DEL sorts behind each of them.
-        names = self._db.execute(schema.SEE_KEYS, (prefix, f"{prefix}\x7f")).fetchall()
-        keys = [unflat(name) for (name,) in names]
-        return [(key, self.load(Wanted(key, ALL))) for key in keys]
 
     # -- writing ------------------------------------------------------------------------------
 

@@ -7,16 +7,7 @@ import pytest
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
-from incumbent.model import (
-    Gone,
-    Granted,
-    Queue,
-    Queued,
-    Released,
-    Renewal,
-    Renewed,
-    Slot,
-)
+from incumbent.model import Gone, Granted, Queue, Queued, Released, Renewal, Renewed, Slot
 from incumbent.testing.contract.bench import ANSWER_WITHIN, LONG, Bench, needs
 from incumbent.testing.contract.children import CAN_FORK, used_by_child
 from incumbent.testing.contract.sides import Request
