@@ -61,7 +61,7 @@ class ElectionSettings(LockSettings, Generic[T], total=False):
 class TermHandle(SingleLease):
     """A lease on the leadership."""
 
-    __slots__ = ("_asked", "_seen")
+    __slots__ = ("_asked", "_stop_seen")
 
     def __init__(
         self, link: Link, claims: Sequence[Claim], on_lost: OnLost | None, if_lost: IfLost
@@ -69,7 +69,7 @@ class TermHandle(SingleLease):
         super().__init__(link, claims, on_lost, if_lost)
         self._asked = False
         """Whether the term was asked to end."""
-        self._seen = False
+        self._stop_seen = False
         """Whether `stopping` was True once."""
 
     @property
@@ -83,18 +83,18 @@ class TermHandle(SingleLease):
 
         Computed at each read. Once read as True it stays True, whatever is proved later.
         """
-        if not self._seen:
+        if not self._stop_seen:
             now, machine = clock.now(), self._claim.machine
-            self._seen = self._asked or now >= machine.stop_at or not machine.valid(now)
-        return self._seen
+            self._stop_seen = self._asked or now >= machine.stop_at or not machine.valid(now)
+        return self._stop_seen
 
     def _why_ended(self) -> LeaseLost | None:
         """The loss that ended the term; None after an orderly end."""
         if self._claim.machine.state is LeaseState.LOST:
             return claim_lost(self._claim)
-        return None if self._asked else self._stopped_short()
+        return None if self._asked else self._loss_despite_release()
 
-    def _stopped_short(self) -> LeaseLost | None:
+    def _loss_despite_release(self) -> LeaseLost | None:
         """The loss to report for a released term whose work had to stop for lack of proof."""
         raise NotImplementedError
 
@@ -109,8 +109,8 @@ class ElectionHandle(SingleLock[T], Generic[T]):
         "_on_elected",
         "_on_leader_change",
         "_on_revoked",
+        "_pauses",
         "_permits",
-        "_standing",
         "_term",
         "_terms",
     )
@@ -133,8 +133,9 @@ class ElectionHandle(SingleLock[T], Generic[T]):
         **settings: Unpack[LockSettings],
     ) -> None:
         encoded = encode_metadata(metadata)
-        alone = {"priority": priority, "on_leader_change": on_leader_change}
-        self._permits = _several(permits, *(of for of, said in alone.items() if said is not None))
+        given = {"priority": priority, "on_leader_change": on_leader_change}
+        alone = [setting for setting, value in given.items() if value is not None]
+        self._permits = _checked_permits(permits, *alone)
         super().__init__(name, store=store, namespace=namespace, timeout=timeout, **settings)
         policy, can = self._wanted.policy, self._link.engine.capabilities
         wanted, candidacy = self._wanted, 0.0
@@ -153,7 +154,7 @@ class ElectionHandle(SingleLock[T], Generic[T]):
         self._on_revoked = on_revoked
         self._on_leader_change = on_leader_change
         self._campaigning = Exclusion()
-        self._standing = CandidatePauses(policy.ttl, head_start=policy.renew_every)
+        self._pauses = CandidatePauses(policy.ttl, head_start=policy.renew_every)
         self._leader: Leader | None = None
         self._absence = Absence()
         self._terms = (0, 0)
@@ -200,12 +201,12 @@ class ElectionHandle(SingleLock[T], Generic[T]):
                 )
             yield
 
-    def _refused(self, answer: Refused | StoreError) -> None:
+    def _note_refusal(self, answer: Refused | StoreError) -> None:
         """Note the leader that a refusal names; a store's error says nothing about leaders."""
         if isinstance(answer, Refused):
             self._leader_seen(leader_by_refusal(answer))
 
-    def _elected(self, term: T) -> T:
+    def _begin_term(self, term: T) -> T:
         ref = self._term = weakref.ref(term)
         self._terms = (self._terms[0] + 1, term.number)
         _log.info("%s: elected, term %d", self.name, term.number, extra=self._facts(term.number))
@@ -213,10 +214,10 @@ class ElectionHandle(SingleLock[T], Generic[T]):
         if self._on_elected is not None:
             notifier.call(partial(self._on_elected, term))
         # Last: a term that has ended already calls `on_revoked` after `on_elected`.
-        self._link.keeper.watch(term._claim, partial(self._ended, ref, term.number))
+        self._link.keeper.watch(term._claim, partial(self._report_end, ref, term.number))
         return term
 
-    def _ended(self, ref: Callable[[], T | None], number: int) -> None:
+    def _report_end(self, ref: Callable[[], T | None], number: int) -> None:
         """Start the callbacks without waiting for them. Called in any thread."""
         term = ref()
         why = term._why_ended() if term else None
@@ -264,11 +265,8 @@ class ElectionHandle(SingleLock[T], Generic[T]):
         lasted = now - term._claim.began
         # `asked`: this candidate, or a notice in the store, asked for another leader.
         asked = term._asked or term._claim.notice is not None
-        pause = self._standing.pause(lasted, draw_jitter(), asked=asked)
+        pause = self._pauses.pause(lasted, draw_jitter(), asked=asked)
         return now + pause
-
-    def _is_ours(self, lost: LeaseLost) -> bool:
-        return lost.name == self.name
 
     # -- the leader's metadata and its successor ---------------------------------------------
 
@@ -294,7 +292,7 @@ class ElectionHandle(SingleLock[T], Generic[T]):
         self._leader_seen(_leader_by_term(term))
         return True
 
-    def _refuse_transfer(self, to: str) -> T:
+    def _term_to_transfer(self, to: str) -> T:
         if self.permits > 1:
             raise Misuse(
                 f"transfer: one of {self.permits} permits cannot be kept for {to!r}; resign()"
@@ -330,7 +328,7 @@ class ElectionHandle(SingleLock[T], Generic[T]):
         return seen, (lambda: seen.leader)
 
 
-def _several(permits: int, *alone: str) -> int | None:
+def _checked_permits(permits: int, *alone: str) -> int | None:
     """`permits` as an Ask has it. `alone`: the given settings that allow only one leader."""
     if type(permits) is not int or not 1 <= permits <= PERMITS_MOST:
         raise ConfigError(

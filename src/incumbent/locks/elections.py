@@ -76,8 +76,8 @@ class Term(TermHandle, Lease):
             self._woken.wait(min(max(0.0, left), threading.TIMEOUT_MAX))
         return self.stopping
 
-    def _stopped_short(self) -> LeaseLost | None:
-        if not self._seen:
+    def _loss_despite_release(self) -> LeaseLost | None:
+        if not self._stop_seen:
             return None
         reason = "at_most_for" if self._claim.machine.ends_by_at_most_for else "expired"
         return lease_lost(self.name, reason, "; the work was asked to stop within the lease")
@@ -141,12 +141,12 @@ class Election(ElectionHandle[Term]):
         with self._one_campaign():
             wait = self._seconds_to_wait(timeout)
             try:
-                claim = run_blocking(acquire(port, self._wanted, wait, self._refused))
+                claim = run_blocking(acquire(port, self._wanted, wait, self._note_refusal))
             except LockError as error:
                 shorten(error)
                 raise
             try:
-                return self._elected(Term(*self._armed(claim)))
+                return self._begin_term(Term(*self._armed(claim)))
             except BaseException:
                 give_up_all(self._link, (claim,), undo_slot=True)
                 raise
@@ -202,7 +202,8 @@ class Election(ElectionHandle[Term]):
                 if ended_by_itself:
                     return value
             except LeaseLost as lost:
-                if not self._is_ours(lost):
+                # The loss of another lease, which the work itself uses, is an error of the work.
+                if lost.name != self.name:
                     raise
             run_blocking(port.sleep_until(self._next_campaign(term)))
 
@@ -258,7 +259,7 @@ class Election(ElectionHandle[Term]):
         NotCandidate if `to` is no candidate, Misuse if there are several `permits`, ConfigError,
         StoreError.
         """
-        term = self._refuse_transfer(to)
+        term = self._term_to_transfer(to)
         record = self._link.store.read(self._wanted.key, self._read_until())
         self._reserve_for(term, to, record)
         return term._step_down(timeout)
@@ -293,7 +294,7 @@ class AsyncTerm(TermHandle, AsyncLease):
             return lease_lost(self.name, "resigned")
         return super()._loss_by_stop()
 
-    def _stopped_short(self) -> LeaseLost | None:
+    def _loss_despite_release(self) -> LeaseLost | None:
         return self._loss_by_stop() if self._inside else None
 
     async def _step_down(self, timeout: Duration | None) -> bool:
@@ -328,8 +329,10 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
         with self._one_campaign():
             wait = self._seconds_to_wait(timeout)
             with trimmed_traceback:
-                claim = await acquire(self._link.async_port(), self._wanted, wait, self._refused)
-            return self._elected(AsyncTerm(*self._armed(claim)))
+                claim = await acquire(
+                    self._link.async_port(), self._wanted, wait, self._note_refusal
+                )
+            return self._begin_term(AsyncTerm(*self._armed(claim)))
 
     @asynccontextmanager
     async def lead(self, timeout: Duration | EllipsisType | None = ...) -> AsyncIterator[AsyncTerm]:
@@ -355,7 +358,7 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
                 async with term:
                     return await awaitable(work(term), work, _BE_BLOCKING)
             except LeaseLost as lost:
-                if not self._is_ours(lost):
+                if lost.name != self.name:
                     raise
             await self._link.async_port().sleep_until(self._next_campaign(term))
 
@@ -406,7 +409,7 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
 
     async def transfer(self, to: str, timeout: Duration | None = None) -> bool:
         """`resign`, and reserve the leadership for the candidate `to`; see Election.transfer."""
-        term = self._refuse_transfer(to)
+        term = self._term_to_transfer(to)
         store = self._link.engine.async_store()
         self._reserve_for(term, to, await store.read(self._wanted.key, self._read_until()))
         return await term._step_down(timeout)

@@ -156,6 +156,7 @@ async def settle(port: Port, debt: Debt, timeout: float) -> bool:
     now = port.now()
     if now >= debt.until and not debt.doubt:
         return True
+    # 0 is no grant's token, so this give can end no lease: the claim only leaves the line.
     token = 0 if debt.only_leaves_line else None
     try:
         parting = debt.parting(now)

@@ -138,6 +138,8 @@ class LeaseScope:
         if left > 0 and not self._asked:
             if self._timer is not None:
                 self._timer.cancel()
+            # The loop's clock stands still in a suspend. After one the keeper finds the loss, and
+            # calls `recheck_soon`.
             self._timer = self._loop.call_later(left, self._recheck)
             return
         self.fired = True
@@ -153,11 +155,11 @@ async def wait_until_called(
     loop = asyncio.get_running_loop()
     called = asyncio.Event()
 
-    def tell() -> None:
+    def notify() -> None:
         if not loop.is_closed():
             loop.call_soon_threadsafe(called.set)
 
-    ask(tell)
+    ask(notify)
     try:
         async with asyncio.timeout(timeout):
             await called.wait()
@@ -165,4 +167,4 @@ async def wait_until_called(
         raise_if_from_signal(error)
     finally:
         if forget is not None:
-            forget(tell)
+            forget(notify)

@@ -86,7 +86,7 @@ class Deadlines:
         while self._first() <= now:
             _, _, ahead, ref = heapq.heappop(self._heap)
             if self._ahead.get(ref) != ahead:
-                continue
+                continue  # void: an entry with an earlier end came after it
             del self._ahead[ref]
             claim = ref()
             if claim is not None:

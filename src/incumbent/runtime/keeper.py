@@ -103,6 +103,7 @@ class Debts:
             return
         renewals_due = min(renewals_due, clock.now() + _SETTLE_TIMEOUT)
         with self._paying:
+            # Each once: what cannot be paid now is put back at the end.
             for _ in range(len(self._owed)):
                 self._pay_one(port, self._owed.popleft(), renewals_due)
 
@@ -246,7 +247,8 @@ class Keeper:
         A holding that runs out ends at its deadline, or `ahead` seconds before, without waiting for
         the store. With None the caller watches the deadline itself; `watcher` is called late then.
         """
-        # Added first, then checked: a loss in between is seen by one of the two.
+        # Added first, then checked: a loss in between is seen by one of the two. With the mutex,
+        # because `+=` reads and then writes: a watcher of another thread could be forgotten.
         with self._state.mutex:
             claim.watchers += (watcher,)
         if not claim.machine.valid(clock.now()):

@@ -167,6 +167,7 @@ def _fork_guard(isolate: str) -> Guard:
     ours.setblocking(False)
     secret, own_pid = os.urandom(8).hex(), os.getpid()
     own_fd = os.pidfd_open(own_pid)
+    # Else a collection here would write to the pages that the guard shares, and copy them.
     gc.freeze()
     pid = os.fork()
     if pid == 0:

@@ -231,6 +231,7 @@ class _TermLoop:
             watched = pidfds((self.child.members() or ())[:_WATCHED_MOST])
             if not watched:
                 until = min(until, clock.now() + _CHECK_EVERY)
+        # The descriptor of a dead guard stays readable: with it no wait would block.
         guard = (self.guard.fd,) if self.guard.fd >= 0 and self.guard.alive() else ()
         try:
             ready = self.waiter.wait((self.signals.fd, *guard, self.socket.fd, *watched), until)

@@ -56,6 +56,7 @@ class Signals:
         for signum, handler in self._before.items():
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._wakeup_before)
+        # First: `wake` of another thread must not write to a number that is used again.
         write_fd, self._write_fd = self._write_fd, -1
         os.close(self.fd)
         os.close(write_fd)
@@ -81,6 +82,7 @@ class Signals:
 
     def take(self) -> list[int]:
         """The signals since the last call, oldest first."""
+        # Emptied first: a signal that comes in between makes the next poll return at once.
         with suppress(BlockingIOError):
             os.read(self.fd, 4096)
         return [self._pending.popleft() for _ in range(len(self._pending))]
