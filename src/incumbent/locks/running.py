@@ -97,7 +97,7 @@ class EndablePort(SyncPort):
 
     def __init__(self, link: Link, poll_every: float = _POLL_EVERY) -> None:
         super().__init__(link.store, link.keeper)
-        self._looks_every = poll_every
+        self._poll_every = poll_every
         self._over = threading.Event()
 
     @property
@@ -118,7 +118,7 @@ class EndablePort(SyncPort):
         while True:
             if self.over:
                 raise CandidacyEnded
-            part = min(until, clock.now() + self._looks_every)
+            part = min(until, clock.now() + self._poll_every)
             self.store.wait_change(key, seen, part)
             if clock.now() < part or part >= until:
                 break

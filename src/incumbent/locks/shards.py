@@ -227,7 +227,7 @@ class _Threads(_Membership[Shard]):
         self._work = work
         self._port = EndablePort(self._link, of._wanted.policy.renew_every)
         self._threads: dict[int, threading.Thread] = {}
-        self._looks_every = of._wanted.policy.renew_every
+        self._wake_every = of._wanted.policy.renew_every
         self._done = threading.Event()
 
     def run(self) -> None:
@@ -252,7 +252,7 @@ class _Threads(_Membership[Shard]):
         """Wake the work of each shard at its renew_deadline."""
         pause = 0.0
         while not self._done.wait(pause):
-            pause = self._looks_every
+            pause = self._wake_every
             for shard in self._shards.copy().values():
                 if shard.stopping:
                     shard._woken.set()
