@@ -49,7 +49,7 @@ _AFTER: Final = 2.0
 _SKEW: Final = 30.0
 _FIRST_WITHIN: Final = 20.0
 _NAME: Final = "job"
-_RECORD: Final = Naming(None).of(make_key("default", _NAME)).main
+_RECORD: Final = Naming(None).of(make_key("default", _NAME)).lease
 _SYNC_WITHIN: Final = 2.0
 _CLOCKS: Final = frozenset({"skew", "step"})
 

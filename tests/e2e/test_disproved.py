@@ -35,7 +35,7 @@ def test_a_command_ends_with_the_renewal_that_finds_its_record_gone(
     first = start("-s", fleet.store, command, "job", *TIMES, *more, "--", *line)
     fleet.started.append(first)
     eventually(lambda: fleet.begun or first.poll() is not None)
-    own_redis.cli("DEL", Naming(None).of(Key("default", "job")).main)
+    own_redis.cli("DEL", Naming(None).of(Key("default", "job")).lease)
     since = clock.now()
     beside = incumbent("-s", fleet.store, "run", "job", *TIMES, "--", "true")
     assert beside.returncode == 0, beside.stderr

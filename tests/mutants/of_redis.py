@@ -121,8 +121,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _lua(
         "redis: tokens that are ahead of the clock are granted on the long way",
         "stores/redis/take.lua",
-        "  and string.sub(quiet_until, 18) == ARGV[4] and #last_token == #now\n",
-        "  and string.sub(quiet_until, 18) == ARGV[4] and last_token < now and #last_token == #now\n",
+        "  and string.sub(quiet_note, 18) == ARGV[4] and #last_token == #now\n",
+        "  and string.sub(quiet_note, 18) == ARGV[4] and last_token < now and #last_token == #now\n",
         "tests/stores/redis/test_records.py::test_while_tokens_are_ahead_of_the_clock_they_grow_on_the_same_short_way",
     ),
     _lua(
@@ -163,7 +163,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "redis: a record of another format is read as a foreign client's",
         "stores/redis/put_read.py",
-        'check_format(raw or b"", requests.where, names.main)',
+        'check_format(raw or b"", packing.where, names.lease)',
         "pass",
         "tests/stores/redis/test_records.py::test_a_record_of_another_format_is_read_by_nobody_and_left_alone",
     ),

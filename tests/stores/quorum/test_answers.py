@@ -63,7 +63,7 @@ def born(member: Member, when: str) -> None:
 
 def put_into(members: Members, states: tuple[str, ...], key: Key) -> None:
     """Each server into its state, as far as `key` goes."""
-    main, kept = Naming(None).of(key).main, dict[int, str]()
+    main, kept = Naming(None).of(key).lease, dict[int, str]()
     for state, holder in (("held", "them"), ("held by a third", "a third")):
         if state in states:
             with party(members.url(TRUSTED)) as other:
@@ -185,7 +185,7 @@ def test_what_frozen_servers_were_asked_is_not_known(
 
 def pause_everywhere(three: Members, one: Party) -> str:
     """Pause the lease on each server, also on one that is connected late; returns their key."""
-    companion = Naming(None).of(one.key).companion
+    companion = Naming(None).of(one.key).record
 
     def is_paused() -> bool:
         one.store.put(one.key, "pause", b"{}", None, soon())
@@ -211,7 +211,7 @@ def test_a_pause_that_one_server_knows_is_one(three: Members, side: str) -> None
 def lost_what_is_beside(member: Member, key: Key) -> None:
     """It was blank a while ago, and has heard of no change of this name since."""
     born(member, "1")
-    member.server.cli("DEL", Naming(None).of(key).companion)
+    member.server.cli("DEL", Naming(None).of(key).record)
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -310,7 +310,7 @@ def test_a_lease_is_given_back_though_the_time_does_not_suffice_for_its_slot(
         for at in (0, 1):
             three.all[at].begin("slow")
         give_half(one, granted, side, within=10.0)
-        main = Naming(None).of(one.key).main
+        main = Naming(None).of(one.key).lease
         assert [it.server.cli("GET", main) for it in three.all[:2]] == ["-1", "-1"]
 
 
@@ -331,7 +331,7 @@ def test_a_lease_is_given_back_though_its_slot_has_cost_the_connections(
         granted = one.take(replace(ASK, slot=Slot("day", 60.0)))
         monkeypatch.setattr(changes, "change", cost_connections)
         give_half(one, granted, side, within=WITHIN)
-        main = Naming(None).of(one.key).main
+        main = Naming(None).of(one.key).lease
         assert [it.server.cli("GET", main) for it in three.all].count("-1") >= 2
 
 
@@ -407,7 +407,7 @@ def test_servers_that_answer_errors_say_nothing_of_a_name(three: Members, side: 
     with party(three.url(TRUSTED)) as one:
         one.take(ASK)
         for at in (0, 1):
-            three.all[at].server.cli("SET", Naming(None).of(one.key).companion, "a foreign value")
+            three.all[at].server.cli("SET", Naming(None).of(one.key).record, "a foreign value")
 
         async def read() -> object:
             store = one.engine.async_store()
@@ -424,7 +424,7 @@ def test_servers_that_answer_errors_say_nothing_of_a_name(three: Members, side: 
 def test_an_error_is_no_answer_that_makes_a_majority(three: Members, side: str) -> None:
     """One answers with an error and one late: the late one is waited for."""
     with party(three.url(TRUSTED)) as one:
-        main = Naming(None).of(one.key).main
+        main = Naming(None).of(one.key).lease
 
         def hurt() -> None:
             three.all[0].server.cli("DEL", main)

@@ -46,7 +46,7 @@ def votes_again(members: Members, ttl: float = TTL) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wiped", "killed and emptied"])
 def test_each_master_in_turn_loses_what_it_has_during_one_term(three: Members, kind: str) -> None:
-    place = Naming(None).of(Key("default", "rolling")).main
+    place = Naming(None).of(Key("default", "rolling")).lease
     with Lock("rolling", store=three.url(), ttl=2 * TTL).acquire(timeout=10) as lease:
         token = lease.fencing_token
 
@@ -95,7 +95,7 @@ def test_a_release_that_finds_a_majority_without_the_lease_says_so(
     for lost in combinations(three.all, 3 - kept):
         with party(three.url()) as holder:
             granted = take_everywhere(three.all, holder, ask)
-            place = Naming(None).of(holder.key).main
+            place = Naming(None).of(holder.key).lease
             for member in lost:
                 assert member.server.cli("DEL", place) == "1"
             said = holder.give(granted)
@@ -107,7 +107,7 @@ def test_a_release_that_only_a_silent_master_could_tell_of_is_not_known(three: M
     votes_again(three)
     with party(three.url()) as holder:
         granted = take_everywhere(three.all, holder, Ask(5.0, "host-1"))
-        three.all[1].server.cli("DEL", Naming(None).of(holder.key).main)
+        three.all[1].server.cli("DEL", Naming(None).of(holder.key).lease)
         three.all[2].begin("refusing")
         with pytest.raises(OutcomeUnknown):
             holder.give(granted)

@@ -322,7 +322,7 @@ def test_many_leases_are_planted_again_where_scripts_cannot_be_loaded(
 
         def planted() -> bool:
             assert one.store.renew(batch, soon()) == [Renewed()] * 3
-            names = [Naming(None).of(each.key).main for each in holders]
+            names = [Naming(None).of(each.key).lease for each in holders]
             return guarded[0].cli("EXISTS", *names) == "3"
 
         eventually(planted)
@@ -336,7 +336,7 @@ def test_a_script_that_was_forgotten_is_sent_again_while_one_server_is_frozen(
         granted = await store.take(one.key, one.claim, ASK, soon())
         assert isinstance(granted, Granted)
         renewal = Renewal(one.key, one.claim, granted.token, 10.0, granted.epoch)
-        place = Naming(None).of(one.key).main
+        place = Naming(None).of(one.key).lease
         while not all(str(granted.token) in server.cli("GET", place) for server in guarded):
             # One that was late, or voted in an earlier round, has it by now.
             assert await store.renew([renewal], soon()) == [Renewed()]

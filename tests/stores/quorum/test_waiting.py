@@ -129,7 +129,7 @@ def all_looked_at(held: Held) -> bool:
 
 
 def value_at(server: RedisServer, key: Key) -> str:
-    return server.cli("GET", Naming(None).of(key).main)
+    return server.cli("GET", Naming(None).of(key).lease)
 
 
 def told_on(server: RedisServer, key: Key) -> None:
@@ -379,7 +379,7 @@ def test_without_any_subscription_the_holders_ttl_is_waited_for() -> None:
 @pytest.mark.parametrize("side", SIDES)
 def test_a_waiter_beside_a_redlock_looks_again_and_again(three: Members, side: str) -> None:
     with party(three.url(TRUSTED)) as one, ThreadPoolExecutor(1) as pool:
-        main = Naming(None).of(one.key).main
+        main = Naming(None).of(one.key).lease
         settings: dict[str, Any] = {"ttl": 60.0, "timeout": 30.0, "store": one.engine}
         nodes = [redis.Redis(port=member.server.port) for member in three.all]
         for node in nodes:

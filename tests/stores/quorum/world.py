@@ -292,4 +292,4 @@ def _nothing() -> None:
 
 def channel_of(key: Key) -> str:
     """Where each server tells that something changed: the key of the floor."""
-    return Naming(None).of(key).companion[:-1] + "b"
+    return Naming(None).of(key).record[:-1] + "b"

@@ -15,7 +15,7 @@ from incumbent.net.pool import Broken
 from incumbent.net.readers import SUSPENDING
 from incumbent.net.subscriptions import subscription_losses
 from incumbent.stores.redis.records import Naming, in_line
-from incumbent.stores.redis.site import Requests
+from incumbent.stores.redis.site import Packing
 from incumbent.stores.redis.subscription import LineHub
 from tests.support.pace import lasted
 
@@ -89,8 +89,8 @@ class FakeHost:
         return self.unchanged
 
 
-def requests() -> Requests:
-    return Requests(Naming(None), "redis://here")
+def packing() -> Packing:
+    return Packing(Naming(None), "redis://here")
 
 
 def queued(
@@ -104,7 +104,7 @@ class Scene:
     """A hub in a running loop, and those who wait with it."""
 
     def __init__(self) -> None:
-        self.hub = LineHub(requests(), SUSPENDING)
+        self.hub = LineHub(packing(), SUSPENDING)
         self.before = subscription_losses()
         self.host = FakeHost()
 
@@ -116,7 +116,7 @@ class Scene:
         return asyncio.create_task(self.hub.wait(self.host, KEY, seen, clock.now() + within))
 
     def word(self, text: str) -> None:
-        inbox = self.hub._requests.inbox_channel.encode()
+        inbox = self.hub._packing.inbox_channel.encode()
         self.host.ear.tell([b"message", inbox, text.encode()])
 
     def news(self, payload: bytes = b"") -> None:
@@ -395,7 +395,7 @@ def test_a_word_of_the_old_server_does_not_keep_anybody_from_asking_the_new_one(
         old = it.host.ear
         it.host.epoch = "run-2"
         it.hub.note_outcome(CLAIM, clock.now(), queued(epoch="run-2"))
-        inbox = it.hub._requests.inbox_channel.encode()
+        inbox = it.hub._packing.inbox_channel.encode()
         old.tell([b"message", inbox, HELD.encode()])
         await settled()
         new = it.wait(queued(epoch="run-2").seen)

@@ -23,8 +23,8 @@ from tests.stores.redis.test_hub import (
     FakeHost,
     FakeWire,
     Scene,
+    packing,
     queued,
-    requests,
     scene,
 )
 from tests.support.pace import BUSY, took
@@ -32,7 +32,7 @@ from tests.support.pace import BUSY, took
 
 def reading() -> tuple[LineHub, Role[LineSubscription], LineSubscription]:
     """A hub whose reader is this thread, with a subscription that began long ago."""
-    hub = LineHub(requests(), BLOCKING)
+    hub = LineHub(packing(), BLOCKING)
     role = hub._take_role("me")
     assert role is not None
     subscription = role.subscriptions[0] = LineSubscription("inbox", "run-1")

@@ -339,7 +339,7 @@ def test_a_look_learns_the_servers_clock() -> None:
     compare(wire, look(server))
     assert wire.checked == 59.0
     # At least: whoever asks until 61 is answered by then.
-    assert wire.ahead == NOW + 0.5 - 60.0
+    assert wire.clock_ahead == NOW + 0.5 - 60.0
 
 
 @pytest.mark.parametrize(

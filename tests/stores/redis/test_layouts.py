@@ -47,7 +47,7 @@ from incumbent.stores.redis.sentinel import (
     newest_of,
     verdict,
 )
-from incumbent.stores.redis.site import RedisSite, Requests
+from incumbent.stores.redis.site import Packing, RedisSite
 from incumbent.stores.redis.sync import BlockingRedisSide
 from incumbent.stores.redis.wire import Call, RedisSide
 from incumbent.stores.url import parse_hosts
@@ -344,7 +344,7 @@ class Sent:
     async def run(self, plan: Plan[ServerContext, None], until: float) -> None:
         wire = Wire("epoch", 0.0)
         server = ServerContext(
-            RedisSite(RedisTarget(), "here"), Requests(Naming(None), "here"), wire
+            RedisSite(RedisTarget(), "here"), Packing(Naming(None), "here"), wire
         )
         program = plan.start(server, until)
         echo = echo_of(next(program))
@@ -363,7 +363,7 @@ class SentAbout:
         self.redirections = redirections
         self.paused = 0.0
 
-    def exchange(self, site: RedisSite, _: Requests) -> Sent:
+    def exchange(self, site: RedisSite, _: Packing) -> Sent:
         return Sent(self, NEW if say_address(OLD) in site.where else OLD)
 
     async def gather(self, calls: Sequence[Callable[[float], Any]], until: float) -> list[Any]:
@@ -397,11 +397,11 @@ class Wire(ServerFacts):
 def spread(epoch_of_the_lease: str, wire: Wire, token: int) -> RenewOutcome | StoreError:
     """The outcome of one renewal that the node would grant."""
     renewal = Renewal(Key("default", "job"), "c", token, 1.0, epoch_of_the_lease)
-    requests = Requests(Naming(None), "here")
+    packing = Packing(Naming(None), "here")
     part = NodePart(("n", 1), by_asking=False)
     part.indexes.append(0)
     outcomes: list[RenewOutcome | StoreError] = [StoreError("nothing was noted")]
-    program = renew_part(requests, [renewal], part, wire, outcomes)
+    program = renew_part(packing, [renewal], part, wire, outcomes)
     with pytest.raises(StopIteration):
         program.send([[echo_of(next(program)), 1]])
     return outcomes[0]

@@ -63,15 +63,15 @@ class Keys:
     The floor's key is also the channel on which changes are published.
     """
 
-    __slots__ = ("candidates", "fields", "floor", "give", "main", "of_take", "past", "take")
+    __slots__ = ("candidates", "fields", "floor", "give", "lease", "of_take", "past", "take")
 
     def __init__(self, names: RedisNames) -> None:
-        beside = names.companion[:-1]
-        self.main, self.fields, self.candidates = names.main, names.companion, names.candidates
+        beside = names.record[:-1]
+        self.lease, self.fields, self.candidates = names.lease, names.record, names.candidates
         self.floor, self.past = beside + "b", beside + "h"
-        self.of_take: tuple[str, ...] = (self.main, self.floor, MARKER, self.past, self.fields)
+        self.of_take: tuple[str, ...] = (self.lease, self.floor, MARKER, self.past, self.fields)
         self.take = SCRIPTS["take"].open_call(self.of_take, 8)
-        self.give = SCRIPTS["give"].open_call((self.main, self.floor), 2)
+        self.give = SCRIPTS["give"].open_call((self.lease, self.floor), 2)
 
 
 class QuorumDialect:
@@ -207,7 +207,7 @@ class QuorumDialect:
         if parting.closed_for > 0:
             successor = (quoted(parting.reserve_for),) if parting.reserve_for else ()
             more = (ended, milliseconds(parting.closed_for), *successor)
-            return SCRIPTS["give"].call(2, keys.main, keys.floor, held, *more)
+            return SCRIPTS["give"].call(2, keys.lease, keys.floor, held, *more)
         return b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % (keys.give, len(held), held, len(ended), ended)
 
     def revoke(self, key: Key, claim: str, ballot: int, *, ended: int = 0) -> bytes:
@@ -216,7 +216,7 @@ class QuorumDialect:
         `ended`: unix us by the nodes' clocks, if it was perhaps a holding, for the history.
         """
         at, more = self.keys(key), (ended,) if ended else ()
-        return SCRIPTS["revoke"].call(2, at.main, at.floor, _head_of(claim), ballot, *more)
+        return SCRIPTS["revoke"].call(2, at.lease, at.floor, _head_of(claim), ballot, *more)
 
     def renew(self, batch: Sequence[Renewal]) -> tuple[bytes, bytes]:
         """One request for many leases, and the echo with which its reply begins."""
@@ -225,8 +225,8 @@ class QuorumDialect:
         longest = milliseconds(max(self._longest, *(renewal.ttl for renewal in batch)))
         arguments: list[bytes | str | int] = [echo, self._members, self._quarantine(), longest]
         for renewal in batch:
-            main, companion = self.naming.keys_of(renewal.key)
-            keys += (main, companion[:-1] + b"b", companion)
+            lease, record = self.naming.keys_of(renewal.key)
+            keys += (lease, record[:-1] + b"b", record)
             meta = b"-" if renewal.meta is None else b"=" + renewal.meta
             head = _head_of(renewal.claim, renewal.token)
             arguments += [head, milliseconds(renewal.ttl), meta]
@@ -236,7 +236,7 @@ class QuorumDialect:
         """The request to plant a lease where the renewal saw it missing, beside this floor."""
         at = self.keys(renewal.key)
         ttl = milliseconds(renewal.ttl)
-        keys = (at.main, at.floor, MARKER)
+        keys = (at.lease, at.floor, MARKER)
         quarantine = self._quarantine()
         return SCRIPTS["plant"].call(
             3, *keys, value, ttl, 86_400_000, self._members, quarantine, floor
@@ -247,7 +247,7 @@ class QuorumDialect:
         at = self.keys(key)
         longest = milliseconds(self._longest)
         about = (ballot, self._members, longest, entry, _held_by(held))
-        return SCRIPTS["promise"].call(3, at.fields, MARKER, at.main, *about)
+        return SCRIPTS["promise"].call(3, at.fields, MARKER, at.lease, *about)
 
     def accept(
         self,
@@ -262,7 +262,7 @@ class QuorumDialect:
         entry, value = edit or ("", None)
         what = b"-" if value is None else b"=" + value
         before, entries = (str(state), ()) if isinstance(state, int) else ("=", tuple(state))
-        keys = (at.fields, MARKER, at.main, at.floor)
+        keys = (at.fields, MARKER, at.lease, at.floor)
         head = (ballot, self._members, before, _held_by(held))
         changed = (entry, what if entry else b"", milliseconds(_STATE_KEPT))
         return SCRIPTS["accept"].call(4, *keys, *head, *changed, *entries)
@@ -287,7 +287,7 @@ class QuorumDialect:
 
     def value(self, key: Key) -> bytes:
         """The request for the value of the lease's own key."""
-        return pack("GET", self.keys(key).main)
+        return pack("GET", self.keys(key).lease)
 
     def look(self, key: Key, seen: str) -> bytes:
         """The request to look at the state that `seen` describes, before a wait for its end."""
@@ -298,7 +298,7 @@ class QuorumDialect:
             return pack("HGET", keys.fields, f"u:{what.removeprefix('slot:')}")
         if what == "fields":
             return pack("HGET", keys.fields, FIELDS["states"])
-        return SCRIPTS["look"].call(1, keys.main)
+        return SCRIPTS["look"].call(1, keys.lease)
 
     def found(self, until_us: int) -> bytes:
         """The request to mark a blank node as one of a new quorum, until this time by its clock."""
@@ -309,8 +309,8 @@ class QuorumDialect:
         at = self.keys(key)
         return RequestBatch(
             pack("TIME")
-            + pack("GET", at.main)
-            + pack("PTTL", at.main)
+            + pack("GET", at.lease)
+            + pack("PTTL", at.lease)
             + pack("HGETALL", at.fields)
             + pack("ZRANGE", at.candidates, "0", "-1", "WITHSCORES")
             + pack("GET", at.floor)

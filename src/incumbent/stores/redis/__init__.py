@@ -7,6 +7,14 @@ these out on the connections to one server (`wire`), for blocking code (`sync`) 
 learn that they may go on. hiredis is imported when the first engine is made.
 """
 
+# What the words mean here:
+#
+#   lease     the right to a name, and the key with its value; it goes when its time is over
+#   record    what is kept of a name beside its lease: a hash (records.FIELDS). A `Record` has both
+#   field     of the record; one that `put` writes is a `Field`
+#   claim     a random id of who asks for the lease, or holds it
+#   slot      of the model: a run that is claimed once. Of a cluster: a part of all keys
+
 from incumbent.stores.redis.engine import engine_from_client, open_store
 
 __all__ = ["engine_from_client", "open_store"]

@@ -35,7 +35,7 @@ from incumbent.stores.redis.incarnation import (
 )
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.resp import as_eval, is_forgotten
-from incumbent.stores.redis.site import Demoted, Outdated, ProviderFailed, RedisSite, Requests
+from incumbent.stores.redis.site import Demoted, Outdated, Packing, ProviderFailed, RedisSite
 from incumbent.stores.redis.take import read_take, settle_take, take_request
 from incumbent.stores.redis.wire import (
     UNUSABLE,
@@ -296,8 +296,8 @@ async def dial(site: RedisSite, until: float) -> AsyncRedisWire:
 class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
     """An AsyncStore (see stores.base). It belongs to the loop in which it was made."""
 
-    def __init__(self, site: RedisSite, requests: Requests) -> None:
-        super().__init__(site, requests, SUSPENDING)
+    def __init__(self, site: RedisSite, packing: Packing) -> None:
+        super().__init__(site, packing, SUSPENDING)
         self._end = LoopEnd(self._close_all)
         self._shared: AsyncRedisWire | None = None
         self._dialing: asyncio.Task[StoreUnavailable | None] | None = None
@@ -327,23 +327,24 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
 
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         """See stores.base.AsyncStore. No plan is needed if the server was checked just now."""
-        wire, requests, now = self._shared, self.requests, _now()
+        wire, packing, now = self._shared, self.packing, _now()
         if (
             wire is None
             or wire.is_stale(trust=True)
             or now - wire.check_sent > CHECK_EVERY
-            or ask.ttl > wire.serves
+            or ask.ttl > wire.old_enough_for
             or self.hub.resting
         ):
             return await super().take(key, claim, ask, until)
         try:
-            request = take_request(requests, key, claim, ask, wire.incarnation, until + wire.ahead)
+            deadline = until + wire.clock_ahead
+            request = take_request(packing, key, claim, ask, wire.incarnation, deadline)
             outcome: TakeOutcome
             reply = await self._ask(wire, request, until)
             if type(reply) is bytes and now - wire.checked <= CHECK_EVERY:
-                outcome = read_take(requests, reply, key, claim, ask, wire.epoch)
+                outcome = read_take(packing, reply, key, claim, ask, wire.epoch)
             else:
-                server = ServerContext(self.site, requests, wire)
+                server = ServerContext(self.site, packing, wire)
                 program = settle_take(server, key, claim, ask, until, now, reply)
                 outcome = await run_program(wire, program, until, begun=True)
         except UNUSABLE as error:
@@ -358,12 +359,12 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
     async def give(
         self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
-        wire, requests = self._shared, self.requests
+        wire, packing = self._shared, self.packing
         if wire is None or wire.is_stale(trust=True):
             return await super().give(key, claim, token, until, parting=parting)
         try:
-            request = give_request(requests, key, claim, token, parting)
-            return read_give(requests, await self._ask(wire, request, until), key)
+            request = give_request(packing, key, claim, token, parting)
+            return read_give(packing, await self._ask(wire, request, until), key)
         except UNUSABLE as error:
             self.settle(wire, self.idle, error)
             return await self.again(error, DIALECT.give(key, claim, token, parting), until)
@@ -459,8 +460,8 @@ class AsyncRedisSide(RedisSide):
         self.stores: list[AsyncRedisStore] = []
         self._turn = asyncio.Lock()
 
-    def exchange(self, site: RedisSite, requests: Requests) -> RedisExchange[Any]:
-        store = AsyncRedisStore(site, requests)
+    def exchange(self, site: RedisSite, packing: Packing) -> RedisExchange[Any]:
+        store = AsyncRedisStore(site, packing)
         self.stores.append(store)
         return store
 

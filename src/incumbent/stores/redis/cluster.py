@@ -31,7 +31,7 @@ from incumbent.stores.redis.options import (
 from incumbent.stores.redis.records import SLOTS, Naming, slot_of
 from incumbent.stores.redis.renew import NodePart, renew_part, slot_of_lease
 from incumbent.stores.redis.resp import ASKING, RequestBatch, RespProgram, each_step, pack
-from incumbent.stores.redis.site import Moved, RedisSite, Requests, answered_error
+from incumbent.stores.redis.site import Moved, Packing, RedisSite, answered_error
 from incumbent.stores.redis.wire import JoinedPlan, RedisSide, at_least, joined
 
 T = TypeVar("T")
@@ -415,7 +415,7 @@ class Router(RedisOperations):
     ) -> None:
         plan: RedisPlan[None] = Plan(
             "renew",
-            lambda server, _: renew_part(server.requests, renewals, part, server.known, outcomes),
+            lambda server, _: renew_part(server.packing, renewals, part, server.known, outcomes),
         )
         await self._node(part.address).planned.run(plan, until)
 
@@ -426,7 +426,7 @@ class Router(RedisOperations):
             node.planned.let_go()
 
     def _slot(self, key: Key) -> int:
-        return slot_of(self._naming.of(key).main)
+        return slot_of(self._naming.of(key).lease)
 
     def _node(self, address: Address | None) -> _RouterNode:
         if address is None:
@@ -436,8 +436,8 @@ class Router(RedisOperations):
         node = self._nodes.get(address)
         if node is None:
             site = self._cluster.site_of(address)
-            requests = Requests(self._naming, site.where)
-            planned = connections(self._options, site, requests, self._side)
+            packing = Packing(self._naming, site.where)
+            planned = connections(self._options, site, packing, self._side)
             node = self._nodes[address] = _RouterNode(address, planned)
         return node
 

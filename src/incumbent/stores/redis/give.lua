@@ -3,16 +3,21 @@
 -- memory still releases.
 -- KEYS: the lease, its record, the line, and the tombstone of the slot if that is given back too, or
 --       the sharers
--- ARGV: 1 "incumbent1 <claim> <token> ", or without the token if any will do    2 channel
---       3 ms to stay closed, or 0    4 "incumbent1 <claim> "    5 whom it is reserved for, or ""
---       6 not empty if the grant was not believed: the data may be of another incarnation
---       7 present if the lease is shared
+-- ARGV: 1 "incumbent1 <claim> <token> "; for a claim in doubt "incumbent1 <claim> ", for any token
+--       2 the channel of the lease
+--       The rest is missing in the give of a lease that is not shared, closed or in doubt:
+--       3 ms for which the name stays closed, or 0
+--       4 "incumbent1 <claim> ", by which its slot, its part and its place in line are found
+--       5 the only holder that may take the name while it is closed, or ""
+--       6 "undo" for a grant that its asker does not believe, else "": as the data may be of another
+--         incarnation, later takes have to check the record again
+--       7 "shared" if the lease is shared
 -- Returns 1, or 0 if the claim does not hold it.
 local call, try, head = redis.call, redis.pcall, ARGV[1]
 local value, time = call('GET', KEYS[1]), call('TIME')
-local quiet_until = try('HGET', KEYS[2], FIELD.quiet_until)
+local quiet_note = try('HGET', KEYS[2], FIELD.quiet_note)
 
-if type(quiet_until) == 'string' and quiet_until ~= '0' and value and not ARGV[3]
+if type(quiet_note) == 'string' and quiet_note ~= '0' and value and not ARGV[3]
     and string.sub(value, 1, #head) == head then
   -- The short way, which nearly all gives go: the record is there, and nobody waits.
   call('DEL', KEYS[1])
@@ -22,7 +27,7 @@ if type(quiet_until) == 'string' and quiet_until ~= '0' and value and not ARGV[3
   return 1
 end
 
-if type(quiet_until) == 'string' and quiet_until ~= '0' and value and ARGV[7] and ARGV[6] == ''
+if type(quiet_note) == 'string' and quiet_note ~= '0' and value and ARGV[7] and ARGV[6] == ''
     and string.sub(value, 1, 18) == 'incumbent1 shared ' and #head > 45 then
   -- The same for a lease that is shared, but by this claim alone, which came last.
   local token, index = string.match(value, '^%S+ %S+ (%d+) (%d+)')
@@ -70,7 +75,7 @@ local function note_doubt(claim)
     swept = now
   end
   try('HSET', KEYS[2], FIELD.doubt .. claim, over, FIELD.doubts, over .. ' ' .. swept,
-    FIELD.quiet_until, '0')
+    FIELD.quiet_note, '0')
   if call('PTTL', KEYS[2]) == -1 and not try('HGET', KEYS[2], FIELD.field_count) then
     call('PEXPIRE', KEYS[2], 86400000)
   end
@@ -83,9 +88,9 @@ if KEYS[4] and not sharers then
   local used = call('GET', KEYS[4])
   is_freed = used and starts_with(used, any_token) and call('DEL', KEYS[4])
 end
-if not is_believed and type(quiet_until) == 'string' then
+if not is_believed and type(quiet_note) == 'string' then
   try('HDEL', KEYS[2], FIELD.incarnation)
-  try('HSET', KEYS[2], FIELD.quiet_until, '0')
+  try('HSET', KEYS[2], FIELD.quiet_note, '0')
 end
 if head == any_token then note_doubt(string.sub(head, 12, -2)) end
 

@@ -38,7 +38,7 @@ local function grant(condition, is_first)
     quiet = string.format('%.0f %s', now + keep * 62 - 2000, ARGV[4])
     keep = string.format('%.0f', keep * 17 / 16)
   end
-  call('HSET', KEYS[2], FIELD.token, token, FIELD.history_index, index, FIELD.quiet_until, quiet,
+  call('HSET', KEYS[2], FIELD.token, token, FIELD.history_index, index, FIELD.quiet_note, quiet,
     FIELD.incarnation, incarnation, FIELD.holding .. index, token .. ' ' .. now .. ARGV[5])
   if slot then call('SET', slot, value, 'PX', slot_keep) end
   if resign and (is_first or not permits) then

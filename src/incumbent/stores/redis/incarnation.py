@@ -29,8 +29,8 @@ from incumbent.stores.redis.site import (
     Demoted,
     Moved,
     Outdated,
+    Packing,
     RedisSite,
-    Requests,
     answered_error,
 )
 
@@ -297,24 +297,26 @@ class ServerFacts:
     """A connection's facts about its server.
 
     `born`: the latest instant at which the incarnation can have begun; `check_sent`: when the last
-    check was sent; `checked`: when the last one was sent that found it unchanged; `ahead`: the
-    least by which the server's clock is ahead of ours, in seconds; `apart`: see Handshake;
-    `serves`: the largest ttl for which it is known to be old enough; `incarnation`: its marker's id
-    and floor, as an argument of a take; `target`: the server that the connection was made to;
+    check was sent; `checked`: when the last one was sent that found it unchanged; `clock_ahead`:
+    the least seconds by which the server's clock is ahead of ours; `apart`: see Handshake;
+    `old_enough_for`: the largest ttl that has passed since it began; `incarnation`: its marker's
+    id and floor, as an argument of a take; `target`: the server that the connection was made to;
     `check`, `reread`: the requests that read what may have changed, and the marker alone.
     """
 
     __slots__ = (
-        *("ahead", "apart", "born", "check", "check_sent", "checked", "epoch", "incarnation"),
-        *("marker", "marker_key", "marker_start", "problem", "replication", "reread", "serves"),
-        "target",
+        *("apart", "born", "check", "check_sent", "checked", "clock_ahead", "epoch", "incarnation"),
+        *("marker", "marker_key", "marker_start", "old_enough_for", "problem", "replication"),
+        *("reread", "target"),
     )
 
     def __init__(self) -> None:
         self.epoch = self.marker_key = ""
         self.problem: StoreError | None = None
         self.target: object = None
-        self.born = self.check_sent = self.checked = self.serves = self.ahead = self.apart = 0.0
+        self.born = self.check_sent = self.checked = self.old_enough_for = self.clock_ahead = (
+            self.apart
+        ) = 0.0
         self.marker = IncarnationMarker("", 0, 0, "", "")
         self.check = self.reread = self.replication = self.incarnation = self.marker_start = b""
 
@@ -325,8 +327,8 @@ class ServerFacts:
         self.problem, self.apart = met.problem, met.apart
         # The age is negative as long as the previous master may still be in use.
         self.born = received - met.age + (settle if marker.promoted else 0.0)
-        self.ahead = met.time - received
-        self.check_sent = self.checked = self.serves = 0.0
+        self.clock_ahead = met.time - received
+        self.check_sent = self.checked = self.old_enough_for = 0.0
         self.replication = met.replication.encode()
         self.reread = pack("GET", met.marker_key)
         self.check = b"".join((self.reread, INFO_CHECK[0], _TIME, INFO_CHECK[1]))
@@ -361,7 +363,7 @@ class ServerFacts:
         if found := read_marker(raw, "the server", self.marker_key):
             self.marker = found
         self.checked = sent
-        self.ahead = _micros(time) / _MICRO - received
+        self.clock_ahead = _micros(time) / _MICRO - received
 
 
 class ServerContext(NamedTuple):
@@ -371,7 +373,7 @@ class ServerContext(NamedTuple):
     """
 
     site: RedisSite
-    requests: Requests
+    packing: Packing
     known: ServerFacts
 
 

@@ -27,7 +27,7 @@ end
 
 local function write_turn(turn)
   return try('HSET', KEYS[2], FIELD.turn, string.format('%.0f %.0f %s %.0f %s', turn.due,
-    turn.overtaken, turn.watcher, turn.recheck_at, turn.first), FIELD.quiet_until, '0')
+    turn.overtaken, turn.watcher, turn.recheck_at, turn.first), FIELD.quiet_note, '0')
 end
 
 -- PART take

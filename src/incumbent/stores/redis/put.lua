@@ -18,7 +18,7 @@ local version = 0
 if value ~= '-' then
   version = call('HINCRBY', KEYS[2], FIELD.version, 1)
   -- A take reads the fields of a record that is not quiet.
-  call('HSET', KEYS[2], field, version .. ' ' .. string.sub(value, 2), FIELD.quiet_until, '0')
+  call('HSET', KEYS[2], field, version .. ' ' .. string.sub(value, 2), FIELD.quiet_note, '0')
   if not old then
     call('HINCRBY', KEYS[2], FIELD.field_count, 1)
     call('PERSIST', KEYS[2])

@@ -1,4 +1,6 @@
-"""The records of leases on the server: where they are, and how they and refusals are read. Pure.
+"""What the server keeps of a name, where, and how that and refusals are read. Pure.
+
+The value of the lease's key:
 
     incumbent1 <claim> <token> <index in the history> <since, unix us> <ttl, ms> <holder> <meta>
 
@@ -52,9 +54,10 @@ FIELDS: Final = {
     # silent in its turn, and a take that does not wait was granted since. The watcher
     # ("<inbox>/<id>" of a waiter, or "-") asks in case the first stays silent.
     "turn": b"q",
-    # "<end, unix us> <a take's argument about the record>": until that end there is no waiter, no
-    # field, no claim given up in doubt, and the record lasts as long as takes ask. "0": not known.
-    "quiet_until": b"x",
+    # "<end, unix us> <argument 4 of a take>": until that end a take with this argument need not
+    # look further: there is no waiter, no field, no claim given up in doubt, and the record lasts
+    # long enough. "0": it has to look.
+    "quiet_note": b"x",
     # By claim, a holder of a shared lease: "<token> <index> <since, unix us> <ttl, ms> <holder>
     # <meta>". A sorted set of "<claim> <token>" has the end of each.
     "sharer": b"p:",
@@ -195,9 +198,8 @@ def in_line(
     refusal: Refused, claim: str, ask: Ask, now_us: bytes, place: int, epoch: str
 ) -> Queued:
     """The refusal of a waiter in line."""
-    queued = Queued(
-        refusal.reason, refusal.holders, refusal.retry_after, refusal.seen, max(0, place)
-    )
+    shown = refusal.reason, refusal.holders, refusal.retry_after, refusal.seen
+    queued = Queued(*shown, max(0, place))
     if not refusal.seen.startswith("lease ") or refusal.reason == "closed":
         # A pause or a closing ends for all waiters at once, without a message to one of them.
         return queued
@@ -217,24 +219,24 @@ def read_place(seen: str) -> LinePlace | None:
 # -- the whole record ------------------------------------------------------------------------------
 
 
-def fields_of(companion: dict[bytes, bytes]) -> dict[str, Field]:
+def fields_of(record: dict[bytes, bytes]) -> dict[str, Field]:
     """The fields that `put` wrote."""
     found = {}
-    for name, raw in companion.items():
+    for name, raw in record.items():
         version, space, value = raw.partition(b" ")
         if name.startswith(b"f:") and space and version.isdigit():
             found[name[2:].decode()] = Field(value, int(version))
     return found
 
 
-def history_of(companion: dict[bytes, bytes]) -> list[tuple[Past, str]]:
+def history_of(record: dict[bytes, bytes]) -> list[tuple[Past, str]]:
     """Past holdings, oldest first, each with its slot ("" for none)."""
     found = []
-    for name, begun in companion.items():
+    for name, begun in record.items():
         if name[:1] != b"h" or not name[1:].isdigit():
             continue
         try:
-            found.append(_past(begun, companion.get(b"e" + name[1:], b"0 0")))
+            found.append(_past(begun, record.get(b"e" + name[1:], b"0 0")))
         except ValueError:
             # Not written by incumbent. The history is for people: show them the rest.
             continue
@@ -265,7 +267,7 @@ def record_of(
     key: Key,
     raw: bytes | None,
     left_ms: int,
-    companion: dict[bytes, bytes],
+    record: dict[bytes, bytes],
     history: Iterable[tuple[Past, str]],
     slots: dict[str, float],
     standing: object,
@@ -276,7 +278,7 @@ def record_of(
     holdings: tuple[Any, ...] = ()
     closed_for, reserved_for = 0.0, ""
     # For a name that nobody holds, `seen` has the version of the last written field.
-    seen = f"fields:{int(companion[b'v'])} -" if b"v" in companion else ""
+    seen = f"fields:{int(record[b'v'])} -" if b"v" in record else ""
     if raw is not None:
         seen = f"lease {digest_of(raw)}"
         holding = _holding(raw, left_ms, now)
@@ -286,7 +288,7 @@ def record_of(
         else:
             holdings = tuple(sharing) or (holding,)
     held = tuple(past for past, _ in history)
-    fields, candidates = fields_of(companion), candidates_of(standing, now)
+    fields, candidates = fields_of(record), candidates_of(standing, now)
     return Record(key, holdings, closed_for, fields, slots, held, candidates, seen, reserved_for)
 
 
@@ -296,13 +298,13 @@ def is_shared(raw: bytes | None) -> bool:
 
 
 def sharing_of(
-    raw: bytes, companion: Mapping[bytes, bytes], ends: object, now: float
+    raw: bytes, record: Mapping[bytes, bytes], ends: object, now: float
 ) -> list[Holding]:
     """The holders of a shared lease, oldest first; `ends`: the sorted set, with its scores."""
     permits, found = int(raw.rpartition(b" ")[2]), list[Holding]()
     for member, until in pairs(ends).items() if isinstance(ends, list) else ():
         claim, _, token = member.partition(b" ")
-        left, part = float(until) / 1000 - now, companion.get(FIELDS["sharer"] + claim, b"")
+        left, part = float(until) / 1000 - now, record.get(FIELDS["sharer"] + claim, b"")
         if left <= 0 or not part.startswith(token + b" "):
             continue
         _, _, since, ttl, holder, meta = part.split(b" ", 5)
@@ -338,12 +340,12 @@ def quoted(text: str) -> str:
 class RedisNames:
     """The keys and the channel of one lease, as texts."""
 
-    __slots__ = ("candidates", "channel", "companion", "key", "line", "main", "sharers", "slots")
+    __slots__ = ("candidates", "channel", "key", "lease", "line", "record", "sharers", "slots")
 
     def __init__(self, key: Key, main: str, tag: str) -> None:
         self.key = key
-        self.main = main
-        self.companion = f"incumbent:{{{tag}}}:r"
+        self.lease = main
+        self.record = f"incumbent:{{{tag}}}:r"
         self.channel = f"incumbent:{{{tag}}}:c"
         self.slots = f"incumbent:{{{tag}}}:s:"
         self.candidates = f"incumbent:{{{tag}}}:w"
@@ -376,7 +378,7 @@ class Naming:
         return names
 
     def keys_of(self, key: Key, shared: bool = False) -> tuple[bytes, ...]:
-        """The main key, the companion, and if `shared` the sharers' key; not kept in the cache."""
+        """The keys of lease and record, and if `shared` of the sharers; not kept in the cache."""
         if self._template is None:
             main = tagged = b"incumbent:{%b}" % flat(key).encode()
         else:

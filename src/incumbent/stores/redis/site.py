@@ -61,7 +61,7 @@ def site_of(options: RedisOptions) -> RedisSite:
     return RedisSite(options.target, options.shown, options.restart_wait, options.allow_eviction)
 
 
-class Requests:
+class Packing:
     """What the requests to one server share, which `where` names in messages.
 
     The names of keys; the inbox for messages to this process's waiters; and for each key the bytes
@@ -90,7 +90,7 @@ class Requests:
     def unusable(self, reply: Any, key: Key | None = None) -> Exception:
         """The exception for a reply that does not fit the request."""
         if isinstance(reply, hiredis.ReplyError):
-            return answered_error(str(reply), self.where, self.naming.of(key).main if key else "")
+            return answered_error(str(reply), self.where, self.naming.of(key).lease if key else "")
         return Mismatch(f"an answer of type {type(reply).__name__} was not expected")
 
 

@@ -39,7 +39,24 @@ from incumbent.net.readers import ReaderSide, Subscriber, Wakeup
 from incumbent.net.subscriptions import ChannelWaiter, Role, Subscription, SubscriptionHub
 from incumbent.stores.redis.records import FIELDS, LinePlace, digest_of, read_place, waiter_id
 from incumbent.stores.redis.resp import RequestBatch, RespProgram, pack
-from incumbent.stores.redis.site import Requests, answered_error
+from incumbent.stores.redis.site import Packing, answered_error
+
+# What the hub remembers of a waiter between its waits, by the waiter's id:
+#
+#                  what                            written by                read by
+#   last_refusals  the reply to its last take      `note_outcome`            `known_refusal`
+#   resting        until when it need not recheck  a message "held"          `known_refusal`
+#   _early         when it has to recheck          a message to it while     its next wait, which
+#                                                  it does not wait here     removes it
+#   _notified      at which place, and when it     a message to it while     its next wait, which
+#                  has to recheck                  it waits here             removes it; it counts
+#                                                                            at that place only
+#   _when_left     the connection, and how many    the end of a wait         its next wait: if the
+#                  messages about its lease had                              number is the same, it
+#                  come there                                                has missed none
+#
+# Any other message ends a rest, and so does a wait that ends before its time. A grant removes the
+# last refusal. A waiter that vanishes leaves its entries behind: a dict that is full is emptied.
 
 _REMEMBERED: Final = 4096
 _RECHECK_EVERY: Final = 20.0
@@ -130,7 +147,7 @@ class _RefusedTake(NamedTuple):
 
 
 class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
-    """All waiters of one process or loop. `requests` has the inbox; a fork's child has another."""
+    """All waiters of one process or loop. `packing` has the inbox; a fork's child has another."""
 
     lost = (
         "%s: the subscription was lost (%s); until there is another, a waiter looks again only when"
@@ -138,22 +155,15 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
     )
     pack = staticmethod(pack)
 
-    def __init__(self, requests: Requests, side: ReaderSide) -> None:
-        super().__init__(requests.where, 1, side)
-        self._requests = requests
-        # Each by the id of a waiter in line.
+    def __init__(self, packing: Packing, side: ReaderSide) -> None:
+        super().__init__(packing.where, 1, side)
+        self._packing = packing
+        # See the table above.
         self.last_refusals: dict[str, _RefusedTake] = {}
-        """Its last take."""
         self.resting: dict[str, _Rest] = {}
-        """Until when it need not recheck."""
         self._early: dict[str, float] = {}
-        """When it has to recheck, by a message that came while it did not wait here."""
         self._notified: dict[str, tuple[int, float]] = {}
-        """When its place was stored, and when it has to recheck: it may return to that place
-        without asking the server again."""
-        self._rechecked: dict[str, tuple[LineSubscription, int]] = {}
-        """The subscription, and its number of messages on the lease's channel, when the waiter last
-        left to recheck."""
+        self._when_left: dict[str, tuple[LineSubscription, int]] = {}
 
     @property
     def _subscription(self) -> LineSubscription | None:
@@ -163,8 +173,8 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
 
     async def wait(self, host: HubHost, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change. Raises StoreError if there can be no subscription."""
-        place, inbox = read_place(seen), self._requests.inbox_channel
-        channels = [self._requests.naming.of(key).channel]
+        place, inbox = read_place(seen), self._packing.inbox_channel
+        channels = [self._packing.naming.of(key).channel]
         if place is not None:
             channels = [inbox, *channels] if place.follows else [inbox]
             self._drop_if_outdated(place)
@@ -195,7 +205,7 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
                 subscriber.wake()
 
     def _channels_in_use(self) -> dict[str, None]:
-        return {self._requests.inbox_channel: None} | super()._channels_in_use()
+        return {self._packing.inbox_channel: None} | super()._channels_in_use()
 
     def _is_subscribed(self, role: Role[LineSubscription], waiter: LineWaiter) -> bool:
         subscription = role.subscriptions[0]
@@ -239,7 +249,7 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
     async def _open(
         self, host: HubHost, role: Role[LineSubscription], subscriber: Subscriber[Any], until: float
     ) -> None:
-        wire, inbox = await host.open_subscriber(until), self._requests.inbox_channel
+        wire, inbox = await host.open_subscriber(until), self._packing.inbox_channel
         subscription = LineSubscription(inbox, wire.epoch)
         role.subscriptions[0] = subscription
         # The inbox first: until it is confirmed, nobody may rely on this connection.
@@ -294,7 +304,7 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
 
     def _count_when_left(self, subscription: LineSubscription, place: LinePlace) -> int | None:
         """The number of messages when the waiter last left to recheck; None if it never did."""
-        before, messages = self._rechecked.get(place.id, (None, None))
+        before, messages = self._when_left.get(place.id, (None, None))
         return messages if before is subscription else None
 
     def _leave(self, waiter: LineWaiter, until: float) -> None:
@@ -310,7 +320,7 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
             if subscription and knows and (place.follows or place.at <= subscription.since):
                 # When it comes back, it will know of all messages that were received by now.
                 received = subscription.messages_for(waiter)
-                _keep(self._rechecked, place.id, (subscription, received))
+                _remember(self._when_left, place.id, (subscription, received))
         super()._leave(waiter, until)
 
     # -- takes that need not be sent ----------------------------------------------------------
@@ -318,7 +328,7 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
     def note_outcome(self, claim: str, sent: float, outcome: TakeOutcome) -> None:
         """Note the outcome of a take that was sent at `sent`."""
         if isinstance(outcome, Queued) and (place := read_place(outcome.seen)) is not None:
-            _keep(self.last_refusals, place.id, _RefusedTake(sent, outcome))
+            _remember(self.last_refusals, place.id, _RefusedTake(sent, outcome))
         elif self.last_refusals:
             self.last_refusals.pop(waiter_id(claim), None)
             self.resting.pop(waiter_id(claim), None)
@@ -365,7 +375,7 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
     def _note_recheck(self, waiter: LineWaiter, recheck_at: float) -> None:
         if waiter.place is not None:
             self.resting.pop(waiter.place.id, None)
-            _keep(self._notified, waiter.place.id, (waiter.place.at, recheck_at))
+            _remember(self._notified, waiter.place.id, (waiter.place.at, recheck_at))
 
     def _on_inbox_message(self, subscription: LineSubscription, payload: bytes) -> None:
         message = read_message(payload)
@@ -373,13 +383,13 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
             return
         if message.rest:
             rest = _Rest(subscription, _now() + message.seconds)
-            _keep(self.resting, message.id, rest)
+            _remember(self.resting, message.id, rest)
             return
         at = _now() + message.seconds if message.seconds else -inf
         self.resting.pop(message.id, None)
         # Keep it first: the waiter may join, in another thread, while it is searched for.
         at = min(at, self._early.get(message.id, inf))
-        _keep(self._early, message.id, at)
+        _remember(self._early, message.id, at)
         for waiter in list(self._waiters):
             if waiter.place is not None and waiter.place.id == message.id:
                 # Never later than before: this waiter may be the one that rechecks for the others.
@@ -392,11 +402,11 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
 
     def detach(self) -> None:
         super().detach()
-        self._early, self._notified, self._rechecked = {}, {}, {}
+        self._early, self._notified, self._when_left = {}, {}, {}
         self.last_refusals, self.resting = {}, {}
 
 
-def _keep(memory: dict[str, T], id_: str, value: T) -> None:
+def _remember(memory: dict[str, T], id_: str, value: T) -> None:
     if len(memory) > _REMEMBERED:
         memory.clear()
     memory[id_] = value
@@ -405,19 +415,19 @@ def _keep(memory: dict[str, T], id_: str, value: T) -> None:
 # -- what a waiter asks the server besides takes -------------------------------------------------
 
 
-def unchanged_program(requests: Requests, key: Key, seen: str) -> RespProgram[bool]:
+def unchanged_program(packing: Packing, key: Key, seen: str) -> RespProgram[bool]:
     """Whether the state that `Refused.seen` describes is unchanged."""
     what, _, digest = seen.rpartition(" ")
-    names = requests.naming.of(key)
-    request = pack("GET", names.main)
+    names = packing.naming.of(key)
+    request = pack("GET", names.lease)
     if what == "pause":
-        request = pack("HGET", names.companion, FIELDS["put"] + b"pause")
+        request = pack("HGET", names.record, FIELDS["put"] + b"pause")
     elif what.startswith("slot:"):
         request = pack("GET", names.slot(what.removeprefix("slot:")))
-    replies = yield RequestBatch(request + pack("HGET", names.companion, FIELDS["version"]), 2)
+    replies = yield RequestBatch(request + pack("HGET", names.record, FIELDS["version"]), 2)
     for reply in replies:
         if reply is not None and not isinstance(reply, bytes):
-            raise requests.unusable(reply, key)
+            raise packing.unusable(reply, key)
     raw, version = replies
     is_same = digest_of(raw) == (digest or "-")
     if what and not what.startswith("fields:"):
@@ -425,9 +435,9 @@ def unchanged_program(requests: Requests, key: Key, seen: str) -> RespProgram[bo
     return is_same and int(version or 0) == int(what.removeprefix("fields:") or 0)
 
 
-def time_program(requests: Requests) -> RespProgram[int]:
+def time_program(packing: Packing) -> RespProgram[int]:
     """The server's clock in microseconds."""
     (reply,) = yield RequestBatch(pack("TIME"), 1)
     if type(reply) is not list:
-        raise requests.unusable(reply)
+        raise packing.unusable(reply)
     return int(reply[0]) * 1_000_000 + int(reply[1])

@@ -25,7 +25,7 @@ from incumbent.stores.redis.give import give_request, read_give
 from incumbent.stores.redis.incarnation import CHECK_EVERY, ServerContext
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.resp import as_eval
-from incumbent.stores.redis.site import ProviderFailed, RedisSite, Requests
+from incumbent.stores.redis.site import Packing, ProviderFailed, RedisSite
 from incumbent.stores.redis.take import read_take, settle_take, take_request
 from incumbent.stores.redis.wire import (
     UNUSABLE,
@@ -136,8 +136,8 @@ def _asked(credentials: Any) -> Sequence[str]:
 class BlockingExchange(RedisExchange[RedisWire]):
     """The connections of all threads to one server."""
 
-    def __init__(self, site: RedisSite, requests: Requests) -> None:
-        super().__init__(site, requests, BLOCKING)
+    def __init__(self, site: RedisSite, packing: Packing) -> None:
+        super().__init__(site, packing, BLOCKING)
         self.limits = limits(
             site.where, CONNECTIONS, ThreadWakeup, lambda: self.idle, self.keep_another
         )
@@ -152,7 +152,7 @@ class BlockingExchange(RedisExchange[RedisWire]):
         self.put_back(await self._connect(min(until, _now() + DIAL_WITHIN)), idle)
 
     def detach(self) -> None:
-        self.requests.detach()
+        self.packing.detach()
         self.hub.detach()
         super().detach()
 
@@ -160,11 +160,11 @@ class BlockingExchange(RedisExchange[RedisWire]):
 class RedisStore(BlockingTogether[BlockingExchange]):
     """A Store (see stores.base). With an idle connection, takes and gives need no plan."""
 
-    def __init__(self, site: RedisSite, requests: Requests) -> None:
-        super().__init__(BlockingExchange(site, requests))
+    def __init__(self, site: RedisSite, packing: Packing) -> None:
+        super().__init__(BlockingExchange(site, packing))
 
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        exchange, requests, now = self.operations, self.operations.requests, _now()
+        exchange, packing, now = self.operations, self.operations.packing, _now()
         idle = exchange.idle
         # Only `exchange.take` asks the hub for refusals that need no request. So while any waiter
         # rests, every take goes that way.
@@ -173,12 +173,13 @@ class RedisStore(BlockingTogether[BlockingExchange]):
             return run_blocking(exchange.take(key, claim, ask, until))
         outcome: TakeOutcome
         try:
-            request = take_request(requests, key, claim, ask, wire.incarnation, until + wire.ahead)
+            deadline = until + wire.clock_ahead
+            request = take_request(packing, key, claim, ask, wire.incarnation, deadline)
             reply = wire.ask(request, until)
             if type(reply) is bytes:
-                outcome = read_take(requests, reply, key, claim, ask, wire.epoch)
+                outcome = read_take(packing, reply, key, claim, ask, wire.epoch)
             else:
-                server = ServerContext(exchange.site, requests, wire)
+                server = ServerContext(exchange.site, packing, wire)
                 program = settle_take(server, key, claim, ask, until, now, reply)
                 outcome = run_blocking(run_program(wire, program, until, begun=True))
         except UNUSABLE as error:
@@ -195,15 +196,15 @@ class RedisStore(BlockingTogether[BlockingExchange]):
     def give(
         self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
-        exchange, requests = self.operations, self.operations.requests
+        exchange, packing = self.operations, self.operations.packing
         idle = exchange.idle
         # A give needs no check of the server: it ends only what it finds there.
         wire = self._at_hand(idle, _now())
         if wire is None:
             return run_blocking(exchange.give(key, claim, token, until, parting=parting))
         try:
-            reply = wire.ask(give_request(requests, key, claim, token, parting), until)
-            outcome = read_give(requests, reply, key)
+            reply = wire.ask(give_request(packing, key, claim, token, parting), until)
+            outcome = read_give(packing, reply, key)
         except UNUSABLE as error:
             wire.close()
             return run_blocking(
@@ -225,7 +226,7 @@ class RedisStore(BlockingTogether[BlockingExchange]):
             wire = idle.pop()
         except IndexError:
             return None
-        if (ttl and (ttl > wire.serves or now - wire.checked > CHECK_EVERY)) or (
+        if (ttl and (ttl > wire.old_enough_for or now - wire.checked > CHECK_EVERY)) or (
             now - wire.used > STALE_AFTER and wire.is_stale(trust=False)
         ):
             # For the exchange, which checks its server, or closes it if it is dead.
@@ -241,8 +242,8 @@ class RedisStore(BlockingTogether[BlockingExchange]):
 class BlockingRedisSide(RedisSide):
     """The side of blocking callers."""
 
-    def exchange(self, site: RedisSite, requests: Requests) -> RedisExchange[Any]:
-        return BlockingExchange(site, requests)
+    def exchange(self, site: RedisSite, packing: Packing) -> RedisExchange[Any]:
+        return BlockingExchange(site, packing)
 
     async def dial(self, site: RedisSite, until: float) -> AnyWire:
         return dial(site, until, RedisWire)

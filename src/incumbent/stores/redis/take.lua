@@ -1,11 +1,17 @@
--- Take: grants the lease, or says why not. FIELD.x is a field of the record: records.FIELDS says what
--- each of them holds.
+-- Take: grants the lease, or says why not.
+--
+-- How the texts are put together (resp.Script does it, when the module is imported): `INCLUDE file`
+-- at the beginning of a line stands for the text of that file up to its first `PART`, and
+-- `INCLUDE file:part` for the text after `PART part` up to the next one. So an included text sees the
+-- locals above it, and the text below sees its own. `FIELD.x` becomes the stored name of a field of the
+-- record: records.FIELDS says what each of them holds. Lines that are comments are not sent.
 --
 -- Theory of operation
 --
 -- There are two ways. The short one, at the top, is for a record that is quiet: it has no waiter, no
--- field and no claim in doubt, and the asker wants no slot and no place as a candidate. Nearly all
--- takes go that way. There each redis.call, and each text that is made, costs a hundredth of the
+-- field and no claim in doubt, and the asker wants no slot and no place as a candidate. The record's
+-- `quiet_note` says until when that is so; whoever adds a waiter, a field or such a claim writes '0'
+-- there. Nearly all takes go the short way. There each redis.call, and each text that is made, costs a hundredth of the
 -- whole exchange. Any other take reads all that may be in its way, and this is decided:
 --
 --   it is too late for the asker, or its claim was given up in doubt    0: certainly nothing is done
@@ -50,8 +56,8 @@
 local call, try, head, count = redis.call, redis.pcall, ARGV[1], #ARGV
 local deadline = ARGV[count]
 ARGV[count] = nil
-local stored = call('HMGET', KEYS[2], FIELD.token, FIELD.history_index, FIELD.quiet_until)
-local time, last_token, last_index, quiet_until = call('TIME'), stored[1], stored[2], stored[3]
+local stored = call('HMGET', KEYS[2], FIELD.token, FIELD.history_index, FIELD.quiet_note)
+local time, last_token, last_index, quiet_note = call('TIME'), stored[1], stored[2], stored[3]
 
 -- Numbers stay texts: Lua writes 14 of their 16 digits. Texts of one length compare as numbers.
 -- The token is the time, unless tokens are ahead of it, as in the first minute of a server.
@@ -60,8 +66,8 @@ now = time[1] .. (#now == 6 and now or string.sub('00000' .. now, -6))
 -- The request lay in a buffer while this server was frozen or cut off, and nobody waits for the answer.
 if now > deadline and #now >= #deadline then return 0 end
 
-local permits, is_quiet = ARGV[10], quiet_until and quiet_until > now
-  and string.sub(quiet_until, 18) == ARGV[4] and #last_token == #now
+local permits, is_quiet = ARGV[10], quiet_note and quiet_note > now
+  and string.sub(quiet_note, 18) == ARGV[4] and #last_token == #now
 local sharers = permits and KEYS[ARGV[6] == '-' and 3 or 4]
 if is_quiet and (not ARGV[7] or permits and ARGV[8] == '-') then
   -- The next index in the history, as text: Lua is slow at writing a number, and this one is written

@@ -50,7 +50,7 @@ from incumbent.stores.redis.resp import (
     milliseconds,
     pack_arguments,
 )
-from incumbent.stores.redis.site import MARKER_KEY, Outdated, RedisSite, Requests, TooLate
+from incumbent.stores.redis.site import MARKER_KEY, Outdated, Packing, RedisSite, TooLate
 
 _UNASKED: Final = Ask(TTL_DEFAULT, "")
 
@@ -87,7 +87,7 @@ class _PackedTake(NamedTuple):
 
 
 def take_request(
-    requests: Requests,
+    packing: Packing,
     key: Key,
     claim: str,
     ask: Ask,
@@ -102,9 +102,9 @@ def take_request(
     """
     # Kept by identity, with the Ask itself so that its identity is not reused: an Ask is made once
     # for each lock, and hashing its fields would cost more than packing them.
-    packed: _PackedTake | None = requests.takes.get((key, id(ask)))
+    packed: _PackedTake | None = packing.takes.get((key, id(ask)))
     if packed is None or packed.incarnation is not incarnation or marker_key:
-        packed = _prepare(requests, key, ask, incarnation, marker_key)
+        packed = _prepare(packing, key, ask, incarnation, marker_key)
     secret = claim.encode()
     return b"%b$%d\r\nincumbent1 %b \r\n%b$16\r\n%016d\r\n" % (
         packed.keys,
@@ -116,10 +116,10 @@ def take_request(
 
 
 def _prepare(
-    requests: Requests, key: Key, ask: Ask, incarnation: bytes, marker_key: str
+    packing: Packing, key: Key, ask: Ask, incarnation: bytes, marker_key: str
 ) -> _PackedTake:
     """The keys and arguments in the order of take.lua."""
-    names, slot, queue, holder = requests.naming.of(key), ask.slot, ask.queue, quoted(ask.holder)
+    names, slot, queue, holder = packing.naming.of(key), ask.slot, ask.queue, quoted(ask.holder)
     keep = milliseconds(max(ask.ttl, ask.keep_record))
     arguments: list[Part] = [
         f" {milliseconds(ask.ttl)} {holder} ".encode() + ask.meta,
@@ -130,7 +130,7 @@ def _prepare(
     special = slot is not None or ask.candidacy > 0 or ask.permits is not None
     if queue is not None:
         way = "f" if queue.fair else "b"
-        arguments.append(f"{requests.inbox} {way} {milliseconds(queue.heartbeat)} {holder}")
+        arguments.append(f"{packing.inbox} {way} {milliseconds(queue.heartbeat)} {holder}")
     elif special:
         arguments.append("-")
     if special:
@@ -147,14 +147,14 @@ def _prepare(
     before = script.open_call(keys, len(arguments) + 2)
     packed = _PackedTake(ask, incarnation, before, pack_arguments(*arguments))
     if not marker_key:
-        if len(requests.takes) >= PACKED_KEYS:
-            requests.takes.clear()
-        requests.takes[key, id(ask)] = packed
+        if len(packing.takes) >= PACKED_KEYS:
+            packing.takes.clear()
+        packing.takes[key, id(ask)] = packed
     return packed
 
 
 def _keys_of(names: RedisNames, ask: Ask) -> list[str]:
-    keys = [names.main, names.companion]
+    keys = [names.lease, names.record]
     if ask.queue is not None:
         keys.append(names.line)
     if ask.slot is not None:
@@ -167,7 +167,7 @@ def _keys_of(names: RedisNames, ask: Ask) -> list[str]:
 
 
 def read_take(
-    requests: Requests, reply: Any, key: Key, claim: str, ask: Ask, epoch: str
+    packing: Packing, reply: Any, key: Key, claim: str, ask: Ask, epoch: str
 ) -> TakeOutcome:
     """The outcome of a take.
 
@@ -181,16 +181,16 @@ def read_take(
     if type(reply) is int:
         raise TooLate("the take came too late by the server's clock")
     if type(reply) is not list:
-        raise requests.unusable(reply, key)
+        raise packing.unusable(reply, key)
     if 1 <= len(reply) <= 2:
-        first = read_take(requests, reply[0], key, claim, ask, epoch)
+        first = read_take(packing, reply[0], key, claim, ask, epoch)
         if len(reply) == 2 and isinstance(first, Granted):
             return first._replace(ttl=reply[1] / 1000)
         return first
     if len(reply) not in (4, 5) or not isinstance(reply[1], bytes):
-        raise requests.unusable(reply, key)
+        raise packing.unusable(reply, key)
     kind, raw, left, now, *place = reply
-    check_format(raw, requests.where, requests.naming.of(key).main)
+    check_format(raw, packing.where, packing.naming.of(key).lease)
     refusal = refused(kind, raw, left, now, ask.slot.name if ask.slot else "")
     return in_line(refusal, claim, ask, now, place[0], epoch) if place else refusal
 
@@ -202,10 +202,10 @@ def take_program(
     server: ServerContext, key: Key, claim: str, ask: Ask, until: float
 ) -> RespProgram[TakeOutcome]:
     """A take, with a check of the server unless the last one was just now."""
-    requests, known, now = server.requests, server.known, _now()
-    if now - known.check_sent > CHECK_EVERY or ask.ttl > known.serves:
+    packing, known, now = server.packing, server.known, _now()
+    if now - known.check_sent > CHECK_EVERY or ask.ttl > known.old_enough_for:
         return (yield from _take_checking(server, key, claim, ask, until))
-    request = take_request(requests, key, claim, ask, known.incarnation, until + known.ahead)
+    request = take_request(packing, key, claim, ask, known.incarnation, until + known.clock_ahead)
     (reply,) = yield RequestBatch(request, 1)
     return (yield from settle_take(server, key, claim, ask, until, now, reply))
 
@@ -214,8 +214,8 @@ def settle_take(
     server: ServerContext, key: Key, claim: str, ask: Ask, until: float, sent: float, reply: Any
 ) -> RespProgram[TakeOutcome]:
     """Finish a take that was sent at `sent` without a check, and got `reply`."""
-    requests, known = server.requests, server.known
-    outcome = read_take(requests, reply, key, claim, ask, known.epoch)
+    packing, known = server.packing, server.known
+    outcome = read_take(packing, reply, key, claim, ask, known.epoch)
     if type(outcome) is not Granted:
         return outcome
     # On asyncio another task may have checked meanwhile: its reply came before this one.
@@ -229,7 +229,7 @@ def settle_take(
     try:
         return (yield from _take_checking(server, key, claim, ask, until))
     except (StoreUnavailable, TooLate):
-        yield from give_back(requests, key, outcome, ask)
+        yield from give_back(packing, key, outcome, ask)
         raise
 
 
@@ -240,39 +240,39 @@ def _take_checking(
 
     Raises Outdated if the server has changed, after giving back any grant.
     """
-    site, requests, known = server
+    site, packing, known = server
     # Before the grant: a client that connects after a restart must know how long to wait.
     if ask.ttl > max(TTL_DEFAULT, known.longest):
         yield from _note_longest(site, known, ask.ttl)
     # Noted before the answer is there: meanwhile other tasks on this connection need not check too.
     known.check_sent = sent = _now()
-    server_deadline = until + known.ahead
-    reply, check = yield from _take_and_check(requests, known, key, claim, ask, server_deadline)
-    outcome = read_take(requests, reply, key, claim, ask, known.epoch)
+    server_deadline = until + known.clock_ahead
+    reply, check = yield from _take_and_check(packing, known, key, claim, ask, server_deadline)
+    outcome = read_take(packing, reply, key, claim, ask, known.epoch)
     try:
         known.compare(check, sent, _now(), allow_eviction=site.allow_eviction)
     except Outdated:
         known.checked = 0.0
         if isinstance(outcome, Granted):
-            yield from give_back(requests, key, outcome, ask)
+            yield from give_back(packing, key, outcome, ask)
         raise
-    known.serves = max(known.serves, ask.ttl)
+    known.old_enough_for = max(known.old_enough_for, ask.ttl)
     return outcome
 
 
 def _take_and_check(
-    requests: Requests, known: ServerFacts, key: Key, claim: str, ask: Ask, server_deadline: float
+    packing: Packing, known: ServerFacts, key: Key, claim: str, ask: Ask, server_deadline: float
 ) -> RespProgram[tuple[Any, Sequence[Any]]]:
     """The reply to the take, and the replies to the check."""
     if known.marker_key == MARKER_KEY:
         request = take_request(
-            requests, key, claim, ask, known.incarnation, server_deadline, MARKER_KEY
+            packing, key, claim, ask, known.incarnation, server_deadline, MARKER_KEY
         )
         (reply,) = yield RequestBatch(request, 1)
         if not (type(reply) is hiredis.ReplyError and str(reply).startswith("CROSSSLOT")):
             return (reply[0], reply[1:]) if type(reply) is list else (reply, ())
     # In a cluster the marker has another slot than the lease, and no script may use both.
-    request = take_request(requests, key, claim, ask, known.incarnation, server_deadline)
+    request = take_request(packing, key, claim, ask, known.incarnation, server_deadline)
     reply, *check = yield RequestBatch(request + known.check, 5)
     return reply, check
 

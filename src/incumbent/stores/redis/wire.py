@@ -33,9 +33,9 @@ from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.resp import RequestBatch, RespProgram, as_eval, is_forgotten, pack
 from incumbent.stores.redis.site import (
     LoginRefused,
+    Packing,
     ProviderFailed,
     RedisSite,
-    Requests,
     TooLate,
     connect_error,
 )
@@ -277,7 +277,7 @@ class RedisSide(ABC):
     """How one kind of caller (blocking or asyncio) connects, waits and runs calls in parallel."""
 
     @abstractmethod
-    def exchange(self, site: RedisSite, requests: Requests) -> RedisOperations:
+    def exchange(self, site: RedisSite, packing: Packing) -> RedisOperations:
         """The connections to one server."""
 
     @abstractmethod
