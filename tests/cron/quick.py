@@ -63,7 +63,7 @@ def _once(name: str, ask: Callable[[Mapping[str, Field]], Any]) -> Callable[...,
 
 def _of_number(ask: Callable[..., Any]) -> Callable[..., Any]:
     def asked(fields: Mapping[str, Field], number: int = 1) -> Any:
-        return _once(f"settled_spans {number}", lambda found: ask(found, number))(fields)
+        return _once(f"finished_spans {number}", lambda found: ask(found, number))(fields)
 
     return asked
 
@@ -118,8 +118,8 @@ def remembering() -> Iterator[None]:
     named: list[tuple[Any, str, Callable[..., Any]]] = [
         (ledger, "decode", lru_cache(maxsize=150_000)(ledger.decode)),
         (ledger, "open_runs", _once("open_runs", ledger.open_runs)),
-        (ledger, "settled_spans", _of_number(ledger.settled_spans)),
-        (judging, "settled_spans", _of_number(ledger.settled_spans)),
+        (ledger, "finished_spans", _of_number(ledger.finished_spans)),
+        (judging, "finished_spans", _of_number(ledger.finished_spans)),
         (judging, "missed_slots", _of_spec(judging.missed_slots)),
         (orders, "facts_of_job", _facts(_of_spec(orders.facts_of_job))),
         (Every, "describe", cache(Every.describe)),

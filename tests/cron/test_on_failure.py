@@ -130,7 +130,7 @@ def spec_of(script: str, **more: Any) -> JobSpec:
 def run_it(spec: JobSpec, store: str | None = None) -> list[tuple[str, dict[str, Any]]]:
     heard: list[tuple[str, dict[str, Any]]] = []
     events = cast("Any", lambda event, **facts: heard.append((event, facts)))
-    output = cast("Any", SimpleNamespace(settle=lambda: heard.append(("settled", {}))))
+    output = cast("Any", SimpleNamespace(drain=lambda: heard.append(("drained", {}))))
     ended = SlotRecord("2026-01-01T00:00:00Z", SlotState.LOST, 0.0, why="vanished")
     run_on_failure(spec, ended, store, output, events)
     return heard
@@ -143,7 +143,7 @@ def test_it_is_told_how_the_run_ended_and_what_it_says_comes_before_its_end(
     say = "echo $INCUMBENT_RUN_JOB $INCUMBENT_RUN_STATE $INCUMBENT_RUN_WHY $PWD $INCUMBENT_STORE"
     heard = run_it(spec_of(f"{say} [$INCUMBENT_LEASE_TERM]; exit 3", cwd=str(tmp_path)))
     slot = "2026-01-01T00:00:00Z"
-    assert heard == [("settled", {}), ("on_failure", {"slot": slot, "code": 3, "why": None})]
+    assert heard == [("drained", {}), ("on_failure", {"slot": slot, "code": 3, "why": None})]
     assert capfd.readouterr().out == f"job lost vanished {tmp_path} {WITHHELD} []\n"
     run_it(spec_of("echo $INCUMBENT_STORE"), "redis://shared")
     assert capfd.readouterr().out == "redis://shared\n"

@@ -57,7 +57,7 @@ def followed(log: Log, most: int = 0) -> Iterator[tuple[Output, Events]]:
     output, events = Output(log.writing), Events(log.writing, job="x")
     output.follow(most, events, SLOT)
     yield output, events.via(output.put)
-    output.settle()
+    output.drain()
     assert output.close()
 
 
@@ -70,7 +70,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def patient_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same at the end, and for the thread that reads."""
-    for limit in ("_LAST_PATIENCE", "_SETTLE_WITHIN", "_CLOSE_WITHIN"):
+    for limit in ("_LAST_PATIENCE", "_DRAIN_WITHIN", "_CLOSE_WITHIN"):
         monkeypatch.setattr(module, limit, 60.0)
 
 
@@ -91,7 +91,7 @@ def test_each_line_is_an_event_and_the_end_is_kept() -> None:
     log = Log()
     with followed(log, most=6) as (output, _):
         write_all(output, b"one\ntwo\r\n\n\xffthree")
-        output.settle()
+        output.drain()
         assert output.tail() == "three"
         output.clear()
         assert output.tail() == ""
@@ -115,7 +115,7 @@ def test_of_a_talkative_command_nothing_is_lost_while_somebody_reads() -> None:
     log.read()
     with followed(log, most=4) as (output, _):
         write_all(output, b"y\n" * MANY)
-        output.settle()
+        output.drain()
         eventually(lambda: not output._waiting and not output._ready, within=60)
     events = log.end()
     assert lines_of(events) == ["y"] * MANY
@@ -149,7 +149,7 @@ def test_an_event_comes_after_the_output_before_it_and_before_what_follows() -> 
     log.read()
     with followed(log) as (output, emit):
         write_all(output, b"a\n" * 10_000 + b"no end")
-        output.settle()
+        output.drain()
         emit("retry", attempt=1)
         write_all(output, b"b\n")
     kinds = [event.get("line", event["event"]) for event in log.end()]
@@ -170,7 +170,7 @@ def test_an_event_and_a_close_while_the_thread_looks_at_what_waits_lose_nothing(
     with followed(log) as (output, _):
         output._waiting = Late()
         write_all(output, b"x\n")
-        output.settle()
+        output.drain()
         eventually(lambda: output._close_by < inf)
     assert [event["event"] for event in log.end()] == ["output", "last"]
 
@@ -181,7 +181,7 @@ def test_without_a_reader_the_output_is_read_all_the_same() -> None:
     with followed(log, most=3) as (output, emit):
         write_all(output, b"x\n" * MANY + b"end")
         emit("ok")
-        output.settle()
+        output.drain()
         assert output.tail() == "end"
     os.close(log.writing)
 
@@ -215,7 +215,7 @@ def test_lines_of_several_writers_never_mix(monkeypatch: pytest.MonkeyPatch) -> 
     with followed(log) as (output, _):
         monkeypatch.setattr(os, "write", write)
         real(output._writing, b"short\n" * 3000 + b"\x01" * 5000 + b"\n" + bytes(range(256)) * 40)
-        output.settle()
+        output.drain()
         eventually(lambda: not output._waiting and not output._ready)
         monkeypatch.undo()
     log.end()
@@ -231,7 +231,7 @@ def test_a_line_that_is_too_long_comes_in_pieces(size: int) -> None:
     log.read()
     with followed(log) as (output, _):
         write_all(output, b"x" * size + b"\nnext")
-        output.settle()
+        output.drain()
         eventually(lambda: not output._waiting and not output._ready, within=60)
     *pieces, last = lines_of(log.end())
     assert last == "next"

@@ -30,7 +30,7 @@ from incumbent.cron.ledger import (
     SlotRecord,
     SlotState,
     encode,
-    is_settled,
+    is_finished,
     runs_of,
 )
 from incumbent.cron.schedule import Every, Schedule, cron_schedule, slot_id
@@ -203,14 +203,14 @@ def test_what_was_removed_or_missed_one_time_may_run_the_next() -> None:
     slot = slot_id(NOW)
     missed = replace(run_of(NOW + 60, 0), state=SlotState.MISSED, count=9, first=NOW - 60)
     fields = record_of(missed, pruned=json.dumps([[NOW - 90, NOW - 60]]).encode()).fields
-    assert is_settled(fields, slot, NOW)
-    assert not is_settled(fields, f"{slot}~2", NOW)
+    assert is_finished(fields, slot, NOW)
+    assert not is_finished(fields, f"{slot}~2", NOW)
     again = replace(missed, slot=f"{missed.slot}~2")
-    assert is_settled(record_of(again).fields, f"{slot}~2", NOW)
-    assert not is_settled(record_of(again).fields, slot, NOW)
+    assert is_finished(record_of(again).fields, f"{slot}~2", NOW)
+    assert not is_finished(record_of(again).fields, slot, NOW)
     removed = record_of(**{"pruned~2": json.dumps([[NOW, NOW]]).encode()}).fields
-    assert is_settled(removed, f"{slot}~2", NOW)
-    assert not is_settled(removed, slot, NOW)
+    assert is_finished(removed, f"{slot}~2", NOW)
+    assert not is_finished(removed, slot, NOW)
 
 
 def test_a_run_under_an_outdated_name_does_not_begin() -> None:
@@ -245,7 +245,7 @@ def test_a_prune_in_a_fold_keeps_what_ran_last() -> None:
     fields = drive(ledger.read()).fields
     assert list(runs_of(fields)) == [run.slot for run in again[-5:]]
     for run in early:
-        assert is_settled(fields, run.slot, run.due), "it does not run again"
+        assert is_finished(fields, run.slot, run.due), "it does not run again"
 
 
 def test_what_comes_again_is_no_gap() -> None:

@@ -237,7 +237,7 @@ BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
 
 
 def begin_runs_what_was_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ledger, "is_settled", lambda *_: False)
+    patch.setattr(ledger, "is_finished", lambda *_: False)
 
 
 def nobody_remembers_what_was_removed(patch: pytest.MonkeyPatch) -> None:

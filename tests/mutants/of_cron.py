@@ -10,7 +10,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "a slot that the ledger has forgotten begins again",
         "cron/ledger.py",
-        "        return not is_settled(fields, run.slot, run.due) and await self.begin_named(run)",
+        "        return not is_finished(fields, run.slot, run.due) and await self.begin_named(run)",
         "        return await self.begin_named(run)",
         "tests/cron/test_book.py::test_a_slot_that_was_forgotten_is_not_begun_again",
     ),
@@ -108,7 +108,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "a forgotten slot is judged as due",
         "cron/judging.py",
-        "    elif is_settled(record.fields, slot.name, slot.due):\n        return",
+        "    elif is_finished(record.fields, slot.name, slot.due):\n        return",
         "    elif False:\n        return",
         "tests/cron/test_ledger.py::test_what_the_ledger_has_forgotten_does_not_run_again",
     ),

@@ -184,8 +184,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "sentinel: no time in which the old master may go on unseen",
         "stores/redis/sentinel.py",
-        "SETTLE: Final = PROVES + 1.0",
-        "SETTLE: Final = 0.0",
+        "OLD_MASTER_FOR: Final = PROVES + 1.0",
+        "OLD_MASTER_FOR: Final = 0.0",
         "tests/stores/redis/test_layouts.py",
         "tests/stores/redis/test_sentinel.py",
     ),

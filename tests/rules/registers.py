@@ -10,7 +10,7 @@ from typing import Any
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
 from incumbent.rules.codec import encoded, encoded_entry
-from incumbent.rules.record import NOTHING, LeaseRecord, settled, settled_value
+from incumbent.rules.record import NOTHING, LeaseRecord, dated, dated_value
 from incumbent.stores.deciding import present
 from incumbent.stores.plan import Plan, Planned, run_blocking
 from incumbent.stores.registers import (
@@ -133,8 +133,8 @@ class DictRegisters:
         for kind, name, value in swap.entries:
             beside.pop((kind, name), None)
             if value is not None:
-                beside[kind, name] = encoded_entry(settled_value(value, self.now))
-        record = settled(swap.record, self.now)
+                beside[kind, name] = encoded_entry(dated_value(value, self.now))
+        record = dated(swap.record, self.now)
         version = self._next(there, record)
         if "writes" in self.left_out:
             return None

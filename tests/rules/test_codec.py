@@ -22,8 +22,8 @@ from incumbent.rules.record import (
     Standing,
     Waiter,
     after,
-    settled,
-    settled_value,
+    dated,
+    dated_value,
 )
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -72,7 +72,7 @@ records = st.builds(
 @given(records, counts)
 @settings(max_examples=200, deadline=None)
 def test_a_record_is_read_as_it_was_written(record: LeaseRecord, written: int) -> None:
-    assert decoded(encoded(record), written) == settled(record, written)
+    assert decoded(encoded(record), written) == dated(record, written)
 
 
 @given(fields | grants(st.none()) | lasts, counts)
@@ -80,7 +80,7 @@ def test_a_record_is_read_as_it_was_written(record: LeaseRecord, written: int) -
 def test_a_value_beside_a_record_is_read_as_it_was_written(
     value: Field | Grant | LastGrant, written: int
 ) -> None:
-    assert decoded_entry(encoded_entry(value), written) == settled_value(value, written)
+    assert decoded_entry(encoded_entry(value), written) == dated_value(value, written)
 
 
 def test_what_a_later_version_wrote_is_carried_on() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from incumbent.model import Ask, Granted, Released
 from incumbent.rules import keeping, taking
 from incumbent.rules.columns import columns_of, record_of
-from incumbent.rules.record import NOTHING, LeaseRecord, Moment, settled
+from incumbent.rules.record import NOTHING, LeaseRecord, Moment, dated
 from tests.rules.test_codec import counts, records
 
 ASK = Ask(10.0, "host-1", meta=b"m")
@@ -28,15 +28,15 @@ def test_a_record_in_columns_is_the_same_record(record: LeaseRecord, written: in
     else:
         record = record._replace(last=last)
     columns = columns_of(record)
-    known = settled(record, written)
+    known = dated(record, written)
     again = record_of(columns, written)
-    assert settled(again, written) == known
+    assert dated(again, written) == known
 
 
 def test_a_lease_and_its_end_need_no_text() -> None:
     record = taking.take(NOTHING, "c1", ASK, at(1)).record
     assert record is not None
-    record = settled(record, 1 * US)
+    record = dated(record, 1 * US)
     assert columns_of(record).rest == b""
     given = keeping.give(record, "c1", record.token, at(2))
     assert isinstance(given.outcome, Released)
@@ -48,25 +48,25 @@ def test_a_lease_and_its_end_need_no_text() -> None:
 def test_a_name_with_a_doubt_or_a_candidate_is_plain_again_once_that_is_over() -> None:
     doubted = keeping.give(NOTHING, "c1", None, at(1)).record
     assert doubted is not None
-    doubted = settled(doubted, 1 * US)
+    doubted = dated(doubted, 1 * US)
     stood = taking.take(doubted, "c2", ASK, at(2)).record
     assert stood is not None
-    stood = settled(stood, 2 * US)
+    stood = dated(stood, 2 * US)
     waits = Ask(10.0, "host-2", candidacy=5.0)
     stood = taking.take(stood, "c3", waits, at(3)).record
     assert stood is not None
-    stood = settled(stood, 3 * US)
+    stood = dated(stood, 3 * US)
     assert not stood.plain
     later = taking.take(stood, "c4", ASK, at(100))
     assert isinstance(later.outcome, Granted)
     assert later.record is not None
     assert later.record.plain
-    assert columns_of(settled(later.record, 100 * US)).rest == b""
+    assert columns_of(dated(later.record, 100 * US)).rest == b""
 
 
 def test_a_doubt_that_is_not_over_stays() -> None:
     doubted = keeping.give(NOTHING, "c1", None, at(1)).record
     assert doubted is not None
-    taken = taking.take(settled(doubted, 1 * US), "c2", ASK, at(2)).record
+    taken = taking.take(dated(doubted, 1 * US), "c2", ASK, at(2)).record
     assert taken is not None
     assert [it.claim for it in taken.given_up] == ["c1"]

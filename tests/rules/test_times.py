@@ -17,11 +17,11 @@ from incumbent.rules.record import (
     Waiter,
     after,
     begun,
+    dated,
     holding_of,
     later_of,
     may_forget,
     moved,
-    settled,
     without_holders,
 )
 
@@ -42,26 +42,26 @@ def taken(record: LeaseRecord = NOTHING, now: int = 0, **more: int) -> tuple[Lea
 
 def test_a_ttl_begins_with_the_write_and_not_with_the_decision() -> None:
     record, _ = taken(now=5 * SECOND)
-    written = settled(record, 7 * SECOND)
+    written = dated(record, 7 * SECOND)
     assert holding_of(written, "c", 17 * SECOND - 1)
     assert not holding_of(written, "c", 17 * SECOND)
 
 
 def test_a_renewal_counts_from_its_write_whatever_was_left() -> None:
     record, grant = taken()
-    written = settled(record, 0)
+    written = dated(record, 0)
     asked = Renewal(Key("n", "j"), "c", grant.token, 10.0, "epoch")
     done = keeping.renew(written, asked, at(1 * SECOND))
     assert done.record is not None
     # The holder counts 10 s from the instant of sending, which may be that of the write.
-    assert settled(done.record, 3 * SECOND).grants[0].expires == 13 * SECOND
+    assert dated(done.record, 3 * SECOND).grants[0].expires == 13 * SECOND
 
 
 def test_what_began_before_stays_where_it_was() -> None:
-    first = settled(taking.take(NOTHING, "a", Ask(10.0, "h", 2), at(0)).record or NOTHING, 0)
+    first = dated(taking.take(NOTHING, "a", Ask(10.0, "h", 2), at(0)).record or NOTHING, 0)
     second = taking.take(first, "b", Ask(10.0, "h", 2), at(1 * SECOND)).record
     assert second is not None
-    ends = [grant.expires for grant in settled(second, 4 * SECOND).grants]
+    ends = [grant.expires for grant in dated(second, 4 * SECOND).grants]
     assert ends == [10 * SECOND, 14 * SECOND]
 
 
@@ -77,7 +77,7 @@ def test_a_token_is_above_the_last_one_the_clock_and_the_floor(
 
 
 def test_a_name_is_kept_as_long_as_anything_of_it_matters() -> None:
-    record = settled(taken()[0], 0)
+    record = dated(taken()[0], 0)
     assert not may_forget(record, 9 * SECOND)
     assert not may_forget(record, DAY - 1)
     assert may_forget(record, DAY)
@@ -87,7 +87,7 @@ def test_a_name_is_kept_as_long_as_anything_of_it_matters() -> None:
 
 def test_a_name_outlives_the_slot_that_was_used() -> None:
     ask = Ask(10.0, "h", slot=Slot("s", 3 * 86_400.0))
-    record = settled(taking.take(NOTHING, "c", ask, at(0)).record or NOTHING, 0)
+    record = dated(taking.take(NOTHING, "c", ask, at(0)).record or NOTHING, 0)
     assert not may_forget(record, 3 * DAY - 1)
     assert may_forget(record, 3 * DAY)
 
@@ -95,7 +95,7 @@ def test_a_name_outlives_the_slot_that_was_used() -> None:
 def test_a_claim_that_was_given_up_is_remembered_by_a_name_that_nobody_knew() -> None:
     done = keeping.give(NOTHING, "c", None, at(0))
     assert done.record is not None
-    assert not may_forget(settled(done.record, 0), 60 * SECOND - 1)
+    assert not may_forget(dated(done.record, 0), 60 * SECOND - 1)
 
 
 def test_the_later_of_two_instants_is_kept() -> None:
@@ -112,12 +112,12 @@ def test_no_instant_is_taken_for_one_that_begins_with_the_write() -> None:
 
 
 def test_after_a_reboot_only_closings_and_slots_go_on() -> None:
-    record = settled(taken()[0], 0)
+    record = dated(taken()[0], 0)
     given = keeping.give(
         record, "c", record.token, at(1 * SECOND), Parting(closed_for=100.0)
     ).record
     assert given is not None
-    closed = settled(given, 1 * SECOND)
+    closed = dated(given, 1 * SECOND)
     rebooted = moved(without_holders(closed), -90 * SECOND)
     assert rebooted.grants == ()
     assert rebooted.closing is not None

@@ -20,8 +20,9 @@ from incumbent.cron.ledger import (
     SlotRecord,
     SlotState,
     alive,
+    finished_spans,
     holds_slot,
-    is_settled,
+    is_finished,
     known_slots,
     orphans,
     pruned_field_of,
@@ -29,7 +30,6 @@ from incumbent.cron.ledger import (
     read_job,
     run_at,
     runs_of,
-    settled_spans,
     transition,
 )
 from incumbent.cron.schedule import parse_instant, slot_id
@@ -88,7 +88,7 @@ def _judge_slot(spec: JobSpec, record: Record, slot: JobSlot, now: float, found:
             found.again.append((_lease_ends(record), slot))
         elif run.state is SlotState.LOST:
             _retry(spec, record, run, now, found)
-    elif is_settled(record.fields, slot.name, slot.due):
+    elif is_finished(record.fields, slot.name, slot.due):
         return
     elif holds_slot(record, slot.name):
         found.again.append((_lease_ends(record), slot))
@@ -322,7 +322,7 @@ def gaps(spec: JobSpec, record: Record) -> list[JobSlot]:
     oldest = runs[-LOOK_BACK].due if len(runs) >= LOOK_BACK else since
     oldest = min(oldest, until - LOOK_BACK_FOR)
     taken = known_slots(record)
-    settled = settled_spans(record.fields)
+    finished = finished_spans(record.fields)
     to_run, missed = missed_slots(spec, max(oldest, since), until)
     fold = fold_of(record.fields)
     return [
@@ -331,7 +331,7 @@ def gaps(spec: JobSpec, record: Record) -> list[JobSlot]:
         if due < until
         and slot_id(due) not in taken
         and not fold.covers(due)
-        and not any(first <= due <= last for first, last in settled)
+        and not any(first <= due <= last for first, last in finished)
     ]
 
 

@@ -283,7 +283,7 @@ def joined(spans: Iterable[tuple[float, float]], most: int = _SPANS_MOST) -> _Sp
     return tuple(found)
 
 
-def settled_spans(fields: Mapping[str, Field], number: int = 1) -> _Spans:
+def finished_spans(fields: Mapping[str, Field], number: int = 1) -> _Spans:
     """The spans in which no scheduled slot runs any more: removed, or missed in one record.
 
     `number`: only slots whose instants came for that time.
@@ -294,11 +294,11 @@ def settled_spans(fields: Mapping[str, Field], number: int = 1) -> _Spans:
     return (*pruned_spans(fields, pruned_field_of(number)), *missed)
 
 
-def is_settled(fields: Mapping[str, Field], slot_name: str, due: float) -> bool:
+def is_finished(fields: Mapping[str, Field], slot_name: str, due: float) -> bool:
     """Whether a slot must not run although it has no record of its own."""
     whole = is_scheduled(slot_name) and "#" not in slot_name
     number, name = fold_number(slot_name), _pruned_field(slot_name)
-    spans = settled_spans(fields, number) if whole else pruned_spans(fields, name)
+    spans = finished_spans(fields, number) if whole else pruned_spans(fields, name)
     return any(first <= due <= last for first, last in spans)
 
 
@@ -410,7 +410,7 @@ class Ledger:
         if fold_of(fields).outdates(run.slot, run.due):
             # Its instant has another name, which its instance does not know yet.
             return False
-        return not is_settled(fields, run.slot, run.due) and await self.begin_named(run)
+        return not is_finished(fields, run.slot, run.due) and await self.begin_named(run)
 
     async def begin_named(self, run: SlotRecord) -> bool:
         """`begin` for a slot that no schedule names: `due` is the instant when the run began."""

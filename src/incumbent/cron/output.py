@@ -13,7 +13,7 @@ command nor its lease, nor the command, whose pipe is read in blocks and before 
    has caught up, a reader that is too slow loses lines and delays nobody.
 2. Events of the run wait in the same line, so that none overtakes the output before it. They are
    not dropped.
-3. `settle`: the command has ended, so everything it wrote is read, and the tail is whole. The lines
+3. `drain`: the command has ended, so everything it wrote is read, and the tail is whole. The lines
    are written later, when the lease is given back: `close` waits for that while the reader reads.
 """
 
@@ -44,7 +44,7 @@ _TURNS_TO_SETTLE: Final = 16
 """Blocks that are read after the end: what outlived the command may write for ever."""
 _PATIENCE: Final = 0.25
 """Seconds: a reader that keeps up is not always there at once."""
-_SETTLE_WITHIN: Final = 5.0
+_DRAIN_WITHIN: Final = 5.0
 _CLOSE_WITHIN: Final = 15.0
 _LAST_PATIENCE: Final = 0.5
 """Seconds: a reader that takes nothing for so long at the end is given up."""
@@ -73,8 +73,8 @@ class Output:
         self._tail = b""
         self._ended = False
         """Whether every process has closed the pipe."""
-        self._settled = threading.Event()
-        self._settling = False
+        self._drained = threading.Event()
+        self._draining = False
         self._close_by = inf
         self._mutex = threading.Lock()
         self._waiting: deque[tuple[_PieceKind, bytes]] = deque()
@@ -104,13 +104,13 @@ class Output:
         self._wake()
         return True
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Read the rest, once the command has ended."""
         # Cleared first: the thread may be done before we wait.
-        self._settled.clear()
-        self._settling = True
+        self._drained.clear()
+        self._draining = True
         self._wake()
-        self._settled.wait(_SETTLE_WITHIN)
+        self._drained.wait(_DRAIN_WITHIN)
 
     def tail(self) -> str:
         """The end of the output; bytes that are not UTF-8 are replaced."""
@@ -166,7 +166,7 @@ class Output:
         if self._woken in fds:
             with suppress(BlockingIOError):
                 os.read(self._woken, 4096)
-        if self._settling:
+        if self._draining:
             self._read_to_the_end()
         elif self._fd in fds:
             self._read()
@@ -208,8 +208,8 @@ class Output:
                 break
         with self._mutex:
             self._waiting.append((_PieceKind.END, b""))
-        self._settling = False
-        self._settled.set()
+        self._draining = False
+        self._drained.set()
 
     def _drop(self) -> None:
         with self._mutex:

@@ -368,7 +368,7 @@ class _CommandRun:
             return AttemptEnd(SlotState.FAILED, error.code, str(error))
         except (GuardFault, ConfigError) as error:
             return AttemptEnd(SlotState.FAILED, None, str(error), final=True)
-        output.settle()
+        output.drain()
         return self._end_of(ending)
 
     def _supervise(self) -> Ending:
@@ -452,7 +452,7 @@ def run_on_failure(
         why = f"stopped after {say_seconds(_ON_FAILURE_WITHIN)}"
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-    output.settle()
+    output.drain()
     events("on_failure", slot=ended.slot, code=child.returncode, why=why)
 
 

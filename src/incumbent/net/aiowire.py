@@ -313,7 +313,7 @@ async def resolve(host: str, port: int | str) -> list[str]:
         except BaseException as error:  # noqa: BLE001 - raised to the caller
             outcome = error
         try:
-            loop.call_soon_threadsafe(_settle, found, outcome)
+            loop.call_soon_threadsafe(_deliver, found, outcome)
         except RuntimeError:
             pass  # the loop is closed, so nobody waits
 
@@ -329,12 +329,12 @@ async def wait_ready(fd: int, until: float, *, writing: bool = False) -> bool:
     )
     ready: asyncio.Future[bool] = loop.create_future()
 
-    def settle(outcome: bool) -> None:
+    def end(outcome: bool) -> None:
         if not ready.done():
             ready.set_result(outcome)
 
-    timer = loop.call_later(max(0.0, until - _now()), settle, False)
-    add(fd, settle, True)
+    timer = loop.call_later(max(0.0, until - _now()), end, False)
+    add(fd, end, True)
     try:
         return await ready
     finally:
@@ -342,7 +342,7 @@ async def wait_ready(fd: int, until: float, *, writing: bool = False) -> bool:
         timer.cancel()
 
 
-def _settle(found: asyncio.Future[list[str]], outcome: list[str] | BaseException) -> None:
+def _deliver(found: asyncio.Future[list[str]], outcome: list[str] | BaseException) -> None:
     if found.done():
         return
     if isinstance(outcome, BaseException):

@@ -147,7 +147,7 @@ class PlanRunner(Pool[W], Planned[Facts]):
     carry   is a connection idle? -- yes --> use -- it was dead --> again
               |                                                       | may be repeated
               `-- no ------> fresh, then use <------------------------'
-    use     carry_out, then put_back, or settle after an error
+    use     carry_out, then put_back, or keep_or_close after an error
     """
 
     unusable: tuple[type[Exception], ...] = (Broken, Mismatch)
@@ -186,12 +186,12 @@ class PlanRunner(Pool[W], Planned[Facts]):
         try:
             outcome = await self.carry_out(wire, plan, until)
         except BaseException as error:
-            self.settle(wire, idle, error)
+            self.keep_or_close(wire, idle, error)
             raise
         self.put_back(wire, idle)
         return outcome
 
-    def settle(self, wire: W, idle: list[W], error: BaseException) -> None:
+    def keep_or_close(self, wire: W, idle: list[W], error: BaseException) -> None:
         """After `error`: close the connection, or keep it if it can serve again."""
         wire.close()
 

@@ -161,7 +161,7 @@ class _AcquireAttempt:
     async def _finish_single_try(self, outcome: Refused | StoreError) -> None:
         """End an acquire that tries once. Returns if granted; else raises.
 
-        A take of unknown outcome is repeated: with the same claim that is safe, and settles it.
+        A take of unknown outcome is repeated: with the same claim that is safe, and decides it.
         """
         port, claim, until = self.port, self.claim, self.until
         if isinstance(outcome, Refused) and outcome.holder_may_be_dead:

@@ -33,8 +33,8 @@ from incumbent.rules.record import (
     Waiter,
     after,
     begun,
-    settled,
-    settled_grant,
+    dated,
+    dated_grant,
 )
 
 __all__ = [
@@ -101,7 +101,7 @@ def decoded(text: bytes, written: Instant) -> LeaseRecord:
     """The record of a text that the store wrote at `written`. Raises Unreadable."""
     parts = _opened(text)
     record = _read(lambda: _to_record(parts))
-    return settled(record, written)
+    return dated(record, written)
 
 
 def _to_record(parts: dict[str, Any]) -> LeaseRecord:
@@ -150,7 +150,7 @@ def decoded_entry(text: bytes, written: Instant) -> Beside:
     if "field" in parts:
         return _read(lambda: _to_field(*parts["field"]))
     if "slot" in parts:
-        return settled_grant(_read(lambda: _to_grant(parts["slot"])), written)
+        return dated_grant(_read(lambda: _to_grant(parts["slot"])), written)
     return _read(lambda: _to_last(parts["past"]))
 
 

@@ -194,31 +194,31 @@ def holding_of(record: LeaseRecord, claim: str, now: Instant) -> Grant | None:
     return None
 
 
-def settled(record: LeaseRecord, written: Instant) -> LeaseRecord:
+def dated(record: LeaseRecord, written: Instant) -> LeaseRecord:
     """The record with all its instants known, once it was written at `written`."""
     closing = record.closing
     return record._replace(
-        grants=tuple(settled_grant(grant, written) for grant in record.grants),
+        grants=tuple(dated_grant(grant, written) for grant in record.grants),
         closing=closing and closing._replace(until=_known(closing.until, written)),
-        line=settled_line(record.line, written),
+        line=dated_line(record.line, written),
         candidates=tuple(it._replace(until=_known(it.until, written)) for it in record.candidates),
         given_up=tuple(it._replace(until=_known(it.until, written)) for it in record.given_up),
         keep_until=_known(record.keep_until, written),
     )
 
 
-def settled_grant(grant: Grant, written: Instant) -> Grant:
+def dated_grant(grant: Grant, written: Instant) -> Grant:
     """The grant with its instants known, once it was written at `written`."""
     since, expires = _known(grant.since, written), _known(grant.expires, written)
     return grant._replace(since=since, expires=expires)
 
 
-def settled_value(value: Beside, written: Instant) -> Beside:
+def dated_value(value: Beside, written: Instant) -> Beside:
     """A value beside a record with its instants known, likewise."""
-    return settled_grant(value, written) if isinstance(value, Grant) else value
+    return dated_grant(value, written) if isinstance(value, Grant) else value
 
 
-def settled_line(line: Line, written: Instant) -> Line:
+def dated_line(line: Line, written: Instant) -> Line:
     """The line with its instants known, likewise."""
     return line._replace(due=_known(line.due, written))
 

@@ -43,9 +43,9 @@ from incumbent.rules.record import (
     Entry,
     LeaseRecord,
     Waiter,
+    dated_line,
     holding_of,
     micros,
-    settled_line,
 )
 from incumbent.rules.showing import shown
 from incumbent.stores.base import Gave, Give, Take, Took
@@ -395,7 +395,7 @@ def present(seen: Seen) -> LeaseRecord:
         if gone or holding_of(record, claim, at):
             continue
         line = lines.join(record.line, joined.waiter, joined.looks_in, joined.at)
-        record = record._replace(line=settled_line(line, joined.at))
+        record = record._replace(line=dated_line(line, joined.at))
     return record
 
 

@@ -39,12 +39,12 @@ from incumbent.rules.record import (
     LeaseRecord,
     Line,
     Moment,
+    dated,
+    dated_value,
     holders,
     may_forget,
     micros,
     seen_of,
-    settled,
-    settled_value,
 )
 from incumbent.rules.showing import shown
 from incumbent.stores.findings import restart_words, wait_after_restart
@@ -202,12 +202,12 @@ class MemoryTable:
         """Write what a rule decided. Nobody else writes meanwhile."""
         if done.record is not None:
             kept = self._kept.setdefault(key, _KeptName())
-            kept.record = settled(done.record, micros(now))
+            kept.record = dated(done.record, micros(now))
             for kind, name, value in done.entries:
                 if value is None:
                     kept.entries.pop((kind, name), None)
                 else:
-                    kept.entries[kind, name] = settled_value(value, micros(now))
+                    kept.entries[kind, name] = dated_value(value, micros(now))
         if done.wake:
             self.changed()
         return done.outcome

@@ -167,7 +167,7 @@ class PooledOperations(PollingOperations, BoundedRunner[W, None]):
                 raise self._out_of_reach(error) from error
             raise
 
-    def settle(self, wire: W, idle: list[W], error: BaseException) -> None:
+    def keep_or_close(self, wire: W, idle: list[W], error: BaseException) -> None:
         if isinstance(error, StoreError) and not wire.in_doubt:
             self.put_back(wire, idle)
         else:

@@ -16,7 +16,7 @@ from typing import Final
 
 from incumbent import clock
 from incumbent.model import Key
-from incumbent.rules.record import Instant, settled
+from incumbent.rules.record import Instant, dated
 from incumbent.stores.registers import Incarnation, Seen, Swap, Wanted
 
 _NAMES: Final = 1000
@@ -44,7 +44,7 @@ class Recall:
             return
         if len(self._written) >= _NAMES:
             self._written.clear()
-        record = settled(swap.record, at)
+        record = dated(swap.record, at)
         seen = swap.seen._replace(record=record, version=version, now=at, wall=at, joined=())
         self._written[swap.wanted.key] = _now(), seen._replace(beside={}, recalled=True)
 

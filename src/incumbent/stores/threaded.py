@@ -141,7 +141,7 @@ def _start(operation: Callable[[], T], places: Semaphore) -> Answer[T]:
     loop = get_running_loop()
     answer: Answer[T] = loop.create_future()
 
-    def settle(outcome: T | None, error: BaseException | None) -> None:
+    def deliver(outcome: T | None, error: BaseException | None) -> None:
         places.release()
         answer.set_result((outcome, error))
 
@@ -152,7 +152,7 @@ def _start(operation: Callable[[], T], places: Semaphore) -> Answer[T]:
         except BaseException as error:  # noqa: BLE001 - it is raised where the task waits
             failure = error
         with suppress(RuntimeError):  # the loop was closed: nobody waits for it
-            loop.call_soon_threadsafe(settle, outcome, failure)
+            loop.call_soon_threadsafe(deliver, outcome, failure)
 
     try:
         start_thread(work, "incumbent-store")

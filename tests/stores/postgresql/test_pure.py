@@ -26,7 +26,7 @@ from incumbent.model import (
 )
 from incumbent.net.pool import Broken, Mismatch, exchange_error, still_in_doubt
 from incumbent.rules.columns import columns_of
-from incumbent.rules.record import NOTHING, Grant, LastGrant, LeaseRecord, after, settled
+from incumbent.rules.record import NOTHING, Grant, LastGrant, LeaseRecord, after, dated
 from incumbent.stores.base import Take
 from incumbent.stores.plan import Plan
 from incumbent.stores.postgresql.dialect import PostgresDialect
@@ -72,7 +72,7 @@ def said(*rows: tuple[str, LeaseRecord], **change: Any) -> bytes:
     """What the server says that it has of some names, written at 1 s; it is 2 s."""
     shown = []
     for name, record in rows:
-        columns = columns_of(settled(record, 1_000_000))
+        columns = columns_of(dated(record, 1_000_000))
         values = columns._replace(meta=columns.meta.hex(), rest=columns.rest.decode())  # type: ignore[arg-type]
         line = record.line.due, record.line.overtaken
         shown.append([name, 7, 1_000_000, values, *line, None, None, None])

@@ -126,7 +126,7 @@ def test_what_others_wrote_last_is_settled_also_by_who_holds_the_lease_no_more(
 
     monkeypatch.setattr(it, "_ask_for_promises", promises)
     monkeypatch.setattr(it, "_accept", accept)
-    done = run_blocking(it.turn(lambda _entry, _ballot: changes.Edit(b"ours"), settles=False))
+    done = run_blocking(it.turn(lambda _entry, _ballot: changes.Edit(b"ours"), ends_earlier=False))
     assert done.edited == (3 in states or holds)
     assert guards == [ByClaim("me", 7) if guarded else None]
 

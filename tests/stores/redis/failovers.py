@@ -66,7 +66,7 @@ class Rules:
 
     verdict: Verdict = sentinel.verdict
     proves: float = sentinel.PROVES
-    settle: float = sentinel.SETTLE
+    old_master_for: float = sentinel.OLD_MASTER_FOR
     terms: bool = True
 
 
@@ -229,7 +229,7 @@ class World:
         met = node.at(self.now).met_by(f"{next(self._names)}", NOW + self.now, term=term)
         yield self._delay()
         known = ServerFacts()
-        known.learn_from(met, self.now, self.rules.settle)
+        known.learn_from(met, self.now, self.rules.old_master_for)
         sent = self.now
         if sent >= asked + self.rules.proves or too_early(self._site, known, TTL, sent) is not None:
             return

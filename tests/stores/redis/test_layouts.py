@@ -243,7 +243,7 @@ def test_behind_sentinels_a_promotion_settles_for_longer_than_an_answer_proves()
     operations = engine.store().operations
     assert isinstance(operations, Follow)
     # The slack is for clocks that run unevenly.
-    assert operations._followed.site.settle > sentinel.PROVES
+    assert operations._followed.site.old_master_for > sentinel.PROVES
 
 
 def test_a_master_that_was_promoted_a_moment_ago_has_yet_to_settle() -> None:

@@ -26,7 +26,7 @@ from tests.support.redis_sentinels import Node, Sentinels
 
 pytestmark = pytest.mark.server
 
-SETTLE = 0.3
+OLD_MASTER_FOR = 0.3
 SHORT, LONG = 0.5, 60.0
 """Seconds of `restart_wait`: over soon, and never over before somebody looks."""
 
@@ -40,7 +40,7 @@ def running() -> Iterator[Sentinels]:
 
 @pytest.fixture(autouse=True)
 def settles_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sentinel, "SETTLE", SETTLE)
+    monkeypatch.setattr(sentinel, "OLD_MASTER_FOR", OLD_MASTER_FOR)
 
 
 def renewal(one: Party, granted: Granted) -> Renewal:
@@ -98,9 +98,9 @@ def test_after_a_failover_only_the_new_master_is_believed(trouble: str) -> None:
         with pytest.raises(StoreUnavailable, match="promoted") as caught:
             careful.take()
         left = caught.value.retry_after or 0.0
-        assert left <= LONG + SETTLE
+        assert left <= LONG + OLD_MASTER_FOR
         # From the first look on, and longer: a sentinel may not have heard of the promotion yet.
-        assert left + clock.now() - looked > LONG + SETTLE - 0.05
+        assert left + clock.now() - looked > LONG + OLD_MASTER_FOR - 0.05
         fresh = patiently(patient.take)
         assert fresh.token > granted.token
         assert patient.claim in after.server.cli("GET", patient.main)
@@ -160,7 +160,7 @@ def test_an_old_master_that_is_named_again_waits_for_the_leases_of_the_one_betwe
         careful.key = patient.key = holder.key
         with pytest.raises(StoreUnavailable, match="promoted") as caught:
             patiently(careful.take, but_for="promoted")
-        assert (caught.value.retry_after or 0.0) > SETTLE
+        assert (caught.value.retry_after or 0.0) > OLD_MASTER_FOR
         assert patiently(patient.take).token > granted.token
 
 

@@ -68,7 +68,7 @@ def test_a_user_with_the_least_rights_can_do_everything(server: RedisServer) -> 
 
 @pytest.mark.left(tiers.STORES)
 def test_after_a_failover_only_the_new_master_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sentinel, "SETTLE", 0.3)
+    monkeypatch.setattr(sentinel, "OLD_MASTER_FOR", 0.3)
     with (
         Sentinels(program=VALKEY, replicas=1) as sentinels,
         party(sentinels.url.replace("redis", "valkey")) as one,

@@ -26,7 +26,7 @@ from incumbent.stores.sqlite.host import (
     this_host,
     type_in,
 )
-from incumbent.stores.sqlite.schema import JUMP, LEAST, State, settled, since_boot
+from incumbent.stores.sqlite.schema import JUMP, LEAST, State, since_boot, state_of_boot
 
 WALL = 1_800_000_000.0
 MICROS = 1_800_000_000_000_000
@@ -245,32 +245,32 @@ def test_the_boot_id_is_the_same_at_every_call() -> None:
 
 
 def test_a_new_file_starts_its_tokens_above_all_that_a_lost_one_can_have_reserved() -> None:
-    old = settled(None, "boot", WALL, "born")
+    old = state_of_boot(None, "boot", WALL, "born")
     for boot in range(20):
         # Each boot starts above what the one before had reserved.
-        old = settled(old, f"boot {boot}", WALL + boot / 100, "")
-    assert settled(None, "boot", WALL + 0.25, "born").floor > old.reserved
+        old = state_of_boot(old, f"boot {boot}", WALL + boot / 100, "")
+    assert state_of_boot(None, "boot", WALL + 0.25, "born").floor > old.reserved
 
 
 def test_another_boot_starts_above_everything_that_was_reserved() -> None:
     old = State("born", "boot", MICROS, MICROS + JUMP)
-    new = settled(old, "next boot", WALL, "")
+    new = state_of_boot(old, "next boot", WALL, "")
     assert new.floor == old.reserved
     assert new.reserved > new.floor
     assert new.born == "born"
 
 
 def test_however_often_the_host_boots_nothing_is_reserved_beyond_the_jump() -> None:
-    state = settled(None, "boot", WALL, "born")
+    state = state_of_boot(None, "boot", WALL, "born")
     for boot in range(1, 1000):
         wall = WALL + boot / 100
-        state = settled(state, f"boot {boot}", wall, "")
+        state = state_of_boot(state, f"boot {boot}", wall, "")
         assert 0 < state.reserved - int(wall * 1e6) <= JUMP + LEAST + 1
 
 
 def test_the_same_boot_changes_nothing() -> None:
     old = State("born", "boot", MICROS, MICROS + JUMP)
-    assert settled(old, "boot", WALL + 600, "") == old
+    assert state_of_boot(old, "boot", WALL + 600, "") == old
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_a_row_of_an_earlier_boot_lasts_for_what_is_left_by_the_wall_clock(
 def test_the_floor_never_falls_when_the_wall_clock_does() -> None:
     old = State("born", "boot", MICROS, MICROS + JUMP)
     for boot_id in ("boot", "next boot"):
-        assert settled(old, boot_id, WALL - 1e6, "").floor >= old.floor
+        assert state_of_boot(old, boot_id, WALL - 1e6, "").floor >= old.floor
 
 
 def test_the_numbers_written_out_in_the_statements_are_the_constants() -> None:

@@ -18,10 +18,10 @@ from incumbent.rules.record import (
     NOTHING,
     Beside,
     LeaseRecord,
+    dated,
+    dated_value,
     moved,
     moved_value,
-    settled,
-    settled_value,
     without_holders,
 )
 from incumbent.stores.deciding import present
@@ -130,8 +130,8 @@ class Registers:
         for kind, name, value in swap.entries:
             beside.pop((kind, name), None)
             if value is not None:
-                beside[kind, name] = settled_value(value, at.now)
-        self._write(key, there, settled(swap.record, at.now), beside, at)
+                beside[kind, name] = dated_value(value, at.now)
+        self._write(key, there, dated(swap.record, at.now), beside, at)
         return None
 
     def _write(

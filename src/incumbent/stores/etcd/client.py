@@ -206,7 +206,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
                 return
         tries.failure = error
         if isinstance(error, OtherIncarnation):
-            # This settles no earlier try, and a further try would ask the next incarnation.
+            # This decides no earlier try, and a further try would ask the next incarnation.
             tries.tries_left = 0
             return
         if isinstance(error, StoreUnavailable):

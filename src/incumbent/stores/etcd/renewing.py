@@ -358,8 +358,8 @@ class _Renewing:
             return True
         for item, response in zip(batch, reply["responses"], strict=True):
             self._answered(item, response["response_txn"])
-        settled = all(self.outcomes[item.at] is not None for item in batch)
-        return _confirmed(proofs, reply) and settled
+        answered = all(self.outcomes[item.at] is not None for item in batch)
+        return _confirmed(proofs, reply) and answered
 
     def _answered(self, item: _Item, found: Reply) -> None:
         """Set the outcome, or leave it open if the write has to be sent again."""

@@ -131,7 +131,7 @@ class KubernetesClient(PlannedTogether[None], BoundedRunner[W, None]):
         else:
             super().put_back(wire, idle)
 
-    def settle(self, wire: W, idle: list[W], error: BaseException) -> None:
+    def keep_or_close(self, wire: W, idle: list[W], error: BaseException) -> None:
         if isinstance(error, StoreError):
             self.put_back(wire, idle)
         else:

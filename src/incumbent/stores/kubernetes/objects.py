@@ -42,9 +42,9 @@ from incumbent.rules.record import (
     Instant,
     LeaseRecord,
     closed,
+    dated,
+    dated_value,
     holders,
-    settled,
-    settled_value,
 )
 from incumbent.stores.names import flat
 from incumbent.stores.registers import Place, Swap, record_in, unreadable, value_in
@@ -291,7 +291,7 @@ def beside_of(
 def lease_with(swap: Swap, namespace: str, wall: int, now: Instant) -> dict[str, Any] | StoreError:
     """The object with what is swapped in; an error if it is too large."""
     key, sight, before = swap.wanted.key, swap.seen.version, swap.seen.record
-    record, spec, wrote = settled(swap.record, now), dict(sight.spec), sight.wrote
+    record, spec, wrote = dated(swap.record, now), dict(sight.spec), sight.wrote
     parts: dict[str, Any] = {"at": now}
     if (before.grants, before.closing) != (swap.record.grants, swap.record.closing) or not spec:
         spec = _spec(record, sight, wall, now, taken=record.granted > before.granted)
@@ -352,7 +352,7 @@ def _beside(swap: Swap, wall: int, now: Instant) -> list[list[Any]]:
     for kind, name, value in swap.entries:
         kept.pop((kind, name), None)
         if value is not None:
-            known = settled_value(value, now)
+            known = dated_value(value, now)
             until = wall + known.expires - now if isinstance(known, Grant) else 0
             kept[kind, name] = [kind, name, encoded_entry(known).decode(), until]
     return [it for it in kept.values() if it[0] != "slot" or it[3] + SKEW > wall]

@@ -128,8 +128,10 @@ class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[PostgresWi
     ) -> Coroutine[Any, Any, T]:
         return wire.carry_out(self.dialect.translated(plan, wire.ahead, until), until)
 
-    def settle(self, wire: PostgresWire, idle: list[PostgresWire], error: BaseException) -> None:
-        """See PlanRunner.settle. Raises the server's error as a StoreError."""
+    def keep_or_close(
+        self, wire: PostgresWire, idle: list[PostgresWire], error: BaseException
+    ) -> None:
+        """See PlanRunner.keep_or_close. Raises the server's error as a StoreError."""
         if isinstance(error, PostgresErrorReply):
             if error.code == _READ_ONLY:
                 wire.close()  # the primary is another host now

@@ -130,18 +130,18 @@ async def change(
     until: float,
     *,
     held: ByClaim | None = None,
-    settles: bool = False,
+    ends_earlier: bool = False,
 ) -> Changed:
     """Change one entry of `key` as `decide` says. `held`: only while that claim holds the lease.
 
-    `settles`: even if nothing is edited, no change that began earlier takes effect later. Raises
-    StoreUnavailable if nothing was changed, OutcomeUnknown if that is unknown.
+    `ends_earlier`: even if nothing is edited, no change that began earlier takes effect later.
+    Raises StoreUnavailable if nothing was changed, OutcomeUnknown if that is unknown.
     """
     await found(panel, until)
     attempt = _ChangeAttempt(panel, key, entry, held, until)
     for count in itertools.count():
         began = _now()
-        changed = await attempt.turn(decide, settles=settles)
+        changed = await attempt.turn(decide, ends_earlier=ends_earlier)
         if changed is not None:
             return changed
         took = _now() - began
@@ -173,7 +173,7 @@ class _ChangeAttempt:
         """Edits that some node may have accepted, by ballot."""
         self.promises: list[_Promise] = []
 
-    async def turn(self, decide: Decide, *, settles: bool) -> Changed | None:
+    async def turn(self, decide: Decide, *, ends_earlier: bool) -> Changed | None:
         """The outcome of one turn; None if another turn may succeed."""
         ballot = self.quorum.clock.propose(_now(), self.above)
         promised = await self._ask_for_promises(ballot)
@@ -184,10 +184,10 @@ class _ChangeAttempt:
         ours = self._ours_in(newest)
         edit = decide(newest.entry, ballot) if held and ours is None else None
         same = sum(promise.state == newest.state for promise in promised.values())
-        if edit is None and not (settles or self.sent) and same >= self.quorum.need:
+        if edit is None and not (ends_earlier or self.sent) and same >= self.quorum.need:
             return Changed(edited=False, ballot=newest.state, seen=newest.entry, held=held)
-        # If the claim no longer holds the lease, the others' last change is still settled, but an
-        # edit of ours must not spread.
+        # If the claim no longer holds the lease, the others' last change is still completed, but
+        # an edit of ours must not spread.
         guard = self.held if edit is not None or newest.state == ours else None
         if not await self._accept(ballot, max(newest.state, NEVER), edit, promised, guard):
             return None
@@ -410,7 +410,7 @@ async def last_entries(
     newest = max((state for state in states if state is not None), default=0)
     if any(state is not None and state < newest for state in states):
         with suppress(StoreError):
-            await settle(panel, key, until)
+            await end_earlier_changes(panel, key, until)
     for reply, state in zip(replies, states, strict=True):
         if state == newest and not isinstance(reply, Silent):
             return list(reply[0][1:])
@@ -429,9 +429,9 @@ def state_of(reply: Reply) -> int | None:
     return int((reply[0][0] or b"0").split()[0])
 
 
-async def settle(panel: Panel, key: Key, until: float) -> None:
+async def end_earlier_changes(panel: Panel, key: Key, until: float) -> None:
     """Complete or rule out all changes begun earlier, and update nodes that missed a change."""
-    await change(panel, key, "f:", unchanged, until, settles=True)
+    await change(panel, key, "f:", unchanged, until, ends_earlier=True)
 
 
 async def is_paused(panel: Panel, key: Key, until: float) -> bool:
@@ -502,10 +502,10 @@ async def refused_slot(
     others = [(used, value) for used, value in found if used and _is_others(used, claim, now)]
     if not others or any(_is_held(value) for _, value in found):
         return None
-    # The entry may be of a claim without a majority: settle it if the nodes differ. If all agree,
+    # The entry may be of a claim without a majority: complete it if nodes differ. If all agree,
     # write nothing: many instances that come late would abort each other's changes.
     differ = len({state_of(reply) for reply in replies} - {None}) > 1
-    changed = await change(panel, key, entry, unchanged, until, settles=differ)
+    changed = await change(panel, key, entry, unchanged, until, ends_earlier=differ)
     return _refusal(slot, _used_of(changed.seen), claim, now)
 
 
@@ -537,7 +537,7 @@ async def give_slot_back(panel: Panel, key: Key, claim: str, slot: str, until: f
         used = _used_of(entry)
         return Edit(None) if used is not None and used.claim == claim else None
 
-    await change(panel, key, _entry_of(slot), decide, until, settles=True)
+    await change(panel, key, _entry_of(slot), decide, until, ends_earlier=True)
 
 
 def _is_held(value: object) -> bool:

@@ -176,14 +176,14 @@ class QuorumStore(BlockingStore[_Blocking]):
         until: float,
         enough: Enough,
         agreed: T,
-        settle: Callable[[list[Reply]], Coroutine[Any, Any, U]],
+        otherwise: Callable[[list[Reply]], Coroutine[Any, Any, U]],
     ) -> T | U:
-        """`agreed` if all nodes reply exactly `wanted`; else the outcome of `settle`."""
+        """`agreed` if all nodes reply exactly `wanted`; else the outcome of `otherwise`."""
         try:
             replies = panel.ask_identical(request, wanted, until, enough)
             outcome: T | U = agreed
             if replies is not None:
-                outcome = run_blocking(settle(replies))
+                outcome = run_blocking(otherwise(replies))
                 panel.rested()
         except BaseException as error:
             self.operations.interrupted(panel, idle, error)

@@ -18,7 +18,7 @@ from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Candidate, Field, Holding, Key, Past, Record
 from incumbent.rules.notices import RESIGN
 from incumbent.stores.quorum.ballots import Answer, Silent, majority_of
-from incumbent.stores.quorum.changes import FORGOTTEN, NEVER, settle, slots_of
+from incumbent.stores.quorum.changes import FORGOTTEN, NEVER, end_earlier_changes, slots_of
 from incumbent.stores.quorum.dialect import FIELDS, digest_of_value, newest_state
 from incumbent.stores.quorum.nodes import (
     Panel,
@@ -57,7 +57,7 @@ async def read(panel: Panel, key: Key, until: float) -> Record:
     if agree < len(quorum.names):
         try:
             # Return a record only when a majority has the newest fields.
-            await settle(panel, key, until)
+            await end_earlier_changes(panel, key, until)
             ((record, _),) = await _read_all(panel, [key], until)
         except StoreError as error:
             if agree < quorum.need:
@@ -74,7 +74,7 @@ async def read(panel: Panel, key: Key, until: float) -> Record:
 
 
 async def _may_reread(panel: Panel, pause: float, until: float) -> bool:
-    """Pause before another read: meanwhile votes settle, and more nodes get connected."""
+    """Pause before another read: meanwhile takes end, and more nodes get connected."""
     if pause >= _PAUSE_MOST or _now() + pause >= until:
         return False
     await panel.rest(pause)
@@ -221,14 +221,14 @@ def _overlay(quorum: Quorum, key: Key, at: int, replies: Sequence[Reply]) -> tup
 
 
 def _agree(quorum: Quorum, views: Sequence[_NodeView]) -> int:
-    """The number of nodes with the newest fields; all nodes if there is nothing to settle."""
+    """The number of nodes with the newest fields; all nodes if there is nothing to complete."""
     if all(view.marker is None for view in views):
         # A new quorum.
         return len(quorum.names)
     newest = max(view.state for view in views)
     agree = sum(view.state == newest != FORGOTTEN for view in views)
     if newest <= NEVER and len(views) == len(quorum.names):
-        # No node has fields. Once that is settled, a majority knows it even without blank nodes.
+        # No node has fields. Once that is written, a majority knows it even without blank nodes.
         return max(agree, quorum.need)
     return len(quorum.names) if agree == len(views) else agree
 

@@ -1,6 +1,6 @@
 """Taking a lease and the slot that the caller asks for, and giving both back.
 
-Every take is settled before it returns: a majority granted it, or a majority refused it, or no node
+Every take is decided before it returns: a majority granted it, or a majority refused it, or no node
 that answers has a vote of it any more, or it raises OutcomeUnknown.
 """
 
@@ -170,10 +170,10 @@ class _QuorumTake:
             else:
                 self.ballot, replies = first
                 self.answers = [self._read(node, reply) for node, reply in enumerate(replies)]
-            outcome = await self._settle(count)
+            outcome = await self._decide(count)
             if outcome is not None:
                 return outcome
-        raise AssertionError("the last turn settles it")
+        raise AssertionError("the last turn decides it")
 
     def _read(self, node: int, reply: Reply) -> Answer:
         return _read_vote(self.quorum, node, reply, self.claim, self.ballot)
@@ -199,7 +199,7 @@ class _QuorumTake:
             young.get(node) or self._read(node, reply) for node, reply in enumerate(replies)
         ]
 
-    async def _settle(self, count: int) -> TakeOutcome | None:
+    async def _decide(self, count: int) -> TakeOutcome | None:
         """The outcome of a round; None if another round may succeed."""
         verdict = decide(self.answers)
         if isinstance(verdict, ballots.Won) and verdict.token <= self.gone:

@@ -36,7 +36,7 @@ from incumbent.stores.redis.incarnation import (
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.resp import as_eval, is_forgotten
 from incumbent.stores.redis.site import Demoted, Outdated, Packing, ProviderFailed, RedisSite
-from incumbent.stores.redis.take import read_take, settle_take, take_request
+from incumbent.stores.redis.take import finish_take, read_take, take_request
 from incumbent.stores.redis.wire import (
     UNUSABLE,
     AnyWire,
@@ -345,13 +345,13 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
                 outcome = read_take(packing, reply, key, claim, ask, wire.epoch)
             else:
                 server = ServerContext(self.site, packing, wire)
-                program = settle_take(server, key, claim, ask, until, now, reply)
+                program = finish_take(server, key, claim, ask, until, now, reply)
                 outcome = await run_program(wire, program, until, begun=True)
         except UNUSABLE as error:
-            self.settle(wire, self.idle, error)
+            self.keep_or_close(wire, self.idle, error)
             outcome = await self.again(error, DIALECT.take(key, claim, ask), until)
         except StoreError as error:
-            self.settle(wire, self.idle, error)
+            self.keep_or_close(wire, self.idle, error)
             raise
         self.hub.note_outcome(claim, now, outcome)
         return outcome
@@ -366,10 +366,10 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
             request = give_request(packing, key, claim, token, parting)
             return read_give(packing, await self._ask(wire, request, until), key)
         except UNUSABLE as error:
-            self.settle(wire, self.idle, error)
+            self.keep_or_close(wire, self.idle, error)
             return await self.again(error, DIALECT.give(key, claim, token, parting), until)
         except StoreError as error:
-            self.settle(wire, self.idle, error)
+            self.keep_or_close(wire, self.idle, error)
             raise
 
     @staticmethod
@@ -386,7 +386,7 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
     def put_back(self, wire: AsyncRedisWire, idle: list[AsyncRedisWire]) -> None:
         """Do nothing: the connection stays shared with other tasks."""
 
-    def settle(
+    def keep_or_close(
         self, wire: AsyncRedisWire, idle: list[AsyncRedisWire], error: BaseException
     ) -> None:
         if isinstance(error, Outdated | Demoted) or wire.problem is not None:

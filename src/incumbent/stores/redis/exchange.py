@@ -157,11 +157,11 @@ class RedisExchange(PlanRunner[W, ServerContext], RedisOperations):
             # The outcomes of joined plans, where a refusal is returned, not raised.
             for each in outcome:
                 if isinstance(each, Demoted):
-                    self.settle(wire, self.idle, each)
+                    self.keep_or_close(wire, self.idle, each)
         return outcome
 
-    def settle(self, wire: W, idle: list[W], error: BaseException) -> None:
-        """See PlanRunner.settle. After a refusal keep the connection, unless the server changed."""
+    def keep_or_close(self, wire: W, idle: list[W], error: BaseException) -> None:
+        """See PlanRunner. After a refusal keep the connection, unless the server has changed."""
         if isinstance(error, StoreError) and not isinstance(error, Demoted) and not wire.problem:
             self.put_back(wire, idle)
         else:
@@ -188,7 +188,7 @@ class RedisExchange(PlanRunner[W, ServerContext], RedisOperations):
         except BaseException:
             wire.close()
             raise
-        wire.learn_from(met, _now(), site.settle)
+        wire.learn_from(met, _now(), site.old_master_for)
         # The clock of a server may be set; what this process has seen itself is certain.
         if site.sighted[0] != met.marker.id:
             site.sighted = (met.marker.id, wire.born)

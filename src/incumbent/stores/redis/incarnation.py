@@ -320,13 +320,13 @@ class ServerFacts:
         self.marker = IncarnationMarker("", 0, 0, "", "")
         self.check = self.reread = self.replication = self.incarnation = self.marker_start = b""
 
-    def learn_from(self, met: Handshake, received: float, settle: float) -> None:
+    def learn_from(self, met: Handshake, received: float, old_master_for: float) -> None:
         """Take over the facts of `met`, whose answer came at `received`."""
         marker = met.marker
         self.marker, self.epoch, self.marker_key = marker, marker.id, met.marker_key
         self.problem, self.apart = met.problem, met.apart
         # The age is negative as long as the previous master may still be in use.
-        self.born = received - met.age + (settle if marker.promoted else 0.0)
+        self.born = received - met.age + (old_master_for if marker.promoted else 0.0)
         self.clock_ahead = met.time - received
         self.check_sent = self.checked = self.old_enough_for = 0.0
         self.replication = met.replication.encode()

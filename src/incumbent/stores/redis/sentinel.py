@@ -36,7 +36,7 @@ old master notices before the sentinels can have promoted another.
 """
 PROVES: Final = 2.0
 """Seconds after the question for which requests may be sent to the master that was named."""
-SETTLE: Final = PROVES + 1.0
+OLD_MASTER_FOR: Final = PROVES + 1.0
 """Seconds after a promotion for which requests may still be sent to the old master.
 
 A majority names the new master before any client writes there. A process that still uses the old
@@ -180,7 +180,7 @@ class Followed:
 
 def followed_of(site: RedisSite, options: RedisOptions) -> Followed:
     """The master and the sentinels that the options name."""
-    site.settle, site.named = SETTLE, False
+    site.old_master_for, site.named = OLD_MASTER_FOR, False
     sentinels = tuple(
         RedisSite(target, f"the sentinel {say_address(address)}")
         for target, address in zip(options.sentinels, options.hosts, strict=True)

@@ -33,10 +33,10 @@ class RedisSite:
     """One configured server. `proved`: it has served this process before.
 
     `named`: the user named its host, not another server. `marker_keys`: the key of its marker, or
-    in a cluster those of its copies in several slots of the node. `settle`: seconds for which an
-    old master may still be in use after a promotion. `sighted`: the incarnation that this process
-    saw last, and when it saw it first. `meant_until`: the instant from which `target` may no longer
-    be the right server.
+    in a cluster those of its copies in several slots of the node. `old_master_for`: seconds for
+    which an old master may still be in use after a promotion. `sighted`: the incarnation that this
+    process saw last, and when it saw it first. `meant_until`: the instant from which `target` may
+    no longer be the right server.
     """
 
     target: RedisTarget
@@ -46,7 +46,7 @@ class RedisSite:
     proved: bool = False
     named: bool = True
     marker_keys: tuple[str, ...] = (MARKER_KEY,)
-    settle: float = 0.0
+    old_master_for: float = 0.0
     sighted: tuple[str, float] = ("", 0.0)
     meant_until: float = inf
 

@@ -26,7 +26,7 @@ from incumbent.stores.redis.incarnation import CHECK_EVERY, ServerContext
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.resp import as_eval
 from incumbent.stores.redis.site import Packing, ProviderFailed, RedisSite
-from incumbent.stores.redis.take import read_take, settle_take, take_request
+from incumbent.stores.redis.take import finish_take, read_take, take_request
 from incumbent.stores.redis.wire import (
     UNUSABLE,
     AnyWire,
@@ -180,13 +180,13 @@ class RedisStore(BlockingTogether[BlockingExchange]):
                 outcome = read_take(packing, reply, key, claim, ask, wire.epoch)
             else:
                 server = ServerContext(exchange.site, packing, wire)
-                program = settle_take(server, key, claim, ask, until, now, reply)
+                program = finish_take(server, key, claim, ask, until, now, reply)
                 outcome = run_blocking(run_program(wire, program, until, begun=True))
         except UNUSABLE as error:
             wire.close()
             outcome = run_blocking(exchange.again(error, DIALECT.take(key, claim, ask), until))
         except BaseException as error:
-            exchange.settle(wire, idle, error)
+            exchange.keep_or_close(wire, idle, error)
             raise
         else:
             exchange.put_back(wire, idle)
@@ -211,7 +211,7 @@ class RedisStore(BlockingTogether[BlockingExchange]):
                 exchange.again(error, DIALECT.give(key, claim, token, parting), until)
             )
         except BaseException as error:
-            exchange.settle(wire, idle, error)
+            exchange.keep_or_close(wire, idle, error)
             raise
         exchange.put_back(wire, idle)
         return outcome
@@ -285,10 +285,10 @@ class BlockingRedisSide(RedisSide):
             if clock.now() >= until:
                 break
         late = OutcomeUnknown("no answer in time")
-        return [_settled(outcomes.get(index, late)) for index in range(len(calls))]
+        return [_result_of(outcomes.get(index, late)) for index in range(len(calls))]
 
 
-def _settled(outcome: T | Exception) -> T | StoreError:
+def _result_of(outcome: T | Exception) -> T | StoreError:
     if isinstance(outcome, Exception) and not isinstance(outcome, StoreError):
         raise outcome
     return outcome

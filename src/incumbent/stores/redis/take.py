@@ -207,10 +207,10 @@ def take_program(
         return (yield from _take_checking(server, key, claim, ask, until))
     request = take_request(packing, key, claim, ask, known.incarnation, until + known.clock_ahead)
     (reply,) = yield RequestBatch(request, 1)
-    return (yield from settle_take(server, key, claim, ask, until, now, reply))
+    return (yield from finish_take(server, key, claim, ask, until, now, reply))
 
 
-def settle_take(
+def finish_take(
     server: ServerContext, key: Key, claim: str, ask: Ask, until: float, sent: float, reply: Any
 ) -> RespProgram[TakeOutcome]:
     """Finish a take that was sent at `sent` without a check, and got `reply`."""

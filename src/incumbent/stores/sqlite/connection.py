@@ -143,7 +143,7 @@ class SqliteConnection:
         if old is not None and old.boot != self.host.boot_id and self._epoch_in(old) in known:
             raise in_use_elsewhere()  # the other boot came while this process used the file
         wall = self.host.wall()
-        new = schema.settled(old, self.host.boot_id, wall, os.urandom(16).hex())
+        new = schema.state_of_boot(old, self.host.boot_id, wall, os.urandom(16).hex())
         if new != old:
             _change(self.execute, old, new)
         self.execute("COMMIT")

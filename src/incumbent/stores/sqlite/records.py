@@ -29,12 +29,12 @@ from incumbent.rules.record import (
     LeaseRecord,
     Line,
     Waiter,
+    dated,
+    dated_value,
     may_forget,
     micros,
     moved,
     moved_value,
-    settled,
-    settled_value,
     without_holders,
 )
 from incumbent.stores.names import flat, unflat
@@ -211,7 +211,7 @@ class Records:
 
     def write(self, swap: Swap) -> None:
         """Write a record, and what is beside it."""
-        name, record = flat(swap.wanted.key), settled(swap.record, self.now)
+        name, record = flat(swap.wanted.key), dated(swap.record, self.now)
         line, columns = line_columns_of(record.line), columns_of(record._replace(line=Line()))
         self._db.execute(schema.WRITE, (name, *self._written_at, *columns, *line))
         self._write_line(name, swap.seen.record.line.waiters, record.line.waiters)
@@ -245,7 +245,7 @@ class Records:
         if isinstance(value, LastGrant):
             self._db.execute(schema.PUT_PAST, (name, int(part), *value))
             return
-        value = settled_value(value, self.now)
+        value = dated_value(value, self.now)
         until = value.expires if isinstance(value, Grant) else 0
         text = encoded_entry(value)
         self._db.execute(schema.PUT, (name, kind, part, *self._written_at, until, text))

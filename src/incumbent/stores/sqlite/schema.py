@@ -221,7 +221,7 @@ class State(NamedTuple):
     boots: int = 1
 
 
-def settled(state: State | None, boot_id: str, wall: float, fresh: str) -> State:
+def state_of_boot(state: State | None, boot_id: str, wall: float, fresh: str) -> State:
     """The state that an opening must write; `fresh` identifies the file if it is new.
 
     A boot other than the stored boot starts above all reserved tokens.
