@@ -54,7 +54,7 @@ LIMITS = {
     "comment lines of 100": Limit(limit=2.7, aim=4.0, at_least=True),
     "files": Limit(limit=276, aim=200),
     "class names that several bear": Limit(limit=5, aim=5),
-    "short functions called once": Limit(limit=160, aim=60),
+    "short functions called once": Limit(limit=64, aim=60),
     "lines of the median function": Limit(limit=6, aim=6),
     "folders in several layers": Limit(limit=0, aim=0),
     "floors of stores/redis": Limit(limit=7, aim=7),
@@ -69,7 +69,8 @@ class Sizes:
     root: Path
     _classes: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     _functions: list[int] = field(default_factory=list)
-    _once: list[str] = field(default_factory=list)
+    _once: list[tuple[str, str]] = field(default_factory=list)
+    _defined: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     @cache
@@ -83,23 +84,27 @@ class Sizes:
                 self._look_at(path, ast.parse(text))
 
     def _look_at(self, path: Path, tree: ast.Module) -> None:
-        named: Counter[str] = Counter()
+        named, called = Counter[str](), Counter[str | None]()
         private: dict[str, source.FunctionNode] = {}
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 self._classes[node.name.lstrip("_")].append(self._place(path, node))
             elif isinstance(node, source.FunctionNode):
                 self._functions.append(_length(node))
-                if node.name.startswith("_") and not node.name.startswith("__"):
+                self._defined[node.name] += 1
+                is_private = node.name.startswith("_") and not node.name.startswith("__")
+                if is_private and not node.decorator_list:
                     private[node.name] = node
+            elif isinstance(node, ast.Call):
+                called[getattr(node.func, "attr", getattr(node.func, "id", None))] += 1
             elif isinstance(node, ast.Name):
                 named[node.id] += 1
             elif isinstance(node, ast.Attribute):
                 named[node.attr] += 1
         self._once += [
-            f"{self._place(path, node)} {name}"
+            (name, self._place(path, node))
             for name, node in private.items()
-            if named[name] <= 1 and _length(node) < SHORT
+            if named[name] == called[name] == 1 and _length(node) < SHORT
         ]
 
     def _place(self, path: Path, node: ast.ClassDef | source.FunctionNode) -> str:
@@ -130,7 +135,11 @@ class Sizes:
 
     @property
     def called_once(self) -> list[str]:
-        return sorted(self._once)
+        """The private functions that could stand in the place of their only call.
+
+        Those that are passed on, decorated, or defined by several classes (hooks) could not.
+        """
+        return sorted(f"{at} {name}" for name, at in self._once if self._defined[name] == 1)
 
     @property
     def functions(self) -> int:

@@ -197,6 +197,7 @@ class Instance:
         if self.ready:
             self._situation.serving(f"{len(self.specs)} jobs, {self._load} running")
         ready = self._waiter.wait((self._wake_fd, *listeners), clock.now() + self._next_in())
+        # Emptied first: what a thread adds from here on wakes the next turn.
         with suppress(BlockingIOError):
             os.read(self._wake_fd, 4096)
         for fd in ready & listeners.keys():

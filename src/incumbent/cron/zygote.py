@@ -73,6 +73,7 @@ class Zygote:
     def __init__(self, fleet: FleetSettings, events: Events) -> None:
         ours, its = socket.socketpair()
         _warm_up(fleet.url)
+        # The collector would write to the pages that forks share, and so copy them.
         gc.freeze()
         self.pid = os.fork()
         if self.pid == 0:
@@ -171,6 +172,8 @@ class _Forking:
                 self._pool.reap()
             for fd in ready - {channel, self._wake}:
                 self._pool.receive(fd)
+            # Last: a worker that is forked for a message may get the number of a channel that was
+            # closed above, and that `ready` still has.
             if channel in ready:
                 try:
                     for message in self._inbox.receive():

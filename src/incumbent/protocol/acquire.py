@@ -44,10 +44,10 @@ _HELD = LeaseState.HELD
 _ON_ITS_WAY = (LeaseState.ASKING, LeaseState.ASKING_AGAIN)
 _SOON = 1.0
 """Seconds: a store that wants to be asked again within this time is away for a moment only."""
-# A store counts a watched lease with a margin for clocks that run at different speeds.
-_SLOWER = 1.02
-# Seconds over which waiters spread when the holder's ttl runs out.
-_HERD = 0.002
+_CLOCK_MARGIN = 1.02
+"""A store counts a watched lease with a margin for clocks that run at different speeds."""
+_SPREAD = 0.002
+"""Seconds over which waiters spread when the holder's ttl runs out."""
 
 
 async def acquire(
@@ -74,7 +74,7 @@ async def acquire(
         claim.id = claim_id
         claim.machine.sent(started)
         claim.machine.unsure()
-    until, patience = _limits(wanted, timeout, started)
+    until, patience = _until_and_patience(wanted, timeout, started)
     try:
         ask = wanted.once if timeout == 0 else wanted.queued
         outcome = await _take(port, claim, ask, until, patience)
@@ -82,7 +82,7 @@ async def acquire(
             if timeout == 0:
                 until = claim.machine.sent_at + wanted.policy.request_timeout
             attempt = _AcquireAttempt(port, claim, started, until, on_refusal)
-            await attempt.go_on(outcome, timeout)
+            await attempt.keep_trying(outcome, timeout)
         if meters.on:
             _meter(claim, port.now() - started)
         return claim
@@ -93,7 +93,9 @@ async def acquire(
         raise
 
 
-def _limits(wanted: LeaseRequest, timeout: float | None, started: float) -> tuple[float, float]:
+def _until_and_patience(
+    wanted: LeaseRequest, timeout: float | None, started: float
+) -> tuple[float, float]:
     """The end of a wait, and for a single try the patience for a store that gives no answer."""
     if timeout == 0:
         return inf, wanted.policy.request_timeout
@@ -142,7 +144,7 @@ class _AcquireAttempt:
     on_refusal: OnRefusal = None
     outage_began: float = inf
 
-    async def go_on(self, outcome: Refused | StoreError, timeout: float | None) -> None:
+    async def keep_trying(self, outcome: Refused | StoreError, timeout: float | None) -> None:
         if self.on_refusal is not None:
             self.on_refusal(outcome)
         if timeout == 0:
@@ -182,12 +184,12 @@ class _AcquireAttempt:
         raise not_acquired(claim.wanted, outcome, port.now() - self.started, timed_out=False)
 
     async def _outwatch(self, refused: Refused) -> Granted | Refused | StoreError:
-        # Watch the holder that is in the way until it is known whether it is dead.
+        """Watch the holder that is in the way until it is known whether it is dead."""
         port, wanted = self.port, self.claim.wanted
         outcome: Granted | Refused | StoreError = refused
-        end = port.now() + (refused.retry_after or 0.0) * _SLOWER + _SOON
+        end = port.now() + (refused.retry_after or 0.0) * _CLOCK_MARGIN + _SOON
         while isinstance(outcome, Refused) and outcome.holder_may_be_dead and port.now() < end:
-            proved_at = port.now() + (outcome.retry_after or 0.0) * _SLOWER + _HERD
+            proved_at = port.now() + (outcome.retry_after or 0.0) * _CLOCK_MARGIN + _SPREAD
             await port.wait_change(wanted.key, outcome.seen, min(end, proved_at))
             outcome = await _take(port, self.claim, wanted.once, inf)
         return outcome
@@ -277,7 +279,7 @@ class _AcquireAttempt:
             in_time = until - port.now() - every >= wanted.poll_every / 2
             left = min(left, every if in_time else inf)
         # Only one claim is first in line, so it needs no jitter.
-        wake = min(until, port.now() + left + (0.0 if place == 0 else _HERD * port.jitter()))
+        wake = min(until, port.now() + left + (0.0 if place == 0 else _SPREAD * port.jitter()))
         await pace(port, unchanged, wake)
         try:
             # If the first in line stays silent during its turn, any claim may take the lease.
@@ -404,7 +406,7 @@ async def acquire_all(
     names in the same order never wait for each other.
     """
     started = port.now()
-    until, patience = _limits(wanted[0], timeout, started)
+    until, patience = _until_and_patience(wanted[0], timeout, started)
     several = _AcquireAll(port, keeper, wanted, timeout, started, until, patience)
     try:
         try:
@@ -510,7 +512,7 @@ class _AcquireAll:
             if isinstance(second, Granted):
                 return
             outcome = second
-        await attempt.go_on(outcome, self.timeout)
+        await attempt.keep_trying(outcome, self.timeout)
 
     async def release_from(self, at: int) -> None:
         """Give back the leases from `at` on; afterwards they can be taken anew."""
