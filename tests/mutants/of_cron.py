@@ -206,7 +206,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "a coroutine goes on when its proof is over",
         "cron/jobs.py",
-        "        cause = belief.proof.verdict(now)",
+        "        cause = self.lease.belief.proof.verdict(clock.now())",
         '        cause = ""',
         "tests/cron/test_jobs.py::test_a_coroutine_without_a_loop_gets_one_and_is_cancelled_in_time",
     ),
