@@ -143,11 +143,9 @@ _CRON = (
     *_LISTEN,
 )
 _SINCE = Option("--since", "only what began after: 2h, 2026-11-21T05:30Z", "WHEN")
-_HISTORY = (
-    _SINCE,
-    Option("--failed", "only runs that did not end well"),
-    Option("-n --last", "only the last N", "N"),
-)
+_LAST = Option("-n --last", "only the last N", "N")
+_HISTORY = (_SINCE, Option("--failed", "only runs that did not end well"), _LAST)
+_FOLLOW = Option("-f --follow", "go on with the next runs, each at its end, until ^C")
 _ALL = Option("--all", "every job of the namespace")
 _TO = Option("--to", "the candidate that leads next", "HOLDER")
 _PREFIX = Option("--prefix", "only names that begin with TEXT", "TEXT")
@@ -194,6 +192,9 @@ COMMANDS: Final = {
     ),
     "history": CliCommand(
         "cli.jobs", "NAME", "who held NAME when; what became of a job's slots", _HISTORY
+    ),
+    "logs": CliCommand(
+        "cli.logs", "NAME", "the output of a job's last run, as far as it is kept", (_LAST, _FOLLOW)
     ),
     "jobs": CliCommand(
         "cli.jobs",
@@ -244,7 +245,7 @@ FLAGS: Final = {
 
 GROUPS: Final = {
     "Run things": ("run", "lead", "work", "cron"),
-    "Look": ("status", "why", "history", "jobs", "wait", "serve"),
+    "Look": ("status", "why", "history", "logs", "jobs", "wait", "serve"),
     "Act": ("resign", "break", "pause", "unpause", "trigger"),
     "Set up": ("doctor", "demo", "help", "completion", "man"),
 }
@@ -274,6 +275,7 @@ EXAMPLES: Final = {
     "unpause": ("incumbent unpause nightly", "incumbent unpause --all"),
     "why": ("incumbent why nightly", "incumbent why nightly --at 05:30"),
     "history": ("incumbent history nightly", "incumbent history nightly --failed -n 20"),
+    "logs": ("incumbent logs nightly", "incumbent logs nightly -f"),
     "jobs": ("incumbent jobs", "incumbent jobs --watch"),
     "trigger": ("incumbent trigger nightly", 'incumbent trigger nightly --reason "data came late"'),
     "serve": ("incumbent serve", "incumbent serve --listen 0.0.0.0:8080 --token-file token"),

@@ -242,7 +242,7 @@ class Attempts:
                 return self._record_end(replace(end, why=why))
             if interrupted := self._wait_to_retry(end, delay, pause):
                 return self._record_end(interrupted)
-            self._record_state(SlotState.RUNNING, attempt=attempts + 1)
+            self._record_state(SlotState.RUNNING, attempt=attempts + 1, output="")
 
     def _wait_to_retry(
         self, end: AttemptEnd, delay: float, pause: Callable[[float], bool]
