@@ -114,7 +114,7 @@ class Ask:
 
 
 class Parting(NamedTuple):
-    """What a give does besides ending the claim; see `stores.base.Store.give`.
+    """The effects of a give besides the end of the claim; see `stores.base.Store.give`.
 
     `closed_for`: the seconds for which the store refuses every holder afterwards; with
     `reserve_for`, every holder but the one of that name, whose grant ends the reservation.

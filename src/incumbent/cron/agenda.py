@@ -71,7 +71,7 @@ class Agenda:
         self._entries: dict[str, _AgendaEntry] = {}
         for spec in specs:
             last = (known or {}).get(spec.name, wall)
-            # What is on record beyond our clock was run by a clock that was ahead of it.
+            # Runs that are on record beyond our clock were begun by a clock ahead of ours.
             self._add(spec, min(last, wall), last if last > wall else -inf)
         self._rebuild_heap()
 

@@ -30,7 +30,7 @@ class Emit(Protocol):
 
 
 class _Dropped:
-    """How many lines were dropped since one could be written."""
+    """The number of lines that were dropped since one could be written."""
 
     count = 0
 
@@ -61,7 +61,7 @@ class Events:
 
     @property
     def dropped(self) -> int:
-        """How many lines were dropped since one could be written."""
+        """The number of lines that were dropped since one could be written."""
         return self._dropped.count
 
     def count_dropped(self, lines: int) -> None:

@@ -43,11 +43,11 @@ _ADVICE: Final = (
     (r".*/0*", "a step is at least 1"),
     (r"-.*", "leave out the - at the beginning, which keeps cronie from writing to syslog"),
 )
-"""What other programs know (Quartz, AWS, Jenkins, cronie), and what to write instead."""
+"""Words of other programs (Quartz, AWS, Jenkins, cronie), and what to write instead."""
 
 
 def advice_for(word: str, index: int) -> str:
-    """What to write instead of a word that is no field of this kind; empty if nobody knows."""
+    """Advice for a word that is no field of this kind; empty if there is none."""
     for part in word.upper().split(","):
         for pattern, advice in _ADVICE:
             if re.fullmatch(pattern, part):

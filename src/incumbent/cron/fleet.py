@@ -127,7 +127,7 @@ _FORGOTTEN: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class SignOfLife:
-    """What an instance last wrote of itself. Instants are by its own wall clock."""
+    """The last report of an instance on itself. Instants are by its own wall clock."""
 
     instance: str
     since: float

@@ -355,15 +355,15 @@ def next_fold(
 ) -> Fold | None:
     """The fold to write, because the record is ahead of every clock; None if it is not.
 
-    `others`: the clocks of the other instances that live. If one of them is nearer to what is on
-    record than to our clock, it is our clock that is behind, and the others go on.
+    `others`: the clocks of the other living instances. If one of them is nearer to the record than
+    to our clock, only our clock is behind, and the others go on.
     """
     before, latest = fold_of(record.fields), _latest_known(record.fields, wall)
     middle = (wall + latest) / 2
     others = list(others)
     if not _is_stale(latest, wall, latest_wall) or any(clock > middle for clock in others):
         return None
-    # What the others have run since the clock was set back must not run again.
+    # Slots that others ran since the clocks were set back must not run again.
     runs = [run for run, _ in runs_of(record.fields).values() if is_scheduled(run.slot)]
     newest = max(runs, key=lambda run: run.token, default=None)
     since = max((wall, *others))

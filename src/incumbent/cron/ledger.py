@@ -206,7 +206,7 @@ def _records(fields: Mapping[str, Field]) -> Iterator[tuple[str, Field]]:
 def runs_of(fields: Mapping[str, Field]) -> dict[str, tuple[SlotRecord, int]]:
     """The recorded runs by slot, each with its field's version; oldest first.
 
-    What was run in a time that was taken back is older than all that has run since.
+    If the clocks were set back, a run from before is older than all runs since.
     """
     found = [(_read(slot, field), field.version) for slot, field in _records(fields)]
     fold = fold_of(fields)

@@ -166,7 +166,7 @@ class Runs(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnd:
-    """How an attempt ended. `final`: no other attempt may follow."""
+    """The end of an attempt. `final`: no other attempt may follow."""
 
     state: SlotState
     code: int | None = None

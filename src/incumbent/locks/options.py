@@ -213,7 +213,7 @@ def overruled(settings: LockSettings, by: LockSettings) -> LockSettings:
 def parse_timeout(timeout: Duration | None) -> float | None:
     """Seconds to wait for a lease; None: for ever, 0: try once."""
     if timeout is True or timeout is False or timeout == -1:
-        # What `blocking` and `timeout` of the standard library's locks say.
+        # As callers of the standard library's locks write `blocking` and `timeout`.
         raise ConfigError(
             f"timeout={timeout}: write 0 to try once, None to wait for ever", name="timeout"
         )

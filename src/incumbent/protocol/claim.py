@@ -155,7 +155,7 @@ class Claim:
         return self.wanted.once.permits is not None
 
     def parting(self, now: float, *, undo_slot: bool) -> Parting:
-        """What a give at `now` does besides; see Debt.parting."""
+        """The further effects of a give at `now`; see Debt.parting."""
         wanted = self.wanted
         plain = self.reserve_for is None and self.notice is None and not wanted.at_least_for
         if plain and wanted.once.permits is None and wanted.once.slot is None:

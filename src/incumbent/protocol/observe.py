@@ -112,7 +112,7 @@ async def outlast(port: Port, watched: Watched, error: StoreError, until: float)
 
 
 class Preemption:
-    """What a candidate knows of the leader that it waits for. `due`: when to read its record."""
+    """A candidate's knowledge of the leader that it waits for. `due`: when to read its record."""
 
     __slots__ = ("_seen", "_token", "due", "rank", "wanted")
 

@@ -41,7 +41,7 @@ class Debt:
     dropped: bool = False
 
     def parting(self, now: float) -> Parting:
-        """What a give at `now` does besides; a closing has precedence over a reservation."""
+        """The further effects of a give at `now`; a closing has precedence over a reservation."""
         closed, reserved = self.closed_until - now, self.reserved_until - now
         if closed > 0:
             return Parting(closed, None, self.slot, self.shared)

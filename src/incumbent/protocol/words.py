@@ -194,11 +194,11 @@ _REQUESTS: Final = {
     "transfer": "asked to hand over",
     "break": "asked to stop",
 }
-"""What an operator, or a preferred candidate, asked for, by the kind of the notice."""
+"""The request of an operator or a preferred candidate, by the kind of its notice."""
 
 
 def request_in_words(notice: Notice) -> str:
-    """What ended a term at somebody's request: "paused by ann (the reason)"."""
+    """The request that ended a term, in words such as "paused by ann (the reason)"."""
     to = f" to {notice.to}" if notice.to else ""
     by = f" by {notice.who}" if notice.who else ""
     return f"{_REQUESTS[notice.kind]}{to}{by}" + (f" ({notice.reason})" if notice.reason else "")

@@ -1,9 +1,9 @@
 """How the last terms of a name ended: the field "endings" beside its lease.
 
 The store keeps the history of a name: who held it, from when to when. Only the process that ran the
-command knows why a term ended. It adds an entry here after the term; the fencing token joins both.
-A term without an entry says something too: if it was never released, its instance died, froze or
-was cut off before it could write.
+command knows why a term ended, and adds an entry here after it; the fencing token joins the two.
+The lack of an entry means something too: if the term was never released, its instance died, froze
+or was cut off before it could write.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def endings_of(record: Record) -> dict[int, TermEnding]:
 
 
 def describe_ending(ending: TermEnding) -> str:
-    """How a term ended, in words."""
+    """The end of a term, in words."""
     if ending.how == "exit" and not ending.why:
         return f"its command ended with exit {ending.code}"
     return ending.why or ending.how.replace("_", " ")

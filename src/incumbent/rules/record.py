@@ -257,7 +257,7 @@ def without_holders(record: LeaseRecord) -> LeaseRecord:
 
 
 def closed(record: LeaseRecord, now: Instant) -> Closing | None:
-    """What keeps the name closed, if it is."""
+    """The closing that is in force, if any."""
     closing = record.closing
     return closing if closing is not None and closing.until > now else None
 
@@ -289,7 +289,7 @@ class Entry(NamedTuple):
 
 
 class Done(NamedTuple, Generic[OutcomeT]):
-    """What a rule decided. `record`: the next record; None: it stays as it is.
+    """The decision of a rule. `record`: the next record; None: it stays as it is.
 
     `wake`: the waiters to wake: ""; EVERYBODY; or a claim, which wakes this waiter, and all that
     wait without a place in line.

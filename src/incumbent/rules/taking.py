@@ -117,7 +117,7 @@ def _no_room(record: LeaseRecord, ask: Ask, now: Instant, seen: str) -> Refused 
     ends = [(grant.expires - now) / 1e6 for grant in there]
     permits = there[0].permits
     if permits is None or ask.permits is None:
-        # Whoever wants it alone waits for the last of them.
+        # A claim that wants it alone waits for the last of them.
         return Refused("held", shown, max(ends), seen)
     if ask.permits != permits:
         return Refused("permits", shown, min(ends), seen, permits=permits)
@@ -181,7 +181,7 @@ def _grant(record: LeaseRecord, claim: str, ask: Ask, at: Moment) -> Done[TakeOu
         # It asked the holders before this one to resign. Some of them may share the lease still.
         resign=record.resign if beside else None,
         line=lines.served(record.line, claim, 0 if room_beside else ttl, at.now),
-        # What is over goes, too: the record of a name that is taken and given back is plain again.
+        # Expired entries go: the record of a name that is taken and given back is plain again.
         candidates=tuple(
             it for it in record.candidates if it.until > at.now and it.holder != elected
         ),

@@ -1,1 +1,1 @@
-"""What keeps leases alive: threads, deadlines, and the ports of the blocking and asyncio sides."""
+"""Keeps leases alive: threads, deadlines, and the ports of the blocking and asyncio sides."""

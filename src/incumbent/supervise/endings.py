@@ -88,7 +88,7 @@ def lost_in_words(lease: Lease, reason: str) -> str:
 
 
 def _by_signal(code: int | None) -> str:
-    """What ended a command whose shell reports 128 + N; "" if that is no signal."""
+    """The signal of a command whose shell reports 128 + N, in words; "" if that is no signal."""
     try:
         return f"its command was ended by {signal.Signals((code or 0) - 128).name}"
     except ValueError:
