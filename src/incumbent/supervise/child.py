@@ -164,6 +164,7 @@ class Child:
             return self._group_ended()
         self.reap()
         left = self._our_children()
+        # Without that list, two scans: an orphan that moves to us during one may be missing there.
         return not left if left is not None else not (self.members() or self.members())
 
     def _namespace_ended(self) -> bool:

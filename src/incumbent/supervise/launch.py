@@ -280,6 +280,7 @@ class PreparedTerm:
         if self.namespace >= 0:
             mount_proc = own_proc()
             place = pid_namespace(self.guard.home, self.namespace)
+        # Until the child has dropped them, our handlers must not run there.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             with warnings.catch_warnings(), place:
