@@ -57,6 +57,7 @@ MARGIN: Final = "incumbent_renewal_margin_ratio"
 WAITERS: Final = "incumbent_waiters"
 STORE_ERRORS: Final = "incumbent_store_errors_total"
 JOB_RUN: Final = "incumbent_job_run_seconds"
+NOTIFICATIONS: Final = "incumbent_notifications_total"
 
 METRICS: Final[dict[str, Metric]] = {
     "incumbent_leases_held": Metric("gauge", "Leases that this process holds", unit="{lease}"),
@@ -133,6 +134,13 @@ METRICS: Final[dict[str, Metric]] = {
         "gauge", "End of the last run that was ok, as this instance knows"
     ),
     "incumbent_job_next_run_timestamp_seconds": Metric("gauge", "The next slot of the schedule"),
+    NOTIFICATIONS: Metric(
+        "counter",
+        "Tries to send webhooks and pings, by outcome",
+        "outcome",
+        ("sent", "retried", "dropped"),
+        unit="{notification}",
+    ),
     "incumbent_build_info": Metric("gauge", "Always 1; the labels name the build"),
 }
 """All metrics, in the order of display."""
@@ -295,6 +303,7 @@ def counted() -> Iterator[Sample]:
     for name in (ACQUIRE, TRANSITIONS, RENEWALS, RENEWAL_FAILURES, RENEWAL, MARGIN, WAITERS):
         yield from _samples(name, totals)
     yield from _samples(STORE_ERRORS, totals)
+    yield from _samples(NOTIFICATIONS, totals)
 
 
 def _samples(name: str, totals: _Cell) -> Iterator[Sample]:

@@ -24,7 +24,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "protocols": ("protocol",),
     "drivers": ("runtime",),
     "leases": ("locks",),
-    "health": ("metrics", "otel", "serve"),
+    "health": ("metrics", "otel", "serve", "notify"),
     "work": ("supervise", "cron"),
     "facades": ("decorators", "compat", "tooz_driver"),
     "outermost": ("page", "testing", "cli", "demo", "__main__"),
@@ -41,6 +41,7 @@ PURE = (
     *("stores.registers", "stores.deciding"),
     "protocol",
     "supervise.plan",
+    "notify.receivers",
     *("cron.fields", "cron.schedule", "cron.spec", "cron.crontab", "cron.jobfile"),
     *("cron.variables", "cron.agenda", "cron.folds", "cron.ledger", "cron.once", "cron.judging"),
 )

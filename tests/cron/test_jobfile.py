@@ -35,6 +35,8 @@ jitter = "20s"
 success_codes = [0, 3]
 keep_output = 1024
 on_failure = "mail -s failed ops"
+notify = "https://hooks.example/x"
+ping = "https://hc.example/y"
 keep_runs = 20
 keep_for = "7d"
 [job.env]
@@ -82,6 +84,9 @@ def test_every_setting_reaches_the_job() -> None:
     assert (job.overlap, job.jitter, job.success_codes) == ("queue", 20.0, frozenset({0, 3}))
     assert (job.keep_output, job.keep_runs, job.keep_for) == (1024, 20, 7 * 86_400.0)
     assert job.on_failure == ("/bin/sh", "-c", "mail -s failed ops")
+    assert str(job.notify) == "hooks.example"
+    assert job.ping is not None
+    assert (str(job.ping.success), job.ping.codes) == ("hc.example", True)
     assert job.source == "jobs.toml:6"
     assert job.command_at == (9, 1)
 

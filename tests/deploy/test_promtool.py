@@ -135,6 +135,12 @@ def test_each_rule_fires_when_it_should_and_not_before(tmp_path: Path) -> None:
         fired("IncumbentJobFailed", "9m", ok, missed, labels={}),
         fired("IncumbentJobMissed", "9m", missed, labels={**WARNING, "name": "j"}),
         fired(
+            "IncumbentNotificationsDropped",
+            "9m",
+            series('notifications_total{instance="a",outcome="dropped"}', "0+1x20"),
+            labels={**WARNING, "instance": "a"},
+        ),
+        fired(
             "IncumbentJobsWait",
             "12m",
             series('job_slots_waiting{instance="a"}', "3x20"),

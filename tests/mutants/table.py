@@ -12,6 +12,7 @@ from tests.mutants import (
     of_lines,
     of_locks,
     of_mysql,
+    of_notify,
     of_redis,
     of_rules,
     of_shards,
@@ -33,6 +34,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     *of_locks.MUTATIONS,
     *of_supervision.MUTATIONS,
     *of_cron.MUTATIONS,
+    *of_notify.MUTATIONS,
     *of_fencing.MUTATIONS,
     *of_shards.MUTATIONS,
 )

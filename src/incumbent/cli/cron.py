@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from incumbent import clock
 from incumbent.cli.parser import CommandRequest
+from incumbent.cli.receivers import webhook_of
 from incumbent.cli.settings import health, lock_times, number
 from incumbent.cli.text import print_json, say, source_of, table
 from incumbent.cron.events import Events
@@ -26,6 +27,7 @@ from incumbent.cron.worker import MAX_RUNS, FleetSettings
 from incumbent.durations import parse_duration
 from incumbent.errors import ConfigError, StoreError
 from incumbent.locks.options import LockSettings, default_holder
+from incumbent.notify.outbox import read_secrets
 from incumbent.serve.situation import Situation
 from incumbent.stores.names import make_key
 from incumbent.stores.url import store_url
@@ -56,20 +58,32 @@ def command(request: CommandRequest) -> int:
 
 def _serve_file(request: CommandRequest) -> int:
     """Serve the jobs of a file. All instances of a fleet do so; each slot of each job runs once."""
-    loaded = load_jobs(request.name, os.environ, clock.wall())
+    loaded = _load(request)
     _say_problems(request, loaded)
     if loaded.errors:
         return USAGE
     fleet = _fleet_from(request)
 
     def reread() -> tuple[JobSpec, ...]:
-        again = load_jobs(request.name, os.environ, clock.wall())
+        again = _load(request)
         if again.errors:
             raise ConfigError("; ".join(map(str, again.errors)), name="file")
         return again.specs
 
     events = Events(instance=fleet.holder)
-    return serve_jobs(loaded.specs, fleet, reread, events, partial(health, request))
+    webhook = webhook_of(request)
+    return serve_jobs(loaded.specs, fleet, reread, events, partial(health, request), webhook)
+
+
+def _load(request: CommandRequest) -> LoadedJobs:
+    loaded = load_jobs(request.name, os.environ, clock.wall())
+    if any(spec.notify is not None for spec in loaded.specs):
+        try:
+            read_secrets()
+        except ConfigError as error:
+            problems = (*loaded.problems, Problem(request.name, 1, 1, str(error)))
+            return LoadedJobs((), problems)
+    return loaded
 
 
 def _fleet_from(request: CommandRequest) -> FleetSettings:
@@ -99,10 +113,10 @@ def _serve_module(request: CommandRequest) -> int:
     """Run the jobs of module:name; options that were given overrule the object's settings."""
     jobs = _find_jobs(request.name)
     ttl = lock_times(request).ttl
-    if request.text("max_runs") is not None:
-        raise ConfigError(
-            "--max-runs is for a file of commands, not for functions", name="max_runs"
-        )
+    for dest in ("max_runs", "notify"):
+        if request.text(dest) is not None:
+            text = f"{dest} is for a file of commands, not for functions"
+            raise ConfigError(text, name=dest)
     store, holder = request.text("store"), request.text("holder") or default_holder()
     situation = Situation(request.namespace, holder, ttl=ttl)
     jobs.overrule(
@@ -161,7 +175,8 @@ def _check(request: CommandRequest) -> int:
         specs = _find_jobs(request.name).specs
         loaded = LoadedJobs(specs, tuple(_warnings_of(specs)))
     else:
-        loaded = load_jobs(request.name, os.environ, now)
+        loaded = _load(request)
+    webhook_of(request)
     if request.on("json"):
         jobs = [_job_as_json(spec, now) for spec in loaded.specs]
         print_json(

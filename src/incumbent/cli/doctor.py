@@ -8,10 +8,13 @@ from collections.abc import Callable
 
 from incumbent import clock
 from incumbent.cli.parser import CommandRequest
+from incumbent.cli.receivers import webhook_of
 from incumbent.cli.text import coloured, print_json, say
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError, StoreError
 from incumbent.model import Capabilities
+from incumbent.notify.outbox import WITHIN, read_secrets, send
+from incumbent.notify.receivers import Webhook
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
 from incumbent.printable import printable
 from incumbent.runtime.link import link_for
@@ -41,6 +44,8 @@ def command(request: CommandRequest) -> int:
         _describe_times(policy),
         isolation,
     ]
+    if request.on("test_notify"):
+        findings.append(_test_notify(request))
     _show(request, findings)
     errors = [what for level, what, _ in findings if level == "error"]
     if errors:
@@ -101,6 +106,19 @@ def _check_isolation() -> _Finding:
         f"commands are stopped as a process group: {refused}",
         "a daemon of CMD with an environment of its own can outlive a killed supervisor",
     )
+
+
+def _test_notify(request: CommandRequest) -> _Finding:
+    """Send a test message to the receiver of `--notify`, once."""
+    receiver = webhook_of(request)
+    if receiver is None:
+        raise ConfigError("test_notify needs a receiver: add --notify", name="test_notify")
+    facts = {"namespace": request.namespace, "host": os.uname().nodename}
+    webhook = Webhook("test", clock.wall(), facts)
+    outcome = send(receiver, webhook, read_secrets, clock.now() + WITHIN)
+    if outcome.accepted:
+        return ("ok", f"{receiver} accepts notifications", "")
+    return ("error", f"{receiver} accepts no notification: {outcome.why}", "")
 
 
 def _show(request: CommandRequest, findings: list[_Finding]) -> None:

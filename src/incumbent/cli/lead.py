@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 from incumbent import clock
 from incumbent.chance import draw_jitter
 from incumbent.cli.parser import CommandRequest
-from incumbent.cli.settings import cmd_of, health, lock_settings, lock_times, number
+from incumbent.cli.settings import cmd_of, health, lock_settings, lock_times, news_of, number
 from incumbent.cli.text import log_line, say
 from incumbent.errors import ConfigError, StoreError
 from incumbent.locks.clients import Client
@@ -73,6 +73,7 @@ def _lead(request: CommandRequest, label: str, report: _Report) -> int:
         if not request.on("quiet"):
             log_line(label, line)
 
+    news = news_of(request, log)
     # The guard is forked while there is neither a thread nor a connection.
     with start_guard(request.text("isolate") or "auto") as guard, Signals() as signals:
         try:
@@ -92,8 +93,9 @@ def _lead(request: CommandRequest, label: str, report: _Report) -> int:
                 situation = Situation(
                     request.name, lock.holder, guard.isolation, ttl=ttl, elects=True
                 )
-                with report(situation):
-                    return Campaign(lock, cmd, restart, signals, guard, situation, log).run()
+                with report(situation), closing(news) if news else nullcontext():
+                    campaign = Campaign(lock, cmd, restart, signals, guard, situation, log, news)
+                    return campaign.run()
         except StoreError as error:
             say(f"{label}: the store could not be proved, nothing ran: {error}")
             return UNPROVED
@@ -116,6 +118,7 @@ def _work(request: CommandRequest) -> int:
         )
     store_url(request.text("store"))
     restart_from(request.text("restart"))
+    news_of(request, say)
     healthy = lock_times(request).ttl
     for index in range(permits):
         make_key(request.namespace, worker_name(request.name, index, permits))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from math import inf
 from signal import Signals as SignalName
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from incumbent import clock
 from incumbent.cli.parser import CommandRequest
-from incumbent.cli.settings import cmd_of, health, lock_settings, number
+from incumbent.cli.settings import cmd_of, health, lock_settings, news_of, number
 from incumbent.cli.text import as_json, fault_line, refusal_line, say, wait_line, waiting
 from incumbent.durations import parse_duration, say_seconds, utc
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
@@ -32,6 +33,7 @@ from incumbent.supervise.signals import Interrupted, Signals
 
 if TYPE_CHECKING:
     from incumbent.cron.once import OnceRun
+    from incumbent.supervise.news import TermNews
 
 _SLACK = 10.0
 """Seconds beyond one ttl for which the loop may be silent: a request and its backoff."""
@@ -93,6 +95,7 @@ def _run(request: CommandRequest) -> _RunEnd:
     # --wait without a duration waits for ever.
     timeout = 0.0 if wait is None else parse_duration(wait, "wait") if wait else None
     permits = _permits_of(request)
+    news = news_of(request, lambda line: say(f"{request.name}: {line}"))
     url = store_url(request.text("store"))
     # The guard forks: start it before any thread, and before any connection, which it would keep
     # open.
@@ -112,8 +115,8 @@ def _run(request: CommandRequest) -> _RunEnd:
         except Interrupted as signal:
             return _interrupted(signal)
         situation = Situation(request.name, lock.holder, guard.isolation, ttl=lock.policy.ttl)
-        run = _RunCommand(request, cmd_of(request, url), signals, guard, situation, busy_code)
-        with health(request, situation):
+        run = _RunCommand(request, cmd_of(request, url), signals, guard, situation, busy_code, news)
+        with health(request, situation), closing(news) if news else nullcontext():
             return run.wait_and_hold(lock, timeout)
 
 
@@ -137,6 +140,11 @@ class _RunCommand:
     guard: Guard
     situation: Situation
     busy_code: int
+    news: TermNews | None
+
+    def tell_begin(self) -> None:
+        if self.news is not None:
+            self.news.run_begins(self.request.name)
 
     def wait_and_hold(self, lock: CandidateLock, timeout: float | None) -> _RunEnd:
         """Take the lease within `timeout` seconds, and run CMD."""
@@ -172,7 +180,13 @@ class _RunCommand:
         self.situation.leading(lease)
         run_end = _run_under_lease(self, lease, pulse)
         self.situation.ended(run_end.reason if run_end.outcome == "lost" else "")
-        return replace(run_end, term=lease.fencing_token, started=started, ended=clock.wall())
+        run_end = replace(run_end, term=lease.fencing_token, started=started, ended=clock.wall())
+        if self.news is not None and run_end.outcome != "skipped":
+            kinds = {"at_most_for": "timed_out", "lost": "lost"}
+            kind = kinds.get(run_end.outcome, "failed" if run_end.code else "")
+            facts = {"namespace": request.namespace, **_facts(request, run_end)}
+            self.news.run_ended(request.name, run_end.code, kind, facts)
+        return run_end
 
 
 # -- under the lease -------------------------------------------------------------------------------
@@ -190,6 +204,7 @@ def _run_under_lease(run: _RunCommand, lease: Lease, turned: Callable[[], None])
         once = begin(request.words, lease)
         if once is None:
             return _RunEnd("skipped", busy_code, release_recorded_slot(lease), "used")
+    run.tell_begin()
     try:
         keep = once is not None
         ending = supervise(lease, run.cmd, run.signals, run.guard, keep=keep, turned=turned)
@@ -251,14 +266,11 @@ def _hint(request: CommandRequest, ending: Ending) -> str:
     )
 
 
-# -- the result file -------------------------------------------------------------------------------
+# -- the result file, and the message --------------------------------------------------------------
 
 
-def _write_result(path: str, run_end: _RunEnd, request: CommandRequest) -> None:
-    """Write the file whole or not at all: a reader never sees half of it."""
-    from pathlib import Path
-
-    facts = {
+def _facts(request: CommandRequest, run_end: _RunEnd) -> dict[str, object]:
+    return {
         "outcome": run_end.outcome,
         "exit_code": run_end.code,
         "name": request.name,
@@ -269,10 +281,16 @@ def _write_result(path: str, run_end: _RunEnd, request: CommandRequest) -> None:
         "ended": None if run_end.ended is None else utc(run_end.ended),
         "reason": run_end.reason or None,
     }
+
+
+def _write_result(path: str, run_end: _RunEnd, request: CommandRequest) -> None:
+    """Write the file whole or not at all: a reader never sees half of it."""
+    from pathlib import Path
+
     target = Path(path)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        draft.write_text(as_json(request, facts) + "\n", encoding="utf-8")
+        draft.write_text(as_json(request, _facts(request, run_end)) + "\n", encoding="utf-8")
         draft.replace(target)
     except OSError as error:
         draft.unlink(missing_ok=True)

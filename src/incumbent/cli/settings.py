@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from incumbent.supervise.run import Command
 
 if TYPE_CHECKING:
     from incumbent.serve.pages import Routes
+    from incumbent.supervise.news import TermNews
 
 _SLOT_KEPT = "30d"
 
@@ -69,6 +70,16 @@ def number(request: CommandRequest, dest: str, least: int, most: int, default: i
 def cmd_of(request: CommandRequest, url: str) -> Command:
     """CMD; with `--share-store` it gets `url` as its store."""
     return Command(request.words, url if request.on("share_store") else None)
+
+
+def news_of(request: CommandRequest, log: Callable[[str], None]) -> TermNews | None:
+    """What is to be told to whom; None for nothing. `log` gets failures. Raises ConfigError."""
+    if not {"notify", "ping", "ping_every"} & request.values.keys():
+        return None
+    # Loaded only here: a command that tells nobody starts sooner without it.
+    from incumbent.cli.receivers import news_from
+
+    return news_from(request, (lambda _: None) if request.on("quiet") else log)
 
 
 @contextmanager

@@ -98,6 +98,11 @@ _SERVE = (
     _setting("--listen", "serve the page, /api/v1, /healthz, /readyz", "HOST:PORT"),
     *_PAGES,
 )
+_NOTIFY = _setting(
+    "--notify", "POST a signed message there about what ends badly; @F: the URL is in F", "URL"
+)
+_PING = Option("--ping", "a dead man's switch to ping; @F: the URL is in F", "URL")
+_PING_EVERY = Option("--ping-every", "how often a leader pings (60s)", "DUR")
 _BOUNDS = (
     Option("--at-most-for", "stop CMD after this time (run: exit 124)", "DUR"),
     Option("--at-least-for", "keep the name closed until this time after the start", "DUR"),
@@ -113,6 +118,8 @@ _RUN = (
     *_BOUNDS,
     _setting("-E --busy-exit-code", "exit code when another holds the lease (75)", "N"),
     Option("--result-file", "write how it ended to this file, as JSON", "F"),
+    _NOTIFY,
+    _PING,
     *_LISTEN,
 )
 _CAMPAIGN = (
@@ -129,7 +136,7 @@ _CAMPAIGN = (
     _LOCK_DELAY,
     *_BOUNDS,
 )
-_LEAD = (*_CAMPAIGN, *_LISTEN)
+_LEAD = (*_CAMPAIGN, _NOTIFY, _PING, _PING_EVERY, *_LISTEN)
 _WORK = (
     Option("--workers", "processes of this service", "N"),
     Option("--permits", "how many of them may hold at a time, in the whole fleet (1)", "M"),
@@ -140,6 +147,7 @@ _CRON = (
     *_SUPERVISED,
     _setting("--drain", "after TERM, how long runs may go on before they are stopped (25s)", "DUR"),
     _setting("--max-runs", "at most N runs at a time here; further slots wait (100)", "N"),
+    _NOTIFY,
     *_LISTEN,
 )
 _SINCE = Option("--since", "only what began after: 2h, 2026-11-21T05:30Z", "WHEN")
@@ -159,6 +167,7 @@ _STATUS = (
 )
 _TIMEOUT = Option("--timeout", "give up with exit 75 after this time", "DUR")
 _FIX = Option("--fix", "first make the schema in the store")
+_TEST_NOTIFY = Option("--test-notify", "send a test message to the receiver of --notify")
 _AT = Option("--at", "about the slot of this instant: 05:30, 2026-11-21T05:30Z", "WHEN")
 _FORCE = Option("--force", "remove the record at once: the holder may go on for its ttl")
 
@@ -210,7 +219,7 @@ COMMANDS: Final = {
         "cli.doctor",
         "",
         "check the store and the settings, and say what to fix",
-        (_TTL, _GRACE, _FIX),
+        (_TTL, _GRACE, _FIX, _NOTIFY, _TEST_NOTIFY),
     ),
     "demo": CliCommand(
         "demo.story", "", "watch leaders being killed, frozen and cut off (20 s, no server)"
@@ -226,7 +235,10 @@ OPTIONS = (*GLOBAL, *(option for command in COMMANDS.values() for option in comm
 SETTINGS: Final = frozenset(option.dest for option in OPTIONS if option.setting)
 """Options that may come from the environment: those that are defined by `_setting` above."""
 
-_OTHER: Final = ("STORE_FILE", "STORE_PASSWORD_FILE", "SERVICE_ACCOUNT")
+_OTHER: Final = (
+    *("STORE_FILE", "STORE_PASSWORD_FILE", "SERVICE_ACCOUNT"),
+    *("NOTIFY_SECRET", "NOTIFY_SECRET_FILE"),
+)
 # Variables that an incumbent gives to its child, which may be an incumbent too.
 _OF_A_PARENT: Final = (
     *(f"LEASE_{what}" for what in ("NAME", "HOLDER", "TERM", "SLOT", "SOCKET", "MARK")),

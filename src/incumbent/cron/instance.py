@@ -33,6 +33,7 @@ from incumbent.cron.fleet import (
     triggers,
     up_now,
 )
+from incumbent.cron.news import JobNews
 from incumbent.cron.orders import Executor, Launcher
 from incumbent.cron.runs import ENDED_WELL, GAVE_BACK, HAD_ITS_TURN, STATE_OF, Runs
 from incumbent.cron.spec import JobSlot, JobSpec
@@ -147,6 +148,7 @@ class Instance:
         runs: Runs[Any] | None = None,
         max_runs: float = inf,
         situation: Situation | None = None,
+        news: JobNews | None = None,
     ) -> None:
         self.specs = tuple(specs)
         self._situation = situation or Situation(namespace, holder)
@@ -159,8 +161,9 @@ class Instance:
         self._capacity = Capacity(link, namespace)
         self._waiting = 0
         self._full_logged = -inf
+        self._news = news or JobNews(link, namespace, holder, emit)
         self._executor = Executor(
-            self.specs, namespace, link.port, launcher, emit, clock.wall, holder
+            self.specs, namespace, link.port, launcher, emit, clock.wall, holder, self._news.noted
         )
         self._waiter = DescriptorWaiter()
         self._wake_fd, self._write_fd = os.pipe()
@@ -213,7 +216,10 @@ class Instance:
                 self._try_to_begin()
         # Also while it drains: the ends of these runs have to be dealt with.
         while self._runs.ended:
+            # After the look at `ended`: a run that ended meanwhile is in `begun` by now.
+            self._tell_begun()
             self._after_run(*self._runs.ended.pop())
+        self._tell_begun()
 
     def samples(self) -> Iterator[Sample]:
         """Yield the numbers of the instance's jobs."""
@@ -396,6 +402,10 @@ class Instance:
             with suppress(StoreError), meters.asking():
                 self._link.store.put(Key(self._namespace, CONTROL), field, None, None, until)
 
+    def _tell_begun(self) -> None:
+        while self._runs.begun:
+            self._news.started(self._executor.dispatcher.specs.get(self._runs.begun.pop(0)))
+
     def _after_run(self, job: str, slot: JobSlot, code: int) -> None:
         """After a run of this instance: remove its trigger, or claim or check its slot again."""
         dispatcher = self._executor.dispatcher
@@ -403,6 +413,7 @@ class Instance:
         if (state := STATE_OF.get(code)) is not None:
             seconds = None if began is None else clock.now() - began
             self._executor.numbers.count_run(job, state, seconds, clock.wall())
+            self._news.ended(dispatcher.specs.get(job), slot, state)
         if code in (ENDED_WELL, HAD_ITS_TURN) or state is not None:
             self._remove_trigger(slot.name)
         if code == ENDED_WELL or state is not None or job not in dispatcher.specs:

@@ -70,7 +70,8 @@ class Launcher(Protocol[T]):
 class Executor:
     """One instance's requests to the store. `wall`: its wall clock; `port.now` counts waits.
 
-    `holder`: the instance's name, by which it knows its own sign of life.
+    `holder`: the instance's name, by which it knows its own sign of life. `noted` is called with
+    each record about a slot that this instance did not run.
     """
 
     def __init__(
@@ -82,9 +83,11 @@ class Executor:
         emit: Emit,
         wall: Callable[[], float],
         holder: str = "",
+        noted: Callable[[JobSpec, SlotRecord], object] = lambda *_: None,
     ) -> None:
         self._namespace = namespace
         self._holder = holder
+        self._noted = noted
         self._port = port
         self._launcher = launcher
         self._emit = emit
@@ -271,6 +274,7 @@ class Executor:
         count, by = run.count if run.count > 1 else None, run.instance or None
         self._emit(str(run.state), job=spec.name, slot=run.slot, why=run.why, count=count, by=by)
         self.numbers.count_record(spec.name, run)
+        self._noted(spec, run)
         if fails_for_good(spec, run, self._wall()):
             self._launcher.failed(spec, run)
 

@@ -17,6 +17,7 @@ from incumbent import clock
 from incumbent.cron.events import Emit, Events
 from incumbent.cron.instance import Instance
 from incumbent.cron.ledger import SlotRecord
+from incumbent.cron.news import JobNews
 from incumbent.cron.orders import CannotLaunch
 from incumbent.cron.runs import (
     ENDED_WELL,
@@ -35,6 +36,7 @@ from incumbent.cron.worker import FleetSettings
 from incumbent.cron.zygote import Notify, StandBy, Stop, Zygote
 from incumbent.errors import ConfigError
 from incumbent.model import Refused
+from incumbent.notify.receivers import Receiver
 from incumbent.protocol.claim import Claim
 from incumbent.runtime.link import new_link
 from incumbent.serve.situation import Situation
@@ -96,7 +98,7 @@ class CommandLauncher:
         for job, name, code in self._zygote.reports():
             self.runs.starting.discard((job, name))
             if code == STARTED:
-                self.runs.began[job, name] = clock.now()
+                self.runs.begin(job, name)
             if code == STARTED or (slot := self.runs.running.pop((job, name), None)) is None:
                 continue
             if code not in (ENDED_WELL, GAVE_BACK, HAD_ITS_TURN, NOT_RECORDED, *STATE_OF):
@@ -110,11 +112,13 @@ def serve_jobs(
     reread: Callable[[], tuple[JobSpec, ...]],
     events: Events,
     health: Callable[[Situation], AbstractContextManager[None]] = lambda _: nullcontext(),
+    webhook: Receiver | None = None,
 ) -> int:
     """Run until TERM; return the exit code. Call it in the main thread, before there is any other.
 
     `reread` reads the jobs again after HUP; it raises ConfigError if they cannot be used. `health`
-    publishes the situation. Raises StoreError if the store refuses us for good at the start.
+    publishes the situation. `webhook`: for jobs that name no receiver of their own. Raises
+    StoreError if the store refuses us for good at the start.
     """
     situation = Situation(fleet.namespace, fleet.holder, ttl=fleet.ttl)
     # The zygote is a fork: make it before any thread, and before any connection, which it would
@@ -124,6 +128,7 @@ def serve_jobs(
         Signals() as signals,
         closing(new_link(fleet.url)) as link,
         health(situation),
+        closing(JobNews(link, fleet.namespace, fleet.holder, events, webhook)) as news,
     ):
         claimer = Claimer(link, fleet.namespace, fleet.lock)
         launcher = CommandLauncher(claimer, zygote, events, fleet.ttl)
@@ -137,6 +142,7 @@ def serve_jobs(
             launcher.runs,
             fleet.max_runs,
             situation,
+            news,
         )
         for spec in instance.specs:
             claimer.wanted(spec)

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 from incumbent.cron.schedule import Schedule, find_zone, parse_instant, slot_id
 from incumbent.durations import DAY, parse_duration, say_seconds
 from incumbent.errors import ConfigError
+from incumbent.notify.receivers import Ping, Receiver, parse_ping, parse_receiver
 from incumbent.stores.names import check_name
 
 Overlap = Literal["skip", "queue"]
@@ -77,6 +78,8 @@ class JobSpec:
     success_codes: frozenset[int] = frozenset({0})
     keep_output: int = 4096
     on_failure: tuple[str, ...] | None = None
+    notify: Receiver | None = field(default=None, repr=False)
+    ping: Ping | None = field(default=None, repr=False)
     keep_runs: int = 100
     keep_for: float = 30 * DAY
     source: str = ""
@@ -255,6 +258,7 @@ DEFAULTS: Final[dict[str, Callable[[object, str], object]]] = {
     "success_codes": _codes,
     "keep_output": _whole(0, 65_536),
     "on_failure": _at_failure,
+    "notify": parse_receiver,
     "keep_runs": _whole(1, 10_000),
     "keep_for": _duration(60, 366 * 86_400),
 }
@@ -267,6 +271,8 @@ SETTINGS: Final = {
     "schedule": _text,
     "every": _duration(1, 366 * 86_400),
     "at": _times,
+    # Never a default: the pings of one job would hide that another one is silent.
+    "ping": parse_ping,
 }
 """The readers of the settings of a `[[job]]`."""
 

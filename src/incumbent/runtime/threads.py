@@ -365,7 +365,7 @@ SERVICES: Final = frozenset(
         *("incumbent-store", "incumbent-dial", "incumbent-survey", "incumbent-sqlite-checkpoint"),
         *("incumbent-batch", "incumbent-login", "incumbent-watch"),
         *("incumbent-http", "incumbent-page", "incumbent-page-act"),
-        *("incumbent-report", "incumbent-systemd"),
+        *("incumbent-report", "incumbent-systemd", "incumbent-notify"),
         *("incumbent-cron", "incumbent-jobs", "incumbent-output"),
     }
 )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from incumbent import clock
 from incumbent.chance import draw_jitter
@@ -20,6 +20,7 @@ from incumbent.durations import backoff_delay, say_seconds
 from incumbent.errors import ConfigError, StoreError
 from incumbent.locks.leases import Lease
 from incumbent.model import Refused
+from incumbent.rules.endings import TermEnding
 from incumbent.serve.situation import Situation
 from incumbent.supervise.candidate import CandidateLock
 from incumbent.supervise.child import CannotStart
@@ -31,6 +32,9 @@ from incumbent.supervise.launch import PreparedTerm
 from incumbent.supervise.plan import Course, Phase
 from incumbent.supervise.run import Command, Ending, outlives_kill, supervise
 from incumbent.supervise.signals import Interrupted, Signals, find_terminal
+
+if TYPE_CHECKING:
+    from incumbent.supervise.news import TermNews
 
 ENDING_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 """Signals that begin an orderly stop; other signals are for CMD alone."""
@@ -146,6 +150,7 @@ class Campaign:
     guard: Guard
     situation: Situation
     say: Callable[[str], None]
+    news: TermNews | None = None
 
     def __post_init__(self) -> None:
         self._ttl = self.lock.policy.ttl
@@ -246,6 +251,8 @@ class Campaign:
         self._last_line = ""
         self.say(f"leading, term {lease.fencing_token}")
         self.situation.leading(lease)
+        if self.news is not None:
+            self.news.elected(lease)
         had_terminal = find_terminal() is not None
         # Handed over: `supervise` closes it, however the term ends.
         ready, self._ready = self._ready, None
@@ -262,12 +269,12 @@ class Campaign:
                 ready=ready,
             )
         except CannotStart as error:
-            self._endings.write(lease, not_started(lease, error))
+            self._end(lease, not_started(lease, error))
             raise
         entry = term_ending(lease, ending)
         self.situation.ended(ending.cause, failed=entry.failed)
         self.say(f"term {lease.fencing_token} ended: {_describe_end(lease, ending)}")
-        self._endings.write(lease, entry)
+        self._end(lease, entry)
         code = exit_after(self.restart, ending, at_keyboard=had_terminal)
         if code is None:
             pause = self._backoff.after(ending.seconds, draw_jitter(), cause=ending.cause)
@@ -277,9 +284,17 @@ class Campaign:
             self.situation.restarted()
         return code
 
+    def _end(self, lease: Lease, entry: TermEnding) -> None:
+        self._endings.write(lease, entry)
+        if self.news is not None:
+            # After the record: whether the name flaps is read from there.
+            self.news.ended(lease, entry)
+
     def _report(self, lease: Lease, course: Course) -> None:
         if course.leaving:
             self.situation.stopping()
+        if self.news is not None:
+            self.news.command_runs(self.situation, runs=course.phase is Phase.RUNNING)
         if course.phase in (Phase.ENDING, Phase.STOPPING):
             lease.belief.proclaim(self._meta(state="stopping"), after=_SHOWN_AFTER)
 

@@ -37,13 +37,16 @@ from incumbent.supervise.signals import Terminal
 WITHHELD: Final = "withheld:"
 """The store URL that every `incumbent` command refuses with an explanation."""
 
-_CREDENTIALS: Final = ("INCUMBENT_STORE_FILE", "INCUMBENT_STORE_PASSWORD_FILE")
+_CREDENTIALS: Final = (
+    *("INCUMBENT_STORE_FILE", "INCUMBENT_STORE_PASSWORD_FILE"),
+    *("INCUMBENT_NOTIFY_SECRET", "INCUMBENT_NOTIFY_SECRET_FILE"),
+)
 _LEASE: Final = "INCUMBENT_LEASE_"
 _OF_THE_SERVICE: Final = (
     *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"),
-    *("INCUMBENT_LISTEN", "INCUMBENT_TOKEN_FILE", "INCUMBENT_USER_HEADER"),
+    *("INCUMBENT_LISTEN", "INCUMBENT_TOKEN_FILE", "INCUMBENT_USER_HEADER", "INCUMBENT_NOTIFY"),
 )
-"""Variables of our service: CMD must not notify the service manager for us, nor take our port."""
+"""Variables of our service: CMD must not notify anybody for us, nor take our port."""
 
 _BACKLOG: Final = 128
 _AT_ONCE: Final = 32

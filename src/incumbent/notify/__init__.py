@@ -1,0 +1,1 @@
+"""Tells receivers over HTTP: signed webhooks, and pings for a dead man's switch."""
