@@ -41,12 +41,17 @@ async def lead(settings: Settings, host: Host) -> None:
             if asyncio.get_running_loop().time() - started > PAUSE_AT_MOST:
                 failures = 0
 
+    def led_by(leader: incumbent.Leader | None) -> None:
+        if leader is not None and leader.holder != election.holder:
+            say(f"standing by: {leader.holder} leads, term {leader.term}")
+
     election = incumbent.AsyncElection(
         settings.name,
         store=settings.store,
         namespace=settings.namespace,
         policy=incumbent.Policy(settings.ttl, renew_every=settings.renew_every),
         holder=settings.holder,
+        on_leader_change=led_by,
     )
     while True:
         try:

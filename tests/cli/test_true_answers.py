@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from incumbent import clock
 from incumbent.cli.table import COMMANDS
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Granted, Key
@@ -35,6 +36,23 @@ def test_a_store_that_grants_nothing_yet_says_so_and_not_free() -> None:
         assert "waiting: nobody is given a lease yet: " in waited.stderr
         listed = incumbent("-s", server.url, "status").stdout
         assert "waiting: nobody is given a lease yet: " in listed
+
+
+@pytest.mark.server
+def test_a_record_that_survived_a_restart_does_not_hide_that_nothing_is_granted() -> None:
+    with RedisServer() as server:
+        url = f"{server.url}?restart_wait=0"
+        store = link_for(url).store
+        store.take(Key("default", "job"), "c" * 32, Ask(3600.0, "h"), clock.now() + 30)
+        link_for(url).close()
+        server.cli("SAVE")
+        server.restart()
+        for words in (("status", "job"), ("why", "job"), ("status",)):
+            said = incumbent("-s", server.url, *words).stdout
+            assert "held" in said
+            assert "waiting: nobody is given a lease yet: " in said
+        assert answer("-s", server.url, "status", "job")["state"] == "held"
+        assert "waiting" not in incumbent("-s", url, "why", "job").stdout
 
 
 @pytest.mark.server
@@ -78,6 +96,10 @@ def test_a_store_that_cannot_be_examined_is_neither_free_nor_waiting(unexamined:
 def test_a_name_that_is_held_needs_no_examination(unexamined: str) -> None:
     link_for(unexamined).store.take(Key("default", "job"), "c", Ask(9.0, "h"), float("inf"))
     assert answer("-s", unexamined, "status", "job")["state"] == "held"
+    for words in (("status", "job"), ("status",), ("why", "job")):
+        said = incumbent("-s", unexamined, *words).stdout
+        assert "held" in said
+        assert "cannot tell" not in said
 
 
 def test_a_used_slot_is_not_called_free_for_everybody(store: str) -> None:

@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 from incumbent import clock
-from incumbent.errors import ConfigError
+from incumbent.errors import ConfigError, StoreUnavailable
+from incumbent.model import Holding, Refused
 from incumbent.supervise.campaign import Backoff, Campaign, Restart, exit_after, restart_from
 from incumbent.supervise.run import Ending
 
@@ -103,3 +104,25 @@ def test_the_pause_between_terms_is_waited_for_and_ends_at_a_signal() -> None:
         signals.append(15)
         its.send(b"x")
         assert Campaign._back_off(cast("Any", between), 1e6) == 143
+
+
+def test_standing_by_and_the_end_of_an_outage_are_said_once_each() -> None:
+    said: list[str] = []
+    situation = SimpleNamespace(
+        note_answer=lambda answer: answer.holders[0].holder if isinstance(answer, Refused) else None
+    )
+    standing: Any = SimpleNamespace(
+        _report_alive=lambda: None,
+        situation=situation,
+        say=said.append,
+        _answered=False,
+        _is_away=False,
+        _last_line="",
+    )
+    held, away = Refused("held", (Holding("b"),)), StoreUnavailable("gone")
+    for answer in (away, held, held, away, away, held, held):
+        Campaign._on_refusal(standing, answer)
+    assert said == [
+        "standing by: held by b",
+        "the store answers again; standing by: held by b",
+    ]

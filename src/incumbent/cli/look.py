@@ -30,11 +30,11 @@ from incumbent.rules.endings import FLAPPING, flapping
 from incumbent.rules.notices import PAUSE, RESIGN
 from incumbent.stores.findings import (
     FREE,
-    GRANTS,
     HELD,
     UNKNOWN,
     NameState,
     asked_to,
+    beside_state,
     said_by,
     said_of,
     share_of,
@@ -102,12 +102,14 @@ def _show(request: CommandRequest, client: Client) -> Record | None:
     """Show one name, or all names; returns the record if it is one name."""
     if request.name:
         record = client.read(request.name, REQUEST_TIMEOUT)
-        state = _state_of(client, record)
+        store = store_state(client)
+        state = state_of(record, store)
         if request.on("json"):
             print_json(request, record_as_json(record, state))
         else:
             places = [] if record.holdings else read_places(client, record.key.name)
             about = [("place", line) for line in places]
+            about += [("store", line) for line in beside_state(state, store)]
             if not places and (unknown := say_unknown(client, record)):
                 about.append(("record", unknown))
             draw(request, [*_facts(record, state), *about])
@@ -117,14 +119,15 @@ def _show(request: CommandRequest, client: Client) -> Record | None:
         names = [printable(record.key.name) for record in records]
         print("\n".join(name for name in names if request.on("all") or name[:1] != "@"))
         return None
-    all_held = records and all(record.holdings for record in records)
-    store = GRANTS if all_held else store_state(client)
+    store = store_state(client)
     chosen = [record for record in records if _is_shown(request, record)]
     if request.on("json"):
         print_json(request, [record_as_json(record, state_of(record, store)) for record in chosen])
         return None
     jobs = [] if request.on("all") else jobs_of(records)
-    below = [] if store.word == FREE else [said_of(store)]
+    all_held = records and all(record.holdings for record in records)
+    # Whether it would grant something is nobody's question while all is held, unless it says no.
+    below = [] if store.word == FREE or (all_held and store.word == UNKNOWN) else [said_of(store)]
     if jobs:
         running = sum(1 for job in jobs if job.holdings)
         failed = sum(1 for job in jobs if failure_of(runs_in(job)))

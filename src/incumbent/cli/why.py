@@ -38,6 +38,7 @@ from incumbent.stores.findings import (
     WAITING,
     NameState,
     asked_to,
+    beside_state,
     said_by,
     said_of,
     share_of,
@@ -59,7 +60,7 @@ def command(request: CommandRequest) -> int:
         record = client.read(request.name, REQUEST_TIMEOUT)
         present = client.read(fleet.PRESENCE, REQUEST_TIMEOUT) if JOB in record.fields else None
         known = client.read(fleet.KNOWN, REQUEST_TIMEOUT) if present is not None else None
-        store = GRANTS if record.holdings else store_state(client)
+        store = store_state(client)
         places = [] if record.holdings else read_places(client, request.name)
         unknown = "" if places else say_unknown(client, record)
     zone = _zone_of(record)
@@ -70,7 +71,7 @@ def command(request: CommandRequest) -> int:
     lines = explain(record, now, store, places) if present is None or record.holdings else []
     if present is not None:
         up = fleet.read_up(present, known, now)
-        lines += [] if store.word == FREE else [said_of(store)]
+        lines += [] if store.word == FREE or record.holdings else [said_of(store)]
         lines += explain_job(record, up.instances, now, instant, gone=up.is_gone(record), zone=zone)
     lines += [unknown] if unknown else []
     if request.on("json"):
@@ -107,6 +108,7 @@ def explain(
             f"slot {name}: used, for another {say_seconds(left)}"
             for name, left in record.slots.items()
         ]
+    lines += beside_state(state, store)
     lines += _pool_lines(places)
     lines += _candidate_lines(record)
     lines += _history_lines(record)

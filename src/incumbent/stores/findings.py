@@ -62,6 +62,14 @@ def state_of(record: Record, store: NameState = GRANTS) -> NameState:
     return state
 
 
+def beside_state(state: NameState, store: NameState) -> list[str]:
+    """The line about a store that grants nothing yet, where the state of a name hides it.
+
+    After a restart a record that survived may say "held": its name goes to nobody at its end.
+    """
+    return [said_of(store)] if store.word == WAITING != state.word else []
+
+
 def is_on_record(record: Record) -> bool:
     """Whether the store knows anything of a record's name."""
     beside = (record.holdings, record.history, record.fields, record.slots, record.candidates)

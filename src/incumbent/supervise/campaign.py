@@ -158,6 +158,7 @@ class Campaign:
         self._endings = EndingsWriter()
         self._last_line = ""
         self._answered = False
+        self._is_away = False
         self._ready: PreparedTerm | None = None
 
     def run(self) -> int:
@@ -217,14 +218,15 @@ class Campaign:
         self._report_alive()
         leader = self.situation.note_answer(answer)
         if isinstance(answer, StoreError):
-            # The next answer is worth a line, because the last line reported an outage.
-            self._last_line = ""
+            self._is_away = True
             return
-        self._answered = True
         line = f"standing by: {_describe_refusal(answer.reason, leader)}"
-        if line != self._last_line:
-            self._last_line = line
+        if self._is_away and self._answered:
+            # Worth a line, because the last line reported an outage.
+            self.say(f"the store answers again; {line}")
+        elif line != self._last_line:
             self.say(line)
+        self._answered, self._is_away, self._last_line = True, False, line
 
     def _handle_signal(self, signum: int) -> int | None:
         if signum in ENDING_SIGNALS:
@@ -247,7 +249,7 @@ class Campaign:
     # -- leading -----------------------------------------------------------------------------
 
     def _term(self, lease: Lease) -> int | None:
-        self._answered = True
+        self._answered, self._is_away = True, False
         self._last_line = ""
         self.say(f"leading, term {lease.fencing_token}")
         self.situation.leading(lease)
