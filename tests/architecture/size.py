@@ -50,7 +50,7 @@ class Limit:
 
 
 LIMITS = {
-    "lines that count": Limit(limit=62_550, aim=49_000),
+    "lines that count": Limit(limit=62_657, aim=49_000),
     "comment lines of 100": Limit(limit=2.7, aim=4.0, at_least=True),
     "files": Limit(limit=284, aim=200),
     "class names that several bear": Limit(limit=5, aim=5),

@@ -11,7 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from incumbent import clock
-from incumbent.cron.ledger import Ledger, SlotRecord, SlotState, joined, pruned_spans, runs_of
+from incumbent.cron.ledger import (
+    RUN,
+    TAIL,
+    TAIL_MOST,
+    Ledger,
+    SlotRecord,
+    SlotState,
+    encode,
+    joined,
+    orphans,
+    pruned_spans,
+    runs_of,
+)
 from incumbent.cron.schedule import slot_id
 from incumbent.model import Ask, Granted, Key, Record
 from incumbent.runtime.link import Link, link_for
@@ -167,3 +179,67 @@ def test_what_was_noted_while_a_run_was_about_to_begin_counts(link: Link) -> Non
     drive(ledger.note(SlotRecord(slot_id(NOW), SlotState.LOST, NOW, why="vanished")))
     assert not drive(ledger.begin_named(run(token)))
     assert on_record(link) == {slot_id(NOW): SlotState.LOST}
+
+
+# -- the output of a run that goes on --------------------------------------------------------------
+
+
+def shown(link: Link, run: SlotRecord) -> tuple[str, float | None]:
+    found = runs_of(link.store.read(KEY, clock.now() + 30).fields)[run.slot][0]
+    return found.output, found.output_seen
+
+
+def begun(link: Link) -> tuple[Ledger, SlotRecord]:
+    ledger, its = Ledger(link.port, KEY), run(claimed(link))
+    assert drive(ledger.begin(its))
+    return ledger, its
+
+
+def test_the_end_of_the_output_is_seen_while_its_run_goes_on(link: Link) -> None:
+    ledger, its = begun(link)
+    assert drive(ledger.show(its, "x" * TAIL_MOST + "last", "c", NOW + 5))
+    output, seen = shown(link, its)
+    assert (len(output), output[-5:], seen) == (TAIL_MOST, "xlast", NOW + 5)
+    # What comes late, or from one that lost the lease, changes nothing that is on record.
+    assert drive(ledger.move(its, SlotState.OK, "c", output="whole"))
+    assert drive(ledger.show(its, "late", "c", NOW + 9))
+    assert shown(link, its) == ("whole", None)
+    assert not drive(ledger.show(its, "stranger", "another", NOW + 9))
+    assert drive(ledger.show(its, "", "c", NOW + 10))
+    assert TAIL not in link.store.read(KEY, clock.now() + 30).fields
+
+
+def test_another_run_or_attempt_is_not_given_the_output(link: Link) -> None:
+    ledger, its = begun(link)
+    for other in (replace(its, token=its.token + 1), replace(its, attempt=2)):
+        assert drive(ledger.show(its, "mine", "c", NOW))
+        link.store.put(KEY, RUN + its.slot, encode(other), None, clock.now() + 30)
+        assert shown(link, its) == ("", None)
+
+
+@pytest.mark.parametrize("value", [b"", b"[]", b'{"token":%d,"attempt":1,"output":5,"seen":1}'])
+def test_a_tail_that_is_not_ours_hides_no_run(link: Link, value: bytes) -> None:
+    _, its = begun(link)
+    value = value.replace(b"%d", str(its.token).encode())
+    link.store.put(KEY, TAIL, value, None, clock.now() + 30)
+    assert shown(link, its) == ("", None)
+
+
+def test_the_record_of_a_lost_run_keeps_what_was_seen_last(link: Link) -> None:
+    ledger, its = begun(link)
+    assert drive(ledger.show(its, "so far", "c", NOW + 5))
+    link.store.give(KEY, "c", its.token, clock.now() + 30)
+    ((found, version),) = orphans(link.store.read(KEY, clock.now() + 30))
+    assert drive(ledger.lose(found, version, "gone", NOW + 9))
+    claimed(link, "another")
+    drive(ledger.show(run(its.token + 1), "of the next run", "another", NOW))
+    assert on_record(link) == {its.slot: SlotState.LOST}
+    assert shown(link, its) == ("so far", NOW + 5)
+
+
+def test_a_release_that_knows_no_tails_loses_a_run_and_its_output_is_seen(link: Link) -> None:
+    ledger, its = begun(link)
+    assert drive(ledger.show(its, "so far", "c", NOW + 5))
+    lost = replace(its, state=SlotState.LOST, ended=NOW + 9, why="gone")
+    link.store.put(KEY, RUN + its.slot, encode(lost), None, clock.now() + 30)
+    assert shown(link, its) == ("so far", NOW + 5)

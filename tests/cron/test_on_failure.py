@@ -9,16 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 
 from incumbent import Lock, clock
 from incumbent.cron import runs, worker
-from incumbent.cron.ledger import SlotRecord, SlotState
+from incumbent.cron.ledger import TAIL, Ledger, SlotRecord, SlotState
 from incumbent.cron.runs import AttemptEnd, Attempts
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.cron.worker import run_on_failure
+from incumbent.errors import StoreUnavailable
+from incumbent.runtime.link import LeaseView
 from incumbent.supervise.launch import WITHHELD
 from tests.cli.tool import incumbent
 from tests.cron.fleet import NEVER_DUE, CronFleet, children
@@ -192,6 +195,28 @@ class Attempted:
         ended = self.attempts.run_attempts(lambda: AttemptEnd(SlotState.FAILED, 3, "exit 3"), pause)
         assert ended is not None
         return ended
+
+
+def test_output_that_cannot_be_shown_is_in_no_runs_way() -> None:
+    one = Attempted(at_most_for=30, retry_backoff=20)
+    fields = one.lease.belief.link.store
+
+    def tail() -> bool:
+        return TAIL in fields.read(one.lease.belief.key, clock.now() + 30).fields
+
+    assert one.attempts.show_output("so far")
+    assert tail()
+    with mock.patch.object(LeaseView, "answered", False):
+        assert not one.attempts.show_output("later")
+    with mock.patch.object(Ledger, "show", side_effect=StoreUnavailable("away")):
+        assert not one.attempts.show_output("more")
+        ended = one.run(lambda _: False)
+        one.attempts.hide_output()
+    assert ended.state is SlotState.LOST
+    assert not one.attempts.show_output("after its end")
+    one.attempts.hide_output()
+    assert not tail()
+    one.lease.release()
 
 
 def test_no_attempt_begins_for_which_at_most_for_leaves_no_time() -> None:

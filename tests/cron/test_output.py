@@ -294,3 +294,42 @@ def test_a_lost_line_without_an_end_is_not_waited_for() -> None:
     lines.drop(b"\x00" * 5000)
     events = decoded(lines.events_of(b"y" * 10_000)) + decoded(lines.events_of(b"", ended=True))
     assert "".join(lines_of(events)) == "y" * (10_000 - module._LONGEST_LINE)
+
+
+# -- what is shown while a command runs ------------------------------------------------------------
+
+
+def test_the_tail_is_shown_when_it_is_another_and_again_if_it_could_not_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_FIRST_SHOWN", 0.01)
+    monkeypatch.setattr(module, "_SHOWN_EVERY", 0.01)
+    tails, seen = deque(["", "a", "a", "a", "b", "b", "b"]), list[str]()
+
+    def show(text: str) -> bool:
+        seen.append(text)
+        return len(seen) > 1
+
+    with module.shown(lambda: tails.popleft() if len(tails) > 1 else tails[0], show):
+        eventually(lambda: len(tails) == 1)
+    assert seen == ["a", "a", "b"]
+
+
+def test_a_store_that_hangs_keeps_no_run_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FIRST_SHOWN", 0.01)
+    monkeypatch.setattr(module, "_SHOWN_WITHIN", 0.01)
+    asked, go = threading.Event(), threading.Event()
+
+    def show(_: str) -> bool:
+        asked.set()
+        return go.wait(60)
+
+    with module.shown(lambda: "a", show):
+        assert asked.wait(60)
+    assert not go.is_set()
+    go.set()
+    eventually(lambda: "incumbent-tail" not in {one.name for one in threading.enumerate()})
+
+
+def test_a_run_is_shown_twelve_times_a_minute_at_most() -> None:
+    assert module._SHOWN_EVERY >= 5

@@ -16,7 +16,7 @@ import pytest
 
 from incumbent import clock
 from incumbent.cron.events import Events
-from incumbent.cron.ledger import SlotRecord, SlotState, runs_of
+from incumbent.cron.ledger import TAIL, SlotRecord, SlotState, runs_of
 from incumbent.cron.runs import GAVE_BACK, STARTED, STATE_OF, Claimer
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
@@ -137,6 +137,26 @@ def test_a_worker_does_one_task_after_the_other_and_each_has_its_own_output(benc
     assert STATE_OF[bench.ended()] is SlotState.OK
     assert bench.record(slot).state is SlotState.OK
     eventually(lambda: not bench.workers())
+
+
+def test_the_output_of_a_run_is_seen_while_it_goes_on_and_whole_at_its_end(
+    bench: Bench, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    slot = bench.send(f"echo first; until test -e {go}; do sleep 0.1; done; echo last")
+
+    def output() -> str:
+        fields = bench.link.store.read(Key("default", "job"), clock.now() + 30).fields
+        return "".join(one.output for one, _ in runs_of(fields).values())
+
+    eventually(lambda: output() == "first")
+    going = bench.record(slot)
+    assert going.state is SlotState.RUNNING
+    assert going.output_seen is not None
+    go.touch()
+    assert STATE_OF[bench.ended(60)] is SlotState.OK
+    assert (bench.record(slot).output, bench.record(slot).output_seen) == ("first\nlast", None)
+    assert TAIL not in bench.link.store.read(Key("default", "job"), clock.now() + 30).fields
 
 
 def test_a_task_that_moves_its_worker_or_feeds_it_is_the_last_of_it(

@@ -15,6 +15,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/cron/test_book.py::test_a_slot_that_was_forgotten_is_not_begun_again",
     ),
     _m(
+        "the output of another run is shown as that of a run",
+        "cron/ledger.py",
+        '(facts.get("token"), facts.get("attempt")) != (run.token, run.attempt)',
+        'facts.get("attempt") != run.attempt',
+        "tests/cron/test_book.py::test_another_run_or_attempt_is_not_given_the_output",
+    ),
+    _m(
+        "output is shown to a store that owes the renewals an answer",
+        "cron/runs.py",
+        "(self._lease.valid and belief.answered)",
+        "self._lease.valid",
+        "tests/cron/test_on_failure.py::test_output_that_cannot_be_shown_is_in_no_runs_way",
+    ),
+    _m(
         "an attempt begins for which at_most_for leaves no time",
         "cron/runs.py",
         "            if clock.now() + delay + _SHORTEST_RETRY > self._lease.belief.at_most_until:",

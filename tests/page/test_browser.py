@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from incumbent import clock
-from incumbent.cron.ledger import JOB, RUN, SlotRecord, SlotState, encode
+from incumbent.cron.ledger import JOB, RUN, Ledger, SlotRecord, SlotState, encode
 from incumbent.cron.schedule import slot_id
 from incumbent.locks.clients import Client
 from incumbent.model import Ask, Key
 from incumbent.page.site import PageSite
 from incumbent.runtime.link import link_for
 from incumbent.serve.http import PageServer
+from incumbent.stores.plan import run_blocking
 from tests import tiers
 from tests.page.proxy import below
 from tests.support.browser import chromium
@@ -54,8 +55,11 @@ def url(tmp_path: Path, client: Client) -> Iterator[str]:
         yield server.url
 
 
-def seed(client: Client) -> None:
-    """A fleet: leases that are held, paused and free, and jobs with what became of them."""
+def seed(client: Client) -> SlotRecord:
+    """A fleet: leases that are held, paused and free, and jobs with what became of them.
+
+    Returns the run that goes on.
+    """
     store, now = link_for(client).store, clock.wall()
     until = clock.now() + 10
     for number in range(6):
@@ -81,6 +85,19 @@ def seed(client: Client) -> None:
             ran = {"instance": "node-1:77", "started": due, "ended": due + 40, "output": HOSTILE}
             run = SlotRecord(slot_id(due), state, due, **ran)  # type: ignore[arg-type]
             store.put(key, RUN + run.slot, encode(run), None, until)
+    grant = store.take(Key("default", "nightly"), GOING, Ask(ttl=30.0, holder="node-1:77"), until)
+    going = SlotRecord("manual/1", SlotState.RUNNING, now, "node-1:77", grant.token, now)  # type: ignore[union-attr]
+    store.put(Key("default", "nightly"), RUN + going.slot, encode(going), None, until)
+    show(client, going, f"so far {HOSTILE}")
+    return going
+
+
+GOING = "e" * 32
+
+
+def show(client: Client, run: SlotRecord, output: str) -> None:
+    ledger = Ledger(link_for(client).port, Key("default", "nightly"))
+    assert run_blocking(ledger.show(run, output, GOING, clock.wall()))
 
 
 class Looking:
@@ -155,6 +172,27 @@ def test_it_follows_what_changes_and_keeps_the_focus(
     assert tab.evaluate("document.activeElement.textContent") == "switch-0"
     order = tab.eval_on_selector_all("#leases tr", "rows => rows.map(row => row.dataset.name)")
     assert set(order[-2:]) == {"switch-2", "new"}, "what nobody holds comes last"
+    assert looking.complaints == []
+    looking.context.close()
+
+
+def test_the_output_of_a_run_is_followed_at_its_end_until_one_reads_back(
+    browser: Any, url: str, client: Client
+) -> None:
+    going = seed(client)
+    looking = Looking(browser, url)
+    tab = looking.tab
+    tab.goto(f"{url}/name?name=nightly")
+    top = "document.querySelector('details[open] pre').scrollTop"
+    for number in range(3):
+        lines = "".join(f"line {line} of {number}\n" for line in range(150))
+        show(client, going, f"{lines}the end of {number}")
+        tab.wait_for_selector(f"details[open] pre:has-text('the end of {number}')")
+        if number == 1:
+            assert tab.evaluate(top) > 0
+            tab.evaluate(f"{top} = 9")
+            assert "output so far, seen at" in tab.text_content("details[open] p >> nth=-1")
+    assert tab.evaluate(top) == 9
     assert looking.complaints == []
     looking.context.close()
 

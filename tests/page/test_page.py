@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 
 import pytest
 
-from incumbent.cron.ledger import RUN, SlotRecord, SlotState, encode
+from incumbent.cron.ledger import RUN, TAIL, SlotRecord, SlotState, encode
 from incumbent.model import Field, Holding, Past, Record
 from incumbent.page import api
 from incumbent.page.documents import detail, page
@@ -297,6 +297,20 @@ def test_a_run_that_somebody_asked_for_says_who() -> None:
     assert f"manual/1 ok on n1: triggered by {who}" in shown(*found.records).text
     one = api.one(reading(found), "a", NOW) or {}
     assert one["result"]["last"]["triggered_by"] == who
+
+
+def test_the_output_of_a_run_says_when_it_was_seen_until_it_is_whole() -> None:
+    run = SlotRecord("manual/1", SlotState.RUNNING, NOW, "n1", 7, NOW)
+    tail = {"token": 7, "attempt": 1, "seen": NOW - 2, "output": "so <far>"}
+    fields = {RUN + run.slot: Field(encode(run), 1), **switch(TAIL, **tail)}
+    one = replace(job("a"), fields={**job("a").fields, **fields})
+    going = str(detail_of(snapshot(replace(one, holdings=held("a").holdings)), "a"))
+    assert re.search(r"<p>output so far, seen at <time [^>]*>14:13:18</time></p>", going)
+    assert "so &lt;far&gt;</pre>" in going
+    vanished = str(detail_of(snapshot(one), "a"))
+    assert "n1 vanished</p><p>lost; its output was seen last at <time" in vanished
+    found = (api.one(reading(snapshot(one)), "a", NOW) or {})["result"]["last"]
+    assert (found["output"], found["output_seen"]) == ("so <far>", "2026-09-21T14:13:18.000Z")
 
 
 # -- editions --------------------------------------------------------------------------------------

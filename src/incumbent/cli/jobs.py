@@ -169,7 +169,9 @@ def _show_runs(request: CommandRequest, runs: list[SlotRecord]) -> None:
     if request.on("verbose"):
         for run in runs:
             if run.output:
-                print(f"\n{printable(_slot_of(run))}:\n{printable_lines(run.output)}")
+                seen = "" if run.output_seen is None else iso(run.output_seen)
+                head = f"{_slot_of(run)}: {fleet.output_said(run)}{seen}".rstrip(": ")
+                print(f"\n{printable(head)}:\n{printable_lines(run.output)}")
 
 
 def _run_row(run: SlotRecord) -> tuple[str, ...]:

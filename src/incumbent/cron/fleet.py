@@ -20,6 +20,7 @@ from incumbent.cron.ledger import (
     JOB,
     PRUNED,
     RUN,
+    TAIL,
     SlotRecord,
     SlotState,
     read_job,
@@ -317,7 +318,7 @@ class Presence:
         since, guard, facts = gone_since(fields), ByVersion(fields[JOB].version), read_job(fields)
         if nobody and since is not None and now - since > _FORGET_AFTER and not record.holdings:
             # Remove the runs, the spans of removed records, and last the job.
-            for field in [field for field in fields if field.startswith((RUN, PRUNED, FOLD))]:
+            for field in [field for field in fields if field.startswith((RUN, PRUNED, FOLD, TAIL))]:
                 self._put(name, field, None)
             self._put(name, JOB, None, guard)
         elif nobody and GONE not in facts:
@@ -372,6 +373,13 @@ def result_of(run: SlotRecord) -> str:
     times = f" x{run.count}" if run.count > 1 else ""
     code = f" ({run.code})" if run.code and run.state is SlotState.FAILED else ""
     return f"{str(run.state).replace('_', ' ')}{code}{times}"
+
+
+def output_said(run: SlotRecord) -> str:
+    """What the output is, if it is not whole; the instant when it was seen is to follow."""
+    if run.output_seen is None:
+        return ""
+    return "lost; its output was seen last at " if run.state.ended else "output so far, seen at "
 
 
 def why_and_who(run: SlotRecord) -> str:

@@ -39,6 +39,13 @@ from incumbent.model import (
 from incumbent.protocol.port import Port
 
 RUN: Final = "run/"
+TAIL: Final = "tail"
+"""The field with the end of what the job's command has written so far, for people who look.
+
+It names the run, and is no part of the run's record: a write of it whose reply was lost may be
+applied after the run's end is on record.
+"""
+TAIL_MOST: Final = 4096
 JOB: Final = "job"
 """The field with the facts registered of the job: its schedule, its command, since when."""
 SLOT_KEEP: Final = 900.0
@@ -103,6 +110,7 @@ class SlotRecord:
     `due`: the scheduled instant. `attempt` counts from 1. `code`: the exit code. `why`: in words.
     `count`: the slots that this record stands for, `first`: the first of them (for missed slots).
     `triggered_by`: the operator who asked for it, with the reason; "" for a slot of the schedule.
+    `output_seen`: the instant of `output`, if that was read before the end; else it is whole.
     """
 
     slot: str
@@ -119,6 +127,7 @@ class SlotRecord:
     count: int = 1
     first: float | None = None
     triggered_by: str = ""
+    output_seen: float | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -181,6 +190,7 @@ def _is_sound(run: SlotRecord) -> bool:
         and (run.started is None or _is_number(run.started))
         and (run.ended is None or _is_number(run.ended))
         and (run.first is None or _is_number(run.first))
+        and (run.output_seen is None or _is_number(run.output_seen))
         and (run.code is None or _is_number(run.code))
         and all(isinstance(each, int) for each in (run.token, run.attempt, run.count))
         and all(isinstance(each, str) for each in (run.instance, run.why, run.output))
@@ -209,9 +219,22 @@ def runs_of(fields: Mapping[str, Field]) -> dict[str, tuple[SlotRecord, int]]:
     If the clocks were set back, a run from before is older than all runs since.
     """
     found = [(_read(slot, field), field.version) for slot, field in _records(fields)]
+    found = [(_with_tail(run, fields), version) for run, version in found]
     fold = fold_of(fields)
     found.sort(key=lambda pair: (_ran_at(pair[0], fold), pair[0].due, pair[0].slot))
     return {run.slot: (run, version) for run, version in found}
+
+
+def _with_tail(run: SlotRecord, fields: Mapping[str, Field]) -> SlotRecord:
+    """`run` with the output that was seen last, if it goes on or was lost without its output."""
+    going = run.state is SlotState.RUNNING or (run.state is SlotState.LOST and not run.output)
+    if not going or TAIL not in fields:
+        return run
+    facts = read_value(fields[TAIL].value)
+    if (facts.get("token"), facts.get("attempt")) != (run.token, run.attempt):
+        return run
+    seen = replace(run, output=facts.get("output", ""), output_seen=facts.get("seen"))
+    return seen if _is_sound(seen) else run
 
 
 def _ran_at(run: SlotRecord, fold: Fold) -> float:
@@ -322,7 +345,11 @@ def open_runs(fields: Mapping[str, Field]) -> list[tuple[SlotRecord, int]]:
         for slot, field in _records(fields)
         if _RUNNING in field.value or _WAITING in field.value
     ]
-    return [(run, version) for run, version in found if run is not None and not run.state.ended]
+    return [
+        (_with_tail(run, fields), version)
+        for run, version in found
+        if run is not None and not run.state.ended
+    ]
 
 
 def running(record: Record) -> list[SlotRecord]:
@@ -455,6 +482,17 @@ class Ledger:
                 if error.permanent or wake >= until:
                     raise
                 await self._port.sleep_until(wake)
+
+    async def show(self, run: SlotRecord, output: str, claim: str, now: float) -> bool:
+        """Show the end of the output of a run that goes on; "" removes what is shown.
+
+        Return whether it is shown: not if the claim lost the lease.
+        """
+        facts = {"token": run.token, "attempt": run.attempt, "seen": now}
+        shown = {**facts, "output": output[-TAIL_MOST:]}
+        value = json.dumps(shown, separators=(",", ":"), ensure_ascii=False).encode()
+        guard = ByClaim(claim, run.token)
+        return isinstance(await self._field(TAIL, value if output else None, guard), Stored)
 
     async def outlived(self, run: SlotRecord, why: str, now: float) -> SlotState | None:
         """Record that a run went on beyond its lease, unless its end is recorded. Returns the

@@ -13,7 +13,8 @@ command nor its lease, nor the command, whose pipe is read in blocks and before 
    has caught up, a reader that is too slow loses lines and delays nobody.
 2. Events of the run wait in the same line, so that none overtakes the output before it. They are
    not dropped.
-3. `drain`: the command has ended, so everything it wrote is read, and the tail is whole. The lines
+3. While the command runs, its tail is shown to people now and then (`shown`).
+4. `drain`: the command has ended, so everything it wrote is read, and the tail is whole. The lines
    are written later, when the lease is given back: `close` waits for that while the reader reads.
 """
 
@@ -24,8 +25,8 @@ import os
 import select
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from enum import Enum
 from math import inf
 from typing import Final
@@ -48,6 +49,11 @@ _DRAIN_WITHIN: Final = 5.0
 _CLOSE_WITHIN: Final = 15.0
 _LAST_PATIENCE: Final = 0.5
 """Seconds: a reader that takes nothing for so long at the end is given up."""
+
+
+_FIRST_SHOWN, _SHOWN_EVERY = 2.0, 5.0
+"""Seconds until the tail is shown: at most 12 times a minute."""
+_SHOWN_WITHIN: Final = 2.5
 
 
 class _PieceKind(Enum):
@@ -246,6 +252,30 @@ class Output:
             self._ready.append(data)
         else:
             self._ready += _in_pieces(self._lines.events_of(data, ended=kind is _PieceKind.END))
+
+
+@contextmanager
+def shown(tail: Callable[[], str], show: Callable[[str], bool]) -> Iterator[None]:
+    """Until the block ends, `show` the tail every few seconds if it is another; see Ledger.show.
+
+    In a thread of its own: nobody waits for a store but the end of the block, for one request.
+    """
+    over = threading.Event()
+
+    def run() -> None:
+        last, pause = "", _FIRST_SHOWN
+        while not over.wait(pause):
+            pause = _SHOWN_EVERY
+            if (now := tail()) and now != last and show(now):
+                last = now
+
+    thread = threading.Thread(target=run, name="incumbent-tail", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(_SHOWN_WITHIN)
 
 
 class _Lines:

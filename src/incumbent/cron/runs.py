@@ -6,6 +6,7 @@ The worker or the thread that runs it decides what an attempt is: a command or a
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, TypeVar
 
@@ -195,6 +196,7 @@ class Attempts:
         self._lease = lease
         self._spec = spec
         self._emit = emit
+        self._shown = False
         self._ledger = Ledger(lease.belief.link.port, lease.belief.key)
         self._began = clock.now()
         self.slot_record = SlotRecord(
@@ -287,6 +289,29 @@ class Attempts:
         facts = {"slot": run.slot, "attempt": run.attempt, "code": end.code}
         self._emit(event, **facts, seconds=round(took, 3), why=why)
         return ended
+
+    # -- for people who look -----------------------------------------------------------------
+
+    def show_output(self, output: str) -> bool:
+        """Show what the command has written so far; return False if that is not the time for it.
+
+        From any thread. A store that is in trouble has the renewals to answer first.
+        """
+        run, belief = self.slot_record, self._lease.belief
+        if run.state is not SlotState.RUNNING or not (self._lease.valid and belief.answered):
+            return False
+        self._shown = True
+        try:
+            return run_blocking(self._ledger.show(run, output, belief.claim_id, clock.wall()))
+        except StoreError:
+            return False
+
+    def hide_output(self) -> None:
+        """Remove what was shown, once the whole output is on record."""
+        if self._shown:
+            with suppress(StoreError):
+                claim = self._lease.belief.claim_id
+                run_blocking(self._ledger.show(self.slot_record, "", claim, clock.wall()))
 
     def prune(self) -> None:
         """Remove surplus records from the ledger, now and then."""

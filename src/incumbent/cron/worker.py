@@ -27,7 +27,7 @@ from incumbent import clock
 from incumbent.cron.events import Events
 from incumbent.cron.fleet import CONTROL
 from incumbent.cron.ledger import OUTPUT_MOST, SlotRecord, SlotState
-from incumbent.cron.output import Output
+from incumbent.cron.output import Output, shown
 from incumbent.cron.runs import (
     GAVE_BACK,
     HAD_ITS_TURN,
@@ -334,7 +334,10 @@ class _CommandRun:
             if code == HAD_ITS_TURN:
                 self._events("skipped", slot=self._slot, why="it has had its turn already")
             return code
-        ended = self._attempts.run_attempts(self._attempt, self._pause)
+        with shown(self._output.tail, self._attempts.show_output):
+            ended = self._attempts.run_attempts(self._attempt, self._pause)
+        if ended is not None:
+            self._attempts.hide_output()
         if ended is not None and self._failed_for_good(ended):
             self._on_failure(ended)
         if not self._survived:

@@ -118,6 +118,7 @@ def run_as_json(run: SlotRecord) -> dict[str, Any]:
         "why": run.why or None,
         "triggered_by": run.triggered_by or None,
         "output": run.output or None,
+        "output_seen": _instant(run.output_seen),
     }
 
 

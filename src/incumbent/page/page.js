@@ -43,7 +43,12 @@ function patch(event) {
     if (!old) continue;
     const focused = old.contains(document.activeElement);
     if ("open" in row) row.open = old.open;
+    const before = old.querySelector("pre");
+    const atEnd = before && before.scrollTop + before.clientHeight >= before.scrollHeight - 4;
+    const kept = before?.scrollTop;
     old.replaceWith(row);
+    const output = row.querySelector("pre");
+    if (output) output.scrollTop = atEnd ? output.scrollHeight : kept;
     if (focused) (row.querySelector("a, summary") || row).focus();
   }
   const focus = document.activeElement;

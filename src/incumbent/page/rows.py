@@ -9,7 +9,7 @@ from math import inf
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from incumbent.cron.fleet import is_by_the_clock, result_of, schedule_of, why_and_who
+from incumbent.cron.fleet import is_by_the_clock, output_said, result_of, schedule_of, why_and_who
 from incumbent.cron.ledger import SlotRecord
 from incumbent.cron.schedule import find_zone, local_time, slot_id
 from incumbent.durations import say_seconds
@@ -364,6 +364,7 @@ def _run(run: SlotRecord, now: float) -> PageRow:
             since,
         ),
         tag("p", said) if (said := why_and_who(run)) else "",
+        tag("p", output_said(run), when(run.output_seen, now)) if run.output_seen else "",
         tag("pre", run.output or ("no output yet" if going else "no output"), tabindex=0),
         id=id_,
         open=going,

@@ -366,7 +366,7 @@ SERVICES: Final = frozenset(
         *("incumbent-batch", "incumbent-login", "incumbent-watch"),
         *("incumbent-http", "incumbent-page", "incumbent-page-act"),
         *("incumbent-report", "incumbent-systemd", "incumbent-notify"),
-        *("incumbent-cron", "incumbent-jobs", "incumbent-output"),
+        *("incumbent-cron", "incumbent-jobs", "incumbent-output", "incumbent-tail"),
     }
 )
 """The names of our daemon threads that run none of the program's code, callbacks left out."""
