@@ -49,7 +49,7 @@ class Input(_Named):
     LATE = "granted, but too late to be believed"
     REFUSE = "the store said no"
     UNSENT = "certainly not applied"
-    UNSURE = "perhaps applied"
+    UNANSWERED = "perhaps applied"
     ABANDON = "the caller gives up, or was interrupted"
     RENEW = "a renewal is about to be sent"
     RENEWED = "the renewal was proved"
@@ -82,7 +82,7 @@ TRANSITIONS: Final[dict[LeaseState, dict[Input, LeaseState]]] = {
         _I.LATE: _S.DOUBT,
         _I.REFUSE: _S.NEW,
         _I.UNSENT: _S.NEW,
-        _I.UNSURE: _S.DOUBT,
+        _I.UNANSWERED: _S.DOUBT,
         _I.ABANDON: _S.OWING,
         _I.FORK: _S.LOST,
     },
@@ -93,7 +93,7 @@ TRANSITIONS: Final[dict[LeaseState, dict[Input, LeaseState]]] = {
         _I.LATE: _S.DOUBT,
         _I.REFUSE: _S.DOUBT,
         _I.UNSENT: _S.DOUBT,
-        _I.UNSURE: _S.DOUBT,
+        _I.UNANSWERED: _S.DOUBT,
         _I.ABANDON: _S.OWING,
         _I.FORK: _S.LOST,
     },
@@ -245,9 +245,9 @@ class LeaseMachine:
         """Note that the take was certainly not applied."""
         self._move(Input.UNSENT)
 
-    def unsure(self) -> None:
+    def unanswered(self) -> None:
         """Note that the take was perhaps applied."""
-        self._move(Input.UNSURE)
+        self._move(Input.UNANSWERED)
 
     def abandoned(self) -> bool:
         """Give up the claim; return True if the store may have it, so that it must be released."""

@@ -217,7 +217,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     _d(
         "a driver's connection serves again after an exchange that was not completed",
         "stores/mysql/wire.py",
-        "        self.in_doubt = True\n        with _translated(writes=writes):",
+        "        self.unfinished = True\n        with _translated(writes=writes):",
         "        with _translated(writes=writes):",
         f"{_IN}test_server.py::test_a_transaction_that_fails_in_the_middle_leaves_nothing_locked_and_nothing_half_done",
     ),

@@ -199,7 +199,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "a store that could not be examined is said to give leases",
         "stores/findings.py",
-        "    if unsure:\n",
+        "    if unknown:\n",
         "    if False:\n",
         "tests/cli/test_true_answers.py"
         "::test_a_store_that_cannot_be_examined_is_neither_free_nor_waiting",

@@ -35,10 +35,15 @@ def what_comes_of_it(
             engine.faulty.plan("give", *[fault] * again)
         try:
             claim = acquired(port, wanted)
-            found += [claim.machine.state, claim.unsure, left(port, claim), claim.machine.state]
+            found += [
+                claim.machine.state,
+                claim.takes_in_doubt,
+                left(port, claim),
+                claim.machine.state,
+            ]
         except Exception as error:  # noqa: BLE001 - both have to raise the same
             found.append(type(error))
-    return found, [debt.doubt for debt in owed], dict(engine.faulty.calls)
+    return found, [debt.takes_in_doubt for debt in owed], dict(engine.faulty.calls)
 
 
 @pytest.mark.parametrize("timeout", [0, 0.3])

@@ -96,14 +96,14 @@ def _claim(port: _Port) -> Claim:
     return claim
 
 
-@pytest.mark.parametrize("unsure", [0, 1])
-def test_a_release_leaves_a_debt_only_for_a_take_that_was_never_answered(unsure: int) -> None:
+@pytest.mark.parametrize("in_doubt", [0, 1])
+def test_a_release_leaves_a_debt_only_for_a_take_that_was_never_answered(in_doubt: int) -> None:
     port = _Blocking(Released())
     claim = _claim(port)
-    claim.unsure = unsure
+    claim.takes_in_doubt = in_doubt
     # An hour later: what held the take up may hold it up for as long as it likes.
     assert release_blocking(cast("BlockingPort", port), claim, port.now() + 3600)
-    assert [debt.doubt for debt in port.owed] == [2] * unsure
+    assert [debt.takes_in_doubt for debt in port.owed] == [2] * in_doubt
 
 
 @pytest.mark.parametrize("blocking", [True, False])
@@ -116,21 +116,21 @@ def test_a_release_that_got_no_answer_stays_owed(failure: BaseException, blockin
             assert not release_blocking(cast("BlockingPort", port), claim, port.now())
         else:
             assert not run_blocking(release(cast("Port", port), claim))
-    assert [(debt.claim, debt.doubt) for debt in port.owed] == [("claim", 0)]
+    assert [(debt.claim, debt.takes_in_doubt) for debt in port.owed] == [("claim", 0)]
 
 
-@pytest.mark.parametrize("unsure", [0, 1])
-def test_whoever_adopts_a_lease_gives_up_the_takes_in_doubt_along_with_it(unsure: int) -> None:
+@pytest.mark.parametrize("in_doubt", [0, 1])
+def test_whoever_adopts_a_lease_gives_up_the_takes_in_doubt_along_with_it(in_doubt: int) -> None:
     """A run of cron goes on in another process, and the take that got no answer may still come."""
     engine = MemoryEngine()
     link = Link(engine)
     wanted = LeaseRequest(KEY, ASK, ASK, make_policy(15.0))
     granted = engine.store().take(KEY, "claim", wanted.once, link.port.now() + 5)
     assert isinstance(granted, Granted)
-    assert adopt(link, wanted, "claim", unsure).release()
+    assert adopt(link, wanted, "claim", in_doubt).release()
     link.keeper.drain(5.0)
     late = engine.store().take(KEY, "claim", wanted.once, link.port.now() + 5)
-    assert isinstance(late, Refused if unsure else Granted)
+    assert isinstance(late, Refused if in_doubt else Granted)
     link.close()
 
 

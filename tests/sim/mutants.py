@@ -211,12 +211,12 @@ def a_refusal_after_doubt_is_clean(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("signals", "leak")
 def a_debt_in_doubt_is_settled_by_the_first_gone(patch: pytest.MonkeyPatch) -> None:
-    _with_debts(patch, doubt=0)
+    _with_debts(patch, takes_in_doubt=0)
 
 
 @mutant("signals", "leak")
 def a_debt_of_two_takes_is_settled_by_one_release(patch: pytest.MonkeyPatch) -> None:
-    _with_debts(patch, doubt=1)
+    _with_debts(patch, takes_in_doubt=1)
 
 
 @mutant("signals", "leak")
@@ -225,7 +225,7 @@ def a_release_forgets_the_take_that_got_no_answer(patch: pytest.MonkeyPatch) -> 
 
     def forgets(port: Port, held: Claim, error: StoreError) -> StoreError:
         found = unanswered(port, held, error)
-        held.unsure = 0
+        held.takes_in_doubt = 0
         return found
 
     patch.setattr(acquire, "_unanswered", forgets)
@@ -240,9 +240,11 @@ def _with_debts(patch: pytest.MonkeyPatch, **changed: Any) -> None:
     settle = release.settle
 
     async def changed_settle(port: Port, debt: Debt, timeout: float) -> bool:
-        if "doubt" in changed:
+        if "takes_in_doubt" in changed:
             return await settle(
-                port, replace(debt, doubt=min(debt.doubt, changed["doubt"])), timeout
+                port,
+                replace(debt, takes_in_doubt=min(debt.takes_in_doubt, changed["takes_in_doubt"])),
+                timeout,
             )
         return await settle(port, replace(debt, **changed), timeout)
 

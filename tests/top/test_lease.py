@@ -23,7 +23,7 @@ FEED: dict[Input, Callable[[LeaseMachine], object]] = {
     Input.LATE: lambda machine: machine.granted(GRANT, LATE),
     Input.REFUSE: LeaseMachine.refused,
     Input.UNSENT: LeaseMachine.unsent,
-    Input.UNSURE: LeaseMachine.unsure,
+    Input.UNANSWERED: LeaseMachine.unanswered,
     Input.ABANDON: LeaseMachine.abandoned,
     Input.RENEW: lambda machine: machine.renew_sent(T0 + 1),
     Input.RENEWED: lambda machine: machine.renewed(T0 + 1.1),
@@ -41,8 +41,8 @@ _HOLDING = (Input.SEND, Input.GRANT)
 WAY_TO: dict[LeaseState, tuple[Input, ...]] = {
     LeaseState.NEW: (),
     LeaseState.ASKING: (Input.SEND,),
-    LeaseState.DOUBT: (Input.SEND, Input.UNSURE),
-    LeaseState.ASKING_AGAIN: (Input.SEND, Input.UNSURE, Input.SEND),
+    LeaseState.DOUBT: (Input.SEND, Input.UNANSWERED),
+    LeaseState.ASKING_AGAIN: (Input.SEND, Input.UNANSWERED, Input.SEND),
     LeaseState.HELD: _HOLDING,
     LeaseState.LEAVING: (*_HOLDING, Input.LEAVE),
     LeaseState.RELEASED: (*_HOLDING, Input.LEAVE, Input.GIVEN),
@@ -133,7 +133,7 @@ def test_the_deadline_counts_from_before_the_request() -> None:
 def test_a_repeat_counts_from_the_repeat() -> None:
     machine = LeaseMachine(POLICY)
     machine.sent(T0)
-    machine.unsure()
+    machine.unanswered()
     machine.sent(T0 + 2)
     machine.granted(GRANT, T0 + 2.1)
     assert machine.deadline == pytest.approx(T0 + 2 + POLICY.span)
@@ -278,7 +278,7 @@ def test_giving_up_says_whether_the_store_has_to_be_told() -> None:
     )
 
 
-@pytest.mark.parametrize("answer", [Input.REFUSE, Input.UNSENT, Input.LATE, Input.UNSURE])
+@pytest.mark.parametrize("answer", [Input.REFUSE, Input.UNSENT, Input.LATE, Input.UNANSWERED])
 def test_no_answer_but_a_grant_settles_an_earlier_doubt(answer: Input) -> None:
     """It is the answer to the second take; the first may arrive after it."""
     machine = machine_in(LeaseState.ASKING_AGAIN)

@@ -289,8 +289,8 @@ class Dispatcher:
         if spec.name in catching_up:
             slot = replace(slot, caught=True)
         slot = self.folds.get(spec.name, NO_FOLD).named(slot)
-        unsure = fold_number(slot.name) == 1 and self.agenda.may_be_returned(slot, spec.name)
-        check = slot.missed or unsure or wall - slot.due > _CHECK_FIRST
+        returns = fold_number(slot.name) == 1 and self.agenda.may_be_returned(slot, spec.name)
+        check = slot.missed or returns or wall - slot.due > _CHECK_FIRST
         (self.check_at if check else self.claim_at)(spec.name, slot, now)
 
     def _ready(self, name: str, pending: _Pending, now: float, wall: float) -> list[Order]:

@@ -35,14 +35,14 @@ _NEVER: Final = FixedTimes(())
 class Task:
     """A granted slot, for another process to adopt and run. `wanted` names the slot too.
 
-    `unsure`: takes of the claim without a reply; giving the claim back gives them up too.
+    `takes_in_doubt`: takes of the claim without a reply; giving the claim back gives them up too.
     """
 
     spec: JobSpec
     slot: JobSlot
     wanted: LeaseRequest
     claim: str
-    unsure: int = 0
+    takes_in_doubt: int = 0
 
     @property
     def key(self) -> tuple[str, str]:
@@ -93,7 +93,7 @@ class Claimer:
     def hand_over(self, spec: JobSpec, slot: JobSlot, claim: Claim) -> Task:
         """Pass the lease on to another process: this one no longer counts as its holder."""
         claim.machine.left()
-        return Task(without_schedule(spec), slot, claim.wanted, claim.id, claim.unsure)
+        return Task(without_schedule(spec), slot, claim.wanted, claim.id, claim.takes_in_doubt)
 
 
 def without_schedule(spec: JobSpec) -> JobSpec:
@@ -101,7 +101,7 @@ def without_schedule(spec: JobSpec) -> JobSpec:
     return replace(spec, schedule=_NEVER)
 
 
-def adopt(link: Link, wanted: LeaseRequest, claim_id: str, unsure: int) -> Lease:
+def adopt(link: Link, wanted: LeaseRequest, claim_id: str, takes_in_doubt: int) -> Lease:
     """Take over a lease that another process was granted: ask for it again with its claim.
 
     It is not enough to copy its numbers: the deadline must count from a request of our own, and a
@@ -110,7 +110,7 @@ def adopt(link: Link, wanted: LeaseRequest, claim_id: str, unsure: int) -> Lease
     """
     # A store that was just started may make a new connection wait longer than the old one.
     claim = run_blocking(acquire(link.port, wanted, wanted.policy.ttl / 2, claim_id=claim_id))
-    claim.unsure += unsure
+    claim.takes_in_doubt += takes_in_doubt
     link.keeper.arm(claim)
     return Lease(link, (claim,))
 

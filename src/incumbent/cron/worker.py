@@ -225,7 +225,7 @@ class _TaskRunner:
         """Run the task to its end; the code says how it ended, or that it was given back."""
         events = self._events.with_facts(job=task.spec.name)
         try:
-            lease = adopt(self._link, task.wanted, task.claim, task.unsure)
+            lease = adopt(self._link, task.wanted, task.claim, task.takes_in_doubt)
         except (NotAcquired, StoreError) as error:
             events("given_back", slot=task.slot.name, why=str(error))
             return GAVE_BACK

@@ -36,5 +36,5 @@ The words, one meaning each:
     slot     what may be used once in a time, such as an instant of a schedule
     record   all that a store knows of a name; in cron, also a slot's record (SlotRecord)
     debt     the release of a claim that may still stand in the store
-    unsure, doubt   takes without an answer: the store may have applied them
+    in doubt  a take without an answer: the store may have applied it, or may get it late
 """

@@ -179,13 +179,13 @@ def _said(term: TermView) -> str:
 def _bars(holder: str, terms: Sequence[TermView], window: Window) -> Html:
     """The bars of one holder, as one shape: the runs of a job may be thousands."""
     hue = crc32(holder.encode("utf-8", "replace")) % _HUES
-    unsure = " unsure" if terms[0].how == "expired" else ""
+    faint = " faint" if terms[0].how == "expired" else ""
     spans = [(window.x(term.began), window.x(term.ends)) for term in terms]
     sizes = [(left, max(2.0, round(right - left, 1))) for left, right in spans]
     shape = "".join([f"M{left} 4h{wide}v12h-{wide}z" for left, wide in sizes])
     which = f"term {terms[0].token} {terms[0].how}" if len(terms) == 1 else f"{len(terms)} times"
     title = safe(f"{holder}, {which}")
-    return Html(f'<path d="{shape}" class="hue{hue}{unsure}"><title>{title}</title></path>')
+    return Html(f'<path d="{shape}" class="hue{hue}{faint}"><title>{title}</title></path>')
 
 
 def _mark(at: float, kind: str, window: Window) -> Html:

@@ -73,7 +73,7 @@ async def acquire(
         # The store has seen this claim before, so unless it is granted now its release is owed.
         claim.id = claim_id
         claim.machine.sent(started)
-        claim.machine.unsure()
+        claim.machine.unanswered()
     until, patience = _until_and_patience(wanted, timeout, started)
     try:
         ask = wanted.once if timeout == 0 else wanted.queued
@@ -125,7 +125,7 @@ def _compensate(port: Port, claim: Claim) -> None:
     now = port.now()
     # Interrupted before the answer: the take may still arrive at the store.
     if claim.machine.state in _ON_ITS_WAY:
-        claim.unsure += 1
+        claim.takes_in_doubt += 1
     if claim.machine.abandoned():
         port.hand_over(claim.debt(now, undo_slot=True))
     elif claim.in_line:
@@ -324,8 +324,8 @@ def _unanswered(port: Port, claim: Claim, error: StoreError) -> StoreError:
     if meters.on:
         meters.failed(error)
     if isinstance(error, OutcomeUnknown):
-        claim.machine.unsure()
-        claim.unsure += 1
+        claim.machine.unanswered()
+        claim.takes_in_doubt += 1
     else:
         claim.machine.unsent()
     return error
@@ -347,8 +347,8 @@ def _answered(
 def _believe(port: Port, claim: Claim, grant: Granted, sent: float) -> Granted | StoreError:
     now = port.now()
     if grant.claim != claim.id:
-        claim.machine.unsure()
-        claim.unsure += 1
+        claim.machine.unanswered()
+        claim.takes_in_doubt += 1
         return OutcomeUnknown("the store answered for another claim", name=claim.wanted.key.name)
     if not claim.machine.granted(grant, now):
         return late_grant(claim.wanted, now - sent)

@@ -66,7 +66,7 @@ class Claim:
     ref: weakref.ref[Claim] = field(init=False)
     began: float = field(default=inf, init=False)
     """The instant of the grant."""
-    unsure: int = field(default=0, init=False)
+    takes_in_doubt: int = field(default=0, init=False)
     """The number of takes that got no answer, and may still arrive."""
     failures: int = field(default=0, init=False)
     """The number of renewals in a row that brought no proof."""
@@ -168,13 +168,13 @@ class Claim:
         slot = wanted.slot if undo_slot else None
         closed_until = -inf if undo_slot else self.began + wanted.at_least_for
         # A grant answers one of the takes, and nobody knows which.
-        doubt = self.unsure + bool(self.machine.token) if self.unsure else 0
+        in_doubt = self.takes_in_doubt + bool(self.machine.token) if self.takes_in_doubt else 0
         return Debt(
             wanted.key,
             self.id,
             slot,
             now + wanted.policy.kept + wanted.policy.request_timeout,
-            doubt,
+            in_doubt,
             closed_until,
             self.successor,
             now + min(wanted.policy.ttl, RESERVED),

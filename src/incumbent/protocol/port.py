@@ -19,9 +19,9 @@ class Debt:
     """The owed release of a claim that may still stand in the store.
 
     `until`: the instant at which the ttl has ended the claim, unless a take of it is in doubt.
-    `doubt`: the number of takes that may still arrive. With one, the answer "no such claim" is not
-    final, for the store may grant the late take afterwards; with more, "released" is not final
-    either. So the release is repeated until `until`, and after that until the store answers once.
+    `takes_in_doubt`: the number of takes that may still arrive. With one, the answer "no such
+    claim" is not final, for the store may grant the late take afterwards; with more, "released" is
+    not final either. So it is repeated until `until`, and after that until the store answers once.
     `closed_until`: the instant until which at_least_for keeps the name closed, by our clock.
     `reserve_for`: the successor for which the name is reserved until `reserved_until`, likewise.
     `only_leaves_line`: the claim certainly holds nothing.
@@ -32,7 +32,7 @@ class Debt:
     claim: str
     slot: str | None
     until: float
-    doubt: int
+    takes_in_doubt: int
     closed_until: float
     reserve_for: str | None = None
     reserved_until: float = -inf

@@ -119,7 +119,7 @@ def _conclude(
             meters.count(meters.TRANSITIONS, "unconfirmed")
     elif answer is not None:
         answered, confirmed = True, _apply(port, claim, answer)
-    if not answered or claim.unsure:
+    if not answered or claim.takes_in_doubt:
         port.hand_over(claim.debt(now, undo_slot=undo_slot))
     return confirmed
 
@@ -154,7 +154,7 @@ async def settle(port: Port, debt: Debt, timeout: float) -> bool:
     one answer would do (`refuses_late`), because a failover may lose what a store knows of a claim.
     """
     now = port.now()
-    if now >= debt.until and not debt.doubt:
+    if now >= debt.until and not debt.takes_in_doubt:
         return True
     # 0 is no grant's token, so this give can end no lease: the claim only leaves the line.
     token = 0 if debt.only_leaves_line else None
@@ -163,5 +163,6 @@ async def settle(port: Port, debt: Debt, timeout: float) -> bool:
         outcome = await port.give(debt.key, debt.claim, token, now + timeout, parting=parting)
     except StoreError as error:
         return error.permanent
-    settled = debt.doubt == 0 or (debt.doubt == 1 and isinstance(outcome, Released))
+    late = debt.takes_in_doubt
+    settled = late == 0 or (late == 1 and isinstance(outcome, Released))
     return settled or now >= debt.until

@@ -152,11 +152,11 @@ def state_of_store(findings: Iterable[Finding]) -> NameState:
     """The state of a name that nobody holds, judged by the findings about its store alone."""
     reported = list(findings)
     refused = [found[1] for found in reported if isinstance(found, GrantsNothing)]
-    unsure = [found[1] for found in reported if isinstance(found, CannotTell)]
+    unknown = [found[1] for found in reported if isinstance(found, CannotTell)]
     if refused:
         return NameState(WAITING, f"nobody is given a lease yet: {'; '.join(refused)}")
-    if unsure:
-        return NameState(UNKNOWN, f"whether the store gives leases now: {'; '.join(unsure)}")
+    if unknown:
+        return NameState(UNKNOWN, f"whether the store gives leases now: {'; '.join(unknown)}")
     return GRANTS
 
 

@@ -51,13 +51,13 @@ _SWEEPS: Final = 0.01
 
 
 class PooledConnection(Connection, Protocol):
-    """`in_doubt`: an exchange on it was not completed, so it cannot be used again.
+    """`unfinished`: an exchange on it was not completed, so it cannot be used again.
 
     `looked`: when its server was last examined; `longest`: the longest ttl, in microseconds, that
     the store knows of; `encrypted`: whether by TLS.
     """
 
-    in_doubt: bool
+    unfinished: bool
     looked: float
     longest: int
     encrypted: bool
@@ -168,7 +168,7 @@ class PooledOperations(PollingOperations, BoundedRunner[W, None]):
             raise
 
     def keep_or_close(self, wire: W, idle: list[W], error: BaseException) -> None:
-        if isinstance(error, StoreError) and not wire.in_doubt:
+        if isinstance(error, StoreError) and not wire.unfinished:
             self.put_back(wire, idle)
         else:
             wire.close()

@@ -346,8 +346,8 @@ def _describe_end(lease: Lease, ending: Ending) -> str:
     if ending.survivors:
         return outlives_kill(ending)
     if not kind:
-        unsure = "" if ending.confirmed else "; the store did not confirm the release"
-        return f"CMD ended with {ending.status} {after}{unsure}"
+        unconfirmed = "" if ending.confirmed else "; the store did not confirm the release"
+        return f"CMD ended with {ending.status} {after}{unconfirmed}"
     if kind == "guard":
         return f"the guard is dead; CMD was stopped {after}"
     return f"{signal_name if kind == 'signal' else lost_in_words(lease, kind)} {after}"

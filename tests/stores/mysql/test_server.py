@@ -383,7 +383,7 @@ def test_a_commit_that_fails_certification_changed_nothing_and_is_asked_again(
             return ask(wire, asked, until, writes=writes)
         left[0] -= 1
         ask(wire, asked.removesuffix("COMMIT") + "ROLLBACK", until, writes=writes)
-        wire.in_doubt = True
+        wire.unfinished = True
         raise ServerError(1213, "WSREP: certification failed", writes=writes)
 
     monkeypatch.setattr(MysqlWire, "ask", uncertified)

@@ -114,9 +114,9 @@ def test_what_was_packed_for_a_batch_serves_until_its_keys_move(
         store: Any = here.store
         known = store.operations._cluster
         # Asked again, and told the same.
-        known.doubted, known.asked = True, known.asked - 1
+        known.must_ask, known.asked = True, known.asked - 1
         assert check() is kept
-        assert not known.doubted
+        assert not known.must_ask
         for node in cluster.nodes:
             node.cli("SCRIPT", "FLUSH")
         assert check() is kept

@@ -380,7 +380,7 @@ class SentAbout:
 def test_a_renewal_follows_its_slot_for_as_long_as_there_is_time(redirections: int) -> None:
     side = SentAbout(redirections)
     cluster = KnownCluster(RedisSite(RedisTarget(), "here"), (OLD, NEW))
-    cluster.topology, cluster.doubted = topology(), False
+    cluster.topology, cluster.must_ask = topology(), False
     router = Router(cast("RedisSide", side), cluster, RedisOptions("redis+cluster", RedisTarget()))
     renewal = Renewal(Key("default", "job"), "c", 1, 1.0, "epoch")
     assert run_blocking(router.renew([renewal], clock.now() + 5)) == [Renewed()]

@@ -22,7 +22,7 @@ from incumbent.stores.sqlite.host import (
     boottime_offset,
     check_file_system,
     detect_orchestrator,
-    is_doubtful,
+    may_be_remote,
     this_host,
     type_in,
 )
@@ -163,8 +163,8 @@ def test_a_file_system_that_machines_share_is_refused(
 def test_another_fuse_is_doubtful_but_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "file_system_of", lambda path: "fuse.mergerfs")
     check_file_system(Path("/x"))
-    assert is_doubtful("fuse.mergerfs")
-    assert not is_doubtful("ext4")
+    assert may_be_remote("fuse.mergerfs")
+    assert not may_be_remote("ext4")
 
 
 def test_an_engine_is_not_even_made_on_a_network_file_system(

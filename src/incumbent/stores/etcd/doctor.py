@@ -31,10 +31,10 @@ async def diagnose(client: EtcdClient[Any], ttl: float, until: float) -> list[Fi
         if all(level != "error" for level, _, _ in here):
             well.append(endpoint)
     if not well:
-        return list(map(_as_doubt, findings))
+        return list(map(_as_untold, findings))
     for check in (_alarms, _members, _incarnation, _trip):
         here = await _findings_of(check(client, well[0], ttl, until), "the cluster")
-        here = list(map(_as_doubt, here)) if check is _incarnation else here
+        here = list(map(_as_untold, here)) if check is _incarnation else here
         findings += [finding for finding in here if finding not in findings]
     if client.site.restart_wait == 0:
         findings.append((
@@ -45,7 +45,7 @@ async def diagnose(client: EtcdClient[Any], ttl: float, until: float) -> list[Fi
     return findings
 
 
-def _as_doubt(finding: Finding) -> Finding:
+def _as_untold(finding: Finding) -> Finding:
     """The finding; an error becomes a CannotTell, as it hides whether leases are granted."""
     level, what, todo = finding
     return cannot_tell(what, todo) if level == "error" else finding

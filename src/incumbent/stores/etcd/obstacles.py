@@ -35,10 +35,8 @@ class Obstacles(NamedTuple):
     awaited_ticket: int = 0
 
     def __bool__(self) -> bool:
-        return any((
-            *(self.holders, self.awaited_ticket, self.pause, self.closing),
-            *(self.slots, self.line, self.given_up),
-        ))  # fmt: skip
+        beside = self.slots or self.line or self.awaited_ticket or self.given_up
+        return bool(beside or not self.free)
 
     @property
     def free(self) -> bool:

@@ -66,7 +66,7 @@ class MysqlWire:
     def __init__(self, site: MysqlSite, host: Endpoint, until: float) -> None:
         """Connect and log in. Raises OSError, Broken, ServerError."""
         self.looked = clock.now()
-        self.closed, self.in_doubt = False, True
+        self.closed, self.unfinished = False, True
         path = site.unix_socket
         sock = connect_unix(path, until) if path else connect(host.host, host.port, until)
         self._socket = DriverSocket(sock, until)
@@ -88,7 +88,7 @@ class MysqlWire:
         with _translated(writes=False):
             self._connection.connect(self._socket)
         self._socket = (upgrade and upgrade.upgraded) or self._socket
-        self.encrypted, self.in_doubt = upgrade is not None, False
+        self.encrypted, self.unfinished = upgrade is not None, False
 
     def is_stale(self, *, trust: bool) -> bool:
         return self.closed or self._socket.is_stale(trust=trust)
@@ -113,14 +113,14 @@ class MysqlWire:
             said = f"{size} bytes, and max_allowed_packet is {self.facts.packet}"
             raise ServerError(1153, said, writes=False)
         self._socket.begin(until)
-        self.in_doubt = True
+        self.unfinished = True
         with _translated(writes=writes):
             cursor = self._connection.cursor()
             cursor.execute(statements)
             replies = [Reply(cursor.rowcount, cursor.lastrowid, cursor.fetchall())]
             while cursor.nextset():
                 replies.append(Reply(cursor.rowcount, cursor.lastrowid, cursor.fetchall()))
-        self.in_doubt = False
+        self.unfinished = False
         return replies
 
 

@@ -136,7 +136,7 @@ class QuorumStore(BlockingStore[_Blocking]):
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         quorum = self._quorum
         # A claim whose votes are being taken back needs a ballot above these votes.
-        is_simple = ask.slot is None and not quorum.is_doubtful(key, claim)
+        is_simple = ask.slot is None and not quorum.is_in_doubt(key, claim)
         idle = self.operations.idle
         wait = quorum.dialect.wait_of(ask.ttl)
         panel = self._whole(wait, until, CHECK_EVERY) if is_simple else None

@@ -71,7 +71,7 @@ class Quorum:
         """The epoch of all leases: the list of members, not the incarnation of any member."""
         return self.dialect.members.decode()
 
-    def is_doubtful(self, key: Key, claim: str) -> bool:
+    def is_in_doubt(self, key: Key, claim: str) -> bool:
         """Whether votes of the claim that do not count may be stored, or on their way."""
         return (key, claim) in self.taken_back or (key, claim) in self.given_up
 

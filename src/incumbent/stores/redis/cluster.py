@@ -146,7 +146,7 @@ class KnownCluster:
     sites: dict[Address, RedisSite] = field(default_factory=dict)
     marked: dict[Address, Topology] = field(default_factory=dict)
     asked: float = -inf
-    doubted: bool = True
+    must_ask: bool = True
     proved: bool = False
 
     def site_of(self, address: Address) -> RedisSite:
@@ -172,7 +172,7 @@ class KnownCluster:
     @property
     def stale(self) -> bool:
         """Whether the nodes must be asked for the topology again."""
-        return self.doubted and not 0 <= _now() - self.asked < _AGAIN
+        return self.must_ask and not 0 <= _now() - self.asked < _AGAIN
 
     async def ask(self, side: RedisSide, until: float) -> None:
         """Ask for the topology. Raises StoreUnavailable if no node has ever answered."""
@@ -200,7 +200,7 @@ class KnownCluster:
             return
         if not known:
             raise self._nobody([each for each in answers if isinstance(each, StoreError)])
-        self.asked, self.doubted, self.proved = _now(), False, True
+        self.asked, self.must_ask, self.proved = _now(), False, True
         newest = max(known, key=lambda each: each.epoch)
         # The same object as long as nothing changed: packed renewals are kept for it.
         if newest != self.topology:
@@ -230,9 +230,9 @@ class KnownCluster:
         nodes = self.topology.nodes()
         return [(say_address(address), self.site_of(address)) for address in nodes]
 
-    def doubt(self) -> None:
+    def ask_again(self) -> None:
         """After an error at a node: ask again, since another may have taken its place."""
-        self.doubted = True
+        self.must_ask = True
 
 
 # -- routing ---------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ class Router(RedisOperations):
             outcomes.update(zip(indexes, each, strict=True))
         if any(isinstance(outcome, StoreError) for outcome in outcomes.values()):
             # Before the repeats, which then go by a new topology.
-            self._cluster.doubt()
+            self._cluster.ask_again()
         moved = [at for at, outcome in outcomes.items() if isinstance(outcome, Moved)]
         again = await one_by_one(lambda at: self.run(plan.parts[at], until), moved)
         outcomes.update(zip(moved, again, strict=True))
@@ -343,7 +343,7 @@ class Router(RedisOperations):
         found: dict[Key, Record] = {}
         for records in await self._side.gather(calls, until):
             if isinstance(records, StoreError):
-                self._cluster.doubt()
+                self._cluster.ask_again()
                 raise records
             # A key that was moved meanwhile may have been seen at both nodes.
             found |= {record.key: record for record in records}
@@ -377,7 +377,7 @@ class Router(RedisOperations):
             parts = self._sorted(renewals, [at for at, *_ in moved], asks)
         errors = [each for each in outcomes if isinstance(each, StoreError)]
         if errors:
-            self._cluster.doubt()
+            self._cluster.ask_again()
         if errors and len(errors) == len(outcomes):
             raise errors[0]
         return [Unproved(str(each)) if isinstance(each, StoreError) else each for each in outcomes]
@@ -452,7 +452,7 @@ class Router(RedisOperations):
         else:
             asks.pop(slot, None)
             self._cluster.topology.moved[slot] = address
-            self._cluster.doubt()
+            self._cluster.ask_again()
 
     async def _at(
         self, key: Key, until: float, operate: Callable[..., Awaitable[T]], *, changes: bool = False
@@ -474,7 +474,7 @@ class Router(RedisOperations):
                 self._learn(slot, error, address, asks)
             except StoreError:
                 # Another node may have taken its place: the next operation asks.
-                self._cluster.doubt()
+                self._cluster.ask_again()
                 raise
             if not await self._may_follow(hop, until):
                 break

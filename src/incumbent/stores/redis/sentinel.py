@@ -119,8 +119,8 @@ def _too_few(
 class Followed:
     """A master and its sentinels, shared by both sides of an engine.
 
-    `asked`: when the sentinels were asked that gave `opinion`; `checked`: the same, until `doubt`
-    resets it.
+    `asked`: when the sentinels were asked that gave `opinion`; `checked`: the same, until
+    `ask_again` resets it.
     """
 
     site: RedisSite
@@ -173,7 +173,7 @@ class Followed:
         """See Discovery.masters."""
         return [("", self.site)]
 
-    def doubt(self) -> None:
+    def ask_again(self) -> None:
         """After an error at the master: ask the sentinels again, because there may be another."""
         self.checked = -inf
 
@@ -214,7 +214,7 @@ class Follow(Layer):
         try:
             return await operate()
         except StoreError as error:
-            followed.doubt()
+            followed.ask_again()
             if isinstance(error, Demoted | OutcomeUnknown):
                 # The other connections lead to the same server, which was demoted, or hangs.
                 self.inner.let_go()

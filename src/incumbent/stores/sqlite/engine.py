@@ -16,7 +16,7 @@ from incumbent.stores.sqlite.host import (
     check_file_system,
     detect_here,
     file_system_of,
-    is_doubtful,
+    may_be_remote,
     this_host,
 )
 
@@ -170,7 +170,7 @@ def _usable(store: SqliteStore, until: float) -> Finding:
 
 def _file_system(path: Path) -> Finding:
     kind = file_system_of(path)
-    if not is_doubtful(kind):
+    if not may_be_remote(kind):
         return ("ok", f"{path} lies on {kind}", "")
     what = f"{path} lies on {kind or 'an unknown file system'}"
     return ("warning", what, "make sure that no other machine can mount it")

@@ -148,8 +148,8 @@ def type_in(mountinfo: str, path: str) -> str:
     return found
 
 
-def is_doubtful(kind: str) -> bool:
-    """Whether only the administrator can know if this kind of file system is local."""
+def may_be_remote(kind: str) -> bool:
+    """Whether this kind of file system may be remote: only the administrator can know."""
     return not kind or kind.startswith("fuse")
 
 

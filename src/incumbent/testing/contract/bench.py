@@ -347,12 +347,12 @@ class Bench:
     def unheard(self, name: str = "job", **ask: Any) -> str:
         """Take, and lose the answer; returns the claim."""
         claim = self.draw()
-        outcome = self.unsure(lambda: self.take(name, claim, **ask))
+        outcome = self.if_known(lambda: self.take(name, claim, **ask))
         if not isinstance(outcome, Granted | None):
             raise AssertionError(f"{name!r} was free, and the answer was lost: {outcome!r}")
         return claim
 
-    def unsure(self, request: Callable[[], _T], *, times: int = 10) -> _T | None:
+    def if_known(self, request: Callable[[], _T], *, times: int = 10) -> _T | None:
         """Lose the answer to a request: None if it says that it does not know what became of it.
 
         It may also have found that out by reading.

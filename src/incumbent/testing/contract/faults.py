@@ -48,7 +48,7 @@ class FaultCases:
     def test_a_take_that_was_refused_unheard_is_unknown_too(self, bench: Bench) -> None:
         grant = bench.granted()
         # Of a store that reads first, only the answer to a read is on its way here.
-        assert isinstance(bench.unsure(bench.take), Refused | None)
+        assert isinstance(bench.if_known(bench.take), Refused | None)
         assert bench.renew(grant) == Renewed()
 
     @needs("lose_reply")
@@ -67,26 +67,26 @@ class FaultCases:
     @needs("lose_reply", "ttl_change")
     def test_a_renewal_whose_answer_was_lost_was_done(self, bench: Bench) -> None:
         grant = bench.granted(ttl=bench.ttl)
-        assert bench.unsure(lambda: bench.renew(grant, ttl=bench.long)) in (None, Renewed())
+        assert bench.if_known(lambda: bench.renew(grant, ttl=bench.long)) in (None, Renewed())
         bench.outlive(bench.ttl)
         assert bench.renew(grant) == Renewed()
 
     @needs("lose_reply")
     def test_a_release_whose_answer_was_lost_was_done(self, bench: Bench) -> None:
         grant = bench.granted()
-        assert bench.unsure(lambda: bench.give(grant)) in (None, Released())
+        assert bench.if_known(lambda: bench.give(grant)) in (None, Released())
         assert bench.give(grant) == Gone()
         bench.granted()
 
     @needs("lose_reply", "fields")
     def test_a_write_whose_answer_was_lost_was_done(self, bench: Bench) -> None:
-        assert isinstance(bench.unsure(lambda: bench.put("state", b"1")), Stored | None)
+        assert isinstance(bench.if_known(lambda: bench.put("state", b"1")), Stored | None)
         assert bench.read().fields["state"].value == b"1"
 
     @needs("lose_reply")
     def test_a_release_that_a_store_repeats_by_itself_is_no_loss(self, bench: Bench) -> None:
         grant = bench.granted()
-        assert bench.unsure(lambda: bench.give(grant), times=1) in (None, Released())
+        assert bench.if_known(lambda: bench.give(grant), times=1) in (None, Released())
         bench.granted()
 
     @needs("lose_reply")
@@ -94,17 +94,17 @@ class FaultCases:
         self, bench: Bench
     ) -> None:
         claim = bench.draw()
-        taken = bench.unsure(lambda: bench.take(claim=claim), times=1)
+        taken = bench.if_known(lambda: bench.take(claim=claim), times=1)
         assert isinstance(taken, Granted | None)
         grant = bench.granted(claim=claim)
-        assert bench.unsure(lambda: bench.renew(grant), times=1) in (None, Renewed())
+        assert bench.if_known(lambda: bench.renew(grant), times=1) in (None, Renewed())
 
     @needs("lose_reply", "fields")
     def test_a_write_that_a_store_repeats_by_itself_is_not_stale(self, bench: Bench) -> None:
-        absent = bench.unsure(lambda: bench.put("state", b"1", ABSENT), times=1)
+        absent = bench.if_known(lambda: bench.put("state", b"1", ABSENT), times=1)
         assert isinstance(absent, Stored | None)
         guard = ByVersion(bench.read().fields["state"].version)
-        written = bench.unsure(lambda: bench.put("state", b"2", guard), times=1)
+        written = bench.if_known(lambda: bench.put("state", b"2", guard), times=1)
         assert isinstance(written, Stored | None)
         assert bench.read().fields["state"].value == b"2"
 
