@@ -30,8 +30,8 @@ class Job:
     def __init__(self, store: str, name: str = "nightly") -> None:
         self._client, self._key = Client(store), Key("default", name)
         # Only a run whose holder is there goes on.
-        store, ask = link_for(self._client).store, Ask(3600.0, "i1")
-        granted = store.take(self._key, "c" * 32, ask, clock.now() + 30)
+        link, ask = link_for(self._client), Ask(3600.0, "i1")
+        granted = link.store.take(self._key, "c" * 32, ask, clock.now() + 30)
         assert isinstance(granted, Granted)
         self._token = granted.token
         self._put(JOB, b'{"schedule":"every 1h","timezone":"UTC"}')
