@@ -202,7 +202,7 @@ class _Handle(Generic[L]):
         every = parse_duration(self.sleep if sleep is None else sleep, "sleep")
         return wanted._replace(poll_every=max(_SLEEP_LEAST, every), outage_most=_OUTAGE)
 
-    def _wait(self, blocking: bool | None, timeout: float | None) -> float | None:
+    def _seconds_to_wait(self, blocking: bool | None, timeout: float | None) -> float | None:
         if not (self.blocking if blocking is None else blocking):
             return 0.0
         seconds: Any = self.blocking_timeout if timeout is None else timeout
@@ -289,7 +289,7 @@ class Lock(_Handle[leases.Lease]):
         Raises RedisUnavailable, RedisOutcomeUnknown, BadSetting.
         """
         with _both_families:
-            wait = self._wait(blocking, blocking_timeout)
+            wait = self._seconds_to_wait(blocking, blocking_timeout)
             self._kept.note_attempt()
             try:
                 lease = self._lock(token, sleep).acquire(wait)
@@ -362,7 +362,7 @@ class AsyncLock(_Handle[leases.AsyncLease]):
     ) -> bool:
         """Wait for the lock, or try once; see Lock.acquire."""
         with _both_families:
-            wait = self._wait(blocking, blocking_timeout)
+            wait = self._seconds_to_wait(blocking, blocking_timeout)
             self._kept.note_attempt()
             try:
                 lease = await self._lock(token, sleep).acquire(wait)

@@ -222,7 +222,7 @@ class LeaseMachine:
     def granted(self, grant: Granted, now: float) -> bool:
         """Believe the grant unless it came too late to act on; return whether it is believed."""
         policy = self.policy
-        short = policy.kept - grant.ttl
+        short = policy.kept_for - grant.ttl
         stop_at = self.sent_at + policy.renew_deadline - (short if short > 0 else 0.0)
         if now >= stop_at:
             self._move(_LATE)

@@ -48,8 +48,8 @@ class Policy:
     """The bound of clock drift: clocks run at most this much faster or slower (0.01)."""
     lock_delay: float
     """Seconds beyond the ttl for which a name stays closed after a holder that failed (0)."""
-    kept: float = field(init=False)
-    """The ttl asked of the store: `ttl + lock_delay`."""
+    kept_for: float = field(init=False)
+    """Seconds for which the store keeps a lease without a renewal: `ttl + lock_delay`."""
     span: float = field(init=False)
     """From the instant before sending to the deadline: `ttl * (1 - 2 rho) - margin`."""
     renew_deadline: float = field(init=False)
@@ -81,7 +81,7 @@ class Policy:
             object.__setattr__(self, name, value)
         delay = parse_duration(lock_delay, "lock_delay", most=TTL_MAX)
         object.__setattr__(self, "lock_delay", delay)
-        object.__setattr__(self, "kept", life + delay)
+        object.__setattr__(self, "kept_for", life + delay)
         span, left = _fit(*times)
         object.__setattr__(self, "span", span)
         object.__setattr__(self, "renew_deadline", left)

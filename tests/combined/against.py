@@ -48,7 +48,7 @@ _THEN = {
     "        self.rounds = Rounds(self.quorum)",
     "from incumbent.model import UNLIMITED": "UNLIMITED = 0",
     ", lock_delay=delay)": ")",
-    "policy.kept": "policy.ttl",
+    "policy.kept_for": "policy.ttl",
     "self._world.policy.lock_delay": "0.0",
     "held.wanted.ask.permits": "None",
     "theirs.wanted.ask.permits": "None",

@@ -38,7 +38,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _l(
         "a short grant takes from the lock_delay",
         "lease.py",
-        "short = policy.kept - grant.ttl",
+        "short = policy.kept_for - grant.ttl",
         "short = policy.ttl - grant.ttl",
         *_LEASE,
         "tests/top/test_lock_delay.py",
@@ -110,7 +110,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "renewals forget the lock_delay",
         "protocol/claim.py",
-        "                wanted.policy.kept,\n",
+        "                wanted.policy.kept_for,\n",
         "                wanted.policy.ttl,\n",
         "tests/top/test_lock_delay.py::test_renewals_keep_the_delay_ahead_of_the_belief[memory]",
         "tests/sim/test_simulator.py::test_no_history_breaks_a_rule[delays-0]",

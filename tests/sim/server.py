@@ -38,7 +38,7 @@ class Server:
         self.wall_offset = _WALL
         # As short as it may be where all ask for the same ttl.
         wait = world.profile.restart_wait
-        self.restart_wait = world.policy.kept if wait is None else wait
+        self.restart_wait = world.policy.kept_for if wait is None else wait
         self.table = MemoryTable()
         # The harder world: the protocols must do with a store that remembers no dead claim.
         self.table.late_kept = 0.0

@@ -105,7 +105,7 @@ class Setting(Schedule):
             at_least = ttl * rng.random()
         if profile.bounds and rng.random() < 0.4:
             at_most = max(at_least, ttl * (0.3 + rng.random()))
-        ask = Ask(self.policy.kept, "sim", slot=slot)
+        ask = Ask(self.policy.kept_for, "sim", slot=slot)
         if not self._shares:
             return LeaseRequest(KEY, ask, ask, self.policy, at_most or _INF, at_least)
         ask = replace(ask, permits=rng.choice(self._shares))
@@ -115,7 +115,7 @@ class Setting(Schedule):
     def draw_several(self) -> list[LeaseRequest]:
         """What one acquire of several names asks for, in their order."""
         names, rng, ttl = self.profile.names, self.rng, self.ttl
-        ask = Ask(self.policy.kept, "sim")
+        ask = Ask(self.policy.kept_for, "sim")
         fair = rng.choice((None, True, False))
         waiting = ask if fair is None else replace(ask, queue=Queue(ttl / 3, fair=fair))
         drawn = rng.sample(names, rng.choice((1, 2, 2, 3)))

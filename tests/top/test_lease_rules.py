@@ -103,7 +103,7 @@ class Watched:
             assert not self.over, "a holding began again"
             self.held_since, self.limit = self.now, self._limit(ttl)
         elif held and what is Input.RENEWED and before["renewing"]:
-            self.limit = self._limit(self.policy.kept)
+            self.limit = self._limit(self.policy.kept_for)
         elif held:
             assert self.machine.deadline == before["deadline"]
         if what in {Input.SEND, Input.RENEW}:
@@ -172,7 +172,7 @@ def test_a_holder_that_renews_in_time_never_loses_its_lease(policy: Policy, wait
     assume(wait < policy.renew_deadline)
     machine = LeaseMachine(policy)
     machine.sent(T0)
-    machine.granted(Granted("claim", 1, policy.kept), T0)
+    machine.granted(Granted("claim", 1, policy.kept_for), T0)
     for turn in range(1, 6):
         machine.renew_sent(T0 + turn * wait)
         machine.renewed(T0 + turn * wait)

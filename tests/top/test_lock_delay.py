@@ -102,7 +102,7 @@ def test_ttl_and_delay_together_are_what_a_store_has_to_take() -> None:
 
 def test_the_delay_is_one_of_the_times_that_a_policy_says() -> None:
     policy = Policy(15, lock_delay="1m")
-    assert (policy.kept, policy.span) == (75, Policy(15).span)
+    assert (policy.kept_for, policy.span) == (75, Policy(15).span)
     with pytest.raises(ConfigError, match="give it only there"):
         policy_from({"policy": policy, "lock_delay": 1})
     assert overruled({"policy": policy}, {"lock_delay": 1}) == {"lock_delay": 1}

@@ -296,7 +296,7 @@ def _check_settings(
         )
     keep_record = _JOB_RECORD if slot or at_least_for else _LOCK_RECORD
     ask = Ask(
-        policy.kept,
+        policy.kept_for,
         _holder(holder),
         permits,
         slot=slot,
@@ -335,7 +335,7 @@ def _optional(value: Duration | None, what: str, default: float) -> float:
 
 
 def _check_ttl(policy: Policy, can: Capabilities) -> None:
-    if not can.ttl_min <= policy.ttl <= policy.kept <= can.ttl_max:
+    if not can.ttl_min <= policy.ttl <= policy.kept_for <= can.ttl_max:
         delay = policy.lock_delay
         more = f" + lock_delay={say_seconds(delay)}" if delay else ""
         raise ConfigError(

@@ -125,7 +125,7 @@ def _counted(permits: int | None) -> str:
 
 def _mismatch(wanted: LeaseRequest, refused: Refused) -> str:
     """A hint if the holder's ttl differs: with different ttls a crash is judged differently."""
-    theirs, ours = refused.holders[0].ttl if refused.holders else None, wanted.policy.kept
+    theirs, ours = refused.holders[0].ttl if refused.holders else None, wanted.policy.kept_for
     if theirs is None or abs(theirs - ours) < 0.001:
         return ""
     return f"; it uses a ttl of {say_seconds(theirs)} and we {say_seconds(ours)}: use one for all"
