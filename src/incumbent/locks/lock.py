@@ -41,11 +41,7 @@ from incumbent.locks.options import (
     of_this_process,
     parse_timeout,
 )
-from incumbent.locks.other_words import (
-    refuse_other_side,
-    refuse_words,
-    warn_in_loop,
-)
+from incumbent.locks.other_words import refuse_other_side, refuse_words, warn_in_loop
 from incumbent.protocol.acquire import acquire
 from incumbent.protocol.words import claim_lost, waits_for_itself
 from incumbent.runtime.link import Link, link_for

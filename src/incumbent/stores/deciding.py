@@ -38,15 +38,7 @@ from incumbent.model import (
 )
 from incumbent.rules import keeping, taking
 from incumbent.rules import line as lines
-from incumbent.rules.record import (
-    Done,
-    Entry,
-    LeaseRecord,
-    Waiter,
-    dated_line,
-    holding_of,
-    micros,
-)
+from incumbent.rules.record import Done, Entry, LeaseRecord, Waiter, dated_line, holding_of, micros
 from incumbent.rules.showing import shown
 from incumbent.stores.base import Gave, Give, Take, Took
 from incumbent.stores.findings import restart_words, wait_after_restart
