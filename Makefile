@@ -36,7 +36,7 @@ demo: $(VENV)/.core ## leaders killed, frozen and cut off, on SQLite, beside a p
 test: $(VENV)/.test servers ## the tests, in some minutes; brings the servers that they need
 	$(TESTS) thin $(WORKERS) $(PYTEST_ARGS)
 
-test-all: test promtool $(VENV)/.browser $(VENV)/.docs $(VENV)/.cookbook browser ## and every product of store, fault and driver, and all seeds
+test-all: test promtool $(VENV)/.browser $(VENV)/.helm $(VENV)/.docs $(VENV)/.cookbook browser ## and every product of store, fault and driver, and all seeds
 	$(TESTS) rest $(FEWER) $(PYTEST_ARGS)
 
 # For two cores, too: with fewer workers cores are idle, and more would only collect more often.
@@ -114,7 +114,7 @@ $(VENV)/.core: $(VENV)/.made $(PINS)
 	$(INSTALL) -e .
 	@touch $@
 
-$(VENV)/.lint $(VENV)/.docs $(VENV)/.browser $(VENV)/.dist: $(VENV)/.%: $(VENV)/.core
+$(VENV)/.lint $(VENV)/.docs $(VENV)/.browser $(VENV)/.helm $(VENV)/.dist: $(VENV)/.%: $(VENV)/.core
 	$(INSTALL) -e '.[all]' -r requirements/$*.txt
 	@touch $@
 
