@@ -198,7 +198,7 @@ class _Handle(Generic[L]):
             settings["holder"] = token.decode() if isinstance(token, bytes) else token
         return settings
 
-    def _as_patient(self, wanted: LeaseRequest, sleep: float | None) -> LeaseRequest:
+    def _polling(self, wanted: LeaseRequest, sleep: float | None) -> LeaseRequest:
         every = parse_duration(self.sleep if sleep is None else sleep, "sleep")
         return wanted._replace(poll_every=max(_SLEEP_LEAST, every), outage_most=_OUTAGE)
 
@@ -274,7 +274,7 @@ class Lock(_Handle[leases.Lease]):
 
     def _lock(self, token: str | bytes | None = None, sleep: float | None = None) -> locks.Lock:
         lock = locks.Lock(self.name, store=self._store, **self._settings(token))
-        lock._wanted = self._as_patient(lock._wanted, sleep)
+        lock._wanted = self._polling(lock._wanted, sleep)
         return lock
 
     def acquire(
@@ -350,7 +350,7 @@ class AsyncLock(_Handle[leases.AsyncLease]):
         self, token: str | bytes | None = None, sleep: float | None = None
     ) -> locks.AsyncLock:
         lock = locks.AsyncLock(self.name, store=self._store, **self._settings(token))
-        lock._wanted = self._as_patient(lock._wanted, sleep)
+        lock._wanted = self._polling(lock._wanted, sleep)
         return lock
 
     async def acquire(

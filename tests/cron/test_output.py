@@ -64,13 +64,13 @@ def followed(log: Log, most: int = 0) -> Iterator[tuple[Output, Events]]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that is read is not taken for one that is not, on a machine that keeps its reader."""
-    monkeypatch.setattr(module, "_PATIENCE", 60.0)
+    monkeypatch.setattr(module, "_WRITE_WITHIN", 60.0)
 
 
 @pytest.fixture(autouse=True)
 def patient_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same at the end, and for the thread that reads."""
-    for limit in ("_LAST_PATIENCE", "_DRAIN_WITHIN", "_CLOSE_WITHIN"):
+    for limit in ("_LAST_WRITE_WITHIN", "_DRAIN_WITHIN", "_CLOSE_WITHIN"):
         monkeypatch.setattr(module, limit, 60.0)
 
 

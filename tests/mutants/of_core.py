@@ -235,8 +235,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "a renewal is waited for as long as the ttl",
         "protocol/renew.py",
-        "            patience = min(patience, policy.request_timeout)",
-        "            patience = min(patience, policy.ttl)",
+        "            timeout = min(timeout, policy.request_timeout)",
+        "            timeout = min(timeout, policy.ttl)",
         "tests/protocol/test_keeper.py::test_a_renewal_waits_for_its_answer_no_longer_than_a_request_may_take",
     ),
     _p(

@@ -92,14 +92,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     _lua(
         "redis: the last in line does not watch",
         _LINE,
-        "  ask(waiters(-1, -1), math.ceil(patience * 1.125))\n",
+        "  ask(waiters(-1, -1), math.ceil(turn_ms * 1.125))\n",
         "",
         _WORDS,
     ),
     _lua(
         "redis: the next in line does not watch",
         _LINE,
-        "  ask(waiters(1, 15), patience)\n",
+        "  ask(waiters(1, 15), turn_ms)\n",
         "",
         _WORDS,
     ),

@@ -313,7 +313,7 @@ def test_a_stream_ends_by_itself_so_that_a_server_can_shut_down(
 def test_a_viewer_who_takes_nothing_is_dropped(
     app: PageApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asgi, "_PATIENCE", 0.1)
+    monkeypatch.setattr(asgi, "_VIEWER_TIMEOUT", 0.1)
     monkeypatch.setattr(asgi, "_STREAM_MOST", 600.0)
 
     async def deaf() -> Said:

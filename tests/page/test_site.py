@@ -394,7 +394,7 @@ def test_one_who_never_reads_is_dropped_and_the_others_are_not(
     stub: Stub, store: str, fast: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A busy machine takes long to send the others so much.
-    monkeypatch.setattr("incumbent.serve.http._PATIENCE", 4.0)
+    monkeypatch.setattr("incumbent.serve.http._VIEWER_TIMEOUT", 4.0)
     # More than the kernel keeps for a connection.
     stub.found = snapshot(*(held(f"lease-{number}", "x" * 20_000) for number in range(200)))
     with serving(store) as server, socket.socket() as deaf:

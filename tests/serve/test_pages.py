@@ -31,7 +31,7 @@ STANDBY = InstanceView(
     proven_for=0.0,
     late=0.0,
     unanswered_for=1.0,
-    patience=30.0,
+    recent_for=30.0,
     store_up=True,
 )
 LEADER = replace(

@@ -42,7 +42,7 @@ _GONE = "gone: no instance that is up has this job; it was removed, or its insta
 _HEAD = ("JOB", "SCHEDULE", "NEXT", "LAST", "RESULT", "TOOK", "WHO")
 _RUNS_HEAD = ("SLOT", "RESULT", "TOOK", "WHO", "WHY")
 _HOLDINGS_HEAD = ("STARTED", "DURATION", "HOLDER", "TOKEN", "HOW IT ENDED")
-_PATIENCE: Final = "15s"
+_WAIT: Final = "15s"
 _REREAD_AFTER: Final = 0.25
 _MOST_SHOWN: Final = 1_000_000
 _REFUSED: Final = (SlotState.SKIPPED, SlotState.MISSED, SlotState.LOST)
@@ -208,7 +208,7 @@ def _past_row(
 
 
 def _trigger(request: CommandRequest) -> int:
-    patience = parse_duration(request.text("timeout") or _PATIENCE, "timeout")
+    timeout = parse_duration(request.text("timeout") or _WAIT, "timeout")
     with open_client(request) as client:
         operator = Operator(request, client, "fields")
         record = operator.read()
@@ -224,10 +224,10 @@ def _trigger(request: CommandRequest) -> int:
         if up.all_lack(record.key.name):
             line = f"it is gone: no instance that is up has this job ({len(up.instances)} up)"
             return operator.answer("gone", line, BUSY)
-        return _trigger_and_wait(operator, patience)
+        return _trigger_and_wait(operator, timeout)
 
 
-def _trigger_and_wait(operator: Operator, patience: float) -> int:
+def _trigger_and_wait(operator: Operator, timeout: float) -> int:
     name, number = operator.key.name, os.urandom(4).hex()
     trigger = fleet.Trigger(number, name, clock.wall(), operator.who, operator.reason)
     control = Key(operator.key.namespace, fleet.CONTROL)
@@ -236,7 +236,7 @@ def _trigger_and_wait(operator: Operator, patience: float) -> int:
     def is_taken(record: Record) -> bool:
         return trigger.slot in runs_of(record.fields)
 
-    until = clock.now() + patience
+    until = clock.now() + timeout
     with waiting(operator.request, until, lambda: "no instance has taken it yet"):
         record = read_until(operator.client, name, until, is_taken, _REREAD_AFTER)
     if not is_taken(record):

@@ -17,7 +17,7 @@ from incumbent.printable import json_line, printable_lines
 from incumbent.supervise.codes import OK, USAGE
 
 _LOOKS_EVERY = 1.0
-_PATIENCE = 30.0
+_ANSWER_WITHIN = 30.0
 """Seconds without an answer of the store after which `-f` ends."""
 _MOST_SHOWN = 10_000
 
@@ -36,7 +36,7 @@ def command(request: CommandRequest) -> int:
             follower.show(record)
             if not request.on("follow"):
                 return OK
-            until = clock.now() + _PATIENCE
+            until = clock.now() + _ANSWER_WITHIN
             record = read_until(client, request.name, until, follower.lacks, _LOOKS_EVERY)
         unknown = say_unknown(client, record) or "this is no job: only jobs keep their output"
         say(f"{request.name}: {unknown}; see `incumbent jobs`")

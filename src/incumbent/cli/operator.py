@@ -224,7 +224,7 @@ class Operator:
         def gone(record: Record) -> bool:
             return all(now.token != holding.token for now in record.holdings)
 
-        until = clock.now() + _patience(holding)
+        until = clock.now() + _time_to_end(holding)
         # The holder's next renewal brings it the notice; then its work has to end.
         with waiting(self.request, until, lambda: held([holding])):
             record = read_until(self.client, self.key.name, until, gone)
@@ -235,12 +235,12 @@ class Operator:
 
     def still_held(self, holding: Holding, hint: str = "") -> int:
         """Print that the holder did not release it, and return the exit code."""
-        after = say_seconds(_patience(holding))
+        after = say_seconds(_time_to_end(holding))
         line = f"{holding.holder} still holds it after {after}{hint}"
         return self.answer("held", line, BUSY, holder=holding.holder)
 
 
-def _patience(holding: Holding) -> float:
+def _time_to_end(holding: Holding) -> float:
     """Seconds to wait for a holding's end: a renewal brings the notice, or the ttl runs out."""
     return 2 * (holding.ttl or holding.remaining or TTL_DEFAULT)
 

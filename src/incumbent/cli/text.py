@@ -278,7 +278,7 @@ def log_line(label: str, line: str) -> None:
         _write(f"incumbent: {_stamp(now)} {label}: {printable(line)}")
 
 
-_PATIENCE: Final = 0.5
+_TYPED_WITHIN: Final = 0.5
 """Seconds: a reader of stderr that stands still loses lines. It must keep no instance from
 campaigning, leading or ending, and no keeper from renewing.
 """
@@ -303,7 +303,7 @@ def _is_writable(stream: TextIO) -> bool:
         return True  # It is no file, but a buffer in memory.
     waiting = poll()
     waiting.register(number, POLLOUT)
-    return bool(waiting.poll(_PATIENCE * 1000))
+    return bool(waiting.poll(_TYPED_WITHIN * 1000))
 
 
 class _Handler(logging.Handler):

@@ -9,8 +9,8 @@ command nor its lease, nor the command, whose pipe is read in blocks and before 
 
 1. At most _WAITING bytes wait. Beyond that the command waits, for as long as our standard output
    takes what we write: lines cost a microsecond each, and nothing is lost. If it takes nothing for
-   _PATIENCE in all, the waiting lines are dropped, and an event `output_lost` counts them: until it
-   has caught up, a reader that is too slow loses lines and delays nobody.
+   _WRITE_WITHIN in all, the waiting lines are dropped, and an event `output_lost` counts them:
+   until it has caught up, a reader that is too slow loses lines and delays nobody.
 2. Events of the run wait in the same line, so that none overtakes the output before it. They are
    not dropped.
 3. While the command runs, its tail is shown to people now and then (`shown`).
@@ -43,11 +43,11 @@ _LONGEST_LINE: Final = 2048
 """Characters; a longer line is passed on in pieces."""
 _TURNS_TO_SETTLE: Final = 16
 """Blocks that are read after the end: what outlived the command may write for ever."""
-_PATIENCE: Final = 0.25
+_WRITE_WITHIN: Final = 0.25
 """Seconds: a reader that keeps up is not always there at once."""
 _DRAIN_WITHIN: Final = 5.0
 _CLOSE_WITHIN: Final = 15.0
-_LAST_PATIENCE: Final = 0.5
+_LAST_WRITE_WITHIN: Final = 0.5
 """Seconds: a reader that takes nothing for so long at the end is given up."""
 
 
@@ -86,7 +86,7 @@ class Output:
         self._waiting: deque[tuple[_PieceKind, bytes]] = deque()
         self._size = 0
         """Bytes of the output that waits."""
-        self._patience = _PATIENCE
+        self._time_left = _WRITE_WITHIN
         self._ready: deque[bytes] = deque()
         """Lines that are written next, each piece as large as a pipe takes at once."""
 
@@ -153,7 +153,7 @@ class Output:
         while clock.now() < self._close_by:
             # In this order: the last event is put before the close, and may come in between.
             closing, pending = self._close_by < inf, bool(self._ready or self._waiting)
-            if closing and not (pending and self._takes_a_line(_LAST_PATIENCE)):
+            if closing and not (pending and self._takes_a_line(_LAST_WRITE_WITHIN)):
                 return
             if self._size >= _WAITING:
                 self._write_or_drop()
@@ -162,7 +162,7 @@ class Output:
 
     def _turn(self, pending: bool) -> None:
         if not pending:
-            self._patience = _PATIENCE
+            self._time_left = _WRITE_WITHIN
         poll = select.poll()
         for fd in (self._woken,) if self._ended else (self._woken, self._fd):
             poll.register(fd, select.POLLIN)
@@ -181,8 +181,8 @@ class Output:
 
     def _write_or_drop(self) -> None:
         began = clock.now()
-        takes = self._takes_a_line(self._patience)
-        self._patience = max(0.0, self._patience - (clock.now() - began))
+        takes = self._takes_a_line(self._time_left)
+        self._time_left = max(0.0, self._time_left - (clock.now() - began))
         if takes:
             self._write()
         else:

@@ -163,9 +163,9 @@ class _Forking:
 
     def run(self) -> None:
         """Serve until the instance and every worker are gone."""
-        channel, patience = self._channel.fileno(), None
+        channel, timeout = self._channel.fileno(), None
         while self._connected or len(self._pool):
-            ready = {fd for fd, _ in self._poll.poll(patience)}
+            ready = {fd for fd, _ in self._poll.poll(timeout)}
             if self._wake in ready:
                 with suppress(BlockingIOError):
                     os.read(self._wake, 4096)
@@ -182,7 +182,7 @@ class _Forking:
                     self._poll.unregister(channel)
                     self._connected = False
                     self._pool.stop()
-            patience = self._pool.prepare() if self._connected else None
+            timeout = self._pool.prepare() if self._connected else None
 
     def _handle_message(self, message: Message) -> None:
         match message:

@@ -24,7 +24,7 @@ from incumbent.protocol.words import lease_lost
 if TYPE_CHECKING:
     from incumbent.locks.leases import AsyncLease, Lease
 
-_PATIENCE: Final = 0.25
+_ANSWER_WITHIN: Final = 0.25
 """Seconds to wait for an answer; a slower supervisor is taken for a broken one."""
 _LONGEST: Final = 65_536
 
@@ -102,13 +102,13 @@ class CurrentLease:
     def _ask(self) -> _Answer:
         asked = clock.now()
         try:
-            facts = json.loads(_question(self._path, asked + _PATIENCE))
+            facts = json.loads(_question(self._path, asked + _ANSWER_WITHIN))
             if facts["term"] != self.fencing_token or facts["name"] != self.name:
                 return _Answer(asked, "taken")
             return _Answer(asked + float(facts["remaining"]), str(facts["lost"]))
         except TimeoutError as error:
             raise_if_from_signal(error)
-            return _Answer(asked, "", f"its supervisor did not answer within {_PATIENCE} s")
+            return _Answer(asked, "", f"its supervisor did not answer within {_ANSWER_WITHIN} s")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise_if_from_signal(error)
             return _Answer(asked, "", f"its supervisor did not answer ({error})")

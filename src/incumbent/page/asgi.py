@@ -31,7 +31,7 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Who: TypeAlias = Callable[[Scope], "str | Awaitable[str | None] | None"]
 
 _VIEWERS: Final = 1000
-_PATIENCE: Final = 10.0
+_VIEWER_TIMEOUT: Final = 10.0
 """Seconds for a handler that waits, and for a viewer to take the data that it gets."""
 _STREAM_MOST: Final = 20.0
 """Seconds of one stream; the browser comes back by itself. Servers that shut down wait for it."""
@@ -117,7 +117,7 @@ class PageApp:
             return Page(503, TEXT, "too many look at it already\n")
         self._viewers += 1
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_VIEWER_TIMEOUT):
                 return await page
         except TimeoutError:
             return Page(503, TEXT, "the store gives no answer\n")
@@ -189,7 +189,7 @@ class PageApp:
 async def _pass_on(stream: AsyncGenerator[bytes, None], send: Send) -> None:
     async with aclosing(stream):
         async for more in stream:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_VIEWER_TIMEOUT):
                 await send({"type": "http.response.body", "body": more, "more_body": True})
 
 

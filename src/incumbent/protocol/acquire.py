@@ -284,8 +284,8 @@ class _AcquireAttempt:
         try:
             # If the first in line stays silent during its turn, any claim may take the lease.
             further_back = place and refused.reason not in ("reserved", "turn")
-            patience = _patience(wanted, place, port.jitter()) if place and further_back else 0.0
-            await port.wait_change(wanted.key, refused.seen, min(until, wake + patience))
+            yields = _yields_for(wanted, place, port.jitter()) if place and further_back else 0.0
+            await port.wait_change(wanted.key, refused.seen, min(until, wake + yields))
         except StoreError:
             await port.sleep_until(wake)
 
@@ -356,7 +356,7 @@ def _believe(port: Port, claim: Claim, grant: Granted, sent: float) -> Granted |
     return grant
 
 
-def _patience(wanted: LeaseRequest, place: int, jitter: float) -> float:
+def _yields_for(wanted: LeaseRequest, place: int, jitter: float) -> float:
     """Seconds that a waiter further back in line leaves to the waiters before it.
 
     The store wakes a waiter that becomes the first. This is for waiters that died with the holder.

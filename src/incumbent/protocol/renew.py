@@ -113,7 +113,7 @@ async def renew(
 
 def _choose_leases(attempt: RenewalAttempt, leases: Iterable[Claim], sent: float) -> float:
     """Sort the leases into asked and skipped; returns the instant when the answer must be there."""
-    policy, patience = None, inf
+    policy, timeout = None, inf
     asked, refs = attempt.asked, attempt.refs
     for claim in leases:
         machine, new_meta = claim.machine, claim.meta is not claim.proclaimed
@@ -137,8 +137,8 @@ def _choose_leases(attempt: RenewalAttempt, leases: Iterable[Claim], sent: float
             attempt.changed = True
         if machine.policy is not policy:
             policy = machine.policy
-            patience = min(patience, policy.request_timeout)
-    return sent + patience
+            timeout = min(timeout, policy.request_timeout)
+    return sent + timeout
 
 
 def _apply(

@@ -117,9 +117,9 @@ class Roster:
     async def _acquire_membership(
         self, port: WritingPort, own: LeaseRequest, timeout: float | None
     ) -> Claim:
-        patience = self.policy.ttl + 2 * self.policy.renew_every if timeout is None else timeout
+        most = self.policy.ttl + 2 * self.policy.renew_every if timeout is None else timeout
         try:
-            return await acquire(port, own, patience)
+            return await acquire(port, own, most)
         except NotAcquired as error:
             if error.reason != "held" or timeout == 0:
                 raise
@@ -131,7 +131,7 @@ class Roster:
                 raise
             raise Misuse(
                 f"{self.key.name!r} has a member {own.once.holder!r}, which still lives after"
-                f" {say_seconds(patience)}: give each member a holder= of its own"
+                f" {say_seconds(most)}: give each member a holder= of its own"
             ) from None
 
     async def _was_ours(self, port: WritingPort, key: Key) -> bool:

@@ -9,7 +9,7 @@ Whatever peers do, a probe is answered:
 Each kind has places of its own. One connection too many ends the oldest whose request has not
 arrived: a peer that sends half a head, or no body. A request that came with its connection, as a
 probe's does, is read before it counts. One answer or viewer too many is refused. Peers that do
-not send or read are dropped after `_TIMEOUT`, viewers after `_PATIENCE`.
+not send or read are dropped after `_TIMEOUT`, viewers after `_VIEWER_TIMEOUT`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _ANSWERS: Final = 16
 """Pages in memory: each may be large, and stays until the peer has taken it. Probes and refusals
 are small, and take no place."""
 _VIEWERS: Final = 1000
-_PATIENCE: Final = 10.0
+_VIEWER_TIMEOUT: Final = 10.0
 """Seconds for a handler that waits, and for a viewer to read the data that it gets."""
 _PIECE: Final = 65_536
 """Bytes that are written to a connection before waiting until it takes them."""
@@ -188,7 +188,7 @@ class PageServer:
     ) -> None:
         self._viewers += 1
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_VIEWER_TIMEOUT):
                 page = await pending
             await _send(writer, finished(page, asked), head_only=asked.method == "HEAD")
         finally:
@@ -234,7 +234,7 @@ async def _send(writer: asyncio.StreamWriter, page: Page, *, head_only: bool = F
             async for more in stream:
                 await _deliver(writer, more)
     writer.close()
-    async with asyncio.timeout(_PATIENCE):
+    async with asyncio.timeout(_VIEWER_TIMEOUT):
         await writer.wait_closed()
 
 
@@ -242,7 +242,7 @@ async def _deliver(writer: asyncio.StreamWriter, data: bytes) -> None:
     """Write in pieces. Raises TimeoutError for a slow reader, before much is buffered for it."""
     for at in range(0, len(data), _PIECE):
         writer.write(data[at : at + _PIECE])
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_VIEWER_TIMEOUT):
             await writer.drain()
 
 

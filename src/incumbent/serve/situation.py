@@ -41,7 +41,7 @@ class InstanceView:
     name: str
     holder: str
     isolation: str
-    patience: float
+    recent_for: float
     """The time for which an answer of the store counts as recent: two ttls."""
     role: str = "starting"
     """"starting", "standby", "leading", "backing_off", "ended" (between terms), "stopping";
@@ -83,7 +83,7 @@ class InstanceView:
     @property
     def ready(self) -> bool:
         """Whether this instance leads or could take over; never the same as "leads"."""
-        return self.role != "stopping" and self.healthy and self.unanswered_for <= self.patience
+        return self.role != "stopping" and self.healthy and self.unanswered_for <= self.recent_for
 
 
 class Situation:
@@ -103,7 +103,7 @@ class Situation:
     ) -> None:
         # Reentrant: a signal handler may report while its thread is reporting.
         self._mutex = threading.RLock()
-        self._reported = InstanceView(name, holder, isolation, patience=2 * ttl, elects=elects)
+        self._reported = InstanceView(name, holder, isolation, recent_for=2 * ttl, elects=elects)
         self._absence = Absence()
         self._lease: SingleLease | None = None
         self._keeper: Keeper | None = None

@@ -28,7 +28,7 @@ def reporting(situation: Situation, index: int, channel: socket.socket) -> Itera
     wake, closed = threading.Event(), threading.Event()
     situation.on_change(wake.set)
     # A reported proof is believed until it runs out, so its renewal has to be reported before.
-    every = min(_EVERY, situation.view().patience / 8)
+    every = min(_EVERY, situation.view().recent_for / 8)
 
     def report() -> None:
         while True:

@@ -47,7 +47,7 @@ __all__ = ["World", "incumbent_world"]
 
 T = TypeVar("T")
 
-_PATIENCE = 5.0
+_CHANGE_WITHIN = 5.0
 """Seconds of real time to wait for another thread, which needs only microseconds."""
 _STEP = 0.001
 """Seconds: the clock's smallest step if an instant is due, and the time between two polls."""
@@ -209,7 +209,7 @@ def _await_callbacks() -> None:
     if notifier.running:
         done = threading.Event()
         notifier.call(done.set)
-        done.wait(_PATIENCE)
+        done.wait(_CHANGE_WITHIN)
 
 
 class _MovedAlarm:
@@ -226,7 +226,7 @@ class _MovedAlarm:
             self._asleep = not self._woken
             self._changed.notify_all()
             while not self._woken and (left := instant - self._world.now()) > 0:
-                self._changed.wait(min(left, _PATIENCE))
+                self._changed.wait(min(left, _CHANGE_WITHIN))
             self._woken = self._asleep = False
 
     def wake(self) -> None:
@@ -236,7 +236,7 @@ class _MovedAlarm:
 
     def wake_until_asleep(self, thread: AlarmThread) -> bool:
         """Wake the thread, and return when it sleeps again; False if it has ended instead."""
-        until = _real_now() + _PATIENCE
+        until = _real_now() + _CHANGE_WITHIN
         with self._changed:
             self._woken, self._asleep = True, False
             self._changed.notify_all()

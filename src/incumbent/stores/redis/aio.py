@@ -497,10 +497,10 @@ class AsyncRedisSide(RedisSide):
 
         tasks = [asyncio.create_task(outcome_of(call)) for call in calls]
         # If all results are wanted, each call keeps to the deadline itself.
-        patience = max(0.0, until - _now()) if enough else None
+        timeout = max(0.0, until - _now()) if enough else None
         found: list[T] = []
         try:
-            for ended in asyncio.as_completed(tasks, timeout=patience):
+            for ended in asyncio.as_completed(tasks, timeout=timeout):
                 outcome = await ended
                 if not isinstance(outcome, StoreError):
                     found.append(outcome)

@@ -186,11 +186,11 @@ class KnownCluster:
 
         # Any answer will do at first, and later, if none comes, the topology known before: a node
         # that does not have a key names the node that has it.
-        patience, enough = 1.0, at_least(1)
+        share, enough = 1.0, at_least(1)
         if self.topology.masters:
-            patience, enough = _FOR_ASKING, at_least(len(addresses) // 2 + 1)
+            share, enough = _FOR_ASKING, at_least(len(addresses) // 2 + 1)
         answers = await side.survey(
-            list(sites.values()), program, enough, now + max(0.0, until - now) * patience
+            list(sites.values()), program, enough, now + max(0.0, until - now) * share
         )
         self._learn([each for each in answers if isinstance(each, Topology)], answers)
 

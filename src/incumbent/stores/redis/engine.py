@@ -61,7 +61,7 @@ def engine_from_client(
     """
     require_driver()
     options = read_client(client)
-    replicas, patience = check_replicas(str(wait_replicas) if wait_replicas else None)
+    replicas, timeout = check_replicas(str(wait_replicas) if wait_replicas else None)
     return RedisEngine(
         replace(
             options,
@@ -69,7 +69,7 @@ def engine_from_client(
             restart_wait=parse_restart_wait(restart_wait),
             allow_eviction=allow_eviction,
             wait_replicas=replicas,
-            wait_timeout=patience,
+            wait_timeout=timeout,
         )
     )
 

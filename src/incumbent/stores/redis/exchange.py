@@ -254,12 +254,12 @@ def connections(
 
 
 class ReplicaConfirmation(Layer):
-    """Waits for `replicas` replicas to confirm, for at most `patience` seconds."""
+    """Waits for `replicas` replicas to confirm, for at most `timeout` seconds."""
 
-    def __init__(self, exchange: RedisOperations, replicas: int, patience: float) -> None:
+    def __init__(self, exchange: RedisOperations, replicas: int, timeout: float) -> None:
         super().__init__(exchange)
         self._replicas = replicas
-        self._patience = patience
+        self._timeout = timeout
 
     async def run(self, plan: RedisPlan[T], until: float) -> T:
         """See Planned.run. Raises StoreUnavailable after giving back an unconfirmed grant.
@@ -303,9 +303,9 @@ class ReplicaConfirmation(Layer):
         return each_step(plan.start(server, until), ask)
 
     def _with_wait(self, payload: bytes, answers: int, until: float) -> RequestBatch:
-        patience = min(self._patience, max(0.0, until - _now()) * _SHARE)
+        timeout = min(self._timeout, max(0.0, until - _now()) * _SHARE)
         return RequestBatch(
-            payload + pack("WAIT", self._replicas, milliseconds(patience)), answers + 1
+            payload + pack("WAIT", self._replicas, milliseconds(timeout)), answers + 1
         )
 
     def _has_enough(self, count_or_error: Any) -> bool:
@@ -316,5 +316,5 @@ class ReplicaConfirmation(Layer):
             return f"{where} could not say how many replicas have it ({count_or_error})"
         return (
             f"{where}: {count_or_error} of {self._replicas} replicas had it within"
-            f" {say_seconds(self._patience)} (wait_replicas)"
+            f" {say_seconds(self._timeout)} (wait_replicas)"
         )

@@ -149,7 +149,7 @@ end
 
 -- PART give
 -- What a give changes in the line.
-local function appoint(patience)
+local function appoint(turn_ms)
   -- Two waiters ask if the first stays silent, because one of them may be frozen too: the nearest one
   -- of another process, and a little later the last one, which has asked most recently.
   turn.watcher, turn.recheck_at = '-', 0
@@ -158,13 +158,13 @@ local function appoint(patience)
       local name = name_of(waiter)
       if inbox_of(waiter) ~= inbox_of(turn.first) and name ~= turn.watcher
           and notify(waiter, 'look', ms) then
-        turn.watcher, turn.recheck_at = name, now_ms + patience
+        turn.watcher, turn.recheck_at = name, now_ms + turn_ms
         return
       end
     end
   end
-  ask(waiters(1, 15), patience)
-  ask(waiters(-1, -1), math.ceil(patience * 1.125))
+  ask(waiters(1, 15), turn_ms)
+  ask(waiters(-1, -1), math.ceil(turn_ms * 1.125))
 end
 
 local function pass_on(left)
@@ -177,14 +177,14 @@ local function pass_on(left)
       call('HDEL', KEYS[2], FIELD.turn)
       return
     end
-    local patience = heartbeat_of(first)
+    local heartbeat = heartbeat_of(first)
     -- A waiter that has just come may not listen yet: it asks once it does.
-    if notify(first, left > 0 and 'look' or 'turn', left) or since / 1000 + patience >= now_ms then
+    if notify(first, left > 0 and 'look' or 'turn', left) or since / 1000 + heartbeat >= now_ms then
       if first ~= turn.first then turn.first, turn.overtaken = first, 0 end
-      turn.due = now_ms + left + patience
+      turn.due = now_ms + left + heartbeat
       if left == 0 and (turn.recheck_at <= now_ms or starts_with(turn.watcher, inbox_of(first) .. '/'))
       then
-        appoint(patience)
+        appoint(heartbeat)
       end
       write_turn(turn)
       return

@@ -180,7 +180,7 @@ def parse_redis_url(url: str, password: str | None = None) -> RedisOptions:
     # A sentinel has no databases, but users of its own.
     asker, word = options.get("sentinel_username"), options.get("sentinel_password")
     sentinel = replace(target, db=0, username=asker, password=word)
-    replicas, patience = check_replicas(options.get("wait_replicas"))
+    replicas, timeout = check_replicas(options.get("wait_replicas"))
     return RedisOptions(
         scheme,
         target,
@@ -191,7 +191,7 @@ def parse_redis_url(url: str, password: str | None = None) -> RedisOptions:
         restart_wait=parse_restart_wait(options.get("restart_wait")),
         allow_eviction=_yes_or_no("allow_eviction", options.get("allow_eviction", "no")),
         wait_replicas=replicas,
-        wait_timeout=patience,
+        wait_timeout=timeout,
     )
 
 
@@ -290,12 +290,12 @@ def check_replicas(option: str | None) -> tuple[int, float]:
     """The option `wait_replicas`, as in `1:100ms`: how many, and for how many seconds."""
     if option is None:
         return 0, 0.1
-    count, colon, patience = option.partition(":")
+    count, colon, timeout = option.partition(":")
     if not re.fullmatch(r"[1-9]\d?", count):
         raise wrong_option(
             "wait_replicas", "is the number of replicas that have to confirm: 1 to 99"
         )
-    seconds = parse_duration(patience, "wait_replicas", most=60.0) if colon else 0.1
+    seconds = parse_duration(timeout, "wait_replicas", most=60.0) if colon else 0.1
     if seconds <= 0:
         raise wrong_option("wait_replicas", "needs a time that is longer than nothing: 1:100ms")
     return int(count), seconds
