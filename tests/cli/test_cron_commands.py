@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.tool import answer, incumbent
+from tests.cli.tool import answer, incumbent, start
 from tests.cron.fleet import NEVER_DUE, CronFleet
 from tests.support.waiting import eventually
 
@@ -27,6 +27,12 @@ command = "echo done; test ! -e fail"
 name = "secret"
 {NEVER_DUE}
 command = ["true", "--password=hunter2", "redis://u:hunter2@host"]
+"""
+TALK = f"""
+[[job]]
+name = "talk"
+{NEVER_DUE}
+command = "echo one; while ! test -e go; do sleep 0.2; done; echo two"
 """
 
 
@@ -167,3 +173,22 @@ def test_a_slot_whose_command_cannot_start_is_anybodys_again(store: str) -> None
     line = ("-s", store, "run", "job", "--slot", "s1", "--")
     assert incumbent(*line, "no-such-command").returncode == 127
     assert incumbent(*line, "true").returncode == 0
+
+
+def test_logs_follows_what_a_run_prints_while_it_runs(store: str, tmp_path: Path) -> None:
+    fleet = CronFleet(store, tmp_path, TALK)
+    fleet.start()
+    try:
+        eventually(lambda: fleet.events("ready"))
+        eventually(lambda: "talk" in _jobs(fleet))
+        with start("-s", store, "-q", "logs", "talk", "-f") as process:
+            assert process.stdout is not None
+            assert ask(fleet, "trigger", "talk").returncode == 0
+            assert process.stdout.read(3) == "one"
+            assert not fleet.events("ok")
+            (tmp_path / "go").touch()
+            assert process.stdout.read(5) == "\ntwo\n"
+            process.kill()
+    finally:
+        (tmp_path / "go").touch()
+        fleet.stop()

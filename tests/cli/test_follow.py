@@ -153,7 +153,7 @@ def test_a_job_that_goes_ends_it(job: Job, follower: subprocess.Popen[str]) -> N
 def test_a_store_that_goes_away_and_stays_away_ends_it_with_69(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(logs, "_PATIENCE", 1.0)
+    monkeypatch.setattr(logs, "_ANSWER_WITHIN", 1.0)
     with RedisServer() as server:
         store = f"{server.url}?restart_wait=0"
         with closing(Job(store)) as job:
@@ -179,6 +179,7 @@ def test_a_store_that_goes_away_and_stays_away_ends_it_with_69(
         ("abc", "abcd", "d"),
         ("abcdef", "defgh", "gh"),
         ("tick\ntick", "tick\ntick\ntick", "\ntick"),
+        ("the end so far", "all that was before the end so far\nand the rest", "\nand the rest"),
         ("abc", "xyz", "\n...\nxyz"),
     ],
 )

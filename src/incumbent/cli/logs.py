@@ -96,8 +96,13 @@ class _Follower:
 
 
 def beyond(before: str, now: str) -> str:
-    """What a text has beyond another, whose end it may begin with; with "..." if part was lost."""
+    """What the end of an output has beyond an earlier one; with "..." if part of it was lost.
+
+    While a run goes on less of its output is on record than after its end.
+    """
+    if before in now:
+        return now[now.index(before) + len(before) :]
     for kept in range(min(len(before), len(now)), 0, -1):
         if before.endswith(now[:kept]):
             return now[kept:]
-    return f"\n...\n{now}" if before else now
+    return f"\n...\n{now}"
