@@ -243,16 +243,16 @@ def test_nobody_follows_one_that_was_refused_or_got_no_answer() -> None:
     async def body(store: Store) -> None:
         for claim in ("first", "second"):
             await asks(store, claim)
-        assert not store.turns.is_ours(KEY)
+        assert not store.turns._seen(KEY).follow_at_once
         store.error = OutcomeUnknown("no answer")
         with pytest.raises(OutcomeUnknown):
             await asks(store, "first")
-        assert not store.turns.is_ours(KEY)
+        assert not store.turns._seen(KEY).follow_at_once
         store.error, store.held = None, False
         await asks(store, "first")
-        assert store.turns.is_ours(KEY)
+        assert store.turns._seen(KEY).follow_at_once
         assert store.turns.end_turn(KEY)
-        assert not store.turns.is_ours(KEY)
+        assert not store.turns._seen(KEY).follow_at_once
         assert not store.turns.end_turn(KEY)
 
     play(body)
@@ -370,10 +370,10 @@ def test_a_claim_that_waits_here_stands_for_the_others() -> None:
     async def body(store: Store) -> None:
         for claim in ("a", "b"):
             assert isinstance(await asks(store, claim), Queued)
-        assert store.turns.is_of_us(KEY, "b")
-        assert not store.turns.is_of_us(KEY, "of another process")
+        assert store.turns.has_claim(KEY, "b")
+        assert not store.turns.has_claim(KEY, "of another process")
         store.turns.leave(KEY, "b")
-        assert not store.turns.is_of_us(KEY, "b")
+        assert not store.turns.has_claim(KEY, "b")
 
     play(body)
 

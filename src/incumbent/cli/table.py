@@ -65,7 +65,7 @@ class CliCommand:
 _FORMATS = ("text", "json")
 GLOBAL: Final = (
     _setting("-s --store", "where leases are: sqlite: (default), redis://host", "URL"),
-    _setting("-N --namespace", "keeps the names of one fleet apart (default)", "NS"),
+    _setting("-N --namespace", 'the fleet whose names these are ("default")', "NS"),
     _setting("--json", "answer in JSON, for programs"),
     _setting("-q --quiet", "no hints and no warnings"),
     _setting("-v --verbose", "say what happens"),
@@ -87,7 +87,9 @@ _SUPERVISED = (
     _setting("--isolate", "auto (default), pidns, container or pgroup", "HOW", _ISOLATIONS),
 )
 _PAGES = (
-    _setting("--token-file", "the token of the pages; other hosts get only probes without", "F"),
+    _setting(
+        "--token-file", "the token of the pages; without it, other hosts get only probes", "F"
+    ),
     _setting("--user-header", "the header in which a proxy names who acts; else none is read", "H"),
 )
 _LISTEN = (
@@ -131,7 +133,7 @@ _CAMPAIGN = (
     ),
     Option("--fair", "candidates lead in the order in which they came"),
     _setting("--priority", "the candidate with the highest number takes over the lead (none)", "N"),
-    _setting("--step-down-after", "a term lasts at least this long before that (2 ttl)", "DUR"),
+    _setting("--step-down-after", "how long a term lasts before that at least (2 ttl)", "DUR"),
     *_SUPERVISED,
     _LOCK_DELAY,
     *_BOUNDS,
@@ -306,7 +308,7 @@ The settings of a deployment are also variables: --ttl is INCUMBENT_TTL. Flags w
 comes from INCUMBENT_STORE_FILE, its password from INCUMBENT_STORE_PASSWORD_FILE."""
 
 EXIT_CODES: Final = """\
-Exit codes: CMD's own; 64 usage; 69 the store could not be proved, nothing ran; 75 another holds
+Exit codes: CMD's own; 64 usage; 69 the store gave no usable answer, nothing ran; 75 another holds
 the lease; 123 lease lost, CMD stopped; 124 --at-most-for; 125 own fault; 126 CMD cannot be
 executed; 127 CMD is not found.
 lead and work exit 0 on TERM, and campaign again after any other end of a term."""

@@ -4,8 +4,8 @@ The road of one slot:
 
     instance   the loop: it sleeps until the agenda has an order
     agenda     the slot is due: an order to claim it
-    orders     carries it out: the store grants the slot's lease to one instance
-    runs       Claimer: the claim goes to a process of its own
+    orders     Executor carries it out: the store grants the slot's lease to one instance
+    serving    CommandLauncher: claims by `runs.Claimer`, sends the task to the zygote
     zygote     forks workers, or hands the claim to one that stands by
     worker     adopts the claim, records the slot as running, runs the command
     ledger     the record, which changes only under the claim: running, then its end

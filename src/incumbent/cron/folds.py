@@ -8,8 +8,8 @@ instance writes a *fold* into the job's record, from which all take the names of
                             10:01~2 10:02~2 ... 10:40~2 10:41 10:42 ...
                           since                 until
 
-`~2` is the second time that an instant came, as `fold=1` is in Python (PEP 495). `slots.next_fold`
-says when there is one.
+`~2` is the second time that an instant came, as `fold=1` is in Python (PEP 495).
+`judging.next_fold` says when there is one.
 """
 
 from __future__ import annotations

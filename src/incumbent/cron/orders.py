@@ -1,4 +1,4 @@
-"""Carries out the dispatcher's orders: asks the store, launches granted slots, writes the ledger.
+"""Carries out orders of the agenda: asks the store, launches granted slots, writes the ledger.
 
 The caller passes in clocks, claims and launches, so that the simulator runs this very code.
 """

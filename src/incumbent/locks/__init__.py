@@ -6,7 +6,7 @@ The road of `Lock.acquire`, from here down; each line calls the next:
     protocol.acquire  one claim for all tries: take, wait, take again
     runtime.sync      the port of blocking code (runtime.aio: of asyncio)
     stores.STORE      take, renew, give on one store
-    net               its connections, and the messages that end a wait
+    net               its connections, the gate before them (limiter), the messages that end a wait
 
 A lease that was granted goes to `runtime.keeper`, which renews it (`protocol.renew`) and ends it
 (`lease`: the states; `runtime.deadlines`: the instants). `protocol.release` gives it back, or owes

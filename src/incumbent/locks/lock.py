@@ -148,7 +148,7 @@ class AnyLock(Generic[A]):
         except NotHeld:
             raise
         except BaseException:
-            # A signal handler's. The lock would keep its lease, which would be renewed for ever.
+            # An error of a signal handler: the lock would keep its lease, renewed for ever.
             entry = entry or self._last_entered()
             give_up_all(self._link, entry.lease._claims, undo_slot=False)
             raise
@@ -394,8 +394,9 @@ class Lock(LeaseKeepingLock[Lease]):
         return present_caller() if self._reentrant else threading.current_thread()
 
     def _handed_over(self, entries: Sequence[LockEntry[Lease]]) -> list[Lease]:
-        """The oldest lease that ended tasks of this thread left behind: a caller that lost its
-        lease releases before the caller that took the name after it.
+        """The oldest lease that ended tasks of this thread left behind.
+
+        The oldest, because one that lost a lease releases before one that got the name next.
         """
         here = None if self._reentrant else threading.current_thread()
         left = [

@@ -69,7 +69,8 @@ class _ShardHandle(TermHandle):
 class Shard(_ShardHandle, Term):
     """One shard, for as long as this member holds it: a Term whose work is asked to stop in time.
 
-    That includes a shard that is now another member's: it is released when the work ends.
+    Its work must also stop when the shard becomes another member's; the shard is released when the
+    work ends.
     """
 
     def wait_stop(self, timeout: Duration | None = None) -> bool:
@@ -86,7 +87,8 @@ class Shard(_ShardHandle, Term):
 class AsyncShard(_ShardHandle, AsyncTerm):
     """One shard, for as long as this member holds it: an AsyncTerm whose body is cancelled in time.
 
-    That includes a shard that is now another member's: it is released when the body ends.
+    Its body also stops when the shard becomes another member's; the shard is released when the body
+    ends.
     """
 
     def _ask_to_stop(self) -> None:
@@ -190,9 +192,9 @@ class Shards(ShardsHandle[Shard]):
 
         When `shard.stopping` is True the work must return: then the shard is released, and the next
         member begins. Work that returns earlier is called again after a pause (full jitter, longer
-        after short terms). This ends by an exception: of the work, of a signal handler
-        (KeyboardInterrupt), ConfigError if other members have another `count`, Misuse if another
-        member has this name or `work` is a coroutine function, a permanent StoreError. Before it is
+        after short terms). It ends only by an exception: of the work; of a signal handler
+        (KeyboardInterrupt); ConfigError if other members have another `count`; Misuse if another
+        member has this name or `work` is a coroutine function; a permanent StoreError. Before it is
         raised, all work is asked to stop and awaited.
         """
         refuse_async(work, _BE_ASYNC)

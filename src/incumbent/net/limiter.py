@@ -1,9 +1,9 @@
 """Bounds the requests that are at a store at a time: the others wait here, before they are sent.
 
 Theory of operation. A request has about a second for its answer, and a lease counts from the
-instant before it was asked for. Both begin when the request is written. If thousands ask at once,
-most of that second would pass in our own process, before a byte is written: all would be late, be
-asked again, and owe a release. So a caller first enters:
+instant before it was asked for. Both begin when the request is made. If thousands were made at
+once, most of that second would pass in our own process, before a byte is written: all would be
+late, be asked again, and owe a release. So a caller first enters:
 
     enter -- waits for a place -- connection -- | sent ---- request ---- answer | leave
              (nothing is sent, nothing is owed)   the request's clock begins      the next enters

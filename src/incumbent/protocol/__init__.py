@@ -1,1 +1,1 @@
-"""The protocols of a lease, written once as coroutines against a Port; the ports; the keeper."""
+"""The protocols of a lease, written once as coroutines against a Port; `runtime` has the ports."""

@@ -30,7 +30,8 @@ async def release(port: Port, claim: Claim, *, undo_slot: bool = False) -> bool:
     now, timeout = port.now(), wanted.policy.request_timeout
     outcome: GiveOutcome | None = None
     answer: GiveOutcome | StoreError | None = None
-    # Nothing is called between this and the `try`: a signal handler's error would owe no release.
+    # Nothing is called between this and the `try`: an error of a signal handler there would
+    # leave no release owed.
     machine.left()
     try:
         admission = gate.enter_now()
@@ -130,7 +131,7 @@ def _apply(port: Port, claim: Claim, outcome: GiveOutcome) -> bool:
         if meters.on:
             meters.count(meters.TRANSITIONS, "released")
         return True
-    # After the deadline nobody knows whether the store ended the lease only when it ran out.
+    # After the deadline a missing lease may simply have run out: that shows no loss.
     if port.now() < claim.machine.deadline:
         claim.machine.missed(outcome.reason)
     return False

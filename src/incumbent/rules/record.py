@@ -53,7 +53,7 @@ def micros(seconds: float) -> int:
 class Moment(NamedTuple):
     """When and where a rule is applied.
 
-    `now`: an instant that the store's clock has reached, whatever happens to the request from here.
+    `now`: an instant that is not later than the store's clock at the write.
     `wall`: the wall clock, in microseconds: tokens begin there, and people are shown it.
     `floor`: the least token to grant, because of what the store may have lost.
     `epoch`: the incarnation of the store.
@@ -144,7 +144,7 @@ Beside: TypeAlias = Field | Grant | LastGrant
 
 
 class LeaseRecord(NamedTuple):
-    """All that the rules know about a name. The name of which nothing is known has `NOTHING`.
+    """All that the rules know about a name; NOTHING if nothing is known of it.
 
     `token`: the last token that was granted; `granted`: how many grants there were;
     `grants`: the holders, those that expired included until the next write;
@@ -172,7 +172,7 @@ class LeaseRecord(NamedTuple):
     @property
     def plain(self) -> bool:
         """Whether it says no more than who holds the name alone, or held it last."""
-        # Compared is all from `closing` to `given_up`.
+        # Compares all from `closing` to `given_up`.
         alone = not self.grants or self.grants[0].permits is None
         return alone and self[5:11] == _PLAIN and not self.more
 
@@ -252,7 +252,7 @@ def moved_value(value: Beside, by: int) -> Beside:
 
 
 def without_holders(record: LeaseRecord) -> LeaseRecord:
-    """The record after a restart that no holder, waiter, candidate or late take has outlived."""
+    """The record after a restart, which no holder, waiter, candidate or late take survives."""
     return record._replace(grants=(), line=Line(), candidates=(), given_up=())
 
 
@@ -291,8 +291,8 @@ class Entry(NamedTuple):
 class Done(NamedTuple, Generic[OutcomeT]):
     """The decision of a rule. `record`: the next record; None: it stays as it is.
 
-    `wake`: the waiters to wake: ""; EVERYBODY; or a claim, which wakes this waiter, and all that
-    wait without a place in line.
+    `wake`: "" (nobody), EVERYBODY, or a claim: this waiter, and all that wait without a place in
+    line.
     """
 
     outcome: OutcomeT

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 
 class Link:
-    """The drivers of one engine. Two links with equal `identity` lead to the same store."""
+    """One engine's store, keeper and ports in this process.
+
+    Two links with equal `identity` lead to the same store.
+    """
 
     def __init__(self, engine: Engine, url: str = "") -> None:
         self.engine = engine

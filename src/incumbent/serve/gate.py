@@ -1,10 +1,10 @@
 """Who may look at a page, and act: the answer to a request, whatever server it came through.
 
-    a request --> a probe? --> the token, its cookie, or a user --> the handler of its path
-                                let in before us: else refused
+    a request --> a probe? --> the token, its cookie, or a user    --> the handler of its path
+                               whom the server let in: else refused
 
-A page of others can make a browser send a request, with all that the browser knows of us. So acts
-of browsers need an origin of ours, and those of programs the token itself.
+A foreign page can make a browser send a request, with all that the browser knows of us. So a
+browser may act only from a page of ours, and a program only with the token itself.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ _ASK_HEADERS: Final = {
     "Referrer-Policy": "same-origin",
 }
 _VIEW: Final = re.compile(r"(?:name)?(?:\?[\w.%&=+*~-]*)?", re.ASCII)
-"""The pages to which the token leads back."""
+"""The pages to which a login may return."""
 _NAME_MOST: Final = 64
 _UNAUTHORIZED: Final = (
     "this needs a token from the file that this server got as --token-file, in the header"
@@ -170,7 +170,7 @@ def _is_from_here(request: HttpRequest) -> bool:
 def _is_of_a_program(request: HttpRequest) -> bool:
     """Whether no page of others can have caused the request.
 
-    A proxy may add the token, or a cookie name the user, to whatever a browser sends.
+    A proxy may add the token to whatever a browser sends, or name its user by a cookie.
     """
     of_a_browser = bool({"origin", "sec-fetch-site"} & request.headers.keys())
     return "authorization" in request.headers and not of_a_browser

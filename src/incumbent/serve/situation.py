@@ -29,7 +29,7 @@ _VISIBLE: Final = ("role", "leader", "store_up", "doing")
 """Fields of a view: their changes are reported at once, others at the next regular report."""
 
 _START_UP: Final = 30.0
-"""Seconds from the start to the first promise of the main loop."""
+"""Seconds that the main loop has until its first turn."""
 _SLACK: Final = 5.0
 """Seconds by which the main loop may be late on a busy machine."""
 

@@ -1,4 +1,7 @@
-"""Runs a blocking store's operations in the event loop, for stores that answer at once."""
+"""A blocking store's operations as coroutines that never suspend.
+
+For the blocking port, and in the event loop for stores that answer at once.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ def at_once(
 
 
 class InlineAsyncStore:
-    """An AsyncStore without `wait_change`. Each call takes microseconds: a thread costs more."""
+    """An AsyncStore without `wait_change`.
+
+    In an event loop it is for stores whose calls take microseconds: a thread costs more.
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = store

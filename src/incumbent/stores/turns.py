@@ -1,11 +1,11 @@
-"""Waiters of one process take turns: of the waiters for one name only the first asks the store.
+"""Where waiters of one process take turns (etcd, PostgreSQL): the first of a name asks the store.
 
 Theory of operation, for one name in one process:
 
     take (new) -- another has just been refused --> in line, with that refusal: no request
         |
         +-- asks the store -- granted ------------> holder -- gives --> wakes the first in line
-                  |                                                     (`ours`: it follows at once,
+                  |                                                     (`follow_at_once`,
                   +-- refused --> in line                                while this turn lasts)
                                     |
               first in line: listens to the store, looks when something changes
@@ -82,8 +82,9 @@ class _TurnLine:
 
     `holding_claim`: the one of this process that holds the lease; `asked`: the instant of the last
     take of a new waiter; `refused`: the last refusal, of the instant `at`; `since`: the start of
-    this process's turn; `ours`: the next waiter here may take without asking; `listens`: the first
-    waits for a change; `order`: our waiters in the store's line, whose first is the first here.
+    this process's turn; `follow_at_once`: our next waiter may take without a look at the store's
+    line; `listens`: the first waits for a change; `order`: our waiters in the store's line, whose
+    first is the first here.
     """
 
     def __init__(self) -> None:
@@ -94,7 +95,7 @@ class _TurnLine:
         self.refused: Refused | None = None
         self.at = -inf
         self.since = inf
-        self.ours = self.listens = False
+        self.follow_at_once = self.listens = False
         self.order: Sequence[str] = ()
 
     def has(self, claim: str) -> bool:
@@ -211,7 +212,7 @@ class Turns:
         """The line of `key` for reading; an empty one that is not kept if nobody waits."""
         return self._lines.get(key) or _TurnLine()
 
-    def is_of_us(self, key: Key, claim: str) -> bool:
+    def has_claim(self, key: Key, claim: str) -> bool:
         """Whether a claim of this process holds the lease, asks for it, or waits for it."""
         line = self._seen(key)
         return claim == line.holding_claim or claim in self.doubted or line.has(claim)
@@ -222,20 +223,16 @@ class Turns:
         line.order = [it for it in claims if line.has(it) or it in self.doubted]
         line.wake_first()
 
-    def is_ours(self, key: Key) -> bool:
-        """Whether a waiter of this process follows the claim that holds or asks for the lease."""
-        return self._seen(key).ours
-
-    def make_ours(self, key: Key) -> None:
+    def let_next_follow(self, key: Key) -> None:
         """Let the next waiter of this process follow, because no other process waits."""
-        self._seen(key).ours = True
+        self._seen(key).follow_at_once = True
 
     def end_turn(self, key: Key) -> float:
         """Let other processes come first; returns the seconds of this process's turn, or 0."""
         line = self._seen(key)
         if line.since == inf:
             return 0.0
-        since, line.since, line.ours = line.since, inf, False
+        since, line.since, line.follow_at_once = line.since, inf, False
         return _now() - since
 
     def given(self, key: Key, claim: str) -> None:
@@ -283,8 +280,8 @@ class Turns:
                     if line.holding_claim is not None:
                         # Most leases of our own are brief, and their release wakes us at once.
                         await wakeup.wait(min(until, _now() + _BRIEF))
-                    ours, line.ours = line.ours, False
-                    if not ours or line.holding_claim is not None:
+                    follows, line.follow_at_once = line.follow_at_once, False
+                    if not follows or line.holding_claim is not None:
                         listens = line.listens = True
                         await listen()
                     return
@@ -337,7 +334,7 @@ class TakesTurns(Planned[Facts]):
         try:
             # Before it is sent: until the answer is there, the claim may hold the lease.
             self.turns.doubted.add(claim)
-            keeps = line.ours = line.keeps_turn(claim)
+            keeps = line.follow_at_once = line.keeps_turn(claim)
             outcome = await self.run(self.dialect.take(key, claim, ask), until)
             self.turns.doubted.discard(claim)
             if isinstance(outcome, Granted):
@@ -359,7 +356,7 @@ class TakesTurns(Planned[Facts]):
                 self.turns.doubted.discard(claim)
             raise
         finally:
-            line.ours = line.ours and line.holding_claim == claim
+            line.follow_at_once = line.follow_at_once and line.holding_claim == claim
             line.share_refusal(refused)
             self.turns.tidy(key, line)
 

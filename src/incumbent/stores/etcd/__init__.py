@@ -1,8 +1,10 @@
 """`etcd://` leases on an etcd cluster (3.4 or later), over its JSON gateway.
 
 From the bottom up: `kv` (keys, values, requests and replies) is pure. `sessions`, `incarnation`,
-`taking`, `renewing`, `waiting` and `dialect` are programs: generators that yield requests and
-receive the replies. `client` runs the programs on any member that answers, over `net.http`.
+`taking`, `renewing` and `dialect` are programs: generators that yield requests and receive the
+replies. `line`, `places` and `obstacles` are what a take finds and leaves there, `foreign` the
+clients that are not ours, `waiting` where a waiter stands. `client` runs the programs on any member
+that answers, over `net.http`, and waits.
 """
 
 # What the words mean here:

@@ -143,6 +143,7 @@ async def _incarnation(
 async def _trip(
     client: EtcdClient[Any], _endpoint: Endpoint, ttl: float, until: float
 ) -> list[Finding]:
+    # Connects first, so that the trip alone is measured.
     await client.carry_out(client.cluster.base(), until)
     started = clock.now()
     await client.carry_out(client.cluster.read_marker(), until)

@@ -173,7 +173,7 @@ class Cluster:
         return known
 
     def admit(self, ttl: float) -> Steps[ClusterMarker]:
-        """The same; raises StoreUnavailable while an earlier holder may still rely on its lease."""
+        """As `identify`; raises StoreUnavailable while an earlier holder may rely on its lease."""
         known = yield from self.identify()
         if not self.noted.covers(ttl, known.value):
             yield from self._note_ttl(known, ttl)

@@ -132,7 +132,7 @@ class TakeInLine:
             return False
         if not self._may_be_represented:
             return True
-        return not any(turns.is_of_us(self._key, claim) for claim in self._ours_in(found))
+        return not any(turns.has_claim(self._key, claim) for claim in self._ours_in(found))
 
     def _ours_in(self, found: Obstacles) -> list[str]:
         """The claims of this process in the line that was found, in its order."""
@@ -207,7 +207,7 @@ class TakeInLine:
         left = kv.entries_in(reply["responses"][self.next_index])
         self._places.note_first(self._key, left[0] if left else None)
         if not left:
-            self._turns.make_ours(self._key)
+            self._turns.let_next_follow(self._key)
 
     def refused(self) -> None:
         """Note that a request was refused: the line may differ from what was known."""

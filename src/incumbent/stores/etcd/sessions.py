@@ -98,7 +98,7 @@ class Session:
         return not self.gone and not self.outlived and self.ttl >= ttl
 
     def is_fresh(self, now: float, lock_delay: float = 0.0) -> bool:
-        """Whether enough time is left, proved or about to be, to begin a lease.
+        """Whether enough time is left to begin a lease, counting a proof that is still pending.
 
         All of `lock_delay` must be left, because no holder relies on its lease during that time.
         """
@@ -255,7 +255,7 @@ class Sessions:
         self.places = LinePlaces(self)
 
     def key_compared(self, state: ClaimState, etcd_lease: str = "") -> list[str]:
-        """Comparisons: the claim has its key (no other process uses our etcd lease).
+        """Comparisons that hold while the claim has its key on our etcd lease.
 
         `etcd_lease`: the etcd lease of the key, if it is not yet that of the claim's session.
         """
@@ -386,7 +386,8 @@ class Sessions:
     def history_lease(self, keep: float) -> Steps[str]:
         """The etcd lease of history and marks, shared by the whole fleet.
 
-        Its id follows from its purpose: one for each period of `keep` seconds; it lives for two.
+        One for each period of `keep` seconds, with an id that all processes compute alike; it lives
+        for two periods.
         """
         lasts = kv.seconds(keep)
         period = int(clock.wall() // lasts)

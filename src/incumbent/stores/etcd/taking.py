@@ -36,8 +36,8 @@ class EtcdTake:
     """One take, in rounds: each round notes here how the next round has to ask.
 
     `admitted_by`: the revision of the closing that reserves the name for the asker, 0 for none.
-    None (at first): no switch at all may be set, not even a notice for the previous holder.
-    `ticket`: the ticket that all foreign keys wait for; 0 (at first): there may be no foreign key.
+    None (at first): the take requires that no switch is set, not even a notice for a holder.
+    `ticket`: the ticket that all foreign keys wait for; 0 (at first): there must be none.
     `sharers`: the seats that are taken, as last read; None (at first): they have to be read.
     `own_slot`: this same claim has taken the slot before; `slot_lease`: the slot's etcd lease.
     `history_index`: which response to a grant has the history; 0: the take does not ask for it.

@@ -54,7 +54,7 @@ class PostgresDialect(Deciding):
             return ask
         held_by = holders(seen.record, seen.now)
         before = *(it.claim for it in held_by), *(it.claim for it in waiters)
-        ours = any(self.turns.is_of_us(key, it) for it in before)
+        ours = any(self.turns.has_claim(key, it) for it in before)
         return replace(ask, queue=None) if ours else ask
 
     def recalled(self, wanted: kit.Wanted) -> kit.Seen | None:

@@ -20,7 +20,7 @@ these are hints: only the answer to a take grants a lease.
                                                                     next take is answered here
 
 A connection that is lost, or that leads to another incarnation of the server, ends the waits that
-relied on it. So no message is missed; see net.subscriptions for who reads.
+relied on it. So no wait relies on a message that cannot come; see net.subscriptions for who reads.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ _OPEN = partial(open_engine, store_url())
 
 
 class _World(World):
-    """One store that is there; other clients are of other hosts, with clocks of their own."""
+    """A real store; clients in other processes have clocks of their own."""
 
     def pass_time(self, seconds: float) -> None:
-        # Where a store has no clock, whoever waits counts slower than the holder.
+        # Where a store has no clock, waiters count slower than the holder: wait longer.
         super().pass_time(1.02 * seconds + 0.05)
 
     def other_client(self, clock_offset: float = 0.0) -> Engine:
@@ -30,7 +30,7 @@ class _World(World):
 
 class TestStore(StoreContract):
     capabilities = _OPEN().capabilities
-    # Clients of a store of one host have its clock, and none that could be off.
+    # All clients of a store on one host share its clock: none can be off.
     hooks = frozenset({"other_client"}) if capabilities.ttl_clock != "boottime" else frozenset()
     ttl = parse_duration(os.environ["INCUMBENT_TTL"], "ttl")
 
