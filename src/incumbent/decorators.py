@@ -19,7 +19,7 @@ from incumbent.locks.leases import AsyncLease, Lease, SingleLease
 from incumbent.locks.lock import AsyncLock, Lock, SingleLock
 from incumbent.locks.options import LockSettings, explained, require
 from incumbent.locks.other_words import refuse_unknown
-from incumbent.locks.running import is_async, name_of, not_deferred, refuse_generator
+from incumbent.locks.running import is_async, name_of, refuse_coroutine, refuse_generator
 from incumbent.protocol.release import release
 from incumbent.stores.names import (
     MARK,
@@ -244,7 +244,7 @@ def _make_lock(kind: Callable[..., L], filled: dict[str, str], common: Any) -> L
 
 def _wrap_sync(function: Any, fill: SettingsFiller, common: Any, *, skip: bool) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
-        return not_deferred(function(*args, **kwargs), function, "decorate an `async def`")
+        return refuse_coroutine(function(*args, **kwargs), function, "decorate an `async def`")
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:

@@ -311,7 +311,7 @@ class LeaseMachine:
 
     # -- leaving -----------------------------------------------------------------------------
 
-    def left(self) -> None:
+    def leaving(self) -> None:
         """Note that the holder releases the lease: from here on it does not believe in it."""
         self._move(_LEAVE)
 

@@ -145,7 +145,7 @@ def test_a_leaders_name_sets_no_variable_of_the_service_manager(tmp_path: Path) 
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(path)
         manager.settimeout(5)
-        situation = Situation("x", "us", elects=True)
+        situation = Situation("x", "us", is_candidate=True)
         notifier = SystemdNotifier(situation, {"NOTIFY_SOCKET": path})
         situation.note_answer(Refused("held", holders=()))
         situation.standby("eve\nMAINPID=1")

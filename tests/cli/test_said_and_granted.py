@@ -143,7 +143,7 @@ class World:
             self.granted[JOB.name] = outcome
             began = SlotRecord(slot, SlotState.RUNNING, due, "node-1", outcome.token, self.wall)
             if run_blocking(ledger.begin(began)) and end is not SlotState.RUNNING:
-                run_blocking(ledger.move(began, end, outcome.claim, ended=self.wall))
+                run_blocking(ledger.record_state(began, end, outcome.claim, ended=self.wall))
 
 
 @contextmanager

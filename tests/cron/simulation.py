@@ -308,7 +308,7 @@ class SimRun:
         ledger = instance.executor.ledger(self.spec.name)
         state = SlotState.FAILED if int(self.ends * 1000) % 10 == 0 else SlotState.OK
         try:
-            drive(ledger.move(self.run, state, self.held.id, ended=instance.wall()))
+            drive(ledger.record_state(self.run, state, self.held.id, ended=instance.wall()))
         except OutcomeUnknown:
             self._again()
             return

@@ -61,7 +61,7 @@ def test_who_lost_the_lease_cannot_write_ok(link: Link) -> None:
     assert drive(ledger.begin(its))
     link.store.give(KEY, "c", token, clock.now() + 1)
     claimed(link, "another")
-    assert drive(ledger.move(its, SlotState.OK, "c")) is None
+    assert drive(ledger.record_state(its, SlotState.OK, "c")) is None
     assert on_record(link) == {its.slot: SlotState.RUNNING}
     (_, version), *_ = runs_of(link.store.read(KEY, clock.now() + 1).fields).values()
     assert drive(ledger.lose(its, version, "gone", NOW))

@@ -15,9 +15,9 @@ from incumbent import clock
 from incumbent.cli.main import main
 from incumbent.cron.fleet import CONTROL, PRESENCE, STALE, UP, Trigger, encode, presences, triggers
 from incumbent.cron.instance import Instance
-from incumbent.cron.ledger import JOB, RUN, SlotRecord, SlotState, read_job, run_at
+from incumbent.cron.ledger import JOB, RUN, SlotRecord, SlotState, read_job, recorded_run
 from incumbent.cron.ledger import encode as encode_run
-from incumbent.cron.runs import ENDED_WELL, GAVE_BACK, HAD_ITS_TURN, Runs
+from incumbent.cron.runs import ALREADY_RECORDED, ENDED_WELL, GAVE_BACK, Runs
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.model import Key, Record, Refused
@@ -129,7 +129,7 @@ def test_the_sweep_finds_a_run_that_nobody_witnessed_and_forgets_who_is_long_gon
     sweep(instance)
     instance.wake()
     instance.turn()
-    found = run_at(read(link, "job").fields, orphan.slot)
+    found = recorded_run(read(link, "job").fields, orphan.slot)
     assert found is not None
     assert (found.state, found.why) == (SlotState.LOST, "gone vanished")
     assert [it.instance for it in presences(read(link, PRESENCE))] == ["me"]
@@ -184,7 +184,7 @@ def test_a_clock_an_hour_ahead_takes_no_trigger_away_from_others(
     instance.close()
 
 
-@pytest.mark.parametrize("code", [ENDED_WELL, HAD_ITS_TURN, GAVE_BACK, 125, -9])
+@pytest.mark.parametrize("code", [ENDED_WELL, ALREADY_RECORDED, GAVE_BACK, 125, -9])
 def test_a_trigger_stands_until_its_run_was_seen_to_its_end(link: Link, code: int) -> None:
     trigger, runs, launches = Trigger("x", "job", clock.wall()), Runs[JobSlot](), Launches()
     instance = Instance([SPEC], link, "n", "me", launches, quiet, runs)
@@ -194,7 +194,7 @@ def test_a_trigger_stands_until_its_run_was_seen_to_its_end(link: Link, code: in
     runs.ended.append(("job", slot, code))
     instance.wake()
     instance.turn()
-    assert (triggers(read(link, CONTROL)) == []) is (code in (ENDED_WELL, HAD_ITS_TURN))
+    assert (triggers(read(link, CONTROL)) == []) is (code in (ENDED_WELL, ALREADY_RECORDED))
     # A slot that was given back is claimed again. If its run vanished, or it is on record already,
     # the record is looked at: its instant may have come again.
     pending = instance._executor.dispatcher._pending.get("job")

@@ -15,7 +15,7 @@ import incumbent
 from incumbent import clock
 from incumbent.cron.jobs import Background
 from incumbent.cron.ledger import PRUNED, SlotRecord, SlotState, read_job, runs_of
-from incumbent.cron.runs import HAD_ITS_TURN
+from incumbent.cron.runs import ALREADY_RECORDED
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.errors import ConfigError, LeaseLost, Misuse
@@ -486,7 +486,7 @@ def test_a_slot_that_has_had_its_turn_closes_nothing_and_runs_nothing(store: str
     held = launcher.claim(spec, slot)
     assert isinstance(held, Claim)
     launcher.launch(spec, slot, held)
-    eventually(lambda: launcher.runs.ended == [("job", slot, HAD_ITS_TURN)])
+    eventually(lambda: launcher.runs.ended == [("job", slot, ALREADY_RECORDED)])
     launcher._instance.close()
     record = link.store.read(key, clock.now() + 1)
     assert (record.holdings, record.closed_for, ran) == ((), 0.0, [])

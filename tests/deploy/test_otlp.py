@@ -50,7 +50,7 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Series, Series]]:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     otel.instrument(meter_provider=provider)
-    leader, jobs = Situation("switch-7", "node-1", elects=True), JobsOfOne()
+    leader, jobs = Situation("switch-7", "node-1", is_candidate=True), JobsOfOne()
     members = Members("redis+quorum://a,b,c", ["a", "b", "c"], 2, asks_all=True)
     for one in (leader, jobs, members):
         meters.provide(one)

@@ -54,7 +54,7 @@ class JobsOfOne:
 
 def test_the_text_keeps_the_conventions() -> None:
     with incumbent.Lock("x", store=FaultyEngine()).acquire():
-        text = metrics.text(Situation("switch-7", "node-1", elects=True), JobsOfOne())
+        text = metrics.text(Situation("switch-7", "node-1", is_candidate=True), JobsOfOne())
     assert promtool("check", "metrics", given=text) == ""
 
 

@@ -122,7 +122,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "other hosts get every page without a token",
         "serve/gate.py",
-        "        if self._closed:",
+        "        if self._why_closed:",
         "        if False:",
         "tests/serve/test_health.py::test_without_a_token_other_hosts_get_the_probes_alone",
     ),

@@ -146,13 +146,13 @@ def test_a_release_that_a_signal_interrupts_at_its_first_step_is_believed_or_owe
         run_blocking(release(cast("Port", port), claim))
     setattr(port, "now", now)  # noqa: B010 - likewise
     assert port.owed or claim.machine.state is LeaseState.HELD
-    claim.machine.left()
+    claim.machine.leaving()
 
 
 def test_of_several_releases_that_a_signal_interrupts_each_is_owed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    port, left, calls = _Awaited(), LeaseMachine.left, list[LeaseMachine]()
+    port, left, calls = _Awaited(), LeaseMachine.leaving, list[LeaseMachine]()
     helds = [_claim(port), _claim(port)]
 
     def interrupted(machine: LeaseMachine) -> None:
@@ -161,7 +161,7 @@ def test_of_several_releases_that_a_signal_interrupts_each_is_owed(
         if len(calls) == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(LeaseMachine, "left", interrupted)
+    monkeypatch.setattr(LeaseMachine, "leaving", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_blocking(release_all(cast("ManyPort", port), helds))
     assert len(port.owed) == 2

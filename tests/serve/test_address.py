@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from incumbent.errors import ConfigError
-from incumbent.serve.gate import authorized, read_secrets
+from incumbent.serve.gate import name_by_header, read_secrets
 from incumbent.serve.http import parse_address
 
 SECRET = "s3cret-s3cret-s3cret"
@@ -64,9 +64,9 @@ def test_a_token_may_have_a_name_and_then_each_has(tmp_path: Path) -> None:
     path = written(tmp_path / "t", f"ann:{SECRET}\n\nci-bot:{other}\n")
     names = read_secrets(path)
     assert (names[SECRET], names[other]) == ("ann", "ci-bot")
-    assert authorized(f"Bearer {other}", names) == "ci-bot"
-    assert authorized(f"Bearer ann:{SECRET}", names) == "ann", "the whole line was copied"
-    assert authorized(f"Bearer ann:{other}", names) is None
+    assert name_by_header(f"Bearer {other}", names) == "ci-bot"
+    assert name_by_header(f"Bearer ann:{SECRET}", names) == "ann", "the whole line was copied"
+    assert name_by_header(f"Bearer ann:{other}", names) is None
 
 
 @pytest.mark.parametrize(
@@ -111,5 +111,5 @@ def test_a_missing_secret_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_only_the_secret_itself_authorizes(header: str | None, known: bool) -> None:
-    assert authorized(header, {SECRET: "ann"}) == ("ann" if known else None)
-    assert authorized(header, None) == ""
+    assert name_by_header(header, {SECRET: "ann"}) == ("ann" if known else None)
+    assert name_by_header(header, None) == ""

@@ -44,7 +44,7 @@ def told(workers: Workers, number: int) -> bool:
 
 
 def one(number: int) -> Situation:
-    return Situation("job", f"node-1:w{number}", elects=True)
+    return Situation("job", f"node-1:w{number}", is_candidate=True)
 
 
 def test_before_the_first_report_nothing_is_ready(workers: Workers) -> None:

@@ -120,7 +120,7 @@ class Member(Process):
     async def _leave_in_order(self) -> None:
         for body in list(self.bodies.values()):
             body.stop()
-        await self.roster.strike(self.port)
+        await self.roster.strike_off(self.port)
         while self.bodies:
             await self.port.sleep_until(self.now() + 0.05)
         await self.roster.leave(self.port)

@@ -269,7 +269,7 @@ def belief_goes_on_until_the_release_is_confirmed(patch: pytest.MonkeyPatch) -> 
     def given(self: LeaseMachine) -> None:
         self.state = LeaseState.RELEASED
 
-    patch.setattr(LeaseMachine, "left", lambda self: None)
+    patch.setattr(LeaseMachine, "leaving", lambda self: None)
     patch.setattr(LeaseMachine, "given", given)
 
 
@@ -303,7 +303,7 @@ def several_names_are_taken_in_the_order_given(patch: pytest.MonkeyPatch) -> Non
 def the_first_is_kept_when_the_second_is_refused(patch: pytest.MonkeyPatch) -> None:
     async def kept(port: ManyPort, claims: Sequence[Claim]) -> bool:
         for held in claims:
-            held.machine.left()
+            held.machine.leaving()
         return True
 
     patch.setattr(acquire, "release_all", kept)

@@ -62,7 +62,7 @@ class Store(TakesTurns[None]):
         self.held = True
         return Granted(str(plan), 1, 10.0)
 
-    async def wait_any_change(self, key: Key, seen: str, until: float) -> None:
+    async def wait_at_store(self, key: Key, seen: str, until: float) -> None:
         self.listening += 1
         self.listened += 1
         try:

@@ -32,7 +32,7 @@ FEED: dict[Input, Callable[[LeaseMachine], object]] = {
     Input.BREAK: LeaseMachine.broken,
     Input.EXPIRE: LeaseMachine.expired,
     Input.FORK: LeaseMachine.forked,
-    Input.LEAVE: LeaseMachine.left,
+    Input.LEAVE: LeaseMachine.leaving,
     Input.GIVEN: LeaseMachine.given,
     Input.MISSED: lambda machine: machine.missed("taken"),
 }
@@ -211,7 +211,7 @@ def test_a_late_renewal_does_not_revive() -> None:
 def test_a_renewal_that_was_overtaken_by_the_end_changes_nothing() -> None:
     machine = machine_in(LeaseState.HELD)
     machine.renew_sent(T0 + 3)
-    machine.left()
+    machine.leaving()
     machine.renewed(T0 + 3.1)
     assert (machine.state, machine.valid(T0 + 3.1)) == (LeaseState.LEAVING, False)
 

@@ -91,7 +91,7 @@ def _lead(request: CommandRequest, label: str, report: _Report) -> int:
                 )
                 ttl = lock.policy.ttl
                 situation = Situation(
-                    request.name, lock.holder, guard.isolation, ttl=ttl, elects=True
+                    request.name, lock.holder, guard.isolation, ttl=ttl, is_candidate=True
                 )
                 with report(situation), closing(news) if news else nullcontext():
                     campaign = Campaign(lock, cmd, restart, signals, guard, situation, log, news)

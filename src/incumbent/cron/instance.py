@@ -35,7 +35,7 @@ from incumbent.cron.fleet import (
 )
 from incumbent.cron.news import JobNews
 from incumbent.cron.orders import Executor, Launcher
-from incumbent.cron.runs import ENDED_WELL, GAVE_BACK, HAD_ITS_TURN, STATE_OF, Runs
+from incumbent.cron.runs import ALREADY_RECORDED, ENDED_WELL, GAVE_BACK, STATE_OF, Runs
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.durations import backoff_delay
 from incumbent.errors import NotAcquired, StoreError
@@ -414,13 +414,13 @@ class Instance:
             seconds = None if began is None else clock.now() - began
             self._executor.numbers.count_run(job, state, seconds, clock.wall())
             self._news.ended(dispatcher.specs.get(job), slot, state)
-        if code in (ENDED_WELL, HAD_ITS_TURN) or state is not None:
+        if code in (ENDED_WELL, ALREADY_RECORDED) or state is not None:
             self._remove_trigger(slot.name)
         if code == ENDED_WELL or state is not None or job not in dispatcher.specs:
             return
         if code == GAVE_BACK:
             dispatcher.given_back(job, slot, clock.now())
-        elif code == HAD_ITS_TURN:
+        elif code == ALREADY_RECORDED:
             # Its instant may have come again.
             dispatcher.check_at(job, slot, clock.now())
         else:

@@ -44,7 +44,7 @@ from incumbent.durations import Duration, parse_duration
 from incumbent.errors import ConfigError, LeaseLost, Misuse, StoreError
 from incumbent.locks.leases import Lease, cancel_at_stop, release_unless_lost
 from incumbent.locks.options import LockSettings, default_holder, overruled
-from incumbent.locks.running import is_async, not_deferred, refuse_generator
+from incumbent.locks.running import is_async, refuse_coroutine, refuse_generator
 from incumbent.model import Refused
 from incumbent.printable import printable
 from incumbent.protocol.claim import Claim
@@ -293,7 +293,7 @@ class _FunctionRun:
         given = {"run": run} if _wants_run(call) else {}
         if not is_async(call):
             with self._span():
-                not_deferred(call(**given), call, "make the job an `async def`")
+                refuse_coroutine(call(**given), call, "make the job an `async def`")
             return
         loop = cast("asyncio.AbstractEventLoop", self._jobs.loop)  # a coroutine's jobs have one
         exits = asyncio.run_coroutine_threadsafe(self._run_coroutine(call(**given)), loop).result()

@@ -28,7 +28,7 @@ from incumbent.cron.ledger import (
     pruned_field_of,
     pruned_spans,
     read_job,
-    run_at,
+    recorded_run,
     runs_of,
     transition,
 )
@@ -81,7 +81,7 @@ def judge(spec: JobSpec, record: Record, slots: Iterable[JobSlot], now: float) -
 
 
 def _judge_slot(spec: JobSpec, record: Record, slot: JobSlot, now: float, found: Findings) -> None:
-    run = run_at(record.fields, slot.name)
+    run = recorded_run(record.fields, slot.name)
     if run is not None:
         # A worker that was killed just after it recorded its run as lost still holds the lease.
         if (run.state is SlotState.LOST or not run.state.ended) and alive(record, run):

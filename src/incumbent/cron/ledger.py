@@ -241,7 +241,7 @@ def _ran_at(run: SlotRecord, fold: Fold) -> float:
     return min(run.due, fold.since) if fold.outdates(run.slot, run.due) else run.due
 
 
-def run_at(fields: Mapping[str, Field], slot_name: str) -> SlotRecord | None:
+def recorded_run(fields: Mapping[str, Field], slot_name: str) -> SlotRecord | None:
     """The recorded run of one slot; None if there is none."""
     field = fields.get(RUN + slot_name)
     return None if field is None else _read(slot_name, field)
@@ -408,7 +408,7 @@ class LedgerPort(Port, Protocol):
 
 
 class Ledger:
-    """The ledger of one job. Every method but `insist` raises StoreError if the store does."""
+    """The ledger of one job. All but `record_until` raise StoreError if the store does."""
 
     def __init__(self, port: LedgerPort, key: Key) -> None:
         self._port = port
@@ -428,11 +428,11 @@ class Ledger:
         may be removed by now, as our clock may be hours behind. So the job's record is read first:
         while the lease and its slot are ours, others neither record the slot nor remove its record.
         """
-        return await self._insist(lambda: self._begin(run), until)
+        return await self._repeat_until(lambda: self._begin(run), until)
 
     async def _begin(self, run: SlotRecord) -> bool:
         fields = (await self.read()).fields
-        if (found := run_at(fields, run.slot)) is not None:
+        if (found := recorded_run(fields, run.slot)) is not None:
             return _is_same(found, run)
         if fold_of(fields).outdates(run.slot, run.due):
             # Its instant has another name, which its instance does not know yet.
@@ -449,12 +449,12 @@ class Ledger:
             if isinstance(outcome, Stored):
                 return True
         # Our own request may have been applied although its reply was lost.
-        found = run_at((await self.read()).fields, run.slot)
+        found = recorded_run((await self.read()).fields, run.slot)
         if found is None:
             return isinstance(await self._put(run, ABSENT), Stored)
         return _is_same(found, run)
 
-    async def move(
+    async def record_state(
         self, run: SlotRecord, state: SlotState, claim: str, **changes: Any
     ) -> SlotRecord | None:
         """Record the run's next state, and return the run; None if its claim lost the lease."""
@@ -462,16 +462,18 @@ class Ledger:
         outcome = await self._put(moved, ByClaim(claim, run.token))
         return moved if isinstance(outcome, Stored) else None
 
-    async def insist(
+    async def record_until(
         self, run: SlotRecord, state: SlotState, claim: str, until: float, **changes: Any
     ) -> SlotRecord | None:
-        """`move`, repeated through an outage until `until`, by the port's clock; then None."""
+        """`record_state`, repeated in an outage until `until`, by the port's clock; then None."""
         try:
-            return await self._insist(lambda: self.move(run, state, claim, **changes), until)
+            return await self._repeat_until(
+                lambda: self.record_state(run, state, claim, **changes), until
+            )
         except StoreError:
             return None
 
-    async def _insist(self, ask: Callable[[], Awaitable[T]], until: float) -> T:
+    async def _repeat_until(self, ask: Callable[[], Awaitable[T]], until: float) -> T:
         tries = 0
         while True:
             try:

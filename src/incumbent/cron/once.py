@@ -36,7 +36,7 @@ class OnceRun:
         Then the run counts as lost, whatever it did: from now on, or once another run looks.
         """
         until = max(self.claim.machine.deadline, self.port.now() + _SHORT)
-        ended = await self.ledger.insist(
+        ended = await self.ledger.record_until(
             self.run, state, self.claim.id, until, ended=wall, code=code, why=why[:500]
         )
         if ended is not None:

@@ -92,7 +92,7 @@ class Claimer:
 
     def hand_over(self, spec: JobSpec, slot: JobSlot, claim: Claim) -> Task:
         """Pass the lease on to another process: this one no longer counts as its holder."""
-        claim.machine.left()
+        claim.machine.leaving()
         return Task(without_schedule(spec), slot, claim.wanted, claim.id, claim.takes_in_doubt)
 
 
@@ -130,7 +130,7 @@ FAULT: Final = 125
 ENDED_WELL: Final = 0
 GAVE_BACK: Final = 75
 """The run could not begin: any instance may take its slot again."""
-HAD_ITS_TURN: Final = 74
+ALREADY_RECORDED: Final = 74
 """Nothing ran: the slot is on record already."""
 NOT_RECORDED: Final = 76
 """The lease was lost before the end was recorded: the next instance that looks records it."""
@@ -220,7 +220,7 @@ class Attempts:
         if not begun:
             # Nothing ran, so at_least_for must not close the lease.
             release_unless_lost(self._lease, undo_slot=True)
-            return HAD_ITS_TURN
+            return ALREADY_RECORDED
         run = self.slot_record
         late = round(clock.wall() - run.due, 3)
         self._emit("started", slot=run.slot, attempt=run.attempt, late=late)
@@ -270,7 +270,9 @@ class Attempts:
     def _record_state(self, state: SlotState, **changes: object) -> None:
         until = clock.now() + min(1.0, self._lease.remaining)
         claim = self._lease.belief.claim_id
-        moved = run_blocking(self._ledger.insist(self.slot_record, state, claim, until, **changes))
+        moved = run_blocking(
+            self._ledger.record_until(self.slot_record, state, claim, until, **changes)
+        )
         # An intermediate state that could not be written is no reason to stop: the last one counts.
         self.slot_record = moved or self.slot_record
 
@@ -281,7 +283,9 @@ class Attempts:
         took = clock.now() - self._began
         ended_at = (run.started or clock.wall()) + took
         changes = {"ended": ended_at, "code": end.code, "why": end.why, "output": end.output}
-        ended = run_blocking(self._ledger.insist(run, end.state, belief.claim_id, until, **changes))
+        ended = run_blocking(
+            self._ledger.record_until(run, end.state, belief.claim_id, until, **changes)
+        )
         event, why = str(end.state), end.why or None
         if ended is None:
             why = f"{end.why or end.state}, but the lease was lost before that was on record"

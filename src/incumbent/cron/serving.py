@@ -20,10 +20,10 @@ from incumbent.cron.ledger import SlotRecord
 from incumbent.cron.news import JobNews
 from incumbent.cron.orders import CannotLaunch
 from incumbent.cron.runs import (
+    ALREADY_RECORDED,
     ENDED_WELL,
     FAULT,
     GAVE_BACK,
-    HAD_ITS_TURN,
     NOT_RECORDED,
     STARTED,
     STATE_OF,
@@ -101,7 +101,7 @@ class CommandLauncher:
                 self.runs.begin(job, name)
             if code == STARTED or (slot := self.runs.running.pop((job, name), None)) is None:
                 continue
-            if code not in (ENDED_WELL, GAVE_BACK, HAD_ITS_TURN, NOT_RECORDED, *STATE_OF):
+            if code not in (ENDED_WELL, GAVE_BACK, ALREADY_RECORDED, NOT_RECORDED, *STATE_OF):
                 self._emit("fault", job=job, slot=name, why=f"its worker ended with {code}")
             self.runs.ended.append((job, slot, code))
 

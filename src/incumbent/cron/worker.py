@@ -29,8 +29,8 @@ from incumbent.cron.fleet import CONTROL
 from incumbent.cron.ledger import OUTPUT_MOST, SlotRecord, SlotState
 from incumbent.cron.output import Output, shown
 from incumbent.cron.runs import (
+    ALREADY_RECORDED,
     GAVE_BACK,
-    HAD_ITS_TURN,
     LEAVES,
     PREPARED,
     STARTED,
@@ -331,7 +331,7 @@ class _CommandRun:
             # A worker that stood by may have lost its guard: another worker has its own.
             return self._attempts.release_unused("the guard is gone")
         if (code := self._attempts.begin()) is not None:
-            if code == HAD_ITS_TURN:
+            if code == ALREADY_RECORDED:
                 self._events("skipped", slot=self._slot, why="it has had its turn already")
             return code
         with shown(self._output.tail, self._attempts.show_output):

@@ -191,7 +191,7 @@ _own: Final[weakref.WeakKeyDictionary[Any, _Own]] = weakref.WeakKeyDictionary()
 _links: Final[weakref.WeakKeyDictionary[Claim, Link]] = weakref.WeakKeyDictionary()
 
 
-def remember(claim: Claim, link: Link) -> None:
+def allow_reentry(claim: Claim, link: Link) -> None:
     """Let the caller enter `claim` again, until it has released all its leases on it."""
     claim.reentries = []
     _links[claim] = link

@@ -25,10 +25,10 @@ from incumbent.locks.running import (
     AsyncNews,
     EndablePort,
     News,
-    awaitable,
-    not_deferred,
     refuse_async,
+    refuse_coroutine,
     refuse_generator,
+    require_awaitable,
     task_beside,
     thread_beside,
 )
@@ -41,8 +41,8 @@ from incumbent.stores.plan import run_blocking
 
 V = TypeVar("V")
 
-_BE_ASYNC = "coroutines belong to AsyncElection"
-_BE_BLOCKING = "blocking work belongs to Election"
+_USE_ASYNC = "coroutines belong to AsyncElection"
+_USE_BLOCKING = "blocking work belongs to Election"
 
 
 class Term(TermHandle, Lease):
@@ -164,7 +164,7 @@ class Election(ElectionHandle[Term]):
         released, and this campaigns again after a pause (full jitter, longer after short terms). An
         exception of the work propagates after the release. Raises Misuse for coroutine functions.
         """
-        refuse_async(work, _BE_ASYNC)
+        refuse_async(work, _USE_ASYNC)
         return self._lead_on(self._link.port, work)
 
     @contextmanager
@@ -176,7 +176,7 @@ class Election(ElectionHandle[Term]):
         at once and raised at the end of the body; until then, see `is_leader`. Work that returns
         within its term ends the candidacy. Raises Misuse for coroutine functions.
         """
-        refuse_async(work, _BE_ASYNC)
+        refuse_async(work, _USE_ASYNC)
         port, terms = EndablePort(self._link), list[Term]()
 
         def until_the_end(term: Term) -> object:
@@ -197,7 +197,7 @@ class Election(ElectionHandle[Term]):
             term = self._campaign(port)
             try:
                 with term:
-                    value = not_deferred(work(term), work, _BE_ASYNC)
+                    value = refuse_coroutine(work(term), work, _USE_ASYNC)
                     ended_by_itself = not term.stopping
                 if ended_by_itself:
                     return value
@@ -356,7 +356,7 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
             term = await self.campaign()
             try:
                 async with term:
-                    return await awaitable(work(term), work, _BE_BLOCKING)
+                    return await require_awaitable(work(term), work, _USE_BLOCKING)
             except LeaseLost as lost:
                 if lost.name != self.name:
                     raise

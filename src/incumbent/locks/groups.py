@@ -225,7 +225,7 @@ class Group(GroupHandle):
             def end() -> None:
                 port.end()
                 # This also wakes the thread, if the store notifies of changes.
-                run_blocking(roster.strike(link.port))
+                run_blocking(roster.strike_off(link.port))
 
             try:
                 work = partial(run_blocking, attend(port, roster))

@@ -13,6 +13,7 @@ from incumbent import clock
 from incumbent.durations import Duration
 from incumbent.errors import ConfigError, LockError, Misuse, NotAcquired, NotHeld
 from incumbent.locks.callers import (
+    allow_reentry,
     bodies_of_task,
     bodies_of_thread,
     current_task,
@@ -20,7 +21,6 @@ from incumbent.locks.callers import (
     has_ended,
     present_caller,
     refuse_waiting_for_oneself,
-    remember,
 )
 from incumbent.locks.leases import (
     AnyLease,
@@ -218,7 +218,7 @@ class SingleLock(AnyLock[L], Generic[L]):
         claim.on_trouble = self._on_trouble
         self._link.keeper.arm(claim)
         if self._reentrant:
-            remember(claim, self._link)
+            allow_reentry(claim, self._link)
         return self._link, (claim,), self._on_lost, self._if_lost
 
     def _read_until(self) -> float:

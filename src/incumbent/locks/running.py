@@ -62,7 +62,7 @@ def refuse_async(function: Callable[..., Any], advice: str) -> None:
         raise Misuse(f"{name_of(function)} is a coroutine function: {advice}")
 
 
-def not_deferred(value: V, function: Callable[..., Any], advice: str) -> V:
+def refuse_coroutine(value: V, function: Callable[..., Any], advice: str) -> V:
     """`value`, the result of a blocking function. Raises Misuse if it is a coroutine."""
     if inspect.iscoroutine(value):
         value.close()
@@ -70,7 +70,9 @@ def not_deferred(value: V, function: Callable[..., Any], advice: str) -> V:
     return value
 
 
-def awaitable(value: Awaitable[V], function: Callable[..., Any], advice: str) -> Awaitable[V]:
+def require_awaitable(
+    value: Awaitable[V], function: Callable[..., Any], advice: str
+) -> Awaitable[V]:
     """`value`, the result of an asyncio function. Raises Misuse if it cannot be awaited."""
     if not isinstance(value, Awaitable):
         raise Misuse(f"{name_of(function)} returned nothing to await: {advice}")

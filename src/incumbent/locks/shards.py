@@ -24,14 +24,14 @@ from incumbent.locks.options import explained, parse_timeout
 from incumbent.locks.running import (
     CandidacyEnded,
     EndablePort,
-    awaitable,
     cancel,
     ended,
     failure_of,
     log_failure,
-    not_deferred,
     refuse_async,
+    refuse_coroutine,
     refuse_generator,
+    require_awaitable,
     task_beside,
     thread_beside,
 )
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 _REQUESTS = 4
 """The instants in a renewal interval at which a process renews shards."""
-_BE_ASYNC = "coroutines belong to AsyncShards"
-_BE_BLOCKING = "blocking work belongs to Shards"
+_USE_ASYNC = "coroutines belong to AsyncShards"
+_USE_BLOCKING = "blocking work belongs to Shards"
 
 
 class _ShardHandle(TermHandle):
@@ -197,7 +197,7 @@ class Shards(ShardsHandle[Shard]):
         member has this name or `work` is a coroutine function; a permanent StoreError. Before it is
         raised, all work is asked to stop and awaited.
         """
-        refuse_async(work, _BE_ASYNC)
+        refuse_async(work, _USE_ASYNC)
         with self._one_membership():
             _Threads(self, work).run()
 
@@ -209,7 +209,7 @@ class Shards(ShardsHandle[Shard]):
         shards are released. An exception of `run` is logged at once and raised at the end of the
         body; ConfigError for another `count` is raised at the start, if the store answers.
         """
-        refuse_async(work, _BE_ASYNC)
+        refuse_async(work, _USE_ASYNC)
         with self._one_membership():
             threads = _Threads(self, work)
             try:
@@ -267,7 +267,7 @@ class _Threads(_Membership[Shard]):
         self._port.end()
         self._stop_all()
         # This also wakes the thread of the membership, if the store notifies of changes.
-        run_blocking(self.roster.strike(self._link.port))
+        run_blocking(self.roster.strike_off(self._link.port))
 
     def start(self, number: int, claim: Claim) -> None:
         self._renew(claim)
@@ -287,7 +287,7 @@ class _Threads(_Membership[Shard]):
         try:
             with shard:
                 if self._may_begin(shard):
-                    not_deferred(self._work(shard), self._work, _BE_ASYNC)
+                    refuse_coroutine(self._work(shard), self._work, _USE_ASYNC)
         except BaseException as error:  # noqa: BLE001 - it is raised by `run`
             if self._ended_by(error, shard):
                 self._port.end()
@@ -356,7 +356,7 @@ class _Tasks(_Membership[AsyncShard]):
     async def _wind_up(self, task: Task[None]) -> None:
         self._stop_all()
         await cancel(task)
-        await self.roster.strike(self.port)
+        await self.roster.strike_off(self.port)
         await ended(*self._tasks.values())
         await self.roster.leave(self.port)
 
@@ -373,7 +373,7 @@ class _Tasks(_Membership[AsyncShard]):
         try:
             async with shard:
                 if self._may_begin(shard):
-                    await awaitable(self._work(shard), self._work, _BE_BLOCKING)
+                    await require_awaitable(self._work(shard), self._work, _USE_BLOCKING)
         except CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - it is raised by `run`

@@ -34,7 +34,7 @@ from incumbent.stores.loops import detach_in_child
 
 DIAL_WITHIN: Final = 2.0
 """Seconds that making a connection may take, even if its caller has less time."""
-CONNECTIONS: Final = KEPT // 2
+PLACES: Final = KEPT // 2
 """The places of one gate if each request needs a connection of its own: half of the kept
 connections, because there is a gate for takes and one for gives."""
 _AT_ONCE: Final = -inf

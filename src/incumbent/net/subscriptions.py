@@ -374,9 +374,9 @@ class SubscriptionHub(Generic[H, S, W]):
         elif kind == b"subscribe" and (channel := name.decode()) in subscription.requested:
             subscription.confirmed.add(channel)
             role.failures[node] = 0
-            self._wake_begun()
+            self._wake_subscribed()
 
-    def _wake_begun(self) -> None:
+    def _wake_subscribed(self) -> None:
         """Wake the waiters that need no longer wait for the subscription to their channels."""
         for waiter in list(self._waiters):
             if not waiter.listens and self._is_done(waiter):

@@ -542,7 +542,7 @@ class _AcquireAll:
         if machine.token:
             self.keeper.disarm(claim)
             if machine.state in (_HELD, LeaseState.LOST):
-                machine.left()
+                machine.leaving()
                 self.port.hand_over(claim.debt(self.port.now(), undo_slot=False))
         else:
             _compensate(self.port, claim)

@@ -167,7 +167,7 @@ class Claim:
         wanted = self.wanted
         slot = wanted.slot if undo_slot else None
         closed_until = -inf if undo_slot else self.began + wanted.at_least_for
-        # A grant answers one of the takes, and nobody knows which.
+        # The grant answered one of the takes, and nobody knows which: the others stay in doubt.
         in_doubt = self.takes_in_doubt + bool(self.machine.token) if self.takes_in_doubt else 0
         return Debt(
             wanted.key,
@@ -196,7 +196,7 @@ class Claim:
     def __del__(self) -> None:
         # Making it may have failed: then there is no machine.
         if hasattr(self, "machine") and self.machine.state is LeaseState.HELD:
-            self.machine.left()
+            self.machine.leaving()
             # Not logged here: a finalizer may run while this thread is in a handler of the log.
             debt = self.debt(self.port.now(), undo_slot=False)
             self.port.hand_over(replace(debt, dropped=True))

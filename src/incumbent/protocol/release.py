@@ -32,7 +32,7 @@ async def release(port: Port, claim: Claim, *, undo_slot: bool = False) -> bool:
     answer: GiveOutcome | StoreError | None = None
     # Nothing is called between this and the `try`: an error of a signal handler there would
     # leave no release owed.
-    machine.left()
+    machine.leaving()
     try:
         admission = gate.enter_now()
         if admission is None:
@@ -99,7 +99,7 @@ async def release_all(port: ManyPort, claims: Sequence[Claim]) -> bool:
         for claim, answer in zip_longest(claims, answers):
             if claim.machine.state is LeaseState.HELD:
                 # A signal handler's error came first.
-                claim.machine.left()
+                claim.machine.leaving()
             confirmed += _conclude(port, claim, answer, now)
     return confirmed == len(claims)
 
@@ -143,7 +143,7 @@ def give_up(port: Port, claim: Claim, *, undo_slot: bool) -> None:
     It cannot wait for `__del__`: the exception's traceback keeps the lease alive.
     """
     if not claim.drop_reentry() and claim.machine.state is LeaseState.HELD:
-        claim.machine.left()
+        claim.machine.leaving()
         port.hand_over(claim.debt(port.now(), undo_slot=undo_slot))
 
 

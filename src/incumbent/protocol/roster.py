@@ -160,7 +160,7 @@ class Roster:
                     name="count",
                 )
 
-    async def strike(self, port: WritingPort) -> None:
+    async def strike_off(self, port: WritingPort) -> None:
         """Remove our name from the roster, so that the others take over at once.
 
         Raises no StoreError: if this fails, they take over when our lease has ended.
@@ -174,7 +174,7 @@ class Roster:
         await port.put(self.key, name, None, ByVersion(version), self._until(port))
 
     async def leave(self, port: WritingPort) -> None:
-        """Give our lease back (or let the keeper do it), and `strike` our name."""
+        """Give our lease back (or let the keeper do it), and `strike_off` our name."""
         claim, self._claim = self._claim, None
         if claim is None:
             return
@@ -188,7 +188,7 @@ class Roster:
         finally:
             self._keeper.disarm(claim)
         # Struck first, we would be missing from the roster while our lease still keeps others out.
-        await self.strike(port)
+        await self.strike_off(port)
 
     # -- reading -------------------------------------------------------------------------------
 

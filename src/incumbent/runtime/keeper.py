@@ -197,7 +197,7 @@ class _KeeperState:
         self.unscheduled = (0.0, 0.0)
         self.outage = _Outage()
 
-    def renew_mutex(self) -> None:
+    def replace_mutex(self) -> None:
         """Replace the mutex at the interpreter's end: a thread that was ended may hold it."""
         # Made by its type, because nothing can be imported any more.
         self.mutex = self.buckets.mutex = type(self.mutex)()
@@ -323,7 +323,7 @@ class Keeper:
     def _make_due(self, claim: Claim, due: float, *, earliest: float = inf) -> None:
         state = self._state
         if sys.is_finalizing():
-            state.renew_mutex()
+            state.replace_mutex()
         due = state.buckets.add(claim, due, earliest=earliest)
         with state.mutex:
             if due >= state.thread.planned:
@@ -467,7 +467,7 @@ class Keeper:
 
     def _call_watchers(self, claim: Claim) -> None:
         if sys.is_finalizing():
-            self._state.renew_mutex()
+            self._state.replace_mutex()
         with self._state.mutex:
             watchers = claim.take_watchers()
         for watcher in watchers:
@@ -523,7 +523,7 @@ def _end_at_exit() -> None:
     if not program_may_run():
         for claim in renewed_claims():
             if claim.machine.state is LeaseState.HELD:
-                claim.machine.left()
+                claim.machine.leaving()
                 claim.port.hand_over(claim.debt(clock.now(), undo_slot=False))
     for keeper in list(_keepers):
         keeper.drain(max(0.0, until - clock.now()))

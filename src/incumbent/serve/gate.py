@@ -41,23 +41,24 @@ LONGEST_BODY: Final = 9999
 class PageGate:
     """The gate before `routes`.
 
-    `names`: the names of the tokens, see `read_secrets`; None lets everybody look, and nobody act.
-    `cookies`: what stands for each token in a browser, with the token's name. `closed`: why nobody
-    is let in beyond the probes. `user_header`: the header in which a proxy names the user.
+    `name_by_token`: see `read_secrets`; None lets everybody look, and nobody act.
+    `name_by_cookie`: what stands for each token in a browser, with the token's name.
+    `why_closed`: why nobody is let in beyond the probes.
+    `user_header`: the header in which a proxy names the user.
     """
 
     def __init__(
         self,
         routes: Routes,
-        names: Mapping[str, str] | None,
-        cookies: Mapping[bytes, str],
-        closed: str = "",
+        name_by_token: Mapping[str, str] | None,
+        name_by_cookie: Mapping[bytes, str],
+        why_closed: str = "",
         user_header: str = "",
     ) -> None:
         self._routes = routes
-        self._names = names
-        self._cookies = cookies
-        self._closed = closed
+        self._name_by_token = name_by_token
+        self._name_by_cookie = name_by_cookie
+        self._why_closed = why_closed
         self._user_header = user_header
 
     def answer(self, request: HttpRequest, user: str | None = None) -> Page | Pending:
@@ -68,45 +69,47 @@ class PageGate:
             return Page(405, TEXT, "only GET and HEAD\n")
         if request.path in OPEN_PATHS:
             return answer(self._routes, request)
-        sent = user or authorized(request.headers.get("authorization"), self._names)
-        refused = self._refused(request, sent)
+        caller = user or name_by_header(request.headers.get("authorization"), self._name_by_token)
+        refused = self._refused(request, caller)
         if refused is not None:
             return refused
         if request.route == _LOGIN:
             return self._login(request)
-        bearer = sent is not None and _is_of_a_program(request)
+        bearer = caller is not None and _is_of_a_program(request)
         who = user or name_of(request.headers.get(self._user_header, ""))
-        who = who or sent or self._name_by_cookie(request) or ""
-        trusted = self._names is not None
+        who = who or caller or self._caller_by_cookie(request) or ""
+        trusted = self._name_by_token is not None
         return answer(self._routes, request._replace(trusted=trusted, bearer=bearer, who=who))
 
-    def _refused(self, request: HttpRequest, sent: str | None) -> Page | None:
-        """`sent`: the user, or the name of the token that came with the request."""
-        if self._closed:
-            return Page(403, TEXT, self._closed)
-        by_program = sent is not None and _is_of_a_program(request)
+    def _refused(self, request: HttpRequest, caller: str | None) -> Page | None:
+        """`caller`: the user, or the name of the token that came with the request."""
+        if self._why_closed:
+            return Page(403, TEXT, self._why_closed)
+        by_program = caller is not None and _is_of_a_program(request)
         post = request.method == "POST"
-        if post and (self._names is None or not (by_program or _is_from_here(request))):
+        if post and (self._name_by_token is None or not (by_program or _is_from_here(request))):
             return Page(403, TEXT, "this needs the token, and comes from a page of ours\n")
-        if sent is not None or request.route in (_LOGIN, STYLE):
+        if caller is not None or request.route in (_LOGIN, STYLE):
             return None
-        return None if self._name_by_cookie(request) is not None else self._unauthorized(request)
+        return None if self._caller_by_cookie(request) is not None else self._unauthorized(request)
 
     # -- browsers: a cookie stands for the token ---------------------------------------------------
 
-    def _name_by_cookie(self, request: HttpRequest) -> str | None:
+    def _caller_by_cookie(self, request: HttpRequest) -> str | None:
         given = request.headers.get("cookie", "").encode("latin-1", "replace").split(b";")
-        for cookie, name in self._cookies.items():
+        for cookie, name in self._name_by_cookie.items():
             if any(hmac.compare_digest(one.strip(), cookie) for one in given):
                 return name
         return None
 
     def _login(self, request: HttpRequest) -> Page:
         given = dict(parse_qsl(request.body))
-        name = authorized(f"Bearer {given.get('token', '')}", self._names)
+        name = name_by_header(f"Bearer {given.get('token', '')}", self._name_by_token)
         if name is None:
             return self._unauthorized(request)
-        cookie = next(cookie for cookie, whose in self._cookies.items() if whose == name).decode()
+        cookie = next(
+            cookie for cookie, whose in self._name_by_cookie.items() if whose == name
+        ).decode()
         cookie = f"{cookie}; HttpOnly; SameSite=Strict; Path=/"
         # Relative, because a proxy may serve us below a path of its own.
         view = given.get("view", "")
@@ -114,20 +117,20 @@ class PageGate:
         return Page(303, TEXT, "", {"Location": where, "Set-Cookie": cookie})
 
     def _unauthorized(self, request: HttpRequest) -> Page:
-        if not self._names:
+        if not self._name_by_token:
             return Page(401, TEXT, "who asks is not known: sign in first\n")
         if "/" in self._routes and "text/html" in request.headers.get("accept", ""):
             view = request.path[1:] + (f"?{request.query}" if request.query else "")
             if request.route == _LOGIN:
                 view = dict(parse_qsl(request.body)).get("view", "")
             wrong = "This is not the token. " if request.route == _LOGIN else ""
-            asked = _ASK.format(view=escape(view), wrong=wrong)
-            return Page(401, "text/html; charset=utf-8", asked, _ASK_HEADERS)
+            asked = _LOGIN_FORM.format(view=escape(view), wrong=wrong)
+            return Page(401, "text/html; charset=utf-8", asked, _LOGIN_HEADERS)
         return Page(401, TEXT, _UNAUTHORIZED)
 
 
 _LOGIN: Final = "POST /login"
-_ASK: Final = (
+_LOGIN_FORM: Final = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><title>incumbent</title>'
     '<meta name="viewport" content="width=device-width, initial-scale=1">'
     '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
@@ -137,7 +140,7 @@ _ASK: Final = (
     ' <input type="password" name="token" autocomplete="current-password" required></label>'
     " <button>Look</button></form></main></html>"
 )
-_ASK_HEADERS: Final = {
+_LOGIN_HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src data:;"
     " form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "Referrer-Policy": "same-origin",
@@ -220,17 +223,17 @@ _LONGEST_FILE: Final = 65_536
 _NAMED: Final = re.compile(rb"(?P<name>[A-Za-z0-9][\w.@+-]{0,63}):(?P<token>.*)")
 
 
-def authorized(header: str | None, names: Mapping[str, str] | None) -> str | None:
-    """The name of the token in the Authorization header, or None; "" if `names` is None.
+def name_by_header(header: str | None, name_by_token: Mapping[str, str] | None) -> str | None:
+    """The name of the token in the Authorization header, or None; "" if `name_by_token` is None.
 
-    `names`: see `read_secrets`.
+    `name_by_token`: see `read_secrets`.
     """
-    if names is None:
+    if name_by_token is None:
         return ""
     scheme, _, token = (header or "").partition(" ")
     # compare_digest takes texts only if they are ASCII, so compare bytes.
     given, found = token.strip().encode("utf-8", "replace"), None
-    for secret, name in names.items():
+    for secret, name in name_by_token.items():
         if hmac.compare_digest(given, secret.encode()) and scheme.lower() == "bearer":
             found = name
     return found

@@ -23,7 +23,7 @@ from incumbent.runtime.keeper import Keeper
 _INTENDED: Final = frozenset({"", "signal", "resign", "resigned", "transfer", "transferred"})
 """Causes (the part before a colon) that are no loss; "": the command ended by itself."""
 
-_LEADERLESS: Final = ("standby", "ended", "backing_off")
+_NOT_LEADING: Final = ("standby", "ended", "backing_off")
 """Roles of an instance that does not lead."""
 _VISIBLE: Final = ("role", "leader", "store_up", "doing")
 """Fields of a view: their changes are reported at once, others at the next regular report."""
@@ -70,9 +70,9 @@ class InstanceView:
     """The time by which the main loop is overdue; 0.0 while it keeps its promise."""
     unanswered_for: float = inf
     """Time since the last answer of the store; inf before the first."""
-    elects: bool = False
+    is_candidate: bool = False
     """Whether this instance is a candidate for a leadership."""
-    leaderless: float = 0.0
+    leaderless_for: float = 0.0
     """Time in which this candidate knew of no leader."""
 
     @property
@@ -89,7 +89,7 @@ class InstanceView:
 class Situation:
     """The state of one instance. Thread-safe. `ttl`: the ttl of the lease, in seconds.
 
-    `elects`: the instance is a candidate for a leadership.
+    `is_candidate`: the instance is a candidate for a leadership.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Situation:
         isolation: str = "pgroup",
         *,
         ttl: float = 15.0,
-        elects: bool = False,
+        is_candidate: bool = False,
     ) -> None:
         # Reentrant: a signal handler may report while its thread is reporting.
         self._mutex = threading.RLock()
@@ -189,7 +189,7 @@ class Situation:
             if before.role == "stopping":
                 changes.pop("role", None)
             after = self._reported = replace(before, **changes)
-            led = after.leader is not None or after.role not in _LEADERLESS
+            led = after.leader is not None or after.role not in _NOT_LEADING
             self._absence.seen(clock.now(), leader=led)
         if any(getattr(before, name) != getattr(after, name) for name in _VISIBLE):
             for listener in self._listeners:
@@ -217,7 +217,7 @@ class Situation:
                 late=max(0.0, now - self._next_turn_by),
                 unanswered_for=max(0.0, now - max(self._answered_at, last_answer)),
                 store_up=store_up,
-                leaderless=self._absence.seconds(now),
+                leaderless_for=self._absence.seconds(now),
             )
 
     def samples(self) -> Iterator[Sample]:
@@ -225,7 +225,7 @@ class Situation:
         view = self.view()
         name = (("name", view.name),)
         yield Sample("incumbent_store_up", name, view.store_up)
-        if not view.elects:
+        if not view.is_candidate:
             return
         yield Sample("incumbent_is_leader", name, view.leading)
         yield Sample("incumbent_term", name, view.term)
@@ -235,6 +235,6 @@ class Situation:
             lost = view.losses.get(reason, 0)
             yield Sample("incumbent_terms_lost_total", (*name, ("reason", reason)), lost)
         yield Sample("incumbent_lease_remaining_seconds", name, view.proven_for)
-        yield Sample("incumbent_leaderless_seconds_total", name, view.leaderless)
+        yield Sample("incumbent_leaderless_seconds_total", name, view.leaderless_for)
         yield Sample("incumbent_restarts_total", name, view.restarts)
         yield Sample("incumbent_terms_failed_total", name, view.failures)

@@ -314,12 +314,12 @@ class TakesTurns(Planned[Facts]):
         await self.wakeup().wait(until)
 
     @abstractmethod
-    async def wait_any_change(self, key: Key, seen: str, until: float) -> None:
+    async def wait_at_store(self, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change."""
 
-    async def wait_turn(self, key: Key, seen: str, until: float) -> None:
+    async def wait_as_first(self, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change, for the first waiter of this process."""
-        await self.wait_any_change(key, seen, until)
+        await self.wait_at_store(key, seen, until)
 
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         if ask.queue is None or ask.queue.fair or ask.candidacy > 0 or ask.permits is not None:
@@ -372,8 +372,8 @@ class TakesTurns(Planned[Facts]):
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         if _MARK not in seen:
-            await self.wait_any_change(key, seen, until)
+            await self.wait_at_store(key, seen, until)
             return
         seen, _, claim = seen.rpartition(_MARK)
-        listen = partial(self.wait_turn, key, seen, until)
+        listen = partial(self.wait_as_first, key, seen, until)
         await self.turns.wait(key, claim, until, self.wakeup(), listen)

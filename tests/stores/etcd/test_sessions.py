@@ -103,7 +103,7 @@ def test_no_ttl_means_gone_and_a_late_answer_does_not_revive_it() -> None:
     one = session(sessions)
     sessions.note(mine(one, 110.0))
     one.answered(95.0, 0, "2")
-    sessions.lose(one)
+    sessions.forget_session(one)
     one.answered(94.0, 10, "2")
     assert one.gone
     assert not one.is_fresh(95.0)
@@ -136,7 +136,7 @@ def test_what_is_renewed_together_is_not_overdue() -> None:
         it.join(group)
     group.due = 120.0
     assert sessions.overdue(one, 110.0) == []
-    sessions.drop(KEY, "old")
+    sessions.forget_claim(KEY, "old")
     assert not group.intact
     # What was renewed with others stays renewed.
     assert (old.ends, young.ends) == (120.0, 120.0)
@@ -182,7 +182,7 @@ def test_a_claim_that_moved_belongs_to_one_session() -> None:
     short, long = session(sessions), sessions.add(Session("8", 60, 160.0, "2"))
     sessions.note(mine(short, 104.0))
     sessions.note(mine(long, 160.0))
-    sessions.lose(short)
+    sessions.forget_session(short)
     assert sessions.claims[KEY, "c"].session is long
 
 

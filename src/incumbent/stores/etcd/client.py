@@ -22,7 +22,7 @@ from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_if_from_signal
 from incumbent.model import Key
 from incumbent.net.http import Garbled, Reading, Stream, begin, encode, exchange, feed, parse
-from incumbent.net.limiter import CONNECTIONS, DIAL_WITHIN, limits
+from incumbent.net.limiter import DIAL_WITHIN, PLACES, limits
 from incumbent.net.pool import Broken, Pool, close_all, until_served
 from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.dialect import EtcdDialect
@@ -107,7 +107,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         self.streams: set[W] = set()
         self.limits = limits(
             self.site.where,
-            CONNECTIONS,
+            PLACES,
             self.wakeup,
             lambda: self.pools[self.site.members[0]].idle,
             self._keep_another,
@@ -359,13 +359,13 @@ class EtcdClient(TakesTurns[None], Generic[W]):
 
     # -- waiting ------------------------------------------------------------------------------
 
-    async def wait_any_change(self, key: Key, seen: str, until: float) -> None:
+    async def wait_at_store(self, key: Key, seen: str, until: float) -> None:
         """Wait for a change by a watch from the revision of `seen` on, or for our turn in line."""
         seen, in_line, claim = seen.partition(IN_LINE)
         if in_line:
             await self._wait_in_line(key, seen, claim, until)
             return
-        last = self.cluster.sessions.seen_at.get(key)
+        last = self.cluster.sessions.seen_revision.get(key)
         start = last[1] + 1 if last is not None and last[0] == seen else 0
 
         async def next_watch() -> WatchPlan | None:
@@ -377,10 +377,10 @@ class EtcdClient(TakesTurns[None], Generic[W]):
 
         await self._run_watches(next_watch, until)
 
-    async def wait_turn(self, key: Key, seen: str, until: float) -> None:
+    async def wait_as_first(self, key: Key, seen: str, until: float) -> None:
         self.turns.end_turn(key)
         if IN_LINE in seen or self.cluster.sessions.places.of(key):
-            await self.wait_any_change(key, seen, until)
+            await self.wait_at_store(key, seen, until)
         # Else return at once: no waiter of ours is in the store's line; taking again joins it.
 
     async def _wait_in_line(self, key: Key, seen: str, claim: str, until: float) -> None:

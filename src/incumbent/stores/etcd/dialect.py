@@ -34,7 +34,7 @@ from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.incarnation import Cluster
 from incumbent.stores.etcd.kv import GatewayRequest, KeyValue, Kinds, Reply, Steps
 from incumbent.stores.etcd.renewing import renew
-from incumbent.stores.etcd.sessions import ClaimState, state_from_key
+from incumbent.stores.etcd.sessions import ClaimState, unremembered_state
 from incumbent.stores.etcd.site import LeaseMissing
 from incumbent.stores.etcd.taking import EtcdTake
 from incumbent.stores.plan import Plan
@@ -216,7 +216,7 @@ class _EtcdGive:
             return state
         known = self.sessions.claims.get(self.id)
         if known is not None and not known.revision:
-            self.sessions.drop(*self.id)
+            self.sessions.forget_claim(*self.id)
         yield from self._undo()
         return None
 
@@ -241,11 +241,11 @@ class _EtcdGive:
         self.sessions.places.forget(self.key, self.claim)
         entry = kv.entry_of(self.claim, reply["responses"][1])
         if entry is None:
-            self.sessions.drop(*self.id)
+            self.sessions.forget_claim(*self.id)
             return None
         if known is not None and known.revision == entry.created:
             return known
-        return state_from_key(self.key, entry)
+        return unremembered_state(self.key, entry)
 
     def _give(self, state: ClaimState, base: int) -> Steps[bool]:
         closing, closed_for = None, self.parting.closed_for
@@ -278,7 +278,7 @@ class _EtcdGive:
             [*success, *self.undo_slot], self.undo_slot, where=self.sessions.key_compared(state)
         )
         if reply.get("succeeded"):
-            self.sessions.drop(*self.id)
+            self.sessions.forget_claim(*self.id)
             return True
         known = self.sessions.claims.get(self.id)
         if known is not None:

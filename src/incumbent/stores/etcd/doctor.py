@@ -127,7 +127,7 @@ async def _incarnation(
         what = f"{endpoint} does not tell what it has carried out (Maintenance.Status)"
         return [("warning", what, "a restored snapshot is not noticed: see docs/etcd.md")]
     place = cluster.marker
-    left = await client.carry_out(cluster.waits_for(endpoint, ttl), until)
+    left = await client.carry_out(cluster.seconds_until_grants(endpoint, ttl), until)
     if left is None:
         what = f"its marker {place} is of an earlier incarnation: it was restored, or copied"
         advice = "nothing is granted for restart_wait once an instance connects"

@@ -194,7 +194,7 @@ class Cluster:
         found = yield from self.read_marker()
         return int(self._fields(found).get("base", 0)) if found else 0
 
-    def waits_for(self, endpoint: Endpoint, ttl: float) -> Steps[float | None]:
+    def seconds_until_grants(self, endpoint: Endpoint, ttl: float) -> Steps[float | None]:
         """Seconds until the cluster grants, by its marker; None: that is of another incarnation.
 
         Writes nothing.

@@ -37,7 +37,7 @@ from incumbent.stores.etcd.site import LeaseExists
 
 NOTED_MAX: Final = 16_384
 _CANDIDACIES_MAX: Final = 4096
-_SWEPT: Final = 50
+_NESTED_MOST: Final = 50
 """Most transactions nested in one transaction."""
 _ENOUGH: Final = 0.8
 """Fraction of the ttl: if less of it is proved, a take first sends a keep-alive."""
@@ -185,7 +185,7 @@ def state_of(key: Key, entry: KeyValue, session: Session, due: float) -> ClaimSt
     )
 
 
-def state_from_key(key: Key, entry: KeyValue) -> ClaimState:
+def unremembered_state(key: Key, entry: KeyValue) -> ClaimState:
     """The state of a claim that is not remembered, on an etcd lease that is not renewed here."""
     return state_of(key, entry, Session(entry.etcd_lease, 1, 0.0), 0.0)
 
@@ -193,7 +193,7 @@ def state_from_key(key: Key, entry: KeyValue) -> ClaimState:
 class Sessions:
     """The etcd leases and the claims of one engine.
 
-    `by_ttl`: the session for new claims; `by_id`: all sessions; `seen_at`: see note_seen;
+    `by_ttl`: the session for new claims; `by_id`: all sessions; `seen_revision`: see note_seen;
     `history_leases`, `candidacies`: the etcd leases of history entries and of candidates;
     `places`: our places in lines of waiters; `term`: the raft term of the last reply.
     """
@@ -201,7 +201,7 @@ class Sessions:
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self.history_leases: dict[int, tuple[str, int]] = {}
-        self.seen_at: dict[Key, tuple[str, int]] = {}
+        self.seen_revision: dict[Key, tuple[str, int]] = {}
         self.term = ""
         self.forget()
 
@@ -231,27 +231,27 @@ class Sessions:
         """Note that the state of the claim's key is unknown: it has to be read first."""
         self.note(replace(state, revision=0, due=state.ends, group=None))
 
-    def drop(self, key: Key, claim: str) -> None:
+    def forget_claim(self, key: Key, claim: str) -> None:
         """Forget a claim of which nothing is left."""
         state = self.claims.pop((key, claim), None)
         if state is not None:
             state.join(None)
             state.session.claims.pop((key, claim), None)
 
-    def lose(self, session: Session) -> None:
+    def forget_session(self, session: Session) -> None:
         """Forget an etcd lease that is gone, and all claims that were attached to it."""
         session.gone = True
         if self.by_ttl.get(session.ttl) is session:
             del self.by_ttl[session.ttl]
         self.by_id.pop(session.id, None)
         for key, claim in list(session.claims):
-            self.drop(key, claim)
+            self.forget_claim(key, claim)
 
     def lose_all(self) -> None:
         """Forget all: in a new incarnation, keep-alives would only keep leases without a holder."""
         for session in list(self.by_id.values()):
-            self.lose(session)
-        self.by_ttl, self.history_leases, self.candidacies, self.seen_at = {}, {}, {}, {}
+            self.forget_session(session)
+        self.by_ttl, self.history_leases, self.candidacies, self.seen_revision = {}, {}, {}, {}
         self.places = LinePlaces(self)
 
     def key_compared(self, state: ClaimState, etcd_lease: str = "") -> list[str]:
@@ -298,14 +298,14 @@ class Sessions:
         if state is None or not state.has_token(token, base):
             found = yield from self.lookup([key])
             entry = kv.entry_of(claim, found[key])
-            state = entry and state_from_key(key, entry)
+            state = entry and unremembered_state(key, entry)
         return state if state is not None and state.has_token(token, base) else None
 
     def note_seen(self, key: Key, seen: str, revision: int) -> None:
         """Note that a refusal or a record with this `seen` was true at this revision."""
-        if len(self.seen_at) >= NOTED_MAX:
-            self.seen_at.clear()
-        self.seen_at[key] = (seen, revision)
+        if len(self.seen_revision) >= NOTED_MAX:
+            self.seen_revision.clear()
+        self.seen_revision[key] = (seen, revision)
 
     # -- keys in the history ------------------------------------------------------------------
 
@@ -349,7 +349,7 @@ class Sessions:
         result = reply.get("result", reply)
         session.answered(sent, int(result.get("TTL", 0)), kv.term_of(result))
         if session.gone:
-            self.lose(session)
+            self.forget_session(session)
 
     def has(self, ttl: float) -> bool:
         """Whether there is a session already, so that a refused take leaves no new one behind."""
@@ -379,7 +379,7 @@ class Sessions:
         """Add a session, which new claims of its ttl use from now on."""
         for old in list(self.by_id.values()):
             if old.proved + old.ttl < session.proved - session.ttl:
-                self.lose(old)
+                self.forget_session(old)
         self.by_id[session.id] = self.by_ttl[session.ttl] = session
         return session
 
@@ -429,8 +429,8 @@ class Sessions:
         now = _now()
         outlived = [one for one in list(self.by_id.values()) if one.outlived and one is not session]
         overdue = [state for one in (session, *outlived) for state in self.overdue(one, now)]
-        for start in range(0, len(overdue), _SWEPT):
-            batch = yield from self._found(overdue[start : start + _SWEPT])
+        for start in range(0, len(overdue), _NESTED_MOST):
+            batch = yield from self._still_there(overdue[start : start + _NESTED_MOST])
             if not batch:
                 continue
             # Claims that were granted anew or moved meanwhile stay, and are checked again later.
@@ -452,7 +452,7 @@ class Sessions:
         session.earliest = min([session.earliest, *(at for at, _ in ends)])
         return [state for at, state in ends if at <= now]
 
-    def _found(self, batch: list[ClaimState]) -> Steps[list[tuple[ClaimState, str]]]:
+    def _still_there(self, batch: list[ClaimState]) -> Steps[list[tuple[ClaimState, str]]]:
         """The claims with a key on an etcd lease of ours, and that lease (it may have moved)."""
         found = []
         there = yield from self.lookup([state.key for state in batch])
@@ -470,4 +470,4 @@ class Sessions:
 
     def _drop_unless_newer(self, state: ClaimState) -> None:
         if self.claims.get(state.id) is state:
-            self.drop(*state.id)
+            self.forget_claim(*state.id)

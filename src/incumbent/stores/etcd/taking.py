@@ -100,7 +100,7 @@ class EtcdTake:
         """Forget all etcd leases of this take: one is gone, and the reply does not say which."""
         session = self.sessions.by_ttl.get(kv.seconds(self.ask.ttl))
         if session is not None:
-            self.sessions.lose(session)
+            self.sessions.forget_session(session)
         self.sessions.history_leases.pop(kv.seconds(self.ask.keep_record), None)
         self.sessions.candidacies.pop((self.key, self.ask.holder), None)
         self.sessions.places.note_lease_missing()
@@ -179,7 +179,7 @@ class EtcdTake:
             return _granted(state, self.incarnation, sent)
         self._restore(state, before)
         self.line.refused()
-        found = self._holder(reply)
+        found = self._obstacles_in_reply(reply)
         if found is None:
             found = yield from self._read_obstacles()
             if found.marker != self.incarnation.value:
@@ -199,7 +199,7 @@ class EtcdTake:
             self.sessions.history_written(self.key)
 
     def _restore(self, state: ClaimState, before: ClaimState | None) -> None:
-        self.sessions.drop(*state.id)
+        self.sessions.forget_claim(*state.id)
         if before is not None and not before.session.gone:
             self.sessions.note(before)
 
@@ -275,7 +275,7 @@ class EtcdTake:
         too_many = kv.count_of(found) - HISTORY_KEPT
         return tuple(entry.key for entry in kv.entries_in(found)[: max(0, too_many)])
 
-    def _holder(self, reply: Reply) -> Obstacles | None:
+    def _obstacles_in_reply(self, reply: Reply) -> Obstacles | None:
         """The holder that a refused take found, if there is one."""
         responses = reply["responses"]
         own = responses[:-2] if self.ask.candidacy > 0 else responses
@@ -384,7 +384,7 @@ class EtcdTake:
         ask = Ask(self.ask.ttl, self.ask.holder, self.ask.permits, queue)
         outcome = rules.take(record, self.claim, ask, Moment(0, 0), used).outcome
         if isinstance(outcome, Granted):
-            return self._admitted(found, holdings)
+            return self._note_overwritable(found, holdings)
         if outcome.reason in ("held", "permits"):
             outcome = replace(outcome, holders=holdings)
         return replace(outcome, seen=found.seen)
@@ -423,7 +423,7 @@ class EtcdTake:
         # At 0 it is over, and etcd is about to delete its key. Without one, it does not end.
         return {it: micros(lives.get(it, self.ask.ttl) or 0.5) for it in ids}
 
-    def _admitted(self, found: Obstacles, holdings: tuple[Holding, ...]) -> Refused | None:
+    def _note_overwritable(self, found: Obstacles, holdings: tuple[Holding, ...]) -> Refused | None:
         """Note what the next round may overwrite: it requires the absence of real obstacles only.
 
         Refused if the seat is taken for which an earlier take may still arrive.
@@ -468,7 +468,7 @@ class EtcdTake:
         reply = yield self.repeat(state, entry.etcd_lease, write=moves)
         session.confirm(proof, kv.term_of(reply))
         if not reply.get("succeeded"):
-            sessions.drop(self.key, self.claim)
+            sessions.forget_claim(self.key, self.claim)
             return None
         sessions.note(state)
         sessions.places.forget(self.key, self.claim)

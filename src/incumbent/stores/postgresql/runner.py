@@ -78,13 +78,13 @@ class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[PostgresWi
             for give in gives:
                 self.turns.given(give.key, give.claim)
 
-    async def wait_turn(self, key: Key, seen: str, until: float) -> None:
+    async def wait_as_first(self, key: Key, seen: str, until: float) -> None:
         if self.turns.end_turn(key) >= TURN:
             # Give other processes the same chance as this one.
             await self.side.sleep(min(pause(), max(0.0, until - _now())))
-        await self.wait_any_change(key, seen, until)
+        await self.wait_at_store(key, seen, until)
 
-    async def wait_any_change(self, key: Key, seen: str, until: float) -> None:
+    async def wait_at_store(self, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change. Raises StoreError if no connection can listen."""
         try:
             await self._wait_change(key, seen, min(until, _now() + _WAIT_MAX))

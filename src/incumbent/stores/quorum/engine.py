@@ -20,7 +20,7 @@ from incumbent.model import (
     Released,
     TakeOutcome,
 )
-from incumbent.net.limiter import CONNECTIONS, limits
+from incumbent.net.limiter import PLACES, limits
 from incumbent.net.pool import KEPT, Mismatch, exchange_error
 from incumbent.net.readers import BLOCKING, ThreadWakeup
 from incumbent.stores.loops import ServerEngine, detach_in_child
@@ -62,7 +62,7 @@ class _Blocking(QuorumOperations):
         self.dialer = LinkDialer(quorum, nodes)
         self.idle: list[SyncPanel] = []
         self.limits = limits(
-            quorum.where, CONNECTIONS, ThreadWakeup, lambda: self.idle, self._keep_another
+            quorum.where, PLACES, ThreadWakeup, lambda: self.idle, self._keep_another
         )
 
     async def _keep_another(self, until: float) -> None:

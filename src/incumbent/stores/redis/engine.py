@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from incumbent.durations import Duration
 from incumbent.model import Capabilities
-from incumbent.net.limiter import CONNECTIONS, limits
+from incumbent.net.limiter import PLACES, limits
 from incumbent.net.readers import ThreadWakeup
 from incumbent.stores.findings import Finding
 from incumbent.stores.loops import ServerEngine
@@ -98,7 +98,7 @@ class RedisEngine(ServerEngine[BlockingTogether[Any], "AsyncRedisStore | AsyncFa
         if options.layout or options.wait_replicas:
             build, self._discovery = _layers(site, packing, options)
             store = BlockingTogether(build(BlockingRedisSide()))
-            store.limits = limits(site.where, CONNECTIONS, ThreadWakeup)
+            store.limits = limits(site.where, PLACES, ThreadWakeup)
             super().__init__(site.where, store, partial(_face, site.where, build))
         else:
 

@@ -270,7 +270,7 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
         # Asked after the inbox was confirmed, by the clock that also stamps places: a waiter whose
         # place is stored later than this misses no message.
         subscription.since = await host.server_time(until)
-        self._wake_begun()
+        self._wake_subscribed()
 
     def _explain(self, node: int, error: Exception) -> Exception:
         if isinstance(error, hiredis.ReplyError):

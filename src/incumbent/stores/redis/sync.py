@@ -14,7 +14,7 @@ from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_if_from_signal
 from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, TakeOutcome
 from incumbent.net.dial import connect, connect_unix, run_bounded
-from incumbent.net.limiter import CONNECTIONS, DIAL_WITHIN, limits
+from incumbent.net.limiter import DIAL_WITHIN, PLACES, limits
 from incumbent.net.pool import Broken
 from incumbent.net.readers import BLOCKING, ThreadWakeup
 from incumbent.net.wire import STALE_AFTER, BlockingWire
@@ -138,9 +138,7 @@ class BlockingExchange(RedisExchange[RedisWire]):
 
     def __init__(self, site: RedisSite, packing: Packing) -> None:
         super().__init__(site, packing, BLOCKING)
-        self.limits = limits(
-            site.where, CONNECTIONS, ThreadWakeup, lambda: self.idle, self.keep_another
-        )
+        self.limits = limits(site.where, PLACES, ThreadWakeup, lambda: self.idle, self.keep_another)
         detach_in_child(self)
 
     async def dial(self, until: float) -> RedisWire:
