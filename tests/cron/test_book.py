@@ -201,7 +201,7 @@ def test_the_end_of_the_output_is_seen_while_its_run_goes_on(link: Link) -> None
     output, seen = shown(link, its)
     assert (len(output), output[-5:], seen) == (TAIL_MOST, "xlast", NOW + 5)
     # What comes late, or from one that lost the lease, changes nothing that is on record.
-    assert drive(ledger.move(its, SlotState.OK, "c", output="whole"))
+    assert drive(ledger.record_state(its, SlotState.OK, "c", output="whole"))
     assert drive(ledger.show(its, "late", "c", NOW + 9))
     assert shown(link, its) == ("whole", None)
     assert not drive(ledger.show(its, "stranger", "another", NOW + 9))

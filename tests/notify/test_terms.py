@@ -108,7 +108,7 @@ def test_a_name_that_flaps_is_told_once_until_it_has_calmed_down(lease: Lease) -
 
 
 def test_no_ping_without_a_proof_and_a_running_command(lease: Lease) -> None:
-    sent, situation = Sent(), Situation("x", "me", ttl=3.0, elects=True)
+    sent, situation = Sent(), Situation("x", "me", ttl=3.0, is_candidate=True)
     news = news_with(sent)
     news.command_runs(situation, runs=True)
     (ping,) = sent.beats
@@ -129,7 +129,7 @@ def test_no_ping_without_a_proof_and_a_running_command(lease: Lease) -> None:
 
 def test_between_two_terms_no_command_runs(lease: Lease) -> None:
     """A command that ended with nothing left of it ended in one phase."""
-    sent, situation = Sent(), Situation("x", "me", ttl=3.0, elects=True)
+    sent, situation = Sent(), Situation("x", "me", ttl=3.0, is_candidate=True)
     news = news_with(sent)
     situation.leading(lease)
     situation.pulse(clock.now() + 60)

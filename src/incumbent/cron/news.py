@@ -13,7 +13,7 @@ from typing import Any, Final
 from incumbent import clock
 from incumbent.cron.events import Emit
 from incumbent.cron.judging import fails_for_good
-from incumbent.cron.ledger import SlotRecord, SlotState, run_at, runs_of
+from incumbent.cron.ledger import SlotRecord, SlotState, recorded_run, runs_of
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.durations import utc
 from incumbent.errors import StoreError
@@ -101,7 +101,7 @@ class _End:
 
     @cached_property
     def _run(self) -> SlotRecord:
-        found = None if self._noted else run_at(self._fields, self.known.slot)
+        found = None if self._noted else recorded_run(self._fields, self.known.slot)
         return found or self.known
 
     def _is_retried(self) -> bool:
