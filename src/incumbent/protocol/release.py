@@ -55,7 +55,7 @@ async def release(port: Port, claim: Claim, *, undo_slot: bool = False) -> bool:
 def release_blocking(port: BlockingPort, claim: Claim, now: float) -> bool:
     """`release` of a proved lease at `now`, without a coroutine: it saves 2 of 30 us on Redis."""
     machine, gate, wanted = claim.machine, port.limits.gives, claim.wanted
-    machine.left()
+    machine.leaving()
     timeout, outcome = wanted.policy.request_timeout, None
     answer: GiveOutcome | StoreError | None = None
     try:
@@ -86,7 +86,7 @@ async def release_all(port: ManyPort, claims: Sequence[Claim]) -> bool:
     answers: Gave = []
     try:
         for claim in claims:
-            claim.machine.left()
+            claim.machine.leaving()
         admission = await port.limits.gives.enter(inf, timeout)
         try:
             now = port.now()

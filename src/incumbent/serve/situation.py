@@ -82,7 +82,7 @@ class InstanceView:
 
     @property
     def ready(self) -> bool:
-        """Whether this instance leads or could take over; never the same as "leads"."""
+        """Whether this instance leads or could take over; it does not say which."""
         return self.role != "stopping" and self.healthy and self.unanswered_for <= self.recent_for
 
 
@@ -103,7 +103,9 @@ class Situation:
     ) -> None:
         # Reentrant: a signal handler may report while its thread is reporting.
         self._mutex = threading.RLock()
-        self._reported = InstanceView(name, holder, isolation, recent_for=2 * ttl, elects=elects)
+        self._reported = InstanceView(
+            name, holder, isolation, recent_for=2 * ttl, is_candidate=is_candidate
+        )
         self._absence = Absence()
         self._lease: SingleLease | None = None
         self._keeper: Keeper | None = None
