@@ -313,7 +313,6 @@ def test_a_stream_ends_by_itself_so_that_a_server_can_shut_down(
 def test_a_viewer_who_takes_nothing_is_dropped(
     app: PageApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asgi, "_VIEWER_TIMEOUT", 0.1)
     monkeypatch.setattr(asgi, "_STREAM_MOST", 600.0)
 
     async def deaf() -> Said:
@@ -321,6 +320,8 @@ def test_a_viewer_who_takes_nothing_is_dropped(
 
         async def send(message: Any) -> None:
             await said.send(message)
+            # Only now: the page itself may take longer.
+            monkeypatch.setattr(asgi, "_VIEWER_TIMEOUT", 0.1)
             if "data: " in said.body:
                 await asyncio.Event().wait()
 

@@ -18,7 +18,8 @@ from incumbent.locks.options import LockSettings
 KEPT = Path(__file__).with_name("public.txt")
 MODULES = (
     *("incumbent", "incumbent.errors", "incumbent.fencing", "incumbent.metrics"),
-    *("incumbent.model", "incumbent.stores.base", "incumbent.stores.inline"),
+    *("incumbent.model", "incumbent.page.asgi"),
+    *("incumbent.stores.base", "incumbent.stores.inline"),
     *("incumbent.rules.codec", "incumbent.stores.deciding", "incumbent.stores.pooled_registers"),
     *("incumbent.stores.registers", "incumbent.stores.register_store"),
     *("incumbent.stores.mysql", "incumbent.stores.postgresql", "incumbent.stores.threaded"),

@@ -25,6 +25,8 @@ from incumbent.serve.pages import TEXT, HttpRequest, Page, finished, headers_of
 from incumbent.stores.names import make_key
 from incumbent.stores.url import open_engine, store_url
 
+__all__ = ["PageApp"]
+
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
