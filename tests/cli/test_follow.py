@@ -134,7 +134,7 @@ def test_for_programs_each_piece_is_a_line_of_json(store: str, job: Job) -> None
 
 def test_a_job_that_nobody_knows_is_said_and_ends(store: str, job: Job) -> None:
     job.write(ran("1", "x", 1.0))
-    for words in ((), ("-f",)):
+    for words in ((), ("-f",), ("--json",)):
         done = incumbent("-s", store, "logs", "nightli", *words)
         assert (done.returncode, done.stdout) == (64, "")
         assert "nothing on record; did you mean 'nightly'?; see" in done.stderr

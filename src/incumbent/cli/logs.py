@@ -29,10 +29,10 @@ def command(request: CommandRequest) -> int:
         record = client.read(request.name, REQUEST_TIMEOUT)
         runs = fleet.runs_in(record)
         follower = _Follower(request, runs[:-most])
-        if request.on("json") and not request.on("follow"):
-            print_json(request, [run_as_json(run) for run in runs[-most:]])
-            return OK
         while fleet.is_job(record):
+            if request.on("json") and not request.on("follow"):
+                print_json(request, [run_as_json(run) for run in runs[-most:]])
+                return OK
             follower.show(record)
             if not request.on("follow"):
                 return OK

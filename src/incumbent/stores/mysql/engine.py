@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from incumbent import clock
-from incumbent.errors import StoreError
+from incumbent.errors import ConfigError, StoreError
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.model import Capabilities
 from incumbent.stores.deciding import Deciding
 from incumbent.stores.findings import Finding
@@ -29,6 +30,13 @@ class Operations(PooledOperations[MysqlWire]):
     answers = ServerError
 
     def __init__(self, site: MysqlSite) -> None:
+        if site.tls:
+            try:
+                site.tls.context()
+            except OSError as error:
+                raise_if_from_signal(error)
+                text = f"ssl_ca, ssl_cert or ssl_key cannot be used: {error}"
+                raise ConfigError(text, name="ssl_ca") from error
         quick = Quick(take=True, renew=True, give=True, join=True)
         dialect = Deciding(site.where, site.restart_wait, quick)
         super().__init__(site.where, site.hosts, dialect)
