@@ -93,7 +93,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "redis: a longer ttl is granted though nobody could be told of it",
         "stores/redis/take.py",
-        "raise met.problem",
+        "raise found.problem",
         "pass",
         *_GIVEN_BACK,
     ),

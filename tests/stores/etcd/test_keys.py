@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from incumbent.model import Key
-from incumbent.stores.etcd.kv import KeyValue, Names, after, by_name, scanned
+from incumbent.stores.etcd.kv import KeyValue, Names, after, by_name, scan_ranges
 
 LETTERS = "aA0._:/@-"
 NAMES = st.text(LETTERS, min_size=1, max_size=8)
@@ -42,7 +42,7 @@ def test_what_is_under_a_name_is_read_back_as_its_own(key: Key, rest: str) -> No
 
 @given(KEYS, NAMES)
 def test_a_scan_covers_exactly_the_names_with_its_prefix(key: Key, prefix: str) -> None:
-    ranges = scanned("/p", key.namespace, prefix)
+    ranges = scan_ranges("/p", key.namespace, prefix)
     for area, (start, end) in zip(areas(Names("/p", key)), _sorted_by_area(ranges), strict=True):
         assert (start <= area < end) == key.name.startswith(prefix)
 

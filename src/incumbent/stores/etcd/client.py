@@ -481,7 +481,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
     async def _until_change(self, stream: WatchStream, wire: W, until: float) -> bool:
         """True: something changed. False: read again. Raises the errors of `_next_results`."""
         while True:
-            results = await self._results_with_beats(stream, wire, until)
+            results = await self._results_keeping_places(stream, wire, until)
             if results is None:
                 return False
             if any(result.get("events") for result in results):
@@ -497,7 +497,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
                 if position.reserved:
                     self.turns.notify_all(position.key)
                 return True
-            results = await self._results_with_beats(stream, wire, until, recheck)
+            results = await self._results_keeping_places(stream, wire, until, recheck)
             if results is None:
                 return False
             for result in results:
@@ -511,7 +511,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
                 position.update(newer)
         return False
 
-    async def _results_with_beats(
+    async def _results_keeping_places(
         self, stream: WatchStream, wire: W, until: float, recheck: float = inf
     ) -> list[dict[str, Any]] | None:
         """As `_next_results`, or nothing at `recheck`; meanwhile keeps our places alive."""

@@ -117,7 +117,7 @@ class EtcdDialect:
 
     def _scan(self, namespace: str, name: str) -> Steps[tuple[Record, ...]]:
         prefix = self.cluster.prefix
-        ranges = kv.scanned(prefix, namespace, name)
+        ranges = kv.scan_ranges(prefix, namespace, name)
         reply = yield kv.transaction([kv.read(start, end) for start, end in ranges])
         found = kv.by_name(prefix, namespace, _all_entries(reply))
         known = {key: it for key, it in found.items() if not foreign.is_only_waited_for(it)}
@@ -144,7 +144,7 @@ class EtcdDialect:
 
     # -- waiting ------------------------------------------------------------------------------
 
-    def _changes(self, key: Key) -> list[tuple[str, str]]:
+    def _watched_ranges(self, key: Key) -> list[tuple[str, str]]:
         """The ranges in which a write is a change: leases, record without candidates, switches."""
         names = kv.names_of(self.cluster.prefix, key)
         return [
@@ -155,7 +155,9 @@ class EtcdDialect:
 
     def unchanged_since(self, key: Key, seen: str) -> Steps[int]:
         """The revision from which to watch; 0 if the state is not the one that was seen."""
-        reply = yield kv.transaction([kv.read(*area, kv.NEWEST) for area in self._changes(key)])
+        reply = yield kv.transaction(
+            [kv.read(*area, kv.NEWEST) for area in self._watched_ranges(key)]
+        )
         halves = reply["responses"][:2], reply["responses"][2:]
         contenders, others = (
             [entry for area in areas for entry in kv.entries_in(area)] for areas in halves
@@ -166,7 +168,7 @@ class EtcdDialect:
 
     def watch(self, key: Key, revision: int) -> GatewayRequest:
         """The request for one stream of all changes, from `revision` on."""
-        return kv.watch(self._changes(key), revision)
+        return kv.watch(self._watched_ranges(key), revision)
 
 
 @dataclass

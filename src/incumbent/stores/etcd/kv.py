@@ -53,6 +53,8 @@ RECORD_FORMAT: Final = 1
 _SHOWN: Final = 200
 BATCH: Final = 116
 """Leases compared in one transaction; etcd takes 128 comparisons (--max-txn-ops)."""
+NESTED_MOST: Final = 50
+"""Most transactions nested in one transaction."""
 REPEATED: Final = " repeated"
 """Name in a Reply: whether an earlier try of its request was perhaps carried out."""
 TXN: Final = "/v3/kv/txn"
@@ -139,7 +141,7 @@ names_of = lru_cache(maxsize=16_384)(Names)
 """The cached Names of a prefix and key: quoting costs more than all the rest."""
 
 
-def scanned(prefix: str, namespace: str, name: str) -> list[tuple[str, str]]:
+def scan_ranges(prefix: str, namespace: str, name: str) -> list[tuple[str, str]]:
     """The ranges of all keys of the names that begin with `name`."""
     start = quote(name, safe=":@")
     areas = (f"{prefix}/{namespace}{kind}/" for kind in ("", "!s", "!r"))
@@ -257,6 +259,10 @@ def packed(**fields: str | float) -> str:
 
 
 # -- comparisons ----------------------------------------------------------------------------------
+#
+# A comparison of a range holds if it holds for every key there. For a range without keys, etcd
+# compares a key of revision 0; a comparison of values fails then (server/etcdserver/txn,
+# applyCompare). So one comparison of CREATE says that a range is empty, or that all is younger.
 
 
 def absent(key: str, end: str = "") -> str:

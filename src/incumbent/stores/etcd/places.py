@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from incumbent.stores.etcd.sessions import Sessions
 
 _NOTED_MAX: Final = 16_384
-_KEPT: Final = 2 / 3
+_FRESH: Final = 2 / 3
 """Fraction of a heartbeat: if less of it is left, the places in line are kept alive."""
 
 _now = clock.now
@@ -81,6 +81,7 @@ class LinePlaces:
 
     def note_first(self, key: Key, first: KeyValue | None) -> None:
         """Remember the waiter that a grant to this process left behind as the first in line."""
+        # The next take of this process may overtake it without reading the line before.
         if len(self.firsts) >= _NOTED_MAX:
             self.firsts.clear()
         self.firsts.pop(key, None)
@@ -154,7 +155,7 @@ class LinePlaces:
         """The same etcd lease, if it lives for a while without a keep-alive; else ""."""
         beat = self._beats.get(heartbeat)
         return (
-            beat.etcd_lease if beat is not None and beat.until - _now() > heartbeat * _KEPT else ""
+            beat.etcd_lease if beat is not None and beat.until - _now() > heartbeat * _FRESH else ""
         )
 
     def is_kept_alive(self, place: EtcdPlace) -> bool:

@@ -29,9 +29,7 @@ from incumbent.stores.etcd.sessions import ClaimState, RenewalGroup, Session, Se
 from incumbent.stores.etcd.site import LeaseMissing
 from incumbent.stores.etcd.taking import writes
 
-_EACH: Final = 50
-"""Most transactions nested in one transaction."""
-_FIRST: Final = 8
+_CHECKED_FIRST: Final = 8
 """Leases in the first check of several; its reply shows whether the others are needed."""
 _RENEWED: Final = Renewed()
 
@@ -98,7 +96,7 @@ class _Prepared:
     checks: list[_ExistenceCheck]
     group: RenewalGroup
 
-    def _holds(self, now: float) -> bool:
+    def _is_unchanged(self, now: float) -> bool:
         """Whether everything is still as it was when this was prepared."""
         session, group, cluster = self.session, self.group, self.cluster
         return (
@@ -112,12 +110,12 @@ class _Prepared:
     def run(self, cluster: Cluster) -> Steps[bool]:
         """Renew all leases; False if they have to be checked one by one."""
         session, sent = self.session, _now()
-        if cluster is not self.cluster or not self._holds(sent):
+        if cluster is not self.cluster or not self._is_unchanged(sent):
             return False
         # Even if no reply comes: a lease that etcd may keep must not be removed as overdue.
         self.group.due = max(self.group.due, sent + self.ttl)
         yield from cluster.sessions.keep_alive(session)
-        if not self._holds(sent):
+        if not self._is_unchanged(sent):
             return False
         proof, current = session.pending, None
         for check in self.checks:
@@ -213,7 +211,7 @@ class _Renewing:
             state.join(group)
         starts = [0, len(states)]
         if len(states) > kv.BATCH // 2:
-            starts[1:1] = range(_FIRST, len(states), kv.BATCH)
+            starts[1:1] = range(_CHECKED_FIRST, len(states), kv.BATCH)
         checks = [
             _ExistenceCheck(check_all(self._cluster, known, states[start:end]))
             for start, end in pairwise(starts)
@@ -400,7 +398,8 @@ def _in_rounds(items: Sequence[_Item]) -> list[list[_Item]]:
             rounds.append([])
         rounds[times[key]].append(item)
         times[key] += 1
-    return [some[at : at + _EACH] for some in rounds for at in range(0, len(some), _EACH)]
+    most = kv.NESTED_MOST
+    return [some[at : at + most] for some in rounds for at in range(0, len(some), most)]
 
 
 def _pending(states: Sequence[ClaimState]) -> dict[Session, SessionProof | None]:

@@ -37,8 +37,6 @@ from incumbent.stores.etcd.site import LeaseExists
 
 NOTED_MAX: Final = 16_384
 _CANDIDACIES_MAX: Final = 4096
-_NESTED_MOST: Final = 50
-"""Most transactions nested in one transaction."""
 _ENOUGH: Final = 0.8
 """Fraction of the ttl: if less of it is proved, a take first sends a keep-alive."""
 
@@ -429,8 +427,8 @@ class Sessions:
         now = _now()
         outlived = [one for one in list(self.by_id.values()) if one.outlived and one is not session]
         overdue = [state for one in (session, *outlived) for state in self.overdue(one, now)]
-        for start in range(0, len(overdue), _NESTED_MOST):
-            batch = yield from self._still_there(overdue[start : start + _NESTED_MOST])
+        for start in range(0, len(overdue), kv.NESTED_MOST):
+            batch = yield from self._still_there(overdue[start : start + kv.NESTED_MOST])
             if not batch:
                 continue
             # Claims that were granted anew or moved meanwhile stay, and are checked again later.

@@ -22,7 +22,9 @@ from incumbent.stores.etcd.obstacles import Obstacles
 from incumbent.stores.etcd.places import EtcdPlace
 
 _FRONT: Final = 2
+"""Waiters that watch the lease."""
 _FAR: Final = 10
+"""Waiters before one that can afford to get a change 0.1 s late: see `watch_request`."""
 _SILENT: Final = 0.2
 """Seconds for which a free lease is left to the first in line; then the second overtakes it."""
 

@@ -18,7 +18,7 @@ from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Batch, Granted, Key, Record, Renewal, RenewOutcome, Unproved
 from incumbent.net.pool import decoding
 from incumbent.stores.plan import Plan, one_by_one
-from incumbent.stores.redis.exchange import DIALECT, RedisExchange, connections, unless_over
+from incumbent.stores.redis.exchange import DIALECT, RedisExchange, operations_at, unless_over
 from incumbent.stores.redis.incarnation import RedisOperations, RedisPlan
 from incumbent.stores.redis.options import (
     Address,
@@ -437,7 +437,7 @@ class Router(RedisOperations):
         if node is None:
             site = self._cluster.site_of(address)
             packing = Packing(self._naming, site.where)
-            planned = connections(self._options, site, packing, self._side)
+            planned = operations_at(self._options, site, packing, self._side)
             node = self._nodes[address] = _RouterNode(address, planned)
         return node
 

@@ -128,14 +128,14 @@ def _layers(
     site: RedisSite, packing: Packing, options: RedisOptions
 ) -> tuple[Callable[[RedisSide], RedisOperations], Discovery | None]:
     """A function that makes the layers of one side, and the Discovery that all of them share."""
-    from incumbent.stores.redis.exchange import connections
+    from incumbent.stores.redis.exchange import operations_at
 
     if options.layout == "cluster":
         from incumbent.stores.redis.cluster import KnownCluster, Router
 
         cluster = KnownCluster(site, options.hosts, options.reach)
         return lambda side: Router(side, cluster, options), cluster
-    build = partial(connections, options, site, packing)
+    build = partial(operations_at, options, site, packing)
     if not options.layout:
         return build, None
     from incumbent.stores.redis.sentinel import Follow, followed_of

@@ -181,17 +181,17 @@ class RedisExchange(PlanRunner[W, ServerContext], RedisOperations):
         wire.target = target
         self.all.add(wire)
         try:
-            met = await run_program(wire, begin_handshake(site, target.term), until)
+            found = await run_program(wire, begin_handshake(site, target.term), until)
         except UNUSABLE as error:
             wire.close()
             raise StoreUnavailable(f"{site.where} cannot be reached: {error}") from error
         except BaseException:
             wire.close()
             raise
-        wire.learn_from(met, _now(), site.old_master_for)
+        wire.learn_from(found, _now(), site.old_master_for)
         # The clock of a server may be set; what this process has seen itself is certain.
-        if site.sighted[0] != met.marker.id:
-            site.sighted = (met.marker.id, wire.born)
+        if site.sighted[0] != found.marker.id:
+            site.sighted = (found.marker.id, wire.born)
         wire.born = min(wire.born, site.sighted[1])
         site.proved = True
         return wire
@@ -243,7 +243,7 @@ async def unless_over(waiting: Awaitable[None], until: float) -> None:
 # is given back; a renewal that too few of them have does not prove the lease.
 
 
-def connections(
+def operations_at(
     options: RedisOptions, site: RedisSite, packing: Packing, side: RedisSide
 ) -> RedisOperations:
     """The connections to one server, with the confirmation by replicas if the options want it."""

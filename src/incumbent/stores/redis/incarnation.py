@@ -320,17 +320,17 @@ class ServerFacts:
         self.marker = IncarnationMarker("", 0, 0, "", "")
         self.check = self.reread = self.replication = self.incarnation = self.marker_start = b""
 
-    def learn_from(self, met: Handshake, received: float, old_master_for: float) -> None:
-        """Take over the facts of `met`, whose answer came at `received`."""
-        marker = met.marker
-        self.marker, self.epoch, self.marker_key = marker, marker.id, met.marker_key
-        self.problem, self.apart = met.problem, met.apart
+    def learn_from(self, found: Handshake, received: float, old_master_for: float) -> None:
+        """Take over the facts of `found`, whose answer came at `received`."""
+        marker = found.marker
+        self.marker, self.epoch, self.marker_key = marker, marker.id, found.marker_key
+        self.problem, self.apart = found.problem, found.apart
         # The age is negative as long as the previous master may still be in use.
-        self.born = received - met.age + (old_master_for if marker.promoted else 0.0)
-        self.clock_ahead = met.time - received
+        self.born = received - found.age + (old_master_for if marker.promoted else 0.0)
+        self.clock_ahead = found.time - received
         self.check_sent = self.checked = self.old_enough_for = 0.0
-        self.replication = met.replication.encode()
-        self.reread = pack("GET", met.marker_key)
+        self.replication = found.replication.encode()
+        self.reread = pack("GET", found.marker_key)
         self.check = b"".join((self.reread, INFO_CHECK[0], _TIME, INFO_CHECK[1]))
         self.incarnation = f"{marker.id} {marker.floor}".encode()
         self.marker_start = f"incumbent{RECORD_FORMAT} {marker.id} ".encode()

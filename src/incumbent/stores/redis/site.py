@@ -62,10 +62,10 @@ def site_of(options: RedisOptions) -> RedisSite:
 
 
 class Packing:
-    """What the requests to one server share, which `where` names in messages.
+    """How requests to one server, which `where` names in messages, are packed.
 
-    The names of keys; the inbox for messages to this process's waiters; and for each key the bytes
-    that were packed for it, which are sent again: only the claim and the time change.
+    It has the names of keys, the inbox for messages to this process's waiters, and for each key the
+    bytes that were packed for it. They are sent again: only the claim and the time change.
     """
 
     def __init__(self, naming: Naming, where: str) -> None:

@@ -293,12 +293,12 @@ def _note_longest(site: RedisSite, known: ServerFacts, ttl: float) -> RespProgra
 
     Raises StoreError if it cannot be written: those clients would not know how long to wait.
     """
-    met = yield from begin_handshake(site, known.marker.term, ttl)
-    if met.problem is not None:
-        raise met.problem
-    if met.marker.id != known.marker.id:
+    found = yield from begin_handshake(site, known.marker.term, ttl)
+    if found.problem is not None:
+        raise found.problem
+    if found.marker.id != known.marker.id:
         raise Outdated("its data are others")
-    known.marker = met.marker
+    known.marker = found.marker
 
 
 def too_early(site: RedisSite, known: ServerFacts, ttl: float, now: float) -> StoreError | None:
