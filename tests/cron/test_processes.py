@@ -281,6 +281,27 @@ def test_a_run_whose_instance_was_killed_says_so(fleet: CronFleet) -> None:
     assert lost.why.startswith("its instance died, or was killed; stopped after ")
 
 
+@pytest.mark.left(tiers.STORES, "redis")
+def test_a_run_whose_host_died_keeps_the_output_that_was_seen_last(fleet: CronFleet) -> None:
+    fleet.file.write_text(
+        f'[[job]]\nname = "long"\n{NEVER_DUE}\ncommand = "echo working; sleep 600"\n'
+    )
+    first = fleet.start("--ttl", "5", "--grace", "1")
+    eventually(lambda: fleet.events("ready"))
+    fleet.trigger("long")
+    eventually(lambda: [it.output for it in fleet.runs("long").values()] == ["working"])
+    (going,) = fleet.runs("long").values()
+    assert (going.state, going.output_seen is None) == (SlotState.RUNNING, False)
+    # First, so that no process sees another one end.
+    fleet.freeze(first)
+    fleet.kill(first)
+    fleet.start("--ttl", "5", "--grace", "1")
+    eventually(lambda: [it.state for it in fleet.runs("long").values()] == [SlotState.LOST])
+    (lost,) = fleet.runs("long").values()
+    assert (lost.output, lost.output_seen) == ("working", going.output_seen)
+    assert "@" in lost.triggered_by
+
+
 @pytest.mark.left(tiers.STORES, "quorum")
 def test_a_worker_that_is_killed_leaves_nothing_behind_and_its_run_is_lost(
     fleet: CronFleet,
