@@ -12,8 +12,9 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from incumbent import clock
-from incumbent.model import PLAIN, Ask, Granted, Key, Parting, Slot
+from incumbent import NotAcquired, clock
+from incumbent.cli.text import refusal_line, wait_line
+from incumbent.model import PLAIN, Ask, Granted, Holding, Key, Parting, Refused, Slot
 from incumbent.net.dial import is_ready
 from incumbent.runtime.link import link_for
 from tests import tiers
@@ -109,6 +110,12 @@ def test_a_run_that_waits_says_what_else_is_in_the_way(store: str, state: str, w
     with at_a_terminal("-s", store, "run", "job", *once, "--wait=25s", "--", "true") as screen:
         said = screen.read_until(r"waiting.*\n")
     assert re.search(words, said), said
+
+
+def test_the_turn_of_another_is_called_a_turn() -> None:
+    assert wait_line(Refused("turn", (Holding("b"),), 5.0)) == "the turn of b, first in line"
+    error = NotAcquired(name="job", held_by="b", reason="turn")
+    assert refusal_line(error) == "it is the turn of b, first in line"
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,16 @@ def test_a_slot_that_ends_within_the_timeout_is_waited_for(acquire: Acquire, wri
 
 
 @SIDES
+def test_a_refusal_for_the_turn_of_another_says_whose_turn_it_is(
+    acquire: Acquire, write: Write
+) -> None:
+    script = write(Refused("turn", OURS, 5.0, "1"))
+    with pytest.raises(NotAcquired, match="goes to other next, which is first in line") as caught:
+        acquire(script.engine, 0)
+    assert (caught.value.reason, caught.value.held_by) == ("turn", "other")
+
+
+@SIDES
 @pytest.mark.parametrize("timeout", [None, 60])
 @pytest.mark.parametrize(
     "refused",
@@ -198,6 +208,7 @@ def test_a_slot_that_ends_within_the_timeout_is_waited_for(acquire: Acquire, wri
         Refused("paused", seen="1"),
         Refused("closed", OURS, AN_HOUR, "1"),
         Refused("reserved", OURS, AN_HOUR, "1"),
+        Refused("turn", OURS, AN_HOUR, "1"),
         Refused("held", OURS, AN_HOUR, "1"),
     ],
 )
