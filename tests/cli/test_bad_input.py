@@ -110,6 +110,7 @@ def test_a_store_that_cannot_be_meant(touched: Path, url: str, said: str) -> Non
     refused(run(url, touched), said)
 
 
+@pytest.mark.left(tiers.FORMS, "*geheim*")
 @pytest.mark.parametrize("url", ["'redis://:geheim@host'", '"sqlite:///tmp/x.db"', " redis://h"])
 def test_a_variable_with_quotes_or_blanks_is_named_and_its_url_not_shown(
     touched: Path, url: str
@@ -126,6 +127,7 @@ def test_a_namespace_that_is_none_is_refused_by_every_command(store: str, words:
     refused(incumbent("-s", store, "-N", "a b", *words.split()), "'a b' is not a namespace")
 
 
+@pytest.mark.left(tiers.FORMS, "run")
 @pytest.mark.parametrize("command", ["run", "lead"])
 def test_a_quoted_command_line_gets_a_hint(store: str, command: str) -> None:
     done = incumbent("-s", store, command, "job", "--", "sleep 5")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
 from tests.cli.tool import incumbent
 
 
@@ -105,6 +106,7 @@ def test_a_call_that_cannot_work_is_one_line(words: tuple[str, ...], said: str) 
     assert said in line
 
 
+@pytest.mark.left(tiers.FORMS, "jobs.yaml*", "folder*")
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
@@ -123,12 +125,11 @@ def test_a_file_of_another_kind_is_told_what_is_expected(
     (tmp_path / "folder").mkdir()
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    for words in ((), ("--check",)):
-        done = incumbent("-s", "sqlite:", "cron", tmp_path / name, *words)
-        assert (done.returncode, done.stdout) == (64, "")
-        (line,) = done.stderr.splitlines()
-        assert said in line
-        assert "FILE is a crontab or a job file in TOML; jobs in Python are named as" in line
+    done = incumbent("-s", "sqlite:", "cron", tmp_path / name)
+    assert (done.returncode, done.stdout) == (64, "")
+    (line,) = done.stderr.splitlines()
+    assert said in line
+    assert "FILE is a crontab or a job file in TOML; jobs in Python are named as" in line
 
 
 def test_a_crontab_may_have_any_name(tmp_path: Path) -> None:

@@ -48,10 +48,10 @@ def test_a_record_that_survived_a_restart_does_not_hide_that_nothing_is_granted(
         server.cli("SAVE")
         server.restart()
         for words in (("status", "job"), ("why", "job"), ("status",)):
-            said = incumbent("-s", server.url, *words).stdout
+            said = incumbent("-s", f"{server.url}?restart_wait=10m", *words).stdout
             assert "held" in said
             assert "waiting: nobody is given a lease yet: " in said
-        assert answer("-s", server.url, "status", "job")["state"] == "held"
+        assert answer("-s", url, "status", "job")["state"] == "held"
         assert "waiting" not in incumbent("-s", url, "why", "job").stdout
 
 

@@ -13,6 +13,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from tests import tiers
 from tests.cli.tool import incumbent, start
 from tests.support.waiting import eventually
 
@@ -55,6 +56,7 @@ def test_it_serves_the_page_until_it_is_told_to_end(
         assert process.wait(20) == code
 
 
+@pytest.mark.left(tiers.FORMS, "0.0.0.0:0-False*")
 @pytest.mark.parametrize(
     ("listen", "guarded", "said"),
     [
