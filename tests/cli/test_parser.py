@@ -109,7 +109,7 @@ def test_what_cannot_be_understood_is_refused(line: str) -> None:
         ("wait n --max-wait 5", "did you mean --timeout?"),
         ("lead n --timeout 5 -- x", "--timeout is an option of wait, trigger, not of lead"),
         ("run n -t 5 -- x", "run has no option -t. See"),
-        ("run n -n 5 -- x", "-n is an option of history, not of run"),
+        ("run n -n 5 -- x", "-n is an option of history, logs, not of run"),
     ],
 )
 def test_a_misspelt_word_names_the_one_that_was_meant(line: str, meant: str) -> None:

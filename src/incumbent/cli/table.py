@@ -155,6 +155,7 @@ _CRON = (
 _SINCE = Option("--since", "only what began after: 2h, 2026-11-21T05:30Z", "WHEN")
 _LAST = Option("-n --last", "only the last N", "N")
 _HISTORY = (_SINCE, Option("--failed", "only runs that did not end well"), _LAST)
+_RUNS = Option("-n --last", "of the last N runs (1)", "N")
 _FOLLOW = Option("-f --follow", "go on with what it prints, and with the next runs, until ^C")
 _ALL = Option("--all", "every job of the namespace")
 _TO = Option("--to", "the candidate that leads next", "HOLDER")
@@ -205,7 +206,10 @@ COMMANDS: Final = {
         "cli.jobs", "NAME", "who held NAME when; what became of a job's slots", _HISTORY
     ),
     "logs": CliCommand(
-        "cli.logs", "NAME", "the output of a job's last run, as far as it is kept", (_LAST, _FOLLOW)
+        "cli.logs",
+        "NAME",
+        "the output of a job's last run, as far as it is kept",
+        (_RUNS, _FOLLOW),
     ),
     "jobs": CliCommand(
         "cli.jobs",
