@@ -71,6 +71,7 @@ class LinePlaces:
     def note(self, key: Key, claim: str, place: EtcdPlace) -> None:
         """Remember a place in line of this process."""
         if len(self._places) >= _NOTED_MAX:
+            # The keys of places that are forgotten may still stand in line.
             self._places.clear()
             self.change_keys()
         self._places.setdefault(key, {})[claim] = place
@@ -96,6 +97,8 @@ class LinePlaces:
     def key_for(self, key: Key, claim: str) -> str:
         """The key with which the claim joins the line, one that no other claim of ours uses."""
         numbers = self._numbers.setdefault(key, {})
+        # A number that is free is used again: until etcd compacts its history, reading the line
+        # visits every key that ever stood there, so a key for each claim would slow all waiters.
         if claim not in numbers:
             used = set(numbers.values())
             numbers[claim] = next(number for number in count() if number not in used)

@@ -349,7 +349,7 @@ class Sessions:
         if session.gone:
             self.forget_session(session)
 
-    def has(self, ttl: float) -> bool:
+    def has_session(self, ttl: float) -> bool:
         """Whether there is a session already, so that a refused take leaves no new one behind."""
         session = self.by_ttl.get(kv.seconds(ttl))
         return session is not None and not session.outlived and session.proved > _now()

@@ -110,7 +110,7 @@ class EtcdTake:
         """The outcome of a round; None if it was not granted, and no obstacle is left to see."""
         ask, sessions = self.ask, self.sessions
         wants_slot = ask.slot is not None and not self.own_slot and not self.slot_lease
-        if wants_slot or self.sharers is None or not sessions.has(ask.ttl):
+        if wants_slot or self.sharers is None or not sessions.has_session(ask.ttl):
             outcome = yield from self._read_before_grant()
             if outcome is not None:
                 return outcome
@@ -379,7 +379,7 @@ class EtcdTake:
         holdings = tuple(kv.holding_of(entry, base, {}, wall) for entry in there)
         if any(holding.foreign for holding in holdings):
             return self.line.with_place(Refused("held", holdings, None, found.seen), found)
-        record, used = yield from self._record(found, holdings)
+        record, used = yield from self._lease_record(found, holdings)
         queue = self.ask.queue if self.line.entry_in(found) else None
         ask = Ask(self.ask.ttl, self.ask.holder, self.ask.permits, queue)
         outcome = rules.take(record, self.claim, ask, Moment(0, 0), used).outcome
@@ -389,7 +389,7 @@ class EtcdTake:
             outcome = replace(outcome, holders=holdings)
         return replace(outcome, seen=found.seen)
 
-    def _record(
+    def _lease_record(
         self, found: Obstacles, holdings: Sequence[Holding]
     ) -> Steps[tuple[LeaseRecord, Grant | None]]:
         """What was found, as the rules know it at the instant 0; and who has used the slot."""
