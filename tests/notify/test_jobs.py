@@ -15,6 +15,7 @@ import pytest
 from incumbent import clock
 from incumbent.cron.instance import Instance
 from incumbent.cron.ledger import RUN, SlotRecord, SlotState, encode
+from incumbent.cron.load import load_jobs
 from incumbent.cron.news import JobNews
 from incumbent.cron.runs import ENDED_WELL, NOT_RECORDED, STATE_OF, Runs
 from incumbent.cron.schedule import Every
@@ -247,7 +248,7 @@ def begin(fleet: CronFleet, server: Listening, job: str, instances: int = 1) -> 
         f'ping = "{url}/ping"\n'
     )
     for _ in range(instances):
-        fleet.start()
+        fleet.start("--ttl", "3", "--grace", "1.5")
     eventually(lambda: len(fleet.events("ready")) == instances)
 
 
@@ -258,12 +259,13 @@ def test_of_three_instances_one_tells_each_end(fleet: CronFleet) -> None:
         for number in range(1, 5):
             fleet.trigger("job")
             eventually(lambda: len(fleet.events("failed")) == number)  # noqa: B023
-        eventually(lambda: len(server.webhooks()) >= 4)
+        # All pings too: an instance that is asked to end has no more than its linger.
+        eventually(lambda: len(server.requests) >= 12)
         assert set(fleet.stop()) == {0}
         told = [message["data"]["slot"] for message in server.webhooks()]
         assert sorted(told) == sorted(event["slot"] for event in fleet.events("failed"))
-        pings = [path for path in server.paths() if path.endswith(("/start", "/3"))]
-        assert pings == ["/SECRETPATH/ping/start", "/SECRETPATH/ping/3"] * 4
+        pings = [request.path for request in server.requests if request.method == "GET"]
+        assert sorted(pings) == ["/SECRETPATH/ping/3"] * 4 + ["/SECRETPATH/ping/start"] * 4
     _nothing_secret_was_said(fleet)
 
 
@@ -308,12 +310,12 @@ def test_the_run_of_a_killed_instance_is_told_once_by_another(fleet: CronFleet) 
 @pytest.mark.parametrize("fault", [faults.HANGS, faults.ENDLESS_HEAD, "503"])
 def test_a_bad_receiver_delays_no_start_no_renewal_and_no_end(fleet: CronFleet, fault: str) -> None:
     with listening(fault) as server:
-        begin(fleet, server, 'command = "test -e $FOLDER/long && sleep 5; exit 3"')
+        begin(fleet, server, 'command = "test -e $FOLDER/long && sleep 7; exit 3"')
         for number in range(1, 4):
             fleet.trigger("job")
             eventually(lambda: len(fleet.events("failed")) == number)  # noqa: B023
         eventually(lambda: server.requests)
-        # The ttl is 1.5 s: the lease of this run has to be renewed.
+        # The ttl is 3 s: the lease of this run has to be renewed.
         (fleet.folder / "long").touch()
         fleet.trigger("job")
         eventually(lambda: len(fleet.events("failed")) == 4, within=60)
@@ -337,41 +339,51 @@ def test_a_job_file_that_is_read_again_needs_its_secret_too(fleet: CronFleet) ->
 # -- the file --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        ('notify = "hook.example/SECRETPATH"', "notify: the URL begins with https://"),
-        ('ping = "https://h:SECRETPATH/"', "ping: the host or the port of the URL cannot be read"),
-        ('ping = { start = "https://h/SECRETPATH" }', "ping: the URL for success is missing"),
-        ('notify = "${HOOK}"', "the variable HOOK is not set"),
-        (f'notify = "{HOOK}"', "there is no secret"),
-    ],
-)
-def test_check_finds_what_is_wrong_with_a_receiver(tmp_path: Path, line: str, text: str) -> None:
+def written_job(tmp_path: Path, line: str) -> Path:
     path = tmp_path / "jobs.toml"
     path.write_text(f'[[job]]\nname = "job"\nevery = "1h"\ncommand = "true"\n{line}\n')
-    done = incumbent("cron", "--check", path)
-    assert (done.returncode, text in done.stderr) == (64, True), done.stderr
-    assert "SECRETPATH" not in done.stdout + done.stderr
-    as_json = incumbent("cron", "--check", path, "--json")
-    assert (as_json.returncode, text in as_json.stdout) == (64, True), as_json.stdout
+    return path
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "place"),
+    [
+        ('notify = "h/SECRETPATH"', "notify: the URL begins with https://", (5, 1)),
+        ('ping = "https://h:SECRETPATH/"', "ping: the host or the port of the URL", (5, 1)),
+        ('ping = { start = "https://h/SECRETPATH" }', "ping: the URL for success is", (5, 1)),
+        ('notify = "${HOOK}"', "the variable HOOK is not set", (5, 1)),
+        ('ping = "${SECRET}"', "ping: the URL begins with https://", (5, 1)),
+    ],
+)
+def test_what_is_wrong_with_a_receiver_is_said_with_its_place(
+    tmp_path: Path, line: str, text: str, place: tuple[int, int]
+) -> None:
+    path = written_job(tmp_path, line)
+    loaded = load_jobs(str(path), {"PATH": os.defpath, "SECRET": "SECRETPATH"}, 0.0)
+    (problem,) = loaded.errors
+    assert text in problem.text
+    assert "SECRETPATH" not in problem.text
+    assert (problem.line, problem.column) == place
 
 
 def test_a_ping_is_no_default(tmp_path: Path) -> None:
     path = tmp_path / "jobs.toml"
-    path.write_text(f'[defaults]\nping = "{PING}"\n')
+    path.write_text(f'[defaults]\nping = "{PING}"\n{written_job(tmp_path, "").read_text()}')
+    (problem,) = load_jobs(str(path), {"PATH": os.defpath}, 0.0).errors
+    assert "only a [[job]] has it" in problem.text
+
+
+@processes
+def test_check_refuses_a_webhook_without_a_secret(tmp_path: Path) -> None:
+    path = written_job(tmp_path, f'notify = "{HOOK}"')
     done = incumbent("cron", "--check", path)
-    assert done.returncode == 64
-    assert "only a [[job]] has it" in done.stderr
-
-
-def test_a_url_may_come_from_a_variable(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.toml"
-    path.write_text('[[job]]\nname = "job"\nevery = "1h"\ncommand = "true"\nping = "${URL}"\n')
-    assert incumbent("cron", "--check", path, env={"URL": PING}).returncode == 0
-    done = incumbent("cron", "--check", path, env={"URL": "SECRETPATH"})
-    assert done.returncode == 64
-    assert "SECRETPATH" not in done.stdout + done.stderr
+    assert (done.returncode, "there is no secret" in done.stderr) == (64, True), done.stderr
+    as_json = incumbent("cron", "--check", path, "--json")
+    assert (as_json.returncode, "there is no secret" in as_json.stdout) == (64, True)
+    assert "SECRETPATH" not in done.stdout + done.stderr + as_json.stdout + as_json.stderr
+    assert (
+        incumbent("cron", "--check", path, env={"INCUMBENT_NOTIFY_SECRET": SECRET}).returncode == 0
+    )
 
 
 def test_the_linger_of_an_instance_is_short() -> None:

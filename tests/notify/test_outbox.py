@@ -35,10 +35,10 @@ def said() -> Said:
 
 @pytest.fixture
 def outbox(said: Said, monkeypatch: pytest.MonkeyPatch) -> Iterator[Outbox]:
-    """One whose pauses and patience are short."""
+    """One whose pauses are short."""
     monkeypatch.setattr(module, "_BASE", 0.02)
     monkeypatch.setattr(module, "_CAP", 0.1)
-    monkeypatch.setattr(module, "WITHIN", 3.0)
+    monkeypatch.setattr(module, "WITHIN", 60.0)
     monkeypatch.setattr(module, "_SAID_EVERY", 0.0)
     made = Outbox(said, lambda: SECRETS)
     yield made
@@ -138,7 +138,10 @@ def test_the_order_to_one_host_is_kept_over_retries(outbox: Outbox) -> None:
     assert server.paths() == ["/0", "/0", "/0", "/1", "/2", "/3"]
 
 
-def test_a_host_that_hangs_or_refuses_does_not_stop_the_others(outbox: Outbox) -> None:
+def test_a_host_that_hangs_or_refuses_does_not_stop_the_others(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WITHIN", 1.0)
     with listening(faults.HANGS) as hanging, listening() as server:
         absent = nobody()
         for number in range(5):
@@ -171,10 +174,7 @@ def _counted(outcome: str) -> float:
     )
 
 
-def test_neither_put_nor_close_waits_for_a_receiver_that_hangs(
-    outbox: Outbox, said: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "WITHIN", 60.0)
+def test_neither_put_nor_close_waits_for_a_receiver_that_hangs(outbox: Outbox, said: Said) -> None:
     with listening(faults.HANGS) as server:
         began = time.monotonic()
         for _ in range(20):
@@ -182,7 +182,7 @@ def test_neither_put_nor_close_waits_for_a_receiver_that_hangs(
         eventually(lambda: server.requests)
         outbox.close(0.5)
         assert time.monotonic() - began < 30
-    assert said[-1] == ": 20 not sent before the end"
+    assert ": 20 not sent before the end" in said
 
 
 def test_close_does_not_wait_for_a_pause_that_is_longer_than_it(outbox: Outbox) -> None:

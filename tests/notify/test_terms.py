@@ -221,6 +221,7 @@ def run(tmp_path: Path, *words: str, command: str) -> subprocess.CompletedProces
 
 
 @processes
+@pytest.mark.left(tiers.LONG, "*run.failed*")
 @pytest.mark.parametrize(
     ("command", "code", "kind", "words"),
     [
@@ -296,6 +297,7 @@ def test_what_cannot_be_used_is_a_usage_error(
     assert "SECRETPATH" not in said
 
 
+@pytest.mark.left(tiers.SIDES, "*command1*")
 @pytest.mark.parametrize("command", [("run",), ("lead",), ("work", "--workers", "1")])
 def test_a_receiver_that_cannot_be_used_keeps_anything_from_running(
     tmp_path: Path, command: tuple[str, ...]
