@@ -178,8 +178,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "an application that other hosts reach shows itself to everybody",
         "page/asgi.py",
-        "gate if self._guarded or _is_local(scope) else closed",
-        "gate",
+        "        if not (self._guarded or _is_local(scope)):",
+        "        if False:",
         "tests/page/test_asgi.py::test_without_who_or_token_it_shows_itself_to_this_host_alone",
     ),
     _m(

@@ -76,7 +76,7 @@ class PageApp:
             value = hmac.digest(token.encode(), b"incumbent cookie", "sha256").hex()
             self._cookies[f"incumbent-{value[:8]}={value[8:]}".encode()] = name
         self._key = hmac.digest(b"".join([self._url.encode(), *self._cookies]), b"form", "sha256")
-        self._sites: dict[asyncio.AbstractEventLoop, tuple[PageSite, PageGate, PageGate]] = {}
+        self._sites: dict[asyncio.AbstractEventLoop, tuple[PageSite, PageGate]] = {}
         self._viewers = 0
 
     def close(self) -> None:
@@ -108,10 +108,10 @@ class PageApp:
             # Links are relative to the path with a slash.
             where = scope["root_path"].rstrip("/").rpartition("/")[2]
             return Page(308, TEXT, "", {"Location": f"{quote(where)}/"})
+        if not (self._guarded or _is_local(scope)):
+            return Page(403, TEXT, _CLOSED)
         user = await self._user(scope)
-        _, gate, closed = self._of_loop()
-        gate = gate if self._guarded or _is_local(scope) else closed
-        page = gate.answer(request, user)
+        page = self._gate_of_loop().answer(request, user)
         if isinstance(page, Page):
             return page
         if self._viewers >= _VIEWERS:
@@ -135,19 +135,15 @@ class PageApp:
             raise TypeError(f"who: a name or None, not {type(user).__name__}")
         return name_of(user or "") or None
 
-    def _of_loop(self) -> tuple[PageSite, PageGate, PageGate]:
+    def _gate_of_loop(self) -> PageGate:
         for loop in [one for one in self._sites if one.is_closed()]:
             self._sites.pop(loop)[0].close()
         loop = asyncio.get_running_loop()
         if loop not in self._sites:
             site = PageSite(self._url, self._namespace, self._key)
-            routes, names = site.routes(), self._names if self._guarded else None
-            gate, closed = (
-                PageGate(routes, names, self._cookies),
-                PageGate(routes, None, {}, _CLOSED),
-            )
-            self._sites[loop] = (site, gate, closed)
-        return self._sites[loop]
+            names = self._names if self._guarded else None
+            self._sites[loop] = (site, PageGate(site.routes(), names, self._cookies))
+        return self._sites[loop][1]
 
     # -- the response ------------------------------------------------------------------------------
 
