@@ -32,6 +32,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         f"{_OUTBOX}::test_a_beat_that_is_retried_is_asked_for_again",
     ),
     _m(
+        "a command that crashes in a loop pings at each start",
+        "notify/outbox.py",
+        "self._beat, self._beat_at = (every, ping), clock.now() + every",
+        "self._beat, self._beat_at = (every, ping), clock.now()",
+        f"{_OUTBOX}::test_beats_that_begin_again_and_again_do_not_ping",
+    ),
+    _m(
         "each retry of a message has an id of its own",
         "notify/outbox.py",
         "        if letter.post is None or letter.asks_again:",

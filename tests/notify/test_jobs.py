@@ -388,3 +388,16 @@ def test_check_refuses_a_webhook_without_a_secret(tmp_path: Path) -> None:
 
 def test_the_linger_of_an_instance_is_short() -> None:
     assert LINGER <= 2.0
+
+
+@processes
+def test_functions_refuse_a_receiver_that_they_would_not_tell(tmp_path: Path) -> None:
+    source = (
+        "import incumbent\njobs = incumbent.Jobs()\n"
+        "@jobs.every(60)\ndef tick():\n    raise SystemExit(1)\n"
+    )
+    (tmp_path / "itsjobs.py").write_text(source)
+    env = {"PYTHONPATH": str(tmp_path), "INCUMBENT_NOTIFY": HOOK}
+    done = incumbent("-s", f"sqlite:///{tmp_path}/x.db", "cron", "itsjobs:jobs", env=env)
+    assert (done.returncode, "is for a file of commands" in done.stderr) == (64, True), done.stderr
+    assert "SECRETPATH" not in done.stderr

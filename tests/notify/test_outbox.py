@@ -264,11 +264,21 @@ def test_a_beat_that_is_retried_is_asked_for_again(outbox: Outbox) -> None:
         def ping() -> Receiver | None:
             return to(server, "/beat") if wanted[0] and not server.requests else None
 
-        outbox.beat(60.0, ping)
+        outbox.beat(0.05, ping)
         eventually(lambda: server.requests)
         put(outbox, to(server, "/after"))
         eventually(lambda: "/after" in server.paths())
     assert server.paths() == ["/beat", "/after"]
+
+
+def test_beats_that_begin_again_and_again_do_not_ping(outbox: Outbox) -> None:
+    """Those of a command that crashes in a loop."""
+    with listening() as server:
+        for number in range(5):
+            outbox.beat(60.0, lambda: to(server, "/beat"))
+            put(outbox, to(server, f"/{number}"))
+        eventually(lambda: "/4" in server.paths())
+        assert "/beat" not in server.paths()
 
 
 # -- TLS -------------------------------------------------------------------------------------------

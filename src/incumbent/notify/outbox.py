@@ -123,8 +123,9 @@ class Outbox:
         self._wake(_Letter(receiver, what, compose, clock.now() + KEPT))
 
     def beat(self, every: float, ping: Callable[[], Receiver | None]) -> None:
-        """Ping now and every `every` seconds, each time only if `ping` returns a receiver."""
-        self._beat, self._beat_at = (every, ping), clock.now()
+        """Ping every `every` seconds from now on, each time only if `ping` returns a receiver."""
+        # Not at once: a command that crashes in a loop must not seem to live.
+        self._beat, self._beat_at = (every, ping), clock.now() + every
         self._wake(None)
 
     def close(self, within: float) -> None:

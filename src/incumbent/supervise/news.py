@@ -59,7 +59,7 @@ class TermNews:
             self._tell(lease.name, partial(self._of_term, lease, ending))
 
     def command_runs(self, situation: Situation, *, runs: bool) -> None:
-        """Ping at once and from then on, while the command `runs` and this instance leads."""
+        """Ping again and again, while the command `runs` and this instance leads."""
         self._runs = runs
         if not runs or (ping := self.ping) is None:
             return
