@@ -32,6 +32,10 @@ _WORDS = {
     r"\bheld\.id\b": "held.claim",
     r"\bwanted\.once\b": "wanted.ask",
     r"\blog_outage\b": "tell_outage",
+    r"\bends_by_at_most_for\b": "bounded",
+    r"\bmachine\.leaving\b": "machine.left",
+    r"\btakes_in_doubt\b": "unsure",
+    r"(?<=_NAME\)\))\.lease\b": ".main",
 }
 _THEN = {
     "incumbent.protocol.claim": "incumbent._core.held",

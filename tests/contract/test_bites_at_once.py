@@ -147,6 +147,6 @@ def test_a_client_that_breaks_a_rule_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A child that asks its parent's server gets no answer: this test need not wait for that.
-    monkeypatch.setattr(sides, "ANSWER_WITHIN", 1.0 if case == IN_A_CHILD else ANSWER_WITHIN)
+    monkeypatch.setattr(sides, "REQUEST_WITHIN", 1.0 if case == IN_A_CHILD else ANSWER_WITHIN)
     with _wired(bug, driver) as bench:
         _is_caught(bench, case, how)

@@ -68,7 +68,9 @@ class WireServer:
     def _serve(self, sock: socket.socket) -> None:
         with suppress(OSError), sock, sock.makefile("rb") as stream:
             while head := stream.read(_SIZE.size):
-                body = stream.read(*_SIZE.unpack(head))
+                body = stream.read(size := _SIZE.unpack(head)[0])
+                if len(body) < size:
+                    return  # the client has ended in the middle of a request
                 answer = pickle.dumps(self._answer(*pickle.loads(body[body.index(b":") + 1 :])))
                 sock.sendall(_SIZE.pack(len(answer)) + answer)
 

@@ -78,6 +78,7 @@ def test_the_reference_breaks_signatures_over_lines_and_gives_each_setting_its_b
     assert bullet.count(". ") == 0
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("width", [390, 1360])
 def test_every_page_fits_its_window_and_asks_no_other_host(
     site: Path, browser: Any, width: int

@@ -32,13 +32,24 @@ from incumbent.stores.registers import Registers
 from incumbent.testing.contract.sides import (
     ANSWER_WITHIN,
     DRIVERS,
+    REQUEST_WITHIN,
     Driver,
     Request,
     StartingLine,
     until,
 )
 
-__all__ = ["ANSWER_WITHIN", "DRIVERS", "LONG", "Bench", "Hook", "World", "needs", "needs_of"]
+__all__ = [
+    "ANSWER_WITHIN",
+    "DRIVERS",
+    "LONG",
+    "REQUEST_WITHIN",
+    "Bench",
+    "Hook",
+    "World",
+    "needs",
+    "needs_of",
+]
 
 Hook: TypeAlias = Literal[
     "restart",

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from threading import Lock
 
+import pytest
+
 from incumbent import clock
 from incumbent.model import Gone, Granted, Refused, Released, Renewed
 from incumbent.testing.contract.bench import Bench, needs
 
 _TURNS = 4
+_TRIES = 5
 _GRANTED = 0.75
 """The share of the requested ttl that is granted at least. A store that keeps several leases in
 one session may grant less than all; the holder believes no more than was granted."""
@@ -227,8 +230,12 @@ class RenewalCases:
 
     @needs("ttl_change")
     def test_a_renewal_may_ask_for_a_longer_ttl(self, bench: Bench) -> None:
-        grant = bench.granted(ttl=bench.ttl)
-        assert bench.renew(grant, ttl=bench.long) == Renewed()
+        # On a busy machine a renewal may come after the end of so short a lease.
+        for _ in range(_TRIES):
+            if bench.renew(bench.granted(ttl=bench.ttl), ttl=bench.long) == Renewed():
+                break
+        else:
+            pytest.fail("no lease was renewed in time")
         bench.outlive(bench.ttl)
         bench.refused()
 
