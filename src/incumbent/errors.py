@@ -72,7 +72,7 @@ class NotAcquired(LockError):
 
 
 class AcquireTimeout(NotAcquired, TimeoutError):
-    """The lease was refused until the end of the `timeout`, or its slot is used for longer."""
+    """Refused until the `timeout` ended; or at once, as the slot stays used for longer."""
 
 
 class NotCandidate(LockError):

@@ -127,14 +127,15 @@ class IllegalInput(Error, RuntimeError):
 _latest: list[tuple[float, Policy | None, float, float]] = [(-inf, None, -inf, -inf)]
 
 
-def _prove_anew(sent: float, policy: Policy) -> tuple[float, Policy | None, float, float]:
-    """The proof by a request that was sent at `sent`; its last items are `stop_at` and `deadline`.
+def _prove_anew(sent: float, policy: Policy) -> tuple[float, float]:
+    """`stop_at` and `deadline` as a request proves them that was sent at `sent`.
 
     All leases of one request share these objects, so that ten thousand leases need no own ones.
     """
     stop_at = sent + policy.renew_deadline
-    proof = _latest[0] = (sent, policy, stop_at, stop_at + policy.grace)
-    return proof
+    deadline = stop_at + policy.grace
+    _latest[0] = (sent, policy, stop_at, deadline)
+    return stop_at, deadline
 
 
 class Proof(NamedTuple):
@@ -273,13 +274,13 @@ class LeaseMachine:
         if self.state is not _HELD:
             self._require(Input.RENEWED)
         elif asked and (now < self.deadline or self.valid(now)):
-            proof = _latest[0]
-            if proof[0] is not self.sent_at or proof[1] is not self.policy:
-                proof = _prove_anew(self.sent_at, self.policy)
-            if proof[2] < self.at_most_until:
-                self.stop_at, self.deadline = proof[2], proof[3]
+            sent, policy, stop_at, deadline = _latest[0]
+            if sent is not self.sent_at or policy is not self.policy:
+                stop_at, deadline = _prove_anew(self.sent_at, self.policy)
+            if stop_at < self.at_most_until:
+                self.stop_at, self.deadline = stop_at, deadline
             else:
-                self._prove(proof[2])
+                self._prove(stop_at)
 
     def unrenewed(self) -> None:
         """Note that the renewal failed, or may have failed: the deadline stays as it was."""

@@ -396,7 +396,7 @@ class SimInstance:
         return self._last_sign
 
     def stop(self) -> None:
-        if self.up and self.executor.begun:
+        if self.up and self.executor.ledger_read:
             self._sign()
         self.crashes += self.up
         self.life += 1
@@ -405,7 +405,7 @@ class SimInstance:
     def set_clock(self) -> None:
         self.offset = self._drawn_offset()
         self._told = self.world.t
-        if self.up and self.executor.begun:
+        if self.up and self.executor.ledger_read:
             # An instance looks at its clock every few seconds.
             self._turn(self.life)
 

@@ -139,7 +139,7 @@ def test_triggers_and_slots_forget_apart(link: Link) -> None:
 
 def test_what_is_named_by_its_caller_goes_by_its_name_alone(link: Link) -> None:
     ledger, token = pruned(link, NOW), claimed(link)
-    assert drive(ledger.begin_named(replace(run(token), slot="2026-11-21")))
+    assert drive(ledger.create(replace(run(token), slot="2026-11-21")))
 
 
 def test_of_two_that_prune_at_a_time_none_undoes_the_others_word(
@@ -177,7 +177,7 @@ def test_joined_spans_cover_every_one_and_join_the_nearest(
 def test_what_was_noted_while_a_run_was_about_to_begin_counts(link: Link) -> None:
     ledger, token = Ledger(link.port, KEY), claimed(link)
     drive(ledger.note(SlotRecord(slot_id(NOW), SlotState.LOST, NOW, why="vanished")))
-    assert not drive(ledger.begin_named(run(token)))
+    assert not drive(ledger.create(run(token)))
     assert on_record(link) == {slot_id(NOW): SlotState.LOST}
 
 

@@ -339,7 +339,7 @@ def test_a_start_that_cannot_be_put_on_record_gives_the_slot_back(
         raise incumbent.StoreUnavailable("away")
 
     with monkeypatch.context() as patch:
-        patch.setattr("incumbent.cron.ledger.Ledger.begin_named", fails)
+        patch.setattr("incumbent.cron.ledger.Ledger.create", fails)
         with pytest.raises(incumbent.StoreUnavailable):
             call()
     call()

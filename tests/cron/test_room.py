@@ -111,7 +111,7 @@ def test_one_that_died_before_it_was_prepared_is_replaced_though_nothing_is_hear
     def fork(task: Task | None) -> Worker:
         ours, its = socket.socketpair()
         ends.append(its)
-        made.append(Worker(1000 + len(made), ours, None, starting=task is None))
+        made.append(Worker(1000 + len(made), ours, None, preparing=task is None))
         return made[-1]
 
     pool = WorkerPool(fork, lambda *_: None, select.poll())

@@ -245,7 +245,7 @@ def nobody_remembers_what_was_removed(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_slot_of_an_hour_ago_begins_unseen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ledger.Ledger, "begin", ledger.Ledger.begin_named)
+    patch.setattr(ledger.Ledger, "begin", ledger.Ledger.create)
 
 
 @pytest.mark.left(tiers.NET)

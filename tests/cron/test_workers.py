@@ -21,7 +21,7 @@ from incumbent.cron.runs import GAVE_BACK, STARTED, STATE_OF, Claimer
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.cron.worker import FleetSettings
-from incumbent.cron.zygote import Notify, StandBy, Zygote
+from incumbent.cron.zygote import RunOnFailure, StandBy, Zygote
 from incumbent.model import Key, Refused
 from incumbent.net.dial import is_ready
 from incumbent.runtime.link import new_link
@@ -236,7 +236,9 @@ def test_a_child_of_the_zygote_never_goes_on_in_its_place(bench: Bench) -> None:
     notice = JobSpec(name="job", schedule=Every(60), command=("true",), on_failure=("true",))
     os.kill(bench.zygote.pid, signal.SIGSTOP)
     try:
-        bench.zygote.send(Notify(notice, SlotRecord("2025-01-01T00:00:00Z", SlotState.FAILED, 0.0)))
+        bench.zygote.send(
+            RunOnFailure(notice, SlotRecord("2025-01-01T00:00:00Z", SlotState.FAILED, 0.0))
+        )
         bench.send("sleep 0.5")
     finally:
         os.kill(bench.zygote.pid, signal.SIGCONT)

@@ -67,8 +67,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _l(
         "a renewal forgets at_most_for",
         "lease.py",
-        "            if proof[2] < self.at_most_until:",
-        "            if proof[2]:",
+        "            if stop_at < self.at_most_until:",
+        "            if stop_at:",
         *_LEASE,
     ),
     _l(

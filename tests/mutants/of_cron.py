@@ -10,8 +10,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "a slot that the ledger has forgotten begins again",
         "cron/ledger.py",
-        "        return not is_finished(fields, run.slot, run.due) and await self.begin_named(run)",
-        "        return await self.begin_named(run)",
+        "        return not is_finished(fields, run.slot, run.due) and await self.create(run)",
+        "        return await self.create(run)",
         "tests/cron/test_book.py::test_a_slot_that_was_forgotten_is_not_begun_again",
     ),
     _m(

@@ -215,7 +215,7 @@ def test_a_run_of_several_attempts_begins_once() -> None:
     runs = Runs[JobSlot]()
     runs.begin("job", "slot")
     runs.begin("job", "slot")
-    assert runs.begun == ["job"]
+    assert runs.to_announce == ["job"]
 
 
 # -- processes -------------------------------------------------------------------------------------

@@ -29,5 +29,7 @@ def pretend_age(
                 mark = read_marker(client.get(key), "here", key.decode())
                 assert mark is not None
                 us = int(seconds * 1e6)
-                older = mark._replace(since=mark.since - us, seen=mark.seen - us, floor=floor)
+                older = mark._replace(
+                    since=mark.since - us, written_at=mark.written_at - us, floor=floor
+                )
                 client.set(key, older.text)

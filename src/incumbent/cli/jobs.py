@@ -228,8 +228,8 @@ def _trigger(request: CommandRequest) -> int:
 
 
 def _trigger_and_wait(operator: Operator, timeout: float) -> int:
-    name, number = operator.key.name, os.urandom(4).hex()
-    trigger = fleet.Trigger(number, name, clock.wall(), operator.who, operator.reason)
+    name, id_ = operator.key.name, os.urandom(4).hex()
+    trigger = fleet.Trigger(id_, name, clock.wall(), operator.who, operator.reason)
     control = Key(operator.key.namespace, fleet.CONTROL)
     operator.store.put(control, trigger.field, trigger.value, None, clock.now() + REQUEST_TIMEOUT)
 

@@ -216,10 +216,10 @@ class Instance:
                 self._try_to_begin()
         # Also while it drains: the ends of these runs have to be dealt with.
         while self._runs.ended:
-            # After the look at `ended`: a run that ended meanwhile is in `begun` by now.
-            self._tell_begun()
+            # After the look at `ended`: a run that ended meanwhile is in `to_announce` by now.
+            self._announce_starts()
             self._after_run(*self._runs.ended.pop())
-        self._tell_begun()
+        self._announce_starts()
 
     def samples(self) -> Iterator[Sample]:
         """Yield the numbers of the instance's jobs."""
@@ -402,14 +402,14 @@ class Instance:
             with suppress(StoreError), meters.asking():
                 self._link.store.put(Key(self._namespace, CONTROL), field, None, None, until)
 
-    def _tell_begun(self) -> None:
-        while self._runs.begun:
-            self._news.started(self._executor.dispatcher.specs.get(self._runs.begun.pop(0)))
+    def _announce_starts(self) -> None:
+        while self._runs.to_announce:
+            self._news.started(self._executor.dispatcher.specs.get(self._runs.to_announce.pop(0)))
 
     def _after_run(self, job: str, slot: JobSlot, code: int) -> None:
         """After a run of this instance: remove its trigger, or claim or check its slot again."""
         dispatcher = self._executor.dispatcher
-        began = self._runs.began.pop((job, slot.name), None)
+        began = self._runs.started_at.pop((job, slot.name), None)
         if (state := STATE_OF.get(code)) is not None:
             seconds = None if began is None else clock.now() - began
             self._executor.numbers.count_run(job, state, seconds, clock.wall())

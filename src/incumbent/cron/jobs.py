@@ -204,11 +204,11 @@ class Background:
         thread = threading.Thread(
             target=self._run_thread, args=(spec, slot, function_run), name=name, daemon=True
         )
-        runs.running[key], runs.began[key] = function_run, clock.now()
+        runs.running[key], runs.started_at[key] = function_run, clock.now()
         try:
             thread.start()
         except RuntimeError as error:
-            del runs.running[key], runs.began[key]
+            del runs.running[key], runs.started_at[key]
             release_unless_lost(function_run.lease, undo_slot=True)
             raise CannotLaunch(f"no thread can be started: {error}") from error
 

@@ -437,10 +437,13 @@ class Ledger:
         if fold_of(fields).outdates(run.slot, run.due):
             # Its instant has another name, which its instance does not know yet.
             return False
-        return not is_finished(fields, run.slot, run.due) and await self.begin_named(run)
+        return not is_finished(fields, run.slot, run.due) and await self.create(run)
 
-    async def begin_named(self, run: SlotRecord) -> bool:
-        """`begin` for a slot that no schedule names: `due` is the instant when the run began."""
+    async def create(self, run: SlotRecord) -> bool:
+        """Make the record, unless the slot has one; `begin` first asks if the slot is finished.
+
+        If no schedule names the slot, `due` is the instant when the run began.
+        """
         try:
             outcome = await self._put(run, ABSENT)
         except OutcomeUnknown:

@@ -84,7 +84,7 @@ async def begin_once(
     run = SlotRecord(name, SlotState.RUNNING, wall, wanted.once.holder, claim.machine.token, wall)
     once = OnceRun(port, claim, ledger, run)
     try:
-        if not await ledger.begin_named(run):
+        if not await ledger.create(run):
             return None
         await _register(once, slot, what)
     except BaseException:

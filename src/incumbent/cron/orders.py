@@ -97,7 +97,7 @@ class Executor:
         self._outage = False
         self.numbers = JobNumbers()
         self._peers = Peers()
-        self.begun = False
+        self.ledger_read = False
         """Whether the ledger was read; before that there are no orders."""
         self.dispatcher = Dispatcher(specs, Agenda((), self._began), port.jitter)
 
@@ -119,7 +119,7 @@ class Executor:
             # A job new to the ledger counts from our start, so no slot of an outage since is lost.
             since[spec.name] = min(self._began, wall) if last is None else last
         self.dispatcher = Dispatcher(specs, Agenda(specs, wall, since), self._port.jitter)
-        self.begun = True
+        self.ledger_read = True
         self.sweep(known, now)
 
     def sweep(self, records: Mapping[str, Record], now: float) -> None:
@@ -159,7 +159,7 @@ class Executor:
         return run_blocking(self.ledger(spec.name).register(fields, facts))
 
     def reload(self, specs: Iterable[JobSpec]) -> dict[str, list[str]]:
-        """Replace the jobs; return the changes, which are meaningful only once begun."""
+        """Replace the jobs; return the changes, which mean something only once `ledger_read`."""
         return self.dispatcher.reload(specs, self._wall())
 
     # -- orders --------------------------------------------------------------------------------

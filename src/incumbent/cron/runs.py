@@ -153,24 +153,24 @@ _SHORTEST_RETRY: Final = 1.0
 class Runs(Generic[T]):
     """The runs of this instance, by job and slot.
 
-    `running`: the runs that go on. `starting`: those of them whose command has not begun. `began`:
-    the start of each. `begun`: jobs whose run has begun, and `ended`: job, slot and code, until the
-    instance has dealt with them; `ended` is filled from any thread. `ttl`: seconds that a lease may
-    outlive a run whose end is not recorded.
+    `running`: the runs that go on. `starting`: those of them whose command has not begun.
+    `started_at`: the start of each. `to_announce`: jobs whose run has begun, and `ended`: job, slot
+    and code, until the instance has dealt with them; `ended` is filled from any thread. `ttl`:
+    seconds that a lease may outlive a run whose end is not recorded.
     """
 
     ttl: float = 0.0
     running: dict[tuple[str, str], T] = field(default_factory=dict)
     starting: set[tuple[str, str]] = field(default_factory=set)
-    began: dict[tuple[str, str], float] = field(default_factory=dict)
-    begun: list[str] = field(default_factory=list)
+    started_at: dict[tuple[str, str], float] = field(default_factory=dict)
+    to_announce: list[str] = field(default_factory=list)
     ended: list[tuple[str, JobSlot, int]] = field(default_factory=list)
 
     def begin(self, job: str, slot_name: str) -> None:
         """Note that a run's command runs; a further attempt changes nothing but the instant."""
-        if (job, slot_name) not in self.began:
-            self.begun.append(job)
-        self.began[job, slot_name] = clock.now()
+        if (job, slot_name) not in self.started_at:
+            self.to_announce.append(job)
+        self.started_at[job, slot_name] = clock.now()
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from incumbent.cron.runs import (
 )
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.cron.worker import FleetSettings
-from incumbent.cron.zygote import Notify, StandBy, Stop, Zygote
+from incumbent.cron.zygote import RunOnFailure, StandBy, Stop, Zygote
 from incumbent.errors import ConfigError
 from incumbent.model import Refused
 from incumbent.notify.receivers import Receiver
@@ -77,7 +77,7 @@ class CommandLauncher:
 
     def failed(self, spec: JobSpec, run: SlotRecord) -> None:
         if spec.on_failure is not None:
-            self._zygote.send(Notify(without_schedule(spec), run))
+            self._zygote.send(RunOnFailure(without_schedule(spec), run))
 
     def stand_by(self, ready: int, kept: int) -> None:
         if (wish := StandBy(ready, kept)) != self._stand_by:

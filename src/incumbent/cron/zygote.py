@@ -54,14 +54,14 @@ class StandBy:
 
 
 @dataclass(frozen=True, slots=True)
-class Notify:
+class RunOnFailure:
     """A message: run a job's on_failure command, for a run that was lost with another instance."""
 
     spec: JobSpec
     run: SlotRecord
 
 
-Message: TypeAlias = "Task | Notify | StandBy | Stop"
+Message: TypeAlias = "Task | RunOnFailure | StandBy | Stop"
 
 
 class Zygote:
@@ -190,7 +190,7 @@ class _Forking:
                 self._pool.do(message)
             case StandBy():
                 self._pool.stand_by(message.ready, message.kept)
-            case Notify():
+            case RunOnFailure():
                 work = partial(notify, self._fleet, message.spec, message.run, self._events)
                 if pid := self._fork(message.spec.name, work):
                     self._pool.others.add(pid)
@@ -205,7 +205,7 @@ class _Forking:
         if pid == 0:
             ours.close()
             return None
-        return Worker(pid, ours, task.key if task else None, starting=task is None)
+        return Worker(pid, ours, task.key if task else None, preparing=task is None)
 
     def _fork(self, job: str, work: Callable[[], None], *closing: socket.socket) -> int:
         """Fork a child that does `work` and ends; its pid, or 0 (and an event) if fork failed."""
@@ -265,12 +265,15 @@ _SHORT: Final = 5.0
 
 @dataclass(slots=True)
 class Worker:
-    """A worker. `task`: job and slot of what it runs, None if idle; `starting`: not ready yet."""
+    """A worker. `task`: job and slot of what it runs, None if idle.
+
+    `preparing`: it was forked to stand by, and is not prepared yet.
+    """
 
     pid: int
     channel: socket.socket
     task: tuple[str, str] | None
-    starting: bool
+    preparing: bool
     since: float = field(default_factory=clock.now)
     """The instant at which it began its task."""
     prepared: bool = False
@@ -313,7 +316,7 @@ class WorkerPool:
         for worker in sorted(self._idle() if fits else (), key=lambda worker: not worker.prepared):
             if self._hand_over(worker, data):
                 worker.task, worker.since = task.key, clock.now()
-                worker.prepared = worker.starting = False
+                worker.prepared = worker.preparing = False
                 return
         if self._start(task) is None:
             self._report(*task.key, FAULT)
@@ -333,7 +336,7 @@ class WorkerPool:
         idle, now = self._idle(), clock.now()
         busy = [worker for worker in self._by_fd.values() if worker.task is not None]
         back_soon = sum(now - worker.since < _SHORT for worker in busy)
-        if len(idle) + back_soon >= self._ready or any(worker.starting for worker in idle):
+        if len(idle) + back_soon >= self._ready or any(worker.preparing for worker in idle):
             return None
         if now >= self._not_before:
             if self._start(None) is not None:
@@ -390,14 +393,14 @@ class WorkerPool:
         except OSError:
             codes = b""
         if not codes:
-            self._count_failure(worker)
+            self._delay_next_fork(worker)
             self._dismiss(worker)
         for code in codes:
             self._handle_code(worker, code)
 
     def _handle_code(self, worker: Worker, code: int) -> None:
         if code == PREPARED:
-            worker.prepared, worker.starting = True, False
+            worker.prepared, worker.preparing = True, False
         elif code == LEAVES:
             self._dismiss(worker)
         elif code == STARTED:
@@ -428,11 +431,11 @@ class WorkerPool:
             self.receive(fd)
         if worker.task is not None:
             self._report(*worker.task, code or FAULT)
-        self._count_failure(worker)
+        self._delay_next_fork(worker)
         self._dismiss(worker)
         del self._by_pid[worker.pid]
 
-    def _count_failure(self, worker: Worker) -> None:
+    def _delay_next_fork(self, worker: Worker) -> None:
         """Delay the next fork if a worker ended before it was prepared: the next may fail too."""
-        if worker.starting and worker.channel.fileno() >= 0:
+        if worker.preparing and worker.channel.fileno() >= 0:
             self._not_before = clock.now() + _AGAIN_AFTER

@@ -80,9 +80,9 @@ class _TurnWaiter:
 class _TurnLine:
     """The waiters of one name in the order of arrival, and the `new` ones without a place yet.
 
-    `holding_claim`: the one of this process that holds the lease; `asked`: the instant of the last
-    take of a new waiter; `refused`: the last refusal, of the instant `at`; `since`: the start of
-    this process's turn; `follow_at_once`: our next waiter may take without a look at the store's
+    `holding_claim`: the one of this process that holds the lease; `asked_at`: when a new waiter
+    last took; `refused`: the last refusal, of the instant `refused_at`; `turn_began`: when this
+    process's turn did; `follow_at_once`: our next waiter may take without a look at the store's
     line; `listens`: the first waits for a change; `order`: our waiters in the store's line, whose
     first is the first here.
     """
@@ -90,11 +90,11 @@ class _TurnLine:
     def __init__(self) -> None:
         self.waiters: dict[str, _TurnWaiter] = {}
         self.new: dict[str, _TurnWaiter] = {}
-        self.asked = -inf
+        self.asked_at = -inf
         self.holding_claim: str | None = None
         self.refused: Refused | None = None
-        self.at = -inf
-        self.since = inf
+        self.refused_at = -inf
+        self.turn_began = inf
         self.follow_at_once = self.listens = False
         self.order: Sequence[str] = ()
 
@@ -106,7 +106,7 @@ class _TurnLine:
     def keeps_turn(self, claim: str) -> bool:
         """Whether another waiter of this process may follow `claim`."""
         others = len(self.waiters) > (claim in self.waiters)
-        return others and not self.listens and _now() - self.since < TURN
+        return others and not self.listens and _now() - self.turn_began < TURN
 
     def first(self) -> _TurnWaiter | None:
         """The first waiter that is not silent; it is its turn."""
@@ -148,28 +148,32 @@ class _TurnLine:
         """The refusal that another waiter has just received; None: `claim` has to ask itself."""
         woken: Wakeup | None = None
         try:
-            while (now := _now()) < until and now >= self.at + _FRESH and now < self.asked + _FRESH:
+            while (
+                (now := _now()) < until
+                and now >= self.refused_at + _FRESH
+                and now < self.asked_at + _FRESH
+            ):
                 if woken is not None:
-                    await woken.wait(min(until, self.asked + _FRESH))
+                    await woken.wait(min(until, self.asked_at + _FRESH))
                     continue
                 # The answer may have come meanwhile, so the condition is checked again.
                 woken = wakeup()
                 self.new[claim] = _TurnWaiter(woken)
         finally:
             self.new.pop(claim, None)
-        if now < self.at + _FRESH:
+        if now < self.refused_at + _FRESH:
             return self.refused
-        self.asked = now
+        self.asked_at = now
         return None
 
     def share_refusal(self, refused: Refused | None) -> None:
         """Share the refusal of a waiter that asked; None: there is no refusal to share."""
-        self.asked, before = -inf, self.refused
+        self.asked_at, before = -inf, self.refused
         if refused is not None and refused.reason == "held":
-            self.refused, self.at = refused, _now()
+            self.refused, self.refused_at = refused, _now()
         elif refused is not None and refused.reason in ("reserved", "turn"):
             # It may be for one of the other waiters, which looks once then.
-            self.refused, self.at = refused, -inf
+            self.refused, self.refused_at = refused, -inf
             if before is None or before.seen != refused.seen:
                 self.notify({it.holder for it in refused.holders} or None)
         for new in list(self.new.values()):
@@ -230,9 +234,9 @@ class Turns:
     def end_turn(self, key: Key) -> float:
         """Let other processes come first; returns the seconds of this process's turn, or 0."""
         line = self._seen(key)
-        if line.since == inf:
+        if line.turn_began == inf:
             return 0.0
-        since, line.since, line.follow_at_once = line.since, inf, False
+        since, line.turn_began, line.follow_at_once = line.turn_began, inf, False
         return _now() - since
 
     def given(self, key: Key, claim: str) -> None:
@@ -340,7 +344,7 @@ class TakesTurns(Planned[Facts]):
             if isinstance(outcome, Granted):
                 line.holding_claim = claim
                 if keeps:
-                    line.since = min(line.since, _now())
+                    line.turn_began = min(line.turn_began, _now())
                 line.leave(claim)
                 if line.new:
                     holding = Holding(ask.holder, outcome.token, ask.ttl, ask.ttl)

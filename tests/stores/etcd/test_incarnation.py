@@ -235,7 +235,7 @@ def test_an_answer_proves_nothing_once_its_incarnation_is_known_to_be_over(
     """Another thread noticed it, on a connection of its own."""
     client = open_etcd("etcd://e1").store().operations
     client.cluster.incarnation = born = ClusterMarker("e", 5, "dmFsdWU=", 0.0)
-    request = GatewayRequest(TXN, marker=born.value)
+    request = GatewayRequest(TXN, marker_value=born.value)
     reply = {"header": {"cluster_id": CLUSTER, "revision": 9}, "succeeded": True}
 
     async def answer(*_: object) -> dict[str, object]:

@@ -73,7 +73,7 @@ def asking(one: Party, ask: Ask = FAIR) -> EtcdTake:
     """A take of this claim that is not sent yet, and goes by what its process knows."""
     dialect = operations(one).dialect
     take = EtcdTake(dialect.cluster, one.key, one.claim, ask)
-    take.incarnation, take.admitted_by = dialect.cluster.incarnation, 0
+    take.incarnation, take.closing_seen = dialect.cluster.incarnation, 0
     return take
 
 

@@ -73,7 +73,7 @@ def test_a_message_is_not_lost_between_the_waiters_and_what_is_kept_for_later() 
             before = [*self.keys()]
             if late not in self:  # it joins right after the reader has copied them
                 self[late] = None
-                assert not hub._apply_missed(subscription, late)
+                assert not hub._must_recheck(subscription, late)
             return iter(before)
 
     hub._waiters = Waiters()

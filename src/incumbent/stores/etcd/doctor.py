@@ -126,7 +126,7 @@ async def _incarnation(
     if await client.carry_out(cluster.status(endpoint), until) is None:
         what = f"{endpoint} does not tell what it has carried out (Maintenance.Status)"
         return [("warning", what, "a restored snapshot is not noticed: see docs/etcd.md")]
-    place = cluster.marker
+    place = cluster.marker_key
     left = await client.carry_out(cluster.seconds_until_grants(endpoint, ttl), until)
     if left is None:
         what = f"its marker {place} is of an earlier incarnation: it was restored, or copied"

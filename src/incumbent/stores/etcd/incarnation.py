@@ -118,15 +118,15 @@ def later(known: Status | None, now: Status) -> Status:
 
 
 class NotedTtl(NamedTuple):
-    """The longest ttl that is noted beside a marker (its value), and the note's revision."""
+    """The longest ttl that is noted beside a marker (of that value), and the note's revision."""
 
-    marker: str = ""
+    marker_value: str = ""
     ttl: float = TTL_DEFAULT
     modified: int = 0
 
     def covers(self, ttl: float, marker: str) -> bool:
         """Whether a process that finds this marker after a restore waits for such a ttl."""
-        return ttl <= TTL_DEFAULT or (marker == self.marker and ttl <= self.ttl)
+        return ttl <= TTL_DEFAULT or (marker == self.marker_value and ttl <= self.ttl)
 
 
 class Cluster:
@@ -142,12 +142,12 @@ class Cluster:
     def __init__(self, site: EtcdSite) -> None:
         self.site = site
         self.prefix = site.options.prefix
-        self.marker = f"{self.prefix}!born"
+        self.marker_key = f"{self.prefix}!born"
         self.sessions = Sessions(self.prefix)
         self.turns = Turns()
         # Without a linearizable read, a member answers comparisons from its own data: a member that
         # lost its cluster would go on confirming leases.
-        self.linearizable_read = kv.read(self.marker, more=kv.COUNT)
+        self.linearizable_read = kv.read(self.marker_key, more=kv.COUNT)
         self.incarnation: ClusterMarker | None = None
         self.disowned = -1
         self.ended = 0
@@ -212,7 +212,7 @@ class Cluster:
 
     def marker_compared(self, known: ClusterMarker) -> str:
         """The comparison that the cluster is still of the known incarnation."""
-        return kv.has_value(self.marker, known.value)
+        return kv.has_value(self.marker_key, known.value)
 
     def transaction(
         self,
@@ -225,26 +225,28 @@ class Cluster:
     ) -> GatewayRequest:
         """A transaction that fails, and whose reply is rejected, in another incarnation."""
         where, marker = [self.marker_compared(known), *where], known.value
-        return kv.transaction(success, failure, where=where, repeatable=repeatable, marker=marker)
+        return kv.transaction(
+            success, failure, where=where, repeatable=repeatable, marker_value=marker
+        )
 
     def read_marker(self) -> Steps[KeyValue | None]:
         """The marker, by a linearizable read; notes the longest ttl that is stored beside it."""
-        asked = {"key": kv.b64(self.marker), "range_end": kv.b64(f"{self.marker}.")}
+        asked = {"key": kv.b64(self.marker_key), "range_end": kv.b64(f"{self.marker_key}.")}
         reply = yield GatewayRequest("/v3/kv/range", json.dumps(asked).encode())
         self._cluster_id = str(reply["header"].get("cluster_id", ""))
         self._revision = int(reply["header"].get("revision", 0))
         found, noted = None, NotedTtl()
         for entry in kv.entries_in(reply):
-            if entry.key == self.marker:
+            if entry.key == self.marker_key:
                 found = entry
             else:
                 noted = NotedTtl(ttl=kv.number_in(entry.fields.get("ttl")), modified=entry.modified)
-        self.noted = noted._replace(marker=found.value64 if found else "")
+        self.noted = noted._replace(marker_value=found.value64 if found else "")
         self.longest = max(self.longest, noted.ttl)
         return found
 
     def _fields(self, entry: KeyValue) -> Reply:
-        return kv.check_format(entry, f", then remove it with `etcdctl del '{self.marker}'`")
+        return kv.check_format(entry, f", then remove it with `etcdctl del '{self.marker_key}'`")
 
     def _learn(self) -> Steps[ClusterMarker]:
         for _ in range(3):
@@ -281,17 +283,19 @@ class Cluster:
             )
             # Another process may just have written its own marker.
             unchanged = (
-                kv.modified(self.marker, found.modified) if found else kv.absent(self.marker)
+                kv.modified(self.marker_key, found.modified)
+                if found
+                else kv.absent(self.marker_key)
             )
-            yield kv.transaction([kv.put(self.marker, value)], where=[unchanged])
-        raise StoreUnavailable(f"{self.site.where}: its marker {self.marker} keeps changing")
+            yield kv.transaction([kv.put(self.marker_key, value)], where=[unchanged])
+        raise StoreUnavailable(f"{self.site.where}: its marker {self.marker_key} keeps changing")
 
     def _note_ttl(self, known: ClusterMarker, ttl: float) -> Steps[None]:
         """Note the ttl beside the marker, before a holder relies on a lease for so long.
 
         Raises OtherIncarnation, or StoreUnavailable if no time is left.
         """
-        note = f"{self.marker}-ttl"
+        note = f"{self.marker_key}-ttl"
         while not self.noted.covers(ttl, known.value):
             changed = yield from self.changed()
             if changed or not self.knows(known.value):
@@ -356,7 +360,7 @@ class Cluster:
             if not self.fits(cluster, revision, floor):
                 self.disown()
                 raise self._not_the_same()
-        if request.marker and not self.knows(request.marker):
+        if request.marker_value and not self.knows(request.marker_value):
             # Another connection showed meanwhile that the incarnation is over.
             raise self._not_the_same()
 

@@ -66,14 +66,14 @@ NEWEST: Final = ',"sort_order":"DESCEND","sort_target":"MOD","limit":"1","keys_o
 class GatewayRequest(NamedTuple):
     """One request; without a body it is a GET, whose reply is a Reading.
 
-    `repeatable`: it may be sent again although it was perhaps carried out. `marker`: the value of
+    `repeatable`: it may be sent again although it was perhaps carried out. `marker_value`: that of
     the marker that must still be known when the reply comes. `endpoint`: the only member to ask.
     """
 
     path: str
     body: bytes = b"{}"
     repeatable: bool = True
-    marker: str = ""
+    marker_value: str = ""
     endpoint: Endpoint | None = None
 
 
@@ -365,12 +365,12 @@ def transaction(
     *,
     where: Sequence[str] = (),
     repeatable: bool = True,
-    marker: str = "",
+    marker_value: str = "",
     endpoint: Endpoint | None = None,
 ) -> GatewayRequest:
     """Carry out `success` if all comparisons in `where` hold, else `failure`."""
     body = _transaction(where, success, failure).encode()
-    return GatewayRequest(TXN, body, repeatable, marker, endpoint)
+    return GatewayRequest(TXN, body, repeatable, marker_value, endpoint)
 
 
 def lease_request(what: str, etcd_lease: str) -> GatewayRequest:

@@ -95,7 +95,7 @@ class TakeInLine:
         """Remember the claim's place in the line that was found."""
         mine = self.entry_in(found)
         if mine is None:
-            if self._ask.queue is not None or found.marker:
+            if self._ask.queue is not None or found.marker_value:
                 # The line was read, and the place is lost.
                 self._places.of(self._key).pop(self._claim, None)
             return None

@@ -31,7 +31,7 @@ class Obstacles(NamedTuple):
     line: tuple[KeyValue, ...] = ()
     candidates: int = 0
     given_up: bool = False
-    marker: str = ""
+    marker_value: str = ""
     awaited_ticket: int = 0
 
     def __bool__(self) -> bool:
@@ -53,7 +53,7 @@ def read_obstacles(
         *_wait_reads(names),
         kv.read(names.record, names.candidates, kv.NEWEST),
         kv.read(names.given_up(claim), more=kv.COUNT),
-        kv.read(cluster.marker),
+        kv.read(cluster.marker_key),
     ]
     if slot:
         reads.append(kv.read_all(slot))
@@ -63,7 +63,7 @@ def read_obstacles(
     return _obstacles_in(names, reply, responses, responses[3])._replace(
         slots=tuple(kv.entries_in(responses[6])) if slot else (),
         given_up=kv.count_of(responses[4]) > 0,
-        marker=marker[0].value64 if marker else "",
+        marker_value=marker[0].value64 if marker else "",
     )
 
 

@@ -35,8 +35,8 @@ _now = clock.now
 class EtcdTake:
     """One take, in rounds: each round notes here how the next round has to ask.
 
-    `admitted_by`: the revision of the closing that reserves the name for the asker, 0 for none.
-    None (at first): the take requires that no switch is set, not even a notice for a holder.
+    `closing_seen`: None (at first): the take requires that no switch is set. Else a refused round
+    has read them, and notices may stand: the revision of the closing for the asker, 0 for none.
     `ticket`: the ticket that all foreign keys wait for; 0 (at first): there must be none.
     `sharers`: the seats that are taken, as last read; None (at first): they have to be read.
     `own_slot`: this same claim has taken the slot before; `slot_lease`: the slot's etcd lease.
@@ -52,7 +52,7 @@ class EtcdTake:
         self.key = key
         self.claim = claim
         self.ask = ask
-        self.admitted_by: int | None = None
+        self.closing_seen: int | None = None
         self.ticket = 0
         self.sharers: tuple[KeyValue, ...] | None = None if ask.permits is not None else ()
         self.own_slot = False
@@ -182,7 +182,7 @@ class EtcdTake:
         found = self._obstacles_in_reply(reply)
         if found is None:
             found = yield from self._read_obstacles()
-            if found.marker != self.incarnation.value:
+            if found.marker_value != self.incarnation.value:
                 cluster.disown()
                 return None
         return (yield from self._obstructed(found))
@@ -207,7 +207,7 @@ class EtcdTake:
 
     def request(self, state: ClaimState, candidacy: str) -> GatewayRequest:
         """The request of a take. Not repeatable: the caller repeats it in doubt, and notes that."""
-        names, ask, admitted_by = self.names, self.ask, self.admitted_by
+        names, ask, closing_seen = self.names, self.ask, self.closing_seen
         self.history_index = 0
         compare = [kv.absent(names.given_up(self.claim)), *self._may_take(state)]
         past = kv.packed(holder=state.holder, since=state.since)
@@ -217,10 +217,10 @@ class EtcdTake:
             self.history_index = len(success)
             success.append(kv.read_all(f"{names.record}h/", _OLDEST))
         compare += self.line.compare(success, ticket=self.ticket)
-        if admitted_by is None:
+        if closing_seen is None:
             compare.append(kv.free(names.switches))
         else:
-            compare += [kv.absent(names.field(PAUSE)), kv.modified(names.closing, admitted_by)]
+            compare += [kv.absent(names.field(PAUSE)), kv.modified(names.closing, closing_seen)]
             success.append(kv.delete(names.closing))
             if not self.sharers:
                 # A notice is for the holders before. If others share the lease, it still applies.
@@ -238,7 +238,7 @@ class EtcdTake:
             failure.append(kv.read_all(names.line, OLDEST_FIRST))
         if ask.candidacy > 0:
             success.append(kv.delete(names.candidate(state.holder)))
-            failure.append(self._note(state.since, candidacy))
+            failure.append(self._candidate_write(state.since, candidacy))
             failure.append(self._count_candidates())
         return self.cluster.transaction(
             self.incarnation, compare, success, failure, repeatable=False
@@ -309,13 +309,13 @@ class EtcdTake:
     def _note_candidate(self, outcome: TakeOutcome) -> Steps[None]:
         """Note the candidate also after a refusal that came without a take."""
         if isinstance(outcome, Refused) and self.ask.candidacy > 0:
-            note = self._note(clock.wall(), (yield from self._candidacy()))
+            note = self._candidate_write(clock.wall(), (yield from self._candidacy()))
             reply = yield kv.transaction([note, self._count_candidates()])
             if kv.count_of(reply["responses"][1]) > CANDIDATES_KEPT:
                 yield from self._prune()
 
-    def _note(self, wall: float, etcd_lease: str) -> str:
-        """Note the candidate, unless its claim was given up."""
+    def _candidate_write(self, wall: float, etcd_lease: str) -> str:
+        """The operation that lists the asker as a candidate, unless its claim was given up."""
         waits, kept = kv.absent(self.names.given_up(self.claim)), self.ask.candidacy
         noted = kv.packed(kept=kept, until=wall + kept)
         name = self.names.candidate(self.ask.holder)
@@ -359,7 +359,7 @@ class EtcdTake:
         """Join the line, and decide again by what is there then."""
         found = yield from self._read_obstacles(*(yield from self.line.join()))
         self.line.joined = True
-        if found.marker != self.incarnation.value:
+        if found.marker_value != self.incarnation.value:
             self.cluster.disown()
             return None
         if not found.given_up and self.line.entry_in(found) is None:
@@ -432,7 +432,7 @@ class EtcdTake:
             return Refused("held", holdings, self.ask.ttl, found.seen)
         self.line.note(found)
         self.line.first = next(iter(found.line), None)
-        self.admitted_by = found.closing.modified if found.closing else 0
+        self.closing_seen = found.closing.modified if found.closing else 0
         self.own_slot = bool(found.slots)
         self.ticket = found.awaited_ticket
         return None

@@ -18,7 +18,7 @@ from incumbent.stores.postgresql.doctor import diagnose
 from incumbent.stores.postgresql.errors import PostgresErrorReply, answered_error
 from incumbent.stores.postgresql.runner import Runner
 from incumbent.stores.postgresql.site import PostgresSite
-from incumbent.stores.postgresql.wire import PostgresSide, PostgresWire, Suspending
+from incumbent.stores.postgresql.wire import PostgresSide, PostgresWire, SuspendingSide
 
 
 class PostgresStore(BlockingTogether[Runner]):
@@ -33,7 +33,7 @@ class AsyncPostgresStore(Runner):
     """The asynchronous store; it belongs to the event loop in which it was made."""
 
     def __init__(self, site: PostgresSite, dialect: PostgresDialect) -> None:
-        super().__init__(site, dialect, Suspending())
+        super().__init__(site, dialect, SuspendingSide())
         self._end = LoopEnd(self.let_go)
 
     async def dial(self, until: float, lasts: float = -inf) -> PostgresWire:

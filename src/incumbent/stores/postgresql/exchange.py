@@ -80,18 +80,19 @@ def same_request(key: Key, seen: str, wait: float) -> StatementRequest:
 class PostgresExchange:
     """The requests of one operation. `last`: when the server carries them out at the latest.
 
-    `wrote`: it has changed something, so that a later error does not mean that nothing was changed.
+    `restart_wait`: see Deciding. `wrote`: it has changed something, so that a later error does not
+    mean that nothing was changed.
     """
 
     def __init__(
         self,
         where: str,
-        wait: float | None = None,
+        restart_wait: float | None = None,
         last: float = inf,
         recall: Recall | None = None,
     ) -> None:
         self._where, self._recall = where, recall
-        self._wait = None if wait is None else _microseconds(wait)
+        self._restart_wait = None if restart_wait is None else _microseconds(restart_wait)
         self._last = b"%d" % (min(last, 1e12) * 1_000_000)
         self._epoch = ""
         self.wrote = False
@@ -193,14 +194,14 @@ class PostgresExchange:
         if record.line.waiters:
             record = record._replace(line=record.line._replace(due=due, overtaken=overtaken))
         kept: dict[kit.Place, Any] = {
-            ("past", str(place)): LastGrant(*past) for place, *past in history or ()
+            ("past", str(index)): LastGrant(*past) for index, *past in history or ()
         }
         for kind, name, text, at in beside or ():
-            place = (kind, name)
-            kept[place] = kit.value_in(text.encode(), key, place, self._where, at)
+            where = (kind, name)
+            kept[where] = kit.value_in(text.encode(), key, where, self._where, at)
         waiters = (
-            kit.joined_in(text.encode(), at, key, self._where)._replace(id=place)
-            for place, text, at in joined or ()
+            kit.joined_in(text.encode(), at, key, self._where)._replace(id=waiter)
+            for waiter, text, at in joined or ()
         )
         return record, tuple(waiters), kept
 
@@ -215,7 +216,7 @@ class PostgresExchange:
             _text(ask.holder),
             _bytes(ask.meta),
             _microseconds(ask.keep_record),
-            self._wait,
+            self._restart_wait,
             self._last,
             b"t" if ask.candidacy else b"f",
         )

@@ -79,7 +79,7 @@ class PostgresSide:
         return await dial(max(lasts, min(until, _now() + DIAL_WITHIN)))
 
 
-class Suspending(PostgresSide):
+class SuspendingSide(PostgresSide):
     """The ways to wait in an asyncio task. Only these import asyncio: blocking code needs none."""
 
     wakeup = SharedWakeup

@@ -22,9 +22,9 @@ from incumbent.stores.redis.incarnation import (
     INFO_CHECK,
     InfoFacts,
     admit,
-    belongs_elsewhere,
     greeting,
     read_facts,
+    refuse_if_used_otherwise,
 )
 from incumbent.stores.redis.resp import RequestBatch, RespProgram, as_eval, is_forgotten, pack
 from incumbent.stores.redis.site import MARKER_KEY, RedisSite, answered_error
@@ -220,7 +220,7 @@ def _welcome(site: RedisSite) -> RespProgram[tuple[InfoFacts, int, bytes | None]
     facts = yield from greeting(site.where, allow_eviction=site.allow_eviction, proved=site.proved)
     asked = (*LOADS, pack("TIME"), pack("GET", MARKER), pack("GET", MARKER_KEY))
     *_, time, marker, alone = yield RequestBatch(b"".join(asked), len(asked))
-    belongs_elsewhere(alone, MARKER_KEY, site.where)
+    refuse_if_used_otherwise(alone, MARKER_KEY, site.where)
     for reply in (time, marker):
         if isinstance(reply, Exception):
             raise answered_error(str(reply), site.where, proved=site.proved)

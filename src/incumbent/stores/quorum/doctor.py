@@ -13,7 +13,7 @@ from incumbent.stores.plan import run_blocking
 from incumbent.stores.quorum.dialect import MARKER
 from incumbent.stores.quorum.nodes import Quorum, QuorumNode, strangers
 from incumbent.stores.redis.doctor import diagnosis
-from incumbent.stores.redis.incarnation import belongs_elsewhere, read_facts
+from incumbent.stores.redis.incarnation import read_facts, refuse_if_used_otherwise
 from incumbent.stores.redis.resp import RequestBatch, RespProgram, pack
 from incumbent.stores.redis.site import MARKER_KEY
 from incumbent.stores.redis.sync import RedisWire, dial
@@ -94,7 +94,7 @@ def _look(wait: float) -> RespProgram[_NodeFindings]:
 def _of_marker(quorum: Quorum, name: str, look: _NodeFindings) -> Finding:
     marker = look.marker
     try:
-        belongs_elsewhere(look.alone, MARKER_KEY, name)
+        refuse_if_used_otherwise(look.alone, MARKER_KEY, name)
     except StoreError as error:
         return ("error", str(error), "stop the other instances first")
     if marker is None:

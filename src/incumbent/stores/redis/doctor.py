@@ -25,9 +25,9 @@ from incumbent.stores.plan import run_blocking
 from incumbent.stores.redis.incarnation import (
     CHECK_EVERY,
     InfoFacts,
-    belongs_elsewhere,
     read_facts,
     read_marker,
+    refuse_if_used_otherwise,
 )
 from incumbent.stores.redis.resp import RequestBatch, RespProgram, pack
 from incumbent.stores.redis.site import QUORUM_KEY, RedisSite, answered_error
@@ -199,7 +199,7 @@ def _about_marker(site: RedisSite, ttl: float) -> RespProgram[list[Finding]]:
         raise answered_error(str(info), site.where)
     facts, now = read_facts(info), int(time[0]) + int(time[1]) / 1e6
     try:
-        belongs_elsewhere(member, QUORUM_KEY, site.where)
+        refuse_if_used_otherwise(member, QUORUM_KEY, site.where)
         markers = [
             read_marker(raw, site.where, key) for key, raw in zip(keys, values, strict=False)
         ]
@@ -214,7 +214,7 @@ def _about_marker(site: RedisSite, ttl: float) -> RespProgram[list[Finding]]:
     wait = wait_after_restart(site.restart_wait, ttl, longest)
     what, age = "new, restarted, promoted or emptied since it was last asked for a lease", 0.0
     if marker is not None:
-        age = max(0.0, min(now - marker.since / 1e6, clock.wall() - marker.seen / 1e6))
+        age = max(0.0, min(now - marker.since / 1e6, clock.wall() - marker.written_at / 1e6))
         what = f"the same server with the same data for {say_seconds(float(int(age)))}"
     what = f"{what}, restart_wait {say_seconds(wait)}"
     advice = f"wait {say_seconds(wait - age)} from the first request on, or name restart_wait=0"

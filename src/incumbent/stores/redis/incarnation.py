@@ -69,15 +69,15 @@ _write_over: Final = Script("put:marker")
 class IncarnationMarker(NamedTuple):
     """The content of the marker.
 
-    `since`, `seen`: when it was written, by the server's clock and by the writer's (microseconds);
-    `run`, `replication`: the ids of the server's run and of its data's history; `longest`: the
-    largest ttl that was asked for, in milliseconds; `floor`: the least token to grant, since the
-    tokens of earlier servers may be ahead of this server's clock.
+    `since`, `written_at`: when it was written, by the server's clock and by the writer's, in
+    microseconds; `run`, `replication`: the ids of the server's run and of its data's history;
+    `longest`: the largest ttl that was asked for, in milliseconds; `floor`: the least token to
+    grant, since the tokens of earlier servers may be ahead of this server's clock.
     """
 
     id: str
     since: int
-    seen: int
+    written_at: int
     run: str
     replication: str
     longest: int = 0
@@ -87,7 +87,7 @@ class IncarnationMarker(NamedTuple):
     def text(self) -> str:
         """The marker as it is stored."""
         run, replication = self.run or "-", self.replication or "-"
-        numbers = f"{self.since} {self.seen} {run} {replication} {self.longest} {self.floor}"
+        numbers = f"{self.since} {self.written_at} {run} {replication} {self.longest} {self.floor}"
         return f"incumbent{RECORD_FORMAT} {self.id} {numbers}"
 
     @property
@@ -180,13 +180,13 @@ def handshake(
             raise answered_error(str(answer), site.where, proved=site.proved)
     facts = read_facts(info)
     admit(facts, site.where, allow_eviction=site.allow_eviction, proved=site.proved)
-    belongs_elsewhere(member, QUORUM_KEY, site.where)
+    refuse_if_used_otherwise(member, QUORUM_KEY, site.where)
     # SCRIPT LOAD may fail (an administrator may have run it): a missing script shows when called.
     now, replies = _micros(time), dict(zip(keys, answers, strict=False))
     # In a cluster a slot may have moved to another node, with its copy.
     there = {key: raw for key, raw in replies.items() if raw is None or isinstance(raw, bytes)}
     new = _NewMarker(facts, now, int(wall * _MICRO), fresh, term, longest)
-    marker, known = _choose(there, site.where, new)
+    marker, is_written = _choose(there, site.where, new)
     problem: StoreError | None = None
     try:
         for _ in range(_TRIES):
@@ -195,16 +195,16 @@ def handshake(
                 break
             there |= yield from _write(todo, marker, site, replies)
             # Another client may have written another marker meanwhile.
-            marker, known = _choose(there, site.where, new)
+            marker, is_written = _choose(there, site.where, new)
         else:
             raise StoreUnavailable(
                 f"{site.where}: its marker changes all the time", retry_after=0.1
             )
     except StoreError as error:
         # If one copy has the marker, the server can be used although others cannot be written.
-        problem = None if known else error
+        problem = None if is_written else error
     # Either clock may have been set: only the smaller age is safe.
-    ages = (now - marker.since) / _MICRO, wall - marker.seen / _MICRO
+    ages = (now - marker.since) / _MICRO, wall - marker.written_at / _MICRO
     apart, age = abs(ages[0] - ages[1]), max(0.0, min(ages))
     key = next(iter(there), MARKER_KEY)
     return Handshake(marker, key, facts.replication, now / _MICRO, age, problem, apart)
@@ -245,7 +245,7 @@ class _NewMarker(NamedTuple):
 
     facts: InfoFacts
     now: int
-    seen: int
+    written_at: int
     id: str
     term: int | None
     longest: int
@@ -254,7 +254,10 @@ class _NewMarker(NamedTuple):
 def _choose(
     there: dict[str, bytes | None], where: str, new: _NewMarker
 ) -> tuple[IncarnationMarker, bool]:
-    """The marker for all copies (the oldest that fits, or a new one), and whether one has it."""
+    """The marker for all copies (the oldest that fits, or a new one).
+
+    And whether a copy has it already, with this `longest`.
+    """
     facts, term = new.facts, new.term
     found = [marker for key, raw in there.items() if (marker := read_marker(raw, where, key))]
     noted = max((marker.longest for marker in found), default=0)
@@ -273,18 +276,18 @@ def _choose(
         identity += ":promoted"
     floor = _floor(new.now, found)
     return IncarnationMarker(
-        identity, new.now, new.seen, run, facts.replication, longest, floor
+        identity, new.now, new.written_at, run, facts.replication, longest, floor
     ), False
 
 
 def _floor(now: int, before: Sequence[IncarnationMarker]) -> int:
     """A number above the tokens of the incarnations before this one.
 
-    While a floor is ahead of the clock, each take of a name adds one, and takes longer than one
-    microsecond. So no token is further ahead of its server's clock than a jump, and a later instant
-    of that clock, plus a jump, is above it, also if the data are lost and nothing shows that. On
-    another server the jump covers the difference of the clocks once the first floor is behind its
-    clock; before that, the time between the two incarnations has to cover it.
+    No token is more than a jump ahead of its server's clock: a floor starts there, and each take of
+    a name adds one, but lasts longer than a microsecond. So the same clock, read later, plus a jump
+    is above them all, even if the data were lost and nothing shows that. Another server's clock may
+    be behind: the jump makes up for that once the earlier server's clock has passed its floor;
+    before that, only the time between the two incarnations does.
     """
     return max(now + _JUMP + 1, *(marker.floor + _UNREPLICATED for marker in before), 0)
 
@@ -494,7 +497,7 @@ def greeting(where: str, *, allow_eviction: bool, proved: bool) -> RespProgram[I
     return facts
 
 
-def belongs_elsewhere(found: object, key: str, where: str) -> None:
+def refuse_if_used_otherwise(found: object, key: str, where: str) -> None:
     """Raises StoreUnavailable if `found`, the value of `key`, is a marker.
 
     A server that is a member of a quorum and serves alone too would grant a lease twice.

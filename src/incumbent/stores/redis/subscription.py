@@ -182,7 +182,7 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
 
         async def may_wait() -> bool:
             subscription = self._subscription
-            if subscription is None or self._apply_missed(subscription, waiter):
+            if subscription is None or self._must_recheck(subscription, waiter):
                 return False
             waiter.relied_on = subscription
             if place is not None:
@@ -283,10 +283,10 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
         if isinstance(error, StoreError):
             raise error
 
-    def _apply_missed(self, subscription: LineSubscription, waiter: LineWaiter) -> bool:
+    def _must_recheck(self, subscription: LineSubscription, waiter: LineWaiter) -> bool:
         """Apply the messages that were kept for the waiter.
 
-        True if one from the server of its place may have been lost, so that it has to recheck.
+        True if others from the server of its place may have been lost: then it has to recheck.
         """
         place = waiter.place
         if place is None:
