@@ -70,7 +70,7 @@ class Fleet:
             process.send_signal(signal.SIGCONT)
             process.terminate()
         for process in self.running:
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
 
     def kill_all(self) -> None:
         for process in self.running:
