@@ -14,7 +14,9 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
+
+import pytest
 
 from incumbent import clock
 from incumbent.cron.fleet import PRESENCE
@@ -29,10 +31,24 @@ from tests.cli.tool import command_line, environment, incumbent
 from tests.cron.quick import quiet
 from tests.support.waiting import eventually
 
+T = TypeVar("T")
+
 PRESENCE_KEY = Key("default", PRESENCE)
 TIMES = ("--ttl", "1.5", "--grace", "0.3")
 NEVER_DUE = "at = [2099-01-01T00:00:00Z]"
 """For what runs only when it is triggered: every hour is due while a test crosses the hour."""
+
+
+def real_processes(test: T) -> T:
+    """Mark a test that starts instances as processes, and looks at them in /proc."""
+    marked: Any = test
+    for mark in (
+        pytest.mark.slow,
+        pytest.mark.timeout(240),
+        pytest.mark.skipif(sys.platform != "linux", reason="/proc"),
+    ):
+        marked = mark(marked)
+    return cast("T", marked)
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,21 +23,9 @@ from incumbent.errors import StoreUnavailable
 from incumbent.runtime.link import LeaseView
 from incumbent.supervise.launch import WITHHELD
 from tests.cli.tool import incumbent
-from tests.cron.fleet import NEVER_DUE, CronFleet, children
+from tests.cron.fleet import NEVER_DUE, CronFleet, children, real_processes
 from tests.support.faulty import FaultyEngine
 from tests.support.waiting import eventually, written
-
-real = [
-    pytest.mark.slow,
-    pytest.mark.timeout(120),
-    pytest.mark.skipif(sys.platform != "linux", reason="/proc"),
-]
-
-
-def decorated(test: Any) -> Any:
-    for mark in real:
-        test = mark(test)
-    return test
 
 
 @pytest.fixture
@@ -62,7 +49,7 @@ def told(fleet: CronFleet) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-@decorated
+@real_processes
 def test_each_run_that_is_over_its_time_and_ignores_term_is_told_once(fleet: CronFleet) -> None:
     begin(fleet, f"command = \"trap '' TERM; sleep 60\"\nat_most_for = 1.5\n{TELL}")
     for number in range(1, 4):
@@ -73,7 +60,7 @@ def test_each_run_that_is_over_its_time_and_ignores_term_is_told_once(fleet: Cro
     assert [event["code"] for event in fleet.events("on_failure")] == [0] * 3
 
 
-@decorated
+@real_processes
 def test_what_is_told_has_its_time_when_that_of_the_run_is_nearly_over(fleet: CronFleet) -> None:
     """It sleeps far beyond at_most_for, and beyond the lease."""
     slow = TELL.replace('= "', '= "sleep 4; ')
@@ -84,7 +71,7 @@ def test_what_is_told_has_its_time_when_that_of_the_run_is_nearly_over(fleet: Cr
     assert fleet.events("on_failure")[0]["code"] == 0
 
 
-@decorated
+@real_processes
 def test_a_lease_that_is_lost_meanwhile_does_not_end_what_is_told(fleet: CronFleet) -> None:
     slow = TELL.replace('= "', '= "touch $FOLDER/begun; sleep 4; ')
     begin(fleet, f'command = "exit 3"\n{slow}')
@@ -95,7 +82,7 @@ def test_a_lease_that_is_lost_meanwhile_does_not_end_what_is_told(fleet: CronFle
     assert len(told(fleet)) == 1
 
 
-@decorated
+@real_processes
 def test_the_next_run_waits_for_what_is_told_while_the_lease_lasts(fleet: CronFleet) -> None:
     slow = TELL.replace('= "', '= "touch $FOLDER/begun; sleep 3; ')
     begin(fleet, f'command = "exit 3"\n{slow}')
@@ -105,7 +92,7 @@ def test_the_next_run_waits_for_what_is_told_while_the_lease_lasts(fleet: CronFl
     assert done.returncode == 75, done.stderr
 
 
-@decorated
+@real_processes
 def test_the_end_of_the_instance_lets_what_is_told_end(fleet: CronFleet) -> None:
     """Also what is told for a run that another instance lost, which has no worker."""
     slow = TELL.replace('= "', '= "touch $FOLDER/begun; sleep 2; ')

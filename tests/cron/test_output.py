@@ -333,3 +333,16 @@ def test_a_store_that_hangs_keeps_no_run_from_its_end(monkeypatch: pytest.Monkey
 
 def test_a_run_is_shown_twelve_times_a_minute_at_most() -> None:
     assert module._SHOWN_EVERY >= 5
+
+
+def test_a_run_goes_on_if_no_thread_is_to_be_had_for_its_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ran = []
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with module.shown(lambda: "some", lambda _: True):
+        ran.append("the command")
+    assert ran

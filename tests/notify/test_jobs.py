@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from incumbent.notify.receivers import Receiver, parse_ping, parse_receiver
 from incumbent.runtime.link import Link, link_for
 from tests import tiers
 from tests.cli.tool import incumbent
-from tests.cron.fleet import NEVER_DUE, CronFleet
+from tests.cron.fleet import NEVER_DUE, CronFleet, real_processes
 from tests.cron.test_instance import Launches, quiet
 from tests.notify import listening as faults
 from tests.notify.listening import SECRET, Listening, listening
@@ -220,18 +219,6 @@ def test_a_run_of_several_attempts_begins_once() -> None:
 
 # -- processes -------------------------------------------------------------------------------------
 
-real = [
-    pytest.mark.slow,
-    pytest.mark.timeout(240),
-    pytest.mark.skipif(sys.platform != "linux", reason="/proc"),
-]
-
-
-def processes(test: Any) -> Any:
-    for mark in real:
-        test = mark(test)
-    return test
-
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[CronFleet]:
@@ -252,7 +239,7 @@ def begin(fleet: CronFleet, server: Listening, job: str, instances: int = 1) -> 
     eventually(lambda: len(fleet.events("ready")) == instances)
 
 
-@processes
+@real_processes
 def test_of_three_instances_one_tells_each_end(fleet: CronFleet) -> None:
     with listening() as server:
         begin(fleet, server, 'command = "exit 3"', instances=3)
@@ -286,7 +273,7 @@ def _nothing_secret_was_said(fleet: CronFleet) -> None:
         assert SECRET not in text
 
 
-@processes
+@real_processes
 @pytest.mark.left(tiers.LONG)
 def test_the_run_of_a_killed_instance_is_told_once_by_another(fleet: CronFleet) -> None:
     with listening() as server:
@@ -305,7 +292,7 @@ def test_the_run_of_a_killed_instance_is_told_once_by_another(fleet: CronFleet) 
         assert server.paths().count("/SECRETPATH/ping/fail") == 1
 
 
-@processes
+@real_processes
 @pytest.mark.left(tiers.LONG)
 @pytest.mark.parametrize("fault", [faults.HANGS, faults.ENDLESS_HEAD, "503"])
 def test_a_bad_receiver_delays_no_start_no_renewal_and_no_end(fleet: CronFleet, fault: str) -> None:
@@ -323,7 +310,7 @@ def test_a_bad_receiver_delays_no_start_no_renewal_and_no_end(fleet: CronFleet, 
         assert fleet.stop() == [0]
 
 
-@processes
+@real_processes
 def test_a_job_file_that_is_read_again_needs_its_secret_too(fleet: CronFleet) -> None:
     del fleet.env["INCUMBENT_NOTIFY_SECRET"]
     fleet.file.write_text(f'[[job]]\nname = "job"\n{NEVER_DUE}\ncommand = "true"\n')
@@ -373,7 +360,7 @@ def test_a_ping_is_no_default(tmp_path: Path) -> None:
     assert "only a [[job]] has it" in problem.text
 
 
-@processes
+@real_processes
 def test_check_refuses_a_webhook_without_a_secret(tmp_path: Path) -> None:
     path = written_job(tmp_path, f'notify = "{HOOK}"')
     done = incumbent("cron", "--check", path)
@@ -390,7 +377,7 @@ def test_the_linger_of_an_instance_is_short() -> None:
     assert LINGER <= 2.0
 
 
-@processes
+@real_processes
 def test_functions_refuse_a_receiver_that_they_would_not_tell(tmp_path: Path) -> None:
     source = (
         "import incumbent\njobs = incumbent.Jobs()\n"

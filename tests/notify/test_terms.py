@@ -23,6 +23,7 @@ from incumbent.serve.situation import Situation
 from incumbent.supervise.news import TermNews
 from tests import tiers
 from tests.cli.tool import command_line, environment, incumbent
+from tests.cron.fleet import real_processes
 from tests.notify import listening as faults
 from tests.notify.listening import SECRET, listening, nobody
 from tests.support.waiting import eventually
@@ -140,14 +141,6 @@ def test_between_two_terms_no_command_runs(lease: Lease) -> None:
 
 # -- processes -------------------------------------------------------------------------------------
 
-real = [pytest.mark.slow, pytest.mark.timeout(240)]
-
-
-def processes(test: Callable[..., None]) -> Callable[..., None]:
-    for mark in real:
-        test = mark(test)
-    return test
-
 
 @pytest.fixture
 def leading(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
@@ -173,7 +166,7 @@ def leading(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         process.wait(60)
 
 
-@processes
+@real_processes
 def test_a_leader_pings_as_long_as_it_leads(
     leading: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
@@ -192,7 +185,7 @@ def test_a_leader_pings_as_long_as_it_leads(
     assert "SECRETPATH" not in (tmp_path / "said").read_text()
 
 
-@processes
+@real_processes
 @pytest.mark.left(tiers.LONG)
 @pytest.mark.parametrize("fault", [faults.HANGS, faults.SLOW, "503", "refuses"])
 def test_a_bad_receiver_costs_a_leader_nothing(
@@ -220,7 +213,7 @@ def run(tmp_path: Path, *words: str, command: str) -> subprocess.CompletedProces
     return incumbent(*line, env={"INCUMBENT_NOTIFY_SECRET": SECRET}, within=120)
 
 
-@processes
+@real_processes
 @pytest.mark.left(tiers.LONG, "*run.failed*")
 @pytest.mark.parametrize(
     ("command", "code", "kind", "words"),
@@ -246,7 +239,7 @@ def test_a_run_pings_its_begin_and_its_end(
     assert "SECRETPATH" not in done.stdout + done.stderr
 
 
-@processes
+@real_processes
 def test_a_run_that_is_skipped_tells_nobody_and_a_command_finds_no_secret(tmp_path: Path) -> None:
     with listening() as server:
         url = f"{server.url}/SECRETPATH"

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from incumbent import clock
 from incumbent.cron.events import Emit
+from incumbent.cron.fleet import NOT_WELL
 from incumbent.cron.judging import fails_for_good
 from incumbent.cron.ledger import SlotRecord, SlotState, recorded_run, runs_of
 from incumbent.cron.spec import JobSlot, JobSpec
@@ -23,7 +24,6 @@ from incumbent.notify.receivers import Ping, Receiver, Webhook
 from incumbent.runtime.link import Link
 
 _WITHIN: Final = 1.0
-_BAD: Final = (SlotState.FAILED, SlotState.TIMED_OUT, SlotState.LOST, SlotState.MISSED)
 
 
 @dataclass
@@ -152,5 +152,5 @@ class _End:
             # An earlier attempt at the same slot was not told: this one followed it.
             same = run.slot.partition("#")[0] == name.partition("#")[0]
             if earlier and not same and run.state is not SlotState.SKIPPED:
-                return str(run.state) if run.state in _BAD else ""
+                return str(run.state) if run.state in NOT_WELL else ""
         return ""

@@ -33,6 +33,7 @@ from typing import Final
 
 from incumbent import clock
 from incumbent.cron.events import LONGEST_EVENT, Events
+from incumbent.interrupts import raise_if_from_signal
 
 _AT_ONCE: Final = 65_536
 _WAITING: Final = 1 << 20
@@ -270,12 +271,17 @@ def shown(tail: Callable[[], str], show: Callable[[str], bool]) -> Iterator[None
                 last = now
 
     thread = threading.Thread(target=run, name="incumbent-tail", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise_if_from_signal(error)
+        # No thread is to be had: the run goes on, and its output is seen at its end.
     try:
         yield
     finally:
         over.set()
-        thread.join(_SHOWN_WITHIN)
+        if thread.ident is not None:
+            thread.join(_SHOWN_WITHIN)
 
 
 class _Lines:
