@@ -16,7 +16,7 @@ from tests.cli.tool import answer, incumbent, start
 from tests.cron.fleet import NEVER_DUE, CronFleet
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 JOBS = f"""
 [[job]]
@@ -108,7 +108,7 @@ def test_why_tells_how_a_run_failed(fleet: CronFleet) -> None:
 
 def test_a_trigger_that_nobody_takes_says_so(fleet: CronFleet) -> None:
     fleet.stop()
-    done = ask(fleet, "trigger", "rarely", "--timeout", "0.3s")
+    done = ask(fleet, "trigger", "rarely", "--timeout", "2s")
     assert (done.returncode, "no instance took it" in done.stderr) == (75, True)
     unknown = ask(fleet, "trigger", "rarly")
     assert (unknown.returncode, "see `jobs`" in unknown.stderr) == (64, True)
@@ -156,7 +156,7 @@ def test_a_module_of_jobs_runs_them(store: str, tmp_path: Path) -> None:
     process = fleet.start(file="app:jobs")
     eventually(lambda: fleet.events("ok"))
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     assert incumbent("-s", store, "cron", "app:nothing").returncode == 64
 
 

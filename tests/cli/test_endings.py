@@ -55,7 +55,7 @@ def test_a_leader_that_is_stopped_says_by_which_signal(store: str) -> None:
     leader = start("-s", store, *LEAD, "--", "sleep", "60")
     eventually(lambda: answer("-s", store, "status", "job")["holder"])
     leader.send_signal(signal.SIGTERM)
-    leader.communicate(timeout=20)
+    leader.communicate(timeout=60)
     (term,) = terms(store)
     assert (term["how"], term["why"]) == ("stopped", "its instance was stopped by SIGTERM")
     assert terms(store, "--failed") == []
@@ -65,7 +65,7 @@ def test_a_leader_that_was_asked_to_stop_says_by_whom(store: str) -> None:
     leader = start("-s", store, *LEAD, "--", "sleep", "60")
     eventually(lambda: answer("-s", store, "status", "job")["holder"])
     incumbent("-s", store, "resign", "job", "--reason", "maintenance")
-    leader.communicate(timeout=20)
+    leader.communicate(timeout=60)
     (term,) = terms(store)
     assert term["how"] == "asked"
     assert term["why"].startswith("asked to resign")
@@ -76,7 +76,7 @@ def test_a_leader_that_was_killed_leaves_no_word_and_that_counts_as_a_failure(st
     leader = start("-s", store, "lead", "job", "--ttl", "3s", "--", "sleep", "60")
     eventually(lambda: answer("-s", store, "status", "job")["holder"])
     leader.kill()
-    leader.communicate(timeout=20)
+    leader.communicate(timeout=60)
     eventually(lambda: not answer("-s", store, "status", "job")["holder"])
     (term,) = terms(store, "--failed")
     assert (term["how"], term["ended"]) == (None, None)

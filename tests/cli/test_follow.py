@@ -153,7 +153,6 @@ def test_a_job_that_goes_ends_it(job: Job, follower: subprocess.Popen[str]) -> N
 def test_a_store_that_goes_away_and_stays_away_ends_it_with_69(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(logs, "_ANSWER_WITHIN", 1.0)
     with RedisServer() as server:
         store = f"{server.url}?restart_wait=0"
         with closing(Job(store)) as job:
@@ -162,6 +161,7 @@ def test_a_store_that_goes_away_and_stays_away_ends_it_with_69(
 
         def show_and_end_the_server(self: logs._Follower, record: Record) -> None:
             show(self, record)
+            monkeypatch.setattr(logs, "_ANSWER_WITHIN", 1.0)
             server.kill()
 
         monkeypatch.setattr(logs._Follower, "show", show_and_end_the_server)

@@ -16,7 +16,7 @@ from unittest import mock
 
 from incumbent.cli.main import main
 
-WITHIN = 20.0
+WITHIN = 60.0
 
 ASKS = {
     *("break", "doctor", "history", "jobs", "pause", "resign", "status"),

@@ -71,14 +71,14 @@ def test_the_migration_may_be_applied_to_a_database_that_has_the_schema(recipe: 
 
 def test_a_new_schema_says_how_long_it_grants_nothing(recipe: Recipe) -> None:
     command = recipe.start(*COMMAND)
-    assert command.process.wait(30) == 1
+    assert command.process.wait(60) == 1
     assert "incumbent.errors.StoreUnavailable" in command.said
 
 
 def test_of_two_hosts_one_closes_the_books(old: Recipe, books: Callable[[], int]) -> None:
-    first = held(old, 4)
+    first = held(old, 15)
     assert "books" in old.run(*COMMAND)
-    assert first.process.wait(20) == 0, first.said
+    assert first.process.wait(60) == 0, first.said
     assert books() == 1
     assert "closed" in old.run(*COMMAND)
     assert books() == 2
@@ -118,10 +118,10 @@ for name, staff in ("ann", True), ("bob", False):
 def test_a_command_that_was_frozen_writes_nothing_after_a_later_one(
     old: Recipe, books: Callable[[], int]
 ) -> None:
-    first = held(old, 3)
+    first = held(old, 15)
     first.process.send_signal(signal.SIGSTOP)
     eventually(lambda: "closed" in old.run(*COMMAND), within=40)
     first.process.send_signal(signal.SIGCONT)
-    assert first.process.wait(20) == 1
+    assert first.process.wait(60) == 1
     assert "LeaseLost" in first.said
     assert books() == 1

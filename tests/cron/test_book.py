@@ -41,7 +41,7 @@ def link() -> Link:
 
 
 def claimed(link: Link, claim: str = "c") -> int:
-    granted = link.store.take(KEY, claim, Ask(15.0, "i1"), clock.now() + 1)
+    granted = link.store.take(KEY, claim, Ask(15.0, "i1"), clock.now() + 30)
     assert isinstance(granted, Granted)
     return granted.token
 
@@ -51,7 +51,7 @@ def run(token: int, due: float = NOW) -> SlotRecord:
 
 
 def on_record(link: Link) -> dict[str, SlotState]:
-    fields = link.store.read(KEY, clock.now() + 1).fields
+    fields = link.store.read(KEY, clock.now() + 30).fields
     return {slot: it.state for slot, (it, _) in runs_of(fields).items()}
 
 
@@ -59,11 +59,11 @@ def test_who_lost_the_lease_cannot_write_ok(link: Link) -> None:
     ledger, token = Ledger(link.port, KEY), claimed(link)
     its = run(token)
     assert drive(ledger.begin(its))
-    link.store.give(KEY, "c", token, clock.now() + 1)
+    link.store.give(KEY, "c", token, clock.now() + 30)
     claimed(link, "another")
     assert drive(ledger.record_state(its, SlotState.OK, "c")) is None
     assert on_record(link) == {its.slot: SlotState.RUNNING}
-    (_, version), *_ = runs_of(link.store.read(KEY, clock.now() + 1).fields).values()
+    (_, version), *_ = runs_of(link.store.read(KEY, clock.now() + 30).fields).values()
     assert drive(ledger.lose(its, version, "gone", NOW))
     assert not drive(ledger.lose(its, version, "gone", NOW))
     assert on_record(link) == {its.slot: SlotState.LOST}
@@ -94,7 +94,7 @@ def test_the_ledger_is_bounded_by_count_and_by_age_and_says_up_to_where(
     drive(ledger.prune(keep, keep_for, NOW))
     left = [age for age in left if age < keep]
     assert sorted(on_record(link)) == sorted(slot_id(NOW - age * DAY) for age in left)
-    fields = link.store.read(KEY, clock.now() + 1).fields
+    fields = link.store.read(KEY, clock.now() + 30).fields
     spans = pruned_spans(fields)
     assert (spans[0][0], spans[-1][1]) == (NOW - 9 * DAY, NOW - (max(left) + 1) * DAY)
     assert drive(ledger.prune(keep, keep_for, NOW)) == 0
@@ -157,7 +157,7 @@ def test_of_two_that_prune_at_a_time_none_undoes_the_others_word(
 
     monkeypatch.setattr(ledger, "read", stale)
     assert drive(ledger.prune(1, DAY, NOW)) == 0
-    fields = link.store.read(KEY, clock.now() + 1).fields
+    fields = link.store.read(KEY, clock.now() + 30).fields
     assert pruned_spans(fields)[-1][1] == NOW + 2
 
 

@@ -11,7 +11,7 @@ from incumbent import clock
 from incumbent.cron.ledger import SlotState
 from tests import tiers
 from tests.cli.tool import incumbent
-from tests.cron.fleet import NEVER_DUE, CronFleet
+from tests.cron.fleet import NEVER_DUE, SHORT, CronFleet
 from tests.support.pace import took
 from tests.support.waiting import eventually, written
 
@@ -37,7 +37,7 @@ def test_a_run_whose_record_was_removed_is_lost_on_record_and_its_failure_is_tol
     tmp_path: Path,
 ) -> None:
     fleet = CronFleet(f"sqlite:///{tmp_path}/leases.db", tmp_path, JOBS)
-    fleet.start()
+    fleet.start(*SHORT)
     try:
         fleet.trigger("job")
         (slot,) = fleet.runs("job")

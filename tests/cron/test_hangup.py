@@ -17,7 +17,7 @@ from tests.cron.fleet import NEVER_DUE
 from tests.e2e.test_terminal import IN_TERMINAL
 from tests.support.waiting import eventually, written
 
-WITHIN = 20.0
+WITHIN = 60.0
 
 
 class OnTerminal:

@@ -78,11 +78,11 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def read(link: Link, name: str) -> Record:
-    return link.store.read(Key("n", name), clock.now() + 1)
+    return link.store.read(Key("n", name), clock.now() + 30)
 
 
 def put(link: Link, name: str, field: str, value: bytes) -> None:
-    link.store.put(Key("n", name), field, value, None, clock.now() + 1)
+    link.store.put(Key("n", name), field, value, None, clock.now() + 30)
 
 
 def test_an_instance_says_what_its_jobs_are_and_that_it_lives(

@@ -42,7 +42,7 @@ def store() -> str:
 
 @pytest.fixture
 def jobs(store: str) -> Iterator[incumbent.Jobs]:
-    made = incumbent.Jobs(store, ttl=1.5, grace=0.3)
+    made = incumbent.Jobs(store, ttl=5, grace=1)
     yield made
     made.stop(drain=2)
 
@@ -61,11 +61,13 @@ def test_a_function_runs_in_each_slot_and_is_on_record(store: str, jobs: incumbe
         seen.append(run)
 
     jobs.start()
-    eventually(lambda: len(seen) >= 2, within=5)
+    eventually(lambda: len(seen) >= 2)
     jobs.stop()
     assert len({run.slot for run in seen}) == len(seen)
     assert [run.fencing_token for run in seen] == sorted({run.fencing_token for run in seen})
-    eventually(lambda: {run.state for run in on_record(store, "tick")} == {SlotState.OK})
+    slots = {run.slot for run in seen}
+    states = {run.state for run in on_record(store, "tick") if run.slot in slots}
+    assert states == {SlotState.OK}
 
 
 def test_a_run_without_a_thread_gives_its_slot_back_and_is_tried_again(
@@ -85,7 +87,7 @@ def test_a_run_without_a_thread_gives_its_slot_back_and_is_tried_again(
 
     monkeypatch.setattr(threading.Thread, "start", start_later)
     trigger(jobs, store, "tick")
-    assert ran.wait(5)
+    assert ran.wait(30)
     assert refused.is_set()
     eventually(lambda: [it.state for it in on_record(store, "tick")] == [SlotState.OK])
 
@@ -103,7 +105,7 @@ def test_two_instances_share_the_slots(store: str) -> None:
         return jobs
 
     with make("one"), make("two"):
-        eventually(lambda: len(slots) >= 3, within=8)
+        eventually(lambda: len(slots) >= 3)
     assert len(set(slots)) == len(slots)
 
 
@@ -119,7 +121,7 @@ def test_a_coroutine_runs_on_the_applications_loop(store: str) -> None:
             ran.set()
 
         async with jobs:
-            await asyncio.wait_for(ran.wait(), 5)
+            await asyncio.wait_for(ran.wait(), 30)
         return loops[0], asyncio.get_running_loop()
 
     its, ours = asyncio.run(main())
@@ -140,7 +142,7 @@ def test_a_coroutine_without_a_loop_gets_one_and_is_cancelled_in_time(
             raise
 
     jobs.start()
-    assert cancelled.wait(5)
+    assert cancelled.wait(30)
     jobs.stop()
     states = {run.state for run in on_record(store, "hangs")}
     assert SlotState.TIMED_OUT in states
@@ -148,15 +150,20 @@ def test_a_coroutine_without_a_loop_gets_one_and_is_cancelled_in_time(
 
 
 def test_a_stop_lets_a_coroutine_end_within_the_drain(store: str, jobs: incumbent.Jobs) -> None:
+    stops = threading.Event()
+
     @jobs.cron(RARELY)
     async def slow() -> None:
+        while not stops.is_set():
+            await asyncio.sleep(0.02)
         await asyncio.sleep(0.2)
 
     trigger(jobs, store, "slow")
     eventually(
         lambda: [it.state for it in on_record(store, "slow")] == [SlotState.RUNNING], within=5
     )
-    jobs.stop(drain=10)
+    stops.set()
+    jobs.stop(drain=30)
     assert [it.state for it in on_record(store, "slow")] == [SlotState.OK]
 
 
@@ -169,7 +176,7 @@ def test_an_exception_is_a_failure_and_is_retried(store: str, jobs: incumbent.Jo
         raise ValueError("no")
 
     trigger(jobs, store, "bad")
-    eventually(lambda: [it.state for it in on_record(store, "bad")] == [SlotState.FAILED], within=5)
+    eventually(lambda: [it.state for it in on_record(store, "bad")] == [SlotState.FAILED])
     (run,) = on_record(store, "bad")
     assert (len(tries), run.attempt, run.why) == (3, 3, "ValueError: no")
     assert "raise ValueError" in run.output
@@ -200,7 +207,7 @@ def trigger(
     from incumbent.cron.fleet import CONTROL, encode
 
     jobs.start()
-    eventually(lambda: "job" in field_names(store, job), within=5)
+    eventually(lambda: "job" in field_names(store, job))
     value = encode(job=job, when=time.time(), who=who, reason=reason)
     link_for(store).store.put(Key("default", CONTROL), "trigger/t1", value, None, 1e9)
 
@@ -224,7 +231,7 @@ def test_work_that_outlived_its_lease_is_not_recorded_as_ok(
             heard.set()
 
     trigger(jobs, store, "hangs")
-    assert heard.wait(5)
+    assert heard.wait(30)
     eventually(lambda: [it.state for it in on_record(store, "hangs")] == [SlotState.TIMED_OUT])
 
 
@@ -234,7 +241,7 @@ def test_the_ledger_knows_what_the_jobs_are(store: str, jobs: incumbent.Jobs) ->
         pass
 
     jobs.start()
-    eventually(lambda: "job" in field_names(store, "nightly"), within=5)
+    eventually(lambda: "job" in field_names(store, "nightly"))
     facts = read_job(link_for(store).store.read(Key("default", "nightly"), 1e9).fields)
     assert facts["schedule"] == "30 5 * * * (Europe/Berlin)"
     assert (facts["at_most_for"], facts["catch_up"]) == (300, "last")
@@ -371,7 +378,7 @@ def test_a_function_that_calls_exit_ends_its_own_run_and_nothing_else(
     names = {f"{name}{kind}": exits[name] for name in exits for kind in ("", "-aio")}
     for name, (_, state, noted) in names.items():
         # A second run says that the loop, and the thread, are still there.
-        eventually(lambda it=name: len(on_record(store, it)) >= 2, within=8)  # type: ignore[misc]
+        eventually(lambda it=name: len(on_record(store, it)) >= 2)  # type: ignore[misc]
         assert (on_record(store, name)[0].state, on_record(store, name)[0].code) == (state, noted)
 
 
@@ -452,7 +459,7 @@ def test_what_needs_a_ledger_claims_nothing_on_a_store_without_one(
     with pytest.raises(incumbent.ConfigError, match=f"this store has {lacks}; use sqlite:"):
         asyncio.run(build_async())
     assert not ran
-    assert engine.store().scan("default", "", clock.now() + 1) == ()
+    assert engine.store().scan("default", "", clock.now() + 30) == ()
 
 
 def test_a_function_whose_record_was_removed_is_lost_on_record_within_a_ttl(store: str) -> None:
@@ -466,8 +473,8 @@ def test_a_function_whose_record_was_removed_is_lost_on_record_within_a_ttl(stor
     trigger(jobs, store, "works_on")
     eventually(lambda: [it.state for it in on_record(store, "works_on")] == [SlotState.RUNNING])
     key, table = Key("default", "works_on"), link_for(store).store
-    (holding,) = table.read(key, clock.now() + 1).holdings
-    table.give(key, holding.claim, holding.token, clock.now() + 1)
+    (holding,) = table.read(key, clock.now() + 30).holdings
+    table.give(key, holding.claim, holding.token, clock.now() + 30)
     eventually(
         lambda: [it.state for it in on_record(store, "works_on")] == [SlotState.LOST], within=8
     )
@@ -479,7 +486,7 @@ def test_a_slot_that_has_had_its_turn_closes_nothing_and_runs_nothing(store: str
     spec = JobSpec(
         name="job", schedule=Every(60), call=lambda: ran.append(1), at_least_for=60, at_most_for=90
     )
-    link.store.put(key, PRUNED, b"[[0, 2e9]]", None, clock.now() + 1)
+    link.store.put(key, PRUNED, b"[[0, 2e9]]", None, clock.now() + 30)
     lock: LockSettings = {"holder": "me"}
     launcher = Background([spec], link, "default", lock, lambda *_, **__: None, None)
     slot = JobSlot.at(1e9)
@@ -488,5 +495,5 @@ def test_a_slot_that_has_had_its_turn_closes_nothing_and_runs_nothing(store: str
     launcher.launch(spec, slot, held)
     eventually(lambda: launcher.runs.ended == [("job", slot, ALREADY_RECORDED)])
     launcher._instance.close()
-    record = link.store.read(key, clock.now() + 1)
+    record = link.store.read(key, clock.now() + 30)
     assert (record.holdings, record.closed_for, ran) == ((), 0.0, [])

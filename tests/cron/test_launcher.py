@@ -70,7 +70,7 @@ def test_a_claim_takes_the_slot_along_with_the_lease() -> None:
     claimer = Claimer(link_for("memory:claimer"), "n", {"holder": "me"})
     held = claimer.claim(SPEC, SLOT)
     assert isinstance(held, Claim)
-    record = claimer.link.store.read(Key("n", "job"), clock.now() + 1)
+    record = claimer.link.store.read(Key("n", "job"), clock.now() + 30)
     assert list(record.slots) == [SLOT.name]
     run_blocking(release(claimer.link.port, held))
     refused = claimer.claim(SPEC, SLOT)

@@ -35,12 +35,12 @@ def engine() -> FaultyEngine:
 
 
 def runs_on_record(engine: FaultyEngine) -> list[str]:
-    fields = engine.faulty.read(Key("default", "job"), clock.now() + 1).fields
+    fields = engine.faulty.read(Key("default", "job"), clock.now() + 30).fields
     return [str(run.state) for run, _ in runs_of(fields).values()]
 
 
 def free_again(engine: FaultyEngine) -> None:
-    eventually(lambda: not engine.faulty.read(Key("default", "job"), clock.now() + 1).slots)
+    eventually(lambda: not engine.faulty.read(Key("default", "job"), clock.now() + 30).slots)
 
 
 async def steps_until_it_runs(settings: dict[str, Any]) -> int:
@@ -172,8 +172,8 @@ def test_an_end_whose_answer_was_lost_is_on_record_all_the_same(
 
     def lose_the_answer(*asked: Any) -> Any:
         good(*asked)
-        (holding,) = engine.faulty.read(lease._claim.wanted.key, clock.now() + 1).holdings
-        engine.faulty.give(lease._claim.wanted.key, holding.claim, None, clock.now() + 1)
+        (holding,) = engine.faulty.read(lease._claim.wanted.key, clock.now() + 30).holdings
+        engine.faulty.give(lease._claim.wanted.key, holding.claim, None, clock.now() + 30)
         monkeypatch.setattr(engine.faulty, "put", good)
         raise OutcomeUnknown("planned")
 

@@ -17,7 +17,7 @@ import pytest
 from incumbent.cron.ledger import SlotState
 from incumbent.cron.schedule import slot_id
 from tests import tiers
-from tests.cron.fleet import NEVER_DUE, CronFleet, children, descendants, identity, note
+from tests.cron.fleet import NEVER_DUE, SHORT, CronFleet, children, descendants, identity, note
 from tests.stores.postgresql.world import new_database
 from tests.support.etcd import EtcdServer
 from tests.support.postgresql import PostgresServer
@@ -71,7 +71,7 @@ def test_each_slot_runs_once_through_kills_and_freezes(fleet: CronFleet) -> None
     slow = f'[[job]]\nname = "slow"\nevery = "2s"\ncommand = {note("time.sleep(1.2)")}\n'
     fleet.file.write_text(f"{fleet.jobs}keep_runs = 1000\n{slow}retries = 1\nkeep_runs = 1000\n")
     for _ in range(5):
-        fleet.start()
+        fleet.start(*SHORT)
     eventually(lambda: len(fleet.events("ready")) == 5)
     end, frozen = time.monotonic() + SECONDS, list[int]()
     while time.monotonic() < end:
@@ -82,11 +82,11 @@ def test_each_slot_runs_once_through_kills_and_freezes(fleet: CronFleet) -> None
         victim = chance.choice(living)
         if chance.random() < 0.5:
             fleet.kill(victim)
-            fleet.start()
+            fleet.start(*SHORT)
         else:
             frozen = fleet.freeze(victim)
     fleet.thaw(frozen)
-    fleet.start()
+    fleet.start(*SHORT)
     ended = time.time()
     # A ttl, a look, and a retry.
     time.sleep(5.0)
@@ -150,8 +150,7 @@ def test_a_run_whose_instance_is_killed_is_lost_and_retried(fleet: CronFleet) ->
     fleet.file.write_text(
         f'[[job]]\nname = "long"\n{NEVER_DUE}\ncommand = {note("time.sleep(6)")}\nretries = 1\n'
     )
-    # The second attempt must not be lost too, on a machine that has no time for it.
-    first, second = (fleet.start("--ttl", "5", "--grace", "1") for _ in range(2))
+    first, second = (fleet.start() for _ in range(2))
     eventually(lambda: len(fleet.events("ready")) == 2)
     fleet.trigger("long")
     eventually(lambda: fleet.events("started"))
@@ -168,7 +167,7 @@ def test_a_run_whose_instance_is_killed_is_lost_and_retried(fleet: CronFleet) ->
 def test_a_run_longer_than_the_ttl_ends_well_while_its_instance_claims_other_slots(
     fleet: CronFleet,
 ) -> None:
-    long = f'[[job]]\nname = "long"\n{NEVER_DUE}\ncommand = {note("time.sleep(4)")}\n'
+    long = f'[[job]]\nname = "long"\n{NEVER_DUE}\ncommand = {note("time.sleep(6)")}\n'
     fleet.file.write_text(fleet.jobs + long)
     fleet.start()
     eventually(lambda: fleet.events("ready"))
@@ -188,7 +187,7 @@ def test_a_term_lets_runs_end_and_starts_no_other(fleet: CronFleet) -> None:
     eventually(lambda: fleet.events("ready"))
     fleet.trigger("long")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     (run,) = fleet.runs("long").values()
     assert run.state is SlotState.OK
 
@@ -204,7 +203,7 @@ def test_a_drain_that_takes_too_long_stops_the_runs(fleet: CronFleet) -> None:
     eventually(lambda: fleet.events("ready"))
     fleet.trigger("long")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     (run,) = fleet.runs("long").values()
     assert (run.state, "SIGTERM" in run.why) == (SlotState.LOST, True)
     eventually(lambda: written(fleet.folder / "on_failure") == "lost\n")
@@ -286,7 +285,7 @@ def test_a_run_whose_host_died_keeps_the_output_that_was_seen_last(fleet: CronFl
     fleet.file.write_text(
         f'[[job]]\nname = "long"\n{NEVER_DUE}\ncommand = "echo working; sleep 600"\n'
     )
-    first = fleet.start("--ttl", "5", "--grace", "1")
+    first = fleet.start()
     eventually(lambda: fleet.events("ready"))
     fleet.trigger("long")
     eventually(lambda: [it.output for it in fleet.runs("long").values()] == ["working"])
@@ -295,7 +294,7 @@ def test_a_run_whose_host_died_keeps_the_output_that_was_seen_last(fleet: CronFl
     # First, so that no process sees another one end.
     fleet.freeze(first)
     fleet.kill(first)
-    fleet.start("--ttl", "5", "--grace", "1")
+    fleet.start()
     eventually(lambda: [it.state for it in fleet.runs("long").values()] == [SlotState.LOST])
     (lost,) = fleet.runs("long").values()
     assert (lost.output, lost.output_seen) == ("working", going.output_seen)

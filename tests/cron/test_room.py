@@ -58,7 +58,7 @@ def soon() -> Any:
     link = new_link("memory:soon")
     for number in range(5):
         said = encode(since=0.0, seen=clock.wall(), jobs=1)
-        until = clock.now() + 1
+        until = clock.now() + 30
         link.store.put(Key("n", PRESENCE), f"{UP}i{number}", said, None, until)
     yield Capacity(link, "n")
     link.close()

@@ -551,8 +551,8 @@ command = "echo fixed@$INCUMBENT_LEASE_SLOT >> $FOLDER/ran"
 """
     fleet = CronFleet(f"sqlite:///{tmp_path}/leases.db", tmp_path, jobs, env=wall.environment)
     try:
-        # Its time comes five seconds after the start, and again.
-        wall.set(begins - 5 - clock.wall())
+        # Its time comes after the start, and again.
+        wall.set(begins - 15 - clock.wall())
         fleet.start()
         eventually(fleet.ran, within=60)
         wall.set(begins - 5 - clock.wall())

@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="/proc"),
 ]
 
-TTL = 3.0
+TTL = 6.0
 
 
 class Bench:
@@ -60,7 +60,7 @@ class Bench:
         self.zygote.send(self.claimer.hand_over(spec, slot, held))
         return slot.name
 
-    def ended(self, within: float = 15.0) -> int:
+    def ended(self, within: float = 40.0) -> int:
         said: list[int] = []
         while not said or said == [STARTED]:
             assert is_ready(self.zygote.fd, writing=False, seconds=within), f"no end, only {said}"
@@ -154,7 +154,7 @@ def test_the_output_of_a_run_is_seen_while_it_goes_on_and_whole_at_its_end(
     assert going.state is SlotState.RUNNING
     assert going.output_seen is not None
     go.touch()
-    assert STATE_OF[bench.ended(60)] is SlotState.OK
+    assert STATE_OF[bench.ended()] is SlotState.OK
     assert (bench.record(slot).output, bench.record(slot).output_seen) == ("first\nlast", None)
     assert TAIL not in bench.link.store.read(Key("default", "job"), clock.now() + 30).fields
 
@@ -254,7 +254,7 @@ def test_the_zygote_never_goes_on_as_its_instance(tmp_path: Path) -> None:
         "print('here', flush=True)"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
     )
     assert ran.stdout == "here\n"
 
@@ -265,7 +265,7 @@ def test_the_zygote_never_goes_on_as_its_instance(tmp_path: Path) -> None:
 def test_an_instance_runs_no_more_at_a_time_than_it_may_and_all_in_the_end(tmp_path: Path) -> None:
     jobs, most = 24, 3
     fleet = CronFleet(f"sqlite:///{tmp_path}/leases.db", tmp_path, "")
-    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 4))
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 12))
     line = "echo + >> $FOLDER/log; sleep 0.1; echo - >> $FOLDER/log"
     fleet.file.write_text(
         "\n".join(
@@ -274,7 +274,7 @@ def test_an_instance_runs_no_more_at_a_time_than_it_may_and_all_in_the_end(tmp_p
     )
     try:
         fleet.start("--max-runs", str(most))
-        eventually(lambda: len(fleet.events("ok")) == jobs, within=40)
+        eventually(lambda: len(fleet.events("ok")) == jobs, within=60)
     finally:
         fleet.stop()
     on, highest = 0, 0

@@ -145,7 +145,7 @@ def test_the_image_runs_and_its_probes_are_green(tmp_path: Path) -> None:
                 eventually(partial(green, words, variables))
         finally:
             instance.send_signal(signal.SIGTERM)
-        assert instance.wait(20) == 0
+        assert instance.wait(60) == 0
     assert not green(check, variables)
 
 

@@ -259,6 +259,6 @@ def test_an_api_server_that_is_away_is_told_and_not_raised(
 def test_a_probe_says_no_where_nobody_answers() -> None:
     where = {**os.environ, "INCUMBENT_LISTEN": "127.0.0.1:9"}
     probe = [sys.executable, str(DEPLOY / "probe.py"), "/healthz"]
-    done = subprocess.run(probe, env=where, capture_output=True, text=True, timeout=10, check=False)
+    done = subprocess.run(probe, env=where, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "probe: 127.0.0.1:9/healthz" in done.stderr

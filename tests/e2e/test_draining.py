@@ -31,7 +31,7 @@ def manager(here: Path) -> Iterator[socket.socket]:
     """What systemd hears."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
         heard.bind("notify")
-        heard.settimeout(20)
+        heard.settimeout(60)
         yield heard
 
 
@@ -46,7 +46,7 @@ def leader(
     yield it
     (here / "stop").touch()
     it.terminate()
-    it.communicate(timeout=20)
+    it.communicate(timeout=60)
 
 
 def until_heard(manager: socket.socket, line: str) -> None:
@@ -56,7 +56,7 @@ def until_heard(manager: socket.socket, line: str) -> None:
 
 def readiness(url: str) -> int:
     try:
-        with urlopen(f"{url}/readyz", timeout=5) as page:
+        with urlopen(f"{url}/readyz", timeout=30) as page:
             return int(page.status)
     except HTTPError as error:
         with error:
@@ -83,7 +83,7 @@ def test_readyz_and_systemd_know_while_the_command_drains(
     eventually((here / "asked").exists)
     assert leader.poll() is None
     (here / "stop").touch()
-    assert leader.wait(20) == 0
+    assert leader.wait(60) == 0
 
 
 def test_term_is_obeyed_also_when_the_term_ends_for_another_reason(
@@ -95,8 +95,8 @@ def test_term_is_obeyed_also_when_the_term_ends_for_another_reason(
     leader.send_signal(signal.SIGTERM)
     until_heard(manager, "STOPPING=1")
     (here / "stop").touch()
-    assert leader.wait(20) == 0
-    asks.communicate(timeout=20)
+    assert leader.wait(60) == 0
+    asks.communicate(timeout=60)
 
 
 @pytest.mark.parametrize("leader", ["60"], indirect=True)

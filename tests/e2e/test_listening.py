@@ -54,7 +54,7 @@ def manager(words: tuple[str, ...]) -> Iterator[socket.socket]:
     """What systemd hears."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
         heard.bind("notify")
-        heard.settimeout(20)
+        heard.settimeout(60)
         yield heard
 
 
@@ -64,7 +64,7 @@ def running(words: tuple[str, ...], manager: socket.socket) -> Iterator[subproce
     it = start(*words, env={**settings, "NOTIFY_SOCKET": str(Path("notify").resolve())})
     yield it
     it.terminate()
-    it.communicate(timeout=20)
+    it.communicate(timeout=60)
 
 
 def url_of(running: subprocess.Popen[str]) -> str:
@@ -77,7 +77,7 @@ def url_of(running: subprocess.Popen[str]) -> str:
 
 def status(url: str) -> int:
     try:
-        with urlopen(url, timeout=5) as page:
+        with urlopen(url, timeout=30) as page:
             return int(page.status)
     except HTTPError as error:
         with error:
@@ -113,7 +113,7 @@ def test_a_cron_replica_counts_the_runs_of_its_commands(tmp_path: Path) -> None:
             url = url_of(replica)
 
             def shown(series: str) -> bool:
-                with urlopen(f"{url}/metrics", timeout=5) as page:
+                with urlopen(f"{url}/metrics", timeout=30) as page:
                     lines = page.read().decode().splitlines()
                 values = [line.rpartition(" ")[2] for line in lines if line.startswith(series)]
                 return bool(values) and float(values[0]) > 0
@@ -129,7 +129,7 @@ def test_a_cron_replica_counts_the_runs_of_its_commands(tmp_path: Path) -> None:
             assert not shown('incumbent_job_runs_total{name="well",state="failed"}')
         finally:
             replica.terminate()
-            replica.communicate(timeout=20)
+            replica.communicate(timeout=60)
 
 
 def free_port() -> int:
@@ -160,7 +160,7 @@ def test_the_images_probe_finds_a_cron_replica_healthy(tmp_path: Path) -> None:
             assert asked.returncode == 64
         finally:
             replica.terminate()
-            replica.communicate(timeout=20)
+            replica.communicate(timeout=60)
 
 
 def test_the_page_of_a_service_answers_for_all_workers_and_ends_with_them(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_the_page_of_a_service_answers_for_all_workers_and_ends_with_them(tmp_pa
             series = [f'incumbent_is_leader{{worker="w{number}"' for number in (1, 2, 3)]
 
             def shown() -> str:
-                with urlopen(f"{url}/metrics", timeout=5) as page:
+                with urlopen(f"{url}/metrics", timeout=30) as page:
                     return str(page.read().decode())
 
             eventually(lambda: all(one in shown() for one in series))
@@ -180,7 +180,7 @@ def test_the_page_of_a_service_answers_for_all_workers_and_ends_with_them(tmp_pa
             eventually(lambda: sorted(leads.findall(shown())) == ["0", "0", "1"])
         finally:
             service.terminate()
-        assert service.wait(20) == 0
+        assert service.wait(60) == 0
 
 
 def test_a_service_whose_port_is_used_runs_nothing(tmp_path: Path) -> None:
@@ -207,5 +207,5 @@ def test_readyz_of_a_waiting_run_follows_the_store(tmp_path: Path) -> None:
             finally:
                 waiting.terminate()
                 holder.terminate()
-                waiting.communicate(timeout=20)
-                holder.communicate(timeout=20)
+                waiting.communicate(timeout=60)
+                holder.communicate(timeout=60)

@@ -11,7 +11,7 @@ import pytest
 
 from tests import tiers
 from tests.cli.tool import incumbent, start
-from tests.cron.fleet import CronFleet, note
+from tests.cron.fleet import SHORT, CronFleet, note
 from tests.stores.quorum.world import Members
 from tests.support.waiting import eventually
 
@@ -61,14 +61,14 @@ def test_each_slot_of_a_job_runs_once_while_servers_are_killed_and_emptied(
     fleet = CronFleet(url, tmp_path, jobs)
     try:
         for _ in range(3):
-            fleet.start()
-        eventually(lambda: len(fleet.events("ready")) == 3, within=20)
+            fleet.start(*SHORT)
+        eventually(lambda: len(fleet.events("ready")) == 3)
         for member, empty in zip(three.all, (False, True, False), strict=True):
             time.sleep(1.5)
             member.server.kill()
             time.sleep(1.5)
             member.server.restart(empty=empty)
-        time.sleep(2)
+        eventually(lambda: len(fleet.ran()) > 4)
     finally:
         fleet.stop()
     ran = fleet.ran()

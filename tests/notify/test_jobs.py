@@ -235,7 +235,7 @@ def begin(fleet: CronFleet, server: Listening, job: str, instances: int = 1) -> 
         f'ping = "{url}/ping"\n'
     )
     for _ in range(instances):
-        fleet.start("--ttl", "3", "--grace", "1.5")
+        fleet.start("--ttl", "6", "--grace", "1.5")
     eventually(lambda: len(fleet.events("ready")) == instances)
 
 
@@ -297,12 +297,12 @@ def test_the_run_of_a_killed_instance_is_told_once_by_another(fleet: CronFleet) 
 @pytest.mark.parametrize("fault", [faults.HANGS, faults.ENDLESS_HEAD, "503"])
 def test_a_bad_receiver_delays_no_start_no_renewal_and_no_end(fleet: CronFleet, fault: str) -> None:
     with listening(fault) as server:
-        begin(fleet, server, 'command = "test -e $FOLDER/long && sleep 7; exit 3"')
+        begin(fleet, server, 'command = "test -e $FOLDER/long && sleep 9; exit 3"')
         for number in range(1, 4):
             fleet.trigger("job")
             eventually(lambda: len(fleet.events("failed")) == number)  # noqa: B023
         eventually(lambda: server.requests)
-        # The ttl is 3 s: the lease of this run has to be renewed.
+        # The ttl is 6 s: the lease of this run has to be renewed.
         (fleet.folder / "long").touch()
         fleet.trigger("job")
         eventually(lambda: len(fleet.events("failed")) == 4, within=60)

@@ -29,7 +29,7 @@ from tests.notify.listening import SECRET, listening, nobody
 from tests.support.waiting import eventually
 
 HOOK = parse_receiver("https://hook.example/SECRETPATH", "notify")
-TIMES = ("--ttl", "3", "--grace", "1.5")
+TIMES = ("--ttl", "6", "--grace", "1.5")
 
 
 class Sent:
@@ -191,14 +191,14 @@ def test_a_leader_pings_as_long_as_it_leads(
 def test_a_bad_receiver_costs_a_leader_nothing(
     leading: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, fault: str
 ) -> None:
-    """It leads for three ttls in one term, and ends at once: its linger is 2 s, a request 10 s."""
+    """It leads for two ttls in one term, and ends at once: its linger is 2 s, a request 10 s."""
     with listening("503" if fault == "refuses" else fault) as server:
         url = nobody() if fault == "refuses" else server.url
         process = leading(
             *("--ping", f"{url}/SECRETPATH", "--ping-every", "1s", "--notify", f"{url}/SECRETPATH"),
-            command="sleep 9; touch $FOLDER/led; sleep 1000",
+            command="sleep 12; touch $FOLDER/led; sleep 1000",
         )
-        eventually((tmp_path / "led").exists, within=120)
+        eventually((tmp_path / "led").exists, within=60)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     said = (tmp_path / "said").read_text()

@@ -61,13 +61,13 @@ def seed(client: Client) -> SlotRecord:
     Returns the run that goes on.
     """
     store, now = link_for(client).store, clock.wall()
-    until = clock.now() + 10
+    until = clock.now() + 60
     for number in range(6):
         key, claim = Key("default", f"switch-{number}"), f"{number:032x}"
-        grant = store.take(key, claim, Ask(ttl=30.0, holder=f"node-{number % 3}:41"), until)
+        grant = store.take(key, claim, Ask(ttl=3600.0, holder=f"node-{number % 3}:41"), until)
         if number == 2:
             store.give(key, claim, grant.token, until)  # type: ignore[union-attr]
-    hostile = Ask(ttl=30.0, holder=HOSTILE)
+    hostile = Ask(ttl=3600.0, holder=HOSTILE)
     store.take(Key("default", "hostile"), "f" * 32, hostile, until)
     states = (
         *[SlotState.OK] * 16,
@@ -85,7 +85,7 @@ def seed(client: Client) -> SlotRecord:
             ran = {"instance": "node-1:77", "started": due, "ended": due + 40, "output": HOSTILE}
             run = SlotRecord(slot_id(due), state, due, **ran)  # type: ignore[arg-type]
             store.put(key, RUN + run.slot, encode(run), None, until)
-    grant = store.take(Key("default", "nightly"), GOING, Ask(ttl=30.0, holder="node-1:77"), until)
+    grant = store.take(Key("default", "nightly"), GOING, Ask(ttl=3600.0, holder="node-1:77"), until)
     going = SlotRecord("manual/1", SlotState.RUNNING, now, "node-1:77", grant.token, now)  # type: ignore[union-attr]
     store.put(Key("default", "nightly"), RUN + going.slot, encode(going), None, until)
     show(client, going, f"so far {HOSTILE}")

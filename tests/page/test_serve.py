@@ -36,7 +36,7 @@ def started(
 
 
 def page(url: str) -> str:
-    with urlopen(url, timeout=20) as response:
+    with urlopen(url, timeout=60) as response:
         text: str = response.read().decode()
     return text
 
@@ -53,7 +53,7 @@ def test_it_serves_the_page_until_it_is_told_to_end(
         assert "nightly" in page(url)
         assert page(f"{url}/healthz") == "ok\n"
         process.send_signal(signum)
-        assert process.wait(20) == code
+        assert process.wait(60) == code
 
 
 @pytest.mark.left(tiers.FORMS, "0.0.0.0:0-False*")
@@ -81,7 +81,7 @@ def test_it_says_at_the_start_who_may_look_and_act(
 def test_it_tells_systemd_that_it_listens_lives_and_ends(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
-        manager.settimeout(20)
+        manager.settimeout(60)
         env = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "100000"}
         words = ("-s", f"sqlite://{tmp_path}/x.db", "serve", "--listen", "127.0.0.1:0")
         with started(*words, env=env) as (process, url):
@@ -89,7 +89,7 @@ def test_it_tells_systemd_that_it_listens_lives_and_ends(tmp_path: Path) -> None
             while missing:
                 missing.discard(manager.recv(4096).decode())
             process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
             while manager.recv(4096) != b"STOPPING=1":
                 pass
 

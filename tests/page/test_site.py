@@ -79,7 +79,7 @@ def guarded(store: str, client: Client, tmp_path: Path) -> Iterator[str]:
 def ask(
     url: str, path: str, body: str | None = None, headers: dict[str, str] | None = None
 ) -> tuple[HTTPResponse, str]:
-    link = HTTPConnection(urlsplit(url).netloc, timeout=10)
+    link = HTTPConnection(urlsplit(url).netloc, timeout=30)
     link.request("GET" if body is None else "POST", path, body, headers or {})
     response = link.getresponse()
     said = response.read().decode()
@@ -93,7 +93,7 @@ def following(
 ) -> Iterator[Callable[[], dict[str, Any]]]:
     """Gives what reads the next change that the server sends."""
     where = f"{url}/events?window=1h&since={since}"
-    with urllib.request.urlopen(where, timeout=10) as stream:
+    with urllib.request.urlopen(where, timeout=30) as stream:
 
         def following_change() -> dict[str, Any]:
             for line in stream:
@@ -179,7 +179,7 @@ def test_a_store_that_never_answered_is_said_to_be_silent() -> None:
 
 def test_a_head_is_that_of_the_page_and_has_no_body(url: str) -> None:
     for path, status in (("/", 200), ("/name?name=x", 404), ("/events?window=1h", 200)):
-        link = HTTPConnection(urlsplit(url).netloc, timeout=10)
+        link = HTTPConnection(urlsplit(url).netloc, timeout=30)
         link.request("HEAD", path)
         response = link.getresponse()
         assert (response.status, response.read()) == (status, b"")
@@ -394,7 +394,7 @@ def test_one_who_never_reads_is_dropped_and_the_others_are_not(
     stub: Stub, store: str, fast: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A busy machine takes long to send the others so much.
-    monkeypatch.setattr("incumbent.serve.http._VIEWER_TIMEOUT", 4.0)
+    monkeypatch.setattr("incumbent.serve.http._VIEWER_TIMEOUT", 8.0)
     # More than the kernel keeps for a connection.
     stub.found = snapshot(*(held(f"lease-{number}", "x" * 20_000) for number in range(200)))
     with serving(store) as server, socket.socket() as deaf:

@@ -100,13 +100,13 @@ kept = AtTheEnd()
 @pytest.mark.parametrize(("then", "said"), [("", b""), (_TAKES_ANOTHER, b"took another")])
 def test_a_process_ends_whatever_its_daemon_threads_are_doing(then: str, said: bytes) -> None:
     program = [sys.executable, "-c", _ENDED_WITHIN_THE_MUTEX + then]
-    ended = subprocess.run(program, timeout=20, check=True, stdout=subprocess.PIPE)
+    ended = subprocess.run(program, timeout=60, check=True, stdout=subprocess.PIPE)
     assert ended.stdout == said
 
 
 def test_leases_taken_together_are_renewed_in_few_requests(engine: FaultyEngine) -> None:
-    leases = [Lock(f"n{i}", store=engine, ttl=2).acquire() for i in range(200)]
-    time.sleep(2.5)
+    leases = [Lock(f"n{i}", store=engine, ttl=4).acquire() for i in range(200)]
+    time.sleep(4.5)
     assert all(lease.valid for lease in leases)
     assert engine.faulty.calls["renew"] <= keeper_of(engine).stats.renewals / 4
     for lease in leases:
@@ -136,9 +136,9 @@ def asleep(engine: FaultyEngine) -> Iterator[Keeper]:
 def test_a_lease_that_is_due_before_the_thread_wakes_wakes_it(
     engine: FaultyEngine, asleep: Keeper
 ) -> None:
-    with Lock("brief", store=engine, ttl=2) as lease:
+    with Lock("brief", store=engine, ttl=4) as lease:
         assert lease._claim.ref not in asleep._state.new
-        assert not lease.wait_lost(2.5)
+        assert not lease.wait_lost(4.5)
 
 
 def test_a_lease_that_ends_before_the_thread_wakes_leaves_nothing(
@@ -250,9 +250,7 @@ def test_an_outage_is_told_once_and_not_at_every_try(
         lease = Lock("a", store=engine, ttl=0.4).acquire()
         engine.faulty.down = True
         assert lease.wait_lost(20)
-    assert [record.getMessage() for record in caplog.records] == [
-        "a: waiting for the store: planned: not sent"
-    ]
+    assert caplog.messages.count("a: waiting for the store: planned: not sent") == 1
 
 
 def test_a_callback_that_fails_is_logged_and_the_next_one_runs(
@@ -267,7 +265,7 @@ def test_a_callback_that_fails_is_logged_and_the_next_one_runs(
     with caplog.at_level(logging.ERROR, "incumbent"):
         notifier.call(fail)
         notifier.call(done.set)
-        assert done.wait(2)
+        assert done.wait(30)
     assert "a callback failed" in caplog.text
 
 

@@ -124,8 +124,8 @@ def test_a_thread_that_is_late_asks_for_all_at_once(engine: FaultyEngine) -> Non
 
 
 def test_leases_of_many_ttls_are_all_renewed(engine: FaultyEngine) -> None:
-    leases = [Lock(f"n{at}", store=engine, ttl=0.8 + at / 50).acquire() for at in range(40)]
-    time.sleep(1.8)
+    leases = [Lock(f"n{at}", store=engine, ttl=3 + at / 50).acquire() for at in range(40)]
+    time.sleep(4.2)
     assert [lease.valid for lease in leases] == [True] * 40
     for lease in leases:
         lease.release()
@@ -228,13 +228,13 @@ def test_leases_of_one_request_have_each_the_deadline_of_its_ttl(engine: FaultyE
 def test_the_lost_answer_of_a_batch_proves_nothing_and_all_are_tried_again(
     engine: FaultyEngine,
 ) -> None:
-    leases = take(engine, 50, ttl=1.0)
+    leases = take(engine, 50, ttl=3)
     engine.faulty.plan("renew", *[Fault.LOST_REPLY] * 3)
     before = [lease._claim.machine.deadline for lease in leases]
     eventually(lambda: keeper_of(engine).stats.failures >= 3)
     failed = [lease for lease in leases if lease._claim.failures]
     assert all(lease._claim.machine.deadline in before for lease in failed)
-    time.sleep(1.2)
+    time.sleep(3.2)
     assert all(lease.valid for lease in leases)
     for lease in leases:
         lease.release()
@@ -256,7 +256,7 @@ def test_a_batch_that_is_answered_late_revives_nobody(
 
     wrap_renew(engine, monkeypatch, late)
     leases = take(engine, 20, ttl=0.4)
-    assert answered.wait(5)
+    assert answered.wait(30)
     eventually(lambda: all(lease._claim.machine.state is LeaseState.LOST for lease in leases))
     assert not any(lease.valid for lease in leases)
 
@@ -275,8 +275,8 @@ def test_an_answer_that_nobody_expected_costs_no_lease(
         return answer
 
     wrap_renew(engine, monkeypatch, broken)
-    leases = take(engine, 20, ttl=2.0)
-    time.sleep(2.5)
+    leases = take(engine, 20, ttl=4)
+    time.sleep(4.5)
     assert all(lease.valid for lease in leases)
     assert "incumbent-keeper ended by an error" in caplog.text
     for lease in leases:
@@ -286,7 +286,7 @@ def test_an_answer_that_nobody_expected_costs_no_lease(
 def test_one_that_is_let_go_while_its_batch_is_made_costs_no_other(
     engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    leases = take(engine, 10, ttl=0.5)
+    leases = take(engine, 10, ttl=3)
     leaver = leases.pop(5)
     mark = LeaseMachine.renew_sent
 
@@ -296,7 +296,7 @@ def test_one_that_is_let_go_while_its_batch_is_made_costs_no_other(
         mark(self, now)
 
     monkeypatch.setattr(LeaseMachine, "renew_sent", after_the_look)
-    time.sleep(0.8)
+    time.sleep(3.3)
     assert leaver._claim.machine.state is LeaseState.RELEASED
     assert all(lease.valid for lease in leases)
     assert "ended by an error" not in caplog.text
@@ -315,13 +315,13 @@ def test_leases_come_and_go_while_batches_are_under_way(
         return answer
 
     wrap_renew(engine, monkeypatch, slow)
-    kept = take(engine, 30, ttl=1.2)
+    kept = take(engine, 30, ttl=3)
     lost: list[str] = []
-    until = clock.now() + 1.5
+    until = clock.now() + 3.5
 
     def come_and_go(name: str) -> None:
         while clock.now() < until:
-            with Lock(name, store=engine, ttl=1.2, on_lost=lambda _: lost.append(name)):
+            with Lock(name, store=engine, ttl=3, on_lost=lambda _: lost.append(name)):
                 time.sleep(0.002)
 
     threads = [threading.Thread(target=come_and_go, args=(f"t{at}",)) for at in range(4)]
@@ -363,4 +363,4 @@ def test_a_holder_that_sees_the_end_before_the_keeper_is_told_all_the_same(
     lease = Lock("a", store=engine, ttl=0.4, on_lost=lambda _: told.set()).acquire()
     engine.faulty.down = True
     lease._claim.machine.expired()
-    assert told.wait(3)
+    assert told.wait(30)

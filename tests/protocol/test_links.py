@@ -83,7 +83,7 @@ def test_a_forks_child_makes_a_lock_whatever_its_parents_threads_were_making(
     begun, slow = slow_links
     thread = threading.Thread(target=lambda: link_for(slow), daemon=True)
     thread.start()
-    assert begun.wait(5)
+    assert begun.wait(30)
 
     def child() -> int:
         signal.alarm(10)
@@ -127,7 +127,7 @@ def test_a_signal_handler_calls_back_while_the_first_callback_is_begun(
     monkeypatch.setattr(threads, "start_thread", start)
     with handling(lambda: notifier.call(done.set)):
         notifier.call(lambda: None)
-    assert done.wait(5)
+    assert done.wait(30)
     assert len(starts) == 1
 
 
@@ -142,7 +142,7 @@ def test_a_callback_that_ends_its_thread_does_not_end_the_callbacks(
 
     notifier.call(fail)
     notifier.call(done.set)
-    assert done.wait(5)
+    assert done.wait(30)
     assert "a callback failed" in caplog.text
 
 

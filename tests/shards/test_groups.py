@@ -89,23 +89,23 @@ def test_who_comes_again_at_once_is_news(engine: FaultyEngine) -> None:
 def test_who_died_is_a_member_until_its_lease_ends_and_leaves_nothing(
     engine: FaultyEngine,
 ) -> None:
-    lease = incumbent.Lock("workers/@dead", store=engine, ttl=1, holder="dead").acquire()
+    lease = incumbent.Lock("workers/@dead", store=engine, ttl=3, holder="dead").acquire()
     roster = Key("default", "workers")
-    engine.faulty.put(roster, "@dead", b"", None, clock.now() + 1)
+    engine.faulty.put(roster, "@dead", b"", None, clock.now() + 30)
     group = Group("workers", store=engine, ttl=1)
     assert names(group.members()) == ["dead"]
     lease.belief.abandon()
     with group.join():
         eventually(lambda: names(group.members()) == [group.holder])
-        eventually(lambda: [*engine.faulty.read(roster, clock.now() + 1).fields] != ["@dead"])
+        eventually(lambda: [*engine.faulty.read(roster, clock.now() + 30).fields] != ["@dead"])
 
 
 def test_a_lost_membership_is_joined_anew(engine: FaultyEngine) -> None:
     group, place = Group("workers", store=engine, ttl=1, holder="a"), Key("default", "workers/@a")
     with group.join({"v": "1"}):
         (before,) = group.members()
-        (holding,) = engine.faulty.read(place, clock.now() + 1).holdings
-        engine.faulty.give(place, holding.claim, None, clock.now() + 1)
+        (holding,) = engine.faulty.read(place, clock.now() + 30).holdings
+        engine.faulty.give(place, holding.claim, None, clock.now() + 30)
         after = eventually(lambda: [one for one in group.members() if one != before])
         assert after[0].metadata == {"v": "1"}
 
@@ -118,11 +118,11 @@ def test_a_member_waits_for_its_own_lease_where_the_store_keeps_it_for_longer(
     refused = {"renew", "give"}
     with group.join():
         (before,) = group.members()
-        (holding,) = engine.faulty.read(place, clock.now() + 1).holdings
-        other = engine.faulty.take(Key("default", "other"), "c", Ask(1.0, "b"), clock.now() + 1)
+        (holding,) = engine.faulty.read(place, clock.now() + 30).holdings
+        other = engine.faulty.take(Key("default", "other"), "c", Ask(1.0, "b"), clock.now() + 30)
         assert isinstance(other, Granted)
         longer = Renewal(place, holding.claim, holding.token, 4.0, other.epoch)
-        assert engine.faulty.renew([longer], clock.now() + 1) == [Renewed()]
+        assert engine.faulty.renew([longer], clock.now() + 30) == [Renewed()]
         since = clock.now()
         monkeypatch.setattr(
             *(engine.faulty, "next_fault"),
@@ -152,9 +152,9 @@ def test_a_second_membership_in_one_process_is_refused_and_the_first_stays(
 def test_a_name_that_another_process_has_is_refused_with_the_time_that_was_waited(
     engine: FaultyEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    twin = incumbent.Lock("workers/@a", store=Link(engine), holder="a", ttl=0.8)
-    group = Group("workers", store=engine, holder="a", ttl=1)
-    with twin, pytest.raises(Misuse, match=r"'a', which still lives after 1\.4s"), group.join():
+    twin = incumbent.Lock("workers/@a", store=Link(engine), holder="a", ttl=3)
+    group = Group("workers", store=engine, holder="a", ttl=3)
+    with twin, pytest.raises(Misuse, match=r"'a', which still lives after 4\.2s"), group.join():
         eventually(lambda: "still lives" in caplog.text)
 
 

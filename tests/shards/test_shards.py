@@ -163,12 +163,12 @@ def test_work_that_waits_is_told_within_the_lease_when_it_cannot_be_proved(
 
 
 def test_the_loss_of_one_shard_costs_no_other_and_it_is_taken_again(engine: FaultyEngine) -> None:
-    shards = Shards("orders", 3, store=engine, ttl=1)
+    shards = Shards("orders", 3, store=engine, ttl=3)
     with shards.running(holds):
         eventually(lambda: are_divided(3, shards))
         before = {shard.number: shard.fencing_token for shard in shards.owned()}
         lost = shards.owned()[1]
-        engine.faulty.give(lost.belief.key, lost.belief.claim_id, None, clock.now() + 1)
+        engine.faulty.give(lost.belief.key, lost.belief.claim_id, None, clock.now() + 30)
         eventually(lambda: lost.lost)
         eventually(lambda: are_divided(3, shards))
         after = {shard.number: shard.fencing_token for shard in shards.owned()}
@@ -182,10 +182,10 @@ def test_an_operator_who_pauses_a_member_gives_its_shards_to_the_others(
     with first.running(holds), second.running(holds):
         eventually(lambda: are_divided(8, first, second))
         place = Key("default", "orders/@a")
-        engine.faulty.put(place, PAUSE, encode_notice(who="operator"), None, clock.now() + 1)
+        engine.faulty.put(place, PAUSE, encode_notice(who="operator"), None, clock.now() + 30)
         eventually(lambda: are_divided(8, second))
         assert not first.owned()
-        engine.faulty.put(place, PAUSE, None, None, clock.now() + 1)
+        engine.faulty.put(place, PAUSE, None, None, clock.now() + 30)
         eventually(lambda: are_divided(8, first, second))
 
 
@@ -320,7 +320,7 @@ def test_a_member_whose_lease_cannot_be_read_is_struck_by_nobody_and_delays_nobo
     shards, group = Shards("orders", 4, store=engine, holder="a"), Group("orders", store=engine)
 
     def place() -> object:
-        return engine.faulty.read(Key("default", "orders"), clock.now() + 1).fields["@b"]
+        return engine.faulty.read(Key("default", "orders"), clock.now() + 30).fields["@b"]
 
     with Group("orders", store=engine, holder="b").join():
         before = place()
@@ -340,8 +340,8 @@ def test_a_name_that_another_process_has_is_refused_and_no_shard_is_taken(
     engine: FaultyEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = Link(engine)
-    twin = incumbent.Lock("orders/@a", store=other, holder="a", ttl=0.8)
-    shards = Shards("orders", 4, store=engine, holder="a", ttl=1)
+    twin = incumbent.Lock("orders/@a", store=other, holder="a", ttl=3)
+    shards = Shards("orders", 4, store=engine, holder="a", ttl=3)
     with twin, pytest.raises(Misuse, match="give each member a holder= of its own"):
         shards.run(holds)
     assert not any(Client(engine).read(f"orders/{number}").history for number in range(4))

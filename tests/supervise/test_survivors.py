@@ -27,7 +27,7 @@ with start_guard("pgroup") as guard, Signals() as signals:
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
     command = ["sh", "-c", "trap '' TERM; sleep 30"]
     ending = supervise(lease, Command(command), signals, guard, stop_on={signal.SIGTERM})
-    record = link_for("memory:x").store.read(Key("default", "job"), clock.now() + 1)
+    record = link_for("memory:x").store.read(Key("default", "job"), clock.now() + 30)
     for pid in ending.survivors:
         os.kill(pid, signal.SIGKILL)
     print(bool(ending.survivors), ending.confirmed, len(record.holdings), lease.valid)

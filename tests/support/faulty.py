@@ -145,4 +145,4 @@ class FaultyEngine(MemoryEngine):
 
     def stand(self, key: Key, *names: str) -> bool:
         """Whether all of these are candidates, as the store knows it."""
-        return {it.holder for it in self.faulty.read(key, clock.now() + 1).candidates} >= {*names}
+        return {it.holder for it in self.faulty.read(key, clock.now() + 30).candidates} >= {*names}

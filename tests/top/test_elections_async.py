@@ -153,8 +153,8 @@ def test_a_loss_cancels_the_work_at_once_and_the_candidate_stands_again(
     async def work(term: AsyncTerm) -> int:
         numbers.append(term.number)
         if len(numbers) == 1:
-            holding = engine.faulty.read(KEY, clock.now() + 1).holdings[0]
-            engine.faulty.give(KEY, holding.claim, None, clock.now() + 1)
+            holding = engine.faulty.read(KEY, clock.now() + 30).holdings[0]
+            engine.faulty.give(KEY, holding.claim, None, clock.now() + 30)
             await asyncio.sleep(60)
         return len(numbers)
 
@@ -402,7 +402,7 @@ def test_an_operators_transfer_keeps_the_name_for_the_successor(engine: FaultyEn
             await until(lambda: engine.stand(KEY, *names))
             assert candidate.term is not None
             said = encode_notice(who="ann", to="c2", token=candidate.term.number)
-            engine.faulty.put(KEY, RESIGN, said, None, clock.now() + 1)
+            engine.faulty.put(KEY, RESIGN, said, None, clock.now() + 30)
             numbers = {name: await task for name, task in tasks.items()}
         assert min(numbers, key=numbers.__getitem__) == "c2"
 

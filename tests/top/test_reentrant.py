@@ -38,7 +38,7 @@ def make_async(engine: FaultyEngine, name: str = "a", **settings: Any) -> AsyncL
 def lose(engine: FaultyEngine, lease: Any) -> None:
     """Have the store forget the lease, and the keeper find out."""
     belief = lease.belief
-    engine.faulty.give(belief.key, belief.claim_id, None, clock.now() + 1)
+    engine.faulty.give(belief.key, belief.claim_id, None, clock.now() + 30)
     done = threading.Event()
     belief.link.keeper.renew_now(lease._claim, done.set)
     assert done.wait(PATIENCE)
@@ -56,7 +56,7 @@ def test_the_holder_enters_again_without_a_request_and_only_the_outermost_exit_g
         with lock as inner, Lock("a", store=engine, reentrant=True) as third:
             assert third is not outer
             assert third.fencing_token == inner.fencing_token == outer.fencing_token
-            assert third.remaining == pytest.approx(outer.remaining, abs=0.1)
+            assert third.remaining == pytest.approx(outer.remaining, abs=5)
             assert calls(engine) == (1, 0)
         assert outer.valid
         assert lock.locked()

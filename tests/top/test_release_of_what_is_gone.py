@@ -44,15 +44,15 @@ def remove(engine: FaultyEngine, name: str = "a", *, rival: bool = True) -> None
     """An operator removes the record under its holder, and another one takes the name."""
     key = Key("default", name)
     store = engine.faulty
-    (holding,) = store.read(key, clock.now() + 1).holdings
-    store.give(key, holding.claim, None, clock.now() + 1)
+    (holding,) = store.read(key, clock.now() + 30).holdings
+    store.give(key, holding.claim, None, clock.now() + 30)
     if rival:
-        granted = store.take(key, "f" * 32, Ask(TTL, "rival"), clock.now() + 1)
+        granted = store.take(key, "f" * 32, Ask(TTL, "rival"), clock.now() + 30)
         assert isinstance(granted, Granted)
 
 
 def held_by_the_rival(engine: FaultyEngine, name: str = "a") -> bool:
-    holdings = engine.faulty.read(Key("default", name), clock.now() + 1).holdings
+    holdings = engine.faulty.read(Key("default", name), clock.now() + 30).holdings
     return [holding.holder for holding in holdings] == ["rival"]
 
 
@@ -162,7 +162,7 @@ def test_who_watches_hears_of_the_loss_that_the_release_found(engine: FaultyEngi
 
     with pytest.raises(LeaseLost), Lock("a", store=engine, ttl=TTL, on_lost=hear):
         remove(engine)
-    assert told.wait(5)
+    assert told.wait(30)
     assert losses[0].reason == "taken"
 
 
@@ -314,7 +314,7 @@ def test_once_does_not_report_success_and_the_ledger_says_lost(engine: FaultyEng
     with pytest.raises(LeaseLost):
         asyncio.run(work_async())
     for name in ("blocking", "task"):
-        fields = engine.faulty.read(Key("default", name), clock.now() + 1).fields
+        fields = engine.faulty.read(Key("default", name), clock.now() + 30).fields
         assert [run.state for run, _ in runs_of(fields).values()] == [SlotState.LOST]
 
 
@@ -329,7 +329,7 @@ def test_a_term_whose_record_was_removed_ends_in_a_loss(engine: FaultyEngine) ->
     candidate = Election("a", store=engine, ttl=TTL, on_revoked=revoked)
     with pytest.raises(LeaseLost), candidate.lead():
         remove(engine)
-    assert told.wait(5)
+    assert told.wait(30)
     assert heard[0] is not None
     assert heard[0].reason == "taken"
 

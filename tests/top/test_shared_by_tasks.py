@@ -31,7 +31,7 @@ Step = Callable[[], Awaitable[Any]]
 def lose(engine: FaultyEngine, lease: Any) -> None:
     """Have the store forget the leases, and the keeper find out."""
     for claim in lease._claims:
-        engine.faulty.give(claim.wanted.key, claim.id, None, clock.now() + 1)
+        engine.faulty.give(claim.wanted.key, claim.id, None, clock.now() + 30)
         done = threading.Event()
         lease._link.keeper.renew_now(claim, done.set)
         assert done.wait(PATIENCE)

@@ -122,7 +122,7 @@ def test_each_permit_has_a_token_of_its_own_and_the_loss_of_one_leaves_the_other
     tokens = [lease.fencing_token for lease in leases]
     assert tokens == sorted(set(tokens))
     lost = leases[1].belief
-    engine.faulty.give(lost.key, lost.claim_id, None, clock.now() + 1)
+    engine.faulty.give(lost.key, lost.claim_id, None, clock.now() + 30)
     with pytest.raises(incumbent.LeaseLost):
         leases[1].renew()
     assert [lease.renew() > 0 for lease in (leases[0], leases[2])] == [True, True]
@@ -305,7 +305,7 @@ def test_a_waiter_hears_of_another_number_of_permits_when_its_turn_has_come(
     # As an operator does: this one did not stand in line, and comes before the waiter.
     with engine.faulty._changed:
         writer.belief.abandon()
-        engine.faulty.give(writer.belief.key, writer.belief.claim_id, None, clock.now() + 1)
+        engine.faulty.give(writer.belief.key, writer.belief.claim_id, None, clock.now() + 30)
         lease = Semaphore("a", 4, store=engine, timeout=0).acquire()
     waiter.join(PATIENCE)
     assert [type(error) for error in errors] == [ConfigError]

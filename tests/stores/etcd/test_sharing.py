@@ -90,7 +90,7 @@ def test_what_we_hold_etcdctl_waits_for_and_gets_when_we_let_go(
         assert not got.done()
         # It stands in line already: who comes after it goes after it, we as well.
         assert here.store.give(here.key, here.claim, granted.token, soon()) == Released()
-        assert got.result(5).startswith(shared_name(here))
+        assert got.result(30).startswith(shared_name(here))
         here.refused()
 
 
@@ -118,7 +118,7 @@ def test_both_ways_at_random_no_two_hold_it(here: Party, own_etcd: EtcdServer) -
             assert not got.done()
             given = here.store.give(here.key, granted.claim, granted.token, soon())
             assert given == Released()
-            got.result(5)
+            got.result(30)
             here.refused()
 
 
@@ -185,7 +185,7 @@ def test_a_holder_is_told_that_its_key_was_deleted(own_etcd: EtcdServer) -> None
     with Client(own_etcd.store_url(PREFIX)) as client:
         etcd_lease = client.lock("job", ttl=3).acquire()
         own_etcd.etcdctl("del", "--prefix", PREFIX)
-        assert etcd_lease.wait_lost(timeout=3)
+        assert etcd_lease.wait_lost(timeout=20)
         with pytest.raises(LeaseLost):
             etcd_lease.check()
 
@@ -194,7 +194,7 @@ def test_a_server_that_lost_its_data_ends_what_was_believed(own_etcd: EtcdServer
     with Client(own_etcd.store_url()) as client:
         etcd_lease = client.lock("job", ttl=3).acquire()
         own_etcd.restart(empty=True)
-        assert etcd_lease.wait_lost(timeout=3)
+        assert etcd_lease.wait_lost(timeout=20)
 
 
 # -- what is left behind
@@ -386,7 +386,7 @@ def test_a_waiter_asks_nothing_while_it_waits(own_etcd: EtcdServer) -> None:
             changed = {call: n - before[call] for call, n in after.items() if n != before[call]}
             assert sum(changed.values()) <= 1, changed
             etcd_lease.release()
-            waiting.result(5).release()
+            waiting.result(30).release()
 
 
 # -- many at once

@@ -379,11 +379,11 @@ def test_who_waits_outlives_the_loss_of_the_connection_that_listens(
             waiter = pool.submit(store.wait_change, _KEY, seen, soon(20))
             eventually(lambda: run(f"select count(*) {listening}") == [(1,)])
             run(f"select pg_terminate_backend(pid) {listening}")
-            waiter.result(5)
+            waiter.result(15)
         waiter = pool.submit(store.wait_change, _KEY, seen, soon(20))
         eventually(lambda: run(f"select count(*) {listening}") == [(1,)])
         store.give(_KEY, _ONE, grant.token, soon())
-        waiter.result(5)
+        waiter.result(15)
 
 
 def test_who_waits_for_a_slot_is_told_when_it_is_given_back_after_the_lease_ended(
@@ -399,7 +399,7 @@ def test_who_waits_for_a_slot_is_told_when_it_is_given_back_after_the_lease_ende
         marked = "select count(*) from incumbent.record where waited > incumbent.clock()"
         eventually(lambda: run(marked) == [(1,)])
         assert store.give(_KEY, _ONE, None, soon(), parting=Parting(slot="today")) == Gone()
-        waiter.result(5)
+        waiter.result(15)
 
 
 # -- upkeep

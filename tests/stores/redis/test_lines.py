@@ -535,7 +535,7 @@ def test_who_gives_up_further_back_leaves_the_line_too(
             client.lock(name, timeout=1, fair=True).acquire()
         eventually(lambda: line(raw, name) == 1)
         lease.release()
-        waiting.result(5).release()
+        waiting.result(10).release()
 
 
 def test_a_cancelled_task_leaves_the_line(url: str, name: str, raw: redis.Redis) -> None:
@@ -571,7 +571,7 @@ def test_a_greedy_one_gets_it_once_in_a_row(url: str, name: str, raw: redis.Redi
         running = pool.submit(greedy)
         list(pool.map(lambda _: modest(), range(2)))
         over.set()
-        running.result(5)
+        running.result(30)
     first, last = order.index("modest"), len(order) - order[::-1].index("modest")
     runs = "".join(it[0] for it in order[first:last]).split("m")
     assert sorted(map(len, runs))[len(runs) // 2] <= 1

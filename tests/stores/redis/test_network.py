@@ -304,6 +304,6 @@ def test_a_name_resolved_too_late_is_not_connected_to(
     url = f"redis://localhost:{redis_server.port}"
     with party(url) as one, answers_within(0.1), pytest.raises(StoreUnavailable, match="in time"):
         one.take(within=0.1)
-    assert resolved.wait(5)
+    assert resolved.wait(30)
     # A socket left open would be a ResourceWarning, which is an error here.
     gc.collect()

@@ -119,10 +119,10 @@ class AsyncWaiters(Waiters):
 
     def release(self, lease: Lease | AsyncLease) -> None:
         assert isinstance(lease, AsyncLease)
-        asyncio.run_coroutine_threadsafe(lease.release(), self._loop).result(5)
+        asyncio.run_coroutine_threadsafe(lease.release(), self._loop).result(30)
 
     def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._async.aclose(), self._loop).result(5)
+        asyncio.run_coroutine_threadsafe(self._async.aclose(), self._loop).result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
