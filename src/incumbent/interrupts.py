@@ -21,6 +21,8 @@ def is_from_signal(error: BaseException) -> bool:
     """
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
+        # The handler's frame comes right after the one that it interrupted, with that frame as
+        # argument.
         interrupted, trace = trace.tb_frame, trace.tb_next
         for given in trace.tb_frame.f_locals.values():
             # Not by `in`, which compares any other object by its own `==`.

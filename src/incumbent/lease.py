@@ -223,11 +223,13 @@ class LeaseMachine:
     def granted(self, grant: Granted, now: float) -> bool:
         """Believe the grant unless it came too late to act on; return whether it is believed."""
         policy = self.policy
+        # If the store keeps leases for less than was asked for, the proof is shorter by as much.
         short = policy.kept_for - grant.ttl
         stop_at = self.sent_at + policy.renew_deadline - (short if short > 0 else 0.0)
         if now >= stop_at:
             self._move(_LATE)
             return False
+        # Checked before any field is written: an illegal input changes nothing.
         held = self._require(_GRANT)
         self.at_most_until = bound = now + self._at_most_for
         self.token = grant.token
@@ -275,6 +277,8 @@ class LeaseMachine:
             self._require(Input.RENEWED)
         elif asked and (now < self.deadline or self.valid(now)):
             sent, policy, stop_at, deadline = _latest[0]
+            # By identity: all leases of a request got the same object as `sent_at`, and comparing
+            # costs less.
             if sent is not self.sent_at or policy is not self.policy:
                 stop_at, deadline = _prove_anew(self.sent_at, self.policy)
             if stop_at < self.at_most_until:
@@ -294,6 +298,7 @@ class LeaseMachine:
 
     def move_end(self, at_most_until: float) -> None:
         """Move the end by at_most_for: an earlier one counts at once, a later one once renewed."""
+        # First: a renewal that is proved meanwhile is bounded by it.
         self.at_most_until = at_most_until
         if self.stop_at > at_most_until:
             self._prove(at_most_until)
@@ -345,6 +350,7 @@ class LeaseMachine:
     def _end(self, what: Input, reason: str) -> None:
         state = self._require(what)
         if state is not self.state:
+            # Before the state: who sees the loss must find its reason.
             self.reason = reason
             self.state = state
             if meters.on:

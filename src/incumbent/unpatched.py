@@ -13,6 +13,7 @@ from typing import Any
 
 def original(module: str, name: str) -> Any:
     """`module.name` as it was before gevent patched it."""
+    # Not imported here: without gevent there is nothing to undo.
     monkey = sys.modules.get("gevent.monkey")
     if monkey is None:
         return getattr(import_module(module), name)

@@ -57,6 +57,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """Close at once, without writing anything."""
+        # First: the waiters that it wakes may set the timer once more, and abort() tells us nothing
+        # at once.
         self._fail(Broken("closed", sent=True))
         if self._timer is not None:
             self._timer.cancel()
@@ -85,6 +87,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if failure is not None:
             if not isinstance(failure, Broken):
                 raise failure
+            # Whatever ended the connection, it was before this request: no byte of it has left.
             raise Broken(str(failure), sent=False) from failure
         now = _now()
         if now >= until:
@@ -149,6 +152,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """See asyncio.BufferedProtocol."""
+        # A copy: the next read overwrites the buffer, and a waiter looks at its bytes only later.
         self.data_received(bytes(self._read[:nbytes]))
 
     @abstractmethod
@@ -190,6 +194,7 @@ class AsyncStream(AsyncConnection):
     async def more(self, until: float) -> bytes:
         """The next bytes. Raises Broken, also at the end of the connection."""
         while not self._inbox:
+            # Only once the inbox is empty: an answer that came before the end is an answer.
             if self._failure is not None:
                 raise self._failure
             if _now() >= until:
@@ -206,6 +211,7 @@ class AsyncStream(AsyncConnection):
         return data
 
     def _fail(self, error: Exception) -> None:
+        # The first failure is the cause; what follows comes from our own closing.
         self._failure = self._failure or error
         self._tick()
 
@@ -247,6 +253,8 @@ async def outliving(
         # The loop may have much to do before: the dial's time begins here.
         return await dial(max(lasts, _now() + DIAL_WITHIN))
 
+    # A task of its own: a caller that is cancelled, or late, must not cut off a handshake that the
+    # next caller would only begin again.
     task = asyncio.create_task(begun())
     _dials.add(task)
     task.add_done_callback(_dials.discard)
@@ -262,6 +270,7 @@ async def outliving(
 
 
 def _keep(keep: Callable[[W], None], task: asyncio.Task[W]) -> None:
+    # exception() also marks it as seen, else asyncio logs an error that nobody waits for.
     if not task.cancelled() and task.exception() is None:
         keep(task.result())
 
@@ -338,11 +347,13 @@ async def wait_ready(fd: int, until: float, *, writing: bool = False) -> bool:
     try:
         return await ready
     finally:
+        # Before the caller closes it: the loop would keep a number that is another file's soon.
         remove(fd)
         timer.cancel()
 
 
 def _deliver(found: asyncio.Future[list[str]], outcome: list[str] | BaseException) -> None:
+    # Its waiter was cancelled, or ran out of time, while the resolver went on.
     if found.done():
         return
     if isinstance(outcome, BaseException):

@@ -68,6 +68,8 @@ class BoundedRunner(PlanRunner[W, Facts]):
 
     async def _in_turn(self, until: float, most: int) -> W | None:
         """A connection that was put back; None if another may be opened."""
+        # Polled, without a line of waiters: the limiter lets in fewer than there are connections,
+        # so this is rare, and a connection may also become free by being collected.
         pause = 0.001
         while sum(not wire.closed for wire in list(self.all)) + len(self._dialing) >= most:
             wire = self.trusted()
@@ -89,6 +91,7 @@ class BoundedRunner(PlanRunner[W, Facts]):
         self._dialing.append(None)
         try:
             wire = await dial
+            # Before `_dialing` shrinks: in between it counts twice rather than not at all.
             self.all.add(wire)
             return wire
         finally:

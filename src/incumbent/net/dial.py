@@ -67,10 +67,13 @@ def _connected(family: int, where: Any, until: float) -> socket.socket:
         sock.setblocking(False)
         if family in (socket.AF_INET, socket.AF_INET6):
             tune(sock)
+        # A unix socket answers at once: a full backlog is EAGAIN there, which poll would not
+        # outlast.
         code = sock.connect_ex(where)
         if code in _UNDER_WAY:
             if not wait_ready(sock, until, writing=True):
                 raise TimeoutError(_NO_CONNECTION)
+            # Writable says that connecting has ended, not how.
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             shown = where if isinstance(where, str) else f"{where[0]}:{where[1]}"
@@ -95,6 +98,8 @@ def wrap_tls(tls: ssl.SSLContext, sock: socket.socket, host: str, until: float) 
     import ssl  # imported only for TLS: it takes 10 ms
 
     try:
+        # wrap_socket refuses a handshake on a socket that does not block; below it keeps the
+        # deadline.
         secured = tls.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
     except BaseException:
         sock.close()
@@ -126,11 +131,13 @@ def wait_ready(sock: socket.socket | int, until: float, *, writing: bool) -> boo
 
 def is_ready(sock: socket.socket | int, *, writing: bool, seconds: float = 0) -> bool:
     """Whether the socket becomes ready within `seconds`, or is closed. One system call."""
+    # Another thread closed it. "Ready" lets the caller go on into the call that says so.
     if not isinstance(sock, int) and sock.fileno() < 0:
         return True
     if not hasattr(select, "poll"):
         reads, writes = ([], [sock]) if writing else ([sock], [])
         return any(select.select(reads, writes, [], seconds))
+    # Not select(), which refuses descriptors of 1024 and more.
     poll = select.poll()
     poll.register(sock, select.POLLOUT if writing else select.POLLIN)
     # Rounded up to milliseconds: rounding down would spin.
@@ -208,6 +215,7 @@ def run_bounded(work: Callable[[], T], until: float, late: str) -> T:
         except BaseException as error:  # noqa: BLE001 - raised to the caller
             failures.append(error)
         finally:
+            # Last: the caller reads the lists as soon as it has the lock.
             done.release()
 
     try:
@@ -253,6 +261,7 @@ def leave_to_parent(fd: int) -> None:
 
     Code that still uses `fd` here can then neither use the connection nor close another file.
     """
+    # dup2 closes and replaces in one step: no other thread gets the number in between.
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, fd)
     os.close(nothing)

@@ -58,6 +58,7 @@ async def exchange(stream: Stream, request: bytes, until: float) -> Reading:
         while not reading.done:
             await feed(reading, stream, until)
     except BaseException:
+        # Whatever it was, the rest of the answer may still come, and would be the next request's.
         stream.close()
         raise
     return reading

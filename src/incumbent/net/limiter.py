@@ -58,6 +58,7 @@ class LimiterPlace:
     def leave(self, *, answered: bool) -> None:
         """Give the place to the first that waits. `answered`: the store gave an answer."""
         limiter = self._limiter
+        # Freed before the line is read: a caller that joins in between finds the place by itself.
         limiter.free.append(self)
         if limiter.line:
             limiter.go_on(answered=answered)
@@ -122,6 +123,7 @@ class Limiter:
         place = await self._wait(until, patience)
         if not self._connected() and self._connect is not None:
             try:
+                # The time to connect is counted after the other tasks have run: see `_AT_ONCE`.
                 await self._wakeup().wait(_AT_ONCE)
                 await self._connect(min(until, _now() + patience))
             except BaseException:
@@ -140,6 +142,7 @@ class Limiter:
             if waiter.place is None:
                 await waiter.wakeup.wait(_AT_ONCE)
             came = _now()
+            # Read again after each wake: it may come from an earlier use, or a little too soon.
             while (place := waiter.place) is None:
                 by = min(until, max(came, self._answered) + patience)
                 if _now() >= by:

@@ -102,6 +102,8 @@ class Pool(Generic[W]):
         """An idle connection that the server has not closed, or None."""
         while self.idle:
             try:
+                # The one that was used last: the server is least likely to have closed it, and a
+                # burst's surplus stays at the other end, unused.
                 wire = self.idle.pop()
             except IndexError:
                 break  # another thread took the last one
@@ -186,6 +188,8 @@ class PlanRunner(Pool[W], Planned[Facts]):
         try:
             outcome = await self.carry_out(wire, plan, until)
         except BaseException as error:
+            # Also after an interruption: half an answer may be on its way, and would be the next
+            # one's.
             self.keep_or_close(wire, idle, error)
             raise
         self.put_back(wire, idle)
@@ -212,6 +216,7 @@ class PlanRunner(Pool[W], Planned[Facts]):
         return outcome_of_repeat(outcome, self.where) if doubt else outcome
 
     async def _afresh(self, plan: Plan[Facts, T], until: float) -> T:
+        # Read before dialling: a `let_go` meanwhile then shows, and the connection is not kept.
         idle = self.idle
         wire = await self.fresh(plan, until)
         try:
@@ -265,6 +270,7 @@ async def until_served(
         except StoreUnavailable as error:
             now = clock.now()
             again = now + max(_PAUSE_LEAST, draw_jitter() * (error.retry_after or 0.0))
+            # The server's own refusal says more than that no time was left for another try.
             if refusal is not None and now >= until:
                 raise refusal from error
             after = error.retry_after

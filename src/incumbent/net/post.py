@@ -39,4 +39,6 @@ def send_once(
             data = b""
             if reading.status:
                 # An interim answer, such as 103: another one follows.
+                # An interim answer has no body: what was read beyond its head is the next answer's
+                # beginning.
                 reading, data = Reading(), reading.body

@@ -62,6 +62,7 @@ class ThreadWakeup:
             raise_if_from_signal(error)  # else it is woken already
 
     async def wait(self, until: float) -> None:
+        # A lock as a flag that remembers one wake: one that comes before the wait ends it at once.
         self._gate.acquire(timeout=max(0.0, min(until - _now(), SLICE)))
 
 
@@ -89,6 +90,8 @@ class LoopWakeup:
             finally:
                 timer.cancel()
                 self._sleeper = None
+        # Only after a wait that ended: if it was cancelled, a wake that came at the same time is
+        # kept.
         self._woken = False
 
 
@@ -106,6 +109,8 @@ class SharedWakeup(LoopWakeup):
             if threading.get_ident() == self._thread:
                 super().wake()
             else:
+                # All steps on `_woken` and the future belong to the loop's thread; asyncio's are
+                # not atomic.
                 self._loop.call_soon_threadsafe(super().wake)
         except RuntimeError as error:
             raise_if_from_signal(error)  # else the task's loop has ended, and no task waits there
@@ -157,6 +162,8 @@ class Subscriber(Generic[W]):
 
     def arrive(self, node: int, wire: W | Exception) -> None:
         """Add a connection to a node, or the error instead of one, for `next` to return."""
+        # If the reader closes it right after this, the connection lies in a queue that nobody
+        # reads, and closes when that is collected.
         if not self._closed:
             self._put(node, wire)
         elif not isinstance(wire, Exception):
@@ -217,6 +224,7 @@ class BlockingSubscriber(Subscriber[_BlockingSubscriberWire]):
         self.wake()
 
     async def next(self, until: float) -> Message | None:
+        # What has been read already comes first: poll does not report it again.
         while (message := self._at_hand()) is None:
             left = until - _now()
             ready = {self._nodes[fd] for fd in self._ready(max(0.0, min(left, SLICE)))}
@@ -251,6 +259,7 @@ class BlockingSubscriber(Subscriber[_BlockingSubscriberWire]):
                 if (message := wire.buffered()) is not False:
                     return (node, message)
             except Broken as error:
+                # The other ready sockets, and a wake, stay readable: the next poll reports them.
                 return (node, error)
         return None
 
@@ -295,6 +304,8 @@ class AsyncSubscriber(Subscriber[_AsyncSubscriberWire]):
             self._receive(node, wire)
             return
         self._wires[node] = wire
+        # Before `closed` is read: an end after this calls it, and one before this shows in
+        # `closed`.
         wire.on_message = partial(self._receive, node)
         self._receive(node, CONNECTED)
         if wire.closed:

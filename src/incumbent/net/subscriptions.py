@@ -169,6 +169,7 @@ class SubscriptionHub(Generic[H, S, W]):
         self, host: H, waiter: W, until: float, may_wait: Callable[[], Awaitable[bool]]
     ) -> None:
         """Wait until the waiter must recheck; `may_wait` is asked once it is subscribed."""
+        # A loss that nobody has read yet would let this waiter rely on a dead subscription.
         await self._catch_up()
         # Listed before its channels are requested: a reader in another thread that confirms them at
         # once finds it here.
@@ -201,6 +202,8 @@ class SubscriptionHub(Generic[H, S, W]):
             if role is None:
                 if not waiter.listens:
                     end = min(end, _now() + self.check_every)
+                # If the reader leaves just now, it frees the role first and wakes then: the wake is
+                # remembered, and this returns at once.
                 await waiter.wakeup.wait(end)
                 continue
             try:
@@ -231,6 +234,7 @@ class SubscriptionHub(Generic[H, S, W]):
         subscriber = role.subscriber = role.subscriber or self.side.subscriber()
         try:
             while role is self._role and not self._is_done(waiter):
+                # Read each round: a message may have moved `recheck_at`.
                 if _now() >= min(until, waiter.recheck_at):
                     return
                 await self._connect(host, role, subscriber, until)
@@ -287,6 +291,7 @@ class SubscriptionHub(Generic[H, S, W]):
             # Another role counts by now, so nobody else will close these connections.
             role.drop()
             return
+        # Freed before another is woken: that one would find no role, and sleep on.
         self._free.append(role)
         if not leaves:
             self._wake_reader()
@@ -323,6 +328,7 @@ class SubscriptionHub(Generic[H, S, W]):
             channel = self._to_subscribe.popleft()
             for node, each in enumerate(role.subscriptions):
                 if each is not None and channel not in each.requested:
+                    # Noted before it is sent: a failed send drops the subscription with the note.
                     each.requested[channel] = _now()
                     self._send(role, subscriber, node, self.pack("SUBSCRIBE", channel))
         for node, each in enumerate(role.subscriptions):
@@ -372,7 +378,10 @@ class SubscriptionHub(Generic[H, S, W]):
         if kind == b"message":
             self._on_message(node, subscription, name, payload)
         elif kind == b"subscribe" and (channel := name.decode()) in subscription.requested:
+            # Only if it is still requested: a late confirmation must not outlive an UNSUBSCRIBE.
             subscription.confirmed.add(channel)
+            # Not at the connection: a node that accepts and then refuses SUBSCRIBE must be asked
+            # less often.
             role.failures[node] = 0
             self._wake_subscribed()
 
@@ -387,6 +396,7 @@ class SubscriptionHub(Generic[H, S, W]):
     def _lose(self, role: Role[S], node: int, error: Exception) -> None:
         """Drop the subscription to a node. Waiters that would miss messages must recheck."""
         role.connecting.discard(node)
+        # Before the waiters are looked at: `_is_subscribed` must find it missing.
         role.subscriptions[node] = None
         role.failures[node] += 1
         role.why = error
@@ -417,6 +427,7 @@ class SubscriptionHub(Generic[H, S, W]):
 
     def let_go(self) -> None:
         """Close the connections; the reader does it, if there is one."""
+        # The list of before: who takes the role off it, this call or a waiter, must close it.
         subscriber, free = self._role.subscriber, self._free
         self._renew_role()
         if free:

@@ -87,11 +87,15 @@ class BlockingWire:
 
     def send(self, request: bytes, until: float) -> None:
         """Send the whole request. Raises Broken."""
+        # `used` was read just before, when the exchange began: another look at the clock would cost
+        # more than it tells.
         if until <= self.used:
             raise Broken("no time is left", sent=False, late=True)
         try:
             sent = self._send(request)
         except (OSError, ValueError) as error:
+            # A send that raises took no byte. TLS may have written part of a record, but no server
+            # can read an unfinished one, so its request is not sent either.
             self._outlast(error, until, sent=False, writing=True)
             sent = 0
         if sent != len(request):
@@ -138,6 +142,7 @@ class BlockingWire:
     def glance(self) -> bytes:
         """The available bytes, without waiting; perhaps none. Raises Broken."""
         try:
+            # No time to wait: where nothing is there `late` is raised, and no byte is lost by that.
             return self.receive(_now())
         except Broken as error:
             if error.late:

@@ -60,6 +60,7 @@ class AsyncPort:
         return await self._in_turn(partial(self._store.read, key), until)
 
     async def _in_turn(self, ask: Callable[[float], Awaitable[T]], until: float) -> T:
+        # Taken as a length, because waiting for a place must not use up the time for the answer.
         gate, patience, answered = self.limits.takes, until - clock.now(), False
         admission = gate.enter_now() or await gate.enter(inf, patience)
         try:
@@ -113,11 +114,13 @@ class LeaseScope:
 
     def recheck_soon(self) -> None:
         """Look at the leases soon, because the state of one has changed. From any thread."""
+        # The keeper may outlive the loop; then no task is left to cancel.
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._recheck)
 
     def stop(self) -> None:
         """Cancel the body although its lease is proved. From any thread."""
+        # Noted before the recheck is queued: it may run in the loop's thread at once.
         self._asked = True
         self.recheck_soon()
 
@@ -142,6 +145,7 @@ class LeaseScope:
             # calls `recheck_soon`.
             self._timer = self._loop.call_later(left, self._recheck)
             return
+        # Before the cancellation: `close`, which that may reach at once, asks whose it was.
         self.fired = True
         self._task.cancel()
 
@@ -159,6 +163,7 @@ async def wait_until_called(
         if not loop.is_closed():
             loop.call_soon_threadsafe(called.set)
 
+    # After the event exists: `ask` may call back at once, from this thread or another.
     ask(notify)
     try:
         async with asyncio.timeout(timeout):

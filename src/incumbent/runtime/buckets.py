@@ -85,6 +85,7 @@ class Buckets:
         # Rounding down brings leases together in one bucket, and never makes a renewal late.
         due -= due % grid(every)
         with self.mutex:
+            # Read under the mutex: the thread may be moving this lease to another bucket.
             before = claim.bucket
             if self._spread and earliest < due:
                 due = self._emptiest(due, every, earliest)
@@ -95,6 +96,7 @@ class Buckets:
             bucket[claim.ref] = None
             claim.bucket = bucket
             if before is not None and before is not bucket:
+                # Last, so that a fork in between finds the lease in one of the two.
                 before.pop(claim.ref, None)
             return bucket.due
 
@@ -125,6 +127,8 @@ class Buckets:
     def first(self) -> float:
         """The instant at which the next bucket is due."""
         with self.mutex:
+            # Without a copy: min() over floats runs no Python code in between, so no finalizer
+            # either.
             return min(self._at, default=inf)
 
     def take(self, now: float) -> list[Bucket]:
@@ -149,6 +153,7 @@ class Buckets:
                 other = found.setdefault(bucket.every, bucket)
                 if other is not bucket:
                     _move(bucket, other)
+            # Last: a fork's child must find the leases here until they are planned again.
             self._in_hand = [one for one in self._in_hand if one is not bucket]
 
     def refs(self) -> Iterator[weakref.ref[Claim]]:
@@ -171,6 +176,8 @@ def _next_in_phase(due: float, every: float, sent: float) -> float:
     """The last instant, a whole number of periods after `due`, at which no renewal is late."""
     width = grid(every)
     period = every - every % width
+    # Late is what comes more than an interval after `sent`, from which the last proof counts. At
+    # least one period, because `due` is past.
     periods = max(1, floor((sent + every - due) / period))
     return due + periods * period
 
@@ -178,6 +185,7 @@ def _next_in_phase(due: float, every: float, sent: float) -> float:
 def _move(bucket: Bucket, other: Bucket) -> None:
     for ref in list(bucket):
         claim = ref()
+        # Another thread may have planned it elsewhere meanwhile; it must not be due twice.
         if claim is not None and claim.bucket is bucket:
             other[ref] = None
             claim.bucket = other

@@ -37,6 +37,8 @@ class Deadlines:
 
     def watch(self, claim: Claim, ahead: float) -> None:
         """Have the watchers called when `claim` runs out: `ahead` seconds before its deadline."""
+        # The largest: the first watcher's instant is the one that matters, and `_act` calls them
+        # all.
         self._new[claim.ref] = max(ahead, self._new.get(claim.ref, 0.0))
         # Write first, then compare; Keeper.arm says why.
         if claim.machine.deadline - ahead < self.thread.planned:
@@ -44,6 +46,8 @@ class Deadlines:
 
     def forget(self, claim: Claim) -> None:
         """Stop watching `claim`."""
+        # Only here: an entry in the heap belongs to the thread, which finds the lease released at
+        # its end.
         self._new.pop(claim.ref, None)
 
     # -- the thread: nothing else touches the heap ---------------------------------------------
@@ -52,6 +56,7 @@ class Deadlines:
         # Written before `_new` is read: an earlier deadline that comes after it wakes the thread.
         self.thread.planned = self._first()
         for ref in list(self._new):
+            # With a default: `forget` may have been faster. `_push` then finds it released.
             ahead, claim = self._new.pop(ref, 0.0), ref()
             if claim is not None:
                 self._push(claim, ahead)
@@ -72,6 +77,8 @@ class Deadlines:
         for claim, ahead in self._due(clock.now()):
             machine = claim.machine
             if machine.state is LeaseState.HELD:
+                # Read anew for each: watchers of the one before may have taken long, and a renewal
+                # arrived.
                 if clock.now() < machine.deadline - ahead:
                     self._push(claim, ahead)
                     continue

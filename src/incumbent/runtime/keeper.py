@@ -117,6 +117,7 @@ class Debts:
             _log.warning("%s: a lease was dropped without a release, and is given back", name)
         if not _settle_guarded(port, owed.debt, min(_SETTLE_TIMEOUT, renewals_due - now)):
             owed.tries += 1
+            # From now, not from before the try: that one may have used up the pause.
             owed.due = clock.now() + backoff_delay(owed.tries, draw_jitter(), cap=2.0)
             self._owed.append(owed)
 
@@ -128,8 +129,12 @@ class Debts:
             return
         try:
             while self._owed and clock.now() < until:
+                # Removed only once it is paid: an interruption in between leaves it owed. Nobody
+                # else removes one while we have the lock.
                 owed = self._owed[0]
                 run_blocking(settle(port, owed.debt, until - clock.now()))
+                # Also if it could not be paid: what is left of the time goes to the others, and the
+                # ttl ends it.
                 self._owed.popleft()
         finally:
             self._paying.release()
@@ -227,6 +232,8 @@ class Keeper:
         # Write first, then compare. The thread does the reverse (it writes `planned`, then looks
         # for new leases), so at least one of the two sees what the other wrote.
         soonest = claim.began + claim.machine.policy.renew_every * SOONEST
+        # Most leases end before the thread wakes by itself: then neither a bucket nor a wake was
+        # needed.
         if self.spread or soonest < state.thread.planned or len(new) > _NEW:
             self._put_in_bucket(state, claim)
 
@@ -234,6 +241,7 @@ class Keeper:
         """Stop renewing `claim`, because its holder releases it, and call its watchers."""
         # If the thread moves it to a bucket after this, the next renewal finds it released there.
         self._state.new.pop(claim.ref, None)
+        # One step, without the mutex: a release never waits for the thread.
         self._state.buckets.discard(claim)
         if claim.watchers:
             self._state.deadlines.forget(claim)
@@ -269,6 +277,7 @@ class Keeper:
     def renew_now(self, claim: Claim, asker: Callable[[], None], *, after: float = 0.0) -> None:
         """Renew `claim` in `after` seconds instead of when it is due, then call `asker`."""
         with self._state.mutex:
+            # Before it is due: a renewal that begins at once must find the asker.
             claim.on_next_renewal += (asker,)
         self._make_due(claim, clock.now() + after)
 
@@ -286,6 +295,7 @@ class Keeper:
 
     def hand_over(self, debt: Debt) -> None:
         state = self._state
+        # Added before the wake: the thread reads the debts after it.
         state.debts.add(debt)
         state.thread.wake()
 
@@ -302,6 +312,7 @@ class Keeper:
 
         The watchers of a lease are still called when it runs out.
         """
+        # Before the stop: the thread may be paying some of them just now.
         self.drain(_DRAIN)
         self._state.thread.stop()
 
@@ -357,6 +368,7 @@ class Keeper:
     def _act(self, state: _KeeperState) -> None:
         now = clock.now()
         self._notice_lateness(state, now)
+        # Lateness is measured before: taking them changes what was planned.
         due = state.buckets.take(now)
         try:
             for together in _requests(due, now):
@@ -378,6 +390,8 @@ class Keeper:
 
     def _renew_buckets(self, buckets: Sequence[Bucket]) -> None:
         leases = [claim for bucket in buckets for claim in bucket.leases()]
+        # Of the first bucket: they are found by the leases in them, so an unchanged request is
+        # packed once.
         batches = buckets[0].batches
         batches.begin()
         sent = clock.now()
@@ -389,6 +403,7 @@ class Keeper:
 
     def _renew(self, leases: Sequence[Claim], batches: Batches) -> None:
         sent, attempt = clock.now(), RenewalAttempt()
+        # Before the renewal, which moves it: the margin is what was left of the old proof.
         deadline = leases[0].machine.deadline
         error = run_blocking(renew(self.port, leases, batches, attempt))
         now = clock.now()
@@ -402,6 +417,7 @@ class Keeper:
             # The leases of a bucket have nearly the same deadline, so one of them represents all.
             left = (deadline - now) / leases[0].wanted.policy.ttl
             meters.observe(meters.MARGIN, max(0.0, left))
+        # Nothing was proved without an answer, and a follower announces a proof.
         if error is None:
             self._call_followers(attempt.unusual)
 
@@ -427,6 +443,7 @@ class Keeper:
         """
         stopped = 0
         for claim in unusual:
+            # By the instant after the answer: a lease that ran out meanwhile is not planned again.
             if not claim.machine.valid(now):
                 stopped += 1
                 self._state.buckets.discard(claim)
@@ -469,6 +486,8 @@ class Keeper:
         if sys.is_finalizing():
             self._state.replace_mutex()
         with self._state.mutex:
+            # Taken under the mutex, called outside: a watcher may add another one, or wait for a
+            # thread that does. Who takes it calls it, so each is called once.
             watchers = claim.take_watchers()
         for watcher in watchers:
             call_guarded(watcher)
@@ -523,6 +542,8 @@ def _end_at_exit() -> None:
     if not program_may_run():
         for claim in renewed_claims():
             if claim.machine.state is LeaseState.HELD:
+                # Before the debt is handed over: a renewal after the release would find nothing,
+                # and say lost.
                 claim.machine.leaving()
                 claim.port.hand_over(claim.debt(clock.now(), undo_slot=False))
     for keeper in list(_keepers):

@@ -89,6 +89,7 @@ class Link:
         """End the keeper and close the blocking connections; leases are not given back."""
         # First: a lease that is taken from here on would never be renewed.
         self.closed = True
+        # Before the store: the debts are paid on its connections.
         self.keeper.close()
         self.store.close()
 
@@ -111,6 +112,7 @@ def link_for(store: StoreLike | None) -> Link:
     if store is None:
         store = store_url()
     if isinstance(store, str):
+        # Two threads may each make one. The first stays; the other is dropped unused.
         return _by_url.get(store) or _by_url.setdefault(store, new_link(store))
     own = getattr(store, "_link", None)
     if isinstance(own, Link):

@@ -66,6 +66,8 @@ class _QueueAlarm:
     def wait_until(self, instant: float) -> None:
         left = instant - clock.now()
         with suppress(queue.Empty):
+            # One wait takes all wakes of before: the plan that follows sees what each of them was
+            # about.
             self._rings.get(timeout=None if left > threading.TIMEOUT_MAX else max(0.0, left))
             while True:
                 self._rings.get_nowait()
@@ -95,6 +97,7 @@ class _BoottimeAlarm:
         self._libc = ctypes.PyDLL(None, use_errno=True)
         self._byref, self._errno = ctypes.byref, ctypes.get_errno
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # At once: if the next step fails, `__del__` closes it.
         self._ours.append(self._wake_fd)
         self._timer_fd = self._libc.timerfd_create(_CLOCK_BOOTTIME, _NONBLOCK_CLOEXEC)
         if self._timer_fd < 0:
@@ -202,6 +205,7 @@ class AlarmThread:
 
     def stop(self) -> None:
         """End the thread for good."""
+        # First: the thread that this wakes, or that `wake` would start, must find it.
         self.stopped = True
         self.wake()
 
@@ -252,6 +256,8 @@ class AlarmThread:
                     break
                 alarm.wait_until(until)
                 self._act()
+                # Only after it acted: a plan that fails each time must not be tried without a
+                # pause.
                 self._failures = 0
         except BaseException:  # noqa: BLE001 - whatever it was, leases depend on us
             _log.exception("%s ended by an error; it starts again", self.name)
@@ -262,6 +268,7 @@ class AlarmThread:
             self._end(alarm)
 
     def _end(self, alarm: Alarm) -> None:
+        # Another thread has replaced this one otherwise, and its state must stay.
         if self.alarm is alarm:
             self._note_absence()
             # A `wake` after the last plan started no thread: start one now.
@@ -269,6 +276,8 @@ class AlarmThread:
                 self.wake()
 
     def _note_absence(self) -> None:
+        # `planned` too: whatever is noted next is due before it, and wakes. The entry comes last,
+        # because from then on another caller may start a thread.
         self.alarm, self.planned = None, inf
         self._absent.add(True)
 
@@ -314,6 +323,7 @@ class Notifier:
 
     def call(self, callback: Callable[[], None]) -> None:
         """Have `callback` run soon; its exceptions are logged. Never raises."""
+        # Before it is queued: else the callback could end first, and `busy` would say no meanwhile.
         self._unfinished.append(None)
         self._calls.put(callback)
         if self._idle:
@@ -339,6 +349,7 @@ class Notifier:
             _log.error("callbacks wait, for no thread can be started: %s", error)
 
     def _run(self) -> None:
+        # Kept: after `reset` in a fork's child these names mean its own.
         calls, unfinished = self._calls, self._unfinished
         while True:
             # In a frame of its own, so that no callback's objects live on until the next callback.

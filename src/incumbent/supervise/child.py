@@ -108,6 +108,7 @@ class Child:
     def poll(self) -> None:
         """Notice that CMD has ended, was stopped, or was continued."""
         while self.status is None:
+            # One change a call, so it is asked until there is none: SIGCHLD comes once for several.
             pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             if pid == 0:
                 return
@@ -137,6 +138,7 @@ class Child:
         if self._terminal is not None:
             self._terminal.take_back()
         if self._term.init < 0 and self._guarded:
+            # Before the guard forgets the term: what is left belongs to no later command.
             self._guard.spared |= self._our_children() or set()
         self._term.end_term()
 
@@ -154,6 +156,8 @@ class Child:
         """Whether any process of the tree is left, including CMD."""
         if self.status is None:
             return True
+        # Once empty, empty for good: nothing can be forked into it, and its numbers may be used
+        # again.
         self._empty = self._empty or self._nothing_left()
         return not self._empty
 
@@ -162,6 +166,7 @@ class Child:
             return self._namespace_ended()
         if not self._guarded:
             return self._group_ended()
+        # Reaped before they are counted: the list of children has zombies too.
         self.reap()
         left = self._our_children()
         # Without that list, two scans: an orphan that moves to us during one may be missing there.
@@ -181,6 +186,8 @@ class Child:
 
     def _group_ended(self) -> bool:
         try:
+            # It fails only when no process is in the group, and zombies count: CMD was waited for
+            # before.
             os.killpg(self.pid, 0)
         except ProcessLookupError:
             return True
@@ -208,6 +215,7 @@ class Child:
 
     def signal_tree(self, *signums: int) -> None:
         """Send the signals, in this order, to CMD and every process that it started."""
+        # Listed before the first signal: a process that ends leaves its children to another parent.
         rest = self._outside_the_group(self._started())
         for signum in signums:
             self.signal_group(signum)

@@ -36,6 +36,8 @@ class EndingsWriter:
         """Put `ending` on record, with those that could not be written before. Never raises."""
         if not lease.belief.link.engine.capabilities.fields:
             return
+        # Kept before it is sent: an entry whose write got no answer goes out again, and is
+        # recognized.
         self._unwritten = [*self._unwritten, ending][-_KEPT_MOST:]
         with suppress(StoreError):
             for _ in range(_TRIES):

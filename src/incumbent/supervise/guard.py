@@ -67,6 +67,7 @@ def be_guard(
 
 
 def _detach(fds: tuple[int, ...]) -> None:
+    # First: a signal that comes now must not write into the supervisor's pipe, which both have.
     signal.set_wakeup_fd(-1)
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
         if signum < signal.SIGRTMIN and signum not in _DEFECTS:
@@ -74,6 +75,7 @@ def _detach(fds: tuple[int, ...]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Garbage collection would copy the pages that are shared with the supervisor.
     gc.disable()
+    # Out of the supervisor's group: a KILL or STOP to all of that must not reach it.
     os.setsid()
     os.chdir("/")
     _keep_only(fds)
@@ -86,6 +88,8 @@ _DEFECTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.
 class _GuardProcess:
     def __init__(self, channel: int, supervisor: int, supervisor_pid: int, secret: str) -> None:
         self._socket = socket.socket(fileno=channel)
+        # Both ways: reading ends when nothing is there, and a full socket must not keep it from its
+        # deadline.
         self._socket.setblocking(False)
         self._channel = channel
         self._supervisor = supervisor
@@ -103,11 +107,14 @@ class _GuardProcess:
         self._send(Message(Kind.HELLO, text=self._prepare(namespaces=namespaces)))
         while True:
             inits = self._inits.fds if self._inits else []
+            # The pidfd beside the channel: the process that waits to be CMD holds the channel too,
+            # so that its end of file alone would not show the supervisor's end.
             self._waiter.wait((self._channel, self._supervisor, *inits), self._watch.kill_at)
             # Messages are read first: after a freeze the latest proof may still be in the queue.
             connected = self._receive_all()
             supervised = connected and not readable(self._supervisor)
             verdict = judge(self._watch, clock.now(), supervised=supervised)
+            # Before it leaves: after the end of the supervisor this process is all that can kill.
             if verdict.kills:
                 self.kill()
             if verdict.leaves:
@@ -173,8 +180,10 @@ class _GuardProcess:
                 pass
 
     def _begin(self, message: Message) -> None:
+        # The term before had no END: nothing of it may live beside the new one.
         if self._watch.armed:
             self.kill()
+        # The group is known once CMD is BORN; the last term's number may be another's by now.
         self._isolation, self._group = message.isolation, 0
         if message.isolation != "pidns":
             self._watch = begun(message.term, message.seconds)
@@ -204,6 +213,7 @@ class _GuardProcess:
     def kill(self) -> None:
         """Kill every process of the present term."""
         term = self._watch.term
+        # Disarmed, else each turn of the loop would kill again; only a later proof arms it anew.
         self._watch = begun(term, self._watch.ttl)
         if self._isolation == "pidns":
             if self._init is not None:
@@ -215,6 +225,7 @@ class _GuardProcess:
             self._kill_group(mark_of(self._secret, term).encode())
 
     def _kill_group(self, mark: bytes) -> None:
+        # The group first: it is one system call, and no fork in it can escape.
         if self._group > 0:
             send((-self._group,), signal.SIGKILL)
         empty = 0
@@ -224,6 +235,8 @@ class _GuardProcess:
             left: set[int] = set()
             if self._group and not readable(self._supervisor):
                 left |= set(descendants(self._supervisor_pid, but=(os.getpid(),)))
+            # By the environment that it was started with: a daemon has left its group and its
+            # parents.
             left |= set(marked(MARK.encode() + b"=" + mark))
             empty = 0 if left else empty + 1
             if empty == _EMPTY:
@@ -273,6 +286,7 @@ class _Inits:
 
     def next(self) -> _Init:
         """The namespace that `prepare` made, or a new one if that has ended. Raises OSError."""
+        # Each namespace serves one term: its end is the proof that nothing of the term is left.
         init, self._spare = self._spare, None
         return self._make() if init is None or init.fd < 0 or readable(init.fd) else init
 
@@ -298,9 +312,12 @@ class _Inits:
         report, write = os.pipe()
         die = die_with_parent()
         with pid_namespace(self._home):
+            # The first fork after unshare(2) is the init of the new namespace, so nothing else may
+            # fork here.
             pid = os.fork()
             if pid == 0:
                 _be_init((self._life, self._supervisor), write, die)
+        # Ours is closed before the pipe is read: then it ends if init dies without a word.
         os.close(write)
         init = _Init(pid, os.pidfd_open(pid))
         self._all[init.fd] = init
@@ -317,6 +334,7 @@ class _Inits:
 def _be_init(lives: tuple[int, int], report: int, die: Callable[[], object] | None) -> NoReturn:
     try:
         if die is not None:
+            # Before anything that can fail or wait: from here on it ends with the guard.
             die()
         # With SIGCHLD ignored the kernel reaps the orphans.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -53,6 +53,8 @@ class Guard:
         self.fd = os.pidfd_open(pid) if pid else -1
         self.channel = channel
         self.home = os.open("/proc/self/ns/pid", os.O_RDONLY) if pid else -1
+        # Taken once the guard exists, and before a command does: what is here now is none of a
+        # command's.
         self.spared = set(children() or ()) | {pid}
         """Children of ours that belong to no command: the guard, and earlier children."""
         self._terms = 0
@@ -83,6 +85,8 @@ class Guard:
         if self.channel is None:
             return self._terms, 0, []
         if self.isolation != "pidns" and os.getpid() != 1:
+            # Before CMD exists: orphans go to the subreaper of the instant at which their parent
+            # ends.
             become_subreaper()
         try:
             self.send(Message(Kind.NEW, self._terms, seconds=ttl, isolation=self.isolation))
@@ -107,6 +111,8 @@ class Guard:
         if self.channel is not None:
             self.channel.close()
             if not readable(self.fd, _LEAVE_WITHIN):
+                # It is frozen. Its inits see the end of its pipe, and end with their namespaces.
+                # The number is still its own, because it was not waited for.
                 os.kill(self.pid, signal.SIGKILL)
             with suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
@@ -131,6 +137,7 @@ def _receive(
         if message.kind is kind and message.term == term:
             return message, fds
         for fd in fds:
+            # Too late an answer to an earlier question: its descriptors are of that term.
             os.close(fd)
     raise GuardFault("the guard does not answer")
 
@@ -178,6 +185,7 @@ def _fork_guard(isolate: str) -> Guard:
     guard = Guard("pgroup", pid, ours, secret)
     try:
         refused = _receive(ours, Kind.HELLO, within=_HELLO_WITHIN)[0].text
+        # The guard has tried it: whether a namespace can be made shows only by making one.
         guard.isolation = _choose(isolate, refused)
     except BaseException:
         guard.close()

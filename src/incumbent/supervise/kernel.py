@@ -71,6 +71,7 @@ def die_with_parent(signum: int = signal.SIGKILL) -> Callable[[], object] | None
     prctl, parent = library.prctl, os.getpid()
 
     def call() -> None:
+        # Set first, then asked who the parent is: one that ended before this sends no signal.
         prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
         # In a PID namespace of its own, the child sees its parent outside as 0.
         if os.getppid() not in (parent, 0):
@@ -106,9 +107,11 @@ class DescriptorWaiter:
         for fd in fds:
             poll.register(fd, select.POLLIN)
         if self._timer_fd >= 0:
+            # Set anew each time, and never read: setting it makes it unreadable again.
             self._arm(until)
             poll.register(self._timer_fd, select.POLLIN)
             return {fd for fd, _ in poll.poll()} - {self._timer_fd}
+        # poll(2) counts in an int of milliseconds; one that returns too soon is called again.
         timeout = min(_POLL_LONGEST, max(0.0, until - clock.now())) * 1000
         return {fd for fd, _ in poll.poll(timeout)}
 
@@ -192,6 +195,7 @@ def own_proc() -> Callable[[], None]:
 
     def call() -> None:
         if (
+            # Private before /proc is mounted: a mount that is shared would replace the host's.
             unshare(_NEWNS) != 0
             or mount(none, root, none, private, none) != 0
             or mount(kind, proc, kind, safe, none) != 0

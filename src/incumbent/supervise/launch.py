@@ -182,6 +182,8 @@ class PreparedTerm:
     def __init__(self, guard: Guard, ttl: float) -> None:
         self.guard = guard
         with ExitStack() as undo:
+            # Called last, when the folder is gone: as long as there is one, the guard has to know
+            # it.
             undo.callback(guard.remove_later, "")
             self.socket = undo.enter_context(LeaseSocket())
             # From here on the socket is removed even if we are killed.
@@ -192,6 +194,7 @@ class PreparedTerm:
             go, self._go = os.pipe()
             self._report, report = os.pipe()
             undo.callback(self._close_pipes)
+            # A large environment fills the pipe: a process that does not read must not hold us.
             os.set_blocking(self._go, False)
             try:
                 self.pid = self._fork(go, report)
@@ -201,6 +204,7 @@ class PreparedTerm:
             finally:
                 os.close(go)
                 os.close(report)
+            # Undone before `end_term`: the guard forgets the term only when its process has ended.
             undo.callback(self._end_process)
             self._undo = undo.pop_all()
 
@@ -238,6 +242,8 @@ class PreparedTerm:
         if not readable(self._report, until - clock.now()):
             raise GuardFault("the command does not come up")
         report = os.read(self._report, 1)
+        # End of file: exec closed it. If the process was killed instead, `poll` finds that CMD's
+        # end.
         if not report:
             self._close_pipes()
         elif report[0] == _UNGUARDED:
@@ -344,6 +350,8 @@ def _receive(go: int) -> tuple[list[str], dict[str, str], bool]:
 
 
 def _as_others_start(mask: set[int]) -> None:
+    # All before the mask is lifted: a signal that waits must not run a handler of ours, nor wake
+    # us.
     signal.set_wakeup_fd(-1)
     for signum in signal.valid_signals():
         if signum in _RESTORED or callable(signal.getsignal(signum)):

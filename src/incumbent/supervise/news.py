@@ -54,6 +54,7 @@ class TermNews:
 
     def ended(self, lease: Lease, ending: TermEnding) -> None:
         """Tell that a term ended, if it ended badly. Its ending is on record by now."""
+        # First: a beat that is due just now must not say that the command lives.
         self._runs = False
         if ending.failed:
             self._tell(lease.name, partial(self._of_term, lease, ending))
@@ -87,6 +88,7 @@ class TermNews:
             kind = "leader.lost" if ending.how == "lost" else "leader.failed"
             why = describe_ending(ending)
             facts |= {"how": ending.how, "code": ending.code, "why": why}
+        # No lock: all messages are made in the outbox's one thread.
         told, flaps = self._flaps, None
         try:
             key = lease.belief.key

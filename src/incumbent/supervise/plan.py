@@ -126,6 +126,7 @@ def decide(
         return _kill(course, now, first=True)
     if course.phase is Phase.RUNNING:
         return _running(course, now, proof, grace, child=child)
+    # A renewal may move the proof's end, but the grace that TERM began stays as it is.
     limit = min(course.kill_at, kill_at(proof))
     if now >= limit:
         return _kill(course, now, first=True)
@@ -143,6 +144,7 @@ def _running(course: Course, now: float, proof: Proof, grace: float, *, child: b
 
 
 def _kill(course: Course, now: float, *, first: bool) -> CourseStep:
+    # The first KILL counts: each repetition would put off giving up.
     since = now if first else course.kill_at
     killed = replace(course, phase=Phase.KILLED, kill_at=since, again_at=now + _KILL_EVERY)
     return CourseStep(killed, Action.KILL)
@@ -196,6 +198,8 @@ def proved(watch: WatchedTerm, term: int, kill_at: float, now: float) -> Watched
     """The watch after a proof of `term` until `kill_at`, which is cut to one ttl from now."""
     if term == 0 or term != watch.term or isnan(kill_at):
         return watch
+    # From the receipt by our own clock: a wrong or late message cannot keep the tree alive for
+    # longer.
     bounded = min(kill_at, now + watch.ttl)
     return replace(watch, kill_at=max(bounded, watch.kill_at) if watch.armed else bounded)
 

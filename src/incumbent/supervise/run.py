@@ -127,6 +127,7 @@ def outlives_kill(ending: Ending) -> str:
 
 def release_after(lease: Lease, ending: Ending) -> Ending:
     """Give the lease back; returns `ending` with the result of the release."""
+    # Read before the release, which ends belief whatever the store says.
     proved = lease.valid
     confirmed = release_unless_lost(lease)
     # If the lease ran out only after CMD had ended, CMD did not outlive it.
@@ -139,8 +140,11 @@ def _begin(lease: Lease, command: Command, ready: PreparedTerm) -> Child:
     def prove() -> None:
         ready.prove(kill_at(lease.belief.proof))
 
+    # The first proof before the process asks: the guard answers BORN only if it has a deadline.
+    # Then `follow`, which sends each later one.
     prove()
     lease.belief.follow(prove)
+    # Before CMD runs: its first question must get an answer.
     ready.socket.lease = lease
     facts = {
         "NAME": lease.name,
@@ -173,6 +177,7 @@ class _TermLoop:
     def end(self, began: float) -> Ending:
         try:
             left_over = self._follow()
+            # Listed before the guard forgets the term.
             survivors = tuple(self.child.members() or (self.child.pid,)) if left_over else ()
         finally:
             # A defect of ours must not leave CMD running: the lease would not cover it.
@@ -181,6 +186,7 @@ class _TermLoop:
             self.waiter.close()
             self.child.close()
         seconds = clock.now() - began
+        # Neither renewed nor given back: what survived KILL may still write.
         if left_over:
             self.lease.belief.abandon()
         course = self.course
@@ -190,10 +196,12 @@ class _TermLoop:
 
     def _follow(self) -> bool:
         """Run the loop; returns whether a process outlives even KILL."""
+        # Before the first look: a loss between look and wait must end the wait.
         self.lease.belief.watch(self.signals.wake)
         self.report(self.course)
         while True:
             self.turned()
+            # CMD before its tree: the tree is empty only once CMD was waited for.
             self.child.poll()
             step = decide(
                 self.course,

@@ -47,6 +47,8 @@ class Signals:
         self.fd, self._write_fd = os.pipe()
         for fd in (self.fd, self._write_fd):
             os.set_blocking(fd, False)
+        # Before the handlers: a signal that is noted has to end the poll. A full pipe ends it as
+        # well.
         self._wakeup_before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         for signum in FORWARDED:
             self._handle(signum)
@@ -85,6 +87,7 @@ class Signals:
         # Emptied first: a signal that comes in between makes the next poll return at once.
         with suppress(BlockingIOError):
             os.read(self.fd, 4096)
+        # As many as there are now: handlers may append while this runs.
         return [self._pending.popleft() for _ in range(len(self._pending))]
 
     def wake(self) -> None:
