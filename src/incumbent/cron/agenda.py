@@ -123,6 +123,7 @@ class Agenda:
             found += [(slot.due, entry.order, entry.spec, slot) for slot in _pop_ready(entry, wall)]
             if entry.due is not None:
                 heappush(self._heap, (entry.starts, entry.order, entry))
+        # By numbers only: jobs and slots have no order.
         found.sort(key=lambda item: item[:2])
         return [(spec, slot) for _, _, spec, slot in found]
 
@@ -176,6 +177,7 @@ def _pop_ready(entry: _AgendaEntry, wall: float) -> list[JobSlot]:
         entry.move_to(first)
         return [JobSlot.at(first)]
     to_run, missed = missed_slots(spec, entry.returned_until, wall)
+    # Past all that were found, also the missed ones: none is returned twice.
     entry.move_to(max((*to_run, *missed)))
     return [*(JobSlot.at(instant, missed=True) for instant in missed), *map(JobSlot.at, to_run)]
 
@@ -265,6 +267,7 @@ class Dispatcher:
             at, name = heappop(self._heap)
             if (pending := self._pending.get(name)) is None or pending.planned != at:
                 continue
+            # Its entry is off the heap: `_plan` in `_ready` pushes the next one.
             pending.planned = inf
             found += self._ready(name, pending, now, wall)
             if self._failures and found:
@@ -354,6 +357,7 @@ class Dispatcher:
         """The store did not reply: keep the order, and wait before the next one."""
         self._failures += 1
         delay = max(backoff_delay(self._failures, self._jitter(), base=0.2), retry_after or 0.0)
+        # Before the order is put back: it is ready at once, and must wait as the others do.
         self._silent_until = now + delay
         self._put_back(order, now)
 

@@ -70,6 +70,7 @@ class Events:
 
     def __call__(self, event: str, /, **facts: Any) -> None:
         """Write the event; facts that are None are left out."""
+        # Taken before the line is made, and given back if it is not written.
         dropped, self._dropped.count = self._dropped.count, 0
         if not self._put(self.line(event, **facts, dropped=dropped or None)):
             self.count_dropped(dropped + 1)
@@ -105,6 +106,8 @@ class Events:
         poll = select.poll()
         with suppress(OSError, ValueError):
             poll.register(self._fd, select.POLLOUT)
+            # A pipe that is writable takes PIPE_BUF bytes at once, and no line is longer: write
+            # never waits.
             if poll.poll(0):
                 os.write(self._fd, line)
                 return True

@@ -161,6 +161,8 @@ class Peers:
             seen, since = self._seen.get(peer.instance, (None, now))
             if seen != peer.seen:
                 since = now
+                # Their instant is only compared with itself; how long ago it changed is by our own
+                # clock.
                 self._seen[peer.instance] = (peer.seen, now)
             if now - since < 3 * PRESENT_EVERY:
                 found.append((peer, now - since))

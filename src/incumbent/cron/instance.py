@@ -85,6 +85,7 @@ class Capacity:
         # None for a single job: all instances but one would prepare in vain.
         share = ceil(_MORE * jobs / self._up()) if jobs > 1 else 0
         wanted, now = int(min(_MOST, max(share, waiting), room)), clock.now()
+        # More at once, fewer only after a while: a burst's slots come one after the other.
         if wanted >= self._kept or now >= self._lower_at:
             self._kept, self._lower_at = wanted, now + _LINGER
         return wanted, self._kept
@@ -101,6 +102,7 @@ class Capacity:
     def _up(self) -> int:
         now = clock.now()
         if now >= self._count_at:
+            # Before it is asked: a store in an outage is not asked at each turn.
             self._count_at = now + _COUNT_EVERY
             # Without this count workers are wasted, and nothing else happens.
             with suppress(StoreError), meters.asking():
@@ -327,6 +329,7 @@ class Instance:
         self.ready = True
         self._situation.answered()
         self._emit("ready", jobs=len(self.specs), store=self._link.engine.url)
+        # Only now: its records are about jobs that the ledger has been read for.
         start_thread(self._listen, "incumbent-cron")
 
     def reload(self, specs: Iterable[JobSpec]) -> None:
@@ -350,6 +353,8 @@ class Instance:
         seen = ""
         while not self._stopped:
             try:
+                # Before the read: a trigger that is set while it is on its way counts as new the
+                # next time.
                 began = clock.wall()
                 with meters.asking():
                     record = store.read(key, clock.now() + 2.0)
@@ -389,6 +394,7 @@ class Instance:
                     if clock.now() - since > STALE:
                         self._remove_trigger(trigger.slot)
                 elif trigger.id not in self._taken:
+                    # Before it is claimed: the same record comes again with each change of the key.
                     self._taken.add(trigger.id)
                     if trigger.job in dispatcher.specs:
                         slot = JobSlot(trigger.slot, when, triggered_by=trigger.said)
@@ -436,6 +442,7 @@ class Instance:
             self._register_some()
             now = clock.now()
             if now >= self._present_at:
+                # Before the write: the next sign is due in its time, whatever became of this one.
                 self._present_at = now + self._presence.every * (0.9 + 0.2 * draw_jitter())
                 self._presence.write_sign(self.specs)
             if now >= self._sweep_at:
@@ -452,11 +459,13 @@ class Instance:
             if fields is None:
                 fields = run_blocking(self._executor.ledger(spec.name).read()).fields
             self._executor.register(spec, fields, self._pause)
+            # Only once it is registered: after an error the next turn begins with the same one.
             self._unregistered.pop()
 
     def _sweep(self) -> None:
         """Search all jobs for overlooked slots; now and then, one instance of the fleet does it."""
         began = clock.now()
+        # First, also for the instances that are refused: one sweep in this time is enough for all.
         self._sweep_at = began + _SWEEP_EVERY
         lock = Lock(
             SWEEP,

@@ -144,6 +144,7 @@ class Background:
         self._thread.start()
         self._begun.wait(_BEGIN_WITHIN)
         if self._error is not None:
+            # It has ended, or is about to: the error is the last thing that it notes.
             self._thread.join()
             self._close_loop()
             raise self._error
@@ -159,6 +160,7 @@ class Background:
             for function_run in list(running.values()):
                 function_run.stop()
             self._wait_until(clock.now() + 5.0)
+        # Only now: until here the thread deals with the ends of the runs.
         self._ended = True
         self._instance.wake()
         self._thread.join(10.0)
@@ -198,12 +200,14 @@ class Background:
 
     def launch(self, spec: JobSpec, slot: JobSlot, grant: Claim) -> None:
         link, runs, key = self._claimer.link, self.runs, (spec.name, slot.name)
+        # Before the thread: whether one is to be had or not, the lease must not run out meanwhile.
         link.keeper.arm(grant)
         function_run = _FunctionRun(self, spec, slot, Lease(link, (grant,)), self._emit)
         name = f"incumbent-job {spec.name}"
         thread = threading.Thread(
             target=self._run_thread, args=(spec, slot, function_run), name=name, daemon=True
         )
+        # Before the start: a run that ends at once removes them.
         runs.running[key], runs.started_at[key] = function_run, clock.now()
         try:
             thread.start()
@@ -278,6 +282,7 @@ class _FunctionRun:
             return self._end_if_stopped(began) or AttemptEnd(
                 SlotState.FAILED, why=why[:500], output=trace
             )
+        # Even a function that returned: what it did after its lease ended was not alone.
         return self._end_if_stopped(began) or AttemptEnd(SlotState.OK)
 
     def _end_if_stopped(self, began: float) -> AttemptEnd | None:

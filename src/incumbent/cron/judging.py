@@ -125,6 +125,7 @@ def _claimed_unreported(record: Record, slot: JobSlot, found: Findings) -> None:
     if age < _REPORTS_WITHIN:
         found.again.append((_REPORTS_WITHIN - age + _SOON, slot))
         return
+    # By the store's own count of how long ago it was claimed: the instances' clocks may differ.
     why = "claimed, and its holder vanished before it began"
     found.notes.append(_record(slot, SlotState.LOST, why))
     # Once it is recorded as lost, it may be retried.
@@ -174,6 +175,7 @@ def _lease_ends(record: Record) -> float:
         (holding.remaining for holding in record.holdings if holding.remaining is not None),
         default=_SOON,
     )
+    # A little later: the store's clock and ours do not tick together.
     return max(0.0, left) + 0.05
 
 

@@ -462,6 +462,7 @@ class Ledger:
     ) -> SlotRecord | None:
         """Record the run's next state, and return the run; None if its claim lost the lease."""
         moved = transition(run, state, **changes)
+        # By claim and token: the store itself refuses a holder that does not know yet that it lost.
         outcome = await self._put(moved, ByClaim(claim, run.token))
         return moved if isinstance(outcome, Stored) else None
 
@@ -546,6 +547,7 @@ class Ledger:
     async def lose(self, run: SlotRecord, version: int, why: str, now: float) -> bool:
         """Record that a run's holder vanished; return False if its record has changed meanwhile."""
         lost = transition(run, SlotState.LOST, ended=now, why=why)
+        # By version: a holder that records its end at the same instant must win.
         return isinstance(await self._put(lost, ByVersion(version)), Stored)
 
     async def fold(self, fields: Mapping[str, Field], fold: Fold) -> bool:
@@ -557,6 +559,8 @@ class Ledger:
         """Register `facts` of the job unless its `fields` have them; return whether it wrote."""
         if read_job(fields) == dict(facts):
             return False
+        # Without a guard: instances of one file write the same, and of two files the last one
+        # counts.
         await self._field(JOB, json.dumps(dict(facts), separators=(",", ":")).encode(), None)
         return True
 

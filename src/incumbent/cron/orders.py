@@ -207,6 +207,7 @@ class Executor:
         if isinstance(grant, Refused):
             dispatcher.refused(order, grant, self._port.now())
             return False
+        # Before the launch: what fails there says nothing about the store.
         dispatcher.replied()
         try:
             self._launcher.launch(spec, slot, grant)
@@ -230,6 +231,7 @@ class Executor:
             if run_blocking(ledger.lose(run, version, why, self._wall())):
                 self._report_record(spec, replace(run, state=SlotState.LOST, why=why))
         for run in findings.notes:
+            # Many instances judge alike: the one whose record the store took tells it.
             if run_blocking(ledger.note(run)):
                 self._report_record(spec, run)
         self.dispatcher.checked(order, findings, self._port.now())
@@ -250,6 +252,7 @@ class Executor:
     def _write_fold(self, spec: JobSpec, record: Record, fold: Fold) -> Fold:
         ledger = self.ledger(spec.name)
         if not run_blocking(ledger.fold(record.fields, fold)):
+            # Another instance was faster, and all must take the names from its fold.
             return fold_of(run_blocking(ledger.read()).fields)
         until = slot_id(fold.until)
         why = f"clocks were set back: slots until {until} come again, as ...~{fold.number}"
@@ -265,6 +268,7 @@ class Executor:
         missed = [run for run in findings.notes if run.state is SlotState.MISSED]
         if not missed:
             return
+        # Read only if there is something to record: a check of a slot is one request otherwise.
         peers = self._read_presences()
         if self._peers.any_behind(peers, missed[-1].due, self._port.now()):
             findings.notes = [run for run in findings.notes if run.state is not SlotState.MISSED]

@@ -132,6 +132,7 @@ class Output:
         if self._thread is not None:
             self._close_by = clock.now() + _CLOSE_WITHIN
             self._wake()
+            # Longer than the thread takes by its own clock: only a write that hangs is left then.
             self._thread.join(2 * _CLOSE_WITHIN)
             if self._thread.is_alive():
                 return False
@@ -165,6 +166,7 @@ class Output:
         if not pending:
             self._time_left = _WRITE_WITHIN
         poll = select.poll()
+        # An ended pipe stays readable, and would wake every poll.
         for fd in (self._woken,) if self._ended else (self._woken, self._fd):
             poll.register(fd, select.POLLIN)
         if pending:
@@ -173,6 +175,7 @@ class Output:
         if self._woken in fds:
             with suppress(BlockingIOError):
                 os.read(self._woken, 4096)
+        # Read before it is written: the tail is waited for, and a slow reader must not delay it.
         if self._draining:
             self._read_to_the_end()
         elif self._fd in fds:
@@ -203,6 +206,7 @@ class Output:
             self._ended = True
             return False
         if self._most:
+            # One assignment: another thread that shows the tail reads the old one or the new one.
             self._tail = (self._tail + data)[-self._most :]
         with self._mutex:
             self._waiting.append((_PieceKind.OUTPUT, data))
@@ -215,6 +219,7 @@ class Output:
                 break
         with self._mutex:
             self._waiting.append((_PieceKind.END, b""))
+        # Before the event is set: who waited for it may begin another drain at once.
         self._draining = False
         self._drained.set()
 
@@ -233,6 +238,8 @@ class Output:
         for _ in range(_WRITTEN_AT_ONCE):
             if not self._ready:
                 self._make_lines()
+            # poll() says that a piece of PIPE_BUF fits; `_in_pieces` makes none larger, so no write
+            # blocks.
             if not self._ready or not self._takes_a_line():
                 return
             # Nobody reads it: there is nowhere to write, and nobody to tell.

@@ -92,6 +92,7 @@ class Claimer:
 
     def hand_over(self, spec: JobSpec, slot: JobSlot, claim: Claim) -> Task:
         """Pass the lease on to another process: this one no longer counts as its holder."""
+        # First: a claim that is dropped while it is held gives itself back.
         claim.machine.leaving()
         return Task(without_schedule(spec), slot, claim.wanted, claim.id, claim.takes_in_doubt)
 
@@ -110,6 +111,7 @@ def adopt(link: Link, wanted: LeaseRequest, claim_id: str, takes_in_doubt: int) 
     """
     # A store that was just started may make a new connection wait longer than the old one.
     claim = run_blocking(acquire(link.port, wanted, wanted.policy.ttl / 2, claim_id=claim_id))
+    # Added up: a take of either process may still arrive at the store.
     claim.takes_in_doubt += takes_in_doubt
     link.keeper.arm(claim)
     return Lease(link, (claim,))
@@ -242,6 +244,7 @@ class Attempts:
         while True:
             end = attempt()
             left = self._spec.retries - (self.slot_record.attempt - 1)
+            # Asked after the attempt: without the lease nobody may begin another one here.
             if end.state is SlotState.OK or end.final or left <= 0 or not self._lease.valid:
                 return self._record_end(end)
             attempts = self.slot_record.attempt
@@ -278,6 +281,7 @@ class Attempts:
 
     def _record_end(self, end: AttemptEnd) -> SlotRecord | None:
         belief, run = self._lease.belief, self.slot_record
+        # As long as the lease lasts: after it, others find the run and record it as lost.
         until = max(belief.proof.deadline, clock.now() + 1.0)
         # Not by the wall clock: that may have been set while the run went on.
         took = clock.now() - self._began
@@ -304,6 +308,7 @@ class Attempts:
         run, belief = self.slot_record, self._lease.belief
         if run.state is not SlotState.RUNNING or not (self._lease.valid and belief.answered):
             return False
+        # Before it is sent: a request without an answer may have been applied.
         self._shown = True
         try:
             return run_blocking(self._ledger.show(run, output, belief.claim_id, clock.wall()))

@@ -208,6 +208,8 @@ class CronSchedule:
         return f"{self.expression} ({self.timezone})"
 
     def next_after(self, instant: float) -> float | None:
+        # Read as one value, and written as one below: jobs share schedules, and other threads ask
+        # too.
         since, found = self._last.span
         if since <= instant and (found is None or instant < found):
             return found

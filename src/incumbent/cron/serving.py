@@ -72,6 +72,7 @@ class CommandLauncher:
         if self.gone:
             # No process counts as the lease's holder: the lease ends, and other instances see that.
             raise CannotLaunch("the process that starts commands is gone")
+        # After the sending, and in time all the same: this thread reads the reports.
         self.runs.running[spec.name, slot.name] = slot
         self.runs.starting.add((spec.name, slot.name))
 
@@ -96,6 +97,7 @@ class CommandLauncher:
     def read_reports(self) -> None:
         """Note the runs that have begun or ended."""
         for job, name, code in self._zygote.reports():
+            # Any report ends the start: a worker that died has none to come.
             self.runs.starting.discard((job, name))
             if code == STARTED:
                 self.runs.begin(job, name)
@@ -145,6 +147,7 @@ def serve_jobs(
             news,
         )
         for spec in instance.specs:
+            # Made in vain, so that what the store cannot do is said before the first slot.
             claimer.wanted(spec)
         return _Serving(instance, launcher, signals, fleet.drain, reread, events).run()
 
@@ -172,6 +175,7 @@ class _Serving:
                 launcher.stand_by(*instance.stand_by())
                 _reap_orphans()
                 if clock.now() >= self.kill_at:
+                    # Once: a worker passes each further TERM on to a command that ends already.
                     self.kill_at = inf
                     launcher.stop_all()
         finally:

@@ -242,6 +242,7 @@ class _TaskRunner:
         ):
             while True:
                 ready = waiter.wait(fds, prepare_at)
+                # Before the channel is read: a task that came with the signal must not begin.
                 if _STOPPING & set(self.signals.take()) or not self.guard.alive():
                     return None
                 if self._channel.fileno() in ready:
@@ -276,6 +277,7 @@ class _TaskRunner:
     def set_up(self, cwd: str | None, stdin: str | None) -> None:
         """Change to the task's folder, and open its standard input. Raises OSError."""
         if cwd is not None or stdin is not None:
+            # The folder and standard input of a process cannot be given back.
             self.worn = True
             self._drop_prepared()
         if cwd is not None:
@@ -288,6 +290,7 @@ class _TaskRunner:
         self._drop_prepared()
         if self._output is not None:
             for number, ours in enumerate(self._standard, 1):
+                # Put back before the pipe is closed: a line of ours in between would be lost.
                 os.dup2(ours, number)
             self.worn |= not self._output.close()
             self._output = None
@@ -330,6 +333,7 @@ class _CommandRun:
         if not self._worker.guard.alive():
             # A worker that stood by may have lost its guard: another worker has its own.
             return self._attempts.release_unused("the guard is gone")
+        # On record before anything runs: two workers that both believe in the slot find one record.
         if (code := self._attempts.begin()) is not None:
             if code == ALREADY_RECORDED:
                 self._events("skipped", slot=self._slot, why="it has had its turn already")
@@ -337,9 +341,11 @@ class _CommandRun:
         with shown(self._output.tail, self._attempts.show_output):
             ended = self._attempts.run_attempts(self._attempt, self._pause)
         if ended is not None:
+            # After the end is on record, which has the output: no reader finds it in neither place.
             self._attempts.hide_output()
         if ended is not None and self._failed_for_good(ended):
             self._on_failure(ended)
+        # What outlived KILL may still write: then only the ttl ends the lease.
         if not self._survived:
             release_unless_lost(self._lease)
         self._attempts.prune()
@@ -371,6 +377,7 @@ class _CommandRun:
             return AttemptEnd(SlotState.FAILED, error.code, str(error))
         except (GuardFault, ConfigError) as error:
             return AttemptEnd(SlotState.FAILED, None, str(error), final=True)
+        # The command has ended, but its last lines may still be in the pipe: the record needs them.
         output.drain()
         return self._end_of(ending)
 
@@ -453,6 +460,8 @@ def run_on_failure(
         child.wait(_ON_FAILURE_WITHIN)
     except subprocess.TimeoutExpired:
         why = f"stopped after {say_seconds(_ON_FAILURE_WITHIN)}"
+        # The whole session: its leader alone would leave its children with our pipe open. Not
+        # waited for yet, so the number is its own.
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
     output.drain()

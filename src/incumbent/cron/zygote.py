@@ -72,6 +72,8 @@ class Zygote:
 
     def __init__(self, fleet: FleetSettings, events: Events) -> None:
         ours, its = socket.socketpair()
+        # Before the freeze and the fork: what is loaded now is shared, and a fork's child need not
+        # load it. No connection is made, which two processes would share.
         _warm_up(fleet.url)
         # The collector would write to the pages that forks share, and so copy them.
         gc.freeze()
@@ -79,6 +81,7 @@ class Zygote:
         if self.pid == 0:
             ours.close()
             _run_zygote(its, fleet, events)
+        # Our end only: the zygote's must end when the zygote does.
         its.close()
         self._socket = ours
         self.fd = ours.fileno()
@@ -152,6 +155,7 @@ class _Forking:
         self._poll.register(channel, select.POLLIN)
         self._pool = WorkerPool(self._fork_worker, self._pass_on, self._poll)
         self._connected = True
+        # By pidfd, taken while it surely lives: when somebody asks, its pid may be another's.
         self._instance = pidfds([os.getppid()])
         self._wake, self._write = os.pipe()
         for fd in (self._wake, self._write):
@@ -169,6 +173,7 @@ class _Forking:
             if self._wake in ready:
                 with suppress(BlockingIOError):
                     os.read(self._wake, 4096)
+                # The pipe is emptied before: a child that ends from here on wakes the next poll.
                 self._pool.reap()
             for fd in ready - {channel, self._wake}:
                 self._pool.receive(fd)
@@ -179,6 +184,7 @@ class _Forking:
                     for message in self._inbox.receive():
                         self._handle_message(message)
                 except EOFError:
+                    # Its end of file would wake every poll from here on.
                     self._poll.unregister(channel)
                     self._connected = False
                     self._pool.stop()
@@ -199,6 +205,8 @@ class _Forking:
 
     def _fork_worker(self, task: Task | None) -> Worker | None:
         ours, its = socket.socketpair()
+        # Our copy of the worker's end is closed before this returns: else its end would never be
+        # seen.
         with its:
             work = partial(run_worker, self._fleet, its, task, self._events, self._instance)
             pid = self._fork(task.spec.name if task else "", work, ours)
@@ -229,6 +237,7 @@ class _Forking:
     ) -> NoReturn:
         code = FAULT
         try:
+            # First: a signal in this child must not wake the zygote, whose pipe it still has.
             signal.set_wakeup_fd(-1)
             kept = _LEFT_ALONE - {signal.SIGCHLD} | _IGNORED_BY_PYTHON
             for signum in signal.valid_signals() - kept:
@@ -246,6 +255,7 @@ class _Forking:
         except Exception as error:  # noqa: BLE001 - the last place to report it, whatever it is
             self._events("fault", job=job or None, why=f"{type(error).__name__}: {error}")
         finally:
+            # os._exit flushes nothing, and runs no clean-up that belongs to the zygote.
             sys.stderr.flush()
             os._exit(code)
 
@@ -315,6 +325,8 @@ class WorkerPool:
         fits = len(data) <= _HANDED_MOST
         for worker in sorted(self._idle() if fits else (), key=lambda worker: not worker.prepared):
             if self._hand_over(worker, data):
+                # Only after all of it was taken: a worker that got no task may be replaced by
+                # another.
                 worker.task, worker.since = task.key, clock.now()
                 worker.prepared = worker.preparing = False
                 return
@@ -335,6 +347,7 @@ class WorkerPool:
         """
         idle, now = self._idle(), clock.now()
         busy = [worker for worker in self._by_fd.values() if worker.task is not None]
+        # A burst's workers are idle again soon: forking others for the next slots would be in vain.
         back_soon = sum(now - worker.since < _SHORT for worker in busy)
         if len(idle) + back_soon >= self._ready or any(worker.preparing for worker in idle):
             return None
@@ -363,6 +376,7 @@ class WorkerPool:
 
     def _hand_over(self, worker: Worker, data: bytes) -> bool:
         try:
+            # Never blocks: one worker that does not read must not delay the others' tasks.
             if worker.channel.send(data, socket.MSG_DONTWAIT) == len(data):
                 return True
         except OSError:
@@ -370,6 +384,8 @@ class WorkerPool:
         # The worker does not read, or got half of a task.
         self._dismiss(worker)
         with suppress(ProcessLookupError):
+            # It has no task, and half of one must never begin. Not reaped yet, it still has its
+            # number.
             os.kill(worker.pid, signal.SIGKILL)
         return False
 
@@ -407,6 +423,7 @@ class WorkerPool:
             if worker.task is not None:
                 self._report(*worker.task, STARTED)
         elif worker.task is not None:
+            # Idle before the report: the answer to it may be the next task.
             task, worker.task = worker.task, None
             self._report(*task, code)
             if len(self._idle()) > self._kept:
