@@ -74,6 +74,7 @@ class ByCaller(Generic[T]):
         for caller, it in kept:
             if caller() is me:
                 return it
+        # A caller that tried on its own does not get what another still works under.
         left = (it for caller, it in kept if me not in self._tried or has_ended(caller()))
         return next(left, None)
 
@@ -117,6 +118,7 @@ class Exclusion:
     def enter(self) -> Iterator[bool]:
         """Enter; the value is whether this caller is the only one inside."""
         process, me = os.getpid(), object()
+        # One step, so that of two threads exactly one is alone.
         alone = self._inside.setdefault(process, me) is me
         try:
             yield alone
@@ -152,6 +154,8 @@ def bodies_of_task() -> Bodies:
 
 def enter(claim: Claim, store: Hashable) -> Callable[[], None]:
     """Note the body of a lease. Return a function that removes it: for any caller, also twice."""
+    # For a task in both lists: while it is in the body, its thread must not block on the name
+    # either.
     entry, task = (claim.ref, store), current_task()
     callers = [threading.current_thread()] if task is None else [threading.current_thread(), task]
     lists = [_bodies.setdefault(caller, []) for caller in callers]
@@ -159,6 +163,8 @@ def enter(claim: Claim, store: Hashable) -> Callable[[], None]:
         bodies.append(entry)
 
     def leave() -> None:
+        # Taken off one by one: a second call, or one that was interrupted, goes on where the first
+        # ended.
         while lists:
             bodies = lists.pop()
             if entry in bodies:

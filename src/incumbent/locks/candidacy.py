@@ -85,6 +85,7 @@ class TermHandle(SingleLease):
         """
         if not self._stop_seen:
             now, machine = clock.now(), self._claim.machine
+            # Kept: a renewal after the work was told to stop must not tell it to go on.
             self._stop_seen = self._asked or now >= machine.stop_at or not machine.valid(now)
         return self._stop_seen
 
@@ -207,6 +208,7 @@ class ElectionHandle(SingleLock[T], Generic[T]):
             self._leader_seen(leader_by_refusal(answer))
 
     def _begin_term(self, term: T) -> T:
+        # Before the callbacks: one that asks `is_leader` must get yes.
         ref = self._term = weakref.ref(term)
         self._terms = (self._terms[0] + 1, term.number)
         _log.info("%s: elected, term %d", self.name, term.number, extra=self._facts(term.number))

@@ -92,12 +92,14 @@ class Term(TermHandle, Lease):
         self._ask_to_stop()
         if self._body is None:
             return self.release()
+        # The body itself must not wait for its own end: it only learns that it has to stop.
         if self._body != threading.get_ident():
             self.wait_lost(timeout)
         return self._claim.machine.state is LeaseState.RELEASED
 
     def __enter__(self) -> Self:
         super().__enter__()
+        # After the lease was entered: until then `resign` releases it, and no body is waited for.
         self._body = threading.get_ident()
         return self
 
@@ -105,6 +107,8 @@ class Term(TermHandle, Lease):
         try:
             super().__exit__(kind, error, trace)
         finally:
+            # After the release: who resigns meanwhile waits for it instead of releasing a second
+            # time.
             self._body = None
 
 
@@ -198,6 +202,8 @@ class Election(ElectionHandle[Term]):
             try:
                 with term:
                     value = refuse_coroutine(work(term), work, _USE_ASYNC)
+                    # Inside the body: after the release the term is over, and `stopping` always
+                    # true.
                     ended_by_itself = not term.stopping
                 if ended_by_itself:
                     return value
@@ -261,6 +267,7 @@ class Election(ElectionHandle[Term]):
         """
         term = self._term_to_transfer(to)
         record = self._link.store.read(self._wanted.key, self._read_until())
+        # After the read, before the release, which carries it to the store.
         self._reserve_for(term, to, record)
         return term._step_down(timeout)
 

@@ -232,6 +232,7 @@ class Group(GroupHandle):
                 with thread_beside(self.name, work, end, "membership"):
                     yield self
             finally:
+                # Last, after the thread has ended: it might join again.
                 run_blocking(roster.leave(link.port))
 
     def members(self) -> tuple[Member, ...]:

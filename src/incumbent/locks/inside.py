@@ -100,9 +100,11 @@ class CurrentLease:
         return f"<CurrentLease {self.name!r} token={self.fencing_token}>"
 
     def _ask(self) -> _Answer:
+        # Before the question, as with a store: a slow answer then proves less, and never more.
         asked = clock.now()
         try:
             facts = json.loads(_question(self._path, asked + _ANSWER_WITHIN))
+            # The path may be that of a later term: an answer about another lease proves nothing.
             if facts["term"] != self.fencing_token or facts["name"] != self.name:
                 return _Answer(asked, "taken")
             return _Answer(asked + float(facts["remaining"]), str(facts["lost"]))
@@ -118,6 +120,7 @@ def _question(path: str, until: float) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         _connect(link, path, until)
         reply = b""
+        # The deadline is for the whole answer; a socket's own timeout begins anew with each piece.
         while not reply.endswith(b"\n") and len(reply) < _LONGEST:
             link.settimeout(_left(until))
             more = link.recv(4096)

@@ -93,6 +93,7 @@ class AnyLease:
         self._leave_bodies: Sequence[Callable[[], None]] = ()
         if if_lost == "exit":
             self._exit_on_loss = partial(_exit_if_lost, claims)
+            # Watched first: the exit must not wait behind a callback of the user.
             self._watch(self._exit_on_loss, min(_EXIT_AHEAD, claims[0].wanted.policy.grace / 2))
         if on_lost is not None:
             self._watch(partial(_call_if_lost, claims, [on_lost]))
@@ -166,6 +167,7 @@ class AnyLease:
     def _loss_before_release(self) -> LeaseLost | None:
         """The loss that a release finds, or None. The keeper releases lost claims later."""
         now = self._now()
+        # All of them by one instant: else one could run out between two looks, and be forgotten.
         over = [claim for claim in self._claims if not claim.machine.valid(now)]
         for claim in over:
             if not claim.drop_reentry() and claim.machine.reason != "forked":
@@ -189,6 +191,8 @@ class AnyLease:
         elif self._release_reentry():
             return None, True
         if claims:
+            # Before the release: a loss that only its answer shows is raised, and must not end the
+            # process.
             self._cancel_exit()
         try:
             if len(claims) == 1:
@@ -197,6 +201,8 @@ class AnyLease:
                 confirmed = await release_all(port, claims)
         finally:
             for claim in claims:
+                # Also after an error or a cancellation: belief has ended, and nothing may be
+                # renewed behind it.
                 self._link.keeper.disarm(claim)
         return lost or (None if confirmed else self._first_loss()), confirmed
 
@@ -210,6 +216,7 @@ class AnyLease:
         claim = self._claims[0]
         if claim.reentries is None or not claim.drop_reentry():
             return False
+        # The holding goes on for the others; this lease must say from now on that it was released.
         self._claims = (claim.released_copy(),)
         return True
 
@@ -298,6 +305,7 @@ class BlockingLease(AnyLease):
         self.check()
         done = threading.Event()
         self._renew_now(done.set)
+        # No longer than the proof: after it the verdict is a loss, whatever the answer would be.
         done.wait(self.remaining)
         return self._renewal_verdict()
 
@@ -411,6 +419,7 @@ class SuspendingLease(AnyLease):
 
     async def __aenter__(self) -> Self:
         self.check()
+        # Before the body is noted: a task that is cancelled here has not entered it.
         self._scope = cancel_at_stop(self)
         self._enter_body()
         return self
@@ -418,6 +427,8 @@ class SuspendingLease(AnyLease):
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         from asyncio import CancelledError
 
+        # First: what follows awaits, and a late cancellation by the scope would cut the release
+        # short.
         own_cancel = self._scope.close()
         if self._scope.watcher is not None:
             self._unwatch(self._scope.watcher)
@@ -461,6 +472,7 @@ def cancel_at_stop(lease: AnyLease) -> LeaseScope:
     if lease._claims[0].reentries is not None:
         # Noted for removal: a holding entered a thousand times would keep a thousand watchers.
         scope.watcher = recheck
+    # Without a deadline in the keeper: the scope has a timer of its own in the loop.
     lease._watch(recheck, ahead=None)
     return scope
 
@@ -528,6 +540,7 @@ def _say_at_once(words: bytes) -> None:
     reader = original("select", "poll")()
     reader.register(_STDERR, select.POLLOUT)
     if any(event & select.POLLOUT for _, event in reader.poll(0)):
+        # A pipe that is ready takes this much at once.
         os.write(_STDERR, words[: select.PIPE_BUF])
 
 

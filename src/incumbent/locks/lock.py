@@ -158,6 +158,7 @@ class AnyLock(Generic[A]):
         # From a copy: while other threads remove entries, an iteration of the list skips some.
         me, entries = self._caller_ref(), self._entries.copy()
         inside = [entry for entry in entries if entry.entered]
+        # Weak references of one object are equal, also when they are not the same.
         own = [entry for entry in inside if entry.caller == me] or inside
         if not own or any(entry.caller != own[0].caller for entry in own):
             raise NotHeld(f"the lock on {self._names()} was not entered here")
@@ -435,6 +436,8 @@ class Lock(LeaseKeepingLock[Lease]):
             shorten(error)
             raise
         try:
+            # From the grant on nobody but us knows of it: an error of a signal handler must not
+            # leave it held.
             return keep(Lease(*(reentered or self._armed(claim))))
         except BaseException:
             give_up_all(link, (claim,), undo_slot=True)

@@ -133,6 +133,7 @@ def of_this_process(wanted: LeaseRequest) -> LeaseRequest:
 def _forked() -> None:
     if default_holder.cache_info().currsize:
         _inherited.add(default_holder())
+        # What is cached is the parent's name, so it is noted before it is forgotten.
         default_holder.cache_clear()
 
 

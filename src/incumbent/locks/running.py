@@ -122,6 +122,7 @@ class EndablePort(SyncPort):
                 raise CandidacyEnded
             part = min(until, clock.now() + self._poll_every)
             self.store.wait_change(key, seen, part)
+            # It came back early, so something changed, or the whole wait is over.
             if clock.now() < part or part >= until:
                 break
         if self.over:
@@ -142,6 +143,7 @@ def thread_beside(
             pass
         except BaseException as error:  # noqa: BLE001 - it is raised at the end of the body
             log_failure(name, what, error)
+            # Logged first: the body may go on for days before it sees this.
             failures.append(error)
 
     thread = threading.Thread(target=attempt, name=f"incumbent {name}", daemon=True)
@@ -167,6 +169,7 @@ async def task_beside(
     from asyncio import create_task
 
     task = create_task(work, name=f"incumbent {name}")
+    # At once, not at the end of the body; it also marks the exception as seen by somebody.
     task.add_done_callback(lambda done: log_failure(name, what, failure_of(done)))
     try:
         yield
@@ -195,6 +198,7 @@ async def ended(*tasks: Task[Any]) -> None:
         try:
             await wait(running)
         except CancelledError as error:
+            # Raised later: who stops waiting now would release under work that still runs.
             cancelled = error
     if cancelled is not None:
         raise cancelled

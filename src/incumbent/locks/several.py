@@ -113,6 +113,7 @@ class MultiHandle(AnyLock[M], Generic[M]):
                 raise ConfigError(f"{what}: it is for a Lock, which has one name", name=what)
         super().__init__(store, timeout, settings)
         can = self._link.engine.capabilities
+        # The same order for everybody: then no two callers can wait for each other.
         self._made = [lease_request(namespace, it, can, **settings) for it in sorted(names)]
 
     def _all_wanted(self) -> list[LeaseRequest]:

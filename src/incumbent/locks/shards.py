@@ -80,6 +80,8 @@ class Shard(_ShardHandle, Term):
         """
         seconds = parse_timeout(timeout)
         if not self.stopping:
+            # `_wake_in_time` sets it at the renew_deadline, which renewals move; a timeout here
+            # would not know.
             self._woken.wait(None if seconds is None else min(seconds, threading.TIMEOUT_MAX))
         return self.stopping
 
@@ -154,6 +156,7 @@ class _Membership(Generic[S]):
         """Renew `claim` together with other shards of this process, which takes fewer requests."""
         keeper, every = self._link.keeper, claim.wanted.policy.renew_every
         step, now = every / _REQUESTS, clock.now()
+        # Armed first: `renew_now` only moves what is renewed already.
         keeper.arm(claim)
         after = every - (now - self._phase * every) % step
         keeper.renew_now(claim, ignore, after=after)
@@ -172,6 +175,7 @@ class _Membership(Generic[S]):
         if isinstance(error, LeaseLost) and error.name == shard.name:
             return False
         log_failure(shard.name, "work", error)
+        # The first is raised: the others mostly follow from it.
         self._failure = self._failure or error
         return True
 
@@ -286,6 +290,8 @@ class _Threads(_Membership[Shard]):
     def _serve(self, shard: Shard) -> None:
         try:
             with shard:
+                # Asked inside: a shard that was told to stop before it began is released by the
+                # exit.
                 if self._may_begin(shard):
                     refuse_coroutine(self._work(shard), self._work, _USE_ASYNC)
         except BaseException as error:  # noqa: BLE001 - it is raised by `run`
@@ -356,6 +362,8 @@ class _Tasks(_Membership[AsyncShard]):
     async def _wind_up(self, task: Task[None]) -> None:
         self._stop_all()
         await cancel(task)
+        # Off the roster before the bodies have ended: the others divide anew, and wait for the
+        # leases.
         await self.roster.strike_off(self.port)
         await ended(*self._tasks.values())
         await self.roster.leave(self.port)
