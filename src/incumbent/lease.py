@@ -335,21 +335,25 @@ class LeaseMachine:
         self.stop_at = stop_at if stop_at < self.at_most_until else self.at_most_until
         self.deadline = self.stop_at + self.policy.grace
 
-    def _require(self, what: Input) -> LeaseState:
-        state = TRANSITIONS[self.state].get(what)
+    def _require(self, what: Input, before: LeaseState | None = None) -> LeaseState:
+        before = before or self.state
+        state = TRANSITIONS[before].get(what)
         if state is None:
-            raise IllegalInput(f"{what.name} in state {self.state.name}")
+            raise IllegalInput(f"{what.name} in state {before.name}")
         return state
 
     def _move(self, what: Input) -> None:
-        state = TRANSITIONS[self.state].get(what) or self._require(what)
-        # Written only on a change: a renewal's answer must not undo the move of another thread.
-        if state is not self.state:
+        # Read once, and written only on a change from that: a renewal's answer, which changes
+        # nothing, must not undo the move that another thread makes meanwhile.
+        before = self.state
+        state = TRANSITIONS[before].get(what) or self._require(what, before)
+        if state is not before:
             self.state = state
 
     def _end(self, what: Input, reason: str) -> None:
-        state = self._require(what)
-        if state is not self.state:
+        before = self.state
+        state = self._require(what, before)
+        if state is not before:
             # Before the state: who sees the loss must find its reason.
             self.reason = reason
             self.state = state

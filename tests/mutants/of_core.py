@@ -15,6 +15,13 @@ _p = in_area("protocol")
 
 MUTATIONS: tuple[Mutation, ...] = (
     _l(
+        "an answer that changes nothing undoes the move of another thread",
+        "lease.py",
+        "        if state is not before:\n            self.state = state\n",
+        "        if state is not self.state:\n            self.state = state\n",
+        *_LEASE,
+    ),
+    _l(
         "the deadline is not looked at",
         "lease.py",
         "            if now < self.deadline:\n                return True\n",

@@ -309,3 +309,38 @@ def test_another_bound_ends_belief_earlier_at_once_and_later_only_once_renewed()
     machine.move_end(inf)
     assert not machine.valid(T0 + 2), "what ended does not come back"
     assert machine.reason == "at_most_for"
+
+
+class _Interrupted(dict[Input, LeaseState]):
+    """A row of the table at whose look-up another thread is faster."""
+
+    other: Callable[[], object] = staticmethod(lambda: None)
+
+    def get(self, what: Input, default: LeaseState | None = None) -> LeaseState | None:  # type: ignore[override]  # no other default is asked for
+        found, other = super().get(what), self.other
+        self.other = lambda: None
+        other()
+        return found
+
+
+@pytest.mark.parametrize(
+    ("state", "slow", "fast", "then"),
+    [
+        (LeaseState.HELD, Input.UNRENEWED, Input.LEAVE, LeaseState.LEAVING),
+        (LeaseState.HELD, Input.UNRENEWED, Input.GONE, LeaseState.LOST),
+        (LeaseState.LEAVING, Input.UNRENEWED, Input.GIVEN, LeaseState.RELEASED),
+        (LeaseState.LEAVING, Input.EXPIRE, Input.GIVEN, LeaseState.RELEASED),
+    ],
+)
+def test_an_answer_that_changes_nothing_undoes_no_move_of_another_thread(
+    state: LeaseState,
+    slow: Input,
+    fast: Input,
+    then: LeaseState,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine, row = machine_in(state), _Interrupted(TRANSITIONS[state])
+    monkeypatch.setitem(TRANSITIONS, state, row)
+    row.other = lambda: FEED[fast](machine)
+    FEED[slow](machine)
+    assert machine.state is then
