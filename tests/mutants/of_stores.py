@@ -102,8 +102,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "a place whose caller was interrupted is lost",
         "net/limiter.py",
-        "            if place() is None:\n",
-        "            if not place:\n",
+        "for place in self._all.copy() if place() is None]",
+        "for place in self._all.copy() if not place]",
         "tests/net/test_limiter.py",
     ),
     _d(

@@ -144,6 +144,22 @@ def test_a_place_whose_caller_was_interrupted_is_made_anew() -> None:
     run_blocking(here.enter(soon(1.0))).leave(answered=True)
 
 
+def test_a_place_that_was_lost_while_another_waited_is_made_anew() -> None:
+    async def main() -> None:
+        here = gate()
+        place = entered(here)
+        with pytest.raises(StoreUnavailable, match="none ended in time"):
+            await here.enter(soon(0.01))
+        # Its caller is interrupted before it can leave.
+        del place
+        gc.collect()
+        (await here.enter(soon(1.0))).leave(answered=True)
+        entered(here)
+        assert here.enter_now() is None
+
+    asyncio.run(main())
+
+
 class Ticks:
     """A clock that a test moves, and the wakeups of those who wait by it."""
 

@@ -133,7 +133,8 @@ class Limiter:
 
     async def _wait(self, until: float, patience: float) -> LimiterPlace:
         waiter = _LimiterWaiter(self._wakeup())
-        if not self.line:
+        # Also while others wait: if all places were lost, none of those would ever leave the line.
+        if not self.free:
             self._replace_lost()
         # Listed first: from now on a place that another thread frees may be given to it.
         self.line.append(waiter)
@@ -162,11 +163,16 @@ class Limiter:
 
     def _replace_lost(self) -> None:
         """Replace places whose callers were interrupted before they could leave."""
-        for at, place in enumerate(self._all):
-            if place() is None:
-                new = LimiterPlace(self)
-                self._all[at] = ref(new)
-                self.free.append(new)
+        for lost in [place for place in self._all.copy() if place() is None]:
+            try:
+                # One step: of several threads that find it, one makes another.
+                self._all.remove(lost)
+            except ValueError as error:
+                raise_if_from_signal(error)
+                continue
+            new = LimiterPlace(self)
+            self._all.append(ref(new))
+            self.free.append(new)
 
     def go_on(self, *, answered: bool = False) -> None:
         """Give the free places to waiters. `answered`: the store has just answered a request."""
