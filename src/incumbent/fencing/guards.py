@@ -108,6 +108,8 @@ def _locked(path: Path) -> Iterator[int]:
 
     guard = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
+        # Not checked again after this wait: the token decides, which a later holder has raised by
+        # then.
         fcntl.flock(guard, fcntl.LOCK_EX)
         yield guard
     finally:
@@ -135,10 +137,12 @@ def _replace(target: Path, data: bytes) -> None:
             os.fchmod(file.fileno(), target.stat().st_mode & 0o7777)
         file.write(data)
         file.flush()
+        # Before the rename, or a crash could leave the new name with no data.
         os.fsync(file.fileno())
     new.replace(target)
     folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
+        # The rename itself is on disk only with the folder.
         os.fsync(folder)
     finally:
         os.close(folder)

@@ -135,6 +135,7 @@ class FencedASGI:
             arrived[key] = ",".join([*before, value.decode("latin-1")])
         keys = ((name, name.lower().encode()) for name in (_HEADER, _RESOURCE))
         sent = {name: arrived[key] for name, key in keys if key in arrived}
+        # In a thread: another process may have the file locked for seconds.
         answer = await asyncio.to_thread(self._guard.answer, scope["method"], sent)
         if isinstance(answer, _HttpRefusal):
             await _refuse(send, answer)

@@ -59,6 +59,8 @@ def with_token(lease: Fenced, connection: Any, *, resource: str | None = None) -
     lease.check()
     name, token = resource_of(lease, resource), token_of(lease)
     run = _runner(connection)
+    # The update first: it locks the row, so that no later holder's token comes between check and
+    # write.
     if not (_update_row(run, name, token) or _insert_row(run, name, token)):
         row = run(_SELECT, name).fetchone()
         raise refused(name, token, None if row is None else row[0])

@@ -133,6 +133,7 @@ class Outbox:
         if not self._started:
             return
         self._close_at = clock.now() + within
+        # After the instant is written: the thread that this wakes reads it.
         self._new.put(None)
         # The thread may be in the middle of a request that lasts longer: it is left to itself.
         with suppress(original("queue", "Empty")):
@@ -193,6 +194,7 @@ class Outbox:
         if self._beat is None or (now := clock.now()) < self._beat_at:
             return
         every, ping = self._beat
+        # Before it is asked: a defect in `ping` must not make the next turn ask at once.
         self._beat_at = now + every
         if (receiver := ping()) is not None:
 
@@ -222,7 +224,10 @@ class Outbox:
             letter.post = letter.compose()
         if letter.post is None:
             return True
+        # Counted before it is sent: a defect while sending uses up a try, and no letter is tried
+        # for ever.
         letter.tries += 1
+        # By the clock after `compose`, which may have asked a store that was slow.
         outcome = send(*letter.post, self._secrets, min(clock.now() + WITHIN, self._close_at))
         if outcome.accepted:
             _count("sent")
@@ -232,6 +237,7 @@ class Outbox:
             return self._drop(letter, outcome.why)
         delay = backoff_delay(bag.failures, 0.5 + draw_jitter() / 2, base=_BASE, cap=_CAP)
         pause = max(delay, min(outcome.after, KEPT))
+        # Of the bag, not the letter: a host that does not answer gets no other letter either.
         bag.failures, bag.due = bag.failures + 1, clock.now() + pause
         if letter.tries >= TRIES or bag.due >= letter.until:
             return self._drop(letter, f"{outcome.why}, {letter.tries} times")

@@ -67,6 +67,8 @@ class PageGate:
         post = request.method == "POST" and (found or request.route == _LOGIN)
         if not post and request.method not in ("GET", "HEAD"):
             return Page(405, TEXT, "only GET and HEAD\n")
+        # Before anything is compared: probes send no token, and must be answered whatever is wrong
+        # with ours.
         if request.path in OPEN_PATHS:
             return answer(self._routes, request)
         caller = user or name_by_header(request.headers.get("authorization"), self._name_by_token)
@@ -190,6 +192,7 @@ def read_secrets(path: str) -> dict[str, str]:
     """
     try:
         with Path(path).open("rb") as file:
+            # Of the open file: the path may lead to another one a moment later.
             mode = os.fstat(file.fileno()).st_mode
             lines = file.read(_LONGEST_FILE).splitlines()
     except OSError as error:
@@ -234,6 +237,7 @@ def name_by_header(header: str | None, name_by_token: Mapping[str, str] | None) 
     # compare_digest takes texts only if they are ASCII, so compare bytes.
     given, found = token.strip().encode("utf-8", "replace"), None
     for secret, name in name_by_token.items():
+        # All are compared, also after a match: the time must not say which one it was.
         if hmac.compare_digest(given, secret.encode()) and scheme.lower() == "bearer":
             found = name
     return found

@@ -88,6 +88,7 @@ class SystemdNotifier:
 
     def close(self) -> None:
         """Report once more, then end."""
+        # Before it is woken: it looks once more after it has read this.
         self._closed = True
         self._wake.set()
         self._thread.join()
@@ -97,6 +98,7 @@ class SystemdNotifier:
         while not self._closed:
             self._report(self._situation.view())
             self._wake.wait(min(self._watchdog_every, _EVERY))
+            # Cleared before the next look: a change after that wakes again.
             self._wake.clear()
         self._report(self._situation.view())
 

@@ -94,6 +94,8 @@ class PageServer:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         files = files if files > 0 else 4 * _VIEWERS
         self._reading: dict[asyncio.StreamWriter, None] = {}
+        # No more than a share of the descriptors that this process may have: the rest is for its
+        # stores.
         self._most_reading, self._most_viewers = (
             min(_READING, files // 4),
             min(_VIEWERS, files // 2),
@@ -148,6 +150,8 @@ class PageServer:
         except (OSError, EOFError, asyncio.LimitOverrunError):
             pass  # The peer is gone, is too slow, never ends its head, or made room for another.
         finally:
+            # In any case, and at once: a peer that takes nothing would keep the rest of an answer
+            # in memory.
             writer.transport.abort()
 
     @contextmanager
@@ -155,6 +159,8 @@ class PageServer:
         if len(self._reading) >= self._most_reading:
             oldest = next(iter(self._reading))
             del self._reading[oldest]
+            # It wakes its handler, which ends by the error; its entry is gone already, so that
+            # nobody picks it twice.
             oldest.transport.abort()
         self._reading[writer] = None
         try:
@@ -169,12 +175,14 @@ class PageServer:
             if self._viewers < self._most_viewers:
                 await self._show(writer, page, asked)
                 return
+            # A coroutine that is never awaited must be closed, or Python warns.
             page.close()
             page = Page(503, TEXT, "too many look at it already\n")
         takes_place = page.status == HTTPStatus.OK and not _is_probe(request)
         if takes_place and self._answers >= _ANSWERS:
             page = Page(503, TEXT, "too many have not taken their answer yet\n")
             takes_place = False
+        # Counted before the first await: others are counted meanwhile.
         self._answers += takes_place
         try:
             async with asyncio.timeout(_TIMEOUT):

@@ -189,10 +189,12 @@ class Situation:
         with self._mutex:
             before = self._reported
             if before.role == "stopping":
+                # The loop may report once more on its way out.
                 changes.pop("role", None)
             after = self._reported = replace(before, **changes)
             led = after.leader is not None or after.role not in _NOT_LEADING
             self._absence.seen(clock.now(), leader=led)
+        # Outside of the mutex: a listener may ask for the view, in another thread too.
         if any(getattr(before, name) != getattr(after, name) for name in _VISIBLE):
             for listener in self._listeners:
                 listener()
@@ -205,6 +207,7 @@ class Situation:
     def view(self) -> InstanceView:
         """The view at this instant."""
         with self._mutex:
+            # Together: a term that ends in between must not show as led by one half of the view.
             now, reported, lease = clock.now(), self._reported, self._lease
             remaining = 0.0 if lease is None else lease.remaining
             last_answer = -inf if self._keeper is None else self._keeper.stats.last_answer

@@ -43,6 +43,7 @@ def reporting(situation: Situation, index: int, channel: socket.socket) -> Itera
             if last:
                 return
             wake.wait(every)
+            # Before the next look: see SystemdNotifier.
             wake.clear()
 
     thread = threading.Thread(target=report, name="incumbent-report", daemon=True)
@@ -50,6 +51,7 @@ def reporting(situation: Situation, index: int, channel: socket.socket) -> Itera
     try:
         yield
     finally:
+        # Before `closed`: the thread's last report is made after it has seen that.
         situation.stopping()
         closed.set()
         wake.set()
@@ -96,6 +98,7 @@ class Workers(Situation):
     def view(self) -> InstanceView:
         """The joint view: ready if one worker is, healthy if all workers are."""
         whole, now = super().view(), clock.now()
+        # Aged by our clock: one host has one clock since boot, whatever process reads it.
         views = [_aged(view, now - at) for at, view, _ in list(self._reports.values())]
         if not views:
             return whole

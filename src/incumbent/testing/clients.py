@@ -86,6 +86,7 @@ class _Process:
         self._start()
 
     def ask(self, request: tuple[Any, ...]) -> Any:
+        # One at a time: the answers have no numbers.
         with self._turn:
             if self._running is None:
                 self._start()

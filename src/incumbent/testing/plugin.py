@@ -115,6 +115,8 @@ class World:
         self._notice_time()
         while (left := target - self.now()) > 0:
             step = max(_STEP, self._next_instant() - self.now())
+            # To the next instant, not to the end: what is due then has to happen before more time
+            # passes.
             self._moved += min(left, step)
             self._notice_time()
             yield
@@ -127,6 +129,7 @@ class World:
 
     def _notice_time(self) -> None:
         """Make all waiters, keepers and scopes notice the present time."""
+        # The store first: the keepers that are woken next ask it at the new time.
         self._memory.notify_all()
         for keeper in list(keepers._keepers):
             for thread in (keeper._state.thread, keeper._state.deadlines.thread):

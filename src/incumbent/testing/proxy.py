@@ -207,6 +207,7 @@ class FaultProxy:
 
     def _set(self, **changes: object) -> None:
         with self._changed:
+            # One assignment: a thread that reads a chunk sees all faults of one instant.
             self._faults = replace(self._faults, **changes)  # type: ignore[arg-type]
             self._changed.notify_all()
 
@@ -252,6 +253,7 @@ class FaultProxy:
 
     def _spawn(self, work: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=work, args=arguments, daemon=True)
+        # Before the start: `close` waits for all that are listed.
         self._threads.append(thread)
         thread.start()
 

@@ -262,6 +262,7 @@ class Bench:
                     return found
             except BaseException:
                 for start in starts:
+                    # The others would wait for this one at the line for ever.
                     start.abort()
                 raise
 

@@ -28,6 +28,7 @@ def used_by_child(work: Callable[[], None]) -> str:
     nobody answers there, the parent's peers hear nothing, and bytes at the other end are proof that
     the child used its parent's connection, whatever the protocol.
     """
+    # Else the child has a copy of what waits, and writes it a second time.
     sys.stdout.flush()
     sys.stderr.flush()
     read, write = os.pipe()
