@@ -87,6 +87,7 @@ async def acquire(
             _meter(claim, port.now() - started)
         return claim
     except BaseException:
+        # Before it is counted: a claim that is still HELD would be counted as granted.
         _compensate(port, claim)
         if meters.on:
             _meter(claim, port.now() - started)
@@ -120,6 +121,7 @@ def _meter(claim: Claim, seconds: float) -> None:
 def _compensate(port: Port, claim: Claim) -> None:
     if claim.machine.state is _HELD:
         # Interrupted after the grant: nobody else will release it.
+        # Its work never began, so the slot has to be free for another try.
         give_up(port, claim, undo_slot=True)
         return
     now = port.now()
@@ -155,6 +157,7 @@ class _AcquireAttempt:
             await self._try_until(outcome)
         finally:
             meters.count(meters.WAITERS, amount=-1.0)
+        # Only what had to wait is logged: a lock that is always free would fill the log.
         claim, waited = self.claim, self.port.now() - self.started
         name, holder = claim.wanted.key.name, claim.wanted.once.holder
         facts = {"lease": name, "holder": holder, "token": claim.machine.token, "waited": waited}
@@ -187,10 +190,13 @@ class _AcquireAttempt:
         """Watch the holder that is in the way until it is known whether it is dead."""
         port, wanted = self.port, self.claim.wanted
         outcome: Granted | Refused | StoreError = refused
+        # An end of our own: each other holder that takes over meanwhile would begin another ttl.
         end = port.now() + (refused.retry_after or 0.0) * _CLOCK_MARGIN + _SOON
         while isinstance(outcome, Refused) and outcome.holder_may_be_dead and port.now() < end:
             proved_at = port.now() + (outcome.retry_after or 0.0) * _CLOCK_MARGIN + _SPREAD
             await port.wait_change(wanted.key, outcome.seen, min(end, proved_at))
+            # Each take has a request_timeout of its own: the proof may take
+            # longer than a single try.
             outcome = await _take(port, self.claim, wanted.once, inf)
         return outcome
 
@@ -213,6 +219,7 @@ class _AcquireAttempt:
             else:
                 failures, unchanged = 0, unchanged + 1 if _fingerprint(outcome) == before else 0
                 before, preempt_at = _fingerprint(outcome), inf
+                # On every round, since the holder may have changed; a failure only postpones it.
                 if preempt_if_due is not None:
                     preempt_at = await preempt_if_due(outcome)
                 await self._wait_for_change(outcome, unchanged, min(until, preempt_at))
@@ -268,6 +275,7 @@ class _AcquireAttempt:
     async def _wait_for_change(self, refused: Refused, unchanged: int, until: float) -> None:
         """Sleep until the store hints at a change, the holder's ttl runs out, or one ttl passes."""
         port, wanted = self.port, self.claim.wanted
+        # At most one ttl: a hint may be lost, and the store may not know the holder's end.
         ttl = wanted.policy.ttl
         left = ttl if refused.retry_after is None else min(ttl, refused.retry_after)
         place = refused.place if isinstance(refused, Queued) else None
@@ -286,6 +294,7 @@ class _AcquireAttempt:
             further_back = place and refused.reason not in ("reserved", "turn")
             yields = _yields_for(wanted, place, port.jitter()) if place and further_back else 0.0
             await port.wait_change(wanted.key, refused.seen, min(until, wake + yields))
+        # Without hints it asks when the ttl runs out; what is wrong, that take will say.
         except StoreError:
             await port.sleep_until(wake)
 
@@ -297,6 +306,7 @@ async def _take(
 
     Belief, and the time for the answer, count from the turn.
     """
+    # An interruption between here and the `try` loses the place; the limiter replaces lost ones.
     gate = port.limits.takes
     try:
         admission = gate.enter_now() or await gate.enter(until, patience)
@@ -304,6 +314,7 @@ async def _take(
         return _not_sent(error)
     wanted, sent = claim.wanted, port.now()
     end, outcome = sent + wanted.policy.request_timeout, None
+    # Before the request: however it is interrupted, its take is then known to be on its way.
     claim.machine.sent(sent)
     try:
         outcome = await port.take(wanted.key, claim.id, ask, until if until < end else end)
@@ -346,12 +357,14 @@ def _answered(
 
 def _believe(port: Port, claim: Claim, grant: Granted, sent: float) -> Granted | StoreError:
     now = port.now()
+    # The replies of a connection are out of step: of our own take we know no more than before.
     if grant.claim != claim.id:
         claim.machine.unanswered()
         claim.takes_in_doubt += 1
         return OutcomeUnknown("the store answered for another claim", name=claim.wanted.key.name)
     if not claim.machine.granted(grant, now):
         return late_grant(claim.wanted, now - sent)
+    # From the answer, not from the request: at_least_for must not end before its time.
     claim.began = now
     return grant
 
@@ -414,6 +427,7 @@ async def acquire_all(
                 pass  # an earlier lease was lost during the wait for a later one
             several.meter()
             return several.claims
+        # A refusal is no outage, so there is an orderly release; after all else the keeper pays.
         except NotAcquired:
             await several.release_from(0)
             raise
@@ -446,6 +460,8 @@ class _AcquireAll:
         while at < len(self.claims):
             if at and self.refused is not None and (now := self.port.now()) >= self.until:
                 waited = now - self.started
+                # The wait for the name before used up the time: its refusal is
+                # what the caller has to hear.
                 raise not_acquired(self.wanted[at - 1], self.refused, waited, timed_out=True)
             at, outcome = await self._take_from(at)
             if outcome is not None:
@@ -453,10 +469,12 @@ class _AcquireAll:
                 await self.release_from(at + 1)
                 self.refused = outcome if isinstance(outcome, Refused) else None
                 await self._wait_for(self.claims[at], outcome)
+                # Renewed from now on: the wait for the next name may be longer than a ttl.
                 self.keeper.arm(self.claims[at])
                 at += 1
         now = self.port.now()
         machines = [claim.machine for claim in self.claims]
+        # Not `valid` alone: work would be stopped at once where `stop_at` has passed.
         complete = all(it.valid(now) and now < it.stop_at for it in machines)
         if not complete:
             await self.release_from(0)
@@ -487,6 +505,7 @@ class _AcquireAll:
         # From the last to the first, so that the first that was not granted is noted last.
         first: tuple[int, Refused | StoreError | None] = (len(self.claims), None)
         for index, claim in reversed([*enumerate(claims, at)]):
+            # The store stops at the first that it does not grant: the rest were not asked for.
             if index - at >= len(answers):
                 claim.machine.unsent()
                 continue
@@ -539,6 +558,7 @@ class _AcquireAll:
 
     def _owe(self, claim: Claim) -> None:
         machine = claim.machine
+        # With a token it was granted: only its release can be owed.
         if machine.token:
             self.keeper.disarm(claim)
             if machine.state in (_HELD, LeaseState.LOST):

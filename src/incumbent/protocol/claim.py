@@ -165,6 +165,7 @@ class Claim:
     def debt(self, now: float, *, undo_slot: bool) -> Debt:
         """The release that is owed to the store, until the ttl ends the claim."""
         wanted = self.wanted
+        # Work that never began closes nothing for at_least_for, and leaves its slot unused.
         slot = wanted.slot if undo_slot else None
         closed_until = -inf if undo_slot else self.began + wanted.at_least_for
         # The grant answered one of the takes, and nobody knows which: the others stay in doubt.
@@ -183,12 +184,14 @@ class Claim:
 
     def take_watchers(self) -> tuple[Callable[[], None], ...]:
         """Remove and return the callbacks for the end of the holding."""
+        # Those who wait for a renewal too: there will be none.
         watchers = self.watchers + self.on_next_renewal
         self.watchers = self.on_next_renewal = self.followers = ()
         return watchers
 
     def call_on_next_renewal(self) -> None:
         """Call `on_next_renewal`, after a renewal was tried."""
+        # Taken out first: a callback may ask for the next renewal again.
         on_next_renewal, self.on_next_renewal = self.on_next_renewal, ()
         for asker in on_next_renewal:
             asker()
@@ -196,6 +199,7 @@ class Claim:
     def __del__(self) -> None:
         # Making it may have failed: then there is no machine.
         if hasattr(self, "machine") and self.machine.state is LeaseState.HELD:
+            # The machine first, so that no thread that still has it believes in the lease.
             self.machine.leaving()
             # Not logged here: a finalizer may run while this thread is in a handler of the log.
             debt = self.debt(self.port.now(), undo_slot=False)

@@ -129,6 +129,8 @@ class Preemption:
             self.due = inf
             return False
         if refused.holders[0].token != self._token:
+            # A new term is counted from when we saw it, in case the store does
+            # not say how old it is.
             self._token, self._seen, self.due = refused.holders[0].token, now, now
         return now >= self.due
 
@@ -136,6 +138,7 @@ class Preemption:
         """Plan the next reading; returns the notice to write now, if any, and its guard."""
         self.due = now + self.wanted.policy.renew_every
         holding = record.holdings[0] if record.holdings else None
+        # Another term began since the refusal: its leader has not had its time yet.
         if holding is None or holding.token != self._token:
             return None
         theirs, ours = rank_of(holding.meta), self.rank.priority
@@ -148,11 +151,13 @@ class Preemption:
             self.due = max(self.due, now + theirs.step_down_after - led)
             return None
         field = record.fields.get(RESIGN)
+        # Somebody of at least our priority, or an operator, has asked already: that notice stays.
         if _asked_by(field, self._token) >= ours:
             self.due = now + self.wanted.policy.ttl
             return None
         me, why = self.wanted.once.holder, f"priority {ours} is above {theirs.priority}"
         notice = encode_notice(who=me, reason=why, to=me, token=self._token, priority=ours)
+        # Guarded by what was read: a notice that an operator wrote meanwhile is not overwritten.
         return notice, ABSENT if field is None else ByVersion(field.version)
 
 

@@ -95,6 +95,7 @@ async def pace(port: Port, unchanged: int, wake: float) -> None:
 
     `unchanged`: answers in a row without news; `wake`: the instant to ask again without a hint.
     """
+    # Not after a single one: a hint often comes for the change that was answered already.
     if unchanged > 1:
         pause = backoff_delay(unchanged, port.jitter(), base=0.001, cap=0.05)
         await port.sleep_until(min(wake, port.now() + pause))

@@ -81,6 +81,7 @@ async def release_all(port: ManyPort, claims: Sequence[Claim]) -> bool:
     """`release` several held leases together; True if the store confirmed each of them."""
     if not claims:
         return True
+    # The debts count from here if an error comes before the second reading.
     now, timeout, confirmed = port.now(), claims[0].wanted.policy.request_timeout, 0
     gives = [Give(claim.wanted.key, claim.id, claim.machine.token) for claim in claims]
     answers: Gave = []
@@ -120,6 +121,7 @@ def _conclude(
             meters.count(meters.TRANSITIONS, "unconfirmed")
     elif answer is not None:
         answered, confirmed = True, _apply(port, claim, answer)
+    # Even after a confirmed give: a take in doubt may arrive behind it.
     if not answered or claim.takes_in_doubt:
         port.hand_over(claim.debt(now, undo_slot=undo_slot))
     return confirmed
@@ -163,7 +165,9 @@ async def settle(port: Port, debt: Debt, timeout: float) -> bool:
         parting = debt.parting(now)
         outcome = await port.give(debt.key, debt.claim, token, now + timeout, parting=parting)
     except StoreError as error:
+        # Repeating does not mend a permanent one, and the ttl ends the claim without us.
         return error.permanent
+    # One take in doubt and one lease ended: that was it. Of two, the other may still come.
     late = debt.takes_in_doubt
     settled = late == 0 or (late == 1 and isinstance(outcome, Released))
     return settled or now >= debt.until

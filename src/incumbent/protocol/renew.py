@@ -92,6 +92,7 @@ async def renew(
             return None
         batches = batches or Batches()
         found = None if attempt.changed else batches.find(attempt.refs)
+        # The same object again lets a store send the bytes that it packed last time.
         renewals = found or batches.make(asked, attempt.refs)
         outcomes = await port.renew(renewals, until)
         _apply(asked, outcomes, port.now(), attempt.unusual)
@@ -99,12 +100,15 @@ async def renew(
         if found is None:
             for claim, renewal, outcome in zip(asked, renewals, outcomes, strict=True):
                 if isinstance(outcome, Renewed):
+                    # What was sent, not `claim.meta`: another thread may have
+                    # proclaimed more meanwhile.
                     claim.proclaimed = renewal.meta
     except StoreError as error:
         return error
     finally:
         if not answered:
             for claim in asked:
+                # However this was interrupted: a renewal that stays pending would be the last one.
                 if claim.machine.renewing:
                     _note_failure(claim)
             attempt.unusual += asked
@@ -149,6 +153,7 @@ def _apply(
         if isinstance(outcome, Renewed):
             claim.failures = 0
             machine.renewed(now)
+            # After `renewed`: an answer past the deadline is a loss by time, not by an operator.
             if outcome.notices:
                 claim.notice = outcome.notices[0]
                 machine.broken(_NOTICED[claim.notice.kind])
@@ -189,6 +194,7 @@ def next_due(claim: Claim, sent: float, now: float, jitter: float) -> float:
     if machine.ends_by_at_most_for:
         return machine.deadline
     if claim.failures:
+        # Soon at first: most failures are short, and several tries must fit before the deadline.
         delay = backoff_delay(claim.failures, jitter, base=every / 16, cap=every)
         return min(now + delay, machine.deadline)
     return min(max(now, sent + every), machine.deadline)

@@ -106,6 +106,7 @@ class Roster:
         if own is None:
             return
         self._claim = await self._acquire_membership(port, own, timeout)
+        # Armed before the writes: they may take as long as an outage, and the lease has to last.
         self._keeper.arm(self._claim)
         try:
             await self._write(port)
@@ -171,10 +172,12 @@ class Roster:
             pass
 
     async def _remove(self, port: WritingPort, name: str, version: int) -> None:
+        # By version: a member that came back meanwhile has written its name anew, and it stays.
         await port.put(self.key, name, None, ByVersion(version), self._until(port))
 
     async def leave(self, port: WritingPort) -> None:
         """Give our lease back (or let the keeper do it), and `strike_off` our name."""
+        # First: whatever interrupts the release, nobody counts us as a member any more.
         claim, self._claim = self._claim, None
         if claim is None:
             return
@@ -197,6 +200,7 @@ class Roster:
 
         This sends one request, and one for each checked lease that may have run out.
         """
+        # Before the request: the answer may be as old as that.
         sent = port.now()
         record = await port.read(self.key, self._until(port))
         found = _members(record)
@@ -242,12 +246,14 @@ class Roster:
                     await self._remove(port, name, field.version)
 
     async def _is_alive(self, port: WritingPort, name: str, field: Field) -> bool:
+        # Before the request: counted from later, a lease would be taken for alive beyond its ttl.
         now = port.now()
         known = self._known.get(name)
         if known is not None and known.version == field.version and known.until > now:
             return True
         key = Key(self.key.namespace, f"{self.key.name}/{name}")
         record = await port.read(key, self._until(port))
+        # An undecided reading (a quorum without its majority) is no proof that nobody holds it.
         if not record.holdings and not record.undecided:
             self._known.pop(name, None)
             return False
@@ -343,6 +349,7 @@ class Division:
         for attempt, number in sorted(attempts, key=lambda each: (each[0].due, each[1])):
             if port.now() >= over:
                 return over
+            # They are in order: none behind this one is due either.
             if attempt.due > port.now():
                 return min(wake, attempt.due)
             try:
@@ -384,6 +391,7 @@ class Division:
             CandidatePauses(policy.ttl, policy.renew_every),
         )
         self._begun[number] = (claim.began, pauses)
+        # Last: from here on the body has the claim, and may end it at once.
         self._bodies.start(number, claim)
         return True
 

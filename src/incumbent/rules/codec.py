@@ -106,6 +106,7 @@ def decoded(text: bytes, written: Instant) -> LeaseRecord:
 
 def _to_record(parts: dict[str, Any]) -> LeaseRecord:
     grants = tuple(map(_to_grant, parts["held"]))
+    # No rule writes such a record: whoever reads on in it might grant what is held.
     if len({grant.permits for grant in grants}) > 1:
         raise ValueError("its holders asked for different numbers of permits")
     if len(grants) > 1 and grants[0].permits is None:
@@ -189,6 +190,7 @@ def _opened(text: bytes) -> dict[str, Any]:
     if found is None:
         raise Unreadable("is not of incumbent")
     number, checksum, body = int(found[1]), int(found[2], 16), found[3]
+    # Before the checksum: another format may compute another one.
     if number != RECORD_FORMAT:
         raise Unreadable(
             f"has format {number}, and this version of incumbent speaks format {RECORD_FORMAT}"
@@ -204,6 +206,7 @@ def _opened(text: bytes) -> dict[str, Any]:
 def _read(part: Callable[[], T]) -> T:
     try:
         return part()
+    # RecursionError: thousands of brackets are valid JSON as well.
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise Unreadable(f"makes no sense: {error}") from error
 
@@ -224,6 +227,8 @@ def _instant(part: object) -> Instant:
 
 def _whole(part: object) -> int:
     """A count or an instant: anything else would be compared, and grant what is held."""
+    # `type`, since a bool is an int; below record._BEGUN // 2, from which on an
+    # instant has only begun.
     if type(part) is not int or not 0 <= part < 1 << 61:
         raise ValueError(f"{part!r:.40} is no count")
     return part

@@ -76,6 +76,7 @@ def _alone(record: LeaseRecord) -> Grant | None:
     if record.last is None or len(record.grants) != 1:
         return None
     (grant,) = record.grants
+    # The columns keep these once, for the grant and for the history: only if both agree.
     known = record.last.holder, record.last.token, record.granted - 1
     same = (grant.holder, grant.token, grant.number) == known and record.token == grant.token
     return grant if grant.permits is None and grant.claim and same else None

@@ -56,6 +56,7 @@ _WHY_MOST: Final = 200
 
 def with_ending(value: bytes | None, ending: TermEnding) -> bytes:
     """The field's value with one more ending; the oldest beyond twenty are dropped."""
+    # A write that was perhaps applied is repeated: the term must not be listed twice.
     others = [one for one in read_endings(value) if one.token != ending.token]
     newest = sorted([*others, ending], key=lambda one: one.token)[-_MOST:]
     return json.dumps([_as_json(one) for one in newest], separators=(",", ":")).encode()
@@ -123,6 +124,7 @@ def flapping(record: Record, now: float) -> Flapping | None:
     A term ended badly if its command failed or could not start, if the lease was lost, or if it was
     never given back.
     """
+    # `abs`: each ending has the clock of its instance, which may be ahead of ours.
     bad = [(at, how) for at, how in _bad_ends(record) if abs(now - at) < FLAP_WITHIN]
     return Flapping(len(bad), max(bad)[1]) if len(bad) >= FLAP_FROM else None
 
@@ -134,6 +136,7 @@ def _bad_ends(record: Record) -> Sequence[tuple[float, str]]:
     found += [
         (past.started, "it was not given back: its ttl ran out")
         for past in record.history
+        # A term that wrote its ending is judged by that, although its release was lost.
         if past.ended is None and past.token not in present and past.token not in endings
     ]
     return found

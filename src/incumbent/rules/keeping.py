@@ -53,14 +53,17 @@ def renew(record: LeaseRecord, renewal: Renewal, at: Moment) -> Done[RenewOutcom
     Its answer tells the holder whether the name is paused, and whether an operator or a candidate
     asks this holder to end (`rules.notices`): it holds the name until it gives it back.
     """
+    # First: what outlived a restart may lack its last writes, so no holder survives one.
     if renewal.epoch != at.epoch:
         return Done(Gone("store_restarted"))
     mine = holding_of(record, renewal.claim, at.now)
+    # The claim may hold it anew, after it ran out: that is another term, with another token.
     if mine is None or mine.token != renewal.token:
         return Done(Gone())
     us = max(micros(renewal.ttl), mine.expires - at.now)
     meta = mine.meta if renewal.meta is None else renewal.meta
     longer = mine._replace(expires=after(us), meta=meta)
+    # A renewal alone is no news: else every waiter would be woken at every heartbeat.
     changed = meta != mine.meta
     new = record._replace(
         grants=tuple(longer if grant is mine else grant for grant in record.grants),
@@ -92,8 +95,10 @@ def give(
     closed_for, reserve_for, slot, _ = parting
     new, entries = record, tuple[Entry, ...]()
     if token is None and late_kept:
+        # Noted even if it holds the name: a second take may be on its way behind the granted one.
         new = _given_up(record, claim, at, micros(late_kept))
     first = lines.first(record.line)
+    # The waiter behind it becomes the first, and does not know it yet.
     changes = 1 if first is not None and first.claim == claim else 0
     if slot is not None and used and used.claim == claim and used.expires > at.now:
         entries, changes = (Entry("slot", slot, None),), changes + 1
@@ -110,6 +115,7 @@ def give(
         closing = Closing(mine.holder, mine.token, after(us), reserve_for or "")
         kept = later_of(new.keep_until, us, at.now)
         new = new._replace(closing=closing, keep_until=kept)
+    # One is enough where there is a line: of many that are woken one would get it.
     next_one = lines.first(new.line)
     wake = EVERYBODY if next_one is None or closed_for > 0 else next_one.claim
     return Done(Released(), new, wake, (*entries, *past))

@@ -51,6 +51,7 @@ def take(
 
 def _again(record: LeaseRecord, mine: Grant, ask: Ask, at: Moment) -> Done[TakeOutcome]:
     """The same grant again, because the answer to the first take may have been lost."""
+    # Never shorter: an earlier answer may have been believed already, with the longer ttl.
     us = max(micros(ask.ttl), mine.expires - at.now)
     longer = mine._replace(expires=after(us))
     grants = tuple(longer if grant is mine else grant for grant in record.grants)
@@ -94,6 +95,7 @@ def _closed(record: LeaseRecord, ask: Ask, now: Instant, seen: str) -> Refused |
     left = (closing.until - now) / 1e6
     if not closing.reserved_for:
         return Refused("closed", (Holding(closing.holder, closing.token, left),), left, seen)
+    # By holder: who reserved the name knows its successor by that, and knows no claim.
     if closing.reserved_for == ask.holder:
         return None
     return Refused("reserved", (Holding(closing.reserved_for, 0, left),), left, seen)
@@ -119,6 +121,7 @@ def _no_room(record: LeaseRecord, ask: Ask, now: Instant, seen: str) -> Refused 
     if permits is None or ask.permits is None:
         # A claim that wants it alone waits for the last of them.
         return Refused("held", shown, max(ends), seen)
+    # Not "held": one of the two numbers is a mistake, and waiting would hide it.
     if ask.permits != permits:
         return Refused("permits", shown, min(ends), seen, permits=permits)
     return Refused("held", shown, min(ends), seen) if _full(permits, len(there)) else None
@@ -161,6 +164,7 @@ def _standing(record: LeaseRecord, ask: Ask, now: Instant) -> tuple[Standing, ..
 
 def _grant(record: LeaseRecord, claim: str, ask: Ask, at: Moment) -> Done[TakeOutcome]:
     beside = () if ask.permits is None else holders(record, at.now)
+    # The clock, so that tokens grow even over a wipe; plus one, in case the clock was set back.
     token = max(record.token + 1, at.wall, at.floor)
     ttl = micros(ask.ttl)
     grant = Grant(
@@ -177,6 +181,7 @@ def _grant(record: LeaseRecord, claim: str, ask: Ask, at: Moment) -> Done[TakeOu
         grants=(*beside, grant),
         changes=record.changes + 1,
         last=LastGrant(ask.holder, token, at.wall),
+        # Whoever is let in while it is closed is the successor: the reservation is used up.
         closing=None,
         # It asked the holders before this one to resign. Some of them may share the lease still.
         resign=record.resign if beside else None,
