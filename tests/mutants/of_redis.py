@@ -207,8 +207,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "sentinel: an answer proves from when it came",
         "stores/redis/sentinel.py",
-        "site.meant_until = asked_at + PROVES",
-        "site.meant_until = _now() + PROVES",
+        "site.meant = target, asked_at + PROVES",
+        "site.meant = target, _now() + PROVES",
         "tests/stores/redis/test_layouts.py",
     ),
     _d(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import hiredis
 import pytest
@@ -19,7 +20,7 @@ from incumbent import clock
 from incumbent.errors import ConfigError, StoreError, StoreUnavailable
 from incumbent.model import Gone, Key, Renewal, Renewed, RenewOutcome
 from incumbent.stores.plan import Plan, run_blocking
-from incumbent.stores.redis import open_store, sentinel
+from incumbent.stores.redis import exchange, open_store, sentinel
 from incumbent.stores.redis.aio import AsyncRedisSide
 from incumbent.stores.redis.cluster import KnownCluster, Router, Topology, marker_keys_of
 from incumbent.stores.redis.incarnation import (
@@ -48,7 +49,7 @@ from incumbent.stores.redis.sentinel import (
     verdict,
 )
 from incumbent.stores.redis.site import Packing, RedisSite
-from incumbent.stores.redis.sync import BlockingRedisSide
+from incumbent.stores.redis.sync import BlockingExchange, BlockingRedisSide
 from incumbent.stores.redis.wire import Call, RedisSide
 from incumbent.stores.url import parse_hosts
 from tests.support.pace import lasted
@@ -208,6 +209,70 @@ def test_an_answer_that_comes_late_does_not_replace_a_newer_one() -> None:
         assert engine._site.target.host == NEW[0]
 
     asyncio.run(main())
+
+
+def test_two_threads_that_note_different_answers_at_once_prove_neither_server_falsely() -> None:
+    async def main() -> None:
+        site, slow = open_store("redis://pattern")._site, SlowSide()
+        side = cast("RedisSide", slow)
+        between: list[Callable[[], None]] = []
+
+        class Interrupted(Followed):
+            def __setattr__(self, name: str, value: object) -> None:
+                if name == "opinion" and between:
+                    between.pop()()
+                super().__setattr__(name, value)
+
+        followed = Interrupted(site, (site,), "main")
+        first, second = followed.ask(side, inf), followed.ask(side, inf)
+        first.send(None)
+        second.send(None)
+        slow.surveys[0].set_result([Opinion(1, OLD)])
+        slow.surveys[1].set_result([Opinion(2, NEW)])
+
+        def note_the_older_one() -> None:
+            with pytest.raises(StopIteration):
+                first.send(None)
+
+        between.append(note_the_older_one)
+        with pytest.raises(StopIteration):
+            second.send(None)
+        assert site.target.host == OLD[0]
+        assert not site.means(site.target)
+
+        third = followed.ask(side, inf)
+        third.send(None)
+        slow.surveys[2].set_result([Opinion(2, NEW)])
+        with pytest.raises(StopIteration):
+            third.send(None)
+        assert site.target.host == NEW[0]
+        assert site.means(site.target)
+
+    asyncio.run(main())
+
+
+def test_a_connection_is_not_older_because_another_thread_saw_an_older_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Wire(ServerFacts):
+        closed = False
+
+    class Site(RedisSite):
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if name == "sighted" and value != ("old", 1.0):
+                self.sighted = ("old", 1.0)
+
+    async def shake_hands(*_: object) -> Handshake:
+        return Handshake(IncarnationMarker("new", 1, 1, "run", "hist"), "key", "hist", 1.7e9, 0.5)
+
+    monkeypatch.setattr(exchange, "run_program", shake_hands)
+    site, wire = Site(RedisTarget(), "here"), Wire()
+    store = BlockingExchange(site, Packing(Naming(None), "here"))
+    monkeypatch.setattr(store, "dial", AsyncMock(return_value=wire))
+    began = clock.now()
+    run_blocking(store._connect(began + 5.0))
+    assert wire.born >= began - 0.5
 
 
 def test_an_answer_proves_from_the_question_on_and_for_one_server(

@@ -211,7 +211,8 @@ def age(one: Party) -> None:
     store: Any = one.store
     followed = store.operations._followed
     followed.checked -= 5
-    followed.site.meant_until -= 5
+    target, until = followed.site.meant
+    followed.site.meant = target, until - 5
 
 
 def count_again(one: Party) -> None:
@@ -219,7 +220,7 @@ def count_again(one: Party) -> None:
     store: Any = one.store
     followed = store.operations._followed
     followed.checked = clock.now()
-    followed.site.meant_until = clock.now() + sentinel.PROVES
+    followed.site.meant = followed.site.target, clock.now() + sentinel.PROVES
 
 
 def test_one_sentinel_of_three_may_be_silent(running: Sentinels) -> None:

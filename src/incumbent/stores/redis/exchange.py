@@ -190,9 +190,11 @@ class RedisExchange(PlanRunner[W, ServerContext], RedisOperations):
             raise
         wire.learn_from(found, _now(), site.old_master_for)
         # The clock of a server may be set; what this process has seen itself is certain.
-        if site.sighted[0] != found.marker.id:
-            site.sighted = (found.marker.id, wire.born)
-        wire.born = min(wire.born, site.sighted[1])
+        # Read once: another thread may note another incarnation, which may be older, at any time.
+        sighted = site.sighted
+        if sighted[0] != found.marker.id:
+            site.sighted = sighted = (found.marker.id, wire.born)
+        wire.born = min(wire.born, sighted[1])
         site.proved = True
         return wire
 

@@ -156,12 +156,13 @@ class Followed:
             sentinel.proved = sentinel.proved or isinstance(answer, Opinion)
         # Another thread may have asked later and got a newer answer.
         if asked_at >= self.asked:
-            if opinion != self.opinion:
-                target = site.target.at(self.reach(opinion.address))
-                site.target = replace(target, term=opinion.epoch)
-                self.opinion = opinion
-            self.asked = self.checked = asked_at
-            site.meant_until = asked_at + PROVES
+            target = replace(site.target.at(self.reach(opinion.address)), term=opinion.epoch)
+            # Compared with the target, not with the last opinion: if both were set by different
+            # threads, the next answer puts that right. The same object, for connections know it.
+            before = site.target
+            site.target = target = before if before == target else target
+            self.opinion, self.asked, self.checked = opinion, asked_at, asked_at
+            site.meant = target, asked_at + PROVES
 
     @property
     def summary(self) -> str:
@@ -195,7 +196,7 @@ class Follow(Layer):
         super().__init__(inner)
         self._side = side
         self._followed = followed
-        self._opinion: Opinion | None = None
+        self._target: object = None
 
     async def run(self, plan: RedisPlan[T], until: float) -> T:
         return await self._at_the_master(until, partial(self.inner.run, plan, until))
@@ -207,10 +208,11 @@ class Follow(Layer):
     async def _at_the_master(self, until: float, operate: Callable[[], Awaitable[T]]) -> T:
         followed = self._followed
         await self._side.update(followed, until)
-        if self._opinion != followed.opinion:
+        target = followed.site.target
+        if self._target is not target:
             # The connections lead to the master of before.
             self.inner.let_go()
-            self._opinion = followed.opinion
+            self._target = target
         try:
             return await operate()
         except StoreError as error:

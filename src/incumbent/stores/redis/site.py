@@ -35,8 +35,8 @@ class RedisSite:
     `named`: the user named its host, not another server. `marker_keys`: the key of its marker, or
     in a cluster those of its copies in several slots of the node. `old_master_for`: seconds for
     which an old master may still be in use after a promotion. `sighted`: the incarnation that this
-    process saw last, and when it saw it first. `meant_until`: the instant from which `target` may
-    no longer be the right server.
+    process saw last, and when it saw it first. `meant`: the target that the sentinels named, and
+    until when requests may be sent there; None: `target`, whatever it is.
     """
 
     target: RedisTarget
@@ -48,12 +48,15 @@ class RedisSite:
     marker_keys: tuple[str, ...] = (MARKER_KEY,)
     old_master_for: float = 0.0
     sighted: tuple[str, float] = ("", 0.0)
-    meant_until: float = inf
+    meant: tuple[object, float] = (None, inf)
 
     def means(self, target: object) -> bool:
         """Whether a request may be sent to `target` now."""
-        # In this order: a thread that learns of a new server sets `target` before `meant_until`.
-        return clock.now() < self.meant_until and target is self.target
+        # `meant` is one value: of two threads with different answers, one may set `target` last,
+        # and the other the instant, which would then count for a server that it was not told.
+        named, until = self.meant
+        named_here = named is None or named is target
+        return clock.now() < until and named_here and target is self.target
 
 
 def site_of(options: RedisOptions) -> RedisSite:
