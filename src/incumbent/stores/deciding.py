@@ -130,6 +130,7 @@ class Deciding:
         slot = ask.slot.name if ask.slot else None
 
         def rule(seen: Seen) -> Done[TakeOutcome]:
+            # First: a free name may be one whose grant the store has lost.
             self._admit(seen, ask.ttl)
             asked = self.asked(key, claim, ask, seen)
             return taking.take(present(seen), claim, asked, seen.moment, seen.use_of(slot))
@@ -149,6 +150,7 @@ class Deciding:
         if seen is None:
             return None
         outcome, swap = _apply(step, seen)
+        # A refusal, or "gone", by an old record proves nothing; these two are proved by the swap.
         if swap is None or not isinstance(outcome, Granted | Released):
             return None
         (instead,) = yield Swaps((swap,))
@@ -232,6 +234,7 @@ class Deciding:
 
         def start(_facts: Any, _until: float) -> Program[GiveOutcome]:
             found = yield from self._without_a_look(step)
+            # Not without a token: then the record has to say that the claim was given up.
             if found is None and self._quick.give and token and is_alone:
                 found = yield TryGive(key, claim, token)
             if isinstance(found, Released | Gone):
@@ -314,6 +317,7 @@ class Deciding:
             swaps: dict[int, Swap] = {}
             for index, seen in left:
                 applied = _apply(steps[index], seen)
+                # Not final: it is true only if its swap is written.
                 outcomes[index], swap = applied
                 if swap is not None:
                     swaps[index] = swap
@@ -325,6 +329,7 @@ class Deciding:
             left = [(index, instead) for index, instead in pairs if instead is not None]
         else:
             for index, _ in left:
+                # Refused to the last, so certainly nothing was written.
                 outcomes[index] = self._busy(steps[index].wanted.key)
         return [outcomes[index] for index in range(len(steps))]
 

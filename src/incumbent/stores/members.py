@@ -45,10 +45,12 @@ class Members:
     def failed(self, name: str, error: Exception) -> None:
         """Note that a member gave no answer."""
         now = clock.now()
+        # Of several threads the first says since when.
         down = self.down.setdefault(name, MemberDown(now, str(error)))
         silent_for = now - down.since
         if name in self._said or (self._asks_all and silent_for < SAID_AFTER):
             return
+        # Before it is logged, so that no other thread says it too.
         self._said.add(name)
         up = len(self.names) - len(self.down)
         how_long = f" for {say_seconds(silent_for)}" if silent_for else ""

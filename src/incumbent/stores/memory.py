@@ -208,6 +208,7 @@ class MemoryTable:
                     kept.entries.pop((kind, name), None)
                 else:
                     kept.entries[kind, name] = dated_value(value, micros(now))
+        # After the write: a waiter that wakes up looks at once.
         if done.wake:
             self.changed()
         return done.outcome

@@ -124,6 +124,7 @@ class Looks:
             self._at_once(name)
 
     def _at_once(self, name: _Name) -> None:
+        # The instant before the wake-up: a woken asker reads it at once.
         asker, name.pause, name.due = name.asker, self._poll.first, min(name.due, _now())
         if asker is not None:
             asker.wakeup.wake()
@@ -153,11 +154,13 @@ class Looks:
                 found: Seen | StoreError
                 try:
                     found = await look(key, min(until, now + _LOOK_WITHIN))
+                # News as well: all of them ask, and each take says what is wrong.
                 except StoreError as error:
                     found = error
                 # `now` is from before the look: a waiter that has come since needs another look.
                 name.notify(found, now)
                 name.pause = name.pause_after(found, self._poll)
+                # From the answer on: a store that is slow is not asked more often for it.
                 name.due = _now() + name.pause
         finally:
             self._leave(key, name, waiter)
@@ -171,6 +174,7 @@ class Looks:
             # One of them becomes the asker.
             for other in [it for it in left if not it.notified][:1]:
                 other.wakeup.wake()
+        # A waiter that found this name before it was forgotten is its own asker: slower, not wrong.
         if not left and self._names.get(key) is name:
             found = self._names.pop(key, None)
             if found is not None and found.waiters:

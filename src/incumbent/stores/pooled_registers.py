@@ -133,6 +133,7 @@ class PooledOperations(PollingOperations, BoundedRunner[W, None]):
             except StoreUnavailable as error:
                 failures.append(error)
             else:
+                # Another list, in one assignment: other threads go through the old one.
                 self.places = [place, *(other for other in self.places if other != place)]
                 self.proved = True
                 return wire
@@ -200,6 +201,7 @@ class PooledOperations(PollingOperations, BoundedRunner[W, None]):
         ttl = max(plan.ttl, *(it.ttl for it in plan.renewals), 0.0)
         if ttl > TTL_DEFAULT and micros(ttl) > wire.longest:
             self.note(wire, micros(ttl), until)
+            # After the note: one that failed has to be tried again.
             wire.longest = micros(ttl)
 
 

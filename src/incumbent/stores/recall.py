@@ -50,6 +50,7 @@ class Recall:
 
     def of(self, wanted: Wanted) -> Seen | None:
         """What is known of a name; None also if values beside its record are needed."""
+        # Taken out: of two that begin with the same version one would be refused.
         noted, seen = self._written.pop(wanted.key, (0.0, None))
         passed = (_now() - noted) * _SLOWER
         if seen is None or wanted.beside or passed > _FRESH:

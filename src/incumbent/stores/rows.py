@@ -93,6 +93,8 @@ def by_ttl(
     groups: dict[int, dict[str, str]] = {}
     for it in renewals:
         if it.meta is None and not it.shared and it.epoch == epoch:
+            # By lease: one that is named twice is one row, and would be counted
+            # as one renewed of two.
             groups.setdefault(micros(it.ttl), {})[lease_of(it)] = flat(it.key)
     for ttl, group in groups.items():
         leases = list(group)

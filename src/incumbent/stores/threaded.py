@@ -83,6 +83,7 @@ class ThreadedAsyncStore(InlineAsyncStore):
     async def run(self, operation: Callable[[], T], until: float) -> T:
         """Run a blocking operation that ends at `until`. Raises StoreError like the operation."""
         await self._enter(until)
+        # Nothing is awaited between the two: a cancellation there would lose the place.
         return await _answer(_start(operation, self._requests), until)
 
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
@@ -142,6 +143,7 @@ def _start(operation: Callable[[], T], places: Semaphore) -> Answer[T]:
     answer: Answer[T] = loop.create_future()
 
     def deliver(outcome: T | None, error: BaseException | None) -> None:
+        # Here, in the loop's own thread: the semaphore is not made for others.
         places.release()
         answer.set_result((outcome, error))
 

@@ -129,6 +129,7 @@ class _TurnLine:
         waiter = self.waiters.setdefault(claim, _TurnWaiter())
         waiter.due, waiter.holder = _now() + _SILENT, holder
         claims = list(self.waiters)
+        # Another thread may have dropped it as silent, or given it up.
         place = claims.index(claim) if claim in claims else 0
         seen = f"{refused.seen}{_MARK}{claim}"
         return Queued(refused.reason, refused.holders, refused.retry_after, seen, place)
@@ -163,6 +164,7 @@ class _TurnLine:
             self.new.pop(claim, None)
         if now < self.refused_at + _FRESH:
             return self.refused
+        # From now on new waiters wait for our answer.
         self.asked_at = now
         return None
 
@@ -284,6 +286,7 @@ class Turns:
                     if line.holding_claim is not None:
                         # Most leases of our own are brief, and their release wakes us at once.
                         await wakeup.wait(min(until, _now() + _BRIEF))
+                    # Used up: of two that follow, one would be refused.
                     follows, line.follow_at_once = line.follow_at_once, False
                     if not follows or line.holding_claim is not None:
                         listens = line.listens = True
@@ -296,6 +299,7 @@ class Turns:
             line.leave(claim)
             raise
         finally:
+            # It keeps its place meanwhile: usually its caller takes, and comes back.
             line.listens = line.listens and not listens
             waiter.notified, waiter.wakeup, waiter.due = False, None, _now() + _SILENT
 
@@ -360,6 +364,7 @@ class TakesTurns(Planned[Facts]):
                 self.turns.doubted.discard(claim)
             raise
         finally:
+            # Nobody can follow a claim that was refused, or whose take is in doubt.
             line.follow_at_once = line.follow_at_once and line.holding_claim == claim
             line.share_refusal(refused)
             self.turns.tidy(key, line)

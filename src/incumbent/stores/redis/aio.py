@@ -143,6 +143,7 @@ class AsyncRedisWire(AsyncConnection, AnyWire):
             raise
 
     def _write(self, payload: bytes, asked: list[_Asked]) -> None:
+        # Noted first: were it sent and not noted, its answer would be taken for another's.
         self._asked.extend(asked)
         self._transport.write(payload)
 
@@ -171,6 +172,7 @@ class AsyncRedisWire(AsyncConnection, AnyWire):
             if until > now:
                 earliest = min(earliest, until)
                 continue
+            # It stays in `_asked`: its answer may still come, and must not go to the next request.
             _end(future, Broken("no answer in time", sent=True, late=True))
             if received == self._received:
                 # No byte came in all that time. A half-open socket would lose later requests too.
@@ -201,6 +203,7 @@ class AsyncRedisWire(AsyncConnection, AnyWire):
         if self._failure is not None:
             return
         self._failure = error
+        # Apart from the others: of these it is certain that nothing was done.
         unsent = [asked for _, asked in self._unsent]
         self._unsent.clear()
         for sent, each in ((True, self._waiting()), (False, unsent)):
@@ -225,6 +228,7 @@ class AsyncRedisWire(AsyncConnection, AnyWire):
         except Exception as error:
             self._break(error)
             raise
+        # A signal handler's error: bytes may be lost between the parser and us.
         except BaseException:
             self.close()
             raise
@@ -341,6 +345,7 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
             request = take_request(packing, key, claim, ask, wire.incarnation, deadline)
             outcome: TakeOutcome
             reply = await self._ask(wire, request, until)
+            # By `checked`, the check that came back: one of another task, sent since, may not have.
             if type(reply) is bytes and now - wire.checked <= CHECK_EVERY:
                 outcome = read_take(packing, reply, key, claim, ask, wire.epoch)
             else:
@@ -403,6 +408,7 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
 
     def _forget(self, wire: AsyncRedisWire) -> None:
         """The connection's facts about the server are outdated: the next request connects anew."""
+        # Another task may have replaced it already.
         if self._shared is wire:
             self._shared = None
         wire.retire()
@@ -419,12 +425,15 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
             dialing = self._dialing
             if dialing is None:
                 dialing = self._dialing = asyncio.create_task(self._dial_for_all(lasts))
+            # Waited for, not awaited: a caller that is cancelled must not cancel it for the others.
             await asyncio.wait((dialing,), timeout=max(0.0, until - _now()))
             where = self.site.where
             if not dialing.done():
                 raise StoreUnavailable(f"{where} cannot be reached: no connection in time")
             failure = dialing.result()
             if failure is not None:
+                # An error for each task: raised by many, one object would gather
+                # all their tracebacks.
                 raise StoreUnavailable(
                     str(failure), permanent=failure.permanent, retry_after=failure.retry_after
                 ) from failure
@@ -432,6 +441,7 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
 
     async def _dial_for_all(self, lasts: float) -> StoreUnavailable | None:
         """Make the connection; return why there is none. After `let_go` it is not kept."""
+        # `let_go` makes another list: by that a dial notices that it is from before.
         idle = self.idle
         try:
             # The loop may have much to do before: the dial's time begins here.
@@ -439,6 +449,7 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
         except StoreUnavailable as error:
             return error
         finally:
+            # Before its waiters run: whoever finds no connection then begins another dial.
             self._dialing = None
         if idle is not self.idle:
             wire.close()
@@ -509,6 +520,8 @@ class AsyncRedisSide(RedisSide):
         except TimeoutError as error:
             raise_if_from_signal(error)
         finally:
+            # Those who are late are not waited for: a cancelled request is
+            # dropped by its connection.
             for task in tasks:
                 task.cancel()
         late = OutcomeUnknown("no answer in time")

@@ -105,6 +105,7 @@ def _topology(info: bytes, slots: Sequence[Any], asked: Address) -> Topology:
     # A node that has lost contact with the others knows less than any of them.
     epoch = int(state["cluster_current_epoch"]) if state.get("cluster_state") == "ok" else -1
     found = Topology(epoch)
+    # In order, for the bisection of `master_of`.
     for start, end, master, *_ in sorted(slots, key=lambda each: int(each[0])):
         found.starts.append(start)
         found.ends.append(end)
@@ -196,6 +197,7 @@ class KnownCluster:
 
     def _learn(self, known: Sequence[Topology], answers: Sequence[Topology | StoreError]) -> None:
         if not known and self.topology.masters:
+            # `must_ask` stays: it is asked again, but not before each operation.
             self.asked = _now()
             return
         if not known:
@@ -315,6 +317,8 @@ class Router(RedisOperations):
         if any(isinstance(outcome, StoreError) for outcome in outcomes.values()):
             # Before the repeats, which then go by a new topology.
             self._cluster.ask_again()
+        # Only these: Moved is answered instead of carrying a request out, so a
+        # repeat is no second try.
         moved = [at for at, outcome in outcomes.items() if isinstance(outcome, Moved)]
         again = await one_by_one(lambda at: self.run(plan.parts[at], until), moved)
         outcomes.update(zip(moved, again, strict=True))
@@ -378,6 +382,7 @@ class Router(RedisOperations):
         errors = [each for each in outcomes if isinstance(each, StoreError)]
         if errors:
             self._cluster.ask_again()
+        # No lease was proved anywhere: that is an outage, and the caller logs it as one.
         if errors and len(errors) == len(outcomes):
             raise errors[0]
         return [Unproved(str(each)) if isinstance(each, StoreError) else each for each in outcomes]
@@ -451,6 +456,7 @@ class Router(RedisOperations):
             asks[slot] = address
         else:
             asks.pop(slot, None)
+            # In place: another object would discard the packed renewals of all other slots.
             self._cluster.topology.moved[slot] = address
             self._cluster.ask_again()
 
@@ -469,6 +475,7 @@ class Router(RedisOperations):
             try:
                 return await operate(self._node(address), moving=slot in asks)
             except Moved as error:
+                # ASKING counts for one command, and a read has several. A second ASK leads nowhere.
                 if error.ask and (not changes or slot in asks):
                     raise
                 self._learn(slot, error, address, asks)

@@ -149,6 +149,7 @@ class RedisExchange(PlanRunner[W, ServerContext], RedisOperations):
 
     async def carry_out(self, wire: W, plan: RedisPlan[T], until: float) -> T:
         wire.used = now = _now()
+        # Before anything is sent: a grant that comes too early would have to be given back.
         if plan.ttl and (early := too_early(self.site, wire, plan.ttl, now)) is not None:
             raise early
         program = plan.start(ServerContext(self.site, self.packing, wire), until)
@@ -179,6 +180,7 @@ class RedisExchange(PlanRunner[W, ServerContext], RedisOperations):
             wire.close()
             raise self._replaced()
         wire.target = target
+        # At once, so that a child that is forked during the handshake releases the descriptor.
         self.all.add(wire)
         try:
             found = await run_program(wire, begin_handshake(site, target.term), until)
@@ -284,9 +286,11 @@ class ReplicaConfirmation(Layer):
         granted = [(take, grant) for take, grant in takes if isinstance(grant, Granted)]
         if not granted:
             return outcome
+        # After the take, not with it: a refusal needs nobody to confirm it, and would wait in vain.
         (count_or_error,) = yield self._with_wait(b"", 0, until)
         if self._has_enough(count_or_error):
             return outcome
+        # All of them: one WAIT speaks for every write before it on this connection.
         for take, grant in granted:
             yield from give_back(server.packing, take.keys[0], grant, take.ask)
         few = self._describe_shortfall(count_or_error, server.site.where)

@@ -20,6 +20,7 @@ local quiet_note = try('HGET', KEYS[2], FIELD.quiet_note)
 if type(quiet_note) == 'string' and quiet_note ~= '0' and value and not ARGV[3]
     and string.sub(value, 1, #head) == head then
   -- The short way, which nearly all gives go: the record is there, and nobody waits.
+  -- Before the history, which a server out of memory refuses to write.
   call('DEL', KEYS[1])
   try('HSET', KEYS[2], FIELD.ended .. string.match(value, '^%d+', #head + 1),
     time[1] .. ' ' .. time[2])
@@ -27,6 +28,7 @@ if type(quiet_note) == 'string' and quiet_note ~= '0' and value and not ARGV[3]
   return 1
 end
 
+-- Longer than 45: with a token. Without one the claim is in doubt, which the long way notes.
 if type(quiet_note) == 'string' and quiet_note ~= '0' and value and ARGV[7] and ARGV[6] == ''
     and string.sub(value, 1, 18) == 'incumbent1 shared ' and #head > 45 then
   -- The same for a lease that is shared, but by this claim alone, which came last.

@@ -17,6 +17,7 @@ local function share(index, mine, is_first)
 end
 
 local function forget_ended_parts()
+  -- Only here: no key of its own expires with a part, as the lease lasts as long as the longest.
   for _, member in ipairs(call('ZRANGEBYSCORE', sharers, '-inf', now_ms)) do
     call('ZREM', sharers, member)
     call('HDEL', KEYS[2], FIELD.sharer .. string.sub(member, 1, #claim))
@@ -38,6 +39,7 @@ local function grant(condition, is_first)
     quiet = string.format('%.0f %s', now + keep * 62 - 2000, ARGV[4])
     keep = string.format('%.0f', keep * 17 / 16)
   end
+  -- After the lease: a server out of memory refuses the SET, and then nothing has happened.
   call('HSET', KEYS[2], FIELD.token, token, FIELD.history_index, index, FIELD.quiet_note, quiet,
     FIELD.incarnation, incarnation, FIELD.holding .. index, token .. ' ' .. now .. ARGV[5])
   if slot then call('SET', slot, value, 'PX', slot_keep) end

@@ -331,6 +331,7 @@ class ServerFacts:
         # The age is negative as long as the previous master may still be in use.
         self.born = received - found.age + (old_master_for if marker.promoted else 0.0)
         self.clock_ahead = found.time - received
+        # A handshake stands for no check: the first take brings its own.
         self.check_sent = self.checked = self.old_enough_for = 0.0
         self.replication = found.replication.encode()
         self.reread = pack("GET", found.marker_key)
@@ -340,6 +341,7 @@ class ServerFacts:
 
     def is_marked(self, reply: Any) -> bool:
         """Whether the reply to `reread` is still the marker of this incarnation."""
+        # Its start alone: other clients may have raised `longest` since.
         return type(reply) is bytes and reply.startswith(self.marker_start)
 
     @property
@@ -363,8 +365,11 @@ class ServerFacts:
             if facts.promoted:
                 raise Outdated("it was a replica in between")
             self.replication = facts.replication.encode()
+        # Another client may have asked for a longer ttl, which a later restart has to wait for.
         if found := read_marker(raw, "the server", self.marker_key):
             self.marker = found
+        # Last, once all of it was found well; and from when it was sent, as it
+        # may be as old as that.
         self.checked = sent
         self.clock_ahead = _micros(time) / _MICRO - received
 

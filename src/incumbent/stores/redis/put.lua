@@ -21,6 +21,7 @@ if value ~= '-' then
   call('HSET', KEYS[2], field, version .. ' ' .. string.sub(value, 2), FIELD.quiet_note, '0')
   if not old then
     call('HINCRBY', KEYS[2], FIELD.field_count, 1)
+    -- A pause has to outlive all leases: with a field the record has no end.
     call('PERSIST', KEYS[2])
   end
 elseif old then

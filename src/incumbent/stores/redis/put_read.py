@@ -81,6 +81,7 @@ def scan_program(packing: Packing, namespace: str, prefix: str) -> RespProgram[t
                 raise packing.unusable(reply)
             cursor, names = reply
             found = (naming.key_of(name.decode("utf-8", "replace"), namespace) for name in names)
+            # A set: while the table grows or shrinks, SCAN names a key twice.
             keys |= {
                 key
                 for key in found
@@ -97,6 +98,8 @@ def scan_program(packing: Packing, namespace: str, prefix: str) -> RespProgram[t
 def _read_all(packing: Packing, keys: Sequence[Key]) -> RespProgram[list[Any]]:
     """A Record for each key, or the error that the server replied."""
     all_names = [packing.naming.of(key) for key in keys]
+    # No transaction: other clients may write in between. A record is for
+    # display, not for decisions.
     request = pack("TIME") + b"".join(
         pack("GET", names.lease)
         + pack("PTTL", names.lease)

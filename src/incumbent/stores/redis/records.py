@@ -422,4 +422,5 @@ def slot_of(name: str) -> int:
     """The slot of a key, computed from the text in its first braces if there is any."""
     _, opened, rest = name.partition("{")
     tag, closed, _ = rest.partition("}")
+    # CRC-16/XMODEM, as the specification of clusters wants it; the standard library has it in C.
     return crc_hqx((tag if opened and closed and tag else name).encode(), 0) % SLOTS

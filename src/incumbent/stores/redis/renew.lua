@@ -28,6 +28,7 @@ local function renew(index, head, ttl, meta)
   -- A key that is a list or a hash now is lost for its holder; the other leases must not fail for it.
   if type(value) ~= 'string' or string.sub(value, 1, #head) ~= head then return 0 end
   if meta ~= '-' then change_meta(key, record, value, string.sub(meta, 2)) end
+  -- Never shorter: an earlier answer may have been believed already, with a longer ttl.
   if call('PTTL', key) < ttl then call('PEXPIRE', key, ttl) end
   local beside = try('HMGET', record, FIELD.token, FIELD.field_count)
   if beside[2] then return notices_or_one(record) end

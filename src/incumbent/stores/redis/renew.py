@@ -107,6 +107,7 @@ def _read_call(
     outcomes: list[RenewOutcome | StoreError] | list[RenewOutcome],
 ) -> None:
     """Note the outcome of each renewal. Raises Mismatch if the reply is another call's."""
+    # One answer of ones and zeros looks like another: only the echo says whose it is.
     if len(reply) != len(call.indexes) + 1 or reply[0] != echo:
         raise Mismatch(f"expected the answer to {len(call.indexes)} renewals")
     for at, each in zip(call.indexes, reply[1:], strict=True):
@@ -153,6 +154,7 @@ def _prepared(naming: Naming, renewals: Sequence[Renewal], epoch: str) -> Sequen
     kept = renewals.prepared if isinstance(renewals, Batch) else None
     if isinstance(kept, _PreparedCalls) and kept.naming is naming and kept.epoch == epoch:
         return kept.calls
+    # Those of another incarnation are lost, whatever is stored: others may have had the name since.
     granted_here = [at for at, renewal in enumerate(renewals) if renewal.epoch == epoch]
     calls = _calls_of(naming, renewals, granted_here)
     if isinstance(renewals, Batch):

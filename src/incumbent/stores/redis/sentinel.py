@@ -139,6 +139,7 @@ class Followed:
 
     async def ask(self, side: RedisSide, until: float) -> None:
         """Ask where the master is. Raises StoreUnavailable, at `until` at the latest."""
+        # Before the question: an answer may be as old as that.
         asked_at, site = _now(), self.site
 
         def program(sentinel: RedisSite) -> RespProgram[Opinion]:

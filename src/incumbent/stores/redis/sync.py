@@ -163,6 +163,7 @@ class RedisStore(BlockingTogether[BlockingExchange]):
 
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         exchange, packing, now = self.operations, self.operations.packing, _now()
+        # The list of now: if `let_go` replaces it meanwhile, `put_back` closes the connection.
         idle = exchange.idle
         # Only `exchange.take` asks the hub for refusals that need no request. So while any waiter
         # rests, every take goes that way.
@@ -221,6 +222,7 @@ class RedisStore(BlockingTogether[BlockingExchange]):
         With a ttl, its server must have been checked just now, and be old enough for such a lease.
         """
         try:
+            # Tried, not looked at before: another thread may take the last one in between.
             wire = idle.pop()
         except IndexError:
             return None
@@ -267,6 +269,7 @@ class BlockingRedisSide(RedisSide):
                 outcomes[index] = error
             finally:
                 ended.append(index)
+                # A copy: other threads add to it meanwhile.
                 known = list(outcomes.values())
                 found = [each for each in known if not isinstance(each, Exception)]
                 if len(ended) == len(calls) or wanted(found):
@@ -294,6 +297,7 @@ def _result_of(outcome: T | Exception) -> T | StoreError:
 
 def _start(target: Callable[[], None]) -> None:
     try:
+        # A daemon: a server that hangs must not keep the process from ending.
         threading.Thread(target=target, name="incumbent-survey", daemon=True).start()
     except RuntimeError as error:
         raise_if_from_signal(error)

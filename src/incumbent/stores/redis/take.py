@@ -228,6 +228,7 @@ def finish_take(
         return outcome
     try:
         return (yield from _take_checking(server, key, claim, ask, until))
+    # The second take was not carried out, but the first one was.
     except (StoreUnavailable, TooLate):
         yield from give_back(packing, key, outcome, ask)
         raise
@@ -252,6 +253,7 @@ def _take_checking(
     try:
         known.compare(check, sent, _now(), allow_eviction=site.allow_eviction)
     except Outdated:
+        # Takes of other tasks that are on their way on this connection are not believed either.
         known.checked = 0.0
         if isinstance(outcome, Granted):
             yield from give_back(packing, key, outcome, ask)
@@ -296,6 +298,7 @@ def _note_longest(site: RedisSite, known: ServerFacts, ttl: float) -> RespProgra
     found = yield from begin_handshake(site, known.marker.term, ttl)
     if found.problem is not None:
         raise found.problem
+    # Another incarnation by now, whose marker says nothing of what this connection knows.
     if found.marker.id != known.marker.id:
         raise Outdated("its data are others")
     known.marker = found.marker

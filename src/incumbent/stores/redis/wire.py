@@ -196,6 +196,8 @@ def together(programs: Sequence[RespProgram[T]]) -> RespProgram[list[T | StoreEr
             except StoreError as error:
                 outcomes[at] = error
             except Broken as error:
+                # A program itself found it too late or outdated; what the others
+                # sent was carried out.
                 error.sent = error.sent or asked
                 raise
         if not steps:
