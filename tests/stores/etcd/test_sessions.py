@@ -110,6 +110,36 @@ def test_no_ttl_means_gone_and_a_late_answer_does_not_revive_it() -> None:
     assert (sessions.claims, sessions.by_ttl, sessions.by_id) == ({}, {}, {})
 
 
+class Overtaken(dict[int, T]):
+    """A dict of which another thread removes all right after a look."""
+
+    def get(self, key: int, default: Any = None) -> Any:
+        found = super().get(key, default)
+        self.clear()
+        return found
+
+
+def test_two_threads_may_find_an_etcd_lease_gone_at_once() -> None:
+    sessions = Sessions("/p")
+    session = sessions.add(Session("7", 3, 10.0))
+    sessions.by_ttl = Overtaken(sessions.by_ttl)
+    sessions.forget_session(session)
+    assert session.gone
+
+
+def test_two_threads_may_find_the_etcd_lease_of_their_places_gone_at_once() -> None:
+    places = Sessions("/p").places
+    first = places.keep_alive(3)
+    next(first)
+    with pytest.raises(StopIteration):
+        first.send({"header": {}, "ID": "7", "TTL": "3"})
+    places.note_lease_missing()
+    later = places.keep_alive(3)
+    next(later)
+    places._beats = Overtaken(places._beats)
+    assert later.send({"header": {}, "result": {"TTL": "0"}}).path == "/v3/lease/grant"
+
+
 def test_a_lease_that_has_used_up_a_fifth_is_not_fresh() -> None:
     assert session(proved=110.0).is_fresh(102.0)
     assert not session(proved=110.0).is_fresh(102.1)

@@ -148,7 +148,8 @@ class LinePlaces:
             if int(reply.get("result", reply).get("TTL", 0)) > 0:
                 return beat.etcd_lease
             if self._beats.get(heartbeat) is beat:
-                del self._beats[heartbeat]
+                # Not `del`: another thread may find it gone at the same time.
+                self._beats.pop(heartbeat, None)
         sent = _now()
         new = yield from self._sessions.grant(heartbeat)
         # Another thread may have made one meanwhile.

@@ -240,7 +240,8 @@ class Sessions:
         """Forget an etcd lease that is gone, and all claims that were attached to it."""
         session.gone = True
         if self.by_ttl.get(session.ttl) is session:
-            del self.by_ttl[session.ttl]
+            # Not `del`: another thread may forget it at the same time.
+            self.by_ttl.pop(session.ttl, None)
         self.by_id.pop(session.id, None)
         for key, claim in list(session.claims):
             self.forget_claim(key, claim)
