@@ -192,6 +192,8 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         """Note the failure, and decide whether to ask another member."""
         if isinstance(error, GatewayError):
             if error.lease_missing and not tries.doubt:
+                # In doubt it says nothing: a first try may have been carried out
+                # before the lease ended.
                 raise LeaseMissing(error.text) from error
             if error.lease_exists:
                 raise LeaseExists(error.text) from error
@@ -378,6 +380,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         await self._run_watches(next_watch, until)
 
     async def wait_as_first(self, key: Key, seen: str, until: float) -> None:
+        # First, so that other processes come before the next of ours.
         self.turns.end_turn(key)
         if IN_LINE in seen or self.cluster.sessions.places.of(key):
             await self.wait_at_store(key, seen, until)
@@ -443,6 +446,8 @@ class EtcdClient(TakesTurns[None], Generic[W]):
                     if isinstance(error, StoreUnavailable) and error.permanent:
                         raise
                     failures += 1
+                    # Each member had its chance, and one more: a single dead
+                    # connection is no failure of all.
                     if _now() < until and failures > self.site.tries:
                         where = self.site.where
                         raise StoreUnavailable(f"{where}: no watch: {error}") from error

@@ -239,6 +239,8 @@ class _EtcdGive:
         mark = kv.packed(given_up=clock.wall())
         done = [kv.put(self.names.given_up(self.claim), mark, history), kv.read_ours(self.names)]
         leave = self.sessions.places.removal(self.key, self.claim)
+        # In one step: a take that came before is found here, and one that comes
+        # later finds the mark.
         reply = yield kv.transaction([*done, *self.undo_slot, *leave])
         self.sessions.places.forget(self.key, self.claim)
         entry = kv.entry_of(self.claim, reply["responses"][1])
@@ -252,6 +254,8 @@ class _EtcdGive:
     def _give(self, state: ClaimState, base: int) -> Steps[bool]:
         closing, closed_for = None, self.parting.closed_for
         if closed_for > 0:
+            # Before the transaction, which names it. If that fails, nothing is
+            # attached, and it just ends.
             closing = yield from self.sessions.grant(kv.seconds(closed_for))
         if not state.history_key:
             # Another process took the lease.
@@ -285,6 +289,7 @@ class _EtcdGive:
         known = self.sessions.claims.get(self.id)
         if known is not None:
             self.sessions.doubt(known)
+        # The first try may have given it back, so "gone" would be no proof of a loss.
         if reply[kv.REPEATED]:
             outcome_of_repeat(Gone(), self.cluster.site.where)
         return False

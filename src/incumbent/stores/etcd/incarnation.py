@@ -169,6 +169,7 @@ class Cluster:
             if known.first <= self.disowned:
                 # Another thread noticed meanwhile that this incarnation is over.
                 raise OtherIncarnation(self.site.where)
+            # If that happens only now, the next comparison of its marker finds it out.
             self.incarnation = known
         return known
 
@@ -311,6 +312,7 @@ class Cluster:
         try:
             reading = yield GatewayRequest("/metrics", b"", endpoint=endpoint)
         except StoreError:
+            # Without an uptime, all of restart_wait has to pass from now on.
             return clock.wall(), 0.0
         wall = _server_time(reading)
         started = _STARTED.search(reading.body) if reading.status == 200 else None
@@ -336,6 +338,7 @@ class Cluster:
 
     def disown(self) -> None:
         """Forget all about the cluster, which turned out to be of another incarnation."""
+        # First: from now on no reply that is under way is believed.
         self.ended += 1
         known, self.incarnation = self.incarnation, None
         if known is not None:
@@ -389,6 +392,7 @@ class Cluster:
                 self.site.login_token = ""
                 yield from self._propose_nothing(endpoint)
             status = yield from self.status(endpoint)
+            # Then only the marker and the revisions show another incarnation; `doctor` says so.
             if status is None:
                 return False
             if not differs(known, self.furthest, status):

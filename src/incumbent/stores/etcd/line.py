@@ -171,6 +171,7 @@ class TakeInLine:
         facts = {"heartbeat": queue.heartbeat, "fair": int(queue.fair)}
         who = {"claim": self._claim, "holder": self._ask.holder}
         value = kv.packed(format=kv.RECORD_FORMAT, **who, **facts)
+        # Not if it was given up: nobody would take a late waiter out of the line again.
         missing = [kv.absent(mine), kv.absent(names.given_up(self._claim))]
         joins = [kv.nested(missing, [kv.put(mine, value, etcd_lease)])]
         if self._ask.permits is None:
@@ -194,6 +195,7 @@ class TakeInLine:
             self.next_index = len(success)
             success.append(kv.read_all(line, _OLDEST_ONE))
         if first is not None:
+            # By its modification: the count of those that overtook it is part of what was seen.
             return [kv.modified(first.key, first.modified)]
         if place is not None:
             return [kv.created(place.key, place.created), kv.none_before(line, place.created)]

@@ -126,6 +126,8 @@ class LinePlaces:
 
     def forget(self, key: Key, claim: str) -> None:
         """Forget a place whose key is gone. One that is not would be kept alive with the others."""
+        # A place that another thread notes in between is lost here; its next take
+        # finds it in the line.
         for known in (self._places, self._numbers):
             of_name = known.get(key, {})
             of_name.pop(claim, None)

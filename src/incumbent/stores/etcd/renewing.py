@@ -303,6 +303,7 @@ class _Renewing:
             each += single or []
         for batch in _in_rounds(each):
             proved = (yield from self._verify_each(batch)) and proved
+        # The leader changed, so no keep-alive of this round counts, whatever its keys say.
         if not proved:
             for item in waiting:
                 if isinstance(self.outcomes[item.at], Renewed):
@@ -408,5 +409,6 @@ def _pending(states: Sequence[ClaimState]) -> dict[Session, SessionProof | None]
 
 
 def _confirmed(proofs: dict[Session, SessionProof | None], reply: Reply) -> bool:
+    # A list first: `all` alone would stop at the first, and the others would not be noted.
     confirmed = [session.confirm(proof, kv.term_of(reply)) for session, proof in proofs.items()]
     return all(confirmed)

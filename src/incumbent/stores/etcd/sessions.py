@@ -75,6 +75,7 @@ class Session:
         if ttl <= 0:
             self.gone = True
             return
+        # Of another leader, under which no claim may stay on it.
         if term != self.term:
             self.outlived = True
             return
@@ -88,6 +89,7 @@ class Session:
         """Accept `proof` if a linearizable reply to a request sent after it has the same term."""
         if proof is None or proof.term != term:
             return False
+        # Never back: a reply that comes late may confirm an older keep-alive.
         self.proved = max(self.proved, proof.until)
         return True
 
@@ -377,6 +379,7 @@ class Sessions:
     def add(self, session: Session) -> Session:
         """Add a session, which new claims of its ttl use from now on."""
         for old in list(self.by_id.values()):
+            # Over for a whole ttl, so nothing that is under way can still need it.
             if old.proved + old.ttl < session.proved - session.ttl:
                 self.forget_session(old)
         self.by_id[session.id] = self.by_ttl[session.ttl] = session
@@ -394,7 +397,9 @@ class Sessions:
         if known is not None and known[1] == period:
             return known[0]
         text = f"{self.prefix}!h/{lasts}/{period}"
+        # Positive, as etcd's ids are, and never 0, which would have etcd choose one.
         etcd_lease = int.from_bytes(sha256(text.encode()).digest()[:8]) >> 2 | 1
+        # Another process of the fleet made it, which is what the common id is for.
         with suppress(LeaseExists):
             yield from self.grant(2 * lasts, etcd_lease)
         self.history_leases[lasts] = (str(etcd_lease), period)

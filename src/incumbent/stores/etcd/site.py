@@ -241,6 +241,7 @@ class EtcdSite:
         """Ask this member, which did not answer or could not do it, last from now on."""
         if len(self.members) > 1:
             self.health.failed(str(member), error)
+        # By equality and in one assignment: another thread may have changed the order meanwhile.
         self.members = (*(each for each in self.members if each != member), member)
 
     def drop_stale_token(self, error: GatewayError) -> bool:

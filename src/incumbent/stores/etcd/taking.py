@@ -79,6 +79,7 @@ class EtcdTake:
             try:
                 self.incarnation = yield from self.cluster.admit(self.ask.ttl)
                 outcome = yield from self._round()
+            # Nothing was written: a transaction that names a missing etcd lease fails as a whole.
             except LeaseMissing:
                 self._forget_leases()
                 continue
@@ -166,6 +167,7 @@ class EtcdTake:
         except (StoreUnavailable, LeaseMissing):
             self._restore(state, before)
             raise
+        # Its place in the history may be written: another holding must not share it.
         except OutcomeUnknown:
             self._history_written()
             raise
@@ -173,6 +175,7 @@ class EtcdTake:
         if reply.get("succeeded"):
             self._history_written()
             state.revision = kv.revision_of(reply)
+            # From before the request: what is believed may not begin later than what etcd counts.
             state.due = sent + self.ask.ttl
             state.surplus = self._surplus(reply)
             self.line.served(reply)

@@ -89,6 +89,8 @@ class LinePosition:
     def apply(self, result: Mapping[str, Any], now: float) -> None:
         """Handle one message of that stream."""
         if result.get("created"):
+            # Near the front the watch begins with the next change: what came in
+            # between has to be read.
             self.missed |= self.index < _FAR and int(result["header"]["revision"]) > self.revision
         for event in result.get("events", ()):
             self._apply_event(event, now)
