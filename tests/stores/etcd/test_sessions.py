@@ -290,3 +290,15 @@ def outcome_of(steps: Steps[T]) -> T:
         next(steps)
     found: T = end.value.value
     return found
+
+
+def test_a_watch_that_ends_while_all_are_ended_does_no_harm() -> None:
+    operations: Any = open_etcd("etcd://h1").store().operations
+
+    class Wire:
+        def hang_up(self) -> None:
+            streams.discard(self)
+
+    streams = operations.streams = {Wire(), Wire()}
+    operations.let_go()
+    assert streams == set()

@@ -56,3 +56,15 @@ def test_a_connection_that_was_closed_after_a_late_reply_is_not_used(
     server.sendall(b":1\r\n")
     server.close()
     assert not panel._is_usable(link, clock.now())
+
+
+def test_what_is_closed_cannot_be_taken_by_another_thread_meanwhile(
+    panel: SyncPanel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operations = open_quorum("redis+quorum://h1,h2,h3").store().operations
+    idle = operations.idle
+    idle += [panel, SyncPanel(operations.dialer)]
+    there: list[bool] = []
+    monkeypatch.setattr(SyncPanel, "close", lambda it: there.append(it in idle))
+    operations.let_go()
+    assert there == [False, False]

@@ -122,7 +122,8 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         for pool in self.pools.values():
             pool.let_go()
         streams, self.streams = self.streams, set()
-        for wire in streams:
+        # A copy: a thread that ends its watch at this moment may still have this set in hand.
+        for wire in list(streams):
             wire.hang_up()
 
     def detach(self) -> None:

@@ -112,7 +112,12 @@ class _Blocking(QuorumOperations):
 
     def let_go(self) -> None:
         idle, self.idle = self.idle, []
-        for panel in idle:
+        while idle:
+            # Taken off first: a panel that another thread takes meanwhile is its own.
+            try:
+                panel = idle.pop()
+            except IndexError:
+                break
             panel.close()
         self.dialer.let_go()
         self.hub.let_go()
