@@ -57,6 +57,7 @@ class AsyncPanel(ConnectedPanel):
             _unless_confirmed(future, owes)
 
     def _write(self, node: int, step: RequestBatch, until: float) -> Silent | None:
+        # First: a future of an earlier step must not be read as the answer to this one.
         self._futures.pop(node, None)
         wire = self._wires.all[node]
         if wire is None:
@@ -177,6 +178,7 @@ class _Wires(Dialer[AsyncRedisWire]):
         """Close all connections at once: nothing may outlive the event loop."""
         for task in list(self._tasks):
             task.cancel()
+        # Before they are forgotten: each has to find out that no connection comes any more.
         waiting = list(self._waiting)
         self._begin_anew()
         self.all = [None] * len(self.nodes)

@@ -142,6 +142,7 @@ def majority_of(nodes: int) -> int:
 def decide(answers: Sequence[Answer]) -> Verdict:
     """The verdict on the nodes' answers to one take."""
     need = majority_of(len(answers))
+    # First, whatever the others say: two quorums that share a node could both have a majority.
     for node, answer in enumerate(answers):
         if isinstance(answer, No) and answer.kind == "members":
             return Strangers(node, answer.raw)
@@ -203,6 +204,7 @@ def _won(answers: Sequence[Answer], need: int) -> Won | None:
     ballot, count = Counter(vote.ballot for vote in votes).most_common(1)[0]
     if count < need:
         return None
+    # The shortest counts: the lease lasts for as long as all of this majority keep it.
     lefts = [vote.left for vote in votes if vote.ballot == ballot and vote.left is not None]
     paused = any(isinstance(answer, No) and answer.kind == "paused" for answer in answers)
     return Won(ballot, min(lefts, default=None), paused)

@@ -118,6 +118,7 @@ async def found(panel: Panel, until: float) -> None:
     markers = await panel.ask_all(pack("GET", MARKER), until)
     if any(isinstance(reply, Silent) or reply[0] is not None for reply in markers):
         return
+    # An end by the nodes' clocks: a request that is delayed must found nothing later on.
     last = quorum.clock.unix_us(min(until, _now() + _FOUNDED_WITHIN))
     await panel.ask_all(quorum.dialect.found(last), until)
 
@@ -184,6 +185,7 @@ class _ChangeAttempt:
         ours = self._ours_in(newest)
         edit = decide(newest.entry, ballot) if held and ours is None else None
         same = sum(promise.state == newest.state for promise in promised.values())
+        # Only a state that a majority has is final; any other is completed before it is reported.
         if edit is None and not (ends_earlier or self.sent) and same >= self.quorum.need:
             return Changed(edited=False, ballot=newest.state, seen=newest.entry, held=held)
         # If the claim no longer holds the lease, the others' last change is still completed, but

@@ -94,6 +94,7 @@ class Dialer(ABC, Generic[W]):
             if link is None and (short or self._is_due(node, now))
         }
         waiting, dialing = self._waiting, self._dialing
+        # Before they are begun: a connection that is there at once has to wake this caller.
         waiting[wakeup] = wanted
         try:
             for node in wanted:
@@ -150,6 +151,8 @@ class Dialer(ABC, Generic[W]):
             # If the store was closed meanwhile, the list is garbage, and the link closes with it.
             if not isinstance(link, Exception):
                 spare.append(link)
+            # After it is in `spare`: whoever sees that nothing is begun any more
+            # has to find it there.
             begun.remove(now)
             for wakeup in list(waiting):
                 wakeup.wake()
@@ -183,6 +186,7 @@ class Dialer(ABC, Generic[W]):
         site = self.nodes[node].site
         link = await self._dial(site, until)
         self.made.add(link)
+        # Before the question: what is answered may be as old as that.
         asked = _now()
         try:
             facts, unix_us, marker = await run_program(link, _welcome(site), until)
@@ -353,5 +357,6 @@ class ConnectedPanel(Panel):
             # The next operation makes another connection, and inspects the server again.
             link.problem = error
             return [[UNFIT.encode(), str(error).encode(), -1, 0, b""]]
+        # From when it was sent: the settings may have changed right after the node looked at them.
         link.checked = self.used
         return [vote]

@@ -202,6 +202,7 @@ class QuorumDialect:
         self, key: Key, claim: str, token: int | None, now: int, parting: Parting = PLAIN
     ) -> bytes:
         """The request of a give. `now`: unix us by the nodes' clocks, for the history."""
+        # Not before its beginning: a token may be ahead of the clocks.
         held, ended = _head_of(claim, token).encode(), b" %d" % max(now, token or 0)
         keys = self.keys(key)
         if parting.closed_for > 0:

@@ -215,6 +215,7 @@ class QuorumStore(BlockingStore[_Blocking]):
             and panel.oldest + wait <= now < until
             and now - panel.checked < trust
         ):
+            # Before the request: what its answer proves may be as old as that.
             panel.used = now
             return panel
         idle.append(panel)

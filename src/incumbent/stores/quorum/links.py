@@ -84,6 +84,7 @@ class QuorumLink(RedisWire):
         """Read and skip the late replies. Raises Broken (`late` if a reply has not come yet)."""
         while self.lag:
             self.read(_AT_ONCE)
+            # After the read: a reply that has not come yet is still to be skipped.
             self.lag -= 1
         self.owed_undo.clear()
 
@@ -138,6 +139,7 @@ class SyncPanel(ConnectedPanel):
         self._dialer = dialer
         self.connections = [None] * len(dialer.nodes)
         self.used = 0.0
+        # Until `rested` says so: after an interruption the fast path would take over what is left.
         self.whole = False
         """Whether all nodes are connected, and none owes a reply."""
         self.oldest = 0.0
@@ -180,6 +182,7 @@ class SyncPanel(ConnectedPanel):
             return
         # Send the scripts in full: replies are skipped, so a forgotten script would go unnoticed.
         payload = b"".join(as_eval(self.quorum.dialect.revoke(*vote)) for vote in owed)
+        # Before they are sent: from here on `_drop` owes them again, whatever happens to the link.
         link.owed_undo += owed
         try:
             link.post(payload, _now() + 0.05)
@@ -359,6 +362,7 @@ class SyncPanel(ConnectedPanel):
         links = [link for link in self.connections if link and not link.lag and not link.problem]
         self.whole = len(links) == len(self.connections)
         if self.whole:
+            # The youngest server, and the oldest look: both have to be good enough.
             self.oldest = max(link.born for link in links)
             self.checked = min(link.checked for link in links)
 

@@ -87,6 +87,7 @@ class _QuorumRound:
         confirmed = sum(map(_confirms, words))
         if confirmed >= self.quorum.need:
             return _RENEWED
+        # Those who did not answer may have it: it is gone only if they are too few as well.
         silent = sum(word is None for word in words)
         return _UNPROVED if confirmed + silent >= self.quorum.need else Gone()
 

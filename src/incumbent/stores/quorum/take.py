@@ -202,6 +202,7 @@ class _QuorumTake:
     async def _decide(self, count: int) -> TakeOutcome | None:
         """The outcome of a round; None if another round may succeed."""
         verdict = decide(self.answers)
+        # These votes may be taken back by a request that is still on its way.
         if isinstance(verdict, ballots.Won) and verdict.token <= self.gone:
             verdict = ballots.Raise(self.gone)
         self.last = count == _TURNS_MOST - 1 or _now() >= self.until
@@ -385,6 +386,7 @@ async def _give_lease(
     first: Sequence[Reply] | None = None,
 ) -> GiveOutcome:
     quorum, now = panel.quorum, panel.quorum.clock.unix_us(_now())
+    # Without a token: above every ballot that this process can have proposed for the claim.
     ballot = max(quorum.clock.highest, now) if token is None else token
     if first is not None:
         rounds = [first]
