@@ -82,7 +82,7 @@ SHARED_WITNESSES = [
 ]
 
 
-@pytest.mark.left(tiers.SEEDS, "0")
+@pytest.mark.left(tiers.LONG)
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("part", range(len(BATCHES)))
 def test_no_random_schedule_has_one_worker_too_many(part: int) -> None:

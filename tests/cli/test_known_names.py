@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from incumbent.cli.help import script_for
+from tests import tiers
 from tests.cli.tool import answer, environment, incumbent, start
 from tests.support.waiting import eventually
 
@@ -124,6 +125,7 @@ def test_jobs_that_failed_and_jobs_with_a_prefix_are_shown_alone(
     assert "jobs: 3, running: 0, failed: 2; see" in incumbent("-s", store, "status").stdout
 
 
+@pytest.mark.left(tiers.FORMS, "words0")
 @pytest.mark.parametrize(
     "words", [("wait",), ("pause",), ("unpause",), ("break",), ("resign",), ("trigger",)]
 )

@@ -92,6 +92,7 @@ def test_a_run_that_waits_without_end_says_that(store: str) -> None:
     assert re.search(rf"job: waiting, no limit: held by other {SINCE}", said), said
 
 
+@pytest.mark.left(tiers.FORMS, "paused-*", "used-*")
 @pytest.mark.parametrize(
     ("state", "words"),
     [

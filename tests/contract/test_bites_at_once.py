@@ -134,7 +134,14 @@ def test_a_store_that_reads_and_then_writes_is_caught(
         _is_caught(bench, case, how)
 
 
-@pytest.mark.left(tiers.SEEDS, "*-async-0")
+@pytest.mark.left(
+    tiers.NET,
+    "ReadsThenWrites-of_many_takers_one_is_granted-fresh-async-0",
+    "CountsOnItsOwnClock-nothing_*--86400.0-async-0",
+    "ChildUses*-async-0",
+    "UsesInterrupted*-take-async-0",
+    "RenewsOneByOne-*-async-0",
+)
 @run_after_run
 @each_side
 @pytest.mark.parametrize(("bug", "case", "how"), CLIENTS, ids=_name)

@@ -22,6 +22,7 @@ from incumbent.cron.worker import run_on_failure
 from incumbent.errors import StoreUnavailable
 from incumbent.runtime.link import LeaseView
 from incumbent.supervise.launch import WITHHELD
+from tests import tiers
 from tests.cli.tool import incumbent
 from tests.cron.fleet import NEVER_DUE, CronFleet, children, real_processes
 from tests.support.faulty import FaultyEngine
@@ -49,6 +50,7 @@ def told(fleet: CronFleet) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
+@pytest.mark.left(tiers.LONG)
 @real_processes
 def test_each_run_that_is_over_its_time_and_ignores_term_is_told_once(fleet: CronFleet) -> None:
     begin(fleet, f"command = \"trap '' TERM; sleep 60\"\nat_most_for = 1.5\n{TELL}")
@@ -60,6 +62,7 @@ def test_each_run_that_is_over_its_time_and_ignores_term_is_told_once(fleet: Cro
     assert [event["code"] for event in fleet.events("on_failure")] == [0] * 3
 
 
+@pytest.mark.left(tiers.LONG)
 @real_processes
 def test_what_is_told_has_its_time_when_that_of_the_run_is_nearly_over(fleet: CronFleet) -> None:
     """It sleeps beyond at_most_for, and beyond the lease."""
@@ -71,6 +74,7 @@ def test_what_is_told_has_its_time_when_that_of_the_run_is_nearly_over(fleet: Cr
     assert fleet.events("on_failure")[0]["code"] == 0
 
 
+@pytest.mark.left(tiers.LONG)
 @real_processes
 def test_a_lease_that_is_lost_meanwhile_does_not_end_what_is_told(fleet: CronFleet) -> None:
     slow = TELL.replace('= "', '= "touch $FOLDER/begun; sleep 4; ')

@@ -64,7 +64,7 @@ def fleet(store: str, tmp_path: Path) -> Iterator[CronFleet]:
     made.stop()
 
 
-@pytest.mark.left(tiers.STORES, "redis")
+@pytest.mark.left(tiers.LONG)
 def test_each_slot_runs_once_through_kills_and_freezes(fleet: CronFleet) -> None:
     seed = random.SystemRandom().randrange(10**6)
     chance = random.Random(seed)
@@ -280,7 +280,7 @@ def test_a_run_whose_instance_was_killed_says_so(fleet: CronFleet) -> None:
     assert lost.why.startswith("its instance died, or was killed; stopped after ")
 
 
-@pytest.mark.left(tiers.STORES, "redis")
+@pytest.mark.left(tiers.LONG)
 def test_a_run_whose_host_died_keeps_the_output_that_was_seen_last(fleet: CronFleet) -> None:
     fleet.file.write_text(
         f'[[job]]\nname = "long"\n{NEVER_DUE}\ncommand = "echo working; sleep 600"\n'

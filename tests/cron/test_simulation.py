@@ -51,6 +51,7 @@ def test_a_simulation_that_remembers_answers_shows_what_one_without_shows() -> N
     assert replace(quick, seconds=0.0) == replace(simulate(plan), seconds=0.0)
 
 
+@pytest.mark.left(tiers.LONG)
 def test_fifty_instances_with_their_clocks_five_minutes_apart_agree() -> None:
     hours = (3600.0, 21_600.0, 86_400.0)
     with remembering():
@@ -70,7 +71,7 @@ BEHIND = Plan(
 )
 
 
-@pytest.mark.left(tiers.SEEDS, "0.1-1")
+@pytest.mark.left(tiers.LONG)
 @pytest.mark.parametrize(("days", "seed"), [(0.1, 1), (BEHIND.days, 0), (BEHIND.days, 1)])
 def test_clocks_one_to_two_hours_behind_run_nothing_that_the_ledger_has_forgotten(
     days: float, seed: int

@@ -98,7 +98,7 @@ def states_of(fleet: CronFleet, job: str = "talk") -> list[SlotState]:
     return [run.state for run in fleet.runs(job).values()]
 
 
-@pytest.mark.left(tiers.FORMS, "both", "no text")
+@pytest.mark.left(tiers.LONG)
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_a_job_whose_output_nobody_reads_ends_as_if_it_were_read(
     fleet: CronFleet, command: str
@@ -149,6 +149,7 @@ def test_a_job_that_writes_for_ever_is_stopped_in_time_and_keeps_no_other_waitin
         assert set(states) <= {SlotState.OK, SlotState.RUNNING}
 
 
+@pytest.mark.left(tiers.LONG)
 def test_what_a_job_says_costs_no_memory(fleet: CronFleet) -> None:
     quiet = f'[[job]]\nname = "quiet"\n{NEVER_DUE}\ncommand = "true"\n'
     fleet.file.write_text(quiet + TALK.replace("COMMAND", "yes | head -c 300000000"))

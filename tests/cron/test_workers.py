@@ -25,6 +25,7 @@ from incumbent.cron.zygote import RunOnFailure, StandBy, Zygote
 from incumbent.model import Key, Refused
 from incumbent.net.dial import is_ready
 from incumbent.runtime.link import new_link
+from tests import tiers
 from tests.cron.fleet import CronFleet, children, descendants, identity
 from tests.support.waiting import eventually
 
@@ -262,6 +263,7 @@ def test_the_zygote_never_goes_on_as_its_instance(tmp_path: Path) -> None:
 # -- many at once ----------------------------------------------------------------------------------
 
 
+@pytest.mark.left(tiers.LONG)
 def test_an_instance_runs_no_more_at_a_time_than_it_may_and_all_in_the_end(tmp_path: Path) -> None:
     jobs, most = 24, 3
     fleet = CronFleet(f"sqlite:///{tmp_path}/leases.db", tmp_path, "")

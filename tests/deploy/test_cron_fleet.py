@@ -21,6 +21,7 @@ from incumbent.cli.table import COMMANDS, GLOBAL
 from incumbent.cron.load import load_jobs
 from incumbent.durations import parse_duration
 from incumbent.policy import make_policy
+from tests import tiers
 from tests.cli.tool import command_line, environment
 from tests.deploy.test_deploy import (
     DEPLOY,
@@ -79,6 +80,7 @@ WAYS: dict[str, Callable[[], tuple[dict[str, str], str]]] = {
 every_way = pytest.mark.parametrize("way", WAYS)
 
 
+@pytest.mark.left(tiers.FORMS, "compose", "kubernetes")
 @every_way
 def test_every_variable_is_one_that_cron_knows(way: str) -> None:
     variables, _ = WAYS[way]()

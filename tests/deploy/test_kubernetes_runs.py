@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests import tiers
 from tests.deploy.test_deploy import load_program
 from tests.deploy.test_kubernetes import pods, role
 from tests.support.etcd_tls import EtcdTls
@@ -94,6 +95,7 @@ def test_the_nightly_job_runs_once_in_a_night(cluster: Cluster) -> None:
     assert "skipped: already ran by pod-1" in cluster.printed("pod-2")
 
 
+@pytest.mark.left(tiers.LONG)
 def test_a_leader_that_ends_is_followed_by_a_standby(cluster: Cluster) -> None:
     cluster.grow_old()
     leader = cluster.start("leader", "pod-1")

@@ -100,7 +100,7 @@ def test_every_worker_gets_its_turn_and_none_prints_into_another_s(service: Serv
     judge(service.lines())
 
 
-@pytest.mark.left(tiers.STORES, "redis")
+@pytest.mark.left(tiers.LONG)
 def test_a_killed_worker_is_restarted_and_its_lease_is_taken_over(service: Service) -> None:
     eventually(lambda: service.workers_since(0) == {0, 1, 2, 3}, within=20)
     killed = service.pid_that_prints()

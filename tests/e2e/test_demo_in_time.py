@@ -19,6 +19,7 @@ AT_MOST = 40.0
 """Seconds: some fifteen where nothing else runs."""
 
 
+@pytest.mark.left(tiers.LONG)
 def test_it_shows_every_scene_in_time_and_leaves_nothing() -> None:
     # Not tmp_path, whose name may be too long for a unix socket in it.
     with tempfile.TemporaryDirectory(prefix="t") as made:

@@ -24,6 +24,7 @@ POLICY = make_policy("18s", grace="8s")
 AT_MOST = POLICY.renew_every + POLICY.request_timeout + BUSY
 
 
+@pytest.mark.left(tiers.FORMS, "run")
 @pytest.mark.parametrize("command", ["run", "lead"])
 def test_a_command_ends_with_the_renewal_that_finds_its_record_gone(
     own_redis: RedisServer, tmp_path: Path, command: str

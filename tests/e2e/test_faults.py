@@ -43,10 +43,8 @@ FAULTS = [
 @pytest.mark.left(
     tiers.MEET,
     "obedient-sqlite-silent",
-    "obedient-redis-black hole",
     "obedient-etcd-one-way loss",
     "stubborn-redis-killed",
-    "stubborn-etcd-silent",
     "stubborn-postgresql-black hole",
 )
 @pytest.mark.parametrize(("place", "fault"), FAULTS, indirect=["place"])
@@ -127,7 +125,7 @@ def test_an_instance_that_is_killed_takes_its_worker_along(place: Place, fleet: 
     fleet.judge()
 
 
-@pytest.mark.left(tiers.STORES, "sqlite")
+@pytest.mark.left(tiers.LONG)
 def test_an_instance_that_was_frozen_past_its_lease_kills_at_once(fleet: Fleet) -> None:
     first = fleet.begin(worker=("--stubborn",))
     first.send_signal(signal.SIGSTOP)

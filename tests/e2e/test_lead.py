@@ -60,7 +60,7 @@ def ask(fleet: Fleet, *words: str) -> subprocess.CompletedProcess[str]:
     return incumbent("-s", fleet.store, *words)
 
 
-@pytest.mark.left(tiers.STORES, "postgresql")
+@pytest.mark.left(tiers.LONG)
 def test_the_instance_of_higher_priority_takes_over_once_it_is_there(fleet: Fleet) -> None:
     times = ("--ttl", "3", "--grace", "0.3", "--step-down-after", "3")
     lead(fleet, "small", (*times, "--priority", "1"))

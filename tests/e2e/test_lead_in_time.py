@@ -30,7 +30,7 @@ def test_a_leader_that_is_broken_logs_that_it_was_asked_to_stop(tmp_path: Path) 
     assert re.search(r"asked to stop by \S+ \(stuck\)", said), said
 
 
-@pytest.mark.left(tiers.STORES, "sqlite")
+@pytest.mark.left(tiers.LONG)
 def test_nobody_works_while_it_is_paused(fleet: Fleet) -> None:
     three(fleet, TIMES)
     done = ask(fleet, "pause", "job", "--reason", "incident 7")

@@ -83,7 +83,7 @@ def test_of_five_instances_one_calls_and_four_say_who_did(place: Place, endpoint
     assert all(f"by {who}" in line and line.count("\n") == 1 for line in skipped)
 
 
-@pytest.mark.left(tiers.STORES, "etcd")
+@pytest.mark.left(tiers.LONG)
 def test_the_next_slot_runs_after_its_holder_was_killed(place: Place, fleet: Fleet) -> None:
     began = time.monotonic()
     killed = fleet.begin("--once-per", "12s")

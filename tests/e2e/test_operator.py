@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
 from tests.cli.tool import answer, command_line, environment, incumbent
 from tests.cron.fleet import NEVER_DUE
 from tests.support.servers import RedisServer
@@ -98,6 +99,7 @@ def shown(page: str) -> str:
         return re.sub(r"<[^>]+>", " ", reply.read().decode())
 
 
+@pytest.mark.left(tiers.LONG)
 def test_what_an_operator_reads_is_true_at_each_step(fleet: Fleet, redis: RedisServer) -> None:
     page = fleet.serve()
 

@@ -78,6 +78,7 @@ def test_each_slot_of_a_job_runs_once_while_servers_are_killed_and_emptied(
     assert len(done & set(ran)) >= len(ran) - 2
 
 
+@pytest.mark.left(tiers.LONG)
 def test_a_job_is_paused_and_its_history_is_told_with_one_server_down(
     three: Members, url: str
 ) -> None:

@@ -144,6 +144,7 @@ def speaks_in_turn(lines: list[Said]) -> None:
         assert sessions.setdefault(said.term, said.session) == said.session
 
 
+@pytest.mark.left(tiers.LONG)
 @pytest.mark.parametrize("fleet", ["lead.py"], indirect=True)
 def test_under_lead_there_are_never_two_sessions_and_after_each_fault_there_is_one(
     fleet: Fleet,

@@ -157,6 +157,7 @@ def test_ctrl_c_also_ends_a_stopped_command(sessions: list[Session], store: str)
     assert session.ended() == 128 + signal.SIGINT
 
 
+@pytest.mark.left(tiers.LONG)
 def test_a_stopped_command_is_dead_when_its_lease_is_over(
     sessions: list[Session], tmp_path: Path
 ) -> None:

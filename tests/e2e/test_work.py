@@ -79,7 +79,7 @@ def test_two_permits_are_held_by_two(fleet: Fleet) -> None:
     eventually(lambda: [it["state"] for it in records(fleet)] == ["free", "free"])
 
 
-@pytest.mark.left(tiers.STORES, "etcd")
+@pytest.mark.left(tiers.LONG)
 def test_a_worker_that_is_killed_is_replaced(fleet: Fleet) -> None:
     service = work(fleet, 1, *worker(fleet))
     eventually(lambda: who_works(service) and len(children(service.pid)) == 4)

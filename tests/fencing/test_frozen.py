@@ -177,7 +177,7 @@ def resource(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Itera
         yield {"sqlite": of_sqlite, "sqlalchemy": of_sqlalchemy, "file": of_file}[kind](tmp_path)
 
 
-@pytest.mark.left(tiers.STORES, "postgresql", "redis", "http")
+@pytest.mark.left(tiers.STORES, "redis")
 def test_the_late_write_of_a_frozen_holder_is_refused(
     kind: str, resource: Resource, tmp_path: Path
 ) -> None:

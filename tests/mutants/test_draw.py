@@ -59,6 +59,7 @@ def test_a_change_is_one_of_its_file_and_a_program_still() -> None:
         ast.parse(changed)
 
 
+@pytest.mark.left(tiers.NET)
 def test_another_change_has_another_digest() -> None:
     (change,) = drawn(13, 1)
     other = replace(change, new="None" if change.new != "None" else "0")

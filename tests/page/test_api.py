@@ -23,6 +23,7 @@ from incumbent.page import api
 from incumbent.page.site import PageSite
 from incumbent.page.view import View
 from incumbent.serve.http import PageServer
+from tests import tiers
 from tests.page.fleet import FAULTS, JOBS, LEASES, TROUBLE, big
 from tests.page.records import NOW, held, job, reading, record, snapshot
 from tests.page.test_site import (
@@ -278,6 +279,7 @@ def test_a_header_that_cannot_be_one_is_refused(tmp_path: Path, header: str) -> 
 # -- what it costs ---------------------------------------------------------------------------------
 
 
+@pytest.mark.left(tiers.LONG)
 def test_many_views_of_a_big_fleet_cost_the_store_a_reading_in_five_seconds(
     stub: Stub, store: str
 ) -> None:

@@ -27,6 +27,7 @@ from incumbent.runtime.link import link_for
 from incumbent.serve.http import PageServer
 from incumbent.serve.pages import TEXT, Page
 from incumbent.stores.findings import GRANTS, UNKNOWN, WAITING, grants_nothing
+from tests import tiers
 from tests.page.records import NOW, held, snapshot
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
@@ -390,6 +391,7 @@ def test_more_viewers_than_there_are_places_are_turned_away(
         eventually(lambda: ask(url, "/")[0].status == 200)
 
 
+@pytest.mark.left(tiers.LONG)
 def test_one_who_never_reads_is_dropped_and_the_others_are_not(
     stub: Stub, store: str, fast: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from incumbent import AsyncLock, Lock, clock
 from incumbent.errors import LockError
 from incumbent.runtime.link import link_for
+from tests import tiers
 from tests.support.faulty import Fault, FaultyEngine
 from tests.support.waiting import eventually
 
@@ -84,6 +85,7 @@ class Crowd:
             one.join()
 
 
+@pytest.mark.left(tiers.LONG)
 @pytest.mark.slow
 @pytest.mark.usefixtures("_restless")
 def test_a_crowd_leaves_a_keeper_that_keeps(seed: int, caplog: pytest.LogCaptureFixture) -> None:

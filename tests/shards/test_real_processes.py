@@ -28,7 +28,7 @@ def fleet(url: str, tmp_path: Path) -> Iterator[Fleet]:
     made.kill_all()
 
 
-@pytest.mark.left(tiers.STORES, "redis")
+@pytest.mark.left(tiers.LONG)
 def test_64_shards_over_8_processes_survive_kills_freezes_and_departures(fleet: Fleet) -> None:
     for _ in range(8):
         fleet.start()

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import incumbent
+from tests import tiers
 from tests.stores.mysql import world as mysql
 from tests.stores.postgresql.world import new_database
 from tests.support.proxy import FaultProxy, ProxiedLink
@@ -108,6 +109,7 @@ def owes_nothing(client: Any) -> None:
     eventually(lambda: not client._link.keeper._state.debts._owed)
 
 
+@pytest.mark.left(tiers.STORES, "redis", "sqlite")
 def test_all_tasks_are_granted_over_few_connections(behind: Behind) -> None:
     async def main() -> None:
         async with incumbent.AsyncClient(behind.url, ttl=TTL) as client:
@@ -126,6 +128,7 @@ def test_all_tasks_are_granted_over_few_connections(behind: Behind) -> None:
     assert behind.most() <= behind.of_tasks
 
 
+@pytest.mark.left(tiers.STORES, "redis", "postgresql")
 def test_all_threads_are_granted_over_few_connections(behind: Behind) -> None:
     ready = threading.Barrier(THREADS)
     with incumbent.Client(behind.url, ttl=TTL) as client, ThreadPoolExecutor(THREADS) as pool:

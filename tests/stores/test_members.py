@@ -12,6 +12,7 @@ from incumbent.errors import StoreUnavailable
 from incumbent.metrics import text
 from incumbent.runtime.link import link_for
 from incumbent.stores.members import SAID_AFTER, Members
+from tests import tiers
 from tests.stores.quorum.world import Member
 from tests.stores.quorum.world import Members as QuorumServers
 from tests.support.etcd_cluster import EtcdCluster
@@ -92,6 +93,7 @@ def is_down(client: Client, name: str) -> bool:
     return f'incumbent_store_member_up{{member="{name}/0"}} 0' in text()
 
 
+@pytest.mark.left(tiers.CRASHES, "frozen")
 @pytest.mark.server
 @pytest.mark.parametrize("fault", ["killed", "frozen", "refusing"])
 def test_the_first_dead_member_of_a_quorum_is_seen_while_leases_go_on(

@@ -138,18 +138,12 @@ ESCAPES = [
 
 
 @pytest.mark.left(
-    tiers.PAIRS,
+    tiers.MEET,
     "pidns-supervisor killed---stubborn-sqlite",
-    "pgroup-supervisor killed---daemon-etcd",
-    "pidns-supervisor stopped---daemon-etcd",
     "pgroup-supervisor stopped---stubborn-sqlite",
     "pidns-guard killed---stubborn-etcd",
-    "pgroup-guard killed---daemon-sqlite",
-    "pidns-both killed---daemon-sqlite",
     "pgroup-both killed---stubborn-etcd",
     "pidns-guard stopped, supervisor killed---daemon-sqlite",
-    "pgroup-guard stopped, supervisor killed---stubborn-etcd",
-    "pidns-supervisor stopped, guard killed---stubborn-sqlite",
     "pidns-supervisor stopped, guard killed---daemon-etcd",
 )
 @pytest.mark.parametrize("fleet", ["sqlite", "etcd"], indirect=True)
@@ -208,7 +202,7 @@ def test_with_supervisor_and_guard_stopped_the_command_outlives_the_lease(
     assert instance.process.wait(20) == 123
 
 
-@pytest.mark.left(tiers.SIDES, "*pgroup")
+@pytest.mark.left(tiers.LONG)
 @BOTH
 def test_a_guard_that_is_stopped_alone_stops_nobody(fleet: Fleet, isolation: str) -> None:
     instance = begin(fleet, isolation, "--for", str(2 * TTL))
@@ -217,7 +211,7 @@ def test_a_guard_that_is_stopped_alone_stops_nobody(fleet: Fleet, isolation: str
     assert gone(instance.guard)
 
 
-@pytest.mark.left(tiers.SIDES, "*pidns")
+@pytest.mark.left(tiers.LONG)
 @BOTH
 def test_a_guard_that_was_stopped_heeds_the_proofs_in_its_queue(
     fleet: Fleet, isolation: str

@@ -155,7 +155,7 @@ def test_a_candidate_replaces_the_waiting_process_that_was_killed(
     assert second.wait(20) == 0
 
 
-@pytest.mark.left(tiers.SIDES, "15-pgroup", "9-pidns")
+@pytest.mark.left(tiers.CRASHES, "9-pidns")
 @BOTH
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_a_candidate_leaves_neither_process_nor_folder(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from incumbent.testing.contract.__main__ import main
+from tests import tiers
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +34,7 @@ def _run(*arguments: str, folder: Path, store: str = "") -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.left(tiers.LONG)
 def test_a_store_that_keeps_the_contract_is_told_so(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/leases.db"
     code, said = _run(
@@ -43,6 +45,7 @@ def test_a_store_that_keeps_the_contract_is_told_so(tmp_path: Path) -> None:
     assert said.splitlines()[-1] == f"kept: {url} keeps the contract", said
 
 
+@pytest.mark.left(tiers.LONG)
 def test_settings_of_a_project_that_is_here_do_not_count(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
     (tmp_path / "conftest.py").write_text("raise SystemExit(7)\n")

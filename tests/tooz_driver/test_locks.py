@@ -113,7 +113,7 @@ def test_a_lock_is_renewed_without_a_heartbeat(world: World) -> None:
     assert lock.heartbeat()
 
 
-@pytest.mark.left(tiers.STORES, "redis")
+@pytest.mark.left(tiers.LONG)
 def test_the_lock_of_a_dead_process_goes_to_the_next_one_after_its_ttl(world: World) -> None:
     lock = world.start().get_lock(b"job")
     with world.process("two", "lock", "job") as holder:

@@ -68,7 +68,7 @@ def test_a_transfer_goes_to_the_named_one_of_three_candidates(every_store: str) 
     assert len(numbers) == 3
 
 
-@pytest.mark.left(tiers.STORES, "sqlite", "redis")
+@pytest.mark.left(tiers.STORES, "sqlite")
 def test_a_reservation_for_a_candidate_that_is_gone_ends_by_itself(every_store: str) -> None:
     candidate = Election("a", store=every_store, holder="me", ttl=5)
     term = candidate.campaign()

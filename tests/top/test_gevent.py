@@ -55,6 +55,7 @@ def test_a_hub_that_is_kept_does_not_cost_the_lease(store: str, tmp_path: Path) 
     assert run(store.format(tmp_path)) == "renewed, and handed over"
 
 
+@pytest.mark.left(tiers.LONG)
 def test_greenlets_are_told_apart_also_where_gevent_comes_late(tmp_path: Path) -> None:
     """As in a server that loads the application before it forks, and gevent after that."""
     late = f"import incumbent.locks.lock, incumbent.stores.sqlite{SCRIPT}"
@@ -65,7 +66,7 @@ def test_a_hub_that_is_kept_does_not_cost_a_lease_on_redis(redis_server: RedisSe
     assert run(f"{redis_server.url}?restart_wait=0") == "renewed, and handed over"
 
 
-@pytest.mark.left(tiers.STORES, "etcd")
+@pytest.mark.left(tiers.STORES)
 @pytest.mark.server
 @pytest.mark.parametrize("scheme", ["etcd", "etcds"])
 def test_a_hub_that_is_kept_does_not_cost_a_lease_on_etcd(scheme: str, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from incumbent.errors import LeaseLost, NotAcquired, OutcomeUnknown, StoreUnavai
 from incumbent.meters import METRICS, Labels, Sample
 from incumbent.protocol.renew import Batches
 from incumbent.runtime import keeper
+from tests import tiers
 from tests.support.faulty import FaultyEngine
 from tests.support.pace import took
 from tests.support.waiting import eventually
@@ -300,6 +301,7 @@ def test_an_election_tells_whether_it_leads() -> None:
     assert now()["incumbent_terms_total", name] == 1
 
 
+@pytest.mark.left(tiers.LONG)
 def test_ten_thousand_leases_are_counted_at_once() -> None:
     engine = FaultyEngine()
     leases = [incumbent.Lock(f"x{number}", store=engine).acquire() for number in range(10_000)]

@@ -40,7 +40,7 @@ def held(client: Client) -> list[str]:
     return sorted(found.key.name for found in client.scan() if found.holdings)
 
 
-@pytest.mark.left(tiers.STORES, "memory", "sqlite", "redis", "etcd", "postgresql", "mysql")
+@pytest.mark.left(tiers.STORES, "memory", "redis")
 def test_all_names_are_held_or_none_is(every_store: str) -> None:
     with Client(every_store) as client:
         with client.multi_lock(["b", "a", "c"], timeout=5) as first:

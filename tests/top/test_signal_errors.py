@@ -182,7 +182,7 @@ def silent() -> Iterator[int]:
             other.close()
 
 
-@pytest.mark.left(tiers.MEET, "*-SoftTimeLimit-blocking", "*-OutOfTime-asyncio")
+@pytest.mark.left(tiers.STORES, "redis-*", "*-blocking")
 @SIDES
 @raising(*USUAL)
 @pytest.mark.parametrize("engine", SILENT)
@@ -290,7 +290,7 @@ def test_while_another_process_writes_the_file(
         reaches_the_caller(raised, lambda: acquire(url, side))
 
 
-@pytest.mark.left(tiers.MEET, "*-SoftTimeLimit-blocking", "*-OutOfTime-asyncio")
+@pytest.mark.left(tiers.STORES, "memory-*", "sqlite-*-blocking", "redis-*-asyncio")
 @SIDES
 @raising(*USUAL)
 def test_while_another_holds_the_lease(every_store: str, raised: Exception, side: str) -> None:

@@ -8,6 +8,7 @@ import incumbent
 from incumbent import Client, ConfigError, Lock, NotAcquired
 from incumbent.model import ONCE
 from incumbent.stores.names import NAME_MAX, check_slot
+from tests import tiers
 
 AS_THEY_COME = (
     "2026-11-26T10:00:00+01:00",  # Kubernetes, batch.kubernetes.io/cronjob-scheduled-timestamp
@@ -33,6 +34,7 @@ ALIKE = (
 IDS = [one for one in dict.fromkeys((*AS_THEY_COME, *ALIKE)) if one == one.strip()]
 
 
+@pytest.mark.left(tiers.STORES, "memory", "sqlite", "redis")
 def test_each_id_is_a_slot_of_its_own_on_every_store(every_store: str) -> None:
     with Client(every_store) as client:
         for one in IDS:

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 import incumbent
+from tests import tiers
 from tests.typing.checkers import mypy, programs, wanted
 
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.left("make type runs it, too")
 def test_mypy_says_of_each_program_what_its_comments_say(tmp_path: Path) -> None:
     # What the drivers' own types cost is left to `make type`.
     files = [file for file in programs() if file.name != "right_drivers.py"]

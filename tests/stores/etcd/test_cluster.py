@@ -113,7 +113,7 @@ def test_a_coroutine_acts_again_soon_after_its_endpoint_went(
     assert asyncio.run(main()) <= AGAIN_WITHIN
 
 
-@pytest.mark.left(tiers.CRASHES, "frozen-*")
+@pytest.mark.left(tiers.LONG)
 @pytest.mark.parametrize(("fault", "seconds"), [("killed", AGAIN_WITHIN), ("frozen", 4.5)])
 def test_a_waiter_whose_member_went_hears_of_the_release_elsewhere(
     cluster: EtcdCluster, fault: str, seconds: float
@@ -132,7 +132,7 @@ def test_a_waiter_whose_member_went_hears_of_the_release_elsewhere(
             assert took(began) < seconds
 
 
-@pytest.mark.left(tiers.CRASHES, "killed")
+@pytest.mark.left(tiers.LONG)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_lost_leader_costs_an_election_and_no_lease(cluster: EtcdCluster, fault: str) -> None:
     leader = cluster.leader
@@ -197,6 +197,7 @@ def test_without_a_quorum_a_holder_stops_believing_inside_its_lease(
             client.lock("more", timeout=1).acquire()
 
 
+@pytest.mark.left(tiers.LONG)
 def test_without_a_quorum_a_supervised_command_is_dead_inside_the_lease(
     cluster: EtcdCluster, tmp_path: Path
 ) -> None:
@@ -247,6 +248,7 @@ def test_a_leader_that_lead_supervises_stops_and_one_leads_again(
 # -- leases and their clocks
 
 
+@pytest.mark.left(tiers.LONG)
 def test_a_new_leader_starts_every_ttl_again_and_ours_waits_for_it(cluster: EtcdCluster) -> None:
     leader = cluster.leader
     others = [member for member in cluster.members if member is not leader]
@@ -294,6 +296,7 @@ def test_what_a_frozen_leader_ends_as_soon_as_it_runs_again_has_no_lease_of_ours
             eventually(lambda: renewed(etcd_lease.renew))
 
 
+@pytest.mark.left(tiers.LONG)
 def test_a_member_that_comes_back_empty_handed_is_no_reason_to_stop(cluster: EtcdCluster) -> None:
     with Client(cluster.store_url()) as client:
         etcd_lease = client.lock("held", ttl=30).acquire()

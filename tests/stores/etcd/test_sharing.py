@@ -210,6 +210,7 @@ def test_tries_that_lose_leave_no_lease_behind(here: Party, own_etcd: EtcdServer
     assert own_etcd.leases() == before
 
 
+@pytest.mark.left(tiers.LONG)
 def test_waiters_that_give_up_leave_no_lease_behind(own_etcd: EtcdServer) -> None:
     with Client(own_etcd.store_url()) as client, Client(own_etcd.store_url()) as other:
         etcd_lease = client.lock("job").acquire()

@@ -110,7 +110,7 @@ def _had(fleet: Fleet, terms: int) -> bool:
     return all(len(fleet.terms(kind)) >= terms for kind in ("ours", "go"))
 
 
-@pytest.mark.left(tiers.LONG, "ours-go")
+@pytest.mark.left(tiers.LONG)
 @pytest.mark.parametrize(
     ("first", "second"),
     [("ours", "go"), ("go", "ours"), ("ours", "python"), ("python", "ours")],
@@ -127,7 +127,7 @@ def test_after_a_killed_leader_one_of_another_kind_leads(
     fleet.judge()
 
 
-@pytest.mark.left(tiers.LONG, "ours-go")
+@pytest.mark.left(tiers.LONG)
 @pytest.mark.parametrize(("first", "second"), [("ours", "go"), ("go", "ours")])
 def test_a_frozen_leader_finds_that_another_leads(fleet: Fleet, first: str, second: str) -> None:
     leader = fleet.add(first, stop_after=5, pause=600.0)

@@ -169,6 +169,7 @@ def waited_for(one: Party, ask: Ask) -> Granted:
     return outcome
 
 
+@pytest.mark.left(tiers.LONG)
 def test_an_old_primary_that_comes_back_beside_the_new_one_is_named_in_the_docs(
     pair: Pair,
 ) -> None:

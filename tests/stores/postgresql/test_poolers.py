@@ -89,13 +89,7 @@ def test_many_clients_that_share_server_sessions_never_hold_together(
     assert most == 1
 
 
-@pytest.mark.left(
-    tiers.MEET,
-    "session-async",
-    "statement-sync",
-    "transaction-async",
-    "transaction-sync",
-)
+@pytest.mark.left(tiers.MEET, "session-async", "transaction-sync")
 @pytest.mark.parametrize("how", ["sync", "async"])
 def test_a_waiter_behind_a_pooler_learns_of_a_release(
     pooler: PgBouncer, database: str, how: str

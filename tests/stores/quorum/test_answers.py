@@ -297,7 +297,7 @@ def give_half(one: Party, granted: Granted, side: str, within: float) -> None:
         one.store.give(*asked, parting=parting) if side == "sync" else asyncio.run(give())
 
 
-@pytest.mark.left(tiers.SIDES, "sync")
+@pytest.mark.left(tiers.LONG)
 @pytest.mark.parametrize("side", SIDES)
 def test_a_lease_is_given_back_though_the_time_does_not_suffice_for_its_slot(
     three: Members, side: str

@@ -42,7 +42,7 @@ def votes_again(members: Members, ttl: float = TTL) -> None:
         time.sleep(ttl)
 
 
-@pytest.mark.left(tiers.CRASHES, "wiped")
+@pytest.mark.left(tiers.LONG)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wiped", "killed and emptied"])
 def test_each_master_in_turn_loses_what_it_has_during_one_term(three: Members, kind: str) -> None:

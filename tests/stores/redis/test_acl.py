@@ -25,6 +25,7 @@ from incumbent.model import (
     Slot,
     Stored,
 )
+from tests import tiers
 from tests.stores.redis.world import Party, new_claim, party, soon
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_sentinels import Sentinels
@@ -140,6 +141,7 @@ def test_the_rights_end_where_the_rule_does(server: RedisServer) -> None:
     assert all("OK" not in each for each in said), said
 
 
+@pytest.mark.left(tiers.LONG)
 def test_the_rules_for_sentinels_and_nodes_are_enough() -> None:
     with Sentinels(replicas=1) as sentinels:
         for sentinel in sentinels.sentinels:

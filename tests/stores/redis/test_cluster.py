@@ -31,6 +31,7 @@ from incumbent.model import (
 )
 from incumbent.stores.redis.incarnation import read_marker
 from incumbent.stores.redis.records import slot_of
+from tests import tiers
 from tests.stores.redis.world import (
     ASK,
     Party,
@@ -187,6 +188,7 @@ def test_a_new_name_in_a_slot_that_moves_is_unavailable_not_free(cluster: RedisC
         here.take()
 
 
+@pytest.mark.left(tiers.LONG)
 def test_leases_are_held_while_redis_cli_reshards(cluster: RedisCluster) -> None:
     with party(cluster.url) as here:
         taken = take_everywhere(here, 5)
@@ -279,6 +281,7 @@ def _is_longer(client: Any, main: str) -> bool:
     return bool(client.pttl(main) > 5000)
 
 
+@pytest.mark.left(tiers.LONG)
 def test_a_frozen_node_delays_no_renewal_at_the_others(cluster: RedisCluster, here: Party) -> None:
     held, others = [], []
     for node in cluster.nodes:
@@ -394,6 +397,7 @@ def renewed_or_down(cluster: RedisCluster, here: Party, granted: Granted) -> Non
         time.sleep(0.02)
 
 
+@pytest.mark.left(tiers.LONG)
 def test_the_leases_of_a_node_that_died_are_lost_and_no_others() -> None:
     partial = ["--cluster-require-full-coverage", "no"]
     with RedisCluster(options=partial) as cluster, ExitStack() as stack:

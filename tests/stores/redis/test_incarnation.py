@@ -20,6 +20,7 @@ from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.redis.incarnation import CHECK_EVERY
 from incumbent.stores.redis.records import slot_of
 from incumbent.stores.redis.site import MARKER_KEY
+from tests import tiers
 from tests.quorum.walls import ShiftedServer
 from tests.stores.redis.world import Party, new_claim, party, soon
 from tests.support.anonymous import AnonymousProxy
@@ -278,6 +279,7 @@ def test_the_doctor_warns_where_a_wipe_would_be_forgotten_too_soon(
 # -- a server that does not say which run it is
 
 
+@pytest.mark.left(tiers.LONG)
 def test_a_restart_is_noticed_without_a_run_id() -> None:
     kept = ["--appendonly", "yes", "--appendfsync", "always"]
     with (

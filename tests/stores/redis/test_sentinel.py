@@ -64,6 +64,7 @@ TROUBLES: dict[str, tuple[Callable[[Node], None], Callable[[Node], None]]] = {
 
 
 # A frozen one as well on Valkey always, and here with everything else.
+@pytest.mark.left(tiers.CRASHES, "killed")
 @pytest.mark.parametrize("trouble", list(TROUBLES) if ALL else ["killed", "cut off"])
 def test_after_a_failover_only_the_new_master_is_believed(trouble: str) -> None:
     begin, end = TROUBLES[trouble]
@@ -112,7 +113,7 @@ def test_after_a_failover_only_the_new_master_is_believed(trouble: str) -> None:
         assert renewed(patient, fresh) == Renewed()
 
 
-@pytest.mark.left(tiers.SIDES, "blocking", "async")
+@pytest.mark.left(tiers.SIDES, "blocking")
 @pytest.mark.parametrize("side", ["blocking", "async"])
 def test_what_waited_for_a_frozen_master_is_not_sent_to_it_after_a_promotion(side: str) -> None:
     with (
@@ -139,6 +140,7 @@ def test_what_waited_for_a_frozen_master_is_not_sent_to_it_after_a_promotion(sid
         assert late.claim not in after.server.cli("GET", late.main)
 
 
+@pytest.mark.left(tiers.LONG)
 def test_an_old_master_that_is_named_again_waits_for_the_leases_of_the_one_between() -> None:
     with (
         Sentinels(replicas=1) as sentinels,
@@ -176,6 +178,7 @@ def patiently(take: Callable[[], Granted], but_for: str = "no such words") -> Gr
             time.sleep((error.retry_after or 0.05) + 0.01)
 
 
+@pytest.mark.left(tiers.LONG)
 def test_a_lock_of_a_user_outlasts_a_failover() -> None:
     import incumbent
 

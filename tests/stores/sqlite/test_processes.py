@@ -21,6 +21,7 @@ from incumbent.model import Ask, Granted, Key
 from incumbent.stores.sqlite import SqliteEngine
 from incumbent.stores.sqlite.file import SqliteFile
 from incumbent.stores.sqlite.host import this_host
+from tests import tiers
 from tests.support.forks import in_a_child
 from tests.support.needs import needs
 from tests.support.pace import took
@@ -367,6 +368,7 @@ print(type(take("inside")).__name__)
     assert outcome == "Refused"
 
 
+@pytest.mark.left(tiers.LONG)
 @needs(bool(shutil.which("strace")), "strace is not here to count the syncs")
 def test_a_pair_waits_for_no_disk_and_a_reservation_does(tmp_path: Path) -> None:
     code = """
