@@ -204,9 +204,9 @@ def _won(answers: Sequence[Answer], need: int) -> Won | None:
     ballot, count = Counter(vote.ballot for vote in votes).most_common(1)[0]
     if count < need:
         return None
-    # The shortest counts: the lease lasts for as long as all of this majority keep it.
     lefts = [vote.left for vote in votes if vote.ballot == ballot and vote.left is not None]
     paused = any(isinstance(answer, No) and answer.kind == "paused" for answer in answers)
+    # The shortest counts: the lease lasts for as long as all of this majority keep it.
     return Won(ballot, min(lefts, default=None), paused)
 
 
