@@ -136,6 +136,7 @@ class PageApp:
         return name_of(user or "") or None
 
     def _gate_of_loop(self) -> PageGate:
+        # A loop that has ended runs no shutdown of its own: without this its thread would read on.
         for loop in [one for one in self._sites if one.is_closed()]:
             self._sites.pop(loop)[0].close()
         loop = asyncio.get_running_loop()
@@ -168,6 +169,7 @@ class PageApp:
     ) -> None:
         """Send the stream until it is long enough, or the client leaves or takes nothing."""
         self._viewers += 1
+        # Two tasks: a server tells by `receive` alone that a client left who takes nothing.
         passing = asyncio.create_task(_pass_on(stream, send))
         leaving = asyncio.create_task(_until_gone(receive))
         try:
@@ -179,6 +181,8 @@ class PageApp:
             leaving.cancel()
             passing.cancel()
             await asyncio.gather(leaving, return_exceptions=True)
+            # Awaited after the cancellation: the stream's clean-up says that nobody follows any
+            # more.
             (error,) = await asyncio.gather(passing, return_exceptions=True)
         if isinstance(error, Exception):
             raise error

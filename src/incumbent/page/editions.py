@@ -143,6 +143,7 @@ class EditionWatch:
         while True:
             age = 0.0 if anew else self._least
             found = self._editions.get(view)
+            # By when it was asked, not answered: what changed in between may be missing in it.
             if found is not None and found.snapshot.asked >= asked - age:
                 return found
             if self._newest is not None and self._newest[1].snapshot.asked >= asked - age:
@@ -153,17 +154,22 @@ class EditionWatch:
 
     async def _make_of_newest(self, view: View) -> None:
         """Make the edition of a view without reading again: views may be changed quickly."""
+        # Many viewers may want one view at a time: the second finds what the first has made.
         async with self._one_at_a_time:
             number, reading = self._newest or (0, None)
             known = self._editions.get(view)
             if reading is None or (known is not None and known.number >= number):
                 return
             made = await in_thread(lambda: self._edition(reading, view, number))
+            # A later reading may have come meanwhile, and its edition must not be replaced by this
+            # one.
             if self._newest is not None and self._newest[0] == number:
                 self._keep({view: made})
 
     async def follow(self, view: View, number: int) -> AsyncGenerator[Edition, None]:
         """Each edition after this number; a slow follower misses some."""
+        # Before the first look: the thread makes editions only of views that somebody follows or
+        # asks for.
         self._followers[view] += 1
         came = True
         try:
@@ -179,6 +185,7 @@ class EditionWatch:
                 came = False
         finally:
             self._followers[view] -= 1
+            # Removed at zero: each search makes another view, and counters would stay for ever.
             if not self._followers[view]:
                 del self._followers[view]
 
@@ -227,6 +234,7 @@ class EditionWatch:
                 self._hurry.clear()
             except Exception:  # noqa: BLE001 - the next reading may succeed; the page shows its age
                 _log.debug("the page cannot be made", exc_info=True)
+            # Somebody asked during the reading, too late for it: the pause must end at once.
             if self._asked:
                 self._hurry.set()
             cost = time.thread_time() - cpu
@@ -262,6 +270,7 @@ async def in_thread(call: Callable[[], T]) -> T:
     done: asyncio.Future[T] = loop.create_future()
 
     def tell(result: T | None, error: BaseException | None) -> None:
+        # Whoever waited may have been cancelled meanwhile.
         if not done.done():
             done.set_result(cast("T", result)) if error is None else done.set_exception(error)
 

@@ -148,6 +148,7 @@ class PageSite:
     ) -> Page:
         """Do what is asked; `given`: the fields, or None if the body is not what it should be."""
         permit = (given or {}).get("permit", "").encode()
+        # Before the store is asked for anything: a foreign page must not learn what there is.
         if not (request.bearer or hmac.compare_digest(permit, self._permit().encode())):
             return Page(403, TEXT, "open the page of this name anew\n", _HEADERS)
         if refusal := await self._mistake(name, wish, given, table):
@@ -187,6 +188,7 @@ class PageSite:
         store, until = link_for(self._reader.client).store, clock.now() + _WITHIN
         if wish == "pause":
             value = encode_pause(who=who, reason=reason, when=clock.wall())
+            # Only if there is none: who paused it first, and why, stays on record.
             store.put(key, PAUSE, value, ABSENT, until)
         elif wish == "unpause":
             store.put(key, PAUSE, None, None, until)

@@ -117,6 +117,8 @@ class SnapshotReader:
         calm = last.grants.word == FREE and not last.problem
         if calm and now - self._examined < _EXAMINE_EVERY:
             return last
+        # Before it is asked: a store that is away is asked at the next reading by the records
+        # alone.
         self._examined = now
         try:
             engine = link_for(self.client).engine
