@@ -224,6 +224,7 @@ class _Handle(Generic[L]):
         kept = self.local
         if kept.lease is None:
             raise self._error("Cannot release a lock that's not owned or is already unlocked.")
+        # Before the release: whatever becomes of that, the caller is done with it.
         self._kept.drop(kept)
         lease: L = kept.lease
         return lease
@@ -250,6 +251,7 @@ class _Handle(Generic[L]):
             except LeaseLost as lost:
                 raise self._not_owned(what, lost) from None
             finally:
+                # In any case: without a confirmation the bound is the one from before.
                 machine.move_end(bound)
 
     def _error(self, message: str) -> LockError:
@@ -290,6 +292,7 @@ class Lock(_Handle[leases.Lease]):
         """
         with _both_families:
             wait = self._seconds_to_wait(blocking, blocking_timeout)
+            # Before the request: a caller that is refused must not get another's lease for its own.
             self._kept.note_attempt()
             try:
                 lease = self._lock(token, sleep).acquire(wait)

@@ -267,6 +267,7 @@ def _recorded(lease: Lease, function_name: str, call: Callable[[], Any], *, skip
     """Run `call`, and record its beginning and its end in the ledger."""
     wall = clock.wall()
     try:
+        # The record before the call: if it cannot be written, nothing may run.
         once = begin_once_blocking(lease, wall, _slot_id(wall), function_name)
     except BaseException:
         # Nothing ran: free the slot for others.
@@ -278,6 +279,7 @@ def _recorded(lease: Lease, function_name: str, call: Callable[[], Any], *, skip
         result = call()
     except BaseException as error:
         state, why = _end_to_record(error, lease)
+        # Before the lease is released by its body: the store takes the end only from its holder.
         run_blocking(once.end(state, clock.wall(), why=why))
         raise
     run_blocking(once.succeed(clock.wall()))
@@ -286,6 +288,7 @@ def _recorded(lease: Lease, function_name: str, call: Callable[[], Any], *, skip
 
 async def _undo(lease: SingleLease, port: Port) -> None:
     """Give the lease back, and its slot."""
+    # Nothing works under the lease: its loss must not end the process.
     lease._cancel_exit()
     try:
         await release(port, lease._claim, undo_slot=True)

@@ -156,6 +156,7 @@ def watch_for(record: Record, vacant: int, jitter: float, ttl: float) -> float:
     """
     if record.holdings:
         left = record.holdings[0].remaining
+        # A little later, and not all at once: at that instant every observer reads.
         return ttl if left is None else min(left, ttl) + 0.002 * jitter
     cap = min(_VACANT_CAP, ttl)
     return min(cap, _VACANT_BASE * 2.0 ** min(vacant, 30)) * (0.5 + 0.5 * jitter)

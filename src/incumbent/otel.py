@@ -76,6 +76,7 @@ class _MetricsSnapshot:
 
         def read(_: CallbackOptions) -> Iterable[Observation]:
             if clock.now() - self._at > _FRESH:
+                # The instant after the reading: one that took long must not seem old at once.
                 self._families, self._at = families(), clock.now()
             series = self._families.get(name, {})
             return [Observation(value, dict(labels)) for (_, labels), value in series.items()]

@@ -114,6 +114,7 @@ def _fit(
     for what, seconds in (("renew_every", renew_every), ("request_timeout", request)):
         if seconds <= 0:
             raise ConfigError(f"{what} must be above 0", name=what)
+    # Twice rho: our clock may be slow by that much while the store's is fast by as much.
     span = ttl * (1 - 2 * rho) - margin
     left = span - grace
     if renew_every + request >= left:

@@ -165,6 +165,8 @@ def _report_for_all(
                             situation.stopping()
                         _forward(signum, pid)
         finally:
+            # We leave by an error of our own: the workers end in order, and nobody reaps them but
+            # us.
             if code is None:
                 os.kill(pid, signal.SIGTERM)
                 os.waitpid(pid, 0)
@@ -194,6 +196,7 @@ def _fork(signals: Signals, work: Callable[[], int]) -> int:
     # A signal between the fork and the child's own handlers would be lost in our pipe.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     try:
+        # Prepared before the fork: the child then only makes system calls until it has handlers.
         drain_with_parent = die_with_parent(signal.SIGTERM)
         pid = os.fork()
         if pid == 0:
@@ -212,6 +215,7 @@ def _run_child(
     """Do the work and end this process, so that it never returns into the parent's stack."""
     code = FAULT
     try:
+        # Before the mask is lifted: our handlers would write into the parent's pipe.
         signals.__exit__(None, None, None)
         # Leave the terminal: ^C must reach only the parent, which drains.
         os.setsid()
@@ -226,6 +230,7 @@ def _run_child(
         say(str(error))
         code = code_of(error)
     finally:
+        # os._exit does not flush.
         sys.stdout.flush()
         os._exit(code)
 
@@ -307,6 +312,7 @@ class _Service:
                 self._after_exit(worker, code)
 
     def _after_exit(self, worker: _ServiceWorker, code: int) -> None:
+        # While draining the first reason counts, and nothing is started again.
         if self.code is not None:
             return
         worker.code = code

@@ -21,6 +21,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, and return the exit code."""
+    # Before anything is opened or written.
     _open_standard_streams()
     words = sys.argv[1:] if arguments is None else arguments
     if not words:

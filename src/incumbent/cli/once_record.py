@@ -64,6 +64,7 @@ def end(
     why = line if state is not SlotState.OK else ""
     if state is SlotState.OK and code:
         state, why = SlotState.FAILED, f"exit {code}"
+    # Under the lease: the store takes the end only from the claim that still holds it.
     in_time = run_blocking(once.end(state, clock.wall(), code=code, why=why))
     if ending.survivors:
         return ending

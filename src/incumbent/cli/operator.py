@@ -92,8 +92,11 @@ def read_until(
     """
     delay, warned, waited_on = _FIRST_PAUSE, False, None
     while True:
+        # Forgotten in each round: after an error there is nothing to wait on.
         record = None
         try:
+            # At least one request, even at the last moment: the answer must not be of the read
+            # before.
             within = max(until - clock.now(), _FIRST_PAUSE)
             record = client.read(name, min(_READ_TIMEOUT, within))
             if done(record) or clock.now() >= until:

@@ -176,6 +176,7 @@ class _RunCommand:
             return _interrupted(signal)
         if request.on("verbose"):
             say(f"{request.name}: acquired, term {lease.fencing_token}")
+        # After the grant: the wait for it is no part of the run.
         started = clock.wall()
         self.situation.leading(lease)
         run_end = _run_under_lease(self, lease, pulse)
@@ -204,12 +205,14 @@ def _run_under_lease(run: _RunCommand, lease: Lease, turned: Callable[[], None])
         once = begin(request.words, lease)
         if once is None:
             return _RunEnd("skipped", busy_code, release_recorded_slot(lease), "used")
+    # Once the slot is ours for good: a dead man's switch must not hear of a start that was skipped.
     run.tell_begin()
     try:
         keep = once is not None
         ending = supervise(lease, run.cmd, run.signals, run.guard, keep=keep, turned=turned)
         run_end = _end_of(request, ending)
         if once is None:
+            # After the release, which `supervise` has done: no hand-over waits for this record.
             EndingsWriter().write(lease, term_ending(lease, ending))
     except CannotStart as error:
         run_end = _RunEnd("not_started", error.code, str(error), str(error))

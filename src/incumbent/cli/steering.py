@@ -52,6 +52,7 @@ def _end_holding(request: CommandRequest, operator: Operator) -> int:
     breaks = request.command == "break"
     last = max(record.holdings, key=lambda one: one.token)
     # One notice is enough: for a shared lease it is also for all earlier holdings.
+    # Also with --force: a holder that is alive learns of it by its next renewal, and stops.
     operator.ask_to_end(last, to, BREAK if breaks else "")
     if request.on("force"):
         return max(_remove(operator, one) for one in record.holdings)

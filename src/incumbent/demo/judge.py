@@ -138,6 +138,7 @@ class _Judge:
         return [asdict(each) for each in self._accounts if each.side == message["accounts"]]
 
     def _begin(self, connection: socket.socket, worker: dict[str, Any]) -> str:
+        # What ended before this beginning must count as ended: see the module.
         for other in self._open - {connection}:
             self._read(other)
         alive = [each for each in self._account_of.values() if each.side == worker["side"]]
