@@ -284,6 +284,22 @@ def test_beats_that_begin_again_and_again_do_not_ping(outbox: Outbox) -> None:
 # -- TLS -------------------------------------------------------------------------------------------
 
 
+def test_where_no_thread_is_to_be_had_the_caller_goes_on_and_the_next_letter_starts_one(
+    outbox: Outbox, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_work: object, _name: str) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with listening() as server:
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "start_thread", refuse)
+            put(outbox, to(server), "first", number=1)
+        assert said == [": nothing is sent for now: can't start new thread"]
+        put(outbox, to(server), "second", number=2)
+        eventually(lambda: len(server.webhooks()) == 2)
+    assert [message["data"]["number"] for message in server.webhooks()] == [1, 2]
+
+
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> EtcdTls:
     return EtcdTls(tmp_path_factory.mktemp("tls"))

@@ -145,8 +145,14 @@ class Outbox:
     def _wake(self, letter: _Letter | None) -> None:
         self._new.put(letter)
         if not self._started:
+            try:
+                start_thread(self._run, "incumbent-notify")
+            except RuntimeError as error:
+                raise_if_from_signal(error)
+                # No thread is to be had: what waits is sent once the next notification gets one.
+                self._say("", f"nothing is sent for now: {error}")
+                return
             self._started = True
-            start_thread(self._run, "incumbent-notify")
 
     # -- the thread --------------------------------------------------------------------------------
 
