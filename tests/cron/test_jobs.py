@@ -7,13 +7,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import incumbent
 from incumbent import clock
-from incumbent.cron.jobs import Background
+from incumbent.cron.jobs import Background, _FunctionRun
 from incumbent.cron.ledger import PRUNED, SlotRecord, SlotState, read_job, runs_of
 from incumbent.cron.runs import ALREADY_RECORDED
 from incumbent.cron.schedule import Every
@@ -147,6 +148,18 @@ def test_a_coroutine_without_a_loop_gets_one_and_is_cancelled_in_time(
     states = {run.state for run in on_record(store, "hangs")}
     assert SlotState.TIMED_OUT in states
     assert SlotState.OK not in states
+
+
+def test_a_stop_that_finds_a_coroutine_at_its_end_ends_the_others_too() -> None:
+    """The event loop's thread forgets the scope while the stopping thread asks for it."""
+    stopped: list[str] = []
+    scopes: Iterator[Any] = iter([SimpleNamespace(stop=lambda: stopped.append("it")), None])
+
+    class AtItsEnd(_FunctionRun):
+        _scope = property(lambda _: next(scopes))
+
+    object.__new__(AtItsEnd).stop()
+    assert stopped == ["it"]
 
 
 def test_a_stop_lets_a_coroutine_end_within_the_drain(store: str, jobs: incumbent.Jobs) -> None:

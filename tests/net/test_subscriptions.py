@@ -23,3 +23,18 @@ def test_who_relied_on_a_reader_that_was_interrupted_has_to_look() -> None:
     assert not listening.over
     assert it._take_role("me") is not first
     assert (listening.over, looking.over) == (True, False)
+
+
+def test_connections_that_are_closed_while_a_waiter_takes_the_role_are_the_waiters() -> None:
+    it = LineHub(Packing(Naming(None), "redis://here"), BLOCKING)
+
+    class Contended(list[Any]):
+        """The free role, which another thread takes as soon as somebody has seen it."""
+
+        def __bool__(self) -> bool:
+            self.clear()
+            return True
+
+    it._free = Contended(it._free)
+    it.let_go()
+    assert it._take_role("me") is it._role

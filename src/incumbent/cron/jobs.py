@@ -257,8 +257,9 @@ class _FunctionRun:
 
     def stop(self) -> None:
         """Cancel the coroutine, if it is one; from any thread."""
-        if self._scope is not None:
-            self._scope.stop()
+        # Kept in a variable: the loop's thread forgets it when the coroutine ends.
+        if (scope := self._scope) is not None:
+            scope.stop()
 
     def _attempt(self) -> AttemptEnd:
         began = clock.now()

@@ -40,6 +40,7 @@ from incumbent import clock
 from incumbent.chance import draw_jitter
 from incumbent.durations import backoff_delay
 from incumbent.errors import StoreError
+from incumbent.interrupts import raise_if_from_signal
 from incumbent.net.pool import Broken
 from incumbent.net.readers import CONNECTED, ReaderSide, Subscriber, Wakeup
 
@@ -430,10 +431,13 @@ class SubscriptionHub(Generic[H, S, W]):
         # The list of before: who takes the role off it, this call or a waiter, must close it.
         subscriber, free = self._role.subscriber, self._free
         self._renew_role()
-        if free:
+        try:
             free.pop().drop()
-        elif subscriber is not None:
-            subscriber.wake()
+        except IndexError as error:
+            raise_if_from_signal(error)
+            # A waiter has the role, or was just faster: it closes them when it leaves.
+            if subscriber is not None:
+                subscriber.wake()
         self._end_waits()
 
     def detach(self) -> None:
