@@ -219,13 +219,8 @@ def _lease(snapshot: Snapshot, entry: NameEntry, place: int, holding: Holding | 
     order = ("state", "holder", "term", "since", "proven until")
     cells = {label: cells.get(label, "") for label in order}
     cells |= {"waiting": breakable(waiting), "notes": breakable(notes)}
-    key = (
-        state,
-        waiting,
-        notes,
-        round(until / _STILL),
-        holding and (holding.holder, holding.token),
-    )
+    whose = holding and (holding.holder, holding.token)
+    key = (state, waiting, notes, round(until / _STILL), whose)
     return PageRow(id_, name, key, _cells(id_, name, cells))
 
 

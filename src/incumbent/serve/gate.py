@@ -109,10 +109,8 @@ class PageGate:
         name = name_by_header(f"Bearer {given.get('token', '')}", self._name_by_token)
         if name is None:
             return self._unauthorized(request)
-        cookie = next(
-            cookie for cookie, whose in self._name_by_cookie.items() if whose == name
-        ).decode()
-        cookie = f"{cookie}; HttpOnly; SameSite=Strict; Path=/"
+        of_it = (cookie for cookie, whose in self._name_by_cookie.items() if whose == name)
+        cookie = f"{next(of_it).decode()}; HttpOnly; SameSite=Strict; Path=/"
         # Relative, because a proxy may serve us below a path of its own.
         view = given.get("view", "")
         where = f"./{view if _VIEW.fullmatch(view) else ''}"

@@ -96,10 +96,8 @@ class PageServer:
         self._reading: dict[asyncio.StreamWriter, None] = {}
         # No more than a share of the descriptors that this process may have: the rest is for its
         # stores.
-        self._most_reading, self._most_viewers = (
-            min(_READING, files // 4),
-            min(_VIEWERS, files // 2),
-        )
+        self._most_reading = min(_READING, files // 4)
+        self._most_viewers = min(_VIEWERS, files // 2)
         self._answers = self._viewers = 0
         self._listener = _listen(address)
         host, port = self._listener.getsockname()[:2]

@@ -149,9 +149,8 @@ class RaceCases:
             if index >= 4:
                 outcomes = [mine.take(name) for _ in range(6)]
                 return next((it for it in outcomes if isinstance(it, Granted)), None)
-            with suppress(
-                OutcomeUnknown
-            ):  # of two gives at once, neither may know which one did it
+            # Of two gives at once, neither may know which one did it.
+            with suppress(OutcomeUnknown):
                 mine.renew(before, name) if index % 2 else mine.give(before, name)
             return None
 
