@@ -41,9 +41,7 @@ test-all: test promtool $(VENV)/.browser $(VENV)/.helm $(VENV)/.docs $(VENV)/.co
 
 # For two cores, too: with fewer workers cores are idle, and more would only collect more often.
 quick: $(VENV)/.test ## what needs no server, in a minute and a half
-	$(BIN)/python -m pytest -n 5 --dist worksteal $(PYTEST_ARGS) \
-	  -m "not slow and not server and not full and not timing and not crowd" \
-	  tests --ignore=tests/cli --ignore=tests/e2e
+	$(TESTS) quick $(FEWER) $(PYTEST_ARGS)
 
 check: lint type size quick ## what to run before a commit
 

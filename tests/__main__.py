@@ -1,9 +1,10 @@
 """Run the tests as `make test` and `make test-all` do: most of them together, then few at a time.
 
-    python -m tests thin|rest WORKERS [arguments of pytest]
+    python -m tests quick|thin|rest WORKERS [arguments of pytest]
 
 `thin` is what `make test` runs, `rest` is what it leaves to `make test-all`; marks beside the tests
-say which and why, see tests/tiers.py. Tests that measure time run after the others, and those that
+say which and why, see tests/tiers.py. `quick` is what of the first needs no server and few
+processes. Tests that measure time run after the others, and those that
 load the machine alone, so that nobody measures the load of others.
 
 Bytecode is written even where the environment says otherwise: the tests start a thousand
@@ -39,6 +40,8 @@ MANY = 20
 
 
 def main(tier: str, workers: str, *given: str) -> int:
+    if tier == "quick":
+        return quick(workers, given)
     within = {"thin": tiers.THIN, "rest": tiers.REST}[tier]
     timing, crowd = tiers.files_with("timing"), tiers.files_with("crowd")
     later = timing | crowd
@@ -46,7 +49,7 @@ def main(tier: str, workers: str, *given: str) -> int:
         left = tiers.files_left()
         together, timing, crowd = named(left - later), left & timing, left & crowd
     else:
-        together = [f"--ignore={file}" for file in named(later | tiers.files_left_wholly())]
+        together = ignored(later | tiers.files_left_wholly())
     rewrite()
     os.environ[RUN] = str(run_folder())
     codes = {
@@ -56,6 +59,13 @@ def main(tier: str, workers: str, *given: str) -> int:
     }
     failed = codes - {0, NO_TESTS}
     return max(failed) if failed else min(codes)
+
+
+def quick(workers: str, given: tuple[str, ...]) -> int:
+    """The contract of engines with servers is not even collected: those are most of all tests."""
+    served = tiers.TURNS.keys() - {"contract/test_memory.py", "contract/test_sqlite.py"}
+    where = ignored(tiers.files_left_wholly() | served | {"cli", "e2e"})
+    return run(workers, tiers.QUICK, where, given)
 
 
 def rewrite() -> None:
@@ -90,6 +100,10 @@ def environment() -> dict[str, str]:
 
 def named(files: set[str]) -> list[str]:
     return [str(tiers.TESTS.relative_to(Path.cwd()) / name) for name in sorted(files)]
+
+
+def ignored(files: set[str]) -> list[str]:
+    return [f"--ignore={file}" for file in named(files)]
 
 
 def run(workers: str, marks: str, where: list[str], given: tuple[str, ...]) -> int:

@@ -26,6 +26,7 @@ import pytest
 TESTS = Path(__file__).parent
 
 THIN, REST = "not full", "full"
+QUICK = "not slow and not server and not full and not timing and not crowd"
 
 # -- reasons ---------------------------------------------------------------------------------------
 

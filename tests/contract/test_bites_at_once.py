@@ -1,7 +1,6 @@
 """Stores that race, and clients that break the rules of hosts, are caught: in 20 of 20 runs.
 
-`make test` runs each once, `make test-all` the others. The same stores pass without a bug in
-test_memory, test_wired and test_wired_all.
+The same stores pass without a bug in test_memory, test_wired and test_wired_all.
 """
 
 from __future__ import annotations
@@ -20,6 +19,8 @@ from tests.contract import mutants_of_clients as clients
 from tests.contract import mutants_of_races as racing
 from tests.contract.wired import WireEngine, wire_world
 from tests.contract.worlds import FaultyMemoryStore, MemoryWorld
+
+pytestmark = pytest.mark.left(tiers.NET)
 
 RUNS = 20
 
@@ -116,7 +117,6 @@ def _is_caught(bench: Bench, case: str, how: dict[str, Any]) -> None:
         getattr(StoreContract(), f"test_{case}")(bench, **how)
 
 
-@pytest.mark.left(tiers.SEEDS, "*-blocking-0")
 @run_after_run
 @each_side
 @pytest.mark.parametrize(("bug", "case", "how"), RACES, ids=_name)
@@ -134,14 +134,6 @@ def test_a_store_that_reads_and_then_writes_is_caught(
         _is_caught(bench, case, how)
 
 
-@pytest.mark.left(
-    tiers.NET,
-    "ReadsThenWrites-of_many_takers_one_is_granted-fresh-async-0",
-    "CountsOnItsOwnClock-nothing_*--86400.0-async-0",
-    "ChildUses*-async-0",
-    "UsesInterrupted*-take-async-0",
-    "RenewsOneByOne-*-async-0",
-)
 @run_after_run
 @each_side
 @pytest.mark.parametrize(("bug", "case", "how"), CLIENTS, ids=_name)
