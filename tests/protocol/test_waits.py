@@ -274,3 +274,19 @@ def test_a_store_that_says_when_it_grants_again_is_waited_for(
     restarted = StoreUnavailable("restarted", retry_after=1.1)
     script = write(restarted, StoreUnavailable("not yet", retry_after=0.05), None)
     assert impatient(script.engine).acquire().release()
+
+
+@SIDES
+def test_where_nobody_may_watch_time_proves_that_a_holder_is_dead(
+    acquire: Acquire, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = write(Refused("held", OURS, 0.05, "1", holder_may_be_dead=True), None)
+
+    def refuse(key: Key, seen: str, until: float) -> None:
+        raise StoreUnavailable("this account may not watch", permanent=True)
+
+    monkeypatch.setattr(script, "_wait", refuse)
+    monkeypatch.setattr(script.engine.faulty, "wait_change", refuse)
+    began = clock.now()
+    assert acquire(script.engine, 0)
+    assert clock.now() - began >= 0.05

@@ -194,7 +194,11 @@ class _AcquireAttempt:
         end = port.now() + (refused.retry_after or 0.0) * _CLOCK_MARGIN + _SOON
         while isinstance(outcome, Refused) and outcome.holder_may_be_dead and port.now() < end:
             proved_at = port.now() + (outcome.retry_after or 0.0) * _CLOCK_MARGIN + _SPREAD
-            await port.wait_change(wanted.key, outcome.seen, min(end, proved_at))
+            try:
+                await port.wait_change(wanted.key, outcome.seen, min(end, proved_at))
+            except StoreError:
+                # Without hints (as where we may not watch) time alone proves it.
+                await port.sleep_until(min(end, proved_at))
             # Each take has a request_timeout of its own: the proof may take
             # longer than a single try.
             outcome = await _take(port, self.claim, wanted.once, inf)

@@ -9,6 +9,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +17,7 @@ from incumbent import Lock, clock
 from incumbent.model import Batch, Granted, Key, Queue, Released, Renewed
 from incumbent.policy import Policy
 from incumbent.runtime.link import link_for
+from incumbent.stores.kubernetes.watching import Watches
 from tests import tiers
 from tests.stores.kubernetes.world import open_at, url_of
 from tests.stores.party import ASK, Party, new_claim, soon
@@ -177,3 +179,15 @@ def test_what_only_another_elector_has_written_is_not_taken_for_removed(
     party.store.wait_change(party.key, refused.seen, until)
     assert clock.now() >= until
     assert party.refused().holders[0].holder == "go"
+
+
+def test_a_waiter_that_comes_while_all_watches_are_closed_does_no_harm() -> None:
+    watches: Any = Watches(cast("Any", None))
+
+    class Closing:
+        def close(self) -> None:
+            before[f"another {id(self)}"] = self
+
+    before = watches._watches = {"one": Closing(), "two": Closing()}
+    watches.close()
+    assert watches._watches == {}

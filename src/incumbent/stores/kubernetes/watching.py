@@ -237,7 +237,8 @@ class Watches:
 
     def close(self) -> None:
         watches, self._watches = self._watches, {}
-        for watch in watches.values():
+        # A copy: a waiter that has just looked this up may still add to it.
+        for watch in list(watches.values()):
             watch.close()
 
     async def wait(self, key: Key, seen: str, until: float, wakeup: Wakeup) -> None:
