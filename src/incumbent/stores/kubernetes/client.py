@@ -147,6 +147,7 @@ class KubernetesClient(PlannedTogether[None], BoundedRunner[W, None]):
         if gate is None:
             gate = Limiter(self.where, 1, self._wakeup, lambda: True, None)
             gate = self._gates.setdefault(plan.keys[0], gate)
+        # One at a time: two of this process would only refuse each other's version (409).
         place = gate.enter_now() or await gate.enter(until)
         try:
             return await super().run(plan, until)
@@ -274,6 +275,7 @@ class KubernetesClient(PlannedTogether[None], BoundedRunner[W, None]):
             tries -= 1
             request, header = await self.encoded(verb, path, until, body)
             reading = await exchange(wire, request, until)
+            # At once: the Date counts from when it came.
             self.known.heard(reading.header(b"date"))
             if reading.last:
                 self.spend(wire)
@@ -294,6 +296,7 @@ class KubernetesClient(PlannedTogether[None], BoundedRunner[W, None]):
     ) -> tuple[bytes, str]:
         """A request, and the login in it. Raises StoreUnavailable."""
         site = self.site
+        # Before each request, not for each connection: a token ends while connections live.
         await self._log_in(until)
         header = site.login.header
         data = b"" if body is None else json.dumps(body, separators=(",", ":")).encode()

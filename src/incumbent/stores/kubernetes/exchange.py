@@ -95,6 +95,7 @@ class KubernetesExchange:
         )
         self._probed = NamespaceMarker(lease, known.where)
         await drive(probe(known.where), self.answer)
+        # Both are of the probe: what follows begins as if nothing had been written.
         self._probed, self.wrote = None, False
         return await self._written(await self._ask("create", MARKER, lease))
 
@@ -124,11 +125,13 @@ class KubernetesExchange:
     async def _begin_anew(self) -> None:
         """The revisions went back, or the marker is another: what was granted may be missing."""
         known, before = self._known, self._known.marker
+        # First: below it every answer of the present state would count as one that went back.
         known.newest = 0
         known.sights.clear()
         marker = await self._look() or await self._first_marker()
         if before is not None and marker.id == before.id:
             await self._mark(marker, turn=marker.turn + 1, longest=marker.longest)
+        # Last: until the marker is written, whoever else comes has to begin anew as well.
         known.upset = False
 
     # -- requests -----------------------------------------------------------------------------
@@ -190,6 +193,7 @@ class KubernetesExchange:
         now = sight.now(known.now())
         if swap.not_before > now:
             return StoreUnavailable(f"{known.where}: {flat(key)} was decided about too early")
+        # Above what stands there: the record's own clock never goes back, whoever writes.
         lease = lease_with(swap, self._client.namespace, known.wall(), max(now, sight.at + 1))
         return lease if isinstance(lease, StoreError) else await self._put(key, sight, lease)
 
@@ -206,6 +210,7 @@ class KubernetesExchange:
                 # Another thread or task of this process was quicker.
                 return known.seen_or_error(key, newer, self._marker)
             return await self._load(key)
+        # Before the answer is judged: what is found wrong now was written all the same.
         self.wrote = True
         if known.see(key, answer.body, floor, own=True).revision < floor:
             raise OutcomeUnknown(f"{known.where}: {_WENT_BACK}")

@@ -118,9 +118,11 @@ class Known:
         self, key: Key, lease: dict[str, Any] | None, floor: int = 0, *, own: bool = False
     ) -> LeaseSight:
         """Note what an answer has of a name. `floor`: what its revision cannot be below."""
+        # From when the answer is here: an earlier instant would let a lease end too early.
         found, before = LeaseSight(lease, self.now(), own=own), self.sights.get(key)
         self.note(found.revision or floor, floor)
         if before is not None and before == found:
+            # The same version keeps its `first`, from which its clock is counted.
             before.seen = found.first
             return before
         if before is None or before.id[0] != found.id[0] or before.revision <= found.revision:

@@ -156,6 +156,7 @@ class Login:
         except (ValueError, AttributeError):
             pass
         finally:
+            # Before the result: whoever is woken by it, and finds it useless, starts another run.
             self._running.clear()
             running.set_result(failure)
 

@@ -240,6 +240,7 @@ def _beside_others(sight: LeaseSight, record: LeaseRecord) -> LeaseRecord:
         return record
     holder, _, _, transitions = sight.found
     grants: tuple[Grant, ...] = ()
+    # Another elector would have counted up: as it did not, our holders may still believe.
     if transitions <= sight.wrote[3]:
         grants = tuple(
             it._replace(claim=f"edited {it.claim}", permits=None) for it in record.grants

@@ -82,6 +82,7 @@ class NamespaceWatch:
 
     def add(self, waiter: WatchWaiter) -> None:
         """List a waiter, and have the thread run."""
+        # Listed first: a thread that is about to end looks once more, or tells it.
         self.waiters[id(waiter)] = waiter
         try:
             run = self._free.pop()
@@ -120,6 +121,7 @@ class NamespaceWatch:
                 pause = backoff_delay(self._failures, draw_jitter(), cap=_LONGEST_PAUSE)
                 run_blocking(self._rest.wait(clock.now() + pause))
         finally:
+            # Free before the waiters are told: one that comes again must find the work to start it.
             self._free.append(self._run)
             self._tell_all(None)  # whoever came meanwhile waits anew
 
@@ -150,6 +152,7 @@ class NamespaceWatch:
     async def _list(self, wire: BlockingWire) -> str:
         """Note all objects, and those that are gone; returns the revision of the list."""
         known, there, revision = self._known, set[Key](), ""
+        # From before the question: another thread may see a later revision meanwhile.
         before = known.newest
         async for page in self._client.pages(wire, self.namespace, clock.now() + _WITHIN):
             revision = revision or str(page["metadata"]["resourceVersion"])

@@ -122,6 +122,7 @@ class MysqlExchange:
         self, wanted: Sequence[kit.Wanted], replies: Sequence[Reply], until: float
     ) -> list[kit.Seen | StoreError]:
         found = self._rows(replies, until)
+        # By what the handshake has just learnt: the first answer was of another incarnation.
         if found is None:
             return self.load(wanted, until)
         return [found[1](it.key) for it in wanted]

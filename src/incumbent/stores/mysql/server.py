@@ -43,6 +43,7 @@ def handshake(wire: MysqlWire, where: str, until: float) -> None:
     """Find out the server's facts. Raises StoreUnavailable if it is not fit to grant leases."""
     for _ in range(3):
         *_, state, tables, marker = wire.ask(HANDSHAKE, until, writes=False)
+        # After the answer: so `ahead` is the least by which its clock can be ahead of ours.
         after = clock.now()
         ((began, _, now, here, autocommit, packet, logged),) = state.rows
         ((unsafe, made),) = tables.rows

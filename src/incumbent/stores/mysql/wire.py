@@ -77,6 +77,7 @@ class MysqlWire:
             password=site.password.encode(),
             database=site.database,
             charset="utf8mb4",
+            # The handshake sets it, and finds out whether it is set.
             autocommit=None,
             client_flag=CLIENT.MULTI_STATEMENTS,
             program_name="incumbent",
@@ -97,6 +98,7 @@ class MysqlWire:
         self.closed = True
         self._socket.close()
 
+    # The socket alone, and no word to the server: for the parent the session goes on.
     detach = close
 
     def quoted(self, statement: str, *values: Any) -> str:
@@ -115,6 +117,7 @@ class MysqlWire:
         self._socket.begin(until)
         self.unfinished = True
         with _translated(writes=writes):
+            # Until its last answer is read, the next request would get what is left of this one's.
             cursor = self._connection.cursor()
             cursor.execute(statements)
             replies = [Reply(cursor.rowcount, cursor.lastrowid, cursor.fetchall())]

@@ -114,6 +114,7 @@ class PostgresExchange:
     def _failure(self, error: Broken | PostgresErrorReply, request: object) -> Exception:
         """The exception for a request that failed, after those before it."""
         if isinstance(error, Broken):
+            # A read changes nothing, whether it was carried out or not.
             reads = isinstance(request, kit.Load | kit.Scan)
             sent = self.wrote or (error.sent and not reads)
             return Broken(str(error), sent=sent, late=error.late)
@@ -400,6 +401,7 @@ def _columns(swap: kit.Swap) -> dict[str, Any]:
             us = begun(grant.expires)
             return grant.expires - swap.seen.now if us is None else us
 
+        # For begin_epoch() and sweep(), which look at the columns alone.
         longest = max(grant.ttl for grant in record.grants)
         columns = columns._replace(ttl=longest, expires=max(record.grants, key=left).expires)
     return {

@@ -94,6 +94,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[PostgresWi
                 raise
 
     async def _wait_change(self, key: Key, seen: str, until: float) -> None:
+        # Known once there is a connection, which this request makes.
         if self.site.direct is None and not await self._is_same(key, seen, until):
             return
         if self.site.direct:

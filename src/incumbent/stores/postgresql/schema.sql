@@ -365,6 +365,7 @@ BEGIN
     -- In the order of the keys, so that two batches never wait for each other.
     PERFORM FROM incumbent.record WHERE key = ANY (p_keys) ORDER BY key FOR UPDATE;
     now := incumbent.clock();
+    -- The clock after the locks: a lease may have run out while its row was waited for.
     WITH renewed AS (
         UPDATE incumbent.record r SET
             version = greatest(r.version + 1, now), expires = greatest(r.expires, now + a.ttl),
@@ -458,6 +459,7 @@ BEGIN
         -- Only of a record that was just begun nothing is known.
         fresh := r.granted = 0 AND r.changes = 0 AND r.written = 0;
         now := incumbent.clock();
+        -- FOUND is that of the SELECT above: an assignment leaves it alone.
         IF NOT FOUND OR NOT (r.version = s.version OR s.version = 0 AND fresh)
             OR now < s.not_before
             OR NOT EXISTS (SELECT FROM incumbent.epoch WHERE id = s.epoch)
@@ -582,6 +584,7 @@ BEGIN
     DELETE FROM incumbent.beside WHERE key = ANY (old);
     DELETE FROM incumbent.history WHERE key = ANY (old);
     DELETE FROM incumbent.joined WHERE key = ANY (old);
+    -- A row that is locked belongs to a writer whose transaction is open: it stays.
     DELETE FROM incumbent.fence WHERE key IN (
         SELECT f.key FROM incumbent.fence f WHERE f.key = ANY (old) FOR UPDATE SKIP LOCKED);
     WITH gone AS (DELETE FROM incumbent.record WHERE key = ANY (old) RETURNING token, version)

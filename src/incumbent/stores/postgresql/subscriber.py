@@ -63,10 +63,12 @@ class NotificationListener:
         StoreUnavailable if no connection can listen.
         """
         waiter = _NotifiedWaiter(key, claim, self._wakeup())
+        # Listed first: what is notified from now on is for it as well.
         self._waiters.add(waiter)
         asked_by: PostgresWire | None = None
         try:
             while not waiter.notified and _now() < until:
+                # Never waited for: whoever does not get it is woken by the one who has it.
                 if self._reading.acquire(blocking=False):
                     try:
                         await self._listen(waiter, until, is_same)

@@ -310,6 +310,7 @@ class PostgresWire:
 
     async def _prepared(self, sql: bytes, name: bytes, until: float) -> None:
         """Read the reply to the prepare."""
+        # First: after an error here nobody may wait for this reply again.
         self._preparing = None
         try:
             await self._reply(until)

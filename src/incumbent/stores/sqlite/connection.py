@@ -133,6 +133,7 @@ class SqliteConnection:
             state = self._update_state(known)
         self._log_identity = self._identify_log()
         self.epoch, self.boots = self._epoch_in(state), state.boots
+        # Last: if the file was replaced while it was opened, the next try opens the new one.
         if self.moved():
             raise FileBusy
 

@@ -124,6 +124,7 @@ class SqliteFile:
         """
         begin, end, durable, compare = mode
         db = self.borrow(compare=compare)
+        # A statement that is its own transaction may commit as soon as it runs.
         committing = not begin
         try:
             if db.durable is not durable:
@@ -202,6 +203,7 @@ class SqliteFile:
             self._require_unspoiled(db)
             # Compared by identity: a connection to a former file at this path does not count.
             alone = all(other.identity != db.identity for other in list(self._open))
+            # Before it is opened: a fork has to find each connection that may hold a lock.
             self._open.add(db)
             try:
                 db.connect(self._known)
@@ -238,6 +240,7 @@ class SqliteFile:
 
     def before_fork(self, until: float) -> None:
         """Close every connection; wait until `until` (monotonic) for connections in use."""
+        # Kept until the fork is over: nothing may be opened in between.
         self._opening.acquire(timeout=max(0.0, until - time.monotonic()))
         self.close()
         while self._open and time.monotonic() < until:
@@ -254,6 +257,7 @@ class SqliteFile:
     def forked(self) -> None:
         """In the child, abandon the parent's connections: they are neither used nor closed."""
         self._process = os.getpid()
+        # New ones: those of the parent may be held by a thread that is not here.
         self._opening = threading.RLock()
         self._cleaning = threading.Lock()
         self._idle = []
@@ -269,6 +273,7 @@ class SqliteFile:
     # -- cleaning up -------------------------------------------------------------------------
 
     def _clean_up_soon(self, db: SqliteConnection) -> None:
+        # Forgotten first, so that the next operation does not ask for the same again.
         log_bytes, db.log_bytes = db.log_bytes, 0
         if not self._cleaning.acquire(blocking=False):
             return

@@ -97,6 +97,7 @@ class Records:
 
     def __init__(self, db: SqliteConnection) -> None:
         self._db = db
+        # Within the transaction, if there is one: then no later write has an earlier instant.
         self.now = int(db.host.now() * 1_000_000)
         self.wall = int(db.host.wall() * 1_000_000)
 
@@ -260,6 +261,7 @@ class Records:
         if row.is_known and not self._is_free_to(name, claim, row):
             return None
         token = max((old.token or 0) + 1, wall, row.floor + 1)
+        # The rules take over, in a transaction that waits for the disk and reserves more.
         if token > row.reserved:
             return None
         if old.granted:
