@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from incumbent import meters
 from incumbent.clock import now as _now
@@ -21,7 +21,7 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.net.limiter import PLACES, limits
-from incumbent.net.pool import KEPT, Mismatch, exchange_error
+from incumbent.net.pool import KEPT, Mismatch, close_all, exchange_error
 from incumbent.net.readers import BLOCKING, ThreadWakeup
 from incumbent.stores.loops import ServerEngine, detach_in_child
 from incumbent.stores.plan import BlockingStore, Plan, run_blocking
@@ -112,13 +112,8 @@ class _Blocking(QuorumOperations):
 
     def let_go(self) -> None:
         idle, self.idle = self.idle, []
-        while idle:
-            # Taken off first: a panel that another thread takes meanwhile is its own.
-            try:
-                panel = idle.pop()
-            except IndexError:
-                break
-            panel.close()
+        # Each is taken off the list first: what another thread takes meanwhile is its own.
+        close_all(cast("list[Any]", idle))
         self.dialer.let_go()
         self.hub.let_go()
 
