@@ -7,9 +7,10 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from http.client import HTTPResponse
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import jsonschema
 import pytest
@@ -263,6 +264,23 @@ def test_a_header_of_the_proxy_names_who_acts_only_where_it_is_configured(
         without = {"X-Forwarded-User": "carol"}
         assert ask(url, "/api/v1/leases/a/unpause", "", without)[0].status == 403
         assert ask(url, "/api/v1/leases", headers=without)[0].status == 401
+
+
+def test_a_header_of_the_proxy_that_came_twice_names_nobody(
+    store: str, client: Client, tmp_path: Path
+) -> None:
+    """The first is the client's own, if the proxy adds its header and replaces none."""
+    twice = (("X-Forwarded-User", "root"), ("X-Forwarded-User", "carol"))
+    with (
+        named(store, tmp_path, "X-Forwarded-User") as url,
+        closing(HTTPConnection(urlsplit(url).netloc, timeout=30)) as link,
+    ):
+        link.putrequest("POST", "/api/v1/leases/a/pause")
+        for header in (*BEARER.items(), *twice, ("Content-Length", "0")):
+            link.putheader(*header)
+        link.endheaders()
+        assert link.getresponse().status == 202
+        assert who_paused(client).startswith("ann by the page at ")
 
 
 @pytest.mark.parametrize("header", ["", "X User", "X:User"])

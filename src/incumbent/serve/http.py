@@ -213,7 +213,10 @@ async def _read(reader: asyncio.StreamReader) -> HttpRequest | Page:
         return Page(400, TEXT, "this is no HTTP/1.1 request\n")
     headers: dict[str, str] = {}
     for name, value in HeaderParser().parsestr(rest).items():
-        headers.setdefault(name.lower(), value)
+        key = name.lower()
+        # One that came twice says nothing: the first may be the client's own, to which a proxy that
+        # names its user only added.
+        headers[key] = "" if key in headers else value
     length = headers.get("content-length", "0")
     # The pattern first: a number of many thousand digits takes long to read.
     if not re.fullmatch(r"\d{1,9}", length, re.ASCII) or int(length) > LONGEST_BODY:
