@@ -423,7 +423,6 @@ class WorkerPool:
             if worker.task is not None:
                 self._report(*worker.task, STARTED)
         elif worker.task is not None:
-            # Idle before the report: the answer to it may be the next task.
             task, worker.task = worker.task, None
             self._report(*task, code)
             if len(self._idle()) > self._kept:

@@ -108,8 +108,8 @@ def _locked(path: Path) -> Iterator[int]:
 
     guard = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        # Not checked again after this wait: the token decides, which a later holder has raised by
-        # then.
+        # The lease is not checked again after this wait: the token decides, and a later holder that
+        # wrote has raised it.
         fcntl.flock(guard, fcntl.LOCK_EX)
         yield guard
     finally:

@@ -57,8 +57,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """Close at once, without writing anything."""
-        # First: the waiters that it wakes may set the timer once more, and abort() tells us nothing
-        # at once.
+        # First: what this wakes may set the timer once more.
         self._fail(Broken("closed", sent=True))
         if self._timer is not None:
             self._timer.cancel()

@@ -38,7 +38,6 @@ def send_once(
                 return reading.status, float(after[:9]) if after.isdigit() else None
             data = b""
             if reading.status:
-                # An interim answer, such as 103: another one follows.
-                # An interim answer has no body: what was read beyond its head is the next answer's
-                # beginning.
+                # An interim answer, such as 103: another one follows. It has no body: what was read
+                # beyond its head is the next one's beginning.
                 reading, data = Reading(), reading.body

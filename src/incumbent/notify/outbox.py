@@ -230,8 +230,6 @@ class Outbox:
             letter.post = letter.compose()
         if letter.post is None:
             return True
-        # Counted before it is sent: a defect while sending uses up a try, and no letter is tried
-        # for ever.
         letter.tries += 1
         # By the clock after `compose`, which may have asked a store that was slow.
         outcome = send(*letter.post, self._secrets, min(clock.now() + WITHIN, self._close_at))

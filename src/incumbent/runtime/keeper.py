@@ -368,7 +368,6 @@ class Keeper:
     def _act(self, state: _KeeperState) -> None:
         now = clock.now()
         self._notice_lateness(state, now)
-        # Lateness is measured before: taking them changes what was planned.
         due = state.buckets.take(now)
         try:
             for together in _requests(due, now):
