@@ -87,6 +87,17 @@ def test_where_no_thread_can_be_started_the_caller_works(monkeypatch: pytest.Mon
     assert run_bounded(threading.get_ident, soon(), "") == threading.get_ident()
 
 
+def test_where_no_thread_can_be_started_a_loop_is_not_blocked_and_nothing_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_work: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(aiowire, "start_bare_thread", refuse)
+    with pytest.raises(OSError, match="cannot be looked up: can't start new thread"):
+        asyncio.run(aiowire.resolve("name.example", 1))
+
+
 def test_the_next_address_is_tried(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

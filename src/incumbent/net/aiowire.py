@@ -325,7 +325,12 @@ async def resolve(host: str, port: int | str) -> list[str]:
         except RuntimeError:
             pass  # the loop is closed, so nobody waits
 
-    start_bare_thread(work)
+    try:
+        start_bare_thread(work)
+    except RuntimeError as error:
+        raise_if_from_signal(error)
+        # No thread is to be had. Nothing was sent, and the next try may get one.
+        raise OSError(f"{host!r} cannot be looked up: {error}") from error
     return await found
 
 
