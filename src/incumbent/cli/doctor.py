@@ -39,11 +39,7 @@ def command(request: CommandRequest) -> int:
         fix: Callable[[float], list[_Finding]] | None = getattr(engine, "fix", None)
         nothing = ("ok", f"{engine.url} has no schema: there is nothing to make", "")
         findings += [nothing] if fix is None else fix(clock.now() + _FIX_WITHIN)
-    findings += [
-        *_check_store(request, engine, policy),
-        _describe_times(policy),
-        isolation,
-    ]
+    findings += [*_check_store(request, engine, policy), _describe_times(policy), isolation]
     if request.on("test_notify"):
         findings.append(_test_notify(request))
     _show(request, findings)

@@ -119,12 +119,8 @@ def overview(reading: FleetReading) -> dict[str, Any]:
 def _enveloped(reading: FleetReading, now: float, result: object) -> dict[str, Any]:
     snapshot = reading.snapshot
     read_at = None if snapshot.read_at == -inf else utc(snapshot.read_at)
-    return {
-        "namespace": snapshot.namespace,
-        "time": utc(now),
-        "read_at": read_at,
-        "result": result,
-    }
+    facts = {"namespace": snapshot.namespace, "time": utc(now), "read_at": read_at}
+    return {**facts, "result": result}
 
 
 def _table_of(entry: NameEntry) -> str:
