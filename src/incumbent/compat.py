@@ -88,6 +88,7 @@ _TTL: Final = (2.0, 15.0)
 """Seconds: the shortest and the longest ttl, whatever `timeout` is."""
 _OUTAGE: Final = 5.0
 """Seconds of an outage after which a wait fails: redis-py would raise, after its retries."""
+# `sleep=0` would ask the server without a pause.
 _SLEEP_LEAST: Final = 0.01
 _engines: Final[WeakKeyDictionary[object, dict[float | None, Engine]]] = WeakKeyDictionary()
 

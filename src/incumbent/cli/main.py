@@ -15,6 +15,7 @@ from incumbent.cli.text import begin_log, fault_line, say
 from incumbent.errors import ConfigError
 from incumbent.supervise.codes import FAULT, OK, USAGE, code_of
 
+# As a shell reports it: 128 and the number of SIGINT.
 _INTERRUPTED = 130
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 

@@ -28,7 +28,10 @@ from incumbent.supervise.codes import BUSY, OK
 REQUEST_TIMEOUT = 2.0
 """Seconds for one request to the store."""
 _REASON_MAX = 200
+# Doubled from the first to the longest: a change is seen soon, and a long wait asks four times a
+# second.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25
+# Less than for other requests: a read that waits for a change is asked again anyway.
 _READ_TIMEOUT = 1.0
 _REDRAW_EVERY, _REDRAW_GAP = 1.0, 0.1
 _REREAD_AFTER = 5.0

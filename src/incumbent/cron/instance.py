@@ -60,6 +60,7 @@ _SPREAD, _SPREAD_MOST = 0.004, 0.3
 """Seconds between two claims due at one instant, so that the instances of a fleet mix."""
 _FIRST_SPREAD, _A_RUN = 0.02, 0.005
 """Seconds before a single claim: up to the first by chance, and the second for each run here."""
+# The count only says how many workers stand by and how fast this instance claims: it may be old.
 _COUNT_EVERY: Final = 60.0
 _WITHIN: Final = 1.0
 
@@ -117,15 +118,18 @@ _CONTROL_READ_EVERY: Final = 5.0
 """Seconds after which the control key is read even without a notification."""
 _LONGEST_SLEEP: Final = 5.0
 """Seconds within which the loop notices that the wall clock was set."""
+# While it drains, the loop that calls `turn` looks this often whether its time is over.
 _DRAINING_SLEEP: Final = 0.5
 _TURN_WITHIN: Final = 60.0
 """Seconds that a turn may take with a slow store before the health page reports it."""
 _CLOCK_SET: Final = 1.0
 """Seconds by which the wall clock moves between two turns only if it was set."""
 _SCAN_WITHIN: Final = 30.0
+# A request or two for each: more in one turn would delay the slots that are due meanwhile.
 _REGISTER_AT_ONCE: Final = 20
 _SIGN_LEAST: Final = 5.0
 """The least seconds between signs of life, however short the ttl is."""
+# A third of LOOK_BACK_FOR, so that a sweep or two may fail.
 _SWEEP_EVERY: Final = 600.0
 _STARTS_MOST: Final = 32
 """Starts at a time: a start costs more than a run, and each finished start makes room for one."""

@@ -102,6 +102,7 @@ def _retry(spec: JobSpec, record: Record, run: SlotRecord, now: float, found: Fi
     """Claim the next attempt of a lost run, if it has one left that no instance claimed."""
     slot = JobSlot(run.slot, run.due, run.attempt, triggered_by=run.triggered_by)
     following = slot.again()
+    # Another instance may have judged the same record, and begun the attempt already.
     known = RUN + following.name in record.fields
     if is_retried(spec, run, now) and not known and following not in found.claims:
         found.claims.append(following)
@@ -134,6 +135,7 @@ def _claimed_unreported(record: Record, slot: JobSlot, found: Findings) -> None:
 
 def _unclaimed(spec: JobSpec, record: Record, slot: JobSlot, now: float, found: Findings) -> None:
     holder = record.holdings[0] if record.holdings else None
+    # The pause first: it is the reason why nobody claimed the slot, whatever else holds.
     if PAUSE in record.fields:
         why = f"paused{said_by(record, PAUSE)}"
     elif slot.missed:

@@ -45,6 +45,7 @@ TAIL: Final = "tail"
 It names the run, and is no part of the run's record: a write of it whose reply was lost may be
 applied after the run's end is on record.
 """
+# Less than a record keeps: it is written again and again while the run goes on.
 TAIL_MOST: Final = 4096
 JOB: Final = "job"
 """The field with the facts registered of the job: its schedule, its command, since when."""
@@ -60,6 +61,7 @@ PRUNED: Final = "pruned"
 Spans, and not one instant: a clock that is a year ahead leaves records a year ahead, which are
 removed too. Manual slots have a field of their own: their instants come from operators' clocks.
 """
+# Beyond these the smallest gaps are closed. What is in a closed gap never runs: the safe side.
 _SPANS_MOST: Final = 16
 _Spans = tuple[tuple[float, float], ...]
 _FORMAT: Final = 1

@@ -144,6 +144,7 @@ STATE_OF: Final = {
 }
 """The state of a run whose end is recorded, by the code that its worker sends."""
 _CODE_OF: Final = {state: code for code, state in STATE_OF.items()}
+# As long as others wait for this record before they count the slot as lost: see `judging`.
 _BEGIN_WITHIN: Final = 5.0
 _LONGEST_PAUSE: Final = 3600.0
 _WHY_MOST: Final = 500

@@ -62,6 +62,7 @@ _STALE: Final = 60.0
 """Seconds after which a worker prepares anew: the command will see the mounts of that moment."""
 _TASKS_MOST: Final = 200
 """The most tasks of one process, so that its memory does not grow for ever."""
+# A store that is away must not hold up a worker: its first task asks again.
 _WARM_WITHIN: Final = 2.0
 _STOPPING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _RUN_VARIABLE: Final = "INCUMBENT_RUN_"

@@ -135,6 +135,7 @@ class GroupHandle:
 
     def _is_in_already(self) -> bool:
         now, key = clock.now(), self._membership(b"").key
+        # Another object for the same group may have joined in this process, under the same name.
         claims = (ref() for ref in self._link.keeper.refs())
         return any(
             claim and claim.wanted.key == key and claim.machine.valid(now) for claim in claims

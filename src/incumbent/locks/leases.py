@@ -57,9 +57,11 @@ L = TypeVar("L", bound="SingleLease")
 _log = logging.getLogger("incumbent")
 
 _DRIVERS: Final = frozenset({"hiredis", "incumbent", "psycopg", "sqlite3"})
+# The code of the commands for a loss, supervise.codes.LOST; not imported, as few locks need it.
 _EXIT_LOST = 123
 _EXIT_AHEAD = 0.1
 """Seconds, at most half of the grace, by which the exit is early: the interpreter may be busy."""
+# Not sys.stderr: another thread may have its lock, and this process ends in a moment.
 _STDERR = 2
 _RELEASED = frozenset({LeaseState.LEAVING, LeaseState.RELEASED})
 

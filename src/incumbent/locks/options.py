@@ -31,6 +31,7 @@ _JOB_RECORD = 30 * DAY
 """Seconds for which the store keeps the record of a lock with a slot or at_least_for."""
 _LOCK_RECORD = DAY
 """Likewise of a plain lock."""
+# By so much a first waiter that died without a word delays those behind it.
 _HEARTBEAT_MOST = 5.0
 _POLL_EVERY = 0.1
 """Seconds between two requests of a waiter while a foreign client holds the lease."""

@@ -66,6 +66,7 @@ async def exchange(stream: Stream, request: bytes, until: float) -> Reading:
 
 def begin(stream: Stream, request: bytes, until: float) -> None:
     """Send a request. Raises Broken."""
+    # Before the send, which takes it for the present instant.
     stream.used = _now()
     stream.send(request, until)
 
@@ -75,6 +76,7 @@ async def feed(reading: Reading, stream: Stream, until: float) -> None:
     try:
         data = await stream.more(until)
     except Ended:
+        # An answer without a length ends with its connection; any other one was cut off.
         if not reading.end():
             raise
     else:
@@ -132,6 +134,7 @@ class Reading:
         if length and not length.isdigit():
             raise Garbled("its length cannot be read")
         self._chunked = b"chunked" in coding
+        # -1: as much as comes until the connection ends.
         self._left = int(length) if length else -1
         self.last = self.header(b"connection") == b"close" or head.startswith(b"HTTP/1.0")
         return True
@@ -153,6 +156,7 @@ class Reading:
             if count == 0:
                 self._read_trailers(rest)
                 return
+            # The end of its line may not have come yet, or only half of it.
             if rest[count : count + 2] not in (b"\r\n", b"\r", b""):
                 raise Garbled("a chunk is longer than was announced")
             if len(rest) < count + 2:

@@ -15,6 +15,7 @@ from incumbent.unpatched import original
 
 STALE_AFTER: Final = 0.1
 """A connection unused for more seconds is checked before it is trusted: one system call."""
+# As much as a record of TLS holds.
 _CHUNK: Final = 16_384
 _GLANCE: Final = 0.01
 """Seconds that a plain system call waits. A longer wait uses poll, whose timeout goes on counting

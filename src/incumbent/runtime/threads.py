@@ -38,6 +38,7 @@ _log = logging.getLogger("incumbent")
 
 # -- the alarm -------------------------------------------------------------------------------------
 
+# Linux's numbers, of time.h and sys/timerfd.h: Python has timerfd only from 3.13 on.
 _CLOCK_BOOTTIME = 7
 _ABSOLUTE = 1
 _FAR = 1e9

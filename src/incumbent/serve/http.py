@@ -50,6 +50,7 @@ _TO_READ: Final = 3
 """Turns of the loop after which what came with the connection is read."""
 _TIMEOUT: Final = 2.0
 """Seconds for the head of a request to arrive and for the response to be taken."""
+# About what other servers allow; a token and a cookie need far less.
 _LONGEST_HEAD: Final = 8192
 _READING: Final = 512
 _ANSWERS: Final = 16

@@ -19,6 +19,7 @@ _EVERY: Final = 5.0
 """The most seconds between reports, a quarter of the ttl if that is less. Changes come at once."""
 _SILENT: Final = 15.0
 """Seconds without a report after which a worker's loop counts as hung."""
+# More than a datagram of a socket pair can have by default.
 _LONGEST: Final = 1 << 18
 
 

@@ -10,9 +10,11 @@ from typing import Final
 from incumbent.errors import ConfigError, LockError, Misuse, NotAcquired, StoreError
 
 OK: Final = 0
+# EX_USAGE, EX_UNAVAILABLE and EX_TEMPFAIL of sysexits.h.
 USAGE: Final = 64
 UNPROVED: Final = 69
 BUSY: Final = 75
+# Next to those that timeout(1) has for the same: 124 for too long, 125 for a fault of its own.
 LOST: Final = 123
 TOO_LONG: Final = 124
 FAULT: Final = 125

@@ -22,6 +22,7 @@ from incumbent.supervise.run import Ending, outlives_kill
 
 _WITHIN: Final = 1.0
 """Seconds that each of the two requests may take: a store that is away must not hold up an end."""
+# Instances whose terms end together write to one field: who comes second reads and writes anew.
 _TRIES: Final = 3
 _KEPT_MOST: Final = 20
 

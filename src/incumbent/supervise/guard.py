@@ -35,6 +35,7 @@ from incumbent.supervise.kernel import (
 from incumbent.supervise.messages import MARK, Kind, Message, mark_of, receive
 from incumbent.supervise.plan import WatchedTerm, begun, covers, ended, judge, proved
 
+# A tree that forks as fast as it is killed must not hold the guard for ever.
 _ROUNDS = 100
 _PAUSE = 0.002
 _EMPTY = 3

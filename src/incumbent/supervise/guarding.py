@@ -24,7 +24,9 @@ from incumbent.supervise.messages import ISOLATIONS, Kind, Message
 _log = logging.getLogger("incumbent")
 
 _ANSWER_WITHIN: Final = 1.0
+# Longer, because the guard makes its first namespace before it answers.
 _HELLO_WITHIN: Final = 5.0
+# Longer than the guard waits for the end of its namespaces.
 _LEAVE_WITHIN: Final = 0.5
 
 _ESCAPE: Final = (

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import ctypes
 
 
+# Of linux/prctl.h, linux/sched.h, linux/mount.h and sys/timerfd.h: Python 3.11 names none of them.
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36

@@ -31,6 +31,7 @@ from incumbent.supervise.signals import Signals, find_terminal
 _TERMINATING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _CHECK_EVERY: Final = 0.02
 """Seconds between two checks of processes that the system does not list."""
+# Each is a descriptor, and the end of any one is enough to look at all of them again.
 _WATCHED_MOST: Final = 64
 _DEATH_WITHIN: Final = 0.02
 """Seconds by which the guard's death may become visible later than the tree's, which it causes."""
