@@ -27,7 +27,7 @@ def job(name: str, schedule: Schedule | str, **changed: Any) -> JobSpec:
 
 
 def said(agenda: Agenda, now: float) -> list[tuple[str, float, bool]]:
-    return [(spec.name, slot.due - MONDAY, slot.missed) for spec, slot in agenda.due(now)]
+    return [(spec.name, slot.due - MONDAY, slot.only_check) for spec, slot in agenda.due(now)]
 
 
 def between(schedule: Schedule, low: float, high: float) -> list[float]:

@@ -96,9 +96,9 @@ def _late(rule: CatchUp) -> LedgerOrder:
 
 def test_a_slot_that_an_outage_made_late_is_missed_or_caught_up_as_the_job_says() -> None:
     missed = _late(CatchUp("no"))
-    assert missed.slots[0].missed
+    assert missed.slots[0].only_check
     caught = _late(CatchUp("last"))
-    assert (caught.slots[0].missed, caught.slots[0].caught) == (False, True)
+    assert (caught.slots[0].only_check, caught.slots[0].caught) == (False, True)
 
 
 def test_what_is_caught_up_is_looked_up_before_it_is_claimed_and_then_claimed() -> None:
@@ -106,7 +106,7 @@ def test_what_is_caught_up_is_looked_up_before_it_is_claimed_and_then_claimed() 
     it = dispatcher(spec(every=3600, catch_up=rule), known={"job": WALL - 10_000})
     looks = [order for order in it.orders(0, WALL) if isinstance(order, LedgerOrder)]
     (look,) = looks
-    wanted = [slot for slot in look.slots if not slot.missed]
+    wanted = [slot for slot in look.slots if not slot.only_check]
     assert len(wanted) == 1
     it.checked(look, Findings(claims=wanted), 0)
     claims = [order for order in it.orders(1, WALL + 1) if isinstance(order, ClaimOrder)]
@@ -121,7 +121,7 @@ def test_a_slot_in_time_waits_for_those_that_are_caught_up_before_it() -> None:
         slot for it in orders for slot in (it.slots if isinstance(it, LedgerOrder) else (it.slot,))
     }
     # WALL is 40 s after a slot, which is punctual for a minute.
-    wanted = {slot.due: slot.caught for slot in taken if not slot.missed}
+    wanted = {slot.due: slot.caught for slot in taken if not slot.only_check}
     assert wanted == {WALL - 160: True, WALL - 100: True, WALL - 40: True}
     punctual = dispatcher(spec(every=60, catch_up=rule), known={"job": WALL - 41})
     (claim,) = punctual.orders(0, WALL)

@@ -17,7 +17,7 @@ from incumbent.cron.fleet import CONTROL, PRESENCE, STALE, UP, Trigger, encode, 
 from incumbent.cron.instance import Instance
 from incumbent.cron.ledger import JOB, RUN, SlotRecord, SlotState, read_job, recorded_run
 from incumbent.cron.ledger import encode as encode_run
-from incumbent.cron.runs import ALREADY_RECORDED, ENDED_WELL, GAVE_BACK, Runs
+from incumbent.cron.runs import ALREADY_RECORDED, GAVE_BACK, STATE_OF, Runs
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.model import Key, Record, Refused
@@ -184,7 +184,7 @@ def test_a_clock_an_hour_ahead_takes_no_trigger_away_from_others(
     instance.close()
 
 
-@pytest.mark.parametrize("code", [ENDED_WELL, ALREADY_RECORDED, GAVE_BACK, 125, -9])
+@pytest.mark.parametrize("code", [*STATE_OF, ALREADY_RECORDED, GAVE_BACK, 125, -9])
 def test_a_trigger_stands_until_its_run_was_seen_to_its_end(link: Link, code: int) -> None:
     trigger, runs, launches = Trigger("x", "job", clock.wall()), Runs[JobSlot](), Launches()
     instance = Instance([SPEC], link, "n", "me", launches, quiet, runs)
@@ -194,13 +194,13 @@ def test_a_trigger_stands_until_its_run_was_seen_to_its_end(link: Link, code: in
     runs.ended.append(("job", slot, code))
     instance.wake()
     instance.turn()
-    assert (triggers(read(link, CONTROL)) == []) is (code in (ENDED_WELL, ALREADY_RECORDED))
+    assert (triggers(read(link, CONTROL)) == []) is (code in (*STATE_OF, ALREADY_RECORDED))
     # A slot that was given back is claimed again. If its run vanished, or it is on record already,
     # the record is looked at: its instant may have come again.
     pending = instance._executor.dispatcher._pending.get("job")
     claims, checks = (pending.claims, pending.checks) if pending else ({}, {})
     assert (slot.name in claims, slot.name in checks) == (
-        code == GAVE_BACK, code not in (ENDED_WELL, GAVE_BACK)
+        code == GAVE_BACK, code not in (*STATE_OF, GAVE_BACK)
     )  # fmt: skip
     instance.close()
 

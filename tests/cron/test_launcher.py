@@ -8,7 +8,7 @@ import pytest
 
 from incumbent import clock
 from incumbent.cron.ledger import SlotRecord, SlotState
-from incumbent.cron.runs import ALREADY_RECORDED, ENDED_WELL, GAVE_BACK, Claimer
+from incumbent.cron.runs import ALREADY_RECORDED, GAVE_BACK, STATE_OF, Claimer
 from incumbent.cron.schedule import Every
 from incumbent.cron.serving import CommandLauncher
 from incumbent.cron.spec import JobSlot, JobSpec
@@ -49,7 +49,7 @@ def launcher(zygote: FakeZygote) -> CommandLauncher:
     return made
 
 
-@pytest.mark.parametrize("code", [ENDED_WELL, ALREADY_RECORDED, GAVE_BACK, 125, -9])
+@pytest.mark.parametrize("code", [*STATE_OF, ALREADY_RECORDED, GAVE_BACK, 125, -9])
 def test_the_instance_hears_how_a_run_ended(code: int) -> None:
     it = launcher(FakeZygote(("job", SLOT.name, code)))
     it.read_reports()

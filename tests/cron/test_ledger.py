@@ -236,7 +236,7 @@ def test_why_names_nothing_that_a_stranger_wrote_beside_its_lease(meta: str) -> 
 
 
 def test_nothing_is_missed_before_the_slowest_clock_has_had_its_turn() -> None:
-    missed = replace(SLOT, missed=True)
+    missed = replace(SLOT, only_check=True)
     early = judge(SPEC, record(), [missed], DUE + MISSED_AFTER - 10)
     assert (early.notes, [round(delay) for delay, _ in early.again]) == ([], [11])
     (note,) = judge(SPEC, record(), [missed], DUE + MISSED_AFTER).notes
@@ -244,14 +244,14 @@ def test_nothing_is_missed_before_the_slowest_clock_has_had_its_turn() -> None:
 
 
 def test_many_missed_slots_are_one_record_that_counts_them() -> None:
-    slots = [JobSlot.at(DUE + 60 * number, missed=True) for number in range(5)]
+    slots = [JobSlot.at(DUE + 60 * number, only_check=True) for number in range(5)]
     (note,) = judge(SPEC, record(), slots, NOW + 10_000).notes
     assert (note.count, note.first, note.due) == (5, DUE, DUE + 240)
 
 
 def test_a_record_of_missed_slots_reaches_back_to_the_last_run() -> None:
     before = run(SlotState.OK, DUE - 600)
-    (note,) = judge(SPEC, record((before,)), [JobSlot.at(DUE, missed=True)], NOW + 1000).notes
+    (note,) = judge(SPEC, record((before,)), [JobSlot.at(DUE, only_check=True)], NOW + 1000).notes
     assert (note.count, note.first) == (10, DUE - 540)
 
 
@@ -267,7 +267,7 @@ def test_a_gap_between_two_records_is_found() -> None:
     runs = (run(SlotState.OK, DUE - 120), run(SlotState.OK, DUE))
     found = gaps(spec, record(runs, job=facts.replace(b"every 1m", b"every 1m")))
     assert [slot.due for slot in found] == [DUE - 240, DUE - 180, DUE - 60]
-    assert all(slot.missed for slot in found)
+    assert all(slot.only_check for slot in found)
 
 
 def test_a_slot_that_was_claimed_and_never_begun_is_found_at_the_next_start() -> None:

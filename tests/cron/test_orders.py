@@ -50,7 +50,7 @@ def test_a_clock_that_is_an_hour_ahead_cancels_no_slot_that_is_yet_to_come() -> 
         said.append(event)
 
     wrong = Executor([spec], "n", link.port, Idle(), tell, lambda: right + 3600)
-    slots = tuple(JobSlot.at(due, missed=True) for due in (1_000_000_200.0, 1_000_000_800.0))
+    slots = tuple(JobSlot.at(due, only_check=True) for due in (1_000_000_200.0, 1_000_000_800.0))
     link.store.put(Key("n", PRESENCE), "up/other", encode(since=1, seen=right), None, 1e12)
     wrong.begin([])
     wrong.dispatcher.check_at("job", slots[0], 0.0)

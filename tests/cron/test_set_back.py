@@ -173,7 +173,7 @@ def test_a_slot_in_a_fold_is_named_by_the_time_for_which_it_comes() -> None:
     retry = fold.named(slot).again()
     assert retry.name == f"{slot.name}~3#2"
     assert fold_number(retry.name) == 3
-    assert JobSlot.from_holder(retry.name, 0.0) == JobSlot(retry.name, slot.due, 2, missed=True)
+    assert JobSlot.from_holder(retry.name, 0.0) == JobSlot(retry.name, slot.due, 2, only_check=True)
 
 
 @pytest.mark.parametrize("value", [b"", b"[]", b"null", b'{"number": "x"}', b'{"number": 2}'])

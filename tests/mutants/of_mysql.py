@@ -203,7 +203,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     _d(
         "mysql: an error that is not known means that nothing was done",
         "stores/mysql/errors.py",
-        "if meaning is None and error.writes:",
+        "if meaning is None and error.in_doubt:",
         "if meaning is None and not error.code:",
         f"{_IN}test_server.py::test_an_error_that_may_come_after_a_commit_is_a_doubt_about_a_write",
     ),
@@ -217,8 +217,8 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     _d(
         "a driver's connection serves again after an exchange that was not completed",
         "stores/mysql/wire.py",
-        "        self.unfinished = True\n        with _translated(writes=writes):",
-        "        with _translated(writes=writes):",
+        "        self.unfinished = True\n        with _translated(in_doubt=in_doubt):",
+        "        with _translated(in_doubt=in_doubt):",
         f"{_IN}test_server.py::test_a_transaction_that_fails_in_the_middle_leaves_nothing_locked_and_nothing_half_done",
     ),
     _d(

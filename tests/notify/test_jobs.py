@@ -16,7 +16,7 @@ from incumbent.cron.instance import Instance
 from incumbent.cron.ledger import RUN, SlotRecord, SlotState, encode
 from incumbent.cron.load import load_jobs
 from incumbent.cron.news import JobNews
-from incumbent.cron.runs import ENDED_WELL, NOT_RECORDED, STATE_OF, Runs
+from incumbent.cron.runs import ALREADY_RECORDED, NOT_RECORDED, STATE_OF, Runs
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.errors import StoreUnavailable
@@ -193,7 +193,7 @@ def test_the_end_of_a_run_is_told_to_the_receivers_that_it_began_with(link: Link
     assert sent.pings() == ["/SECRETPATH/start", "/SECRETPATH/fail"]
 
 
-@pytest.mark.parametrize("code", [*STATE_OF, ENDED_WELL, NOT_RECORDED, 125, -9])
+@pytest.mark.parametrize("code", [*STATE_OF, ALREADY_RECORDED, NOT_RECORDED, 125, -9])
 def test_only_an_end_that_is_on_record_is_told(link: Link, code: int) -> None:
     """What is not recorded is told by the instance that records it."""
     sent, runs = Sent(), Runs[JobSlot]()

@@ -179,7 +179,7 @@ def _pop_ready(entry: _AgendaEntry, wall: float) -> list[JobSlot]:
     to_run, missed = missed_slots(spec, entry.returned_until, wall)
     # Past all that were found, also the missed ones: none is returned twice.
     entry.move_to(max((*to_run, *missed)))
-    return [*(JobSlot.at(instant, missed=True) for instant in missed), *map(JobSlot.at, to_run)]
+    return [*(JobSlot.at(instant, only_check=True) for instant in missed), *map(JobSlot.at, to_run)]
 
 
 # -- orders ----------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ class Dispatcher:
     def _plan_due(
         self, spec: JobSpec, slot: JobSlot, now: float, wall: float, catching_up: set[str]
     ) -> None:
-        if not slot.missed and self._too_late(spec, slot, wall):
+        if not slot.only_check and self._too_late(spec, slot, wall):
             catching_up.add(spec.name)
         # A punctual slot waits behind the late slots of its job that are caught up: it must not be
         # skipped as overlapping.
@@ -293,7 +293,7 @@ class Dispatcher:
             slot = replace(slot, caught=True)
         slot = self.folds.get(spec.name, NO_FOLD).named(slot)
         returns = fold_number(slot.name) == 1 and self.agenda.may_be_returned(slot, spec.name)
-        check = slot.missed or returns or wall - slot.due > _CHECK_FIRST
+        check = slot.only_check or returns or wall - slot.due > _CHECK_FIRST
         (self.check_at if check else self.claim_at)(spec.name, slot, now)
 
     def _ready(self, name: str, pending: _Pending, now: float, wall: float) -> list[Order]:
@@ -325,7 +325,9 @@ class Dispatcher:
         most = {"no": 0, "last": 1, "all": rule.limit}[rule.mode]
         late = sorted(late, key=lambda slot: slot.due)
         wanted = [slot for slot in late if wall - slot.due <= rule.window][-most:] if most else []
-        return [replace(slot, caught=slot in wanted, missed=slot not in wanted) for slot in late]
+        return [
+            replace(slot, caught=slot in wanted, only_check=slot not in wanted) for slot in late
+        ]
 
     # -- results of orders ---------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ from incumbent.cron.fleet import (
 )
 from incumbent.cron.news import JobNews
 from incumbent.cron.orders import Executor, Launcher
-from incumbent.cron.runs import ALREADY_RECORDED, ENDED_WELL, GAVE_BACK, STATE_OF, Runs
+from incumbent.cron.runs import ALREADY_RECORDED, GAVE_BACK, STATE_OF, Runs
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.durations import backoff_delay
 from incumbent.errors import NotAcquired, StoreError
@@ -424,9 +424,9 @@ class Instance:
             seconds = None if began is None else clock.now() - began
             self._executor.numbers.count_run(job, state, seconds, clock.wall())
             self._news.ended(dispatcher.specs.get(job), slot, state)
-        if code in (ENDED_WELL, ALREADY_RECORDED) or state is not None:
+        if code == ALREADY_RECORDED or state is not None:
             self._remove_trigger(slot.name)
-        if code == ENDED_WELL or state is not None or job not in dispatcher.specs:
+        if state is not None or job not in dispatcher.specs:
             return
         if code == GAVE_BACK:
             dispatcher.given_back(job, slot, clock.now())

@@ -138,7 +138,7 @@ def _unclaimed(spec: JobSpec, record: Record, slot: JobSlot, now: float, found: 
     # The pause first: it is the reason why nobody claimed the slot, whatever else holds.
     if PAUSE in record.fields:
         why = f"paused{said_by(record, PAUSE)}"
-    elif slot.missed:
+    elif slot.only_check:
         _wait_or_miss(slot, now, found)
         return
     elif holder is not None and (spec.overlap == "queue" or slot.caught):
@@ -330,7 +330,7 @@ def gaps(spec: JobSpec, record: Record) -> list[JobSlot]:
     to_run, missed = missed_slots(spec, max(oldest, since), until)
     fold = fold_of(record.fields)
     return [
-        JobSlot.at(due, missed=True)
+        JobSlot.at(due, only_check=True)
         for due in sorted((*to_run, *missed))
         if due < until
         and slot_id(due) not in taken

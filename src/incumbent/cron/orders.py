@@ -133,11 +133,11 @@ class Executor:
             ahead = is_ahead(record.fields, wall, self.dispatcher.agenda.latest_wall)
             if ahead and spec.schedule.keeps_rhythm and (runs := runs_of(record.fields)):
                 *_, (run, _) = runs.values()
-                check_at(spec.name, JobSlot(run.slot, run.due, run.attempt, missed=True), now)
+                check_at(spec.name, JobSlot(run.slot, run.due, run.attempt, only_check=True), now)
             for slot in gaps(spec, record):
                 check_at(spec.name, slot, now)
             for run, _ in orphans(record):
-                check_at(spec.name, JobSlot(run.slot, run.due, run.attempt, missed=True), now)
+                check_at(spec.name, JobSlot(run.slot, run.due, run.attempt, only_check=True), now)
             if (lost := retry_due(spec, record, wall)) is not None:
                 check_at(spec.name, lost, now)
             for holding in record.holdings:
@@ -272,7 +272,7 @@ class Executor:
         peers = self._read_presences()
         if self._peers.any_behind(peers, missed[-1].due, self._port.now()):
             findings.notes = [run for run in findings.notes if run.state is not SlotState.MISSED]
-            findings.again += [(PRESENT_EVERY, slot) for slot in order.slots if slot.missed]
+            findings.again += [(PRESENT_EVERY, slot) for slot in order.slots if slot.only_check]
 
     def _report_record(self, spec: JobSpec, run: SlotRecord) -> None:
         count, by = run.count if run.count > 1 else None, run.instance or None

@@ -129,7 +129,6 @@ LEAVES: Final = 254
 STARTED: Final = 253
 """Sent when the command of a recorded run is running: the costly part of its start is over."""
 FAULT: Final = 125
-ENDED_WELL: Final = 0
 GAVE_BACK: Final = 75
 """The run could not begin: any instance may take its slot again."""
 ALREADY_RECORDED: Final = 74
@@ -189,7 +188,7 @@ class AttemptEnd:
 
 def code_of(ended: SlotRecord | None) -> int:
     """The code that a worker sends for a run; `ended` is None if its end is not recorded."""
-    return NOT_RECORDED if ended is None else _CODE_OF.get(ended.state, ENDED_WELL)
+    return NOT_RECORDED if ended is None else _CODE_OF[ended.state]
 
 
 class Attempts:

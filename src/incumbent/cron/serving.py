@@ -21,7 +21,6 @@ from incumbent.cron.news import JobNews
 from incumbent.cron.orders import CannotLaunch
 from incumbent.cron.runs import (
     ALREADY_RECORDED,
-    ENDED_WELL,
     FAULT,
     GAVE_BACK,
     NOT_RECORDED,
@@ -103,7 +102,7 @@ class CommandLauncher:
                 self.runs.begin(job, name)
             if code == STARTED or (slot := self.runs.running.pop((job, name), None)) is None:
                 continue
-            if code not in (ENDED_WELL, GAVE_BACK, ALREADY_RECORDED, NOT_RECORDED, *STATE_OF):
+            if code not in (GAVE_BACK, ALREADY_RECORDED, NOT_RECORDED, *STATE_OF):
                 self._emit("fault", job=job, slot=name, why=f"its worker ended with {code}")
             self.runs.ended.append((job, slot, code))
 

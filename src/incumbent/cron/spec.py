@@ -102,7 +102,7 @@ def is_scheduled(slot_name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class JobSlot:
-    """One piece of work of a job. `missed`: not to be run, only to be accounted for.
+    """One piece of work of a job. `only_check`: not to be run, only to be checked in the ledger.
 
     `caught`: late, and to be run all the same by the job's catch-up rule. `triggered_by`: the
     operator who asked for it, with the reason.
@@ -111,7 +111,7 @@ class JobSlot:
     name: str
     due: float
     attempt: int = 1
-    missed: bool = False
+    only_check: bool = False
     caught: bool = False
     triggered_by: str = field(default="", compare=False)
 
@@ -121,9 +121,9 @@ class JobSlot:
         return is_scheduled(self.name)
 
     @classmethod
-    def at(cls, due: float, *, missed: bool = False) -> JobSlot:
+    def at(cls, due: float, *, only_check: bool = False) -> JobSlot:
         """The slot of a scheduled instant."""
-        return cls(slot_id(due), due, missed=missed)
+        return cls(slot_id(due), due, only_check=only_check)
 
     @classmethod
     def from_holder(cls, name: str, now: float) -> JobSlot | None:
@@ -134,7 +134,7 @@ class JobSlot:
         instant, _, attempt = name.partition("#")
         try:
             due = now if name.startswith("manual/") else parse_instant(instant.partition("~")[0])
-            return cls(name, due, int(attempt or 1), missed=True)
+            return cls(name, due, int(attempt or 1), only_check=True)
         except (ConfigError, ValueError):
             return None
 

@@ -76,13 +76,13 @@ W = TypeVar("W", bound=PooledConnection)
 
 
 class PooledOperations(PollingOperations, BoundedRunner[W, None]):
-    """The operations; they block. `answers`: the class of the errors that a server answers.
+    """The operations; they block. `error_class`: what a server's errors are raised as.
 
     `places`: where servers are; the one that served last is asked first. `proved`: one has served
     this process, so that even what looks final may be temporary.
     """
 
-    answers: type[Exception]
+    error_class: type[Exception]
     wakeup = staticmethod(ThreadWakeup)
 
     def __init__(self, where: str, places: Sequence[Any], dialect: Deciding) -> None:
@@ -148,7 +148,7 @@ class PooledOperations(PollingOperations, BoundedRunner[W, None]):
             raise_if_from_signal(error)
             final = is_unknown(error) or "certificate verify failed" in str(error)
             raise self._out_of_reach(error, permanent=final and not self.proved) from error
-        except self.answers as error:
+        except self.error_class as error:
             raise self.failure(error, "") from error
 
     def _out_of_reach(self, error: Exception, *, permanent: bool = False) -> StoreUnavailable:
@@ -162,7 +162,7 @@ class PooledOperations(PollingOperations, BoundedRunner[W, None]):
                 run_blocking(drive(probe(self.where), replies(self.exchange(wire), until)))
         except BaseException as error:
             wire.close()
-            if isinstance(error, self.answers):
+            if isinstance(error, self.error_class):
                 raise self.failure(error, "") from error
             if isinstance(error, Broken):
                 raise self._out_of_reach(error) from error
@@ -188,7 +188,7 @@ class PooledOperations(PollingOperations, BoundedRunner[W, None]):
         except Broken as error:
             # Not sent, but after a write: then it cannot be said that nothing was changed.
             raise Broken(str(error), sent=error.sent or exchange.wrote, late=error.late) from error
-        except self.answers as error:
+        except self.error_class as error:
             failure = self.failure(error, " ".join(flat(key) for key in plan.keys[:3]))
             raise OutcomeUnknown(str(failure)) if exchange.wrote else failure from error
 
@@ -260,8 +260,8 @@ class PooledEngine(
         try:
             wire = run_blocking(operations.dial(operations.places[0], until))
             return work(wire)
-        except (StoreError, Broken, operations.answers) as error:
-            if isinstance(error, operations.answers):
+        except (StoreError, Broken, operations.error_class) as error:
+            if isinstance(error, operations.error_class):
                 error = operations.failure(error, "")
             return [cannot_tell(str(error), "check the address, the login and the network")]
         finally:

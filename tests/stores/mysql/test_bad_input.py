@@ -285,8 +285,8 @@ def test_a_proxy_that_says_that_all_was_written_is_found_by_the_first_use_and_th
 ) -> None:
     ask = MysqlWire.ask
 
-    def lying(self: MysqlWire, statements: str, until: float, *, writes: bool) -> list[Reply]:
-        return [lies(reply) for reply in ask(self, statements, until, writes=writes)]
+    def lying(self: MysqlWire, statements: str, until: float, *, in_doubt: bool) -> list[Reply]:
+        return [lies(reply) for reply in ask(self, statements, until, in_doubt=in_doubt)]
 
     monkeypatch.setattr(MysqlWire, "ask", lying)
     unfit(maria_server.url_of(database), "two clients would be granted the same lease", "proxy")
@@ -297,8 +297,8 @@ def test_a_proxy_that_drops_the_condition_is_found(
 ) -> None:
     ask = MysqlWire.ask
 
-    def careless(self: MysqlWire, asked: str, until: float, *, writes: bool) -> list[Reply]:
-        return ask(self, re.sub(r" AND version=\d+", "", asked), until, writes=writes)
+    def careless(self: MysqlWire, asked: str, until: float, *, in_doubt: bool) -> list[Reply]:
+        return ask(self, re.sub(r" AND version=\d+", "", asked), until, in_doubt=in_doubt)
 
     monkeypatch.setattr(MysqlWire, "ask", careless)
     unfit(maria_server.url_of(database), "two clients would be granted the same lease")
@@ -311,8 +311,8 @@ def test_a_proxy_that_commits_each_statement_is_found(
     """What follows a swap that was refused is written all the same."""
     ask = MysqlWire.ask
 
-    def forgetful(self: MysqlWire, asked: str, until: float, *, writes: bool) -> list[Reply]:
-        return ask(self, asked.replace(" AND @done", ""), until, writes=writes)
+    def forgetful(self: MysqlWire, asked: str, until: float, *, in_doubt: bool) -> list[Reply]:
+        return ask(self, asked.replace(" AND @done", ""), until, in_doubt=in_doubt)
 
     monkeypatch.setattr(MysqlWire, "ask", forgetful)
     unfit(maria_server.url_of(database), "two clients would be granted the same lease")
@@ -326,10 +326,10 @@ def test_a_proxy_that_reads_from_a_replica_is_refused_and_begins_nothing(
     before = maria_server.sql("SELECT id FROM incumbent_marker", database)
     ask = MysqlWire.ask
 
-    def split(self: MysqlWire, asked: str, until: float, *, writes: bool) -> list[Reply]:
-        if not writes:
+    def split(self: MysqlWire, asked: str, until: float, *, in_doubt: bool) -> list[Reply]:
+        if not in_doubt:
             asked = asked.replace(statements.HERE, "'a replica 1 1'")
-        return ask(self, asked, until, writes=writes)
+        return ask(self, asked, until, in_doubt=in_doubt)
 
     monkeypatch.setattr(MysqlWire, "ask", split)
     unfit(maria_server.url_of(database), "what it reads is not what it writes", "proxy")
@@ -341,8 +341,8 @@ def test_autocommit_that_stays_off_is_refused(
 ) -> None:
     ask = MysqlWire.ask
 
-    def off(self: MysqlWire, asked: str, until: float, *, writes: bool) -> list[Reply]:
-        return ask(self, asked.replace("autocommit=1", "autocommit=0"), until, writes=writes)
+    def off(self: MysqlWire, asked: str, until: float, *, in_doubt: bool) -> list[Reply]:
+        return ask(self, asked.replace("autocommit=1", "autocommit=0"), until, in_doubt=in_doubt)
 
     monkeypatch.setattr(MysqlWire, "ask", off)
     unfit(maria_server.url_of(database), "autocommit")

@@ -355,18 +355,20 @@ def test_a_missing_database_is_final(maria_server: MariaServer) -> None:
 
 @pytest.mark.parametrize("code", [1213, 1205, 1290, 1792, 1836, 1040, 1047, 1020, 1114, 1146])
 def test_an_error_that_says_that_nothing_was_done_is_no_doubt(code: int) -> None:
-    for writes in (True, False):
-        found = answered(ServerError(code, "said", writes=writes), "mysql://h/d", "", proved=True)
+    for in_doubt in (True, False):
+        found = answered(
+            ServerError(code, "said", in_doubt=in_doubt), "mysql://h/d", "", proved=True
+        )
         assert isinstance(found, StoreUnavailable)
         assert not found.permanent
 
 
 @pytest.mark.parametrize("code", [1053, 1317, 1927, 1180, 1026, 1105, 3100, 9999])
 def test_an_error_that_may_come_after_a_commit_is_a_doubt_about_a_write(code: int) -> None:
-    found = answered(ServerError(code, "said", writes=True), "mysql://h/d", "n/a", proved=True)
+    found = answered(ServerError(code, "said", in_doubt=True), "mysql://h/d", "n/a", proved=True)
     assert isinstance(found, OutcomeUnknown)
     assert "n/a" in str(found)
-    read = answered(ServerError(code, "said", writes=False), "mysql://h/d", "", proved=True)
+    read = answered(ServerError(code, "said", in_doubt=False), "mysql://h/d", "", proved=True)
     assert isinstance(read, StoreUnavailable)
 
 
@@ -378,13 +380,13 @@ def test_a_commit_that_fails_certification_changed_nothing_and_is_asked_again(
     here.store.put(here.key, "state", b"1", None, soon())
     left, ask = [times], MysqlWire.ask
 
-    def uncertified(wire: MysqlWire, asked: str, until: float, *, writes: bool) -> list[Reply]:
+    def uncertified(wire: MysqlWire, asked: str, until: float, *, in_doubt: bool) -> list[Reply]:
         if not asked.endswith(";COMMIT") or not left[0]:
-            return ask(wire, asked, until, writes=writes)
+            return ask(wire, asked, until, in_doubt=in_doubt)
         left[0] -= 1
-        ask(wire, asked.removesuffix("COMMIT") + "ROLLBACK", until, writes=writes)
+        ask(wire, asked.removesuffix("COMMIT") + "ROLLBACK", until, in_doubt=in_doubt)
         wire.unfinished = True
-        raise ServerError(1213, "WSREP: certification failed", writes=writes)
+        raise ServerError(1213, "WSREP: certification failed", in_doubt=in_doubt)
 
     monkeypatch.setattr(MysqlWire, "ask", uncertified)
     if times == 1:
@@ -405,10 +407,10 @@ def test_an_error_after_something_was_written_is_a_doubt(
     both = [here.renewal(granted), here.renewal(granted._replace(token=granted.token + 1))]
     ask = MysqlWire.ask
 
-    def refused(wire: MysqlWire, asked: str, until: float, *, writes: bool) -> list[Reply]:
+    def refused(wire: MysqlWire, asked: str, until: float, *, in_doubt: bool) -> list[Reply]:
         if asked.startswith("SELECT CONCAT_WS"):
-            raise ServerError(1205, "a lock wait", writes=writes)
-        return ask(wire, asked, until, writes=writes)
+            raise ServerError(1205, "a lock wait", in_doubt=in_doubt)
+        return ask(wire, asked, until, in_doubt=in_doubt)
 
     monkeypatch.setattr(MysqlWire, "ask", refused)
     with pytest.raises(OutcomeUnknown, match="a lock wait"):
@@ -453,5 +455,5 @@ def test_what_is_written_is_not_forgotten_by_a_sweep_that_saw_it_before(
     granted = here.take()
     wire = here.store.operations.idle[0]  # type: ignore[attr-defined]
     names = wire.quoted("%s", [str(here.key)])
-    wire.ask(statements.forget(wire.facts.on_its_clock(soon()), names), soon(), writes=False)
+    wire.ask(statements.forget(wire.facts.on_its_clock(soon()), names), soon(), in_doubt=False)
     assert here.store.renew([here.renewal(granted)], soon()) == [Renewed()]

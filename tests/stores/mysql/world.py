@@ -67,8 +67,8 @@ class Clock:
         self.shift = 0
         ask = of.ask
 
-        def moved(wire: MysqlWire, asked: str, until: float, *, writes: bool) -> list[Reply]:
-            return ask(wire, self._moved(asked), until, writes=writes)
+        def moved(wire: MysqlWire, asked: str, until: float, *, in_doubt: bool) -> list[Reply]:
+            return ask(wire, self._moved(asked), until, in_doubt=in_doubt)
 
         monkeypatch.setattr(of, "ask", moved)
 

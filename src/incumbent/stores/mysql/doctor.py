@@ -18,7 +18,7 @@ _STATE: Final = (
 
 def diagnose(wire: MysqlWire, until: float) -> list[Finding]:
     """What MariaDB and MySQL are asked about. Raises ServerError, Broken."""
-    asked, variables, status = wire.ask(_STATE, until, writes=False)
+    asked, variables, status = wire.ask(_STATE, until, in_doubt=False)
     ((user, version),) = asked.rows
     known = dict(variables.rows) | dict(status.rows)
     return [

@@ -27,7 +27,7 @@ _SWEPT: Final = 100
 class Operations(PooledOperations[MysqlWire]):
     """The operations of one database."""
 
-    answers = ServerError
+    error_class = ServerError
 
     def __init__(self, site: MysqlSite) -> None:
         if site.tls:
@@ -49,14 +49,14 @@ class Operations(PooledOperations[MysqlWire]):
         handshake(wire, self.where, until)
 
     def note(self, wire: MysqlWire, longest: int, until: float) -> None:
-        wire.ask(statements.longest(wire.facts.id, longest), until, writes=False)
+        wire.ask(statements.longest(wire.facts.id, longest), until, in_doubt=False)
 
     def sweep(self, wire: MysqlWire, until: float) -> None:
         now = wire.facts.on_its_clock(clock.now())
-        found = wire.ask(statements.forgettable(now, _SWEPT), until, writes=False)[0].rows
+        found = wire.ask(statements.forgettable(now, _SWEPT), until, in_doubt=False)[0].rows
         if found:
             names = wire.quoted("%s", [name for (name,) in found])
-            wire.ask(statements.forget(now, names), until, writes=False)
+            wire.ask(statements.forget(now, names), until, in_doubt=False)
 
     def exchange(self, wire: MysqlWire) -> MysqlExchange:
         return MysqlExchange(wire, self.site)
@@ -91,7 +91,7 @@ class MysqlEngine(PooledEngine[Operations]):
         """
 
         def make(wire: MysqlWire) -> list[Finding]:
-            wire.ask(";".join(statements.TABLES), until, writes=False)
+            wire.ask(";".join(statements.TABLES), until, in_doubt=False)
             return [("ok", "the tables incumbent_* are made", "")]
 
         return self.findings(make, until)

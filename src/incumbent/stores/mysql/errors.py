@@ -13,11 +13,11 @@ from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 
 
 class ServerError(Exception):
-    """The server replied with an error. `writes`: to a request that may have changed something."""
+    """The server replied with an error. `in_doubt`: perhaps something was changed all the same."""
 
-    def __init__(self, code: int, text: str, *, writes: bool) -> None:
+    def __init__(self, code: int, text: str, *, in_doubt: bool) -> None:
         super().__init__(text)
-        self.code, self.writes = code, writes
+        self.code, self.in_doubt = code, in_doubt
 
 
 class _ErrorMeaning(NamedTuple):
@@ -68,7 +68,7 @@ def answered(error: ServerError, where: str, about: str, *, proved: bool) -> Sto
     """The exception for a server's error; `about`: the names of the request, or nothing."""
     said = f"{where} refused the request{about and f' about {about}'}: {error} ({error.code})"
     meaning = _ANSWERS.get(error.code)
-    if meaning is None and error.writes:
+    if meaning is None and error.in_doubt:
         return OutcomeUnknown(f"{said}; perhaps it did what was asked")
     why, final, after = meaning or _ErrorMeaning("look at its log")
     return StoreUnavailable(f"{said}; {why}", permanent=final and not proved, retry_after=after)

@@ -45,7 +45,7 @@ class MysqlExchange:
         return statements.ours(epoch or facts.id, facts.here)
 
     def _change(self, until: float, *asked: str) -> list[Reply]:
-        replies = self._wire.ask(";".join(asked), until, writes=True)
+        replies = self._wire.ask(";".join(asked), until, in_doubt=True)
         self.wrote = self.wrote or any(reply.affected for reply in replies)
         return replies
 
@@ -81,7 +81,7 @@ class MysqlExchange:
             if reply.affected == len(part.leases):
                 done |= part.leases
             elif reply.affected:
-                (found,) = self._wire.ask(part.which, until, writes=False)
+                (found,) = self._wire.ask(part.which, until, in_doubt=False)
                 done.update(it for (it,) in found.rows)
         return [Renewed() if it in done else None for it in leases]
 
@@ -103,7 +103,7 @@ class MysqlExchange:
 
     def load(self, wanted: Sequence[kit.Wanted], until: float) -> list[kit.Seen | StoreError]:
         asked = ";".join(self._selects(wanted))
-        return self._seen(wanted, self._wire.ask(asked, until, writes=False), until)
+        return self._seen(wanted, self._wire.ask(asked, until, in_doubt=False), until)
 
     def _selects(self, wanted: Sequence[kit.Wanted]) -> tuple[str, str]:
         """The rows first: if a value beside one is newer, its version is, too."""
@@ -158,7 +158,7 @@ class MysqlExchange:
         # "{" comes after all that a name may have.
         names = self._wire.quoted("name BETWEEN %s AND %s", first, first + "{")
         asked = f"{statements.load(names, past=True)};{statements.beside(names)}"
-        found = self._rows(self._wire.ask(asked, until, writes=False), until)
+        found = self._rows(self._wire.ask(asked, until, in_doubt=False), until)
         if found is None:
             return self.scan(namespace, prefix, until)
         pairs = [(key, found[1](key)) for key in map(unflat, found[0])]

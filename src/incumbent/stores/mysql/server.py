@@ -42,7 +42,7 @@ _SPLIT: Final = (
 def handshake(wire: MysqlWire, where: str, until: float) -> None:
     """Find out the server's facts. Raises StoreUnavailable if it is not fit to grant leases."""
     for _ in range(3):
-        *_, state, tables, marker = wire.ask(HANDSHAKE, until, writes=False)
+        *_, state, tables, marker = wire.ask(HANDSHAKE, until, in_doubt=False)
         # After the answer: so `ahead` is the least by which its clock can be ahead of ours.
         after = clock.now()
         ((began, _, now, here, autocommit, packet, logged),) = state.rows
@@ -62,7 +62,7 @@ def handshake(wire: MysqlWire, where: str, until: float) -> None:
             return
         # Begin an incarnation, and read again: another client may have been first.
         mine = token_hex(16)
-        wire.ask(wire.quoted(BEGIN, mine, made, known[1], made, mine), until, writes=True)
+        wire.ask(wire.quoted(BEGIN, mine, made, known[1], made, mine), until, in_doubt=True)
     _check(where, _SPLIT, bad=True)
 
 

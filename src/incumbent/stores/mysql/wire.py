@@ -86,7 +86,7 @@ class MysqlWire:
             defer_connect=True,
         )
         upgrade = self._connection.ctx = Upgrade(context) if context else None
-        with _translated(writes=False):
+        with _translated(in_doubt=False):
             self._connection.connect(self._socket)
         self._socket = (upgrade and upgrade.upgraded) or self._socket
         self.encrypted, self.unfinished = upgrade is not None, False
@@ -105,18 +105,21 @@ class MysqlWire:
         """The statement with the values for its %s."""
         return str(self._connection.cursor().mogrify(statement, values))
 
-    def ask(self, statements: str, until: float, *, writes: bool) -> list[Reply]:
-        """The answers to all statements, which are sent at once. Raises Broken, ServerError."""
+    def ask(self, statements: str, until: float, *, in_doubt: bool) -> list[Reply]:
+        """The answers to all statements, which are sent at once. Raises Broken, ServerError.
+
+        `in_doubt`: if no answer comes, something may have been changed that matters.
+        """
         try:
             size = len(statements.encode())
         except UnicodeEncodeError as error:
             raise StoreUnavailable(f"a text is not in UTF-8: {error}", permanent=True) from error
         if size >= self.facts.packet:
             said = f"{size} bytes, and max_allowed_packet is {self.facts.packet}"
-            raise ServerError(1153, said, writes=False)
+            raise ServerError(1153, said, in_doubt=False)
         self._socket.begin(until)
         self.unfinished = True
-        with _translated(writes=writes):
+        with _translated(in_doubt=in_doubt):
             # Until its last answer is read, the next request would get what is left of this one's.
             cursor = self._connection.cursor()
             cursor.execute(statements)
@@ -128,7 +131,7 @@ class MysqlWire:
 
 
 @contextmanager
-def _translated(*, writes: bool) -> Iterator[None]:
+def _translated(*, in_doubt: bool) -> Iterator[None]:
     """Errors of the driver become ServerError or Broken."""
     try:
         yield
@@ -136,10 +139,10 @@ def _translated(*, writes: bool) -> Iterator[None]:
         raise_if_from_signal(error)
         code, text = (*error.args, "", "")[:2]
         if isinstance(code, int) and code and code not in _DRIVERS_OWN:
-            raise ServerError(code, str(text), writes=writes) from error
-        raise Broken(str(text or code or error), sent=writes) from error
+            raise ServerError(code, str(text), in_doubt=in_doubt) from error
+        raise Broken(str(text or code or error), sent=in_doubt) from error
     except Broken as error:
-        raise Broken(str(error), sent=writes and error.sent, late=error.late) from error
+        raise Broken(str(error), sent=in_doubt and error.sent, late=error.late) from error
     except _GARBLED as error:
         raise_if_from_signal(error)
-        raise Broken(f"it gave no usable answer: {error!r}", sent=writes) from error
+        raise Broken(f"it gave no usable answer: {error!r}", sent=in_doubt) from error
