@@ -175,7 +175,7 @@ def claims_no_slot(patch: pytest.MonkeyPatch) -> None:
 
 
 async def _begins_blindly(self: ledger.Ledger, run: Any) -> bool:
-    await self._field(f"run/{run.slot}", ledger.encode(run), None)
+    await self._put_field(f"run/{run.slot}", ledger.encode(run), None)
     return True
 
 

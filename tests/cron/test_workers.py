@@ -58,7 +58,7 @@ class Bench:
         slot = JobSlot(f"2026-01-01T00:00:{self.number:02}Z", 1_767_225_600.0 + self.number)
         held = self.claimer.claim(spec, slot)
         assert not isinstance(held, Refused), held
-        self.zygote.send(self.claimer.hand_over(spec, slot, held))
+        self.zygote.send(self.claimer.task_of(spec, slot, held))
         return slot.name
 
     def ended(self, within: float = 40.0) -> int:

@@ -73,22 +73,22 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "a run that lost its lease writes its end",
         "cron/ledger.py",
-        "        outcome = await self._put(moved, ByClaim(claim, run.token))",
-        "        outcome = await self._put(moved, None)",
+        "        outcome = await self._put_run(moved, ByClaim(claim, run.token))",
+        "        outcome = await self._put_run(moved, None)",
         "tests/cron/test_book.py::test_who_lost_the_lease_cannot_write_ok",
     ),
     _m(
         "lost is written over whatever stands there",
         "cron/ledger.py",
-        "        return isinstance(await self._put(lost, ByVersion(version)), Stored)",
-        "        return isinstance(await self._put(lost, None), Stored)",
+        "        return isinstance(await self._put_run(lost, ByVersion(version)), Stored)",
+        "        return isinstance(await self._put_run(lost, None), Stored)",
         "tests/cron/test_book.py::test_who_lost_the_lease_cannot_write_ok",
     ),
     _m(
         "a record is begun over one that is there",
         "cron/ledger.py",
-        "            outcome = await self._put(run, ABSENT)\n        except OutcomeUnknown",
-        "            outcome = await self._put(run, None)\n        except OutcomeUnknown",
+        "            outcome = await self._put_run(run, ABSENT)\n        except OutcomeUnknown",
+        "            outcome = await self._put_run(run, None)\n        except OutcomeUnknown",
         "tests/cron/test_book.py::test_what_was_noted_while_a_run_was_about_to_begin_counts",
     ),
     _m(

@@ -48,7 +48,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "who is no member any more keeps its shards",
         "protocol/roster.py",
-        "            division.assign(roster.me, ())",
+        "            division.divide(roster.me, ())",
         "            pass",
         *_SHARDS,
     ),
@@ -62,7 +62,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "members with another number of shards are counted",
         "protocol/roster.py",
-        "            await self._refuse_others(port)",
+        "            await self._refuse_other_counts(port)",
         "            pass",
         *_SHARDS,
     ),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from incumbent.errors import ConfigError
-from incumbent.protocol.roster import SHARDS_MOST, assign, check_count, circle, shards_of
+from incumbent.protocol.roster import SHARDS_MOST, check_count, circle, members_by_shard, shards_of
 
 NAMES = st.text("@abcdef:-0123456789", min_size=1, max_size=12)
 GROUPS = st.sets(NAMES, min_size=1, max_size=12)
@@ -20,7 +20,7 @@ COUNTS = st.integers(1, 200)
 
 
 def division(members: set[str], count: int, name: str = "orders") -> dict[int, str]:
-    return dict(enumerate(assign(name, count, tuple(sorted(members)))))
+    return dict(enumerate(members_by_shard(name, count, tuple(sorted(members)))))
 
 
 @given(GROUPS, COUNTS)
@@ -54,7 +54,8 @@ def test_who_is_no_member_has_nothing(members: set[str], count: int) -> None:
 def test_all_processes_say_the_same() -> None:
     """Whatever the seed of their hashes: what is written here must never change."""
     members = "('@a', '@b', '@c')"
-    said = f"from incumbent.protocol.roster import assign; print(*assign('orders', 12, {members}))"
+    asked = "from incumbent.protocol.roster import members_by_shard"
+    said = f"{asked}; print(*members_by_shard('orders', 12, {members}))"
     for seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-c", said],
@@ -85,7 +86,7 @@ def spread(count: int, many: int) -> tuple[int, int]:
     least, most = [], []
     for group in range(100):
         members = tuple(sorted(f"@host-{group}-{number}" for number in range(many)))
-        sizes = Counter(assign("orders", count, members))
+        sizes = Counter(members_by_shard("orders", count, members))
         least.append(min(sizes[member] for member in members))
         most.append(max(sizes.values()))
     return sorted(least)[50], sorted(most)[50]

@@ -45,7 +45,7 @@ _HOLDINGS_HEAD = ("STARTED", "DURATION", "HOLDER", "TOKEN", "HOW IT ENDED")
 _WAIT: Final = "15s"
 _REREAD_AFTER: Final = 0.25
 _MOST_SHOWN: Final = 1_000_000
-_REFUSED: Final = (SlotState.SKIPPED, SlotState.MISSED, SlotState.LOST)
+_NOT_CARRIED_OUT: Final = (SlotState.SKIPPED, SlotState.MISSED, SlotState.LOST)
 
 
 def command(request: CommandRequest) -> int:
@@ -244,7 +244,7 @@ def _trigger_and_wait(operator: Operator, timeout: float) -> int:
         line = "no instance took it: is one up that has this job? See `jobs`"
         return operator.answer("not_taken", line, BUSY, slot=trigger.slot)
     run = runs_of(record.fields)[trigger.slot][0]
-    if run.state in _REFUSED:
+    if run.state in _NOT_CARRIED_OUT:
         line = f"{fleet.result_of(run)}: {run.why}"
         return operator.answer(str(run.state), line, BUSY, slot=run.slot)
     line = f"{fleet.result_of(run)} on {run.instance} as {run.slot}"

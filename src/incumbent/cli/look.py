@@ -161,11 +161,6 @@ def _state_word(holding: Holding) -> str:
     return "stopping" if facts_of(holding).get("state") == "stopping" else HELD
 
 
-def _said_of_holder(holding: Holding) -> str:
-    held_for, left = _times(holding)
-    return f"{holding.holder}, token {holding.token}, held for {held_for}, ttl left {left}"
-
-
 def _times(holding: Holding) -> list[str]:
     both = (holding.held_for, holding.remaining)
     return ["-" if seconds is None else say_seconds(seconds) for seconds in both]
@@ -177,7 +172,10 @@ def _facts(record: Record, state: NameState) -> Iterator[tuple[str, str]]:
     yield "name", record.key.name
     if holding and holding.permits is not None:
         yield "state", said_of(state)
-        yield from (("holder", _said_of_holder(one)) for one in record.holdings)
+        for one in record.holdings:
+            held_for, left = _times(one)
+            text = f"{one.holder}, token {one.token}, held for {held_for}, ttl left {left}"
+            yield "holder", text
     else:
         free = state.word == FREE and _is_by_the_clock(record)
         word = FREE if free else said_of(state)

@@ -38,7 +38,8 @@ CORRECTION: Final = 3 * 3600.0
 @dataclass(slots=True)
 class _AgendaEntry:
     spec: JobSpec
-    order: int
+    place: int
+    """Its place in the file."""
     returned_until: float = 0.0
     """The agenda has returned every slot up to this instant."""
     maybe_returned_until: float = -inf
@@ -90,7 +91,7 @@ class Agenda:
     def _rebuild_heap(self) -> None:
         entries = self._entries.values()
         self._heap = [
-            (entry.starts, entry.order, entry) for entry in entries if entry.due is not None
+            (entry.starts, entry.place, entry) for entry in entries if entry.due is not None
         ]
         heapify(self._heap)
 
@@ -120,9 +121,9 @@ class Agenda:
         found: list[tuple[float, int, JobSpec, JobSlot]] = []
         while self._heap and self._heap[0][0] <= wall:
             entry = heappop(self._heap)[2]
-            found += [(slot.due, entry.order, entry.spec, slot) for slot in _pop_ready(entry, wall)]
+            found += [(slot.due, entry.place, entry.spec, slot) for slot in _pop_ready(entry, wall)]
             if entry.due is not None:
-                heappush(self._heap, (entry.starts, entry.order, entry))
+                heappush(self._heap, (entry.starts, entry.place, entry))
         # By numbers only: jobs and slots have no order.
         found.sort(key=lambda item: item[:2])
         return [(spec, slot) for _, _, spec, slot in found]

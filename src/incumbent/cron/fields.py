@@ -103,11 +103,11 @@ def steps_without_effect(expression: str) -> list[tuple[int, str]]:
         (word.start(), text)
         for index, word in words_of(expression)
         for part in word[0].upper().split(",")
-        if (text := _of_step(part, index))
+        if (text := _step_warning(part, index))
     ]
 
 
-def _of_step(part: str, index: int) -> str:
+def _step_warning(part: str, index: int) -> str:
     match = re.fullmatch(r"(\*|L|LW|(\w+)(?:-(\w+))?)/(\d+)", part)
     if match is None:
         return ""

@@ -447,7 +447,7 @@ class Ledger:
         If no schedule names the slot, `due` is the instant when the run began.
         """
         try:
-            outcome = await self._put(run, ABSENT)
+            outcome = await self._put_run(run, ABSENT)
         except OutcomeUnknown:
             pass
         else:
@@ -456,7 +456,7 @@ class Ledger:
         # Our own request may have been applied although its reply was lost.
         found = recorded_run((await self.read()).fields, run.slot)
         if found is None:
-            return isinstance(await self._put(run, ABSENT), Stored)
+            return isinstance(await self._put_run(run, ABSENT), Stored)
         return _is_same(found, run)
 
     async def record_state(
@@ -465,7 +465,7 @@ class Ledger:
         """Record the run's next state, and return the run; None if its claim lost the lease."""
         moved = transition(run, state, **changes)
         # By claim and token: the store itself refuses a holder that does not know yet that it lost.
-        outcome = await self._put(moved, ByClaim(claim, run.token))
+        outcome = await self._put_run(moved, ByClaim(claim, run.token))
         return moved if isinstance(outcome, Stored) else None
 
     async def record_until(
@@ -500,7 +500,7 @@ class Ledger:
         shown = {**facts, "output": output[-TAIL_MOST:]}
         value = json.dumps(shown, separators=(",", ":"), ensure_ascii=False).encode()
         guard = ByClaim(claim, run.token)
-        return isinstance(await self._field(TAIL, value if output else None, guard), Stored)
+        return isinstance(await self._put_field(TAIL, value if output else None, guard), Stored)
 
     async def outlived(self, run: SlotRecord, why: str, now: float) -> SlotState | None:
         """Record that a run went on beyond its lease, unless its end is recorded. Returns the
@@ -517,7 +517,7 @@ class Ledger:
         """Remove the run's record, as if it had not begun; the record of another run stays."""
         found, version = runs_of((await self.read()).fields).get(run.slot, (run, 0))
         if version and _is_same(found, run):
-            await self._field(RUN + run.slot, None, ByVersion(version))
+            await self._put_field(RUN + run.slot, None, ByVersion(version))
 
     async def prune(self, keep: int, keep_for: float, now: float) -> int:
         """Remove the records beyond the bounds, by the wall clock `now`; return how many."""
@@ -529,10 +529,10 @@ class Ledger:
             value = json.dumps(joined((*pruned_spans(fields, name), *spans))).encode()
             # Two instances that prune at a time must not overwrite each other's spans.
             guard: Guard = ByVersion(fields[name].version) if name in fields else ABSENT
-            if not isinstance(await self._field(name, value, guard), Stored):
+            if not isinstance(await self._put_field(name, value, guard), Stored):
                 return 0
         for run, version in beyond:
-            await self._field(RUN + run.slot, None, ByVersion(version))
+            await self._put_field(RUN + run.slot, None, ByVersion(version))
         return len(beyond)
 
     async def prune_sometimes(self, keep: int, keep_for: float, now: float) -> None:
@@ -544,18 +544,18 @@ class Ledger:
 
     async def note(self, run: SlotRecord) -> bool:
         """Record a slot that did not run; return False if the slot has a record already."""
-        return isinstance(await self._put(run, ABSENT), Stored)
+        return isinstance(await self._put_run(run, ABSENT), Stored)
 
     async def lose(self, run: SlotRecord, version: int, why: str, now: float) -> bool:
         """Record that a run's holder vanished; return False if its record has changed meanwhile."""
         lost = transition(run, SlotState.LOST, ended=now, why=why)
         # By version: a holder that records its end at the same instant must win.
-        return isinstance(await self._put(lost, ByVersion(version)), Stored)
+        return isinstance(await self._put_run(lost, ByVersion(version)), Stored)
 
     async def fold(self, fields: Mapping[str, Field], fold: Fold) -> bool:
         """Write a fold; return False if another was written since these `fields` were read."""
         guard: Guard = ByVersion(fields[FOLD].version) if FOLD in fields else ABSENT
-        return isinstance(await self._field(FOLD, encode_fold(fold), guard), Stored)
+        return isinstance(await self._put_field(FOLD, encode_fold(fold), guard), Stored)
 
     async def register(self, fields: Mapping[str, Field], facts: Mapping[str, Any]) -> bool:
         """Register `facts` of the job unless its `fields` have them; return whether it wrote."""
@@ -563,15 +563,15 @@ class Ledger:
             return False
         # Without a guard: instances of one file write the same, and of two files the last one
         # counts.
-        await self._field(JOB, json.dumps(dict(facts), separators=(",", ":")).encode(), None)
+        await self._put_field(JOB, json.dumps(dict(facts), separators=(",", ":")).encode(), None)
         return True
 
     # -- one request -------------------------------------------------------------------------
 
-    async def _put(self, run: SlotRecord, guard: Guard) -> PutOutcome:
-        return await self._field(RUN + run.slot, encode(run), guard)
+    async def _put_run(self, run: SlotRecord, guard: Guard) -> PutOutcome:
+        return await self._put_field(RUN + run.slot, encode(run), guard)
 
-    async def _field(self, name: str, value: bytes | None, guard: Guard) -> PutOutcome:
+    async def _put_field(self, name: str, value: bytes | None, guard: Guard) -> PutOutcome:
         with meters.asking():
             return await self._port.put(self._key, name, value, guard, self._port.now() + _WITHIN)
 

@@ -90,8 +90,8 @@ class Claimer:
         """Give back a slot that did not run: any instance may take it again."""
         run_blocking(release(self.link.port, claim, undo_slot=True))
 
-    def hand_over(self, spec: JobSpec, slot: JobSlot, claim: Claim) -> Task:
-        """Pass the lease on to another process: this one no longer counts as its holder."""
+    def task_of(self, spec: JobSpec, slot: JobSlot, claim: Claim) -> Task:
+        """The task for another process; it gets the lease, so this one is no holder any more."""
         # First: a claim that is dropped while it is held gives itself back.
         claim.machine.leaving()
         return Task(without_schedule(spec), slot, claim.wanted, claim.id, claim.takes_in_doubt)

@@ -67,7 +67,7 @@ class CommandLauncher:
         if self.gone:
             self._claimer.release(grant)
         else:
-            self._zygote.send(self._claimer.hand_over(spec, slot, grant))
+            self._zygote.send(self._claimer.task_of(spec, slot, grant))
         if self.gone:
             # No process counts as the lease's holder: the lease ends, and other instances see that.
             raise CannotLaunch("the process that starts commands is gone")

@@ -469,7 +469,7 @@ def run_on_failure(
     events("on_failure", slot=ended.slot, code=child.returncode, why=why)
 
 
-def notify(fleet: FleetSettings, spec: JobSpec, ended: SlotRecord, events: Events) -> None:
+def handle_lost_run(fleet: FleetSettings, spec: JobSpec, ended: SlotRecord, events: Events) -> None:
     """Be the process that runs on_failure for a run that was lost with another instance."""
     # It ends in its time: TERM is for runs under a lease. A handler is not inherited by a command.
     signal.signal(signal.SIGTERM, lambda *_: None)

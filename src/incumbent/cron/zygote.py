@@ -32,7 +32,7 @@ from incumbent.cron.events import Events
 from incumbent.cron.ledger import SlotRecord
 from incumbent.cron.runs import FAULT, LEAVES, PREPARED, STARTED, Task
 from incumbent.cron.spec import JobSpec
-from incumbent.cron.worker import FleetSettings, Inbox, notify, packed, run_worker
+from incumbent.cron.worker import FleetSettings, Inbox, handle_lost_run, packed, run_worker
 from incumbent.supervise.kernel import die_with_parent, libc, name_process, pidfds
 
 _LEFT_ALONE: Final = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
@@ -139,13 +139,13 @@ def _run_zygote(channel: socket.socket, fleet: FleetSettings, events: Events) ->
         for signum in signal.valid_signals() - _LEFT_ALONE:
             if signum < signal.SIGRTMIN:
                 signal.signal(signum, signal.SIG_IGN)
-        _Forking(channel, fleet, events).run()
+        _ZygoteLoop(channel, fleet, events).run()
         code = 0
     finally:
         os._exit(code)
 
 
-class _Forking:
+class _ZygoteLoop:
     def __init__(self, channel: socket.socket, fleet: FleetSettings, events: Events) -> None:
         self._channel = channel
         self._inbox = Inbox(channel)
@@ -196,9 +196,9 @@ class _Forking:
                 self._pool.do(message)
             case StandBy():
                 self._pool.stand_by(message.ready, message.kept)
-            case RunOnFailure():
-                work = partial(notify, self._fleet, message.spec, message.run, self._events)
-                if pid := self._fork(message.spec.name, work):
+            case RunOnFailure(spec, run):
+                work = partial(handle_lost_run, self._fleet, spec, run, self._events)
+                if pid := self._fork(spec.name, work):
                     self._pool.others.add(pid)
             case _:
                 self._pool.stop()
@@ -324,7 +324,7 @@ class WorkerPool:
         data = packed(task)
         fits = len(data) <= _HANDED_MOST
         for worker in sorted(self._idle() if fits else (), key=lambda worker: not worker.prepared):
-            if self._hand_over(worker, data):
+            if self._send_task(worker, data):
                 # Only after all of it was taken: a worker that got no task may be replaced by
                 # another.
                 worker.task, worker.since = task.key, clock.now()
@@ -374,7 +374,7 @@ class WorkerPool:
             self._poll.register(worker.channel, select.POLLIN)
         return worker
 
-    def _hand_over(self, worker: Worker, data: bytes) -> bool:
+    def _send_task(self, worker: Worker, data: bytes) -> bool:
         try:
             # Never blocks: one worker that does not read must not delay the others' tasks.
             if worker.channel.send(data, socket.MSG_DONTWAIT) == len(data):

@@ -110,7 +110,7 @@ class Roster:
         self._keeper.arm(self._claim)
         try:
             await self._write(port)
-            await self._refuse_others(port)
+            await self._refuse_other_counts(port)
         except Exception:
             await self.leave(port)
             raise
@@ -145,7 +145,7 @@ class Roster:
         if isinstance(stored, Stored):
             self._version = stored.version
 
-    async def _refuse_others(self, port: WritingPort) -> None:
+    async def _refuse_other_counts(self, port: WritingPort) -> None:
         """Raise ConfigError for a living member with another note. Members write before they read,
         so two that join at once see each other."""
         record = await port.read(self.key, self._until(port))
@@ -324,7 +324,7 @@ class Division:
         self._begun: dict[int, tuple[float, CandidatePauses]] = {}
         """For each shard, the start of its last body here, and the pauses between its bodies."""
 
-    def assign(self, member: str, members: Collection[str]) -> None:
+    def divide(self, member: str, members: Collection[str]) -> None:
         """Compute our shards among these members, and ask the bodies of all other shards to end."""
         self._mine = shards_of(member, self.name, self.count, members)
         for number in self._bodies.numbers():
@@ -420,7 +420,7 @@ async def _attend_once(port: WritingPort, roster: Roster, division: Division | N
     if not roster.is_in(port.now()):
         if division is not None:
             # Without a membership we have no shards: the members divide them.
-            division.assign(roster.me, ())
+            division.divide(roster.me, ())
         try:
             await roster.join(port)
         except NotAcquired:
@@ -432,7 +432,7 @@ async def _attend_once(port: WritingPort, roster: Roster, division: Division | N
     wake = inf
     if division is not None:
         same = [name for name, field in roster.members.items() if field.value == roster.note]
-        division.assign(roster.me, same)
+        division.divide(roster.me, same)
         wake = await division.take(port)
     await roster.wait(port, wake)
 
@@ -459,12 +459,12 @@ def shards_of(member: str, name: str, count: int, members: Collection[str]) -> f
     """The shards, of 0 to count - 1, that `member` has if these are the members."""
     if member not in members:
         return frozenset()
-    assigned = assign(name, count, tuple(sorted(members)))
+    assigned = members_by_shard(name, count, tuple(sorted(members)))
     return frozenset(number for number, other in enumerate(assigned) if other == member)
 
 
 @lru_cache(maxsize=16)
-def assign(name: str, count: int, members: tuple[str, ...]) -> tuple[str, ...]:
+def members_by_shard(name: str, count: int, members: tuple[str, ...]) -> tuple[str, ...]:
     """The member of each shard; `members` in order, at least one."""
     best, chosen = _scores(name, count, members[0]), [members[0]] * count
     for member in members[1:]:

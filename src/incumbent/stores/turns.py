@@ -126,6 +126,7 @@ class _TurnLine:
         return None
 
     def stand(self, claim: str, holder: str, refused: Refused) -> Queued:
+        """Put a refused claim in line, or keep its place; returns the refusal with the place."""
         waiter = self.waiters.setdefault(claim, _TurnWaiter())
         waiter.due, waiter.holder = _now() + _SILENT, holder
         claims = list(self.waiters)
@@ -199,7 +200,7 @@ class Turns:
         """Drop all waiters; in the child of a fork they are the parent's."""
         self._lines: dict[Key, _TurnLine] = {}
         self.doubted: set[str] = set()
-        """The claims whose last take got no answer: they may hold the lease."""
+        """The claims whose last take has no answer, or not yet: they may hold the lease."""
 
     def line(self, key: Key) -> _TurnLine:
         line = self._lines.get(key)

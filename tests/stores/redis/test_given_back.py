@@ -135,11 +135,11 @@ def test_a_grant_that_was_given_back_is_certainly_none() -> None:
 def test_a_connection_whose_grant_was_not_believed_is_trusted_no_more() -> None:
     wire = Wire([GRANT, *SAME], [GRANT, *DEMOTED], [0])
     plainly(wire)
-    assert wire.checked > 0.0
+    assert wire.unchanged_at > 0.0
     wire.check_sent = 0.0  # as if that was long ago
     with pytest.raises(OutcomeUnknown):
         plainly(wire)
-    assert wire.checked == 0.0
+    assert wire.unchanged_at == 0.0
 
 
 def test_where_the_key_is_on_its_way_to_a_node_the_undoing_goes_by_asking_too() -> None:

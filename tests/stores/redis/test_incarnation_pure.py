@@ -337,7 +337,7 @@ def test_a_look_learns_the_servers_clock() -> None:
     server = Server()
     wire = known(server)
     compare(wire, look(server))
-    assert wire.checked == 59.0
+    assert wire.unchanged_at == 59.0
     # At least: whoever asks until 61 is answered by then.
     assert wire.clock_ahead == NOW + 0.5 - 60.0
 
@@ -355,7 +355,7 @@ def test_a_look_notices_another_role(change: dict[str, str]) -> None:
     server.info |= change
     with pytest.raises(Outdated):
         compare(wire, look(server))
-    assert wire.checked == 0.0
+    assert wire.unchanged_at == 0.0
 
 
 def test_a_look_notices_other_data() -> None:

@@ -92,8 +92,8 @@ class KubernetesClient(PlannedTogether[None], BoundedRunner[W, None]):
         """A connection. Raises OSError."""
 
     @abstractmethod
-    async def apart(self, work: Callable[[], None]) -> None:
-        """Do what may take seconds."""
+    async def off_loop(self, work: Callable[[], None]) -> None:
+        """Do what may take seconds, where it keeps no event loop from going on."""
 
     @abstractmethod
     async def at_once(self, lane: Callable[[], Coroutine[Any, Any, None]], lanes: int) -> None:
@@ -289,7 +289,7 @@ class KubernetesClient(PlannedTogether[None], BoundedRunner[W, None]):
     async def _log_in(self, until: float) -> None:
         login = self.site.login
         if login.is_over:
-            await self.apart(lambda: login.fetch(until))
+            await self.off_loop(lambda: login.fetch(until))
 
     async def encoded(
         self, verb: str, path: str, until: float, body: dict[str, Any] | None = None

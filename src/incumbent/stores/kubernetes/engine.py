@@ -45,7 +45,7 @@ class BlockingKubernetes(KubernetesClient[BlockingWire]):
         tls = site.login.context(site.tls) if site.tls else None
         return BlockingWire(connect(site.endpoint.host, site.endpoint.port, until, tls=tls))
 
-    async def apart(self, work: Callable[[], None]) -> None:
+    async def off_loop(self, work: Callable[[], None]) -> None:
         work()
 
     async def at_once(self, lane: Callable[[], Coroutine[Any, Any, None]], lanes: int) -> None:
@@ -117,7 +117,7 @@ class AsyncKubernetes(KubernetesClient["AsyncStream"]):
             raise_if_from_signal(error)
             raise TimeoutError("no connection in time") from error
 
-    async def apart(self, work: Callable[[], None]) -> None:
+    async def off_loop(self, work: Callable[[], None]) -> None:
         import asyncio
 
         await asyncio.to_thread(work)

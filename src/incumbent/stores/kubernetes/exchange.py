@@ -17,7 +17,6 @@ from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Key
 from incumbent.policy import TTL_DEFAULT
 from incumbent.rules.record import holding_of, micros
-from incumbent.stores import registers as kit
 from incumbent.stores.kubernetes.errors import KubernetesAnswer
 from incumbent.stores.kubernetes.known import AHEAD, LOOK_EVERY, NamespaceMarker, marker_with
 from incumbent.stores.kubernetes.objects import (
@@ -30,6 +29,7 @@ from incumbent.stores.kubernetes.objects import (
 from incumbent.stores.names import flat, unflat
 from incumbent.stores.plan import Plan, drive
 from incumbent.stores.probing import probe
+from incumbent.stores.registers import Load, Request, Scan, Seen, Swap, Swaps
 
 if TYPE_CHECKING:
     from incumbent.stores.kubernetes.client import KubernetesClient
@@ -136,18 +136,18 @@ class KubernetesExchange:
 
     # -- requests -----------------------------------------------------------------------------
 
-    async def answer(self, request: kit.Request) -> Any:
+    async def answer(self, request: Request) -> Any:
         """The reply to a request of the register kit."""
         match request:
-            case kit.Load(wanted):
+            case Load(wanted):
                 return [self._renewed_here(it.key) or await self._load(it.key) for it in wanted]
-            case kit.Swaps(swaps):
+            case Swaps(swaps):
                 return [await self._swap(swap) for swap in swaps]
-            case kit.Scan(namespace, prefix):
+            case Scan(namespace, prefix):
                 return await self._scan(namespace, prefix)
         raise TypeError(f"a request for other registers: {request}")
 
-    def _renewed_here(self, key: Key) -> kit.Seen | None:
+    def _renewed_here(self, key: Key) -> Seen | None:
         """What is known of a name that is renewed, if this process wrote it last.
 
         Whether it is so still, the server compares; a refusal is never decided by it.
@@ -164,7 +164,7 @@ class KubernetesExchange:
                 return None
         return seen
 
-    async def _load(self, key: Key) -> kit.Seen | StoreError:
+    async def _load(self, key: Key) -> Seen | StoreError:
         """What the store has. Raises StoreUnavailable if it serves an older state than it did."""
         known, floor = self._known, self._known.floor_of(key)
         answer = await self._ask("get", object_name(key))
@@ -173,17 +173,17 @@ class KubernetesExchange:
             raise StoreUnavailable(f"{known.where}: {_WENT_BACK}", retry_after=0.05)
         return known.seen_or_error(key, sight, self._marker)
 
-    async def _scan(self, namespace: str, prefix: str) -> list[tuple[Key, kit.Seen]]:
-        found, first, known = list[tuple[Key, kit.Seen]](), f"{namespace}/{prefix}", self._known
+    async def _scan(self, namespace: str, prefix: str) -> list[tuple[Key, Seen]]:
+        found, first, known = list[tuple[Key, Seen]](), f"{namespace}/{prefix}", self._known
         async for lease in self._client.listed(self._wire, namespace, self._until):
             name = (lease["metadata"].get("annotations") or {}).get(KEY, "")
             if name.startswith(first):
                 key = unflat(name)
                 seen = known.seen_or_error(key, known.see(key, lease), self._marker)
-                found += [(key, seen)] if isinstance(seen, kit.Seen) else []
+                found += [(key, seen)] if isinstance(seen, Seen) else []
         return found
 
-    async def _swap(self, swap: kit.Swap) -> kit.Seen | StoreError | None:
+    async def _swap(self, swap: Swap) -> Seen | StoreError | None:
         key, sight, known = swap.wanted.key, swap.seen.version, self._known
         if not sight and not await self._is_same():
             return StoreUnavailable(f"{known.where}: {_ANEW}", retry_after=0.05)
@@ -199,7 +199,7 @@ class KubernetesExchange:
 
     async def _put(
         self, key: Key, sight: LeaseSight, lease: dict[str, Any]
-    ) -> kit.Seen | StoreError | None:
+    ) -> Seen | StoreError | None:
         """Write an object, if it is still that version."""
         # Every write has a later revision than all before it.
         known, floor = self._known, self._known.newest + 1

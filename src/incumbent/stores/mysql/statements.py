@@ -103,7 +103,7 @@ def longest(epoch: str, ttl: int) -> str:
     return f"UPDATE incumbent_marker SET longest=GREATEST(longest,{ttl}) WHERE id='{epoch}'"
 
 
-def ours(epoch: str, here: str) -> str:
+def if_ours(epoch: str, here: str) -> str:
     """The condition that the row belongs to this incarnation, and this is the server of it."""
     return f"epoch='{epoch}' AND {HERE}='{here}'"
 
@@ -111,14 +111,14 @@ def ours(epoch: str, here: str) -> str:
 # -- the quick ones --------------------------------------------------------------------------------
 
 
-def take(ours: str, floor: int, admitted: int, until: int) -> str:
+def take(if_ours: str, floor: int, admitted: int, until: int) -> str:
     """Values: claim, holder, ttl, meta, how long to keep the record, name."""
     return (
         f"UPDATE incumbent_lease SET past={_pushed()},since={CLOCK},{_NEXT}since),"
         f"token=LAST_INSERT_ID(GREATEST(token+1,since,{floor})),granted=granted+1,"
         "changes=changes+1,claim=%s,holder=%s,ttl=%s,expires=since+ttl,meta=%s,started=since,"
         f"ended=0,keep_until=GREATEST(keep_until,since+%s),{_SEALED}"
-        f" WHERE name=%s AND {ours} AND rest='' AND joins=0 AND expires<={CLOCK} AND {_SEALED}"
+        f" WHERE name=%s AND {if_ours} AND rest='' AND joins=0 AND expires<={CLOCK} AND {_SEALED}"
         f" AND {CLOCK} BETWEEN {admitted} AND {until}"
     )
 
@@ -129,11 +129,11 @@ def _pushed() -> str:
     return f"IF(granted,JSON_SET(past,CONCAT('$.\"',(granted-1) MOD 19,'\"'),{one}),past)"
 
 
-def renew(ours: str, ttl: int, count: int) -> str:
+def renew(if_ours: str, ttl: int, count: int) -> str:
     """Values: the names, and "<name> <claim> <token>" of each."""
     return (
         f"UPDATE incumbent_lease SET expires=GREATEST(expires,{CLOCK}+{ttl}),{_NEXT}{CLOCK}),"
-        f"keep_until=GREATEST(keep_until,expires),{_SEALED} {_held_by(ours, count)}"
+        f"keep_until=GREATEST(keep_until,expires),{_SEALED} {_held_by(if_ours, count)}"
         f" AND expires>{CLOCK} AND {_SEALED}"
     )
 
@@ -142,22 +142,22 @@ _LEASE: Final = "CONCAT_WS(' ',name,claim,token)"
 NOTE_NOW: Final = f"SET @now={CLOCK}"
 
 
-def renewed(ours: str, ttl: int, count: int) -> str:
+def renewed(if_ours: str, ttl: int, count: int) -> str:
     """Which of them last for their ttl from @now on; values as above."""
-    found = f"SELECT {_LEASE} FROM incumbent_lease {_held_by(ours, count)}"
+    found = f"SELECT {_LEASE} FROM incumbent_lease {_held_by(if_ours, count)}"
     return f"{found} AND expires>=@now+{ttl} AND {_SEALED}"
 
 
-def _held_by(ours: str, count: int) -> str:
+def _held_by(if_ours: str, count: int) -> str:
     many = ",".join(["%s"] * count)
-    return f"WHERE name IN ({many}) AND {_LEASE} IN ({many}) AND {ours} AND notices=0"
+    return f"WHERE name IN ({many}) AND {_LEASE} IN ({many}) AND {if_ours} AND notices=0"
 
 
-def give(ours: str) -> str:
+def give(if_ours: str) -> str:
     """Values: name, claim, token."""
     return (
         f"UPDATE incumbent_lease SET ended={CLOCK},{_NEXT}ended),changes=changes+1,claim='',"
-        f"ttl=0,since=0,expires=0,meta='',{_SEALED} WHERE name=%s AND {ours} AND rest=''"
+        f"ttl=0,since=0,expires=0,meta='',{_SEALED} WHERE name=%s AND {if_ours} AND rest=''"
         f" AND joins=0 AND claim=%s AND token=%s AND expires>{CLOCK} AND {_SEALED}"
     )
 
@@ -194,10 +194,10 @@ def blank(epoch: str, here: str) -> str:
     )
 
 
-def swap(ours: str, version: int, not_before: int, columns: str) -> str:
+def swap(if_ours: str, version: int, not_before: int, columns: str) -> str:
     """Values: those of the columns, then the name."""
     return (
-        f"UPDATE incumbent_lease SET {columns},{_SEALED} WHERE name=%s AND {ours}"
+        f"UPDATE incumbent_lease SET {columns},{_SEALED} WHERE name=%s AND {if_ours}"
         f" AND version={version} AND {_SEALED}"
         f" AND {CLOCK} BETWEEN {not_before} AND {not_before + LATE}"
     )
@@ -219,18 +219,18 @@ DRAINED: Final = (  # name, name
 )
 
 
-def join(ours: str) -> str:
+def join(if_ours: str) -> str:
     """Mark a record, and leave a waiter beside it. Values: name, claim, value, name.
 
     The mark locks the row, so waiters come one after the other: each finds those before it, and
     comes after them, also if the clock stands still or stepped back.
     """
     return (
-        f"START TRANSACTION;UPDATE incumbent_lease SET joins=joins+1 WHERE name=%s AND {ours};"
+        f"START TRANSACTION;UPDATE incumbent_lease SET joins=joins+1 WHERE name=%s AND {if_ours};"
         "REPLACE INTO incumbent_beside (name,kind,part,value,at) SELECT name,'join',%s,%s,"
         f"GREATEST({CLOCK},COALESCE((SELECT MAX(at)+1 FROM incumbent_beside AS b"
         " WHERE b.name=incumbent_lease.name AND b.kind='join'),0))"
-        f" FROM incumbent_lease WHERE name=%s AND {ours};COMMIT"
+        f" FROM incumbent_lease WHERE name=%s AND {if_ours};COMMIT"
     )
 
 

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 from incumbent.model import Ask, Key, TakeOutcome
 from incumbent.rules.record import holders
-from incumbent.stores import registers as kit
 from incumbent.stores.deciding import Deciding, present, stands
 from incumbent.stores.plan import Plan, Program
 from incumbent.stores.polling import IN_LINE, in_line, may_have_changed
 from incumbent.stores.postgresql.exchange import PostgresExchange, same_request
 from incumbent.stores.recall import Recall
+from incumbent.stores.registers import Quick, Seen, Wanted
 from incumbent.stores.turns import Turns
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ class PostgresDialect(Deciding):
     began = "crashed, was promoted, restored or made"
 
     def __init__(self, where: str, restart_wait: float | None) -> None:
-        quick = kit.Quick(take=True, renew=True, give=True, join=True, candidates=True)
+        quick = Quick(take=True, renew=True, give=True, join=True, candidates=True)
         super().__init__(where, restart_wait, quick)
         self.turns = Turns()
         self._recall = Recall()
@@ -41,7 +41,7 @@ class PostgresDialect(Deciding):
 
         return replace(plan, start=start)
 
-    def asked(self, key: Key, claim: str, ask: Ask, seen: kit.Seen) -> Ask:
+    def asked(self, key: Key, claim: str, ask: Ask, seen: Seen) -> Ask:
         """See Deciding.asked: one waiter of a process stands for all in the line of the store.
 
         None has to while a claim of the process holds the name: its release wakes the next waiter.
@@ -57,7 +57,7 @@ class PostgresDialect(Deciding):
         ours = any(self.turns.has_claim(key, it) for it in before)
         return replace(ask, queue=None) if ours else ask
 
-    def recalled(self, wanted: kit.Wanted) -> kit.Seen | None:
+    def recalled(self, wanted: Wanted) -> Seen | None:
         """See Deciding.recalled."""
         return self._recall.of(wanted)
 

@@ -30,7 +30,7 @@ from incumbent.rules.record import (
     begun,
     micros,
 )
-from incumbent.stores import registers as kit
+from incumbent.stores import registers
 from incumbent.stores.names import flat, unflat
 from incumbent.stores.postgresql.errors import RECORD_FORMAT, PostgresErrorReply, answered_error
 from incumbent.stores.recall import Recall
@@ -46,6 +46,7 @@ CLAIM_SEPARATOR: Final = " "
 """Stands, in a notification, between a key and the only claim in line that it is for."""
 
 Reply: TypeAlias = bytes | None
+_Found: TypeAlias = _Found
 
 
 class StatementRequest(NamedTuple):
@@ -115,7 +116,7 @@ class PostgresExchange:
         """The exception for a request that failed, after those before it."""
         if isinstance(error, Broken):
             # A read changes nothing, whether it was carried out or not.
-            reads = isinstance(request, kit.Load | kit.Scan)
+            reads = isinstance(request, registers.Load | registers.Scan)
             sent = self.wrote or (error.sent and not reads)
             return Broken(str(error), sent=sent, late=error.late)
         if not self.wrote:
@@ -128,8 +129,8 @@ class PostgresExchange:
 
     # -- reading ------------------------------------------------------------------------------
 
-    def _load(self, wanted: Sequence[kit.Wanted]) -> _Program[list[kit.Seen | StoreError]]:
-        found: list[kit.Seen | StoreError] = []
+    def _load(self, wanted: Sequence[registers.Wanted]) -> _Program[list[_Found]]:
+        found: list[_Found] = []
         for some in _parts_of(wanted):
             keys = [it.key for it in some]
             names = _array(_quoted(flat(key).encode()) for key in keys)
@@ -137,10 +138,10 @@ class PostgresExchange:
             found += self.loaded(reply, keys)
         return found
 
-    def _scan(self, namespace: str, prefix: str) -> _Program[list[tuple[Key, kit.Seen]]]:
+    def _scan(self, namespace: str, prefix: str) -> _Program[list[tuple[Key, registers.Seen]]]:
         """One request for each 200 records, until one finds none."""
         begin, after = _text(flat(Key(namespace, prefix))), b""
-        found: list[tuple[Key, kit.Seen]] = []
+        found: list[tuple[Key, registers.Seen]] = []
         while True:
             reply = _parsed((yield _call("scan", begin, after, b"%d" % _AT_ONCE)), dict)
             with decoding():
@@ -150,40 +151,40 @@ class PostgresExchange:
             for name, row in rows.items():
                 key = unflat(name)
                 one = self._seen(reply, key, row)
-                if isinstance(one, kit.Seen):  # what cannot be read has no record to show
+                if isinstance(one, registers.Seen):  # what cannot be read has no record to show
                     found.append((key, one))
             after = max(rows).encode()
 
-    def loaded(self, reply: Reply, keys: Sequence[Key]) -> list[kit.Seen | StoreError]:
+    def loaded(self, reply: Reply, keys: Sequence[Key]) -> list[_Found]:
         """What the server has of these names."""
         return self._found(_parsed(reply, dict), keys)
 
-    def _found(self, reply: dict[str, Any], keys: Sequence[Key]) -> list[kit.Seen | StoreError]:
+    def _found(self, reply: dict[str, Any], keys: Sequence[Key]) -> list[_Found]:
         with decoding():
             rows = {row[0]: row for row in reply["rows"]}
             if not rows.keys() <= {flat(key) for key in keys}:
                 raise Mismatch("the answer is about other names")
         return [self._seen(reply, key, rows.get(flat(key))) for key in keys]
 
-    def _seen(self, reply: dict[str, Any], key: Key, row: Any) -> kit.Seen | StoreError:
+    def _seen(self, reply: dict[str, Any], key: Key, row: Any) -> _Found:
         with decoding():
             now, (epoch, age, longest) = int(reply["now"]), reply["epoch"]
-            incarnation = kit.Incarnation(str(epoch), max(0.0, age), longest / 1e6)
+            incarnation = registers.Incarnation(str(epoch), max(0.0, age), longest / 1e6)
             floor, highest = int(reply["floor"]), int(reply["highest"] or 0)
-        self._epoch = _ours(incarnation.id)
+        self._epoch = _checked_epoch(incarnation.id)
         if row is None:
             nothing = NOTHING._replace(token=highest, version=highest)
-            return kit.Seen(nothing, 0, now, now, incarnation, floor)
+            return registers.Seen(nothing, 0, now, now, incarnation, floor)
         try:
             with decoding():
                 record, joined, beside = self._parts(key, row)
-            return kit.Seen(record, row[1], now, now, incarnation, floor, beside, joined)
+            return registers.Seen(record, row[1], now, now, incarnation, floor, beside, joined)
         except StoreError as error:
             return error
 
     def _parts(
         self, key: Key, row: Sequence[Any]
-    ) -> tuple[LeaseRecord, tuple[kit.Joined, ...], dict[kit.Place, Any]]:
+    ) -> tuple[LeaseRecord, tuple[registers.Joined, ...], dict[registers.Place, Any]]:
         """The parts of a row. Raises StoreUnavailable for what is no record."""
         _, _, written, values, due, overtaken, joined, beside, history = row
         columns = Columns(*values)
@@ -191,24 +192,24 @@ class PostgresExchange:
         try:
             record = record_of(columns, written)
         except Unreadable as error:
-            raise kit.unreadable(f"the record of {flat(key)}", self._where, error) from error
+            raise registers.unreadable(f"the record of {flat(key)}", self._where, error) from error
         if record.line.waiters:
             record = record._replace(line=record.line._replace(due=due, overtaken=overtaken))
-        kept: dict[kit.Place, Any] = {
+        kept: dict[registers.Place, Any] = {
             ("past", str(index)): LastGrant(*past) for index, *past in history or ()
         }
         for kind, name, text, at in beside or ():
             where = (kind, name)
-            kept[where] = kit.value_in(text.encode(), key, where, self._where, at)
+            kept[where] = registers.value_in(text.encode(), key, where, self._where, at)
         waiters = (
-            kit.joined_in(text.encode(), at, key, self._where)._replace(id=waiter)
+            registers.joined_in(text.encode(), at, key, self._where)._replace(id=waiter)
             for waiter, text, at in joined or ()
         )
         return record, tuple(waiters), kept
 
     # -- the quick ones -----------------------------------------------------------------------
 
-    def _take(self, key: Key, claim: str, ask: Ask) -> _Program[Granted | kit.Seen | StoreError]:
+    def _take(self, key: Key, claim: str, ask: Ask) -> _Program[Granted | _Found]:
         reply = yield _call(
             "take",
             flat(key).encode(),
@@ -227,7 +228,7 @@ class PostgresExchange:
             if echo != claim:
                 raise Mismatch("the answer is another claim's")
             self.wrote = True
-            return Granted(claim, int(token), int(ttl) / 1e6, _ours(epoch))
+            return Granted(claim, int(token), int(ttl) / 1e6, _checked_epoch(epoch))
         if words == ["late", claim]:
             raise _too_late()
         return self.loaded(reply, [key])[0]
@@ -246,7 +247,7 @@ class PostgresExchange:
             self.wrote = True
         return done
 
-    def _give(self, key: Key, claim: str, token: int) -> _Program[Released | kit.Seen | StoreError]:
+    def _give(self, key: Key, claim: str, token: int) -> _Program[Released | _Found]:
         reply = yield _call("give", flat(key).encode(), _text(claim), b"%d" % token)
         word, _, echo = _decoded(reply).partition(" ")
         if word != "released":
@@ -256,7 +257,7 @@ class PostgresExchange:
         self.wrote = True
         return Released()
 
-    def _join(self, key: Key, waiter: Waiter, looks_in: int) -> _Program[kit.Seen | StoreError]:
+    def _join(self, key: Key, waiter: Waiter, looks_in: int) -> _Program[_Found]:
         text = encoded_waiter(waiter, looks_in)
         names = _text(self._epoch), flat(key).encode(), _text(waiter.claim)
         reply = yield _call("join_line", *names, text, self._last)
@@ -266,8 +267,8 @@ class PostgresExchange:
 
     # -- swaps --------------------------------------------------------------------------------
 
-    def _swap(self, swaps: Sequence[kit.Swap]) -> _Program[list[kit.Seen | StoreError | None]]:
-        replies: dict[int, kit.Seen | StoreError | None] = {}
+    def _swap(self, swaps: Sequence[registers.Swap]) -> _Program[list[_Found | None]]:
+        replies: dict[int, _Found | None] = {}
         # All clients lock rows in the same order, so that no two of them wait for each other.
         ordered = sorted(swaps, key=lambda it: flat(it.wanted.key))
         for some in _parts_of(ordered):
@@ -285,7 +286,7 @@ class PostgresExchange:
                     self.wrote = self.wrote or what is None
                     if what is not None:
                         (found,) = self._found(what, [swap.wanted.key])
-                        replies[id(swap)] = kit.unless_behind(swap, found, self._where)
+                        replies[id(swap)] = registers.unless_behind(swap, found, self._where)
                     elif self._recall is not None:
                         self._recall.note(swap, *written)
         return [replies[id(swap)] for swap in swaps]
@@ -293,18 +294,18 @@ class PostgresExchange:
 
 _TRANSLATIONS: Final[dict[type, Callable[..., _Program[Any]]]] = {
     StatementRequest: PostgresExchange._ask,
-    kit.Load: PostgresExchange._load,
-    kit.Scan: PostgresExchange._scan,
-    kit.Swaps: PostgresExchange._swap,
-    kit.TryTake: PostgresExchange._take,
-    kit.TryRenew: PostgresExchange._renew,
-    kit.TryGive: PostgresExchange._give,
-    kit.Join: PostgresExchange._join,
+    registers.Load: PostgresExchange._load,
+    registers.Scan: PostgresExchange._scan,
+    registers.Swaps: PostgresExchange._swap,
+    registers.TryTake: PostgresExchange._take,
+    registers.TryRenew: PostgresExchange._renew,
+    registers.TryGive: PostgresExchange._give,
+    registers.Join: PostgresExchange._join,
 }
 """The methods that carry out the requests of stores.registers."""
 
 
-def _ours(epoch: str) -> str:
+def _checked_epoch(epoch: str) -> str:
     """The id of an epoch. Raises Mismatch if it is one of a schema of another format."""
     if not epoch.startswith(_OUR_FORMAT):
         raise Mismatch("its schema was replaced by one of another format")
@@ -323,10 +324,10 @@ def _parts_of(many: Sequence[T]) -> list[Sequence[T]]:
     return [many[at : at + _AT_ONCE] for at in range(0, len(many), _AT_ONCE)]
 
 
-def _beside(wanted: Iterable[kit.Wanted]) -> tuple[bytes | None, bytes | None]:
+def _beside(wanted: Iterable[registers.Wanted]) -> tuple[bytes | None, bytes | None]:
     """The kinds and names of the values beside records: NULL for all."""
     places = [place for it in wanted for place in it.beside]
-    if kit.ALL[0] in places:
+    if registers.ALL[0] in places:
         return None, None
     kinds, names = (_array(_quoted(_text(place[at])) for place in places) for at in (0, 1))
     return kinds, names
@@ -356,7 +357,7 @@ def _renew_request(batch: Sequence[Renewal]) -> StatementRequest:
     )
 
 
-def _is_durable(swap: kit.Swap) -> bool:
+def _is_durable(swap: registers.Swap) -> bool:
     """Whether it waits for the disk: a field, a slot, a closing or a pause outlives a crash."""
     old, new = swap.seen.record, swap.record
     closes = new.closing is not None and begun(new.closing.until) is not None
@@ -364,7 +365,7 @@ def _is_durable(swap: kit.Swap) -> bool:
     return closes or notices or any(entry.kind != "past" for entry in swap.entries)
 
 
-def _written(swap: kit.Swap) -> dict[str, Any]:
+def _written(swap: registers.Swap) -> dict[str, Any]:
     """The parameter of a swap: see swap() in schema.sql."""
     name, seen, wake = flat(swap.wanted.key), swap.seen, swap.wake
     kinds, names = zip(*swap.wanted.beside, strict=True) if swap.wanted.beside else ((), ())
@@ -392,7 +393,7 @@ def _written(swap: kit.Swap) -> dict[str, Any]:
     }
 
 
-def _columns(swap: kit.Swap) -> dict[str, Any]:
+def _columns(swap: registers.Swap) -> dict[str, Any]:
     record = swap.record
     columns = columns_of(record)
     if record.grants and not columns.claim:

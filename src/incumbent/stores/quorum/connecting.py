@@ -22,7 +22,7 @@ from incumbent.stores.redis.incarnation import (
     INFO_CHECK,
     InfoFacts,
     admit,
-    greeting,
+    check_node,
     read_facts,
     refuse_if_used_otherwise,
 )
@@ -196,7 +196,7 @@ class Dialer(ABC, Generic[W]):
         except BaseException:
             link.close()
             raise
-        link.born, link.check_sent, link.checked = facts.born(_now()), asked, asked
+        link.born, link.check_sent, link.unchanged_at = facts.born(_now()), asked, asked
         link.replication = facts.promoted.encode()
         self.nodes[node].welcomed(self.quorum, unix_us, marker)
         self.quorum.members.answered(self.quorum.names[node])
@@ -221,7 +221,9 @@ def _welcome(site: RedisSite) -> RespProgram[tuple[InfoFacts, int, bytes | None]
 
     Returns the node's facts, its time (unix us), and its marker.
     """
-    facts = yield from greeting(site.where, allow_eviction=site.allow_eviction, proved=site.proved)
+    facts = yield from check_node(
+        site.where, allow_eviction=site.allow_eviction, proved=site.proved
+    )
     asked = (*LOADS, pack("TIME"), pack("GET", MARKER), pack("GET", MARKER_KEY))
     *_, time, marker, alone = yield RequestBatch(b"".join(asked), len(asked))
     refuse_if_used_otherwise(alone, MARKER_KEY, site.where)
@@ -280,7 +282,7 @@ class ConnectedPanel(Panel):
         link, now = self.connections[node], _now()
         if link is None or (
             # Of many tasks that share a connection only one checks.
-            now - link.check_sent <= CHECK_EVERY and now - link.checked <= 2 * CHECK_EVERY
+            now - link.check_sent <= CHECK_EVERY and now - link.unchanged_at <= 2 * CHECK_EVERY
         ):
             return RequestBatch(request, 1)
         link.check_sent = now
@@ -358,5 +360,5 @@ class ConnectedPanel(Panel):
             link.problem = error
             return [[UNFIT.encode(), str(error).encode(), -1, 0, b""]]
         # From when it was sent: the settings may have changed right after the node looked at them.
-        link.checked = self.used
+        link.unchanged_at = self.used
         return [vote]

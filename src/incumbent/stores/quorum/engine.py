@@ -208,7 +208,7 @@ class QuorumStore(BlockingStore[_Blocking]):
             and (self._quorum.dialect.founded or not panel.blank)
             and now - panel.used < TRUSTED
             and panel.oldest + wait <= now < until
-            and now - panel.checked < trust
+            and now - panel.unchanged_at < trust
         ):
             # Before the request: what its answer proves may be as old as that.
             panel.used = now

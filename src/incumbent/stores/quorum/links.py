@@ -144,7 +144,7 @@ class SyncPanel(ConnectedPanel):
         """Whether all nodes are connected, and none owes a reply."""
         self.oldest = 0.0
         """The instant since which all servers have been running."""
-        self.checked = 0.0
+        self.unchanged_at = 0.0
         """The instant at which all servers were fit."""
 
     async def open(self, until: float) -> None:
@@ -364,7 +364,7 @@ class SyncPanel(ConnectedPanel):
         if self.whole:
             # The youngest server, and the oldest look: both have to be good enough.
             self.oldest = max(link.born for link in links)
-            self.checked = min(link.checked for link in links)
+            self.unchanged_at = min(link.unchanged_at for link in links)
 
     def close(self) -> None:
         """Close the descriptors; nothing is written."""

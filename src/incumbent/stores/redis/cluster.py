@@ -18,7 +18,7 @@ from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Batch, Granted, Key, Record, Renewal, RenewOutcome, Unproved
 from incumbent.net.pool import decoding
 from incumbent.stores.plan import Plan, one_by_one
-from incumbent.stores.redis.exchange import DIALECT, RedisExchange, operations_at, unless_over
+from incumbent.stores.redis.exchange import DIALECT, RedisExchange, ignore_late_error, operations_at
 from incumbent.stores.redis.incarnation import RedisOperations, RedisPlan
 from incumbent.stores.redis.options import (
     Address,
@@ -338,7 +338,7 @@ class Router(RedisOperations):
         async def operate(node: _RouterNode, *, moving: bool) -> None:
             await node.planned.wait_change(key, seen, until)
 
-        await unless_over(self._at(key, until, operate), until)
+        await ignore_late_error(self._at(key, until, operate), until)
 
     async def _scan(self, plan: RedisPlan[tuple[Record, ...]], until: float) -> tuple[Record, ...]:
         await self._side.update(self._cluster, until)

@@ -139,7 +139,7 @@ class RedisExchange(PlanRunner[W, ServerContext], RedisOperations):
         return outcome
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        await unless_over(self.hub.wait(self, key, seen, until), until)
+        await ignore_late_error(self.hub.wait(self, key, seen, until), until)
 
     def let_go(self) -> None:
         super().let_go()
@@ -232,7 +232,7 @@ class RedisExchange(PlanRunner[W, ServerContext], RedisOperations):
         return await self.carry(plan, until)
 
 
-async def unless_over(waiting: Awaitable[None], until: float) -> None:
+async def ignore_late_error(waiting: Awaitable[None], until: float) -> None:
     """Wait. A StoreError after `until` is ignored, because the caller rechecks then."""
     try:
         await waiting

@@ -103,8 +103,8 @@ def give_back(packing: Packing, key: Key, grant: Granted, ask: Ask) -> RespProgr
     the grant may still be stored.
     """
     slot, shared = ask.slot.name if ask.slot else None, ask.permits is not None
-    claim, token, why = grant.claim, grant.token, ("", "undo")
-    request = _pack_in_full(packing, key, claim, token, slot, 0, *why, shared=shared)
+    claim, token, undo = grant.claim, grant.token, ("", "undo")
+    request = _pack_in_full(packing, key, claim, token, slot, 0, *undo, shared=shared)
     (reply,) = yield RequestBatch(request, 1)
     if reply != 1:
         what = "it was not found" if reply == 0 else f"the answer was {str(reply)!r}"

@@ -148,7 +148,7 @@ class Handshake(NamedTuple):
     """The facts of a new connection. `time`: the server's clock in seconds; `age`: in seconds.
 
     `marker_key`: where the marker was found; `problem`: why there is none, which only a take needs;
-    `apart`: seconds between the server's age by its own clock and by ours, of which `age` is the
+    `age_gap`: seconds between the server's age by its own clock and by ours, of which `age` is the
     smaller one.
     """
 
@@ -158,7 +158,7 @@ class Handshake(NamedTuple):
     time: float
     age: float
     problem: StoreError | None = None
-    apart: float = 0.0
+    age_gap: float = 0.0
 
 
 def handshake(
@@ -205,9 +205,9 @@ def handshake(
         problem = None if is_written else error
     # Either clock may have been set: only the smaller age is safe.
     ages = (now - marker.since) / _MICRO, wall - marker.written_at / _MICRO
-    apart, age = abs(ages[0] - ages[1]), max(0.0, min(ages))
+    age_gap, age = abs(ages[0] - ages[1]), max(0.0, min(ages))
     key = next(iter(there), MARKER_KEY)
-    return Handshake(marker, key, facts.replication, now / _MICRO, age, problem, apart)
+    return Handshake(marker, key, facts.replication, now / _MICRO, age, problem, age_gap)
 
 
 def _write(
@@ -300,25 +300,25 @@ class ServerFacts:
     """A connection's facts about its server.
 
     `born`: the latest instant at which the incarnation can have begun; `check_sent`: when the last
-    check was sent; `checked`: when the last one was sent that found it unchanged; `clock_ahead`:
-    the least seconds by which the server's clock is ahead of ours; `apart`: see Handshake;
-    `old_enough_for`: the largest ttl that has passed since it began; `incarnation`: its marker's
-    id and floor, as an argument of a take; `target`: the server that the connection was made to;
-    `check`, `reread`: the requests that read what may have changed, and the marker alone.
+    check was sent; `unchanged_at`: when the last one was sent that found it unchanged;
+    `clock_ahead`: the least seconds by which the server's clock is ahead of ours; `age_gap`: see
+    Handshake; `old_enough_for`: the largest ttl that has passed since it began; `incarnation`: its
+    marker's id and floor, as an argument of a take; `target`: the server that the connection was
+    made to; `check`, `reread`: the requests that read what may have changed, and the marker alone.
     """
 
     __slots__ = (
-        *("apart", "born", "check", "check_sent", "checked", "clock_ahead", "epoch", "incarnation"),
+        *("age_gap", "born", "check", "check_sent", "clock_ahead", "epoch", "incarnation"),
         *("marker", "marker_key", "marker_start", "old_enough_for", "problem", "replication"),
-        *("reread", "target"),
+        *("reread", "target", "unchanged_at"),
     )
 
     def __init__(self) -> None:
         self.epoch = self.marker_key = ""
         self.problem: StoreError | None = None
         self.target: object = None
-        self.born = self.check_sent = self.checked = self.old_enough_for = self.clock_ahead = (
-            self.apart
+        self.born = self.check_sent = self.unchanged_at = self.old_enough_for = self.clock_ahead = (
+            self.age_gap
         ) = 0.0
         self.marker = IncarnationMarker("", 0, 0, "", "")
         self.check = self.reread = self.replication = self.incarnation = self.marker_start = b""
@@ -327,12 +327,12 @@ class ServerFacts:
         """Take over the facts of `found`, whose answer came at `received`."""
         marker = found.marker
         self.marker, self.epoch, self.marker_key = marker, marker.id, found.marker_key
-        self.problem, self.apart = found.problem, found.apart
+        self.problem, self.age_gap = found.problem, found.age_gap
         # The age is negative as long as the previous master may still be in use.
         self.born = received - found.age + (old_master_for if marker.promoted else 0.0)
         self.clock_ahead = found.time - received
         # A handshake stands for no check: the first take brings its own.
-        self.check_sent = self.checked = self.old_enough_for = 0.0
+        self.check_sent = self.unchanged_at = self.old_enough_for = 0.0
         self.replication = found.replication.encode()
         self.reread = pack("GET", found.marker_key)
         self.check = b"".join((self.reread, INFO_CHECK[0], _TIME, INFO_CHECK[1]))
@@ -370,7 +370,7 @@ class ServerFacts:
             self.marker = found
         # Last, once all of it was found well; and from when it was sent, as it
         # may be as old as that.
-        self.checked = sent
+        self.unchanged_at = sent
         self.clock_ahead = _micros(time) / _MICRO - received
 
 
@@ -483,7 +483,7 @@ _PROMOTED_KEY: Final = "incumbent:{incumbent}:promoted"
 """The key where clients note when they first saw a promoted replica as the master."""
 
 
-def greeting(where: str, *, allow_eviction: bool, proved: bool) -> RespProgram[InfoFacts]:
+def check_node(where: str, *, allow_eviction: bool, proved: bool) -> RespProgram[InfoFacts]:
     """Check a node of a quorum: one round trip, or two for a promoted replica.
 
     Raises StoreUnavailable for a server that must not grant leases.

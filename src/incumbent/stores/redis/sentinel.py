@@ -17,7 +17,7 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Key
 from incumbent.net.pool import decoding
-from incumbent.stores.redis.exchange import unless_over
+from incumbent.stores.redis.exchange import ignore_late_error
 from incumbent.stores.redis.incarnation import RedisOperations, RedisPlan
 from incumbent.stores.redis.options import Address, Reach, RedisOptions, say_address, the_same
 from incumbent.stores.redis.resp import RequestBatch, RespProgram, pack
@@ -204,7 +204,7 @@ class Follow(Layer):
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         waiting = self._at_the_master(until, partial(self.inner.wait_change, key, seen, until))
-        await unless_over(waiting, until)
+        await ignore_late_error(waiting, until)
 
     async def _at_the_master(self, until: float, operate: Callable[[], Awaitable[T]]) -> T:
         followed = self._followed

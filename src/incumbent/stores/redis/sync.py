@@ -226,7 +226,7 @@ class RedisStore(BlockingTogether[BlockingExchange]):
             wire = idle.pop()
         except IndexError:
             return None
-        if (ttl and (ttl > wire.old_enough_for or now - wire.checked > CHECK_EVERY)) or (
+        if (ttl and (ttl > wire.old_enough_for or now - wire.unchanged_at > CHECK_EVERY)) or (
             now - wire.used > STALE_AFTER and wire.is_stale(trust=False)
         ):
             # For the exchange, which checks its server, or closes it if it is dead.

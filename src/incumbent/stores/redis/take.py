@@ -219,7 +219,7 @@ def finish_take(
     if type(outcome) is not Granted:
         return outcome
     # On asyncio another task may have checked meanwhile: its reply came before this one.
-    believed = sent - known.checked <= CHECK_EVERY
+    believed = sent - known.unchanged_at <= CHECK_EVERY
     if believed and type(reply) is list and len(reply) == 1:
         # The record is not known to be of this incarnation: the data may have been lost since.
         (marker,) = yield RequestBatch(known.reread, 1)
@@ -254,7 +254,7 @@ def _take_checking(
         known.compare(check, sent, _now(), allow_eviction=site.allow_eviction)
     except Outdated:
         # Takes of other tasks that are on their way on this connection are not believed either.
-        known.checked = 0.0
+        known.unchanged_at = 0.0
         if isinstance(outcome, Granted):
             yield from give_back(packing, key, outcome, ask)
         raise
@@ -316,5 +316,5 @@ def too_early(site: RedisSite, known: ServerFacts, ttl: float, now: float) -> St
     if wait <= 0 or left <= 0:
         return None
     what = "was promoted" if known.marker.promoted else "started, is new, or lost its data"
-    why = restart_words(site.where, what, age, left, apart=known.apart)
+    why = restart_words(site.where, what, age, left, apart=known.age_gap)
     return StoreUnavailable(why, retry_after=left)
