@@ -77,8 +77,8 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     _sql(
         "mysql: a renewal does not bring a notice",
         _TEXTS,
-        " IN ({many}) AND {ours} AND notices=0",
-        " IN ({many}) AND {ours}",
+        " IN ({many}) AND {if_ours} AND notices=0",
+        " IN ({many}) AND {if_ours}",
         _contract("test_the_holder_is_told_of_a_pause"),
     ),
     _sql(
