@@ -20,7 +20,11 @@ def options_of(command: str) -> tuple[Option, ...]:
 
 
 def line_of(name: str, command: CliCommand) -> list[str]:
-    return [name, *(["x"] if command.name else []), *(["--", "true"] if command.runs else [])]
+    return [
+        name,
+        *(["x"] if command.argument else []),
+        *(["--", "true"] if command.with_cmd else []),
+    ]
 
 
 BY_DEST = {

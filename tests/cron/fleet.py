@@ -40,15 +40,18 @@ SHORT = ("--ttl", "1.5", "--grace", "0.3")
 NEVER_DUE = "at = [2099-01-01T00:00:00Z]"
 """For what runs only when it is triggered: every hour is due while a test crosses the hour."""
 
+REAL_PROCESSES = [
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(sys.platform != "linux", reason="/proc"),
+]
+"""The marks of tests that start instances as processes, and look at them in /proc."""
+
 
 def real_processes(test: T) -> T:
-    """Mark a test that starts instances as processes, and looks at them in /proc."""
+    """Mark one test so; a module whose tests all are of this kind has them as `pytestmark`."""
     marked: Any = test
-    for mark in (
-        pytest.mark.slow,
-        pytest.mark.timeout(240),
-        pytest.mark.skipif(sys.platform != "linux", reason="/proc"),
-    ):
+    for mark in REAL_PROCESSES:
         marked = mark(marked)
     return cast("T", marked)
 

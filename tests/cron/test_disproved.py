@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,11 @@ from incumbent import clock
 from incumbent.cron.ledger import SlotState
 from tests import tiers
 from tests.cli.tool import incumbent
-from tests.cron.fleet import NEVER_DUE, SHORT, CronFleet
+from tests.cron.fleet import NEVER_DUE, REAL_PROCESSES, SHORT, CronFleet
 from tests.support.pace import took
 from tests.support.waiting import eventually, written
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(120),
-    pytest.mark.skipif(sys.platform != "linux", reason="/proc"),
-    pytest.mark.timing(tiers.PROCESSES),
-]
+pytestmark = [*REAL_PROCESSES, pytest.mark.timing(tiers.PROCESSES)]
 
 JOBS = f"""
 [[job]]

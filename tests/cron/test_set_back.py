@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -39,7 +38,7 @@ from incumbent.model import Field, Key, Record
 from incumbent.runtime.link import link_for
 from incumbent.stores.plan import run_blocking as drive
 from tests import tiers
-from tests.cron.fleet import CronFleet
+from tests.cron.fleet import CronFleet, real_processes
 from tests.cron.simulation import EPOCH, Plan, SimInstance, World
 from tests.support.needs import needs
 from tests.support.waiting import eventually
@@ -451,18 +450,6 @@ def test_fixed_times_are_not_repeated() -> None:
 
 # -- real processes --------------------------------------------------------------------------------
 
-real = [
-    pytest.mark.slow,
-    pytest.mark.timeout(180),
-    needs(sys.platform == "linux" and shutil.which("cc") is not None, "a preloaded library"),
-]
-
-
-def decorated(test: Any) -> Any:
-    for mark in real:
-        test = mark(test)
-    return test
-
 
 @pytest.fixture
 def wall() -> Iterator[Wall]:
@@ -488,7 +475,8 @@ ONCE = (0, 40, 0, -2400, 0)
 AGAIN = (0, 40, 0, -2400, 40, -7200, 0)
 
 
-@decorated
+@real_processes
+@needs(shutil.which("cc") is not None, "a preloaded library")
 @pytest.mark.left(tiers.LONG, "3-once")
 @pytest.mark.parametrize(
     ("size", "shifts"),
@@ -519,7 +507,8 @@ def test_jobs_go_on_while_the_clock_of_their_host_is_set_back_and_forth(
     assert any("~" in name for name in fleet.ran())
 
 
-@decorated
+@real_processes
+@needs(shutil.which("cc") is not None, "a preloaded library")
 def test_jobs_of_a_fleet_go_on_when_the_clock_of_one_is_set_back(
     tmp_path: Path, wall: Wall
 ) -> None:
@@ -539,7 +528,8 @@ def test_jobs_of_a_fleet_go_on_when_the_clock_of_one_is_set_back(
     assert max(fleet.ran().values()) == 1, "no slot twice"
 
 
-@decorated
+@real_processes
+@needs(shutil.which("cc") is not None, "a preloaded library")
 def test_a_job_at_a_fixed_time_is_not_repeated(tmp_path: Path, wall: Wall) -> None:
     begins = clock.wall() // 60 * 60 + 60
     minute = datetime.fromtimestamp(begins, UTC).strftime("%M")

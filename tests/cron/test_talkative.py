@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,14 +17,10 @@ import pytest
 from incumbent.cron.ledger import SlotState
 from tests import tiers
 from tests.cli.tool import command_line, environment
-from tests.cron.fleet import NEVER_DUE, TIMES, CronFleet
+from tests.cron.fleet import NEVER_DUE, REAL_PROCESSES, TIMES, CronFleet
 from tests.support.waiting import eventually
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(120),
-    pytest.mark.skipif(sys.platform != "linux", reason="/proc"),
-]
+pytestmark = REAL_PROCESSES
 MANY = 500_000
 TALK = f"""
 [[job]]

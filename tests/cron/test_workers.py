@@ -26,14 +26,10 @@ from incumbent.model import Key, Refused
 from incumbent.net.dial import is_ready
 from incumbent.runtime.link import new_link
 from tests import tiers
-from tests.cron.fleet import CronFleet, children, descendants, identity
+from tests.cron.fleet import REAL_PROCESSES, CronFleet, children, descendants, identity
 from tests.support.waiting import eventually
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(120),
-    pytest.mark.skipif(sys.platform != "linux", reason="/proc"),
-]
+pytestmark = REAL_PROCESSES
 
 TTL = 6.0
 

@@ -139,8 +139,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _taking(
         "the newest candidates are crowded out",
-        "    return (*others[1 - CANDIDATES_KEPT :], Standing",
-        "    return (*others[: CANDIDATES_KEPT - 1], Standing",
+        "    return (*others[1 - CANDIDATES_KEPT :], ListedCandidate",
+        "    return (*others[: CANDIDATES_KEPT - 1], ListedCandidate",
         *_MEMORY,
     ),
     _taking(
@@ -202,7 +202,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _keeping(
         "a renewal brings back a lease of another incarnation",
-        '    if renewal.epoch != at.epoch:\n        return Done(Gone("store_restarted"))\n',
+        '    if renewal.epoch != at.epoch:\n        return Ruling(Gone("store_restarted"))\n',
         "",
         *_CLIENTS,
     ),
@@ -272,7 +272,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _keeping(
         "a field is written although its guard does not hold",
-        "        return Done(Stale())\n",
+        "        return Ruling(Stale())\n",
         "        pass\n",
     ),
     _keeping(

@@ -19,7 +19,7 @@ from incumbent.rules.record import (
     LastGrant,
     LeaseRecord,
     Line,
-    Standing,
+    ListedCandidate,
     Waiter,
     after,
     dated,
@@ -61,7 +61,7 @@ records = st.builds(
         counts,
     )
     | st.just(Line()),
-    st.lists(st.builds(Standing, texts, instants), max_size=3).map(tuple),
+    st.lists(st.builds(ListedCandidate, texts, instants), max_size=3).map(tuple),
     st.lists(st.builds(GivenUp, texts, instants), max_size=3).map(tuple),
     counts,
     instants,

@@ -16,12 +16,12 @@ from incumbent.rules.record import (
     Moment,
     Waiter,
     after,
-    begun,
     dated,
     holding_of,
     later_of,
     may_forget,
     moved,
+    us_after_write,
     without_holders,
 )
 
@@ -100,15 +100,15 @@ def test_a_claim_that_was_given_up_is_remembered_by_a_name_that_nobody_knew() ->
 
 def test_the_later_of_two_instants_is_kept() -> None:
     assert later_of(5, 3, 2) == 5
-    assert begun(later_of(4, 3, 2)) == 3
-    assert begun(later_of(after(5), 3, 2)) == 5
-    assert begun(later_of(after(2), 3, 2)) == 3
+    assert us_after_write(later_of(4, 3, 2)) == 3
+    assert us_after_write(later_of(after(5), 3, 2)) == 5
+    assert us_after_write(later_of(after(2), 3, 2)) == 3
 
 
 def test_no_instant_is_taken_for_one_that_begins_with_the_write() -> None:
     # A fence far in the future of any clock, and of tokens that a test makes up.
-    assert begun(1 << 60) is None
-    assert begun(after(0)) == 0
+    assert us_after_write(1 << 60) is None
+    assert us_after_write(after(0)) == 0
 
 
 def test_after_a_reboot_only_closings_and_slots_go_on() -> None:

@@ -103,7 +103,7 @@ def _options_of(command: CliCommand) -> tuple[Option, ...]:
 
 def _values_of(command: CliCommand) -> tuple[str, ...]:
     """The words that may stand for NAME, as far as they are known without a store."""
-    return {"[COMMAND]": tuple(COMMANDS), "SHELL": _SHELLS}.get(command.name, ())
+    return {"[COMMAND]": tuple(COMMANDS), "SHELL": _SHELLS}.get(command.argument, ())
 
 
 _ASK_NAMES: Final = "incumbent status --names 2>/dev/null"
@@ -111,7 +111,7 @@ _ASK_NAMES: Final = "incumbent status --names 2>/dev/null"
 
 
 def _takes_name(command: CliCommand) -> bool:
-    return command.name.strip("[]") == "NAME"
+    return command.argument.strip("[]") == "NAME"
 
 
 # -- bash ------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def _bash() -> str:
         words = f'words="{" ".join((*_values_of(command), *flags, "--help"))}"'
         if _takes_name(command):
             words += f'; [[ $cur != -* ]] && words+=" $({_ASK_NAMES})"'
-        if command.name == "FILE":
+        if command.argument == "FILE":
             words += f"; [[ $cur != -* ]] && {{ {_REPLY.format('-f')}; }}"
         options.append(f"    {name}) {words} ;;")
     return _BASH.format(
@@ -201,11 +201,11 @@ def _zsh() -> str:
     arguments = []
     for name, command in COMMANDS.items():
         specs = [_zsh_option(flag, each) for each in _options_of(command) for flag in each.flags]
-        if command.name:
-            what = command.name.strip("[]").lower()
+        if command.argument:
+            what = command.argument.strip("[]").lower()
             values = _values_of(command)
             action = f"({' '.join(values)})" if values else " "
-            if command.name == "FILE":
+            if command.argument == "FILE":
                 action = "_files"
             elif _takes_name(command):
                 action = f'{{compadd -- ${{(f)"$({_ASK_NAMES})"}}}}'
@@ -240,10 +240,10 @@ def _fish() -> str:
             lines.append(f"{seen} -a '{' '.join(values)}'")
         if _takes_name(command):
             lines.append(f"{seen} -a '({_ASK_NAMES})'")
-        if command.name == "FILE":
+        if command.argument == "FILE":
             lines.append(f"{seen} -F")
         lines += [f"{seen} {_fish_option(option)}" for option in _options_of(command)]
-        if command.runs:
+        if command.with_cmd:
             lines.append(f"{seen} -a '(__fish_complete_subcommand)'")
     return "\n".join(lines) + "\n"
 

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if unknown:
             say(f"no such setting, ignored: {', '.join(unknown)}")
         in_memory = (request.text("store") or "").startswith("memory:")
-        if in_memory and COMMANDS[request.command].acts:
+        if in_memory and COMMANDS[request.command].runs_work:
             say("a memory: store is this process's own and excludes no other: it is for tests")
     return _call(request)
 

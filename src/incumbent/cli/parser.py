@@ -135,7 +135,7 @@ def _check_flags(name: str, ours: list[str], *, separated: bool) -> None:
     own = _flags_of(*GLOBAL, *COMMANDS[name].options) | {"-h", "--help"}
     plain = list(_plain_words(ours))
     # Without `--` the second plain word begins CMD, whose options are not ours.
-    end = plain[1] if COMMANDS[name].runs and not separated and len(plain) > 1 else len(ours)
+    end = plain[1] if COMMANDS[name].with_cmd and not separated and len(plain) > 1 else len(ours)
     values = set(_values(ours))
     for position, word in enumerate(ours[:end]):
         flag = word.partition("=")[0] if word.startswith("--") else word[:2]
@@ -176,7 +176,7 @@ def _check_separator(
     name: str, typed: list[str], command_line: list[str], *, separated: bool
 ) -> None:
     """Raise UsageError if `--` is missing or superfluous; the message shows the corrected line."""
-    if not COMMANDS[name].runs:
+    if not COMMANDS[name].with_cmd:
         if separated:
             raise UsageError(f"{name} runs nothing: there is no `--` in it")
         return
@@ -241,9 +241,9 @@ def _parser(name: str, command: CliCommand, words: Sequence[str]) -> argparse.Ar
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    if command.name:
-        optional = command.name.startswith("[")
-        metavar = command.name.strip("[]")
+    if command.argument:
+        optional = command.argument.startswith("[")
+        metavar = command.argument.strip("[]")
         parser.add_argument("name", metavar=metavar, nargs="?" if optional else None)
     for option in (*command.options, *GLOBAL):
         if option.metavar:

@@ -47,19 +47,19 @@ def _setting(names: str, help_: str, metavar: str = "", choices: tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class CliCommand:
-    """A command; `name`: its argument, as "[NAME]", or ""; `module`: defines its `command()`."""
+    """A command; `argument`: what it takes, as "[NAME]", or ""; `module`: has its `command()`."""
 
     module: str
-    name: str
+    argument: str
     help: str
     options: tuple[Option, ...] = ()
-    runs: bool = False
+    with_cmd: bool = False
     """Whether `-- CMD...` follows."""
 
     @property
-    def acts(self) -> bool:
+    def runs_work(self) -> bool:
         """Whether the command runs work under leases."""
-        return self.runs or self.module == "cli.cron"
+        return self.with_cmd or self.module == "cli.cron"
 
 
 _FORMATS = ("text", "json")
@@ -176,17 +176,17 @@ _FORCE = Option("--force", "remove the record at once: the holder may go on for 
 
 COMMANDS: Final = {
     "run": CliCommand(
-        "cli.run", "NAME", "take the lease, run CMD once, give it back", _RUN, runs=True
+        "cli.run", "NAME", "take the lease, run CMD once, give it back", _RUN, with_cmd=True
     ),
     "lead": CliCommand(
-        "cli.lead", "NAME", "campaign for ever; CMD runs during each term", _LEAD, runs=True
+        "cli.lead", "NAME", "campaign for ever; CMD runs during each term", _LEAD, with_cmd=True
     ),
     "work": CliCommand(
         "cli.lead",
         "NAME",
         "start N workers here; at most M work at a time in the whole fleet",
         _WORK,
-        runs=True,
+        with_cmd=True,
     ),
     "cron": CliCommand(
         "cli.cron", "FILE", "jobs by the clock, from a crontab or a job file (TOML)", _CRON
@@ -337,5 +337,5 @@ def examples(name: str) -> str:
 def usage(name: str) -> str:
     """The synopsis of a command."""
     command = COMMANDS[name]
-    words = ("incumbent", name, command.name, "[options]", "-- CMD..." if command.runs else "")
+    words = ("incumbent", name, command.argument, "[options]", "-- CMD..." * command.with_cmd)
     return " ".join(filter(None, words))

@@ -35,7 +35,7 @@ from incumbent.cron.ledger import (
 from incumbent.cron.schedule import parse_instant, slot_id
 from incumbent.cron.spec import JobSlot, JobSpec, is_scheduled
 from incumbent.errors import ConfigError
-from incumbent.model import Field, Holding, Record
+from incumbent.model import Field, Record
 from incumbent.rules.notices import PAUSE
 from incumbent.stores.findings import said_by
 
@@ -147,7 +147,9 @@ def _unclaimed(spec: JobSpec, record: Record, slot: JobSlot, now: float, found: 
         found.again.append((min(_SOON, holder.remaining or _SOON), waiting))
         return
     elif holder is not None:
-        why = f"held by {holder.holder}{_what_it_runs(holder)}"
+        runs = holder.meta.decode("utf-8", "replace")
+        shown = runs and runs.isprintable() and len(runs) < 60
+        why = f"held by {holder.holder}" + (f", which runs {runs}" if shown else "")
     elif record.closed_for > 0:
         why = "closed: the run before asked for at_least_for"
     else:
@@ -179,11 +181,6 @@ def _lease_ends(record: Record) -> float:
     )
     # A little later: the store's clock and ours do not tick together.
     return max(0.0, left) + 0.05
-
-
-def _what_it_runs(holding: Holding) -> str:
-    text = holding.meta.decode("utf-8", "replace")
-    return f", which runs {text}" if text and text.isprintable() and len(text) < 60 else ""
 
 
 def _collapsed(

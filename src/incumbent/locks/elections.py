@@ -150,7 +150,7 @@ class Election(ElectionHandle[Term]):
                 shorten(error)
                 raise
             try:
-                return self._begin_term(Term(*self._armed(claim)))
+                return self._begin_term(Term(*self._arm(claim)))
             except BaseException:
                 give_up_all(self._link, (claim,), undo_slot=True)
                 raise
@@ -339,7 +339,7 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
                 claim = await acquire(
                     self._link.async_port(), self._wanted, wait, self._note_refusal
                 )
-            return self._begin_term(AsyncTerm(*self._armed(claim)))
+            return self._begin_term(AsyncTerm(*self._arm(claim)))
 
     @asynccontextmanager
     async def lead(self, timeout: Duration | EllipsisType | None = ...) -> AsyncIterator[AsyncTerm]:

@@ -214,7 +214,7 @@ class SingleLock(AnyLock[L], Generic[L]):
             return bool(holdings)
         return 0 < permits <= len(holdings)
 
-    def _armed(self, claim: Claim) -> tuple[Link, Sequence[Claim], OnLost | None, IfLost]:
+    def _arm(self, claim: Claim) -> tuple[Link, Sequence[Claim], OnLost | None, IfLost]:
         """Make the keeper renew `claim`; return the arguments of its lease object."""
         claim.on_trouble = self._on_trouble
         self._link.keeper.arm(claim)
@@ -438,7 +438,7 @@ class Lock(LeaseKeepingLock[Lease]):
         try:
             # From the grant on nobody but us knows of it: an error of a signal handler must not
             # leave it held.
-            return keep(Lease(*(reentered or self._armed(claim))))
+            return keep(Lease(*(reentered or self._arm(claim))))
         except BaseException:
             give_up_all(link, (claim,), undo_slot=True)
             raise
@@ -519,7 +519,7 @@ class AsyncLock(LeaseKeepingLock[AsyncLease]):
         wait = self._seconds_to_wait(timeout)
         with trimmed_traceback:
             claim = await acquire(self._link.async_port(), self._wanted, wait)
-        return AsyncLease(*self._armed(claim))
+        return AsyncLease(*self._arm(claim))
 
     async def try_acquire(self) -> AsyncLease | None:
         """Try once: the lease, or None if the store refuses it."""

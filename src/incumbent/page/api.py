@@ -74,7 +74,7 @@ def whole(reading: FleetReading, view: View, now: float) -> dict[str, Any]:
 def one(reading: FleetReading, name: str, now: float, table: str = "") -> dict[str, Any] | None:
     """What the page of one name shows; None if nothing is known of it in `table`, or at all."""
     for entry in reading.entries:
-        if entry.name == name and table in ("", _table_of(entry)):
+        if entry.name == name and table in ("", "leases" if entry.job is None else "jobs"):
             return _enveloped(reading, now, _entry(reading, entry, now, whole=True))
     return None
 
@@ -121,10 +121,6 @@ def _enveloped(reading: FleetReading, now: float, result: object) -> dict[str, A
     read_at = None if snapshot.read_at == -inf else utc(snapshot.read_at)
     facts = {"namespace": snapshot.namespace, "time": utc(now), "read_at": read_at}
     return {**facts, "result": result}
-
-
-def _table_of(entry: NameEntry) -> str:
-    return "leases" if entry.job is None else "jobs"
 
 
 def _table(reading: FleetReading, view: View, table: str, most: int, now: float) -> dict[str, Any]:

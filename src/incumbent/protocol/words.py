@@ -56,6 +56,8 @@ def names_of(holdings: Sequence[Holding]) -> str:
 def _why(wanted: LeaseRequest, refused: Refused, held_by: str | None) -> str:
     left = "" if refused.retry_after is None else say_seconds(max(0.0, refused.retry_after))
     by = held_by or "another"
+    # A store may have another reason, of which we know only the word.
+    why = f"was refused by the store: {refused.reason}"
     match refused.reason:
         case "held":
             why = _held(wanted, refused, by, left)
@@ -70,7 +72,7 @@ def _why(wanted: LeaseRequest, refused: Refused, held_by: str | None) -> str:
             why = f"is reserved for {by}"
         case "turn":
             why = f"goes to {by} next, which is first in line"
-        case _:
+        case "permits":
             why = "is shared with another number of permits"
     return why
 

@@ -29,12 +29,12 @@ from incumbent.rules.record import (
     LastGrant,
     LeaseRecord,
     Line,
-    Standing,
+    ListedCandidate,
     Waiter,
     after,
-    begun,
     dated,
     dated_grant,
+    us_after_write,
 )
 
 __all__ = [
@@ -122,7 +122,8 @@ def _to_record(parts: dict[str, Any]) -> LeaseRecord:
         _to_field(*parts["resign"]) if "resign" in parts else None,
         _to_line(*parts["line"]) if "line" in parts else Line(),
         tuple(
-            Standing(_text(name), _instant(until)) for name, until in parts.get("candidates", ())
+            ListedCandidate(_text(name), _instant(until))
+            for name, until in parts.get("candidates", ())
         ),
         tuple(GivenUp(_text(claim), _instant(until)) for claim, until in parts.get("given_up", ())),
         _whole(parts["version"]),
@@ -215,7 +216,7 @@ def _read(part: Callable[[], T]) -> T:
 
 
 def _from_instant(instant: Instant) -> Any:
-    us = begun(instant)
+    us = us_after_write(instant)
     return instant if us is None else f"+{us}"
 
 

@@ -25,13 +25,13 @@ from incumbent.rules.record import (
     EVERYBODY,
     HISTORY_KEPT,
     Closing,
-    Done,
     Entry,
     GivenUp,
     Grant,
     LastGrant,
     LeaseRecord,
     Moment,
+    Ruling,
     after,
     holders,
     holding_of,
@@ -47,7 +47,7 @@ _PUT_KEEPS: Final = 86_400_000_000
 _SWITCHES: Final = (PAUSE, RESIGN)
 
 
-def renew(record: LeaseRecord, renewal: Renewal, at: Moment) -> Done[RenewOutcome]:
+def renew(record: LeaseRecord, renewal: Renewal, at: Moment) -> Ruling[RenewOutcome]:
     """Store.renew, for one lease: it never creates, and never shortens.
 
     Its answer tells the holder whether the name is paused, and whether an operator or a candidate
@@ -55,11 +55,11 @@ def renew(record: LeaseRecord, renewal: Renewal, at: Moment) -> Done[RenewOutcom
     """
     # First: what outlived a restart may lack its last writes, so no holder survives one.
     if renewal.epoch != at.epoch:
-        return Done(Gone("store_restarted"))
+        return Ruling(Gone("store_restarted"))
     mine = holding_of(record, renewal.claim, at.now)
     # The claim may hold it anew, after it ran out: that is another term, with another token.
     if mine is None or mine.token != renewal.token:
-        return Done(Gone())
+        return Ruling(Gone())
     us = max(micros(renewal.ttl), mine.expires - at.now)
     meta = mine.meta if renewal.meta is None else renewal.meta
     longer = mine._replace(expires=after(us), meta=meta)
@@ -72,7 +72,7 @@ def renew(record: LeaseRecord, renewal: Renewal, at: Moment) -> Done[RenewOutcom
     )
     pause, resign = (it and it.value for it in (record.pause, record.resign))
     notices = notices_for(mine.token, pause, resign)
-    return Done(Renewed(notices), new, EVERYBODY if changed else "")
+    return Ruling(Renewed(notices), new, EVERYBODY if changed else "")
 
 
 def give(
@@ -84,7 +84,7 @@ def give(
     *,
     used: Grant | None = None,
     late_kept: float = LATE_KEPT,
-) -> Done[GiveOutcome]:
+) -> Ruling[GiveOutcome]:
     """Store.give. `token`: None if the claim is given up without knowing whether it was granted.
 
     `parting.shared` is for stores that keep shared leases apart: here the record says it.
@@ -107,7 +107,7 @@ def give(
     if mine is None or token not in (None, mine.token):
         # It held nothing. If it was the first in line, it is another waiter's turn.
         new = new._replace(line=line, changes=record.changes + changes)
-        return Done(Gone(), None if new == record else new, EVERYBODY if changes else "", entries)
+        return Ruling(Gone(), None if new == record else new, EVERYBODY if changes else "", entries)
     new = new._replace(line=lines.begin_turn(line), changes=record.changes + changes + 1)
     new, past = _ended(new, mine, at)
     if closed_for > 0:
@@ -118,7 +118,7 @@ def give(
     # One is enough where there is a line: of many that are woken one would get it.
     next_one = lines.first(new.line)
     wake = EVERYBODY if next_one is None or closed_for > 0 else next_one.claim
-    return Done(Released(), new, wake, (*entries, *past))
+    return Ruling(Released(), new, wake, (*entries, *past))
 
 
 def _looks_in(record: LeaseRecord, at: Moment) -> int:
@@ -151,16 +151,16 @@ def _ended(record: LeaseRecord, mine: Grant, at: Moment) -> tuple[LeaseRecord, t
 
 def put(
     record: LeaseRecord, name: str, value: bytes | None, guard: Guard, at: Moment, old: Field | None
-) -> Done[PutOutcome]:
+) -> Ruling[PutOutcome]:
     """Store.put. `old`: the field as it is; "pause" and "resign" are in the record itself."""
     if name in _SWITCHES:
         old = record.pause if name == PAUSE else record.resign
     there = holders(record, at.now)
     alone = there[0] if there and there[0].permits is None else None
     if not guard_holds(guard, old, (alone.claim, alone.token) if alone else None):
-        return Done(Stale())
+        return Ruling(Stale())
     if value is None and old is None:
-        return Done(Stored(0))
+        return Ruling(Stored(0))
     # Not below the clock, so that no version comes back after the name was forgotten.
     version = record.version if value is None else max(record.version + 1, at.wall)
     field = None if value is None else Field(value, version)
@@ -171,7 +171,7 @@ def put(
     )
     stored = Stored(version if field else 0)
     if name == PAUSE:
-        return Done(stored, new._replace(pause=field), EVERYBODY)
+        return Ruling(stored, new._replace(pause=field), EVERYBODY)
     if name == RESIGN:
-        return Done(stored, new._replace(resign=field), EVERYBODY)
-    return Done(stored, new, EVERYBODY, (Entry("field", name, field),))
+        return Ruling(stored, new._replace(resign=field), EVERYBODY)
+    return Ruling(stored, new, EVERYBODY, (Entry("field", name, field),))

@@ -32,7 +32,7 @@ def after(us: int) -> Instant:
     return _BEGUN + us
 
 
-def begun(instant: Instant) -> int | None:
+def us_after_write(instant: Instant) -> int | None:
     """The microseconds of an `after(...)`; None for an instant that is known already."""
     # No known instant comes near half of _BEGUN.
     return instant - _BEGUN if instant >= _BEGUN // 2 else None
@@ -40,7 +40,7 @@ def begun(instant: Instant) -> int | None:
 
 def later_of(instant: Instant, us: int, now: Instant) -> Instant:
     """`instant`, or `after(us)` if that is later."""
-    known = begun(instant)
+    known = us_after_write(instant)
     left = instant - now if known is None else known
     return instant if left >= us else after(us)
 
@@ -125,7 +125,7 @@ class Line(NamedTuple):
     overtaken: int = 0
 
 
-class Standing(NamedTuple):
+class ListedCandidate(NamedTuple):
     """A candidate, listed until `until`."""
 
     holder: str
@@ -163,7 +163,7 @@ class LeaseRecord(NamedTuple):
     pause: Field | None = None
     resign: Field | None = None
     line: Line = Line()
-    candidates: tuple[Standing, ...] = ()
+    candidates: tuple[ListedCandidate, ...] = ()
     given_up: tuple[GivenUp, ...] = ()
     version: int = 0
     keep_until: Instant = 0
@@ -224,7 +224,7 @@ def dated_line(line: Line, written: Instant) -> Line:
 
 
 def _known(instant: Instant, written: Instant) -> Instant:
-    us = begun(instant)
+    us = us_after_write(instant)
     return instant if us is None else written + us
 
 
@@ -288,7 +288,7 @@ class Entry(NamedTuple):
     value: Beside | None
 
 
-class Done(NamedTuple, Generic[OutcomeT]):
+class Ruling(NamedTuple, Generic[OutcomeT]):
     """The decision of a rule. `record`: the next record; None: it stays as it is.
 
     `wake`: "" (nobody), EVERYBODY, or a claim: this waiter, and all that wait without a place in

@@ -9,14 +9,14 @@ from incumbent.rules import line as lines
 from incumbent.rules.record import (
     EVERYBODY,
     HISTORY_KEPT,
-    Done,
     Entry,
     Grant,
     Instant,
     LastGrant,
     LeaseRecord,
+    ListedCandidate,
     Moment,
-    Standing,
+    Ruling,
     Waiter,
     after,
     closed,
@@ -34,12 +34,12 @@ CANDIDATES_KEPT: Final = 100
 
 def take(
     record: LeaseRecord, claim: str, ask: Ask, at: Moment, used: Grant | None = None
-) -> Done[TakeOutcome]:
+) -> Ruling[TakeOutcome]:
     """Store.take. `used`: the last grant that used the slot which is asked for."""
     if any(gone.claim == claim and gone.until > at.now for gone in record.given_up):
         # Its caller has gone: nobody would know that it holds the name. "closed" ends a take that
         # nobody waits for any more, whatever the reason says.
-        return Done(Refused("closed", seen=seen_of(record, at.epoch)))
+        return Ruling(Refused("closed", seen=seen_of(record, at.epoch)))
     mine = holding_of(record, claim, at.now)
     if mine is not None:
         return _again(record, mine, ask, at)
@@ -49,13 +49,13 @@ def take(
     return _refuse(record, claim, ask, at, refusal)
 
 
-def _again(record: LeaseRecord, mine: Grant, ask: Ask, at: Moment) -> Done[TakeOutcome]:
+def _again(record: LeaseRecord, mine: Grant, ask: Ask, at: Moment) -> Ruling[TakeOutcome]:
     """The same grant again, because the answer to the first take may have been lost."""
     # Never shorter: an earlier answer may have been believed already, with the longer ttl.
     us = max(micros(ask.ttl), mine.expires - at.now)
     longer = mine._replace(expires=after(us))
     grants = tuple(longer if grant is mine else grant for grant in record.grants)
-    return Done(
+    return Ruling(
         Granted(mine.claim, mine.token, us / 1e6, at.epoch),
         record._replace(grants=grants, keep_until=later_of(record.keep_until, us, at.now)),
     )
@@ -133,7 +133,7 @@ def _full(permits: int | None, count: int) -> bool:
 
 def _refuse(
     record: LeaseRecord, claim: str, ask: Ask, at: Moment, refusal: Refused
-) -> Done[TakeOutcome]:
+) -> Ruling[TakeOutcome]:
     """The refusal, once candidate and waiter are on record. Nobody has to be woken for that."""
     new = record
     if ask.candidacy > 0:
@@ -147,22 +147,25 @@ def _refuse(
         place = lines.place_of(new.line, claim)
         outcome = Queued(refusal.reason, refusal.holders, refusal.retry_after, refusal.seen, place)
     if new is record or new == record:
-        return Done(outcome)
+        return Ruling(outcome)
     kept = later_of(record.keep_until, micros(max(ask.ttl, ask.candidacy)), at.now)
-    return Done(outcome, new._replace(keep_until=kept))
+    return Ruling(outcome, new._replace(keep_until=kept))
 
 
-def _standing(record: LeaseRecord, ask: Ask, now: Instant) -> tuple[Standing, ...]:
+def _standing(record: LeaseRecord, ask: Ask, now: Instant) -> tuple[ListedCandidate, ...]:
     """The candidates that are still listed, and the asker as the last."""
     others = [it for it in record.candidates if it.until > now and it.holder != ask.holder]
     others.sort(key=lambda it: (it.until, it.holder))
-    return (*others[1 - CANDIDATES_KEPT :], Standing(ask.holder, after(micros(ask.candidacy))))
+    return (
+        *others[1 - CANDIDATES_KEPT :],
+        ListedCandidate(ask.holder, after(micros(ask.candidacy))),
+    )
 
 
 # -- the grant -------------------------------------------------------------------------------------
 
 
-def _grant(record: LeaseRecord, claim: str, ask: Ask, at: Moment) -> Done[TakeOutcome]:
+def _grant(record: LeaseRecord, claim: str, ask: Ask, at: Moment) -> Ruling[TakeOutcome]:
     beside = () if ask.permits is None else holders(record, at.now)
     # The clock, so that tokens grow even over a wipe; plus one, in case the clock was set back.
     token = max(record.token + 1, at.wall, at.floor)
@@ -200,7 +203,7 @@ def _grant(record: LeaseRecord, claim: str, ask: Ask, at: Moment) -> Done[TakeOu
         new = new._replace(keep_until=later_of(new.keep_until, micros(ask.slot.keep), at.now))
     # Candidates want to know who leads; and the next waiter may share the lease, if there is room.
     wake = EVERYBODY if ask.candidacy > 0 or shares else ""
-    return Done(Granted(claim, token, ask.ttl, at.epoch), new, wake, entries)
+    return Ruling(Granted(claim, token, ask.ttl, at.epoch), new, wake, entries)
 
 
 def past_entries(record: LeaseRecord) -> tuple[Entry, ...]:

@@ -38,7 +38,15 @@ from incumbent.model import (
 )
 from incumbent.rules import keeping, taking
 from incumbent.rules import line as lines
-from incumbent.rules.record import Done, Entry, LeaseRecord, Waiter, dated_line, holding_of, micros
+from incumbent.rules.record import (
+    Entry,
+    LeaseRecord,
+    Ruling,
+    Waiter,
+    dated_line,
+    holding_of,
+    micros,
+)
 from incumbent.rules.showing import shown
 from incumbent.stores.base import Gave, Give, Take, Took
 from incumbent.stores.findings import restart_words, wait_after_restart
@@ -74,7 +82,7 @@ class Step(NamedTuple, Generic[T]):
     """One name's part of an operation: what to read, and the rule to apply to it."""
 
     wanted: Wanted
-    rule: Callable[[Seen], Done[T]]
+    rule: Callable[[Seen], Ruling[T]]
 
 
 class Deciding:
@@ -129,7 +137,7 @@ class Deciding:
     def _take_step(self, key: Key, claim: str, ask: Ask) -> Step[TakeOutcome]:
         slot = ask.slot.name if ask.slot else None
 
-        def rule(seen: Seen) -> Done[TakeOutcome]:
+        def rule(seen: Seen) -> Ruling[TakeOutcome]:
             # First: a free name may be one whose grant the store has lost.
             self._admit(seen, ask.ttl)
             asked = self.asked(key, claim, ask, seen)
@@ -246,7 +254,7 @@ class Deciding:
     def _give_step(
         self, key: Key, claim: str, token: int | None, parting: Parting = PLAIN
     ) -> Step[GiveOutcome]:
-        def rule(seen: Seen) -> Done[GiveOutcome]:
+        def rule(seen: Seen) -> Ruling[GiveOutcome]:
             return keeping.give(
                 *(present(seen), claim, token, seen.moment, parting),
                 used=seen.use_of(parting.slot),
@@ -266,7 +274,7 @@ class Deciding:
     def put(self, key: Key, field: str, value: bytes | None, guard: Guard) -> Plan[Any, PutOutcome]:
         """Plan a put; repeatable if a second, equal write has the same outcome."""
 
-        def rule(seen: Seen) -> Done[PutOutcome]:
+        def rule(seen: Seen) -> Ruling[PutOutcome]:
             return keeping.put(present(seen), field, value, guard, seen.moment, seen.field(field))
 
         step = Step(Wanted(key, (("field", field),)), rule)
@@ -356,14 +364,14 @@ def _apply(step: Step[T], seen: Seen | StoreError) -> tuple[T | StoreError, Swap
 def _renew_step(key: Key, renewals: Sequence[Renewal]) -> Step[list[RenewOutcome]]:
     """The renewals of one name, which share its lease, in one swap."""
 
-    def rule(seen: Seen) -> Done[list[RenewOutcome]]:
+    def rule(seen: Seen) -> Ruling[list[RenewOutcome]]:
         record, outcomes, wake = present(seen), list[RenewOutcome](), ""
         for renewal in renewals:
             outcome, new, wakes, _ = keeping.renew(record, renewal, seen.moment)
             record, wake = new or record, wakes or wake
             outcomes.append(outcome)
         changed = any(isinstance(outcome, Renewed) for outcome in outcomes)
-        return Done(outcomes, record if changed else None, wake)
+        return Ruling(outcomes, record if changed else None, wake)
 
     return Step(Wanted(key), rule)
 

@@ -33,12 +33,12 @@ from incumbent.rules import keeping, taking
 from incumbent.rules.record import (
     NOTHING,
     Beside,
-    Done,
     Entry,
     Grant,
     LeaseRecord,
     Line,
     Moment,
+    Ruling,
     dated,
     dated_value,
     holders,
@@ -134,8 +134,8 @@ class MemoryTable:
 
     def renew(self, renewal: Renewal, now: float) -> RenewOutcome:
         """See Store.renew, for one lease."""
-        done = keeping.renew(self._of(renewal.key).record, renewal, self._at(now))
-        return self._apply(renewal.key, now, done)
+        ruling = keeping.renew(self._of(renewal.key).record, renewal, self._at(now))
+        return self._apply(renewal.key, now, ruling)
 
     def give(
         self,
@@ -148,18 +148,18 @@ class MemoryTable:
     ) -> GiveOutcome:
         """See Store.give."""
         kept = self._of(key)
-        done = keeping.give(
+        ruling = keeping.give(
             *(kept.record, claim, token, self._at(now, wall), parting),
             used=kept.use_of(parting.slot),
             late_kept=self.late_kept,
         )
-        return self._apply(key, now, done)
+        return self._apply(key, now, ruling)
 
     def put(self, key: Key, name: str, value: bytes | None, guard: Guard, now: float) -> PutOutcome:
         """See Store.put."""
         kept = self._of(key)
-        done = keeping.put(kept.record, name, value, guard, self._at(now), kept.field(name))
-        return self._apply(key, now, done)
+        ruling = keeping.put(kept.record, name, value, guard, self._at(now), kept.field(name))
+        return self._apply(key, now, ruling)
 
     def read(self, key: Key, now: float) -> Record:
         """See Store.read."""
@@ -198,20 +198,20 @@ class MemoryTable:
     def _at(self, now: float, wall: float = 0.0) -> Moment:
         return Moment(micros(now), micros(wall), 0, self.epoch)
 
-    def _apply(self, key: Key, now: float, done: Done[T]) -> T:
+    def _apply(self, key: Key, now: float, ruling: Ruling[T]) -> T:
         """Write what a rule decided. Nobody else writes meanwhile."""
-        if done.record is not None:
+        if ruling.record is not None:
             kept = self._kept.setdefault(key, _KeptName())
-            kept.record = dated(done.record, micros(now))
-            for kind, name, value in done.entries:
+            kept.record = dated(ruling.record, micros(now))
+            for kind, name, value in ruling.entries:
                 if value is None:
                     kept.entries.pop((kind, name), None)
                 else:
                     kept.entries[kind, name] = dated_value(value, micros(now))
         # After the write: a waiter that wakes up looks at once.
-        if done.wake:
+        if ruling.wake:
             self.changed()
-        return done.outcome
+        return ruling.outcome
 
     def _sweep(self, now: float) -> None:
         self._takes += 1

@@ -175,7 +175,7 @@ class Scan(NamedTuple):
 class Swap(NamedTuple):
     """Write `record` and `entries` if the store still has what was `seen`.
 
-    `wake`: as in rules.record.Done; a store that cannot notify ignores it. `wanted`: what the
+    `wake`: as in rules.record.Ruling; a store that cannot notify ignores it. `wanted`: what the
     reply needs if it fails. What joined the line, as `seen` has it, is in the record now.
     """
 

@@ -55,13 +55,13 @@ class CandidateLock(Lock):
         policy = self.policy
         candidacy = policy.ttl * _STANDS_FOR + policy.request_timeout
         wanted = self._wanted.asking(meta=meta, candidacy=candidacy)
-        return Lease(*self._armed(run_blocking(acquire(self._link.port, wanted, None, on_refusal))))
+        return Lease(*self._arm(run_blocking(acquire(self._link.port, wanted, None, on_refusal))))
 
     def take(self, timeout: Duration | None, on_refusal: OnRefusal) -> Lease:
         """Acquire without being listed; `on_refusal` gets every outcome that is no grant."""
         wait = self._seconds_to_wait(timeout)
         return Lease(
-            *self._armed(run_blocking(acquire(self._link.port, self._wanted, wait, on_refusal)))
+            *self._arm(run_blocking(acquire(self._link.port, self._wanted, wait, on_refusal)))
         )
 
     @property

@@ -289,7 +289,7 @@ def test_what_was_learnt_while_another_thread_noticed_its_end_is_not_believed(
 
     monkeypatch.setattr(client.cluster, "_learn", learn)
     with pytest.raises(OtherIncarnation):
-        run_blocking(client.carry_out(client.cluster.identify(), 0.0))
+        run_blocking(client.run_program(client.cluster.identify(), 0.0))
     assert client.cluster.incarnation is None
 
 

@@ -83,7 +83,7 @@ def join(one: Party, take: EtcdTake) -> None:
     def program() -> Steps[None]:
         yield kv.transaction((yield from take.line.join()))
 
-    run_blocking(operations(one).carry_out(program(), soon()))
+    run_blocking(operations(one).run_program(program(), soon()))
 
 
 def test_a_line_that_is_wrong_makes_no_second_holder(

@@ -111,7 +111,7 @@ def sent(one: Party, take: EtcdTake) -> bool:
         reply = yield take.request(state, "")
         return bool(reply.get("succeeded"))
 
-    return bool(run_blocking(operations(one).carry_out(program(), soon())))
+    return bool(run_blocking(operations(one).run_program(program(), soon())))
 
 
 def operations(one: Party) -> Any:

@@ -136,10 +136,10 @@ class EtcdClient(TakesTurns[None], Generic[W]):
 
     async def run(self, plan: Plan[None, T], until: float) -> T:
         return await until_served(
-            lambda: self.carry_out(plan.start(None, until), until), until, self.sleep
+            lambda: self.run_program(plan.start(None, until), until), until, self.sleep
         )
 
-    async def carry_out(self, program: Steps[T], until: float) -> T:
+    async def run_program(self, program: Steps[T], until: float) -> T:
         """The outcome of a program. Raises StoreError, at `until` at the latest."""
         return await drive(program, lambda request: self.send_checked(request, until))
 
@@ -375,7 +375,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
             nonlocal start
             begin, start = start, 0
             if not begin:
-                begin = await self.carry_out(self.dialect.unchanged_since(key, seen), until)
+                begin = await self.run_program(self.dialect.unchanged_since(key, seen), until)
             return (self.dialect.watch(key, begin), self._until_change) if begin else None
 
         await self._run_watches(next_watch, until)
@@ -425,7 +425,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
     async def _run_read(self, program: Steps[T], until: float) -> T:
         """The outcome of a program that changes nothing. Raises StoreUnavailable."""
         try:
-            return await self.carry_out(program, until)
+            return await self.run_program(program, until)
         except OutcomeUnknown as error:
             raise StoreUnavailable(str(error)) from error
 

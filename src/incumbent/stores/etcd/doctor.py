@@ -123,11 +123,11 @@ async def _incarnation(
 ) -> list[Finding]:
     """Whether a restore would be noticed, and whether the cluster was restored."""
     cluster = client.cluster
-    if await client.carry_out(cluster.status(endpoint), until) is None:
+    if await client.run_program(cluster.status(endpoint), until) is None:
         what = f"{endpoint} does not tell what it has carried out (Maintenance.Status)"
         return [("warning", what, "a restored snapshot is not noticed: see docs/etcd.md")]
     place = cluster.marker_key
-    left = await client.carry_out(cluster.seconds_until_grants(endpoint, ttl), until)
+    left = await client.run_program(cluster.seconds_until_grants(endpoint, ttl), until)
     if left is None:
         what = f"its marker {place} is of an earlier incarnation: it was restored, or copied"
         advice = "nothing is granted for restart_wait once an instance connects"
@@ -144,7 +144,7 @@ async def _trip(
     client: EtcdClient[Any], _endpoint: Endpoint, ttl: float, until: float
 ) -> list[Finding]:
     # Connects first, so that the trip alone is measured.
-    await client.carry_out(client.cluster.base(), until)
+    await client.run_program(client.cluster.base(), until)
     started = clock.now()
-    await client.carry_out(client.cluster.read_marker(), until)
+    await client.run_program(client.cluster.read_marker(), until)
     return [about_trip(clock.now() - started, ttl, "a linearizable read")]

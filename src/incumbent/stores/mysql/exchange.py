@@ -10,7 +10,7 @@ from incumbent.errors import StoreError
 from incumbent.model import Batch, Granted, Key, Released, Renewal, Renewed
 from incumbent.rules.codec import encoded_entry, encoded_waiter
 from incumbent.rules.columns import columns_of
-from incumbent.rules.record import NOTHING, LastGrant, begun, micros
+from incumbent.rules.record import NOTHING, LastGrant, micros, us_after_write
 from incumbent.stores import registers
 from incumbent.stores.findings import wait_after_restart
 from incumbent.stores.mysql import statements
@@ -200,7 +200,7 @@ class MysqlExchange:
         # `written` comes before the instants that are counted from it.
         parts.append(f"written={statements.CLOCK},version=GREATEST(version+1,written)")
         for name, value in columns_of(swap.record)._asdict().items():
-            us = begun(value) if isinstance(value, int) else None
+            us = us_after_write(value) if isinstance(value, int) else None
             parts.append(f"{name}=%s" if us is None else f"{name}=written+{us}")
             values += [value] if us is None else []
         notices = swap.record.pause is not None or swap.record.resign is not None

@@ -27,8 +27,8 @@ from incumbent.rules.record import (
     LeaseRecord,
     Line,
     Waiter,
-    begun,
     micros,
+    us_after_write,
 )
 from incumbent.stores import registers
 from incumbent.stores.names import flat, unflat
@@ -360,7 +360,7 @@ def _renew_request(batch: Sequence[Renewal]) -> StatementRequest:
 def _is_durable(swap: registers.Swap) -> bool:
     """Whether it waits for the disk: a field, a slot, a closing or a pause outlives a crash."""
     old, new = swap.seen.record, swap.record
-    closes = new.closing is not None and begun(new.closing.until) is not None
+    closes = new.closing is not None and us_after_write(new.closing.until) is not None
     notices = (old.pause, old.resign) != (new.pause, new.resign)
     return closes or notices or any(entry.kind != "past" for entry in swap.entries)
 
@@ -399,7 +399,7 @@ def _columns(swap: registers.Swap) -> dict[str, Any]:
     if record.grants and not columns.claim:
 
         def left(grant: Grant) -> int:
-            us = begun(grant.expires)
+            us = us_after_write(grant.expires)
             return grant.expires - swap.seen.now if us is None else us
 
         # For begin_epoch() and sweep(), which look at the columns alone.
@@ -432,7 +432,7 @@ def _value(entry: Entry) -> tuple[str, str, str | None, int | None]:
     value, kind, name = entry.value, entry.kind, _checked(entry.name)
     if value is None:
         return kind, name, None, None
-    until = begun(value.expires) if isinstance(value, Grant) else None
+    until = us_after_write(value.expires) if isinstance(value, Grant) else None
     return kind, name, encoded_entry(value).decode(), until
 
 

@@ -127,7 +127,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[PostgresWi
     def carry_out(
         self, wire: PostgresWire, plan: Plan[float, T], until: float
     ) -> Coroutine[Any, Any, T]:
-        return wire.carry_out(self.dialect.translated(plan, wire.ahead, until), until)
+        return wire.run_program(self.dialect.translated(plan, wire.ahead, until), until)
 
     def keep_or_close(
         self, wire: PostgresWire, idle: list[PostgresWire], error: BaseException

@@ -262,7 +262,7 @@ class PostgresWire:
             self.closed = True
             leave_to_parent(self._fd)
 
-    async def carry_out(self, program: Program[T], until: float) -> T:
+    async def run_program(self, program: Program[T], until: float) -> T:
         """The outcome of a program of Requests. Raises Broken, PostgresErrorReply, its errors."""
         return await drive(program, lambda request: self.query(request, until))
 

@@ -104,7 +104,12 @@ def diagnosis(ttl: float, *, in_quorum: bool = False) -> RespProgram[list[Findin
     pairs = [answer for answer in answers if isinstance(answer, list) and len(answer) == 2]
     settings = {name.decode(): value.decode() for name, value in pairs}
     facts = read_facts(info)
-    findings = [_about_role(facts), *_about_replication(facts, in_quorum=in_quorum)]
+    advice, role = (
+        "use the address of the master",
+        f"{facts.product} {facts.version}, role {facts.role}",
+    )
+    is_master = found(facts.role == "master", role, advice=advice, level="error")
+    findings = [is_master, *_about_replication(facts, in_quorum=in_quorum)]
     findings += [*_about_settings(facts, settings), *_about_writes(facts, settings)]
     apart = abs(int(time[0]) + int(time[1]) / 1e6 - clock.wall())
     return [*findings, about_clock(apart), about_trip(trip, ttl)]
@@ -112,13 +117,6 @@ def diagnosis(ttl: float, *, in_quorum: bool = False) -> RespProgram[list[Findin
 
 _SETTINGS: Final = ("save", "stop-writes-on-bgsave-error", "min-replicas-to-write")
 """One request each: before Redis 7, CONFIG GET takes one name."""
-
-
-def _about_role(facts: InfoFacts) -> Finding:
-    role = f"{facts.product} {facts.version}, role {facts.role}"
-    return found(
-        facts.role == "master", role, advice="use the address of the master", level="error"
-    )
 
 
 def _about_replication(facts: InfoFacts, *, in_quorum: bool) -> list[Finding]:

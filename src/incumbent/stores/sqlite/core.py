@@ -75,7 +75,7 @@ class SqliteOperations(PollingOperations):
         """Carry out a plan in one transaction. Raises StoreError."""
 
         def work(db: SqliteConnection) -> Any:
-            return Records(db).carry_out(plan.start(None, until))
+            return Records(db).run_program(plan.start(None, until))
 
         mode = READ if plan.kind in _READS else WRITE
         return cast("T", await self._transact_on_disk_if_needed(work, until, mode))
@@ -109,7 +109,7 @@ class SqliteOperations(PollingOperations):
             if granted is not None:
                 return granted
             plan = self.dialect.take(key, claim, _with_short_heartbeat(ask))
-            return records.carry_out(plan.start(None, until))
+            return records.run_program(plan.start(None, until))
 
         return in_line(await self._transact_on_disk_if_needed(work, until), claim, ask)
 

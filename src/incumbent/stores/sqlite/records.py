@@ -101,7 +101,7 @@ class Records:
         self.now = int(db.host.now() * 1_000_000)
         self.wall = int(db.host.wall() * 1_000_000)
 
-    def carry_out(self, program: Program[Any]) -> Any:
+    def run_program(self, program: Program[Any]) -> Any:
         """The outcome of an operation; NEEDS_DISK, with no change, if it has to be done again."""
         reply: Any = None
         try:
