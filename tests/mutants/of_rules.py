@@ -139,8 +139,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _taking(
         "the newest candidates are crowded out",
-        "    return (*others[1 - CANDIDATES_KEPT :], ListedCandidate",
-        "    return (*others[: CANDIDATES_KEPT - 1], ListedCandidate",
+        "        *others[1 - CANDIDATES_KEPT :],\n        ListedCandidate",
+        "        *others[: CANDIDATES_KEPT - 1],\n        ListedCandidate",
         *_MEMORY,
     ),
     _taking(

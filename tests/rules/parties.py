@@ -107,7 +107,7 @@ class MysqlParty(Party):
         mysql.aged(server, self._database)
         self._store.close()
         if left_out == "incarnation":
-            monkeypatch.setattr(statements, "ours", lambda epoch, here: "1")
+            monkeypatch.setattr(statements, "if_ours", lambda epoch, here: "1")
         elif left_out != "nothing":
             _leave_out(left_out, monkeypatch)
 
