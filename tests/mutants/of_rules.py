@@ -139,8 +139,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _taking(
         "the newest candidates are crowded out",
-        "        *others[1 - CANDIDATES_KEPT :],\n        ListedCandidate",
-        "        *others[: CANDIDATES_KEPT - 1],\n        ListedCandidate",
+        "*others[1 - CANDIDATES_KEPT :], asker",
+        "*others[: CANDIDATES_KEPT - 1], asker",
         *_MEMORY,
     ),
     _taking(

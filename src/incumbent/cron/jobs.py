@@ -433,12 +433,13 @@ class Jobs:
             if name in self._specs:
                 known = self._specs[name].source
                 raise ConfigError(f"there is a job {name!r} already, from {known}", name="name")
+            code = getattr(inspect.unwrap(function), "__code__", None)
             spec = JobSpec(
                 name=name,
                 schedule=schedule,
                 call=function,
                 timezone=tz,
-                source=_source_of(function),
+                source=f"{code.co_filename}:{code.co_firstlineno}" if code else "",
                 **made,
             )
             check_job_name(name)
@@ -571,11 +572,6 @@ def _log_event(event: str, /, **facts: Any) -> None:
     text = " ".join(f"{key}={printable(str(value))}" for key, value in given.items())
     level = logging.WARNING if event in _WORTH_A_WARNING else logging.INFO
     _log.log(level, "%s %s", event, text)
-
-
-def _source_of(function: Callable[..., Any]) -> str:
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def _read_settings(settings: JobSettings) -> dict[str, Any]:

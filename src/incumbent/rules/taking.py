@@ -156,10 +156,8 @@ def _standing(record: LeaseRecord, ask: Ask, now: Instant) -> tuple[ListedCandid
     """The candidates that are still listed, and the asker as the last."""
     others = [it for it in record.candidates if it.until > now and it.holder != ask.holder]
     others.sort(key=lambda it: (it.until, it.holder))
-    return (
-        *others[1 - CANDIDATES_KEPT :],
-        ListedCandidate(ask.holder, after(micros(ask.candidacy))),
-    )
+    asker = ListedCandidate(ask.holder, after(micros(ask.candidacy)))
+    return (*others[1 - CANDIDATES_KEPT :], asker)
 
 
 # -- the grant -------------------------------------------------------------------------------------
