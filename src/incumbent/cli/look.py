@@ -194,7 +194,12 @@ def _facts(record: Record, state: NameState) -> Iterator[tuple[str, str]]:
         yield asked_to(record), said_by(record, RESIGN).strip() or "yes"
     if record.candidates:
         yield "waiting", ", ".join(candidate.holder for candidate in record.candidates)
-    yield from _last_run(record) if _is_by_the_clock(record) else _slots(record)
+    if _is_by_the_clock(record):
+        yield from _last_run(record)
+    else:
+        yield from (
+            ("slot", f"{name}: {say_seconds(it)} left") for name, it in record.slots.items()
+        )
     for line in record.nodes:
         yield "node", line
 
@@ -202,11 +207,6 @@ def _facts(record: Record, state: NameState) -> Iterator[tuple[str, str]]:
 def _is_by_the_clock(record: Record) -> bool:
     """Whether `cron` runs it: then used slots say nothing, as each run uses one of its own."""
     return is_by_the_clock(read_job(record.fields))
-
-
-def _slots(record: Record) -> Iterator[tuple[str, str]]:
-    for name, left in record.slots.items():
-        yield "slot", f"{name}: {say_seconds(left)} left"
 
 
 def _last_run(record: Record) -> Iterator[tuple[str, str]]:

@@ -7,8 +7,7 @@ The road of one slot:
     orders     Executor carries it out: the store grants the slot's lease to one instance
     serving    CommandLauncher: claims by `runs.Claimer`, sends the task to the zygote
     zygote     forks workers, or hands the claim to one that stands by
-    worker     adopts the claim, records the slot as running, and has `supervise.run` run the
-               command: it stops it while the lease is still proved
+    worker     adopts the claim, records the slot as running; `supervise.run` runs the command
     ledger     the record, which changes only under the claim: running, then its end
 
 `judging` decides what became of slots that are late, missed or lost; `once` is the same ledger for

@@ -38,8 +38,7 @@ CORRECTION: Final = 3 * 3600.0
 @dataclass(slots=True)
 class _AgendaEntry:
     spec: JobSpec
-    place: int
-    """Its place in the file."""
+    place: int  # in the file
     returned_until: float = 0.0
     """The agenda has returned every slot up to this instant."""
     maybe_returned_until: float = -inf

@@ -181,17 +181,15 @@ class EditionWatch:
                 else:
                     if found is None:
                         self._asked.add(view)
-                    await self._wait(hurry=came and not self._is_fresh())
+                    at = -inf if self._newest is None else self._newest[1].snapshot.asked
+                    is_old = clock.now() - at >= self._least
+                    await self._wait(hurry=came and is_old)
                 came = False
         finally:
             self._followers[view] -= 1
             # Removed at zero: each search makes another view, and counters would stay for ever.
             if not self._followers[view]:
                 del self._followers[view]
-
-    def _is_fresh(self) -> bool:
-        at = -inf if self._newest is None else self._newest[1].snapshot.asked
-        return clock.now() - at < self._least
 
     async def _wait(self, *, hurry: bool) -> None:
         if self._loop is None:

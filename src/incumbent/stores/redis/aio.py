@@ -345,7 +345,8 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
             request = take_request(packing, key, claim, ask, wire.incarnation, deadline)
             outcome: TakeOutcome
             reply = await self._ask(wire, request, until)
-            # By `unchanged_at`, the check that came back: one of another task, sent since, may not have.
+            # By `unchanged_at`, of the check that came back: one of another task, sent since, may
+            # not have.
             if type(reply) is bytes and now - wire.unchanged_at <= CHECK_EVERY:
                 outcome = read_take(packing, reply, key, claim, ask, wire.epoch)
             else:
