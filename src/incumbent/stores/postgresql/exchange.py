@@ -46,7 +46,7 @@ CLAIM_SEPARATOR: Final = " "
 """Stands, in a notification, between a key and the only claim in line that it is for."""
 
 Reply: TypeAlias = bytes | None
-_Found: TypeAlias = _Found
+_Found: TypeAlias = registers.Seen | StoreError
 
 
 class StatementRequest(NamedTuple):
