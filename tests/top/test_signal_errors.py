@@ -25,7 +25,9 @@ import redis
 
 import incumbent
 from tests import tiers
+from tests.stores.mysql import world as mysql
 from tests.stores.postgresql.world import new_database
+from tests.support.mariadb import MariaServer
 from tests.support.pace import now, took
 from tests.support.postgresql import PostgresServer
 from tests.support.proxy import FaultProxy
@@ -75,6 +77,7 @@ SILENT = {
     "etcd": "etcd://127.0.0.1:{0}",
     "etcd, TLS": "etcds://127.0.0.1:{0}",
     "postgresql": "postgresql://u:p@127.0.0.1:{0}/d",
+    "mysql": "mysql://u:p@127.0.0.1:{0}/d",
 }
 
 
@@ -241,7 +244,7 @@ def test_while_a_provider_of_credentials_is_asked(
         client.close()
 
 
-@pytest.fixture(params=["redis", "quorum", "etcd", "postgresql"])
+@pytest.fixture(params=["redis", "quorum", "etcd", "postgresql", "mysql"])
 def muted(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[FaultProxy]]]:
     """A store behind proxies."""
     with ExitStack() as ends:
@@ -252,6 +255,11 @@ def muted(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[FaultProxy
             server: PostgresServer = request.getfixturevalue("postgres_server")
             ports = [server.port]
             url = server.url_of(new_database(server)).replace(f"127.0.0.1:{server.port}", "{}")
+        elif request.param == "mysql":
+            maria: MariaServer = request.getfixturevalue("maria_server")
+            ports = [maria.port]
+            url = maria.url_of(mysql.new_database(maria)).replace(f"127.0.0.1:{maria.port}", "{}")
+            url += "?restart_wait=0"
         else:
             count = 3 if request.param == "quorum" else 1
             ports = [ends.enter_context(RedisServer()).port for _ in range(count)]
@@ -273,7 +281,7 @@ def test_while_an_answer_does_not_come(
 
 @SIDES
 @raising(*USUAL)
-@pytest.mark.parametrize("engine", ["redis", "quorum", "etcd", "postgresql"])
+@pytest.mark.parametrize("engine", ["redis", "quorum", "etcd", "postgresql", "mysql"])
 def test_between_two_tries(engine: str, raised: Exception, side: str) -> None:
     reaches_the_caller(raised, lambda: acquire(SILENT[engine].format(1), side))
 

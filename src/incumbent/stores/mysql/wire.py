@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
@@ -133,10 +134,14 @@ class MysqlWire:
 @contextmanager
 def _translated(*, in_doubt: bool) -> Iterator[None]:
     """Errors of the driver become ServerError or Broken."""
+    earlier = sys.exc_info()[1]
     try:
         yield
     except pymysql.err.MySQLError as error:
         raise_if_from_signal(error)
+        # The driver has an error of its own for each OSError, also for that of a signal handler.
+        if error.__context__ is not None and error.__context__ is not earlier:
+            raise_if_from_signal(error.__context__)
         code, text = (*error.args, "", "")[:2]
         if isinstance(code, int) and code and code not in _DRIVERS_OWN:
             raise ServerError(code, str(text), in_doubt=in_doubt) from error
