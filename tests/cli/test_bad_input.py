@@ -182,7 +182,7 @@ def test_the_environment_makes_no_operator_write_or_remove(store: str) -> None:
         eventually(lambda: '"state": "held"' in incumbent(*look, env=env).stdout)
         asked = incumbent("-s", store, "break", "job", env=env)
         # Asked, the holder let go in order: its record was not removed under it.
-        assert holder.wait(20) == 123
+        assert holder.wait(60) == 123
         assert "was ended at the request of an operator" in holder.communicate()[1]
     finally:
         holder.kill()
@@ -229,7 +229,7 @@ def shell(line: str, store: str) -> subprocess.CompletedProcess[str]:
     env = environment({"INCUMBENT_STORE": store, "PYTHONUNBUFFERED": "1"})
     line = f"I='{sys.executable} -m incumbent'; {line}"
     return subprocess.run(
-        ["sh", "-c", line], env=env, capture_output=True, text=True, timeout=20, check=False
+        ["sh", "-c", line], env=env, capture_output=True, text=True, timeout=60, check=False
     )
 
 

@@ -86,7 +86,7 @@ def test_wait_returns_when_the_name_is_free(store: str, held: subprocess.Popen[s
         time.sleep(0.3)
         assert waiting.poll() is None
         held.terminate()
-        assert waiting.wait(20) == 0
+        assert waiting.wait(60) == 0
         waiting.communicate()
 
 
@@ -108,7 +108,7 @@ def test_break_asks_the_holder_and_tells_what_it_did(
     done = incumbent("-s", store, "break", "job", "--reason", "maintenance")
     assert done.returncode == 0
     assert "them has released it" in done.stderr or "ttl ran out" in done.stderr
-    assert held.wait(20) == 123
+    assert held.wait(60) == 123
 
 
 @pytest.mark.left(tiers.LONG)
@@ -129,7 +129,7 @@ def test_a_forced_break_says_how_long_two_may_act(store: str, held: subprocess.P
     assert done.returncode == 0
     assert "them may still act beside the next holder for up to" in done.stderr
     assert status(store, "job")["state"] != "held"
-    assert held.wait(20) == 123
+    assert held.wait(60) == 123
 
 
 def test_a_forced_break_removes_all_who_share_it(store: str) -> None:

@@ -129,10 +129,10 @@ def test_a_job_that_could_not_be_prepared_leaves_its_slot(store: str, tmp_path: 
 
 def test_waiting_in_vain_ends_in_time_with_75(store: str) -> None:
     with holder(store):
-        done = incumbent("-s", store, "run", "--wait=0.3", "job", "--", "true")
+        done = incumbent("-s", store, "run", "--wait=1", "job", "--", "true")
     assert done.returncode == 75
     assert (waited := re.search(r"gave up after ([\d.]+m?s)", done.stderr)), done.stderr
-    assert 0.3 <= parse_duration(waited[1], "waited") < 1.3
+    assert 1 <= parse_duration(waited[1], "waited") < 15
     assert "held by them" in done.stderr
 
 

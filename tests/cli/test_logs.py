@@ -74,7 +74,7 @@ def test_a_reader_that_stands_still_keeps_no_leader_from_leading_and_ending(
         begun.callback(leader.kill)
         eventually(began.exists)
         leader.send_signal(signal.SIGTERM)
-        assert leader.wait(20) == 0
+        assert leader.wait(60) == 0
         began.unlink()
 
 
@@ -95,4 +95,4 @@ def test_a_candidate_whose_log_nobody_reads_takes_over_all_the_same(
     begun.callback(candidate.kill)
     eventually(led.exists)
     candidate.send_signal(signal.SIGTERM)
-    assert candidate.wait(20) == 0
+    assert candidate.wait(60) == 0

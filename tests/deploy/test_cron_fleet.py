@@ -169,7 +169,7 @@ def test_systemd_takes_the_units_and_the_timer(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", *sorted(tmp_path.iterdir())],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -179,7 +179,7 @@ def test_systemd_takes_the_unit_and_its_drop_in(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", unit, page],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

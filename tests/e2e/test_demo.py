@@ -62,7 +62,7 @@ def test_an_ended_demo_ends_its_processes_and_removes_its_folder(
     demo = start_demo(folder)
     eventually(lambda: len(processes_in(folder)) >= 8)
     demo.send_signal(signum)
-    said, _ = demo.communicate(timeout=20)
+    said, _ = demo.communicate(timeout=60)
     assert demo.returncode == code, said
     # What waited to become a command ends with its supervisor, a moment after it.
     eventually(lambda: processes_in(folder) == [])
@@ -73,7 +73,7 @@ def test_a_killed_demo_leaves_no_process(folder: Path) -> None:
     demo = start_demo(folder)
     eventually(lambda: len(processes_in(folder)) >= 8)
     demo.kill()
-    demo.communicate(timeout=20)
+    demo.communicate(timeout=60)
     eventually(lambda: not processes_in(folder))
 
 

@@ -30,7 +30,7 @@ def run(example: str, store: str, **settings: str) -> subprocess.CompletedProces
         env=environment({"INCUMBENT_STORE": store, **settings}),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
 
@@ -63,7 +63,7 @@ def test_two_of_them_take_turns(own_etcd: EtcdServer) -> None:
         )
         for _ in range(2)
     ]
-    said = [process.communicate(timeout=30)[0] for process in both]
+    said = [process.communicate(timeout=60)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert all("for long" in text for text in said)
 
@@ -110,7 +110,7 @@ class Client:
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGINT)
-        self.process.wait(20)
+        self.process.wait(60)
 
 
 @contextmanager

@@ -63,7 +63,7 @@ def sync(*arguments: str | Path, **environment: str) -> subprocess.CompletedProc
         [sys.executable, SYNC, *arguments],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
         env=clean | environment,
     )

@@ -80,7 +80,7 @@ def test_on_term_the_next_one_leads(fleet: Fleet) -> None:
         before = len(fleet.begun)
         first = leads.pop(holder(fleet))
         first.terminate()
-        assert first.wait(20) == 0
+        assert first.wait(60) == 0
         if leads:
             eventually(partial(more_began, fleet, before))
             eventually(fleet.worker_lives)
@@ -95,7 +95,7 @@ def test_a_candidate_obeys_signals(fleet: Fleet) -> None:
     for name in candidates(fleet):
         signum, code = next(codes)
         leads[name].send_signal(signum)
-        assert leads[name].wait(20) == code
+        assert leads[name].wait(60) == code
     assert fleet.worker_lives()
     fleet.judge()
 
@@ -106,7 +106,7 @@ def test_a_command_that_ends_gives_the_others_their_turn(fleet: Fleet) -> None:
     eventually(lambda: len(fleet.begun) >= 8, within=30)
     for instance in leads.values():
         instance.terminate()
-    said = [instance.communicate(timeout=20)[1] for instance in leads.values()]
+    said = [instance.communicate(timeout=60)[1] for instance in leads.values()]
     assert sum("leading, term" in each for each in said) >= 2
     fleet.judge()
 
@@ -123,7 +123,7 @@ def test_a_leader_that_crashes_in_a_loop_tells_how_each_term_ended(fleet: Fleet)
     assert isinstance(flaps, dict)
     assert flaps["last"] == "its command ended with exit 3"
     instance.terminate()
-    said = instance.communicate(timeout=20)[1]
+    said = instance.communicate(timeout=60)[1]
     assert said.count("ended: CMD ended with 3 after") >= 3
     assert instance.returncode == 0
 

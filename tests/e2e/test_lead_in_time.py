@@ -26,7 +26,7 @@ def test_a_leader_that_is_broken_logs_that_it_was_asked_to_stop(tmp_path: Path) 
             assert incumbent("-s", store, "break", "job", "--reason", "stuck").returncode == 0
         finally:
             leader.terminate()
-        said = leader.communicate(timeout=20)[1]
+        said = leader.communicate(timeout=60)[1]
     assert re.search(r"asked to stop by \S+ \(stuck\)", said), said
 
 

@@ -69,7 +69,7 @@ class Instance:
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
-        self.process.wait(20)
+        self.process.wait(60)
 
     def stop(self) -> int:
         """In order; what it exited with."""
@@ -77,7 +77,7 @@ class Instance:
         if self.process.poll() is None:
             self.signal(signal.SIGCONT)
             self.signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.process.wait(60)
 
 
 Fault = tuple[Callable[[Instance], object], Callable[[Instance], object]]

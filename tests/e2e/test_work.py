@@ -63,7 +63,7 @@ def test_one_of_four_works_and_term_drains(fleet: Fleet) -> None:
     service = work(fleet, 1, *worker(fleet, "--for", "0.5"))
     eventually(lambda: len(fleet.begun) >= 4, within=20)
     service.terminate()
-    _, said = service.communicate(timeout=20)
+    _, said = service.communicate(timeout=60)
     assert service.returncode == 0, said
     assert not fleet.worker_lives()
     fleet.judge()
@@ -75,7 +75,7 @@ def test_two_permits_are_held_by_two(fleet: Fleet) -> None:
     eventually(lambda: [it["state"] for it in records(fleet)] == ["held", "held"])
     assert [it["name"] for it in records(fleet)] == ["job/1", "job/2"]
     service.terminate()
-    assert service.wait(20) == 0
+    assert service.wait(60) == 0
     eventually(lambda: [it["state"] for it in records(fleet)] == ["free", "free"])
 
 
@@ -88,7 +88,7 @@ def test_a_worker_that_is_killed_is_replaced(fleet: Fleet) -> None:
     eventually(lambda: len(fleet.begun) > before)
     eventually(lambda: len(children(service.pid)) == 4)
     service.terminate()
-    assert service.wait(20) == 0
+    assert service.wait(60) == 0
     fleet.judge()
 
 
@@ -104,4 +104,4 @@ def test_workers_drain_when_their_parent_is_killed(fleet: Fleet) -> None:
 
 @pytest.mark.left(tiers.STORES, "redis")
 def test_a_command_that_does_not_exist_ends_the_service(fleet: Fleet) -> None:
-    assert work(fleet, 1, "no-such-command").wait(20) == 127
+    assert work(fleet, 1, "no-such-command").wait(60) == 127

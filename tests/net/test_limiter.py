@@ -93,11 +93,11 @@ def test_threads_are_never_more_than_there_are_places() -> None:
             with mutex:
                 inside[0] -= 1
             place.leave(answered=True)
-        over.wait(20)
+        over.wait(60)
 
     for _ in range(20):
         threading.Thread(target=work, daemon=True).start()
-    over.wait(20)
+    over.wait(60)
     assert 1 <= most[0] <= 3
     assert sum(here.enter_now() is not None for _ in range(4)) == 3
 

@@ -53,8 +53,8 @@ def hanging(engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[t
 def lost_in_time(lock: Lock, hanging: threading.Event, told: threading.Event) -> None:
     lease = lock.acquire()
     with in_time(lease.remaining, late_at_most=BUSY):
-        assert hanging.wait(20)
-        assert told.wait(20)
+        assert hanging.wait(60)
+        assert told.wait(60)
     assert lease.lost
 
 
@@ -87,8 +87,8 @@ def test_on_revoked_does_not_wait_for_the_renewal_that_hangs(
     election = Election("a", store=engine, ttl=TTL, on_revoked=lambda _: told.set())
     term = election.campaign()
     with in_time(term.remaining, late_at_most=BUSY):
-        assert hanging.wait(20)
-        assert told.wait(20)
+        assert hanging.wait(60)
+        assert told.wait(60)
 
 
 def test_a_lease_that_is_renewed_is_told_of_once_and_only_when_it_ends(
@@ -154,7 +154,7 @@ def test_a_lease_that_ends_before_the_others_wakes_the_thread(engine: FaultyEngi
     near = Lock("near", store=engine, ttl=TTL, on_lost=lambda _: told.set()).acquire()
     with in_time(near.remaining, late_at_most=BUSY):
         engine.faulty.down = True
-        assert told.wait(20)
+        assert told.wait(60)
     assert far.valid
     engine.faulty.down = False
     far.release()
@@ -167,7 +167,7 @@ def test_a_closed_client_still_tells_of_the_end_of_what_it_renews_no_longer(
     with Client(engine) as client:
         lease = client.lock("a", ttl=TTL, on_lost=lambda _: told.set()).acquire()
     with in_time(lease.remaining, late_at_most=BUSY):
-        assert told.wait(20)
+        assert told.wait(60)
     assert lease.wait_lost(0)
 
 
@@ -203,11 +203,11 @@ try:
 except BlockingIOError:
     os.set_blocking(2, True)
 lease = incumbent.Lock("a", store="memory:", at_most_for=0.3, if_lost="exit").acquire()
-time.sleep(20)
+time.sleep(100)
 """
 
 
 def test_the_end_of_the_process_waits_for_nobody_who_reads_its_errors() -> None:
     program = [sys.executable, "-c", _NOBODY_READS]
     with subprocess.Popen(program, stderr=subprocess.PIPE) as process:
-        assert process.wait(10) == 123
+        assert process.wait(60) == 123

@@ -293,4 +293,6 @@ def test_a_renewal_waits_for_its_answer_no_longer_than_a_request_may_take(
         sent = clock.now()
         monkeypatch.setattr(port, "renew", renew_until)
         assert run_blocking(renew(port, [lease._claim])) is None
-    assert patience == [pytest.approx(0.7, abs=0.3)]
+    # Else it would be the rest of the lease, some 20 s.
+    (waited,) = patience
+    assert 0.69 < waited < 5

@@ -115,7 +115,7 @@ assert planned.wait(10)
 
 
 def test_a_thread_is_started_though_its_starter_is_inside_of_threading() -> None:
-    subprocess.run([sys.executable, "-c", _INSIDE_OF_THREADING], timeout=20, check=True)
+    subprocess.run([sys.executable, "-c", _INSIDE_OF_THREADING], timeout=60, check=True)
 
 
 def test_a_thread_that_could_not_be_started_is_started_by_the_next_lease(

@@ -43,7 +43,7 @@ def slow_links(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Even
     def make(store: object) -> Link:
         if store == slow:
             begun.set()
-            over.wait(20)
+            over.wait(60)
         return good(store)
 
     monkeypatch.setattr(links, "new_link", make)
@@ -86,7 +86,7 @@ def test_a_forks_child_makes_a_lock_whatever_its_parents_threads_were_making(
     assert begun.wait(30)
 
     def child() -> int:
-        signal.alarm(10)
+        signal.alarm(60)
         Lock("a", store=new_url()).acquire().release()
         return 0
 
@@ -98,7 +98,7 @@ def test_many_threads_that_name_one_store_share_its_link() -> None:
     found: list[Link] = []
 
     def find() -> None:
-        together.wait(10)
+        together.wait(30)
         found.append(link_for(url))
 
     threads = [threading.Thread(target=find) for _ in range(8)]

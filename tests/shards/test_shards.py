@@ -98,7 +98,7 @@ def test_the_next_member_begins_only_when_the_body_of_the_one_before_has_ended(
     def slow(shard: Shard) -> None:
         shard.wait_stop()
         asked.add(shard.number)
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         ended.add(shard.number)
 
     def next_one(shard: Shard) -> None:

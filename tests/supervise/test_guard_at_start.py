@@ -114,7 +114,7 @@ def test_a_guard_that_does_not_answer_lets_nothing_run_and_the_lease_is_given_ba
         [sys.executable, "-c", FROZEN, fleet.store, isolation, when, str(ran)],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
     assert done.stdout.splitlines() == [said, "None"], done.stderr
@@ -129,7 +129,7 @@ def test_a_candidate_whose_guard_froze_ends_when_it_is_elected(
     first, second = two(fleet, folders, "--isolate", isolation)
     os.kill(guard_of(second.pid), signal.SIGSTOP)
     first.terminate()
-    _, said = second.communicate(timeout=20)
+    _, said = second.communicate(timeout=60)
     assert second.returncode == 125
     assert "the command could not be put under the guard: no command may run any more" in said
     assert len(fleet.begun) == 1
@@ -152,7 +152,7 @@ def test_a_candidate_replaces_the_waiting_process_that_was_killed(
     first.terminate()
     eventually(lambda: len(fleet.begun) == 2)
     second.terminate()
-    assert second.wait(20) == 0
+    assert second.wait(60) == 0
 
 
 @pytest.mark.left(tiers.CRASHES, "9-pidns")
@@ -166,7 +166,7 @@ def test_a_candidate_leaves_neither_process_nor_folder(
     left = [waiting_child(second.pid, guard), guard, *named("incumbent-init", guard)]
     assert len(list(folders.iterdir())) == 2
     second.send_signal(signum)
-    second.wait(20)
+    second.wait(60)
     eventually(lambda: all(map(gone, left)))
     eventually(lambda: len(list(folders.iterdir())) == 1)
     assert len(fleet.begun) == 1
@@ -181,7 +181,7 @@ def test_a_supervisor_that_is_killed_leaves_no_folder(
     eventually(lambda: fleet.begun)
     assert [it.stat().st_mode & 0o777 for it in folders.iterdir()] == [0o711]
     leader.kill()
-    leader.wait(20)
+    leader.wait(60)
     eventually(lambda: not list(folders.iterdir()))
 
 
@@ -227,12 +227,12 @@ def test_in_a_container_everything_is_dead_before_another_can_lead(
     died_within(fleet, since, TTL)
     if signum == signal.SIGSTOP:
         os.kill(first, signal.SIGCONT)
-    assert process.wait(20) != 0
+    assert process.wait(60) != 0
 
 
 @needs(ROOT, "PID namespaces need root")
 def test_in_a_container_the_commands_own_code_comes_out(fleet: Fleet) -> None:
     process, _ = contained(fleet)
     (fleet.folder / "stop").touch()
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     assert json.loads(status(fleet))["result"]["state"] == "free"

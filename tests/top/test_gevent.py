@@ -38,7 +38,7 @@ print("renewed, and handed over")
 """
 
 
-def run(store: str, ttl: float = 3.0, script: str = SCRIPT) -> str:
+def run(store: str, ttl: float = 5.0, script: str = SCRIPT) -> str:
     done = subprocess.run(
         [sys.executable, "-c", script, store, str(ttl)],
         capture_output=True,

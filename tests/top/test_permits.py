@@ -145,7 +145,7 @@ def test_never_more_lead_than_there_are_permits_and_all_come_to_lead(
     def work(term: Term) -> None:
         led.append(len(incumbent.Client(engine).read("sync").holdings))
         if term.holder in {"c0", "c1", "c2"}:
-            full.wait(20)
+            full.wait(60)
 
     def stand(number: int) -> None:
         candidate(engine, f"c{number}", fair=fair).run(work)

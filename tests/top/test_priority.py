@@ -316,7 +316,7 @@ def test_the_preferred_one_takes_over_from_a_leader_that_ends_its_work(every_sto
 
 
 def test_coroutines_are_cancelled_and_awaited_before_the_preferred_one_leads() -> None:
-    few: Any = {"store": "memory:priority-async", "ttl": 1, "step_down_after": 1}
+    few: Any = {"store": "memory:priority-async", "ttl": 3, "step_down_after": 3}
     log: list[str] = []
 
     async def work_of(name: str) -> None:

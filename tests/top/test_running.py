@@ -79,13 +79,13 @@ def test_a_term_that_begins_at_the_end_of_the_body_does_no_work(
 
     def slow(*args: Any) -> Any:
         taking.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         return take(*args)
 
     monkeypatch.setattr(engine.faulty, "take", slow)
     leaving = threading.Timer(0.1, go_on.set)
     with Election("a", store=engine).running(ran.append):
-        assert taking.wait(20)
+        assert taking.wait(60)
         leaving.start()
     assert ran == []
     assert engine.faulty.calls["give"] == 1
@@ -120,7 +120,7 @@ def test_work_that_returns_by_itself_ends_the_candidacy(engine: FaultyEngine) ->
     done = threading.Event()
     election = Election("a", store=engine)
     with election.running(lambda _: done.set()):
-        assert done.wait(20)
+        assert done.wait(60)
         eventually(lambda: election.leader() is None)
 
 

@@ -148,7 +148,7 @@ def test_a_restart_that_forgot_the_tokens_is_outlived() -> None:
         server.enable_auth()
         server.add_user("billing", "sesame", *RIGHTS)
         with Client(server.store_url(PREFIX, login="billing:sesame")) as client:
-            etcd_lease = client.lock("held", ttl=6).acquire()
+            etcd_lease = client.lock("held", ttl=20).acquire()
             server.restart()
             time.sleep(3)
             assert etcd_lease.valid

@@ -72,7 +72,7 @@ def test_a_client_acts_again_soon_after_its_endpoint_went(cluster: EtcdCluster, 
         acts(client, "after", AGAIN_WITHIN)
         while not renewed(etcd_lease.renew):
             assert took(since) < AGAIN_WITHIN
-        assert etcd_lease.remaining > 15 - 1.5
+        assert etcd_lease.remaining > 15 - 5
         assert etcd_lease.valid
         etcd_lease.release()
 
@@ -211,7 +211,7 @@ def test_without_a_quorum_a_supervised_command_is_dead_inside_the_lease(
         # Until now a renewal may have been proved.
         since = clock.now()
         died_within(fleet, since, TTL)
-        assert only.wait(20) == 123
+        assert only.wait(60) == 123
     finally:
         fleet.close()
 

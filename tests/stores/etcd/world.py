@@ -62,7 +62,7 @@ def etcdctl_lock(server: EtcdServer, name: str, ttl: int = 5) -> Iterator[subpro
         yield process
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
 
 
 def acquired_by(process: subprocess.Popen[str]) -> str:

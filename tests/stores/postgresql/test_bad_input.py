@@ -271,7 +271,7 @@ def test_an_administrator_may_apply_the_file_with_psql(postgres_server: Postgres
         input=schema(),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )
     assert (done.returncode, done.stderr) == (0, "")
     with party(postgres_server.url_of(database)) as one:

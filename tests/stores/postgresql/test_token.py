@@ -80,7 +80,7 @@ class Stale:
     def go_on(self) -> str:
         """What became of its transaction."""
         self._process.send_signal(signal.SIGCONT)
-        said, _ = self._process.communicate(timeout=20)
+        said, _ = self._process.communicate(timeout=60)
         return said.strip()
 
     def close(self) -> None:

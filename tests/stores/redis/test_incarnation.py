@@ -244,7 +244,7 @@ def test_a_restart_waits_for_the_longest_ttl_that_anybody_asked_for(kept: bool) 
                 asker.take(ask=SHORT)
             # What no data tell of any more cannot be learnt: but others have the default.
             wait = 40.0 if kept else TTL_DEFAULT
-            assert wait - 2 < (caught.value.retry_after or 0.0) <= wait
+            assert wait - 10 < (caught.value.retry_after or 0.0) <= wait
 
 
 def test_who_asks_for_a_longer_ttl_waits_for_longer() -> None:
@@ -314,12 +314,12 @@ def test_a_server_without_a_run_id_keeps_its_incarnation_over_new_connections() 
 
 
 def test_a_clock_that_is_set_after_the_start_makes_no_young_server_old() -> None:
-    with ShiftedServer(seconds=-3600.0) as server, party(server.url, "restart_wait=5s") as first:
+    with ShiftedServer(seconds=-3600.0) as server, party(server.url, "restart_wait=20s") as first:
         with pytest.raises(StoreUnavailable, match="restart_wait"):
             first.take()
         # Right from now on: by its clock it has been up for an hour.
         server.set_wall(0.0)
-        with party(server.url, "restart_wait=5s") as second:
+        with party(server.url, "restart_wait=20s") as second:
             for one in (first, second):
                 one.store.close()
                 with pytest.raises(StoreUnavailable, match="restart_wait") as caught:

@@ -159,7 +159,7 @@ def test_a_provider_that_hangs_holds_nobody_up() -> None:
 
     class Hung:
         def get_credentials(self) -> tuple[str]:
-            over.wait(20)
+            over.wait(60)
             return (SECRET,)
 
         async def get_credentials_async(self) -> tuple[str]:

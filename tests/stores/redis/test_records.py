@@ -273,9 +273,9 @@ def test_a_refusal_says_who_holds_and_for_how_long(here: Party) -> None:
     (holding,) = refused.holders
     assert (holding.holder, holding.meta, holding.ttl) == ("host 1", b"m m", 10.0)
     assert holding.held_for is not None
-    assert 0 <= holding.held_for < 2
+    assert 0 <= holding.held_for < 8
     assert refused.retry_after is not None
-    assert 9 < refused.retry_after <= 10
+    assert 2 < refused.retry_after <= 10
     assert isinstance(refused, Refused)
     assert ASK.ttl == 10.0
 

@@ -55,7 +55,7 @@ def start(path: Path, code: str, *before: str) -> subprocess.Popen[str]:
 
 def run(path: Path, code: str, *before: str) -> list[str]:
     with start(path, code, *before) as process:
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=60)
     assert process.returncode == 0, out
     return out.split()
 
@@ -530,7 +530,7 @@ def test_processes_threads_and_loops_exclude_one_another(tmp_path: Path) -> None
 def test_processes_that_start_at_once_make_one_file(tmp_path: Path) -> None:
     code = "print(type(take(str(os.getpid()))).__name__)"
     workers = [start(tmp_path / "leases.db", code) for _ in range(6)]
-    outcomes = Counter(worker.communicate(timeout=30)[0].strip() for worker in workers)
+    outcomes = Counter(worker.communicate(timeout=60)[0].strip() for worker in workers)
     assert outcomes == {"Granted": 1, "Refused": 5}
     assert (tmp_path / "leases.db").stat().st_mode & 0o777 == 0o600
 
