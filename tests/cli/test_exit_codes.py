@@ -247,7 +247,7 @@ def test_a_command_that_outlived_its_lease_reports_no_success(
         assert '"ok"' not in history_of(store)
 
 
-@pytest.mark.left(tiers.LONG)
+@pytest.mark.left(tiers.SIDES, "7")
 @pytest.mark.server
 @pytest.mark.parametrize("code", [0, 7])
 def test_an_end_that_the_ledger_cannot_be_told_in_time_is_lost_here_and_there(

@@ -280,7 +280,7 @@ def test_a_store_that_knows_no_candidates_takes_no_priority(
 # -- on each store -------------------------------------------------------------------------------
 
 
-@pytest.mark.left(tiers.LONG)
+@pytest.mark.left(tiers.STORES, "redis")
 def test_the_preferred_one_takes_over_from_a_leader_that_ends_its_work(every_store: str) -> None:
     begun: list[Any] = []
     ends: list[bool] = []
