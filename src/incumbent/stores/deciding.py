@@ -357,6 +357,7 @@ def _apply(step: Step[T], seen: Seen | StoreError) -> tuple[T | StoreError, Swap
         outcome, record, wake, entries = step.rule(seen)
     except StoreError as error:
         return error, None
+    # Without a record nothing is written: a refusal that changes nothing costs one request.
     swap = None if record is None else Swap(step.wanted, seen, record, entries, wake)
     return outcome, swap
 

@@ -201,6 +201,7 @@ class MemoryTable:
     def _apply(self, key: Key, now: float, ruling: Ruling[T]) -> T:
         """Write what a rule decided. Nobody else writes meanwhile."""
         if ruling.record is not None:
+            # Kept only with a record: a name that was merely asked for is forgotten at once.
             kept = self._kept.setdefault(key, _KeptName())
             kept.record = dated(ruling.record, micros(now))
             for kind, name, value in ruling.entries:

@@ -196,6 +196,8 @@ class PooledOperations(PollingOperations, BoundedRunner[W, None]):
         """Look at the server again if that is long ago; let it know the longest ttl."""
         if clock.now() > wire.looked + LOOK_EVERY:
             self.examine(wire, until)
+            # By chance, so that instances need not agree on who does it; and no
+            # renewal waits for it.
             if plan.kind != "renew" and random.random() < _SWEEPS:
                 self.sweep(wire, until)
         ttl = max(plan.ttl, *(it.ttl for it in plan.renewals), 0.0)

@@ -61,6 +61,7 @@ def probe(where: str) -> Generator[Any, Any, None]:
             " be granted the same lease. Is it a replica, a cache or an emulator? Name the server",
             permanent=True,
         )
+    # By the version from before the first write, so it has to be refused.
     (now,) = yield Swaps((_swap(seen, 2),))
     if isinstance(now, StoreError):
         raise now

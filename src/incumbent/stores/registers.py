@@ -303,6 +303,7 @@ NOTHING_QUICK: Final = Quick()
 
 def unless_behind(swap: Swap, found: Seen | StoreError, where: str) -> Seen | StoreError:
     """The answer to a swap that was refused: what was `found`, or that the clock stepped back."""
+    # The instant of what was recalled is our own reckoning: it shows no step of the store's clock.
     if isinstance(found, StoreError) or found.now >= swap.not_before or swap.seen.recalled:
         return found
     behind = (swap.not_before - found.now) / 1e6

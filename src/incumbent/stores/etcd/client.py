@@ -268,6 +268,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
             raise
         if other:
             wire.close()
+            # Unless another thread has learnt of the next one meanwhile, which is not over.
             if self.cluster.knows(known.value):
                 self.cluster.disown()
             raise OtherIncarnation(self.site.where)
@@ -524,6 +525,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         sessions = self.cluster.sessions
         while True:
             heartbeats = sessions.places.heartbeats()
+            # In parts: the places of all our waiters have to be kept alive while this one waits.
             part = min(until, recheck, _now() + min(heartbeats, default=inf) * _BEAT)
             try:
                 return await self._next_results(stream, wire, part)

@@ -99,6 +99,7 @@ def may_share(names: Names, permits: int, seat: str) -> list[str]:
     those are gone.
     """
     area = names.seats(permits)
+    # All keys but the ticket and ours: whatever stands there is of a foreign client.
     beyond = kv.absent(f"{names.ticket}\0", kv.after(names.contenders))
     others = [kv.absent(names.contenders, area), kv.absent(kv.after(area), names.ticket)]
     return [kv.absent(seat), *others, beyond]

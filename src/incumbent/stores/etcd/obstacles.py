@@ -57,6 +57,7 @@ def read_obstacles(
     ]
     if slot:
         reads.append(kv.read_all(slot))
+    # In one step, also with what is done before: all of it is of one revision.
     reply = yield kv.transaction([*before, *reads])
     responses = reply["responses"][len(before) :]
     marker = kv.entries_in(responses[5])

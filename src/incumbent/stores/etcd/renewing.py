@@ -115,8 +115,11 @@ class _Prepared:
         # Even if no reply comes: a lease that etcd may keep must not be removed as overdue.
         self.group.due = max(self.group.due, sent + self.ttl)
         yield from cluster.sessions.keep_alive(session)
+        # Again: the keep-alive may have found it gone, or under another leader.
         if not self._is_unchanged(sent):
             return False
+        # The keep-alive from before the checks: they prove none that another
+        # thread sends meanwhile.
         proof, current = session.pending, None
         for check in self.checks:
             if current is not None and check.as_of == current:

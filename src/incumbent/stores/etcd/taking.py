@@ -159,6 +159,7 @@ class EtcdTake:
         candidacy = (yield from self._candidacy()) if self.ask.candidacy > 0 else ""
         request = self.request(state, candidacy)
         before = sessions.claims.get(state.id)
+        # Both from before the request: its reply proves nothing that was asked for later.
         proof, sent = session.pending, _now()
         # Noted before it is sent: if the reply is lost, the claim is removed when its time is over.
         sessions.note(state)

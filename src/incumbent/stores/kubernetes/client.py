@@ -222,8 +222,10 @@ class KubernetesClient(PlannedTogether[None], BoundedRunner[W, None]):
         try:
             await self.at_once(lane, min(_LANES, len(places)))
         finally:
+            # Whoever is interrupted has the other lanes begin nothing more.
             left.clear()
         if errors and len(errors) == len(places):
+            # Perhaps applied, if that is so of any of them.
             raise max(errors, key=lambda it: isinstance(it, OutcomeUnknown))
         return [found[place] for place in range(len(batch))]
 

@@ -152,6 +152,7 @@ class KubernetesExchange:
 
         Whether it is so still, the server compares; a refusal is never decided by it.
         """
+        # Once: if the swap by it is refused, the name has to be read.
         renewals, sight = self._renewals.pop(key, []), self._known.sights.get(key)
         if not renewals or sight is None or not sight.own:
             return None
@@ -185,6 +186,7 @@ class KubernetesExchange:
 
     async def _swap(self, swap: Swap) -> Seen | StoreError | None:
         key, sight, known = swap.wanted.key, swap.seen.version, self._known
+        # The namespace may be another by now, where nothing of what was granted is known.
         if not sight and not await self._is_same():
             return StoreUnavailable(f"{known.where}: {_ANEW}", retry_after=0.05)
         marker = self._marker
@@ -214,6 +216,7 @@ class KubernetesExchange:
         self.wrote = True
         if known.see(key, answer.body, floor, own=True).revision < floor:
             raise OutcomeUnknown(f"{known.where}: {_WENT_BACK}")
+        # Again: it may have been made anew between that look and the write.
         if not sight and not await self._is_same():
             raise OutcomeUnknown(f"{known.where}: {_ANEW}")
         return None

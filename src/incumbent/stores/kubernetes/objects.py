@@ -305,6 +305,7 @@ def lease_with(swap: Swap, namespace: str, wall: int, now: Instant) -> dict[str,
         parts["foreign"] = sight.came, sight.found
     closing = record.closing
     if closing is not None:
+        # The end of a closing that stands already is not counted anew with each write.
         same = before.closing is not None and before.closing.token == closing.token
         parts["closed"] = sight.parts["closed"] if same else wall + closing.until - now
     parts |= {

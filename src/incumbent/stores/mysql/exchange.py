@@ -174,6 +174,7 @@ class MysqlExchange:
             asked += self._blank(swap)
             places[len(asked)] = swap
             asked += [self._written(swap), *self._followed(swap)]
+        # One statement is a transaction of its own, and saves the words around it.
         alone = len(asked) == 1
         replies = self._change(until, *asked if alone else ("START TRANSACTION", *asked, "COMMIT"))
         refused = [it for at, it in places.items() if not replies[at + (not alone)].affected]

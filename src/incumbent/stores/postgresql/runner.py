@@ -112,6 +112,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[PostgresWi
             left = until - _now()
             if left <= 0:
                 return
+            # Not in step: the waiters of many processes would ask at the same instants.
             await self.side.sleep(min(left, pause * random.uniform(0.8, 1.2)))
             pause = min(_LAST_PAUSE, pause * 1.5)
 

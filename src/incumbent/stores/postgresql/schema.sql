@@ -325,6 +325,7 @@ BEGIN
         WHERE key = p_key AND version = r.version
             AND NOT EXISTS (SELECT FROM incumbent.joined j WHERE j.key = p_key)
         RETURNING waited > now INTO awaited;
+        -- Else it has changed since it was read, and is decided about anew.
         EXIT WHEN FOUND;
         IF EXISTS (SELECT FROM incumbent.joined j WHERE j.key = p_key) THEN
             RETURN incumbent.load(ARRAY[p_key], '{}', '{}');

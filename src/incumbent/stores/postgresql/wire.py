@@ -221,6 +221,7 @@ class PostgresWire:
     """
 
     def __init__(self, connection: Any, side: PostgresSide) -> None:
+        # Else libpq itself waits while the socket is full, and knows no deadline.
         connection.nonblocking = 1
         self._connection = connection
         self._side = side

@@ -411,6 +411,7 @@ async def last_entries(
     states = [state_of(reply) for reply in replies]
     newest = max((state for state in states if state is not None), default=0)
     if any(state is not None and state < newest for state in states):
+        # Only for the sake of those who missed it: the answer is known already.
         with suppress(StoreError):
             await end_earlier_changes(panel, key, until)
     for reply, state in zip(replies, states, strict=True):

@@ -189,6 +189,7 @@ class SyncPanel(ConnectedPanel):
         except Broken:
             self._drop(node)
             return
+        # Nobody waits for these replies: they are skipped before that of the next request.
         link.fall_behind(len(owed))
 
     async def rest(self, seconds: float) -> None:

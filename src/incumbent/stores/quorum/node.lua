@@ -211,6 +211,7 @@ local marker_key, echo, members, quarantine, longest = KEYS[1], ARGV[1], ARGV[2]
 local marker, now = call('GET', marker_key), unix_us()
 if not marker then
   marker = members .. whole(now) .. ' ' .. longest
+  -- try: a node that is out of memory still renews what it has.
   try('SET', marker_key, marker)
 end
 if not starts_with(marker, members) then return { 'members', marker } end

@@ -60,6 +60,8 @@ async def read(panel: Panel, key: Key, until: float) -> Record:
             await end_earlier_changes(panel, key, until)
             ((record, _),) = await _read_all(panel, [key], until)
         except StoreError as error:
+            # A majority that agrees is enough for a reader; with fewer nobody
+            # knows the last change.
             if agree < quorum.need:
                 raise StoreUnavailable(
                     f"nobody knows the last change of {key.name}: {error}",

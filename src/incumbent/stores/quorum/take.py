@@ -73,6 +73,7 @@ async def _take_with_slot(
 ) -> TakeOutcome:
     """Take the lease, then use the slot under its protection, or else give the lease back."""
     quorum = panel.quorum
+    # A look first: instances that come late need not take the lease to learn that it is used.
     refused = await refused_slot(panel, key, claim, slot, until)
     if refused is not None:
         if ask.candidacy > 0:
@@ -236,6 +237,7 @@ class _QuorumTake:
             nos = (answer for answer in self.answers if isinstance(answer, No))
             paused = next(no for no in nos if no.kind == "paused")
             return Refused("paused", seen=self.quorum.dialect.refusal(paused).seen)
+        # A larger ballot has won: what was taken back cannot be mistaken for it any more.
         self.quorum.taken_back.pop((self.key, self.claim), None)
         left = self.ask.ttl if won.left is None else won.left
         return Granted(self.claim, won.token, left, self.quorum.epoch)

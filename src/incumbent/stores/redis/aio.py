@@ -110,6 +110,8 @@ class AsyncRedisWire(AsyncConnection, AnyWire):
         asked = (future, until, self._received, answers)
         if self._asked or self._unsent:
             if not self._unsent:
+                # At the end of this step of the loop: all tasks that are ready
+                # have added theirs by then.
                 self._loop.call_soon(self._flush)
                 self._gathers_since = now
             self._unsent.append((request, asked))

@@ -159,6 +159,7 @@ class KnownCluster:
             target = self.site.target.at(reached)
             named = address in self.seeds
             made = replace(self.site, target=target, where=where, named=named)
+            # Two threads that make it at once share the first, and what it learns.
             site = self.sites.setdefault(address, made)
         # Without masters nothing is known, and a slow thread would take away known keys.
         if topology.masters and self.marked.get(address) is not topology:
@@ -455,6 +456,7 @@ class Router(RedisOperations):
         if error.ask:
             asks[slot] = address
         else:
+            # It has moved for good, so nothing there is asked for with ASKING any more.
             asks.pop(slot, None)
             # In place: another object would discard the packed renewals of all other slots.
             self._cluster.topology.moved[slot] = address

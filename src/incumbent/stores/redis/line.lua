@@ -115,6 +115,7 @@ stand_in_line = function(reason, value, left)
   end
   local added = try('ZADD', KEYS[3], 'NX', now, me)
   if type(added) ~= 'number' then return end
+  -- So the line of a name that nobody uses any more goes by itself.
   call('PEXPIRE', KEYS[3], string.format('%.0f', math.max(3600000, 8 * ttl)))
   local is_new_turn = not turn.first
   if is_new_turn then begin_turn(now_ms) end

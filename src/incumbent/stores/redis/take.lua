@@ -80,6 +80,7 @@ if is_quiet and (not ARGV[7] or permits and ARGV[8] == '-') then
     part = token .. ' ' .. index .. since
     value = 'incumbent1 shared ' .. part .. ' ' .. ARGV[3] .. string.sub(ARGV[5], 3) .. ' ' .. permits
   end
+  -- NX decides: the note says nothing of a holder, and without one the value need not be read.
   if call('SET', KEYS[1], value, 'NX', 'PX', ARGV[3]) then
     if permits then
       -- It is the first to share the lease: other entries are left over from a lease that was deleted.
@@ -164,6 +165,7 @@ if permits then
     if not others and not full then value = false end
   end
 end
+-- Tried at once, as above: whether somebody holds it, NX finds out.
 if not paused and not used and not must_yield and not value then
   local granted = grant('NX', is_first)
   if granted then return granted end
@@ -193,6 +195,7 @@ if candidacy then
   try('ZREMRANGEBYSCORE', candidates, '-inf', now_ms)
   local until_ms = string.format('%.0f', now_ms + candidacy)
   if type(try('ZADD', candidates, until_ms, holder)) == 'number' then
+    -- Those whose candidacy ends first go.
     call('ZREMRANGEBYRANK', candidates, 0, -101)
     if call('PTTL', candidates) < tonumber(candidacy) then
       call('PEXPIRE', candidates, candidacy)

@@ -308,6 +308,8 @@ class Records:
         for (name,) in execute(schema.SEE_SWEPT, window).fetchall():
             with suppress(StoreError):  # a record that cannot be read is kept: a take reports it
                 highest = max(highest, self._forget(name))
+        # In the same transaction: a forgotten name begins above its last token,
+        # or is not forgotten.
         execute(schema.SWEPT, (upto or "", highest))
 
     def _forget(self, name: str) -> int:
