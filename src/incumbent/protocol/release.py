@@ -37,6 +37,7 @@ async def release(port: Port, claim: Claim, *, undo_slot: bool = False) -> bool:
         admission = gate.enter_now()
         if admission is None:
             admission = await gate.enter(inf, timeout)
+            # Behind the gate: neither the request nor the debt began while it waited there.
             now = port.now()
         try:
             parting = claim.parting(now, undo_slot=undo_slot)
@@ -49,6 +50,7 @@ async def release(port: Port, claim: Claim, *, undo_slot: bool = False) -> bool:
         answer = error
     finally:
         confirmed = _conclude(port, claim, answer, now, undo_slot=undo_slot)
+    # Not within the `finally`, which would swallow the interruption.
     return confirmed
 
 

@@ -44,6 +44,7 @@ def join(line: Line, waiter: Waiter, looks_in: int, now: Instant) -> Line:
     if not any(waiter.claim == other.claim for other in line.waiters):
         line = line._replace(waiters=(*line.waiters, waiter))
     head = line.waiters[0]
+    # Only the first has to show that it lives: of the others silence says nothing.
     if head.claim != waiter.claim:
         return line
     return line._replace(due=after(looks_in + head.heartbeat))

@@ -78,6 +78,7 @@ def notices_for(token: int, pause: bytes | None, resign: bytes | None) -> tuple[
     if pause is None and resign is None:
         return ()
     found = []
+    # First, since the holder goes by the first notice, and a pause concerns every other one too.
     if pause is not None:
         fields = read_notice(pause)
         found.append(Notice("pause", str(fields.get("who", "")), str(fields.get("reason", ""))))

@@ -45,6 +45,8 @@ class Recall:
         if len(self._written) >= _NAMES:
             self._written.clear()
         record = dated(swap.record, at)
+        # Whoever had joined is in the record now; whether others came since, the
+        # next swap finds out.
         seen = swap.seen._replace(record=record, version=version, now=at, wall=at, joined=())
         self._written[swap.wanted.key] = _now(), seen._replace(beside={}, recalled=True)
 

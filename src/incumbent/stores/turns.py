@@ -111,6 +111,7 @@ class _TurnLine:
     def first(self) -> _TurnWaiter | None:
         """The first waiter that is not silent; it is its turn."""
         now = _now()
+        # The store's order first: another of ours would be refused while this one is before it.
         for claim in self.order:
             waiter = self.waiters.get(claim)
             if waiter is not None and waiter.due >= now:

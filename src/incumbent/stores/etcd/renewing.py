@@ -230,6 +230,7 @@ class _Renewing:
                 self.outcomes[at] = Gone("store_restarted")
             elif state is None or not state.revision or state.session.gone:
                 continue
+            # Although its session lives: a claim whose own time is over may be swept at any moment.
             elif known.base + state.revision != renewal.token or state.ends <= now:
                 self.outcomes[at] = Gone()
             else:

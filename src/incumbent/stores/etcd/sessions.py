@@ -345,6 +345,7 @@ class Sessions:
 
     def keep_alive(self, session: Session) -> Steps[None]:
         """Renew a session for its whole ttl; the module says when that is proved."""
+        # From before the request: etcd counts from when it arrives, which is later.
         sent = _now()
         reply = yield kv.lease_request("keepalive", session.id)
         result = reply.get("result", reply)

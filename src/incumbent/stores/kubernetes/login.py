@@ -136,6 +136,7 @@ class Login:
                 raise_if_from_signal(error)
                 self._running.clear()
                 raise plugin.failure(f"no thread can be started: {error}") from error
+        # What we have is good for a moment still: the new one comes in time without a wait.
         if clock.now() < self._until + _BEFORE:
             return
         try:

@@ -206,6 +206,7 @@ class NamespaceWatch:
             key = _key_of(lease)
             gone = kind == "DELETED"
             known = self._known.sights.get(key)
+            # The end of an object says nothing of one that was made since under the same name.
             if not gone:
                 self._known.see(key, lease)
             elif known is not None and known.id[0] == LeaseSight(lease, 0.0).id[0]:

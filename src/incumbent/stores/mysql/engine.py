@@ -32,6 +32,8 @@ class Operations(PooledOperations[MysqlWire]):
     def __init__(self, site: MysqlSite) -> None:
         if site.tls:
             try:
+                # Tried now: a file that is missing is a mistake of who wrote the
+                # URL, and no outage.
                 site.tls.context()
             except OSError as error:
                 raise_if_from_signal(error)

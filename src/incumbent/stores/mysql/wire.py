@@ -115,6 +115,7 @@ class MysqlWire:
             size = len(statements.encode())
         except UnicodeEncodeError as error:
             raise StoreUnavailable(f"a text is not in UTF-8: {error}", permanent=True) from error
+        # Before it is sent: the server would cut the connection, and what it did would be in doubt.
         if size >= self.facts.packet:
             said = f"{size} bytes, and max_allowed_packet is {self.facts.packet}"
             raise ServerError(1153, said, in_doubt=False)

@@ -168,6 +168,7 @@ class _Wires(Dialer[AsyncRedisWire]):
         for vote in self.nodes[node].take_owed():
             owes = partial(self.nodes[node].owes, *vote)
             try:
+                # With its text: that the node has forgotten the script would go unnoticed.
                 paid = wire.ask(as_eval(self.quorum.dialect.revoke(*vote)), _now() + LONGEST)
             except Broken:
                 owes()

@@ -94,6 +94,7 @@ if not is_believed and type(quiet_note) == 'string' then
   try('HDEL', KEYS[2], FIELD.incarnation)
   try('HSET', KEYS[2], FIELD.quiet_note, '0')
 end
+-- Before the lease is looked at, and whatever is found: a take may still arrive.
 if head == any_token then note_doubt(string.sub(head, 12, -2)) end
 
 local part = sharers and end_part(string.sub(any_token, 12, -2))

@@ -200,6 +200,7 @@ class SqliteFile:
                 db = SqliteConnection(str(self.path), self._host())
             except FileNotFoundError:  # another process is replacing it
                 raise FileBusy from None
+            # Before it is opened: SQLite here may take the file for locked, although it is not.
             self._require_unspoiled(db)
             # Compared by identity: a connection to a former file at this path does not count.
             alone = all(other.identity != db.identity for other in list(self._open))
