@@ -9,15 +9,19 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from incumbent import Lock, clock
 from incumbent.model import Batch, Granted, Key, Queue, Released, Renewed
+from incumbent.net.readers import ThreadWakeup
 from incumbent.policy import Policy
 from incumbent.runtime.link import link_for
+from incumbent.stores.kubernetes import watching
 from incumbent.stores.kubernetes.watching import Watches
+from incumbent.stores.plan import run_blocking
 from tests import tiers
 from tests.stores.kubernetes.world import open_at, url_of
 from tests.stores.party import ASK, Party, new_claim, soon
@@ -179,6 +183,19 @@ def test_what_only_another_elector_has_written_is_not_taken_for_removed(
     party.store.wait_change(party.key, refused.seen, until)
     assert clock.now() >= until
     assert party.refused().holders[0].holder == "go"
+
+
+def test_a_waiter_that_is_interrupted_while_its_thread_starts_keeps_no_watch_going(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise TimeoutError("of a signal handler")
+
+    monkeypatch.setattr(watching, "start_thread", interrupted)
+    watches: Any = Watches(lambda: cast("Any", SimpleNamespace(known=None)))
+    with pytest.raises(TimeoutError):
+        run_blocking(watches.wait(Key("n", "a"), "", soon(), ThreadWakeup()))
+    assert watches._watches["n"].waiters == {}
 
 
 def test_a_waiter_that_comes_while_all_watches_are_closed_does_no_harm() -> None:

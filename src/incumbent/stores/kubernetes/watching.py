@@ -252,8 +252,8 @@ class Watches:
         if watch is None:
             made = NamespaceWatch(key.namespace, self._client())
             watch = self._watches.setdefault(key.namespace, made)
-        watch.add(waiter)
         try:
+            watch.add(waiter)
             while not waiter.over and clock.now() < until:
                 await wakeup.wait(until)
         finally:
