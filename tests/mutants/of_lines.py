@@ -71,8 +71,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _lua(
         "redis: the turn after a release begins when the last one would have ended",
         _GIVE,
-        "if turn then pass_on(0) end\n-- Waiters in line",
-        "if turn then pass_on(60000) end\n-- Waiters in line",
+        "if turn then offer_turn(0) end\n-- Waiters in line",
+        "if turn then offer_turn(60000) end\n-- Waiters in line",
         _AS_MODEL,
     ),
     _lua(

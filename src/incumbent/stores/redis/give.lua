@@ -100,7 +100,7 @@ if head == any_token then note_doubt(string.sub(head, 12, -2)) end
 local part = sharers and end_part(string.sub(any_token, 12, -2))
 if part then
   try('HSET', KEYS[2], FIELD.ended .. string.match(part, ' (%d+)'), time[1] .. ' ' .. time[2])
-  if turn then pass_on(0) end
+  if turn then offer_turn(0) end
   call('PUBLISH', channel, 'given')
   return 1
 end
@@ -127,7 +127,7 @@ if try('HSET', KEYS[2], FIELD.ended .. index, time[1] .. ' ' .. time[2]) == 1
   try('HSET', KEYS[2], FIELD.token, token, FIELD.history_index, index)
   if not call('HGET', KEYS[2], FIELD.field_count) then call('PEXPIRE', KEYS[2], 86400000) end
 end
-if turn then pass_on(0) end
+if turn then offer_turn(0) end
 -- Waiters in line got messages of their own. This one is for all others, and for a successor.
 call('PUBLISH', channel, successor and '' or 'given')
 return 1

@@ -52,7 +52,7 @@ local function grant(condition, is_first)
     end
   end
   if not has_fields then call('PEXPIRE', KEYS[2], keep) end
-  if turn then pass_turn(recheck_in) end
+  if turn then after_grant(recheck_in) end
   if candidacy then
     try('ZREM', candidates, holder)
     call('PUBLISH', ARGV[9], '')

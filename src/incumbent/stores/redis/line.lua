@@ -81,7 +81,7 @@ local function let_others_rest(left)
   end
 end
 
-pass_turn = function(recheck_in)
+after_grant = function(recheck_in)
   -- The lease was granted while somebody waits, and can be granted again in `recheck_in` ms.
   local was_first = starts_with(turn.first, claim .. ' ')
   if me then try('ZREM', KEYS[3], me) end
@@ -168,7 +168,7 @@ local function appoint(turn_ms)
   ask(waiters(-1, -1), math.ceil(turn_ms * 1.125))
 end
 
-local function pass_on(left)
+local function offer_turn(left)
   -- The turn of the first whose process is connected begins in `left` ms: at once if the lease is
   -- free.
   if turn.due == SILENT then call('ZREM', KEYS[3], turn.first) end
@@ -210,7 +210,7 @@ local function leave(claim)
   local watched = string.match(turn.watcher, '/(.*)$') == id_of(claim)
   if watched then turn.watcher, turn.recheck_at = '-', 0 end
   if starts_with(turn.first, claim .. ' ') then
-    pass_on(left)
+    offer_turn(left)
   elseif watched then
     -- The waiter that leaves was to ask for the others.
     if left == 0 and turn.due > now_ms then appoint(turn.due - now_ms) end

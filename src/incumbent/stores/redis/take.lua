@@ -125,7 +125,7 @@ end
 local token = math.max(now, least_token, last_token and last_token + 1 or 0)
 token = token > tonumber(now) and string.format('%.0f', token) or now
 
-local must_yield, pass_turn, stand_in_line
+local must_yield, after_grant, stand_in_line
 if turn or waits then
   -- Only here: making a function costs as much as a redis.call.
 -- INCLUDE line
