@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from incumbent import clock
+from incumbent.model import Key
 from incumbent.stores.quorum import open_quorum
 from incumbent.stores.quorum.links import QuorumLink, SyncPanel
+from incumbent.stores.quorum.nodes import Quorum
 
 
 @pytest.fixture
@@ -68,3 +72,20 @@ def test_what_is_closed_cannot_be_taken_by_another_thread_meanwhile(
     monkeypatch.setattr(SyncPanel, "close", lambda it: there.append(it in idle))
     operations.let_go()
     assert there == [False, False]
+
+
+def test_many_threads_remember_claims_at_once() -> None:
+    kept: dict[tuple[Key, str], int] = {}
+
+    def remember(thread: int) -> None:
+        for number in range(20_000):
+            Quorum.remember(kept, Key("n", "job"), f"{thread} {number}", number)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert [*pool.map(remember, range(4))] == [None] * 4
+    finally:
+        sys.setswitchinterval(before)
+    assert len(kept) <= 4096
