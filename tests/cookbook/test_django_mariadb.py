@@ -41,7 +41,7 @@ def recipe(maria_server: MariaServer, database: str, tmp_path: Path) -> Iterator
 @pytest.fixture
 def old(recipe: Recipe, maria_server: MariaServer, database: str) -> Recipe:
     """One whose tables were made long ago: the marker comes with the first use."""
-    recipe.start(*COMMAND).process.wait(30)
+    recipe.start(*COMMAND).process.wait(60)
     aged(maria_server, database)
     return recipe
 
@@ -58,14 +58,14 @@ def test_the_migration_may_be_applied_to_a_database_that_has_the_tables(recipe: 
 
 def test_new_tables_say_how_long_they_grant_nothing(recipe: Recipe) -> None:
     command = recipe.start(*COMMAND)
-    assert command.process.wait(30) == 1
+    assert command.process.wait(60) == 1
     assert "incumbent.errors.StoreUnavailable" in command.said
 
 
 def test_of_two_hosts_one_closes_the_books(old: Recipe, books: Callable[[], int]) -> None:
-    first = held(old, 8)
+    first = held(old, 15)
     assert "books" in old.run(*COMMAND)
-    assert first.process.wait(30) == 0, first.said
+    assert first.process.wait(60) == 0, first.said
     assert books() == 1
     assert "closed" in old.run(*COMMAND)
     assert books() == 2
@@ -74,10 +74,10 @@ def test_of_two_hosts_one_closes_the_books(old: Recipe, books: Callable[[], int]
 def test_a_command_that_was_frozen_writes_nothing_after_a_later_one(
     old: Recipe, books: Callable[[], int]
 ) -> None:
-    first = held(old, 10)
+    first = held(old, 15)
     first.process.send_signal(signal.SIGSTOP)
     eventually(lambda: "closed" in old.run(*COMMAND), within=60)
     first.process.send_signal(signal.SIGCONT)
-    assert first.process.wait(30) == 1
+    assert first.process.wait(60) == 1
     assert "LeaseLost" in first.said
     assert books() == 1

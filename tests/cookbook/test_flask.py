@@ -48,7 +48,7 @@ def ship(server: Program, order: str, takes: float = 0.0) -> Answer:
 
 
 def at_once(pool: ThreadPoolExecutor, server: Program, orders: list[str]) -> list[Answer]:
-    futures: list[Future[Answer]] = [pool.submit(ship, server, order, 1.5) for order in orders]
+    futures: list[Future[Answer]] = [pool.submit(ship, server, order, 10.0) for order in orders]
     return [future.result() for future in futures]
 
 

@@ -86,7 +86,7 @@ def test_of_two_requests_for_an_order_one_ships_it(recipe: Recipe, own_redis: Re
     server = served(recipe, "--threads", "4")
     lock = incumbent.Lock("order:4711", store=own_redis.url)
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(server.ask, "/orders/4711/ship?takes=3", "POST")
+        first = pool.submit(server.ask, "/orders/4711/ship?takes=15", "POST")
         eventually(lock.locked)
         assert server.ask("/orders/4711/ship", "POST")[0] == 409
         assert server.ask("/orders/a%20b/ship", "POST")[0] == 200
