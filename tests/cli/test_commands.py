@@ -29,7 +29,7 @@ def status(store: str, *options: str) -> Any:
 def holding(store: str, ttl: str) -> Iterator[subprocess.Popen[str]]:
     """A renewing holder, "them", of "job"."""
     words = ("--ttl", ttl, "--grace", "0.1", "--once-per", "2h", "--holder", "them")
-    command = ("sh", "-c", "echo begun; exec sleep 30")
+    command = ("sh", "-c", "echo begun; exec sleep 100")
     with start("-s", store, "run", "job", *words, "--", *command) as it:
         # Only now its start is on record: frozen before, it might keep the file locked.
         assert it.stdout is not None
@@ -41,7 +41,7 @@ def holding(store: str, ttl: str) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def held(store: str) -> Iterator[subprocess.Popen[str]]:
-    with holding(store, "3") as it:
+    with holding(store, "8") as it:
         yield it
 
 
@@ -50,7 +50,7 @@ def test_status_shows_who_holds_what(store: str) -> None:
     (record,) = status(store)
     assert record.keys() == status(store, "job").keys()
     assert (record["name"], record["holder"], record["foreign"]) == ("job", "them", False)
-    assert 0 < record["ttl_left"] <= record["ttl"] == 3
+    assert 0 < record["ttl_left"] <= record["ttl"] == 8
     assert 7100 < record["slots"]["once"] <= 7200
     shown = incumbent("-s", store, "status").stdout.splitlines()
     assert shown[0].split()[:3] == ["NAME", "STATE", "HOLDER"]
@@ -92,7 +92,7 @@ def test_wait_returns_when_the_name_is_free(store: str, held: subprocess.Popen[s
 
 @pytest.mark.usefixtures("held")
 def test_wait_gives_up_with_75(store: str) -> None:
-    done = incumbent("-s", store, "wait", "job", "--timeout", "0.2")
+    done = incumbent("-s", store, "wait", "job", "--timeout", "2")
     assert done.returncode == 75
     assert "held by them" in done.stderr
 

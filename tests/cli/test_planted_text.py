@@ -81,11 +81,11 @@ COMMANDS = [
     ("history", "job"),
     ("history", JOB_NAME),
     ("-v", "history", JOB_NAME),
-    ("wait", "job", "--timeout", "0.1s"),
+    ("wait", "job", "--timeout", "2s"),
     ("pause", "paused"),
     ("resign", "job", "--to", "bob"),
     ("run", "job", "--", "true"),
-    ("run", "job", "--wait=0.1s", "--", "true"),
+    ("run", "job", "--wait=2s", "--", "true"),
     ("run", "paused", "--", "true"),
     ("doctor",),
 ]
@@ -144,7 +144,7 @@ def test_a_leaders_name_sets_no_variable_of_the_service_manager(tmp_path: Path) 
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(path)
-        manager.settimeout(5)
+        manager.settimeout(60)
         situation = Situation("x", "us", is_candidate=True)
         notifier = SystemdNotifier(situation, {"NOTIFY_SOCKET": path})
         situation.note_answer(Refused("held", holders=()))

@@ -89,7 +89,7 @@ def test_it_is_coloured_on_a_terminal_and_ends_with_its_interrupt_key(folder: Pa
         said = os.read(ours, 4096).decode()
         eventually(lambda: len(processes_in(folder)) >= 8)
         os.write(ours, b"\x03")
-        assert demo.wait(timeout=20) == 130
+        assert demo.wait(timeout=60) == 130
     finally:
         demo.kill()
         demo.wait()
@@ -150,7 +150,7 @@ def test_five_instances_of_one_job_run_it_once() -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=100,
         check=False,
     )
     assert done.returncode == 0, done.stdout
