@@ -66,15 +66,14 @@ _RULES = [
 
 # Of SQLite's statements, too: microseconds since the host's boot, and the text of a record.
 _STATEMENT = re.compile(r"(?:UPDATE|INSERT|DELETE|SELECT)\b")
-_IN_STATEMENTS = [
-    (re.compile(r"(?<=[ (,])\d{4,12}(?<!000)(?=[,) ]|$)"), "<instant>"),
-    (re.compile(r"\bX'[0-9A-F]{24,}'", re.IGNORECASE), "x'<text>'"),
-]
+# First: how long ago the boot was decides how many digits these have, and twelve look like an id.
+_SINCE_BOOT = [(re.compile(r"(?<=[ (,])\d{4,12}(?<!000)(?=[,) ]|$)"), "<instant>")]
+_OF_A_RECORD = [(re.compile(r"\bX'[0-9A-F]{24,}'", re.IGNORECASE), "x'<text>'")]
 
 
 def normal(request: str) -> str:
     """The request as it is the same in every run."""
-    rules = _RULES + (_IN_STATEMENTS if _STATEMENT.match(request) else [])
+    rules = _SINCE_BOOT + _RULES + _OF_A_RECORD if _STATEMENT.match(request) else _RULES
     for pattern, name in rules:
         request = pattern.sub(name, request)
     return request
