@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutation import Mutation, in_area
 
 _REENTRANT = ("tests/top/test_reentrant.py",)
+_ASYNC = ("tests/top/test_locks_async.py", "tests/top/test_elections_async.py")
 _MULTI = ("tests/top/test_multi.py",)
 _SHARING = ("tests/top/test_sharing.py",)
 
@@ -21,6 +22,27 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        if claim.reentries is None or not claim.drop_reentry():\n",
         "        if claim.reentries is None or claim.drop_reentry():\n",
         *_REENTRANT,
+    ),
+    _p(
+        "an inner body that is interrupted ends the renewals of the outer one",
+        "locks/leases.py",
+        "        if give_up(link.port, claim, undo_slot=undo_slot):\n",
+        "        if give_up(link.port, claim, undo_slot=undo_slot) or claim:\n",
+        *_REENTRANT,
+    ),
+    _p(
+        "a task that releases its own lease is cancelled in the body",
+        "locks/leases.py",
+        "            scope.let_run()\n",
+        "            pass\n",
+        *_ASYNC,
+    ),
+    _p(
+        "a body whose lease another task released ends in a bare cancellation",
+        "locks/leases.py",
+        "            if own_cancel and isinstance(error, CancelledError):\n                raise",
+        "            if not own_cancel and isinstance(error, CancelledError):\n                raise",
+        *_ASYNC,
     ),
     _p(
         "a lost holding is taken anew inside its own body",

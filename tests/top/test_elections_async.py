@@ -313,6 +313,47 @@ def test_cancelled_at_any_await_of_a_resignation_the_leadership_still_ends_in_or
     run(scenario())
 
 
+def test_work_that_releases_its_term_goes_on_and_the_candidate_stands_again(
+    engine: FaultyEngine,
+) -> None:
+    ended = list[int]()
+
+    async def work(term: incumbent.AsyncTerm) -> str:
+        if ended:
+            return "led"
+        await term.release()
+        await asyncio.sleep(0.05)
+        ended.append(term.fencing_token)
+        return "not led"
+
+    async def scenario() -> None:
+        assert await AsyncElection("a", store=engine).run(work) == "led"
+
+    run(scenario())
+    assert len(ended) == 1
+
+
+def test_a_term_that_another_task_releases_cancels_the_work_and_the_candidate_stands_again(
+    engine: FaultyEngine,
+) -> None:
+    terms = list[incumbent.AsyncTerm]()
+
+    async def work(term: incumbent.AsyncTerm) -> int:
+        terms.append(term)
+        if len(terms) == 1:
+            await asyncio.sleep(60)
+        return len(terms)
+
+    async def scenario() -> None:
+        leading = asyncio.create_task(AsyncElection("a", store=engine).run(work))
+        while not terms:
+            await asyncio.sleep(0)
+        await terms[0].release()
+        assert await leading == 2
+
+    run(scenario())
+
+
 def test_resign_cancels_the_work_in_order_and_lets_another_lead(engine: FaultyEngine) -> None:
     revoked: list[LeaseLost | None] = []
 

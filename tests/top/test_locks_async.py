@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import incumbent
-from incumbent import AsyncLock, clock
+from incumbent import AsyncLock, AsyncMultiLock, clock
 from tests.support.faulty import Fault, FaultyEngine
 from tests.support.pace import took
 from tests.support.waiting import eventually
@@ -248,6 +248,46 @@ def test_cancelled_at_any_await_of_a_wait_nothing_stays_in_the_store(
                 await asyncio.sleep(0.001)
 
     run(asyncio.wait_for(scenario(), 20))
+
+
+def test_a_body_that_releases_its_own_lease_goes_on(engine: FaultyEngine) -> None:
+    async def scenario() -> None:
+        lock = AsyncLock("a", store=engine)
+        for release in (lambda it: it.release(), lambda _: lock.release()):
+            async with lock as lease:
+                # Kept a second time, as `release` of a lock looks for it.
+                lock._replace_kept(lease)
+                assert await release(lease)
+                await asyncio.sleep(0.05)
+                assert not lease.valid
+                assert await AsyncLock("a", store=engine).held_by() is None
+        async with AsyncMultiLock(["a", "b"], store=engine) as both:
+            await both.release()
+            await asyncio.sleep(0.05)
+
+    run(scenario())
+
+
+def test_a_body_whose_lease_another_task_releases_is_cancelled_and_hears_why(
+    engine: FaultyEngine,
+) -> None:
+    entered = list[incumbent.AsyncLease]()
+
+    async def body() -> None:
+        async with AsyncLock("a", store=engine) as lease:
+            entered.append(lease)
+            await asyncio.sleep(60)
+
+    async def scenario() -> None:
+        task = asyncio.create_task(body())
+        while not entered:
+            await asyncio.sleep(0)
+        await entered[0].release()
+        with pytest.raises(incumbent.AlreadyReleased, match="released while its body ran"):
+            await task
+        assert not task.cancelling()
+
+    run(scenario())
 
 
 def test_cancelled_at_any_await_of_release_nothing_is_believed(engine: FaultyEngine) -> None:

@@ -447,3 +447,35 @@ def test_the_holding_of_a_thread_that_ended_inside_ends_too(engine: FaultyEngine
         del thread
         gc.collect()
     eventually(lambda: not Lock("a", store=engine).locked())
+
+
+# -- interruptions ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", ["_enter", "_exit_body"])
+def test_an_inner_body_that_is_interrupted_costs_the_outer_one_nothing(
+    engine: FaultyEngine, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = list[LeaseLost]()
+    lock = make(engine, on_lost=lost.append)
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with lock as outer:
+        watchers = outer._claim.watchers
+        of = incumbent.Lease if at == "_exit_body" else Lock
+        with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+            if at == "_enter":
+                patch.setattr(of, at, interrupted)
+            with lock:
+                patch.setattr(of, at, interrupted)
+        assert outer.valid
+        assert outer._claim.ref in outer.belief.link.keeper.refs()
+        assert outer._claim.watchers == watchers
+        assert not lost
+        # It is still known as a body that would wait for its own name.
+        with pytest.raises(Misuse, match="wait for itself"):
+            Lock("a", store=engine).acquire()
+    assert not lost
+    assert not lock.locked()

@@ -15,7 +15,7 @@ from typing import Self, TypeVar
 from incumbent import clock
 from incumbent.durations import Duration
 from incumbent.election import Leader, leaders_of
-from incumbent.errors import LeaseLost, LockError, StoreUnavailable
+from incumbent.errors import Error, LeaseLost, LockError, StoreUnavailable
 from incumbent.lease import LeaseState
 from incumbent.locks.callers import bodies_of_task
 from incumbent.locks.candidacy import ElectionHandle, Metadata, TermHandle
@@ -304,6 +304,9 @@ class AsyncTerm(TermHandle, AsyncLease):
     def _loss_despite_release(self) -> LeaseLost | None:
         return self._loss_by_stop() if self._inside else None
 
+    def _released_within(self) -> Error:
+        return lease_lost(self.name, "resigned")
+
     async def _step_down(self, timeout: Duration | None) -> bool:
         parse_timeout(timeout)
         self._asked = True
@@ -363,7 +366,11 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
             term = await self.campaign()
             try:
                 async with term:
-                    return await require_awaitable(work(term), work, _USE_BLOCKING)
+                    value = await require_awaitable(work(term), work, _USE_BLOCKING)
+                    # Inside the body, as in Election.run: the work may have released the term.
+                    ended_by_itself = term.valid
+                if ended_by_itself:
+                    return value
             except LeaseLost as lost:
                 if lost.name != self.name:
                     raise

@@ -413,7 +413,14 @@ class SuspendingLease(AnyLease):
         return self.lost
 
     async def release(self) -> bool:
-        """Release the lease; see Lease.release. A cancelled call ends the belief in it too."""
+        """Release the lease; see Lease.release. A cancelled call ends the belief in it too.
+
+        If another task is in the body of the lease, it is cancelled there, and gets
+        AlreadyReleased. The body of the calling task goes on.
+        """
+        scope = getattr(self, "_scope", None)
+        if scope is not None and scope.encloses_this:
+            scope.let_run()
         lost, confirmed = await self._release(self._link.async_port())
         if lost is not None:
             raise lost
@@ -436,6 +443,8 @@ class SuspendingLease(AnyLease):
             self._unwatch(self._scope.watcher)
         self._exit_body()
         if self._is_released():
+            if own_cancel and isinstance(error, CancelledError):
+                raise self._released_within() from error
             return
         lost, _ = await self._release(self._link.async_port())
         lost = lost or self._loss_by_stop()
@@ -444,6 +453,11 @@ class SuspendingLease(AnyLease):
         if error is None or (own_cancel and isinstance(error, CancelledError)):
             raise lost from error
         _add_loss_note(error, lost)
+
+    def _released_within(self) -> Error:
+        """The error for a body that was cancelled because another task released its lease."""
+        name = self._claims[0].wanted.key.name
+        return AlreadyReleased(f"the lease on {name!r} was released while its body ran")
 
     def _loss_by_stop(self) -> LeaseLost | None:
         """The loss to report if the scope stopped the body, even of a proved lease; else None."""
@@ -482,9 +496,10 @@ def cancel_at_stop(lease: AnyLease) -> LeaseScope:
 def give_up_all(link: Link, claims: Sequence[Claim], *, undo_slot: bool) -> None:
     """Give up leases whose taking or release was interrupted: nobody else would release them."""
     for claim in claims:
-        give_up(link.port, claim, undo_slot=undo_slot)
-        link.keeper.disarm(claim)
-        forget_bodies(claim)
+        # An outer body of a reentrant lock may still need its renewals, and those who watch it.
+        if give_up(link.port, claim, undo_slot=undo_slot):
+            link.keeper.disarm(claim)
+            forget_bodies(claim)
 
 
 # -- a loss --------------------------------------------------------------------------------------

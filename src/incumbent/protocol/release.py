@@ -141,14 +141,18 @@ def _apply(port: Port, claim: Claim, outcome: GiveOutcome) -> bool:
     return False
 
 
-def give_up(port: Port, claim: Claim, *, undo_slot: bool) -> None:
+def give_up(port: Port, claim: Claim, *, undo_slot: bool) -> bool:
     """After an interruption: believe in the lease no longer, and owe its release.
 
-    It cannot wait for `__del__`: the exception's traceback keeps the lease alive.
+    It cannot wait for `__del__`: the exception's traceback keeps the lease alive. False if the
+    holding goes on, for other leases that a reentrant lock gave on this claim.
     """
-    if not claim.drop_reentry() and claim.machine.state is LeaseState.HELD:
+    if claim.drop_reentry():
+        return False
+    if claim.machine.state is LeaseState.HELD:
         claim.machine.leaving()
         port.hand_over(claim.debt(port.now(), undo_slot=undo_slot))
+    return True
 
 
 async def settle(port: Port, debt: Debt, timeout: float) -> bool:

@@ -124,6 +124,10 @@ class LeaseScope:
         self._asked = True
         self.recheck_soon()
 
+    def let_run(self) -> None:
+        """Cancel the body no more: its own task ends the lease, and knows it."""
+        self._closed = True
+
     def close(self) -> bool:
         """Leave the scope; True if a CancelledError that arrives here is the scope's own."""
         # First: a recheck that another thread has queued must not cancel the task any more.
