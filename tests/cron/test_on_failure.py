@@ -265,6 +265,51 @@ def test_a_run_has_taken_its_time_although_the_wall_clock_was_set_meanwhile(
     one.lease.release()
 
 
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> set[SlotState]:
+    """States that the store refuses to record, as a Redis at its maxmemory does.
+
+    The lease is renewed all the same: that takes no memory.
+    """
+    refused, record_state = set[SlotState](), Ledger.record_state
+
+    async def record(self: Ledger, run: SlotRecord, state: SlotState, *args: Any, **kw: Any) -> Any:
+        if state in refused:
+            raise StoreUnavailable("it is out of memory", permanent=True)
+        return await record_state(self, run, state, *args, **kw)
+
+    monkeypatch.setattr(Ledger, "record_state", record)
+    return refused
+
+
+def test_retries_have_their_bound_although_no_attempt_can_be_recorded(
+    full: set[SlotState],
+) -> None:
+    one, pauses = Attempted(at_most_for=300, retry_backoff=1), list[float]()
+    full |= {SlotState.RUNNING, SlotState.WAITING}
+
+    def pause(seconds: float) -> bool:
+        pauses.append(seconds)
+        return len(pauses) < 20
+
+    ended = one.run(pause)
+    assert pauses == [1, 2, 4, 8, 16]
+    assert (ended.state, ended.attempt) == (SlotState.FAILED, 6)
+    one.lease.release()
+
+
+def test_an_attempt_whose_beginning_could_not_be_recorded_can_end_well(
+    full: set[SlotState],
+) -> None:
+    one = Attempted(at_most_for=300, retry_backoff=1)
+    full.add(SlotState.RUNNING)
+    ends = [AttemptEnd(SlotState.FAILED, 3, "exit 3"), AttemptEnd(SlotState.OK, 0)]
+    ended = one.attempts.run_attempts(lambda: ends.pop(0), lambda _: True)
+    assert ended is not None
+    assert (ended.state, ended.attempt, ended.code) == (SlotState.OK, 2, 0)
+    one.lease.release()
+
+
 def test_an_instance_that_is_stopped_between_attempts_loses_the_run() -> None:
     one = Attempted(at_most_for=300, retry_backoff=1)
     ended = one.run(lambda _: False)

@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from incumbent import clock
 from incumbent.cron.events import Emit
-from incumbent.cron.ledger import SLOT_KEEP, Ledger, SlotRecord, SlotState
+from incumbent.cron.ledger import SLOT_KEEP, Ledger, SlotRecord, SlotState, transition
 from incumbent.cron.schedule import FixedTimes
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.durations import DAY, say_seconds
@@ -273,11 +273,11 @@ class Attempts:
     def _record_state(self, state: SlotState, **changes: object) -> None:
         until = clock.now() + min(1.0, self._lease.remaining)
         claim = self._lease.belief.claim_id
-        moved = run_blocking(
-            self._ledger.record_until(self.slot_record, state, claim, until, **changes)
-        )
-        # An intermediate state that could not be written is no reason to stop: the last one counts.
-        self.slot_record = moved or self.slot_record
+        run = self.slot_record
+        moved = run_blocking(self._ledger.record_until(run, state, claim, until, **changes))
+        # What could not be written is no reason to stop: the end counts. Here it is so all the
+        # same, or no attempt would be the last one, and none after a pause could end well.
+        self.slot_record = moved or transition(run, state, **changes)
 
     def _record_end(self, end: AttemptEnd) -> SlotRecord | None:
         belief, run = self._lease.belief, self.slot_record
