@@ -355,13 +355,15 @@ class Dispatcher:
         for delay, slot in findings.again:
             self.check_at(name, slot, now + delay + self._jitter() * _HELD_SPREAD)
 
-    def failed(self, order: Order, now: float, retry_after: float | None = None) -> None:
-        """The store did not reply: keep the order, and wait before the next one."""
+    def failed(self, orders: Iterable[Order], now: float, retry_after: float | None = None) -> None:
+        """The store did not reply to the first of these: keep all, and wait before the next."""
+        # Once: the more orders wait, the longer each would wait for one reply that was lost.
         self._failures += 1
         delay = max(backoff_delay(self._failures, self._jitter(), base=0.2), retry_after or 0.0)
-        # Before the order is put back: it is ready at once, and must wait as the others do.
+        # Before they are put back: they are ready at once, and must wait as the others do.
         self._silent_until = now + delay
-        self._put_back(order, now)
+        for order in orders:
+            self._put_back(order, now)
 
     def given_back(self, name: str, slot: JobSlot, now: float) -> None:
         """This instance could not run the slot: claim it again, as other instances do."""

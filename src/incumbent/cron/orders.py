@@ -195,8 +195,7 @@ class Executor:
             except StoreError as error:
                 self._report_outage(error)
                 # The rest would meet the same outage.
-                for rest in orders[number:]:
-                    dispatcher.failed(rest, self._port.now(), error.retry_after)
+                dispatcher.failed(orders[number:], self._port.now(), error.retry_after)
                 break
         return turned_away
 
