@@ -184,6 +184,41 @@ def test_a_clock_an_hour_ahead_takes_no_trigger_away_from_others(
     instance.close()
 
 
+def test_a_trigger_that_was_removed_is_forgotten(link: Link, instance: Instance) -> None:
+    def hear() -> bool:
+        instance._take_triggers()
+        return "y" in instance._taken
+
+    def hear_nothing() -> bool:
+        instance._take_triggers()
+        return not instance._taken
+
+    for name in "xy":
+        trigger = Trigger(name, "job", clock.wall())
+        put(link, CONTROL, trigger.field, trigger.value)
+    eventually(hear)
+    instance._remove_trigger("manual/x")
+    eventually(lambda: hear() and instance._taken == {"y"})
+    assert set(instance._trigger_since) == {"y"}
+    # Also the last one, after which nothing stands in the record.
+    instance._remove_trigger("manual/y")
+    eventually(hear_nothing)
+    assert instance._trigger_since == {}
+
+
+def test_a_job_that_is_new_once_all_is_unpaused_is_not_paused(
+    link: Link, instance: Instance
+) -> None:
+    def heard() -> bytes | None:
+        instance._take_triggers()
+        return instance._pause
+
+    put(link, CONTROL, PAUSE, b'{"all": true}')
+    eventually(lambda: heard() is not None)
+    link.store.put(Key("n", CONTROL), PAUSE, None, None, clock.now() + 30)
+    eventually(lambda: heard() is None)
+
+
 @pytest.mark.parametrize("code", [*STATE_OF, ALREADY_RECORDED, GAVE_BACK, 125, -9])
 def test_a_trigger_stands_until_its_run_was_seen_to_its_end(link: Link, code: int) -> None:
     trigger, runs, launches = Trigger("x", "job", clock.wall()), Runs[JobSlot](), Launches()

@@ -290,6 +290,8 @@ def test_the_clocks_of_those_that_live_are_at_least_what_they_said() -> None:
     assert peers.clocks(present, 130.0, "me") == [NOW + 30, NOW + HOUR + 30]
     present[1] = SignOfLife("a", 0, NOW + 60)
     assert peers.clocks(present, 195.0, "me") == [NOW + 60], "it is gone"
+    peers.clocks(present[:2], 196.0, "me")
+    assert peers._seen.keys() == {"me", "a"}, "the dead are not kept"
 
 
 def test_the_next_run_is_told_by_the_clock_as_it_is() -> None:

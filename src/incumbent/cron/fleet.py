@@ -157,13 +157,15 @@ class Peers:
         living until three signs of life are overdue.
         """
         found = []
+        # Those of instances that are present: each restart of an instance may bring a new name.
+        before, self._seen = self._seen, {}
         for peer in present:
-            seen, since = self._seen.get(peer.instance, (None, now))
+            seen, since = before.get(peer.instance, (None, now))
             if seen != peer.seen:
-                since = now
                 # Their instant is only compared with itself; how long ago it changed is by our own
                 # clock.
-                self._seen[peer.instance] = (peer.seen, now)
+                since = now
+            self._seen[peer.instance] = (peer.seen, since)
             if now - since < 3 * PRESENT_EVERY:
                 found.append((peer, now - since))
         return found

@@ -354,7 +354,7 @@ class Instance:
     def _listen(self) -> None:
         """In the thread: read the control key, pass the record to the loop, wait for a change."""
         key, store = Key(self._namespace, CONTROL), self._link.store
-        seen = ""
+        seen, held = "", False
         while not self._stopped:
             try:
                 # Before the read: a trigger that is set while it is on its way counts as new the
@@ -363,10 +363,12 @@ class Instance:
                 with meters.asking():
                     record = store.read(key, clock.now() + 2.0)
                 self._situation.answered()
-                if record.fields:
+                # Once also without a field: then a trigger or the pause has been removed.
+                if record.fields or held:
                     # With the instant of the read before: what is new in the record came later.
                     self._control_records.append((self._control_read_at, record))
                     self.wake()
+                held = bool(record.fields)
                 self._control_read_at = began
                 until = clock.now() + _CONTROL_READ_EVERY * (0.8 + 0.4 * draw_jitter())
                 again = record.seen == seen
@@ -388,10 +390,12 @@ class Instance:
         while self._control_records:
             read_before, record = self._control_records.pop(0)
             self._pause = pause_of(record)
+            # Those that were removed are forgotten: their slots and records refuse another run.
+            known, self._trigger_since = self._trigger_since, {}
             for trigger in triggers(record):
                 # The operator's clock may be behind: what came since the last read is new.
                 seen = (clock.now(), max(trigger.when, read_before))
-                since, when = self._trigger_since.setdefault(trigger.id, seen)
+                since, when = self._trigger_since[trigger.id] = known.get(trigger.id, seen)
                 if clock.wall() - when > STALE:
                     # Remove it only once it has stood as long by our steady clock: our wall clock
                     # may be wrong, and other instances may still take the trigger.
@@ -403,6 +407,7 @@ class Instance:
                     if trigger.job in dispatcher.specs:
                         slot = JobSlot(trigger.slot, when, triggered_by=trigger.said)
                         dispatcher.claim_at(trigger.job, slot, clock.now())
+            self._taken &= self._trigger_since.keys()
 
     def _remove_trigger(self, slot_name: str) -> None:
         """Remove an ended run's trigger: until the run has ended, all instances must see it."""
