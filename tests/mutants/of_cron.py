@@ -36,6 +36,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/cron/test_on_failure.py::test_no_attempt_begins_for_which_at_most_for_leaves_no_time",
     ),
     _m(
+        "attempts that the store does not record have no bound",
+        "cron/runs.py",
+        "moved or transition(run, state, **changes)",
+        "moved or run",
+        "tests/cron/test_on_failure.py::test_retries_have_their_bound_although_no_attempt_can_be_recorded",
+    ),
+    _m(
+        "each order that waits counts as a request without a reply",
+        "cron/agenda.py",
+        "        self._failures += 1\n",
+        "        self._failures += len([*orders])\n",
+        "tests/cron/test_dispatch.py::test_one_request_without_an_answer_counts_once_however_many_orders_wait_for_it",
+    ),
+    _m(
         "what a command writes waits without bound for a reader",
         "cron/output.py",
         "            if self._size >= _WAITING:\n                self._write_or_drop()",
@@ -209,6 +223,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "                    if clock.now() - since > STALE:\n",
         "                    if True:\n",
         "tests/cron/test_instance.py::test_a_clock_an_hour_ahead_takes_no_trigger_away_from_others",
+    ),
+    _m(
+        "an instance goes on pausing new jobs once all is unpaused",
+        "cron/instance.py",
+        "                if record.fields or held:",
+        "                if record.fields:",
+        "tests/cron/test_instance.py::test_a_job_that_is_new_once_all_is_unpaused_is_not_paused",
     ),
     _m(
         "an instance that lives is forgotten by a clock ahead",
