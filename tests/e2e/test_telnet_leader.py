@@ -22,7 +22,8 @@ from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "telnet_leader"
-TTL = 2.4
+TTL = 6.0
+"""So long that a busy machine has time for what the guard kills to end, inside the lease."""
 AGAIN_WITHIN = 40.0
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(120), pytest.mark.timing(tiers.PROCESSES)]
@@ -184,6 +185,6 @@ def test_told_to_end_the_leader_hangs_up_and_the_next_one_follows_at_once(fleet:
     heard = len(fleet.switch.lines)
     assert leader.stop() == 0
     # Released, not run out: a standby speaks well before the ttl and a start of Python are over.
-    eventually(lambda: fleet.switch.speaker(after=heard) not in (None, leader.name), TTL + BUSY)
+    eventually(lambda: fleet.switch.speaker(after=heard) not in (None, leader.name), 2.4 + BUSY)
     assert fleet.switch.together == []
     speaks_in_turn(fleet.switch.lines)
