@@ -15,7 +15,7 @@ from tests.chaos.actors import PRODUCT, File, Instance, Server
 from tests.chaos.schedule import INSTANCES, LENGTH, Fault, Schedule, smaller, to_text
 from tests.support.waiting import eventually
 
-BEGIN_WITHIN = 60.0
+BEGIN_WITHIN = 150.0
 _TICK = 0.01
 _SHRINK_TRIES = 3
 _SHOWN = 4000
