@@ -415,11 +415,9 @@ class SuspendingLease(AnyLease):
     async def release(self) -> bool:
         """Release the lease; see Lease.release. A cancelled call ends the belief in it too.
 
-        If another task is in the body of the lease, it is cancelled there, and gets
-        AlreadyReleased. The body of the calling task goes on.
+        The body of another task is cancelled, and gets AlreadyReleased; that of the caller goes on.
         """
-        scope = getattr(self, "_scope", None)
-        if scope is not None and scope.encloses_this:
+        if (scope := getattr(self, "_scope", None)) is not None and scope.encloses_this:
             scope.let_run()
         lost, confirmed = await self._release(self._link.async_port())
         if lost is not None:
@@ -446,8 +444,7 @@ class SuspendingLease(AnyLease):
             if own_cancel and isinstance(error, CancelledError):
                 raise self._released_within() from error
             return
-        lost, _ = await self._release(self._link.async_port())
-        lost = lost or self._loss_by_stop()
+        lost = (await self._release(self._link.async_port()))[0] or self._loss_by_stop()
         if lost is None:
             return
         if error is None or (own_cancel and isinstance(error, CancelledError)):
@@ -455,7 +452,6 @@ class SuspendingLease(AnyLease):
         _add_loss_note(error, lost)
 
     def _released_within(self) -> Error:
-        """The error for a body that was cancelled because another task released its lease."""
         name = self._claims[0].wanted.key.name
         return AlreadyReleased(f"the lease on {name!r} was released while its body ran")
 
@@ -463,10 +459,9 @@ class SuspendingLease(AnyLease):
         """The loss to report if the scope stopped the body, even of a proved lease; else None."""
         if not self._scope.fired:
             return None
-        first = min(self._claims, key=lambda claim: claim.machine.stop_at)
-        reason = "at_most_for" if first.machine.ends_by_at_most_for else "expired"
-        name = first.wanted.key.name
-        return lease_lost(name, reason, "; the body was cancelled within the lease")
+        one = min(self._claims, key=lambda claim: claim.machine.stop_at)
+        reason = "at_most_for" if one.machine.ends_by_at_most_for else "expired"
+        return lease_lost(one.wanted.key.name, reason, "; the body was cancelled within the lease")
 
 
 class AsyncLease(SingleLease, SuspendingLease):
