@@ -423,11 +423,7 @@ class RedisLock:
     """
 
     def __init__(
-        self,
-        pool_or_conn: Client,
-        key: str,
-        timeout: float = 30,
-        wait_timeout: float | None = 30,
+        self, pool_or_conn: Client, key: str, timeout: float = 30, wait_timeout: float | None = 30
     ) -> None:
         self.pool_or_conn = pool_or_conn
         self.key = key

@@ -96,10 +96,7 @@ _LISTEN = (
     _setting("--listen", "serve the page, /healthz, /readyz, /leader, /metrics", "HOST:PORT"),
     *_PAGES,
 )
-_SERVE = (
-    _setting("--listen", "serve the page, /api/v1, /healthz, /readyz", "HOST:PORT"),
-    *_PAGES,
-)
+_SERVE = (_setting("--listen", "serve the page, /api/v1, /healthz, /readyz", "HOST:PORT"), *_PAGES)
 _NOTIFY = _setting(
     "--notify", "POST a signed message there about what ends badly; @F: the URL is in F", "URL"
 )
@@ -206,10 +203,7 @@ COMMANDS: Final = {
         "cli.jobs", "NAME", "who held NAME when; what became of a job's slots", _HISTORY
     ),
     "logs": CliCommand(
-        "cli.logs",
-        "NAME",
-        "the output of a job's last run, as far as it is kept",
-        (_RUNS, _FOLLOW),
+        "cli.logs", "NAME", "the output of a job's last run, as far as it is kept", (_RUNS, _FOLLOW)
     ),
     "jobs": CliCommand(
         "cli.jobs",

@@ -406,11 +406,7 @@ class Jobs:
     # -- defining jobs -------------------------------------------------------------------------
 
     def cron(
-        self,
-        expression: str,
-        *,
-        tz: str = "UTC",
-        **settings: Unpack[JobSettings],
+        self, expression: str, *, tz: str = "UTC", **settings: Unpack[JobSettings]
     ) -> Callable[[F], F]:
         """Run the function by a cron expression in the time zone `tz`; six fields: seconds first.
 

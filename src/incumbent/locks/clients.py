@@ -136,12 +136,7 @@ class Client(ClientHandle):
 
     @explained
     def shards(
-        self,
-        name: str,
-        count: int,
-        *,
-        metadata: Metadata = None,
-        **settings: Unpack[GroupSettings],
+        self, name: str, count: int, *, metadata: Metadata = None, **settings: Unpack[GroupSettings]
     ) -> Shards:
         """`count` shards in this client's store and namespace; see `incumbent.Shards`."""
         return Shards(name, count, metadata=metadata, **self._of_group(settings))
@@ -225,12 +220,7 @@ class AsyncClient(ClientHandle):
 
     @explained
     def shards(
-        self,
-        name: str,
-        count: int,
-        *,
-        metadata: Metadata = None,
-        **settings: Unpack[GroupSettings],
+        self, name: str, count: int, *, metadata: Metadata = None, **settings: Unpack[GroupSettings]
     ) -> AsyncShards:
         """`count` shards in this client's store and namespace; see `incumbent.Shards`."""
         return AsyncShards(name, count, metadata=metadata, **self._of_group(settings))

@@ -34,10 +34,7 @@ class BoundedRunner(PlanRunner[W, Facts]):
     """See the module. `sleep`: wait for so many seconds; `wakeup`: see stores.turns.TakesTurns."""
 
     def __init__(
-        self,
-        where: str,
-        wakeup: Callable[[], Wakeup],
-        sleep: Callable[[float], Awaitable[object]],
+        self, where: str, wakeup: Callable[[], Wakeup], sleep: Callable[[float], Awaitable[object]]
     ) -> None:
         super().__init__(where, _OPEN_MAX)
         self.limits = limits(where, AT_ONCE, wakeup, lambda: self.idle, self._keep_another)

@@ -33,14 +33,7 @@ from incumbent.policy import TTL_DEFAULT
 from incumbent.rules.endings import describe_ending, endings_of
 from incumbent.rules.notices import BREAK, PAUSE, RESIGN, read_notice
 from incumbent.runtime.link import link_for
-from incumbent.stores.findings import (
-    FREE,
-    GRANTS,
-    NameState,
-    Verdict,
-    cannot_tell,
-    state_of_store,
-)
+from incumbent.stores.findings import FREE, GRANTS, NameState, Verdict, cannot_tell, state_of_store
 
 _SCAN_WITHIN: Final = 5.0
 _OUTAGES_MOST: Final = 50

@@ -194,9 +194,7 @@ class _KeeperState:
         """Leases without a bucket yet: most end before the thread wakes. Its steps are atomic."""
         self.debts = Debts()
         self.thread = AlarmThread(
-            "incumbent-keeper",
-            lambda: keeper._plan_sleep(self),
-            lambda: keeper._act(self),
+            "incumbent-keeper", lambda: keeper._plan_sleep(self), lambda: keeper._act(self)
         )
         self.deadlines = Deadlines(keeper._call_watchers)
         self.unscheduled = (0.0, 0.0)

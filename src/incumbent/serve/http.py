@@ -80,11 +80,7 @@ class PageServer:
     """
 
     def __init__(
-        self,
-        routes: Routes,
-        listen: str,
-        token_file: str | None,
-        user_header: str | None = None,
+        self, routes: Routes, listen: str, token_file: str | None, user_header: str | None = None
     ) -> None:
         address = parse_address(listen)
         names = None if token_file is None else read_secrets(token_file)

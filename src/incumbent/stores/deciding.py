@@ -196,11 +196,7 @@ class Deciding:
         steps = [self._take_step(*take) for take in takes]
         keys, ttl = [take.key for take in takes], max(take.ask.ttl for take in takes)
         return Plan(
-            "take",
-            lambda _facts, _until: self._decide_all(steps),
-            keys,
-            repeatable=False,
-            ttl=ttl,
+            "take", lambda _facts, _until: self._decide_all(steps), keys, repeatable=False, ttl=ttl
         )
 
     # -- renew --------------------------------------------------------------------------------

@@ -128,8 +128,7 @@ class MemoryTable:
         if self._started is not None and now < self._started + wait:
             left = self._started + wait - now
             raise StoreUnavailable(
-                restart_words("the store", "started", now - self._started, left),
-                retry_after=left,
+                restart_words("the store", "started", now - self._started, left), retry_after=left
             )
 
     def renew(self, renewal: Renewal, now: float) -> RenewOutcome:

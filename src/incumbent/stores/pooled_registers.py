@@ -223,8 +223,7 @@ class PooledStore(BlockingTogether[Operations]):
 
 
 class PooledEngine(
-    ServerEngine[PooledStore[Operations], "ThreadedRegisterStore[Operations]"],
-    Generic[Operations],
+    ServerEngine[PooledStore[Operations], "ThreadedRegisterStore[Operations]"], Generic[Operations]
 ):
     """The engine. `advice`: what a server that is not fit needs."""
 

@@ -19,13 +19,7 @@ from incumbent.policy import TTL_DEFAULT
 from incumbent.rules.record import holding_of, micros
 from incumbent.stores.kubernetes.errors import KubernetesAnswer
 from incumbent.stores.kubernetes.known import AHEAD, LOOK_EVERY, NamespaceMarker, marker_with
-from incumbent.stores.kubernetes.objects import (
-    KEY,
-    MARKER,
-    LeaseSight,
-    lease_with,
-    object_name,
-)
+from incumbent.stores.kubernetes.objects import KEY, MARKER, LeaseSight, lease_with, object_name
 from incumbent.stores.names import flat, unflat
 from incumbent.stores.plan import Plan, drive
 from incumbent.stores.probing import probe

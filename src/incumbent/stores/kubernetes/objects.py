@@ -308,11 +308,7 @@ def lease_with(swap: Swap, namespace: str, wall: int, now: Instant) -> dict[str,
         # The end of a closing that stands already is not counted anew with each write.
         same = before.closing is not None and before.closing.token == closing.token
         parts["closed"] = sight.parts["closed"] if same else wall + closing.until - now
-    parts |= {
-        "spec": wrote,
-        "record": encoded(record).decode(),
-        "beside": _beside(swap, wall, now),
-    }
+    parts |= {"spec": wrote, "record": encoded(record).decode(), "beside": _beside(swap, wall, now)}
     text = sealed(parts)
     if len(text) > LARGEST:
         return StoreUnavailable(

@@ -266,8 +266,7 @@ def _is_new(execute: Execute, path: str) -> bool:
         return False
     if application or filled:
         raise StoreUnavailable(
-            f"{path} is a database of another program: name a file for leases alone",
-            permanent=True,
+            f"{path} is a database of another program: name a file for leases alone", permanent=True
         )
     return True
 

@@ -48,11 +48,7 @@ class SqliteEngine:
     )
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        default: bool = False,
-        host: Callable[[], Host] = this_host,
+        self, path: Path, *, default: bool = False, host: Callable[[], Host] = this_host
     ) -> None:
         """`default`: make missing folders; `host` is an argument for tests."""
         check_file_system(path)

@@ -188,17 +188,12 @@ _VARIABLES: Final = {
     "FLY_ALLOC_ID": "a Fly.io machine",
     "DYNO": "a Heroku dyno",
 }
-_MARKERS: Final = {
-    "/.dockerenv": "a Docker container",
-    "/run/.containerenv": "a Podman container",
-}
+_MARKERS: Final = {"/.dockerenv": "a Docker container", "/run/.containerenv": "a Podman container"}
 _CGROUPS: Final = ("kubepods", "docker", "containerd", "libpod", "crio", "lxc", "garden", "ecs")
 
 
 def detect_orchestrator(
-    environ: Mapping[str, str],
-    exists: Callable[[str], bool],
-    read: Callable[[str], str],
+    environ: Mapping[str, str], exists: Callable[[str], bool], read: Callable[[str], str]
 ) -> str | None:
     """The container of this process, such as "a Docker container (/.dockerenv exists)", or None.
 
