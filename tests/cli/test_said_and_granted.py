@@ -133,7 +133,7 @@ class World:
         run_blocking(ledger.register({}, facts))
         due = self.wall // 60 * 60
         if end in (SlotState.SKIPPED, SlotState.MISSED):
-            run_blocking(ledger.note(SlotRecord(slot_id(due), end, due)))
+            run_blocking(ledger.record_unrun(SlotRecord(slot_id(due), end, due)))
             return
         slot = slot_id(due)
         outcome = self.take(

@@ -71,7 +71,7 @@ def test_who_lost_the_lease_cannot_write_ok(link: Link) -> None:
 
 def test_a_slot_that_is_on_record_is_not_begun(link: Link) -> None:
     ledger, token = Ledger(link.port, KEY), claimed(link)
-    drive(ledger.note(SlotRecord(slot_id(NOW), SlotState.SKIPPED, NOW, why="paused")))
+    drive(ledger.record_unrun(SlotRecord(slot_id(NOW), SlotState.SKIPPED, NOW, why="paused")))
     assert not drive(ledger.begin(run(token)))
     assert on_record(link) == {slot_id(NOW): SlotState.SKIPPED}
 
@@ -87,7 +87,7 @@ def test_the_ledger_is_bounded_by_count_and_by_age_and_says_up_to_where(
     for age in range(10):
         due = NOW - age * DAY
         drive(
-            ledger.note(
+            ledger.record_unrun(
                 SlotRecord(slot_id(due), SlotState.OK if age != 3 else SlotState.MISSED, due)
             )
         )
@@ -104,7 +104,7 @@ def pruned(link: Link, *dues: float, slot: Callable[[float], str] = slot_id) -> 
     """A ledger that had these, and has forgotten them; the newest of all is kept."""
     ledger = Ledger(link.port, KEY)
     for due in (*dues, max(dues) + 1):
-        drive(ledger.note(SlotRecord(slot(due), SlotState.OK, due)))
+        drive(ledger.record_unrun(SlotRecord(slot(due), SlotState.OK, due)))
     drive(ledger.prune(1, 90 * DAY, NOW))
     return ledger
 
@@ -120,7 +120,7 @@ def test_a_slot_that_was_forgotten_is_not_begun_again(link: Link) -> None:
 def test_a_slot_that_is_missed_as_one_of_many_is_not_begun(link: Link) -> None:
     ledger, token = Ledger(link.port, KEY), claimed(link)
     many = SlotRecord(slot_id(NOW), SlotState.MISSED, NOW, count=3, first=NOW - 120)
-    drive(ledger.note(many))
+    drive(ledger.record_unrun(many))
     assert not drive(ledger.begin(run(token, NOW - 60)))
     assert drive(ledger.begin(run(token, NOW - 180)))
 
@@ -147,9 +147,9 @@ def test_of_two_that_prune_at_a_time_none_undoes_the_others_word(
 ) -> None:
     ledger = Ledger(link.port, KEY)
     for second in range(3):
-        drive(ledger.note(SlotRecord(slot_id(NOW + second), SlotState.OK, NOW + second)))
+        drive(ledger.record_unrun(SlotRecord(slot_id(NOW + second), SlotState.OK, NOW + second)))
     seen = drive(ledger.read())
-    drive(ledger.note(SlotRecord(slot_id(NOW + 3), SlotState.OK, NOW + 3)))
+    drive(ledger.record_unrun(SlotRecord(slot_id(NOW + 3), SlotState.OK, NOW + 3)))
     assert drive(ledger.prune(1, DAY, NOW)) == 3
 
     async def stale() -> Record:
@@ -176,7 +176,7 @@ def test_joined_spans_cover_every_one_and_join_the_nearest(
 
 def test_what_was_noted_while_a_run_was_about_to_begin_counts(link: Link) -> None:
     ledger, token = Ledger(link.port, KEY), claimed(link)
-    drive(ledger.note(SlotRecord(slot_id(NOW), SlotState.LOST, NOW, why="vanished")))
+    drive(ledger.record_unrun(SlotRecord(slot_id(NOW), SlotState.LOST, NOW, why="vanished")))
     assert not drive(ledger.create(run(token)))
     assert on_record(link) == {slot_id(NOW): SlotState.LOST}
 

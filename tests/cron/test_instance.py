@@ -59,8 +59,8 @@ def link() -> Link:
 @pytest.fixture
 def instance(link: Link) -> Iterator[Instance]:
     made = Instance([SPEC], link, "n", "me", Launches(), quiet)
-    made.turn()
-    made.turn()
+    made.step()
+    made.step()
     yield made
     made.close()
 
@@ -105,14 +105,14 @@ def test_an_instance_says_at_once_where_its_clock_is_when_that_was_set(
     before = said()
     moved(-2400)
     instance.wake()
-    instance.turn()
+    instance.step()
     assert -2405 < said() - before < -2300
 
 
 def test_who_leaves_is_no_longer_present(link: Link) -> None:
     made = Instance([SPEC], link, "n", "me", Launches(), quiet)
-    made.turn()
-    made.turn()
+    made.step()
+    made.step()
     made.close()
     assert presences(read(link, PRESENCE)) == []
 
@@ -128,7 +128,7 @@ def test_the_sweep_finds_a_run_that_nobody_witnessed_and_forgets_who_is_long_gon
     moved(1200.0)
     sweep(instance)
     instance.wake()
-    instance.turn()
+    instance.step()
     found = recorded_run(read(link, "job").fields, orphan.slot)
     assert found is not None
     assert (found.state, found.why) == (SlotState.LOST, "gone vanished")
@@ -223,12 +223,12 @@ def test_a_job_that_is_new_once_all_is_unpaused_is_not_paused(
 def test_a_trigger_stands_until_its_run_was_seen_to_its_end(link: Link, code: int) -> None:
     trigger, runs, launches = Trigger("x", "job", clock.wall()), Runs[JobSlot](), Launches()
     instance = Instance([SPEC], link, "n", "me", launches, quiet, runs)
-    instance.turn()
+    instance.step()
     put(link, CONTROL, trigger.field, encode(job="job", when=trigger.when))
     slot = JobSlot(trigger.slot, trigger.when)
     runs.ended.append(("job", slot, code))
     instance.wake()
-    instance.turn()
+    instance.step()
     assert (triggers(read(link, CONTROL)) == []) is (code in (*STATE_OF, ALREADY_RECORDED))
     # A slot that was given back is claimed again. If its run vanished, or it is on record already,
     # the record is looked at: its instant may have come again.
@@ -250,12 +250,12 @@ def test_one_instance_of_the_fleet_sweeps_at_a_time(link: Link, instance: Instan
 
     link.store.scan = counted  # type: ignore[method-assign]
     other = Instance([SPEC], link, "n", "other", Launches(), quiet)
-    other.turn()
+    other.step()
     scans.clear()
     for each in (instance, other, instance, other):
         each._sweep_at = 0.0
         each.wake()
-        each.turn()
+        each.step()
     other.close()
     assert len(scans) == 1
 
@@ -263,8 +263,8 @@ def test_one_instance_of_the_fleet_sweeps_at_a_time(link: Link, instance: Instan
 def test_a_job_that_is_new_while_everything_is_paused_is_paused_too(link: Link) -> None:
     put(link, CONTROL, PAUSE, b'{"who": "ann", "all": true}')
     made = Instance([SPEC], link, "n", "me", Launches(), quiet)
-    made.turn()
-    made.turn()
+    made.step()
+    made.step()
     made.close()
     assert read(link, "job").fields[PAUSE].value == b'{"who": "ann", "all": true}'
 
@@ -286,12 +286,12 @@ def test_a_job_that_was_removed_is_gone_and_those_of_other_files_are_not(
     instance = Instance([kept, removed], link, "n", "me", Launches(), quiet)
     other = Instance([others], link, "n", "other", Launches(), quiet)
     for each in (instance, other):
-        each.turn()
-        each.turn()
+        each.step()
+        each.step()
     assert set(jobs_shown(capsys, link).values()) == {(True, False)}
     instance.reload([kept])
     instance.wake()
-    instance.turn()
+    instance.step()
     shown = jobs_shown(capsys, link)
     assert shown == {"kept": (True, False), "removed": (True, True), "others": (True, False)}
     assert main(["-s", link.engine.url, "--namespace", "n", "why", "removed"]) == 0
@@ -303,7 +303,7 @@ def test_a_job_that_was_removed_is_gone_and_those_of_other_files_are_not(
 def sweep(instance: Instance) -> None:
     instance._present_at = instance._sweep_at = 0.0
     instance.wake()
-    instance.turn()
+    instance.step()
 
 
 def test_what_nobody_has_is_hidden_after_a_day_and_forgotten_after_a_month(
@@ -336,8 +336,8 @@ def test_a_job_that_came_back_is_gone_no_more_and_keeps_its_history(
     facts = {"schedule": "every 1d", "timezone": "UTC", "since": 1.0, "gone": 5.0}
     put(link, "back", JOB, json.dumps(facts).encode())
     made = Instance([back], link, "n", "other", Launches(), quiet)
-    made.turn()
-    made.turn()
+    made.step()
+    made.step()
     assert jobs_shown(capsys, link)["back"] == (True, False)
     facts = read_job(read(link, "back").fields)
     assert (facts["since"], "gone" in facts) == (1.0, False)
@@ -364,12 +364,12 @@ def test_a_clock_that_is_set_is_told_and_no_slot_is_asked_for_twice(
 
     launches = Launches()
     made = Instance([replace(SPEC, schedule=Every(3600))], link, "n", "me", launches, said)
-    # Half an hour after a slot, so that a turn that is late changes nothing.
+    # Half an hour after a slot, so that a step that is late changes nothing.
     moved(1800 - clock.wall() % 3600)
     for by in (0, 7200, -3600, 3600, 600, -2400, 3600):
         moved(by)
         made.wake()
-        made.turn()
+        made.step()
     made.close()
     told = [round(float(str(by))) for event, by in heard if event == "clock"]
     assert told[-6:] == [7200, -3600, 3600, 600, -2400, 3600]

@@ -117,7 +117,7 @@ def test_a_ledger_that_cannot_be_read_or_written_is_a_store_error() -> None:
     engine = FaultyEngine()
     ledger, before = Ledger(Link(engine).port, Key("n", "job")), errors()
     engine.faulty.down = True
-    for ask in (ledger.read(), ledger.note(SlotRecord("a", SlotState.MISSED, 100.0))):
+    for ask in (ledger.read(), ledger.record_unrun(SlotRecord("a", SlotState.MISSED, 100.0))):
         with pytest.raises(StoreUnavailable):
             drive(ask)
     assert errors() == before + 2

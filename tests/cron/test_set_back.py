@@ -216,7 +216,7 @@ def test_a_run_under_an_outdated_name_does_not_begin() -> None:
     """Its instance has not heard of the fold: another one may run the instant as ...~2."""
     link = link_for("memory:outdated names")
     ledger = Ledger(link.port, Key("n", "job"))
-    assert drive(ledger.fold({}, FOLDED))
+    assert drive(ledger.write_fold({}, FOLDED))
     run = replace(run_of(NOW, 0), state=SlotState.RUNNING)
     assert not drive(ledger.begin(run))
     assert drive(ledger.begin(replace(run, slot=f"{run.slot}~2")))
@@ -225,11 +225,11 @@ def test_a_run_under_an_outdated_name_does_not_begin() -> None:
 def test_of_two_that_write_a_fold_one_does() -> None:
     link = link_for("memory:two folds")
     ledger = Ledger(link.port, Key("n", "job"))
-    assert drive(ledger.fold({}, FOLDED))
-    assert not drive(ledger.fold({}, FOLDED._replace(since=NOW)))
+    assert drive(ledger.write_fold({}, FOLDED))
+    assert not drive(ledger.write_fold({}, FOLDED._replace(since=NOW)))
     seen = drive(ledger.read()).fields
     assert fold_of(seen) == FOLDED
-    assert drive(ledger.fold(seen, FOLDED._replace(number=3)))
+    assert drive(ledger.write_fold(seen, FOLDED._replace(number=3)))
 
 
 def test_a_prune_in_a_fold_keeps_what_ran_last() -> None:
@@ -239,7 +239,7 @@ def test_a_prune_in_a_fold_keeps_what_ran_last() -> None:
     again = [run_of(NOW + at, 2, f"{slot_id(NOW + at)}~2") for at in range(-540, 1, 60)]
     for run in (*early, *again):
         link.store.put(key, RUN + run.slot, encode(run), None, inf)
-    drive(ledger.fold({}, FOLDED))
+    drive(ledger.write_fold({}, FOLDED))
     drive(ledger.prune(5, inf, NOW))
     fields = drive(ledger.read()).fields
     assert list(runs_of(fields)) == [run.slot for run in again[-5:]]

@@ -198,12 +198,12 @@ def test_only_an_end_that_is_on_record_is_told(link: Link, code: int) -> None:
     """What is not recorded is told by the instance that records it."""
     sent, runs = Sent(), Runs[JobSlot]()
     instance = Instance([job()], link, "n", "me", Launches(), quiet, runs, news=news_to(sent, link))
-    instance.turn()
-    instance.turn()
+    instance.step()
+    instance.step()
     runs.begin("job", JobSlot.at(DUE).name)
     runs.ended.append(("job", JobSlot.at(DUE), code))
     instance.wake()
-    instance.turn()
+    instance.step()
     told = {"/SECRETPATH", "/SECRETPATH/fail"} & set(sent.pings())
     assert sent.pings()[0] == "/SECRETPATH/start"
     assert bool(told) is (code in STATE_OF)

@@ -80,13 +80,13 @@ def waiting_child(pid: int, but: int) -> int:
 FROZEN = """
 import os, signal, sys
 from incumbent.supervise.guarding import GuardFault, start_guard
-from incumbent.supervise.launch import PreparedTerm
+from incumbent.supervise.launch import PreparedCommand
 from incumbent.supervise.run import Command, supervise
 from incumbent.supervise.signals import Signals
 from incumbent.locks.lock import Lock
 
 with start_guard(sys.argv[2]) as guard, Signals() as signals:
-    ready = PreparedTerm(guard, 15) if sys.argv[3] == "ahead" else None
+    ready = PreparedCommand(guard, 15) if sys.argv[3] == "ahead" else None
     os.kill(guard.pid, signal.SIGSTOP)
     lock = Lock("job", store=sys.argv[1], timeout=0)
     try:

@@ -2,6 +2,7 @@
 
 The road of one slot:
 
+    schedule   names the slot by its instant, alike on every instance: `slot_id`
     instance   the loop: it sleeps until the agenda has an order
     agenda     the slot is due: an order to claim it
     orders     Executor carries it out: the store grants the slot's lease to one instance

@@ -38,7 +38,7 @@ CORRECTION: Final = 3 * 3600.0
 @dataclass(slots=True)
 class _AgendaEntry:
     spec: JobSpec
-    place: int  # in the file
+    row: int  # in the file
     returned_until: float = 0.0
     """The agenda has returned every slot up to this instant."""
     maybe_returned_until: float = -inf
@@ -90,7 +90,7 @@ class Agenda:
     def _rebuild_heap(self) -> None:
         entries = self._entries.values()
         self._heap = [
-            (entry.starts, entry.place, entry) for entry in entries if entry.due is not None
+            (entry.starts, entry.row, entry) for entry in entries if entry.due is not None
         ]
         heapify(self._heap)
 
@@ -120,9 +120,9 @@ class Agenda:
         found: list[tuple[float, int, JobSpec, JobSlot]] = []
         while self._heap and self._heap[0][0] <= wall:
             entry = heappop(self._heap)[2]
-            found += [(slot.due, entry.place, entry.spec, slot) for slot in _pop_ready(entry, wall)]
+            found += [(slot.due, entry.row, entry.spec, slot) for slot in _pop_ready(entry, wall)]
             if entry.due is not None:
-                heappush(self._heap, (entry.starts, entry.place, entry))
+                heappush(self._heap, (entry.starts, entry.row, entry))
         # By numbers only: jobs and slots have no order.
         found.sort(key=lambda item: item[:2])
         return [(spec, slot) for _, _, spec, slot in found]
@@ -290,7 +290,7 @@ class Dispatcher:
         # A punctual slot waits behind the late slots of its job that are caught up: it must not be
         # skipped as overlapping.
         if spec.name in catching_up:
-            slot = replace(slot, caught=True)
+            slot = replace(slot, keeps_turn=True)
         slot = self.folds.get(spec.name, NO_FOLD).named(slot)
         returns = fold_number(slot.name) == 1 and self.agenda.may_be_returned(slot, spec.name)
         check = slot.only_check or returns or wall - slot.due > _CHECK_FIRST
@@ -312,7 +312,7 @@ class Dispatcher:
         age = wall - slot.due
         if age <= _PUNCTUAL or not slot.scheduled or slot.attempt > 1:
             return False
-        if slot.caught:
+        if slot.keeps_turn:
             return age > spec.catch_up.window
         following = spec.schedule.next_after(slot.due)
         gap = MISSED_AFTER if following is None else max(_PUNCTUAL, following - slot.due)
@@ -320,13 +320,13 @@ class Dispatcher:
 
     @staticmethod
     def _by_catch_up(spec: JobSpec, late: list[JobSlot], wall: float) -> list[JobSlot]:
-        """Mark slots that an outage delayed as caught or missed, by the job's catch-up rule."""
+        """Let slots that an outage delayed keep their turn or be missed, by the catch-up rule."""
         rule = spec.catch_up
         most = {"no": 0, "last": 1, "all": rule.limit}[rule.mode]
         late = sorted(late, key=lambda slot: slot.due)
         wanted = [slot for slot in late if wall - slot.due <= rule.window][-most:] if most else []
         return [
-            replace(slot, caught=slot in wanted, only_check=slot not in wanted) for slot in late
+            replace(slot, keeps_turn=slot in wanted, only_check=slot not in wanted) for slot in late
         ]
 
     # -- results of orders ---------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """One instance of a fleet: a loop that wakes when an order is due, asks the store, and sleeps.
 
     a slot is due ------------+              +--> claims and checks (`orders`) --> runs
-    a run began or ended -----+--> a turn ---+--> triggers of operators
+    a run began or ended -----+--> a step ---+--> triggers of operators
     the control key changed --+              +--> sign of life, sweep
 
 A second thread only reads the fleet's control key; the loop acts on the records that it passes on.
@@ -103,7 +103,7 @@ class Capacity:
     def _up(self) -> int:
         now = clock.now()
         if now >= self._count_at:
-            # Before it is asked: a store in an outage is not asked at each turn.
+            # Before it is asked: a store in an outage is not asked at each step.
             self._count_at = now + _COUNT_EVERY
             # Without this count workers are wasted, and nothing else happens.
             with suppress(StoreError), meters.asking():
@@ -118,14 +118,14 @@ _CONTROL_READ_EVERY: Final = 5.0
 """Seconds after which the control key is read even without a notification."""
 _LONGEST_SLEEP: Final = 5.0
 """Seconds within which the loop notices that the wall clock was set."""
-# While it drains, the loop that calls `turn` looks this often whether its time is over.
+# While it drains, the loop that calls `step` looks this often whether its time is over.
 _DRAINING_SLEEP: Final = 0.5
-_TURN_WITHIN: Final = 60.0
-"""Seconds that a turn may take with a slow store before the health page reports it."""
+_STEP_WITHIN: Final = 60.0
+"""Seconds that a step may take with a slow store before the health page reports it."""
 _CLOCK_SET: Final = 1.0
-"""Seconds by which the wall clock moves between two turns only if it was set."""
+"""Seconds by which the wall clock moves between two steps only if it was set."""
 _SCAN_WITHIN: Final = 30.0
-# A request or two for each: more in one turn would delay the slots that are due meanwhile.
+# A request or two for each: more in one step would delay the slots that are due meanwhile.
 _REGISTER_AT_ONCE: Final = 20
 _SIGN_LEAST: Final = 5.0
 """The least seconds between signs of life, however short the ttl is."""
@@ -195,18 +195,18 @@ class Instance:
 
     # -- the loop ------------------------------------------------------------------------------
 
-    def turn(self, listeners: Mapping[int, Callable[[], None]] | None = None) -> None:
+    def step(self, listeners: Mapping[int, Callable[[], None]] | None = None) -> None:
         """Wait until an order is due or an event comes, and act on it.
 
         `listeners` are called when their descriptor is readable; they must not block. Before the
         store's first reply it raises a StoreError that trying again cannot help.
         """
         listeners = listeners or {}
-        self._situation.pulse(clock.now() + _TURN_WITHIN)
+        self._situation.pulse(clock.now() + _STEP_WITHIN)
         if self.ready:
             self._situation.serving(f"{len(self.specs)} jobs, {self._load} running")
         ready = self._waiter.wait((self._wake_fd, *listeners), clock.now() + self._next_in())
-        # Emptied first: what a thread adds from here on wakes the next turn.
+        # Emptied first: what a thread adds from here on wakes the next step.
         with suppress(BlockingIOError):
             os.read(self._wake_fd, 4096)
         for fd in ready & listeners.keys():
@@ -468,7 +468,7 @@ class Instance:
             if fields is None:
                 fields = run_blocking(self._executor.ledger(spec.name).read()).fields
             self._executor.register(spec, fields, self._pause)
-            # Only once it is registered: after an error the next turn begins with the same one.
+            # Only once it is registered: after an error the next step begins with the same one.
             self._unregistered.pop()
 
     def _sweep(self) -> None:

@@ -184,7 +184,7 @@ class Background:
     def _run(self) -> None:
         try:
             while not self._ended:
-                self._instance.turn()
+                self._instance.step()
                 if self._instance.ready:
                     self._begun.set()
         except StoreError as error:

@@ -141,9 +141,9 @@ def _unclaimed(spec: JobSpec, record: Record, slot: JobSlot, now: float, found: 
     elif slot.only_check:
         _wait_or_miss(slot, now, found)
         return
-    elif holder is not None and (spec.overlap == "queue" or slot.caught):
-        # The slot was in time and waits for its turn: it must not count as late when that comes.
-        waiting = replace(slot, caught=True)
+    elif holder is not None and (spec.overlap == "queue" or slot.keeps_turn):
+        # It was in time, and must not count as late when its turn comes.
+        waiting = replace(slot, keeps_turn=True)
         found.again.append((min(_SOON, holder.remaining or _SOON), waiting))
         return
     elif holder is not None:

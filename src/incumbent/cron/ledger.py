@@ -542,7 +542,7 @@ class Ledger:
 
     # -- writes of any instance -------------------------------------------------------------------
 
-    async def note(self, run: SlotRecord) -> bool:
+    async def record_unrun(self, run: SlotRecord) -> bool:
         """Record a slot that did not run; return False if the slot has a record already."""
         return isinstance(await self._put_run(run, ABSENT), Stored)
 
@@ -552,7 +552,7 @@ class Ledger:
         # By version: a holder that records its end at the same instant must win.
         return isinstance(await self._put_run(lost, ByVersion(version)), Stored)
 
-    async def fold(self, fields: Mapping[str, Field], fold: Fold) -> bool:
+    async def write_fold(self, fields: Mapping[str, Field], fold: Fold) -> bool:
         """Write a fold; return False if another was written since these `fields` were read."""
         guard: Guard = ByVersion(fields[FOLD].version) if FOLD in fields else ABSENT
         return isinstance(await self._put_field(FOLD, encode_fold(fold), guard), Stored)

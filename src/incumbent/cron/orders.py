@@ -231,7 +231,7 @@ class Executor:
                 self._report_record(spec, replace(run, state=SlotState.LOST, why=why))
         for run in findings.notes:
             # Many instances judge alike: the one whose record the store took tells it.
-            if run_blocking(ledger.note(run)):
+            if run_blocking(ledger.record_unrun(run)):
                 self._report_record(spec, run)
         self.dispatcher.checked(order, findings, self._port.now())
 
@@ -250,7 +250,7 @@ class Executor:
 
     def _write_fold(self, spec: JobSpec, record: Record, fold: Fold) -> Fold:
         ledger = self.ledger(spec.name)
-        if not run_blocking(ledger.fold(record.fields, fold)):
+        if not run_blocking(ledger.write_fold(record.fields, fold)):
             # Another instance was faster, and all must take the names from its fold.
             return fold_of(run_blocking(ledger.read()).fields)
         until = slot_id(fold.until)

@@ -170,7 +170,7 @@ class _Serving:
         listeners = {self.signals.fd: self._handle_signals, launcher.fd: launcher.read_reports}
         try:
             while not launcher.gone and (self.code is None or launcher.runs.running):
-                instance.turn(listeners)
+                instance.step(listeners)
                 launcher.stand_by(*instance.stand_by())
                 _reap_orphans()
                 if clock.now() >= self.kill_at:

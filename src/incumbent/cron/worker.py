@@ -51,7 +51,7 @@ from incumbent.runtime.link import Link, new_link
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.guarding import Guard, GuardFault, start_guard
 from incumbent.supervise.kernel import DescriptorWaiter, readable
-from incumbent.supervise.launch import PreparedTerm, child_environment
+from incumbent.supervise.launch import PreparedCommand, child_environment
 from incumbent.supervise.plan import Course, Phase
 from incumbent.supervise.run import Command, Ending, supervise
 from incumbent.supervise.signals import Signals
@@ -191,7 +191,7 @@ class _TaskRunner:
         self._channel = channel
         self._inbox = Inbox(channel)
         self._output: Output | None = None
-        self._ready: PreparedTerm | None = None
+        self._ready: PreparedCommand | None = None
 
     def instance_died(self) -> bool:
         """Whether the instance has ended: one that stops in order waits for its workers."""
@@ -256,7 +256,7 @@ class _TaskRunner:
                     self.clear()
                     # Prepare all that needs neither task nor lease.
                     self.output()
-                    self._ready = PreparedTerm(self.guard, self.fleet.ttl)
+                    self._ready = PreparedCommand(self.guard, self.fleet.ttl)
                     self.send_codes(PREPARED)
                     prepare_at = clock.now() + _STALE
         return None
@@ -270,7 +270,7 @@ class _TaskRunner:
             self._output.become_stdout()
         return self._output
 
-    def take_ready(self) -> PreparedTerm | None:
+    def take_ready(self) -> PreparedCommand | None:
         """Hand the prepared process over to one attempt, which closes it; None if there is none."""
         ready, self._ready = self._ready, None
         return ready

@@ -28,7 +28,7 @@ from incumbent.supervise.codes import FAULT, LOST, OK, TOO_LONG
 from incumbent.supervise.endings import EndingsWriter, lost_in_words, not_started, term_ending
 from incumbent.supervise.guarding import Guard, GuardFault
 from incumbent.supervise.kernel import DescriptorWaiter
-from incumbent.supervise.launch import PreparedTerm
+from incumbent.supervise.launch import PreparedCommand
 from incumbent.supervise.plan import Course, Phase
 from incumbent.supervise.run import Command, Ending, outlives_kill, supervise
 from incumbent.supervise.signals import Interrupted, Signals, find_terminal
@@ -159,7 +159,7 @@ class Campaign:
         self._last_line = ""
         self._answered = False
         self._is_away = False
-        self._ready: PreparedTerm | None = None
+        self._ready: PreparedCommand | None = None
 
     def run(self) -> int:
         """Campaign until a signal or `--restart` ends it; returns the exit code.
@@ -204,7 +204,7 @@ class Campaign:
         if self._ready is None or self._ready.broken:
             # Prepare all that does not depend on the lease, so that the hand-over is shorter.
             self._discard()
-            self._ready = PreparedTerm(self.guard, self._ttl)
+            self._ready = PreparedCommand(self.guard, self._ttl)
         with self.signals.interrupting():
             return self.lock.stand(self._meta(), self._on_refusal)
 

@@ -25,7 +25,7 @@ from incumbent.supervise.kernel import (
     readable,
     send,
 )
-from incumbent.supervise.launch import PreparedTerm
+from incumbent.supervise.launch import PreparedCommand
 from incumbent.supervise.messages import MARK, mark_of
 from incumbent.supervise.signals import Terminal
 
@@ -86,7 +86,7 @@ class Child:
         command: Sequence[str],
         environment: Mapping[str, str],
         terminal: Terminal | None,
-        ready: PreparedTerm,
+        ready: PreparedCommand,
     ) -> None:
         self._term = ready
         self._guard = ready.guard

@@ -171,8 +171,8 @@ _RESTORED: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that Python ignores, but that CMD gets as every other program does."""
 
 
-class PreparedTerm:
-    """A prepared term; `close` ends it, whether CMD was started or not.
+class PreparedCommand:
+    """A prepared CMD, with the term in which it will run; `close` ends both, started or not.
 
     `ttl`: see `Guard.begin`. `init`: a pidfd of the init of the term's PID namespace; `namespace`:
     the namespace; both are -1 without one. Raises ConfigError if there is no folder for the socket,

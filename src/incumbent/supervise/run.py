@@ -24,7 +24,7 @@ from incumbent.locks.leases import Lease, release_unless_lost
 from incumbent.supervise.child import Child
 from incumbent.supervise.guarding import Guard
 from incumbent.supervise.kernel import DescriptorWaiter, pidfds
-from incumbent.supervise.launch import LeaseSocket, PreparedTerm, child_environment
+from incumbent.supervise.launch import LeaseSocket, PreparedCommand, child_environment
 from incumbent.supervise.plan import Action, Course, Phase, asked_to_leave, decide, kill_at
 from incumbent.supervise.signals import Signals, find_terminal
 
@@ -83,14 +83,14 @@ def supervise(
     stop_on: Collection[int] = frozenset(),
     report: Callable[[Course], object] = lambda _: None,
     turned: Callable[[], object] = lambda: None,
-    ready: PreparedTerm | None = None,
+    ready: PreparedCommand | None = None,
     keep: bool = False,
 ) -> Ending:
     """Run `command` to its end, or to the end of the lease, and give the lease back.
 
     `stop_on`: signals that end the term in order: CMD gets them, and KILL after the grace. `report`
     is called with the course in each phase, also the first, and after a signal to leave; `turned`
-    at every turn of the loop, at least once a ttl. `ready`: the prepared term, made now if missing;
+    at every turn of the loop, at least once a ttl. `ready`: the prepared CMD, made now if missing;
     closed at the end. `keep`: the caller gives the lease back, and may use it until then; only
     survivors of KILL still end its renewal. Raises CannotStart, GuardFault, or (without a socket)
     ConfigError; then nothing ran, and without `keep` lease and slot were given back.
@@ -107,7 +107,9 @@ def supervise(
             if prepared is None or prepared.broken:
                 # Close the broken term first, because the guard watches only one.
                 term.close()
-                prepared = term.enter_context(closing(PreparedTerm(guard, lease.belief.policy.ttl)))
+                prepared = term.enter_context(
+                    closing(PreparedCommand(guard, lease.belief.policy.ttl))
+                )
             child = _begin(lease, command, prepared)
         except BaseException:
             # The process that waits to become CMD ends before another can have the lease.
@@ -137,7 +139,7 @@ def release_after(lease: Lease, ending: Ending) -> Ending:
     return replace(ending, confirmed=confirmed, cause=ending.cause or lost, outlived=outlived)
 
 
-def _begin(lease: Lease, command: Command, ready: PreparedTerm) -> Child:
+def _begin(lease: Lease, command: Command, ready: PreparedCommand) -> Child:
     def prove() -> None:
         ready.prove(kill_at(lease.belief.proof))
 
