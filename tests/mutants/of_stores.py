@@ -88,8 +88,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "an error of our own on the way to a node is an outage",
         "stores/quorum/connecting.py",
-        "            self._raise_defect(links)",
-        "            pass",
+        "                    raise each.defect",
+        "                    pass",
         "tests/stores/test_defects.py",
     ),
     _d(

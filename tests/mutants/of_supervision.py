@@ -120,6 +120,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/serve/test_workers.py::test_what_was_proved_is_believed_no_longer_than_that",
     ),
     _m(
+        "a worker with many metrics is not heard",
+        "serve/workers.py",
+        "                _send(channel, (index, at, facts, ()))\n",
+        "",
+        "tests/serve/test_workers.py::test_a_report_that_is_too_long_comes_without_its_metrics",
+    ),
+    _m(
+        "a report of a worker arrives cut off",
+        "serve/workers.py",
+        "        if len(data) <= _LONGEST:",
+        "        if data:",
+        "tests/serve/test_workers.py::test_a_report_that_would_arrive_cut_off_is_not_sent",
+    ),
+    _m(
         "other hosts get every page without a token",
         "serve/gate.py",
         "        if self._why_closed:",
@@ -136,7 +150,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "a probe waits behind answers that nobody takes",
         "serve/http.py",
-        "page.status == HTTPStatus.OK and not _is_probe(request)",
+        "page.status == HTTPStatus.OK and asked.path not in OPEN_PATHS",
         "page.status == HTTPStatus.OK",
         "tests/serve/test_listener.py",
     ),

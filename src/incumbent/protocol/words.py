@@ -215,13 +215,10 @@ def lease_lost(name: str, reason: str, detail: str = "") -> LeaseLost:
 def claim_lost(claim: Claim, late: float = 0.0) -> LeaseLost:
     """The error for the lost `claim`; `late`: seconds for which this process was not scheduled."""
     reason = claim.machine.reason or "expired"
-    starved = late and reason == "expired"
-    detail = _starved_for(late) if starved else asked_by(claim.notice)
+    detail = asked_by(claim.notice)
+    if late and reason == "expired":
+        detail = (
+            f": this process did not schedule its renewal thread for {say_seconds(late)} (code that"
+            " keeps the interpreter, a frozen process, or uWSGI without --enable-threads)"
+        )
     return lease_lost(claim.wanted.key.name, reason, detail)
-
-
-def _starved_for(late: float) -> str:
-    return (
-        f": this process did not schedule its renewal thread for {say_seconds(late)} (code that"
-        " keeps the interpreter, a frozen process, or uWSGI without --enable-threads)"
-    )

@@ -173,7 +173,7 @@ class PageServer:
             # A coroutine that is never awaited must be closed, or Python warns.
             page.close()
             page = Page(503, TEXT, "too many look at it already\n")
-        takes_place = page.status == HTTPStatus.OK and not _is_probe(request)
+        takes_place = page.status == HTTPStatus.OK and asked.path not in OPEN_PATHS
         if takes_place and self._answers >= _ANSWERS:
             page = Page(503, TEXT, "too many have not taken their answer yet\n")
             takes_place = False
@@ -196,10 +196,6 @@ class PageServer:
             await _send(writer, finished(page, asked), head_only=asked.method == "HEAD")
         finally:
             self._viewers -= 1
-
-
-def _is_probe(request: HttpRequest | Page) -> bool:
-    return isinstance(request, HttpRequest) and request.path in OPEN_PATHS
 
 
 async def _read(reader: asyncio.StreamReader) -> HttpRequest | Page:

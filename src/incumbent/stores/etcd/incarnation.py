@@ -26,7 +26,6 @@ from typing import Final, NamedTuple
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.net.http import Reading
 from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.kv import GatewayRequest, KeyValue, Reply, Steps
@@ -314,7 +313,10 @@ class Cluster:
         except StoreError:
             # Without an uptime, all of restart_wait has to pass from now on.
             return clock.wall(), 0.0
-        wall = _server_time(reading)
+        try:
+            wall = parsedate_to_datetime(reading.header(b"date").decode()).timestamp()
+        except (ValueError, TypeError):
+            wall = clock.wall()
         started = _STARTED.search(reading.body) if reading.status == 200 else None
         return wall, max(0.0, wall - float(started[1])) if started else 0.0
 
@@ -445,10 +447,3 @@ def _incarnation_of(entry: KeyValue, fields: Reply, wall: float) -> ClusterMarke
         int(fields.get("applied", 0)),
         entry.modified,
     )
-
-
-def _server_time(reading: Reading) -> float:
-    try:
-        return parsedate_to_datetime(reading.header(b"date").decode()).timestamp()
-    except (ValueError, TypeError):
-        return clock.wall()

@@ -116,13 +116,10 @@ class Dialer(ABC, Generic[W]):
             del waiting[wakeup]
         _take_spare(links, spare)
         if len(links) - links.count(None) < need:
-            self._raise_defect(links)
-
-    def _raise_defect(self, links: list[W | None]) -> None:
-        """Raise an error of our own code that keeps a node from the panel: it is no outage."""
-        for node, link in zip(self.nodes, links, strict=True):
-            if link is None and node.defect is not None:
-                raise node.defect
+            for each, link in zip(self.nodes, links, strict=True):
+                # An error of our own code that keeps a node from the panel is no outage.
+                if link is None and each.defect is not None:
+                    raise each.defect
 
     def _is_due(self, node: int, now: float) -> bool:
         """Whether a caller with a majority should wait a little for this node as well."""
