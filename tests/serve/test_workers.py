@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 from incumbent import clock, metrics
 from incumbent.locks.lock import Lock
+from incumbent.meters import Sample
 from incumbent.serve.situation import Situation
 from incumbent.serve.workers import Workers, report_end, reporting
 from tests.support.faulty import FaultyEngine
@@ -117,3 +120,54 @@ def test_the_end_of_a_worker_is_told_with_its_last_word(
         eventually(lambda: heard(workers) and workers._reports)
     workers.receive()
     assert not workers._reports
+
+
+class _Verbose(Situation):
+    """A worker with so many metrics that no datagram has room for them."""
+
+    series = 5000
+
+    def samples(self) -> Iterator[Sample]:
+        for number in range(self.series):
+            yield Sample("incumbent_term", (("name", f"a-rather-long-name-{number}"),), number)
+
+
+def test_a_report_that_is_too_long_comes_without_its_metrics(
+    workers: Workers, its: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    situation = _Verbose("job", "node-1:w1")
+    with caplog.at_level(logging.WARNING, "incumbent"), reporting(situation, 0, its):
+        eventually(lambda: heard(workers) and workers._reports)
+        situation.answered()
+        eventually(lambda: heard(workers) and workers.view().store_up)
+        assert not list(workers.samples())
+        situation.series = 1
+        situation.unanswered()
+        eventually(lambda: told(workers, 1))
+    assert caplog.text.count("too many metrics for a report") == 1
+
+
+def test_a_report_that_would_arrive_cut_off_is_not_sent(
+    workers: Workers, its: socket.socket
+) -> None:
+    """Where the system allows longer datagrams than we read."""
+    wide = 1 << 21
+    for option in (socket.SO_SNDBUF, getattr(socket, "SO_SNDBUFFORCE", socket.SO_SNDBUF)):
+        with suppress(OSError):
+            its.setsockopt(socket.SOL_SOCKET, option, wide)
+    if its.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < wide:
+        pytest.skip("longer datagrams need root here")
+    with reporting(_Verbose("job", "node-1:w1"), 0, its):
+        eventually(lambda: heard(workers) and workers._reports)
+
+
+def test_when_the_leader_ends_nobody_leads(workers: Workers, its: socket.socket) -> None:
+    lease = Lock("job", store=FaultyEngine(), holder="node-1:w2").acquire()
+    leads = one(1)
+    leads.leading(lease)
+    with reporting(leads, 0, its):
+        eventually(lambda: heard(workers) and workers.view().role == "leading")
+        report_end(its, 0)
+        workers.receive()
+        assert (workers.view().role, workers.view().leading) == ("ended", False)
+    lease.release()

@@ -269,17 +269,26 @@ class _Service:
     def run(self) -> int:
         with closing(DescriptorWaiter()) as waiter:
             while True:
-                self._reap()
+                for worker in self.workers:
+                    if worker.pid and (code := _exit_code(worker.pid)) is not None:
+                        worker.pid = 0
+                        self._after_exit(worker, code)
                 for worker in self.workers:
                     if not worker.pid and worker.start_at <= clock.now():
                         worker.began = clock.now()
                         work = partial(self._run_worker, worker.index)
                         worker.pid = _fork(self.signals, work)
+                    elif not worker.pid and self.reports is not None:
+                        from incumbent.serve.workers import report_end
+
+                        # At each turn, because a report may be dropped: without it the silence of
+                        # this worker says that it hangs.
+                        report_end(self.reports, worker.index)
                 if not any(worker.pid or worker.start_at < inf for worker in self.workers):
                     codes = (worker.code for worker in self.workers)
                     return max(codes) if self.code is None else self.code
                 starts = (worker.start_at for worker in self.workers if not worker.pid)
-                waiter.wait((self.signals.fd,), min(starts, default=inf))
+                waiter.wait((self.signals.fd,), min(*starts, clock.now() + _TURN_EVERY, inf))
                 for signum in self.signals.take():
                     self._handle_signal(signum)
 
@@ -300,16 +309,6 @@ class _Service:
         _forward(signum, *(worker.pid for worker in self.workers if worker.pid))
 
     # -- ends --------------------------------------------------------------------------------
-
-    def _reap(self) -> None:
-        for worker in self.workers:
-            if worker.pid and (code := _exit_code(worker.pid)) is not None:
-                worker.pid = 0
-                if self.reports is not None:
-                    from incumbent.serve.workers import report_end
-
-                    report_end(self.reports, worker.index)
-                self._after_exit(worker, code)
 
     def _after_exit(self, worker: _ServiceWorker, code: int) -> None:
         # While draining the first reason counts, and nothing is started again.

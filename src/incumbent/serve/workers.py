@@ -1,8 +1,10 @@
-"""The joint situation of many workers: each reports its own to one process with the pages."""
+"""The joint situation of many workers: each reports to the process that serves the health pages."""
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -15,11 +17,14 @@ from incumbent.meters import Sample
 from incumbent.metrics import families
 from incumbent.serve.situation import InstanceView, Situation
 
+_log = logging.getLogger("incumbent")
+
 _EVERY: Final = 5.0
 """The most seconds between reports, a quarter of the ttl if that is less. Changes come at once."""
 _SILENT: Final = 15.0
 """Seconds without a report after which a worker's loop counts as hung."""
-# More than a datagram of a socket pair can have by default.
+# More than a datagram of a socket pair can have by default; where it can have more, a longer report
+# would arrive cut off.
 _LONGEST: Final = 1 << 18
 
 
@@ -32,6 +37,7 @@ def reporting(situation: Situation, index: int, channel: socket.socket) -> Itera
     every = min(_EVERY, situation.view().recent_for / 8)
 
     def report() -> None:
+        told = False
         while True:
             # Read `closed` before the situation: the last report has to say that it is stopping.
             last, at = closed.is_set(), clock.now()
@@ -40,7 +46,13 @@ def reporting(situation: Situation, index: int, channel: socket.socket) -> Itera
                 for metric, series in families(situation).items()
                 for (suffix, labels), value in series.items()
             ]
-            _send(channel, (index, at, asdict(situation.view()), samples))
+            facts = asdict(situation.view())
+            if not _send(channel, (index, at, facts, samples)):
+                # Without its metrics: a worker that is not heard would count as hung.
+                _send(channel, (index, at, facts, ()))
+                if not told:
+                    _log.warning("w%d: too many metrics for a report: none in /metrics", index + 1)
+                told = True
             if last:
                 return
             wake.wait(every)
@@ -64,10 +76,17 @@ def report_end(channel: socket.socket, index: int) -> None:
     _send(channel, (index, 0.0, None, ()))
 
 
-def _send(channel: socket.socket, report: object) -> None:
-    # If the reader is too slow, this report is dropped; a later report replaces it.
-    with suppress(OSError):
-        channel.send(json.dumps(report).encode(), socket.MSG_DONTWAIT)
+def _send(channel: socket.socket, report: object) -> bool:
+    """Send a report; False: it is too long to be sent."""
+    data = json.dumps(report).encode()
+    try:
+        if len(data) <= _LONGEST:
+            channel.send(data, socket.MSG_DONTWAIT)
+            return True
+    except OSError as error:
+        # If the reader is too slow, this report is dropped; a later report replaces it.
+        return error.errno != errno.EMSGSIZE
+    return False
 
 
 class Workers(Situation):
@@ -87,14 +106,14 @@ class Workers(Situation):
                 if facts is None or facts["role"] == "stopping":
                     # A worker that ended, or is drained, is not late.
                     self._reports.pop(index, None)
-                    continue
-                found = [
-                    Sample(metric, tuple((key, text) for key, text in labels), value, suffix)
-                    for metric, labels, value, suffix in samples
-                ]
-                self._reports[index] = (at, InstanceView(**facts), found)
-                leads = any(view.leading for _, view, _ in self._reports.values())
-                self._report(role="leading" if leads else facts["role"])
+                else:
+                    found = [
+                        Sample(metric, tuple((key, text) for key, text in labels), value, suffix)
+                        for metric, labels, value, suffix in samples
+                    ]
+                    self._reports[index] = (at, InstanceView(**facts), found)
+                # Also after an end: the last word of a leader that is gone is not ours.
+                self._report(role=self.view().role if self._reports else "ended")
 
     def view(self) -> InstanceView:
         """The joint view: ready if one worker is, healthy if all workers are."""
