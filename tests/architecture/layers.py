@@ -101,7 +101,11 @@ TELL_APART = frozenset(
 # Where no handler runs, or what it raises reaches its caller all the same.
 NO_HANDLER = {
     "net.aiowire": {"work": "a thread of its own"},
-    "runtime.keeper": {"_settle_guarded": "the keeper's thread", "renewed_claims": "reads a set"},
+    "runtime.keeper": {
+        "_pay_one": "the keeper's thread",
+        "drain": "raised once the other debts were tried",
+        "renewed_claims": "reads a set",
+    },
     "runtime.link": {"async_port": "asks for the loop", "_find_port": "asks for the loop"},
     "stores.quorum.connecting": {"_connect_apart": "raised by who waits for the connection"},
     "stores.sqlite.engine": {"default_path": "asks for the home folder"},

@@ -247,6 +247,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/protocol/test_keeper.py::test_a_renewal_waits_for_its_answer_no_longer_than_a_request_may_take",
     ),
     _p(
+        "a debt that failed by a defect is forgotten at the end",
+        "runtime/keeper.py",
+        "            self._owed.extend(failed)\n",
+        "",
+        "tests/protocol/test_debts.py",
+    ),
+    _p(
         "a fork's child goes on holding",
         "runtime/keeper.py",
         "            if (claim := ref()) is not None:\n                claim.machine.forked()",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from math import inf
 from typing import Any, cast
 
 import pytest
@@ -15,7 +16,10 @@ from incumbent.policy import make_policy
 from incumbent.protocol.claim import Claim, LeaseRequest
 from incumbent.protocol.port import BlockingPort, Debt, ManyPort, Port
 from incumbent.protocol.release import release, release_all, release_blocking, settle
+from incumbent.runtime import keeper
+from incumbent.runtime.keeper import Debts, Keeper
 from incumbent.runtime.link import Link
+from incumbent.runtime.sync import SyncPort
 from incumbent.stores.base import NO_LIMITS
 from incumbent.stores.memory import MemoryEngine
 from incumbent.stores.plan import run_blocking
@@ -166,3 +170,39 @@ def test_of_several_releases_that_a_signal_interrupts_each_is_owed(
         run_blocking(release_all(cast("ManyPort", port), helds))
     assert len(port.owed) == 2
     assert not any(claim.machine.state is LeaseState.HELD for claim in helds)
+
+
+@pytest.mark.parametrize("failure", [OverflowError(), KeyboardInterrupt()])
+def test_what_could_not_be_paid_at_the_end_for_an_error_stays_owed(failure: BaseException) -> None:
+    port, debts = _Awaited(failure, Released(), Released()), Debts()
+    for claim in ("first", "second"):
+        debts.add(Debt(KEY, claim, None, inf, 0, -inf))
+    with pytest.raises(type(failure)):
+        debts.drain(cast("SyncPort", port), 1.0)
+    # A defect of one debt does not cost the others; an interruption ends it all.
+    at_once = isinstance(failure, Exception)
+    assert len(port.answers) == (1 if at_once else 2)
+    assert [owed.debt.claim for owed in debts._owed] == ["first", "second"][: 2 - at_once]
+
+
+def test_at_exit_a_store_that_fails_does_not_cost_another_its_leases(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    links = [Link(MemoryEngine()) for _ in range(3)]
+    keepers = [link.keeper for link in links]
+    monkeypatch.setattr(keeper, "_keepers", keepers)
+    drained: list[Keeper] = []
+
+    def drain(self: Keeper, timeout: float) -> None:
+        assert 0 <= timeout <= 1
+        drained.append(self)
+        if self is keepers[1]:
+            raise OverflowError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Keeper, "drain", drain)
+        with pytest.raises(OverflowError):
+            keeper._end_at_exit()
+    assert {*drained} == {*keepers}
+    for link in links:
+        link.close()

@@ -16,7 +16,7 @@ import pytest
 
 from incumbent import Client, LeaseLost, Lock, Policy, clock
 from incumbent.model import Renewal, Renewed
-from incumbent.protocol.renew import renew
+from incumbent.protocol.renew import Batches, renew
 from incumbent.runtime.keeper import Keeper
 from incumbent.runtime.link import link_for
 from incumbent.runtime.threads import Alarm, Notifier, _QueueAlarm, make_alarm
@@ -209,6 +209,23 @@ def test_one_lease_that_is_gone_does_not_cost_the_others(engine: FaultyEngine) -
         engine.faulty.give(claim.wanted.key, claim.id, None, 0)
         assert gone.wait_lost(10)
         assert not kept.wait_lost(3.5)
+
+
+def test_only_what_the_store_proved_counts_as_renewed(engine: FaultyEngine) -> None:
+    keeper = keeper_of(engine)
+    usual, under_way, gone = (Lock(name, store=engine, ttl=60).acquire() for name in "abc")
+    bounded = Lock("d", store=engine, ttl=60, at_most_for=30).acquire()
+    # It is renewed for this alone.
+    bounded._claim.proclaim(b"news")
+    claims = [lease._claim for lease in (usual, bounded, under_way, gone)]
+    under_way._claim.machine.renew_sent(clock.now())
+    engine.faulty.give(gone._claim.wanted.key, gone._claim.id, None, 0)
+    keeper._renew(claims, Batches())
+    assert bounded._claim.machine.ends_by_at_most_for
+    assert keeper.stats.renewals == 2
+    under_way._claim.machine.unrenewed()
+    for lease in (usual, bounded, under_way):
+        lease.release()
 
 
 def test_a_debt_is_paid_until_the_store_answers(engine: FaultyEngine) -> None:

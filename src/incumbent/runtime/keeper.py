@@ -20,6 +20,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -112,10 +113,15 @@ class Debts:
         if owed.due > now or now >= renewals_due:
             self._owed.append(owed)
             return
+        key, patience = owed.debt.key, min(_SETTLE_TIMEOUT, renewals_due - now)
         if owed.debt.dropped and not owed.tries:
-            name = owed.debt.key.name
-            _log.warning("%s: a lease was dropped without a release, and is given back", name)
-        if not _settle_guarded(port, owed.debt, min(_SETTLE_TIMEOUT, renewals_due - now)):
+            _log.warning("%s: a lease was dropped without a release, and is given back", key.name)
+        try:
+            settled = run_blocking(settle(port, owed.debt, patience))
+        except Exception:  # noqa: BLE001 - the thread must not end for it
+            _log.exception("%s: a dead claim could not be given back; its ttl ends it", key)
+            return
+        if not settled:
             owed.tries += 1
             # From now, not from before the try: that one may have used up the pause.
             owed.due = clock.now() + backoff_delay(owed.tries, draw_jitter(), cap=2.0)
@@ -124,6 +130,8 @@ class Debts:
     def drain(self, port: Port, timeout: float) -> None:
         """Pay all debts, due or not, for at most `timeout` seconds."""
         until = clock.now() + timeout
+        failed: list[_Owed] = []
+        error: Exception | None = None
         # A debt that another thread is paying is not in the list: an exit now would interrupt it.
         if not self._paying.acquire(timeout=timeout):
             return
@@ -132,20 +140,21 @@ class Debts:
                 # Removed only once it is paid: an interruption in between leaves it owed. Nobody
                 # else removes one while we have the lock.
                 owed = self._owed[0]
-                run_blocking(settle(port, owed.debt, until - clock.now()))
+                try:
+                    run_blocking(settle(port, owed.debt, until - clock.now()))
+                except Exception as its_error:  # noqa: BLE001 - it is raised below
+                    error = error or its_error
+                    failed.append(owed)
                 # Also if it could not be paid: what is left of the time goes to the others, and the
                 # ttl ends it.
                 self._owed.popleft()
         finally:
+            # Still owed, behind the others.
+            self._owed.extend(failed)
             self._paying.release()
-
-
-def _settle_guarded(port: Port, debt: Debt, timeout: float) -> bool:
-    try:
-        return run_blocking(settle(port, debt, timeout))
-    except Exception:  # noqa: BLE001 - the thread must not end for it
-        _log.exception("%s: a dead claim could not be given back; its ttl ends it", debt.key)
-        return True
+        # Of a defect, or of a signal handler. The other debts came first.
+        if error is not None:
+            raise error
 
 
 # -- the keeper ------------------------------------------------------------------------------------
@@ -311,8 +320,10 @@ class Keeper:
         The watchers of a lease are still called when it runs out.
         """
         # Before the stop: the thread may be paying some of them just now.
-        self.drain(_DRAIN)
-        self._state.thread.stop()
+        try:
+            self.drain(_DRAIN)
+        finally:
+            self._state.thread.stop()
 
     def drain(self, timeout: float) -> None:
         """Pay debts for at most `timeout` seconds."""
@@ -406,10 +417,12 @@ class Keeper:
         now = clock.now()
         if error is not None:
             self.log_outage(leases[0].wanted.key, error)
-        unusual = [*attempt.skipped, *attempt.unusual]
         self._report_trouble(attempt.unusual, error, now)
-        stopped = self._handle_unusual(unusual, sent, now)
-        self._count(len(attempt.asked), len(leases) - stopped, error, now - sent)
+        unproved = sum(
+            1 for claim in attempt.unusual if claim.failures or not claim.machine.valid(now)
+        )
+        self._handle_unusual([*attempt.skipped, *attempt.unusual], sent, now)
+        self._count(len(attempt.asked), unproved, error, now - sent)
         if meters.on and error is None and attempt.asked and attempt.asked[0] is leases[0]:
             # The leases of a bucket have nearly the same deadline, so one of them represents all.
             left = (deadline - now) / leases[0].wanted.policy.ttl
@@ -433,28 +446,21 @@ class Keeper:
             if claim.on_trouble is not None:
                 notifier.call(partial(claim.on_trouble, error))
 
-    def _handle_unusual(self, unusual: Sequence[Claim], sent: float, now: float) -> int:
-        """End the leases that were lost, and plan anew those that failed or that at_most_for ends.
-
-        Returns how many ended, or left the rhythm of their bucket.
-        """
-        stopped = 0
+    def _handle_unusual(self, unusual: Sequence[Claim], sent: float, now: float) -> None:
+        """End the lost leases, and plan anew those that failed or that at_most_for ends."""
         for claim in unusual:
             # By the instant after the answer: a lease that ran out meanwhile is not planned again.
             if not claim.machine.valid(now):
-                stopped += 1
                 self._state.buckets.discard(claim)
                 # If the lease was released, the releaser calls the watchers once the store knows.
                 if claim.machine.state is LeaseState.LOST:
                     self._call_watchers(claim)
             elif claim.failures or claim.machine.ends_by_at_most_for:
-                stopped += 1
                 self._make_due(claim, next_due(claim, sent, now, draw_jitter()))
             if claim.on_next_renewal:
                 claim.call_on_next_renewal()
-        return stopped
 
-    def _count(self, asked: int, renewed: int, error: StoreError | None, took: float) -> None:
+    def _count(self, asked: int, unproved: int, error: StoreError | None, took: float) -> None:
         if not asked:
             return
         stats = self.stats
@@ -466,10 +472,10 @@ class Keeper:
                 meters.failed(error)
                 meters.count(meters.RENEWAL_FAILURES, amount=asked)
             return
-        stats.renewals += renewed
+        stats.renewals += asked - unproved
         stats.last_answer = clock.now()
         if meters.on:
-            meters.count(meters.RENEWALS, amount=renewed)
+            meters.count(meters.RENEWALS, amount=asked - unproved)
 
     @staticmethod
     def _call_followers(renewed: Sequence[Claim]) -> None:
@@ -543,8 +549,10 @@ def _end_at_exit() -> None:
                 # and say lost.
                 claim.machine.leaving()
                 claim.port.hand_over(claim.debt(clock.now(), undo_slot=False))
-    for keeper in list(_keepers):
-        keeper.drain(max(0.0, until - clock.now()))
+    # All of them, though one fails: another store's leases must not wait for their ttl.
+    with ExitStack() as drains:
+        for keeper in list(_keepers):
+            drains.callback(lambda one: one.drain(max(0.0, until - clock.now())), keeper)
 
 
 if hasattr(os, "register_at_fork"):

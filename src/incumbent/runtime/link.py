@@ -90,8 +90,10 @@ class Link:
         # First: a lease that is taken from here on would never be renewed.
         self.closed = True
         # Before the store: the debts are paid on its connections.
-        self.keeper.close()
-        self.store.close()
+        try:
+            self.keeper.close()
+        finally:
+            self.store.close()
 
     async def aclose(self) -> None:
         """`close`, which also closes the running loop's connections."""
