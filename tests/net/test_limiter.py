@@ -220,7 +220,7 @@ def test_a_store_that_answers_nobody_ends_the_wait(monkeypatch: pytest.MonkeyPat
         place.leave(answered=False)
         await first
         await ticks.pass_by(0.2)
-        with pytest.raises(StoreUnavailable, match="1 requests of this process are there"):
+        with pytest.raises(StoreUnavailable, match="already has 1 requests at the store"):
             await second
 
     asyncio.run(main())

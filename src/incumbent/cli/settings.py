@@ -1,4 +1,4 @@
-"""Turns a request's options into a lock's settings, its times, CMD, numbers and pages."""
+"""Reads command-line options: lock settings, times, CMD, numbers, health pages."""
 
 from __future__ import annotations
 

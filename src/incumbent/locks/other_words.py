@@ -41,7 +41,7 @@ _OTHER_WORDS: Final[Mapping[str, str]] = {
 
 
 def our_word(word: str) -> str:
-    """Our word for one of another library's, or for itself; `word` if we know none."""
+    """Our name for another library's setting; `word` itself if there is none."""
     _, found, rest = _OTHER_WORDS.get(word, "").partition("`")
     return rest.partition("`")[0] if found else word
 
@@ -73,7 +73,7 @@ def hint_for(name: str, known: Collection[str]) -> str:
 
 
 def refuse_other_side(cls: type) -> None:
-    """Give a class of one side the `with` of the other, which says what to write instead."""
+    """Make the wrong `with` (blocking or async) raise an error that names the right class."""
     is_async = hasattr(cls, "__aenter__")
     if is_async == hasattr(cls, "__enter__"):
         return

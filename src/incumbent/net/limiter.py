@@ -148,8 +148,8 @@ class Limiter:
                 by = min(until, max(came, self._answered) + patience)
                 if _now() >= by:
                     raise StoreUnavailable(
-                        f"{self._where}: {self._most} requests of this process are there, and none"
-                        " ended in time for another"
+                        f"{self._where}: this process already has {self._most} requests at the"
+                        " store, and none ended in time"
                     )
                 await waiter.wakeup.wait(by)
         except BaseException:

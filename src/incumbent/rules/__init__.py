@@ -3,9 +3,9 @@
 A *record* is a value: who holds the name and until when, who waits for it, what keeps it closed.
 A *rule* is a pure function: it gets the record, a request and an instant, and answers with the
 outcome and the next record. A *store* keeps records: it reads one, and replaces it only if nobody
-replaced it meanwhile; else it reads again and asks the rule again. That applies to each request: of
-a take and a renewal that were decided from the same record, one is written, and the other decides
-again. Whatever can read and replace like this can be a store; see `stores.registers`.
+replaced it meanwhile; else it reads again and asks the rule again. So if two requests were decided
+from one record, only the first write counts; the other is decided again. Whatever can read and
+replace like this can be a store; see `stores.registers`.
 
 The life of a name:
 

@@ -79,10 +79,10 @@ def same_request(key: Key, seen: str, wait: float) -> StatementRequest:
 
 
 class PostgresExchange:
-    """The requests of one operation. `last`: when the server carries them out at the latest.
+    """The requests of one operation.
 
-    `restart_wait`: see Deciding. `wrote`: it has changed something, so that a later error does not
-    mean that nothing was changed.
+    `last`: the server refuses a request that arrives after this instant. `restart_wait`: see
+    Deciding. `wrote`: something was changed, so a later error does not mean that nothing was.
     """
 
     def __init__(
@@ -377,7 +377,7 @@ def _written(swap: registers.Swap) -> dict[str, Any]:
         "epoch": seen.incarnation.id,
         "not_before": swap.not_before,
         "written": _columns(swap),
-        # null instead of nothing: what has nothing to write costs the server no statement.
+        # None, not []: the server skips the statement for a part that is null.
         "entries": [_value(entry) for entry in swap.entries if entry.kind != "past"] or None,
         "past": [
             (entry.name, *entry.value._replace(holder=_checked(entry.value.holder)))

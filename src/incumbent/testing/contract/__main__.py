@@ -1,8 +1,8 @@
-"""python -m incumbent.testing.contract [URL] [--ttl TTL] [-- OPTION...]: does it keep the contract?
+"""python -m incumbent.testing.contract [URL] [--ttl TTL] [-- OPTION...]: does the store keep it?
 
 Runs every case of the suite that needs no fault of the store, on both sides (blocking, asyncio).
-Where a ttl has to end it really waits, so that the whole takes minutes; with pytest-xdist installed
-eight processes share the waiting. The cases use namespaces of their own, `contract-...`, and leave
+Cases that need a ttl to end wait for it, so a run takes minutes; with pytest-xdist installed eight
+processes share the waiting. The cases use namespaces of their own, `contract-...`, and leave
 records behind that end by themselves: give them a database, prefix or namespace that is theirs.
 
 Exit codes: 0 kept, 1 broken, 64 wrong usage, 69 the store cannot be used, 130 interrupted.
@@ -23,7 +23,7 @@ import pytest
 
 from incumbent import clock
 from incumbent.durations import parse_duration, say_seconds
-from incumbent.errors import ConfigError, StoreError
+from incumbent.errors import ConfigError, StoreError, StoreUnavailable
 from incumbent.model import Ask, Granted, Key
 from incumbent.stores.url import open_engine, store_url
 from incumbent.supervise.codes import FAULT, OK, UNPROVED, USAGE
@@ -82,8 +82,9 @@ def _prove_usable(url: str, ttl: float) -> str:
     store, key, claim = engine.store(), Key("contract-first", "a"), "first"
     try:
         taken = store.take(key, claim, Ask(ttl, holder="contract"), clock.now() + _WITHIN)
-        if isinstance(taken, Granted):
-            store.give(key, claim, taken.token, clock.now() + _WITHIN)
+        if not isinstance(taken, Granted):
+            raise StoreUnavailable(f"{engine.url} grants no lease: {taken.reason}")
+        store.give(key, claim, taken.token, clock.now() + _WITHIN)
     finally:
         store.close()
     return engine.url
