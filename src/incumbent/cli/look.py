@@ -68,7 +68,9 @@ def _wait(request: CommandRequest) -> int:
 
         def is_free(seen: Record) -> bool:
             nonlocal state, record
-            record, state = seen, _state_of(client, seen)
+            now = state_of(seen)
+            # The store is examined only if that may change the answer.
+            record, state = seen, state_of(seen, store_state(client)) if now.word == FREE else now
             return state.word == FREE
 
         def what() -> str:
@@ -87,12 +89,6 @@ def _wait(request: CommandRequest) -> int:
         return OK
     say(f"{request.name}: gave up after {say_seconds(timeout)}: {what()}")
     return UNPROVED if state.word == UNKNOWN else BUSY
-
-
-def _state_of(client: Client, record: Record) -> NameState:
-    """The state of one name; the store is examined only if that may change the answer."""
-    state = state_of(record)
-    return state_of(record, store_state(client)) if state.word == FREE else state
 
 
 # -- status ----------------------------------------------------------------------------------------

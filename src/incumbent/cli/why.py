@@ -109,17 +109,13 @@ def explain(
             for name, left in record.slots.items()
         ]
     lines += beside_state(state, store)
-    lines += _pool_lines(places)
+    if places:
+        held = sum(1 for place in places if ": held by " in place)
+        lines.append(f"a pool of this name: {held} of the {len(places)} places on record are held")
+    lines += [f"  {place}" for place in places]
     lines += _candidate_lines(record)
     lines += _history_lines(record)
     return lines
-
-
-def _pool_lines(places: Sequence[str]) -> Iterator[str]:
-    if places:
-        held = sum(1 for place in places if ": held by " in place)
-        yield f"a pool of this name: {held} of the {len(places)} places on record are held"
-    yield from (f"  {place}" for place in places)
 
 
 def _holder_lines(record: Record, now: float) -> Iterator[str]:

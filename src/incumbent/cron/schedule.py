@@ -247,17 +247,14 @@ class CronSchedule:
         while found is not None:
             when = instant_of(found, self._zone, 0)
             if when is None:
-                when = self._end_of_gap(found)
+                # PEP 495: in a gap, fold 0 uses the offset before the gap, fold 1 the one after it.
+                before = found.replace(tzinfo=self._zone, fold=1).timestamp()
+                after = found.replace(tzinfo=self._zone, fold=0).timestamp()
+                when = change_between(before, after, self._zone)
             if when > instant:
                 return when
             found = self._next_match(found)
         return None
-
-    def _end_of_gap(self, naive: datetime) -> float:
-        # PEP 495: in a gap, fold 0 uses the offset before the gap and fold 1 the offset after it.
-        before = naive.replace(tzinfo=self._zone, fold=1).timestamp()
-        after = naive.replace(tzinfo=self._zone, fold=0).timestamp()
-        return change_between(before, after, self._zone)
 
     def _next_with_wildcard(self, instant: float, naive: datetime) -> float | None:
         """The next slot by what the clock shows: none in a gap, and a repeated hour twice."""

@@ -88,7 +88,10 @@ class Buckets:
             # Read under the mutex: the thread may be moving this lease to another bucket.
             before = claim.bucket
             if self._spread and earliest < due:
-                due = self._emptiest(due, every, earliest)
+                # The instant with fewest leases, from `earliest` on; of several the last.
+                width = grid(every)
+                instants = [due - at * width for at in range(floor((due - earliest) / width) + 1)]
+                due = min(instants, key=lambda it: len(self._at.get(it, {}).get(every, ())))
             found = self._at.get(due)
             bucket = None if found is None else found.get(every)
             if bucket is None or len(bucket) >= FULL:
@@ -99,12 +102,6 @@ class Buckets:
                 # Last, so that a fork in between finds the lease in one of the two.
                 before.pop(claim.ref, None)
             return bucket.due
-
-    def _emptiest(self, due: float, every: float, earliest: float) -> float:
-        """The instant with fewest leases, from `earliest` on; of several the last."""
-        width = grid(every)
-        instants = [due - at * width for at in range(floor((due - earliest) / width) + 1)]
-        return min(instants, key=lambda it: len(self._at.get(it, {}).get(every, ())))
 
     def _with_room(self, due: float, every: float, earliest: float) -> Bucket:
         latest, width = due, grid(every)

@@ -188,7 +188,9 @@ def store_url(named: str | None = None, environ: Mapping[str, str] = os.environ)
     INCUMBENT_STORE_PASSWORD_FILE adds the password. Raises ConfigError if a file cannot be read, if
     a URL is set but empty, or if no store is named inside a container.
     """
-    url = _named(named, "--store") or _named(environ.get(_URL), _URL) or _from_file(environ)
+    url = _named(named, "--store") or _named(environ.get(_URL), _URL)
+    if not url and (file := environ.get(_URL_FILE)):
+        url = read_secret(file, _URL_FILE).strip()
     url = url or _this_host()
     path = environ.get(_PASSWORD_FILE)
     # A withheld store is refused with a message of its own, whatever else is set.
@@ -206,11 +208,6 @@ def _named(url: str | None, where: str) -> str | None:
             name="store",
         )
     return url
-
-
-def _from_file(environ: Mapping[str, str]) -> str | None:
-    path = environ.get(_URL_FILE)
-    return read_secret(path, _URL_FILE).strip() if path else None
 
 
 def _this_host() -> str:

@@ -206,6 +206,8 @@ class _TermLoop:
             self.turned()
             # CMD before its tree: the tree is empty only once CMD was waited for.
             self.child.poll()
+            # The tree dies with the guard, and its death may be seen first.
+            killed = self.child.status == 128 + signal.SIGKILL and not self.course.cause
             step = decide(
                 self.course,
                 clock.now(),
@@ -213,7 +215,7 @@ class _TermLoop:
                 self.lease.belief.policy.grace,
                 child=self.child.status is None,
                 tree=self.child.tree_lives(),
-                guarded=self._guarded(),
+                guarded=self.guard.alive(_DEATH_WITHIN if killed else 0.0),
             )
             before, self.course = self.course, step.course
             if step.course.phase is not before.phase:
@@ -229,11 +231,6 @@ class _TermLoop:
                 case Action.WAIT:
                     self._wait(step.wake)
                     self._heed(self.signals.take())
-
-    def _guarded(self) -> bool:
-        # The tree dies with the guard, and its death may be seen first.
-        killed = self.child.status == 128 + signal.SIGKILL and not self.course.cause
-        return self.guard.alive(_DEATH_WITHIN if killed else 0.0)
 
     def _wait(self, until: float) -> None:
         watched: list[int] = []
