@@ -94,6 +94,7 @@ class Slot(NamedTuple):
 class Ask:
     """The request of a take. Times are seconds; `meta` is at most 1 KiB.
 
+    `ttl`: the time that the store keeps the lease without a renewal (`Policy.kept_for`).
     `lock_delay`: the last part of `ttl`, in which the holder does not believe in the lease: a grant
     that is shorter by that much is useless.
     `keep_record`: the time that the store keeps the last token and the history after the last take.

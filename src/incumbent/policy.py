@@ -4,8 +4,8 @@
      |--- renew_every ---|---- ... ----|------ grace ------|-- margin + drift --|-- lock_delay --|
                                        stop the work       believe no longer
 
-The store is asked to keep the lease for the whole line, `kept`. `lock_delay` is for the work of a
-failed holder, which may go on where nobody can stop it; a release ends the delay with the lease.
+The store is asked to keep the lease for the whole line, `kept_for`. `lock_delay` is for the work of
+a failed holder, which may go on where nobody can stop it; a release ends the delay with the lease.
 
 The deadline counts from *before* the request was sent (Chubby, Burrows 2006, section 2.8, keeps the
 same conservative order); the drift bound follows Gray and Cheriton, "Leases", 1989, section 3.

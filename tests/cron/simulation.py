@@ -185,7 +185,7 @@ class SimPort:
     def jitter(self) -> float:
         return self._world.chance.random()
 
-    def hand_over(self, debt: Debt) -> None:
+    def owe(self, debt: Debt) -> None:
         self.debts.append(debt)
 
     def log_outage(self, key: Key, error: object, *_: float | None) -> None:

@@ -204,8 +204,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "leaving the line is a doubt",
         "protocol/acquire.py",
-        "port.hand_over(replace(claim.debt(now, undo_slot=True), only_leaves_line=True))",
-        "port.hand_over(claim.debt(now, undo_slot=True))",
+        "port.owe(replace(claim.debt(now, undo_slot=True), only_leaves_line=True))",
+        "port.owe(claim.debt(now, undo_slot=True))",
         f"{_LINES}::test_who_gives_up_leaves_the_line",
     ),
 )

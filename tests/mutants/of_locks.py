@@ -75,8 +75,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "several names are taken in the order in which they are listed",
         "locks/several.py",
-        " for it in sorted(names)]",
-        " for it in names]",
+        " for it in sorted(names)\n        ]",
+        " for it in names\n        ]",
         *_MULTI,
     ),
     _p(

@@ -27,7 +27,7 @@ def what_comes_of_it(
     engine = FaultyEngine()
     port, wanted = link_for(engine).port, Lock("a", store=engine, ttl=2)._wanted
     owed: list[Debt] = []
-    setattr(port, "hand_over", owed.append)  # noqa: B010 - it is a method for mypy
+    setattr(port, "owe", owed.append)  # noqa: B010 - it is a method for mypy
     found: list[Any] = []
     for again in (False, True):
         if fault is not None:

@@ -45,7 +45,7 @@ class _Port:
     def draw_claim(self) -> str:
         return "claim"
 
-    def hand_over(self, debt: Debt) -> None:
+    def owe(self, debt: Debt) -> None:
         self.owed.append(debt)
 
     def _answer(self) -> GiveOutcome:

@@ -70,7 +70,7 @@ class World:
     def jitter(self) -> float:
         return 0.0
 
-    def hand_over(self, debt: Debt) -> None:
+    def owe(self, debt: Debt) -> None:
         self.owed.append(debt)
 
     def log_outage(self, *_: object) -> None:

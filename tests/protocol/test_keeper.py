@@ -246,7 +246,7 @@ def test_a_claim_in_doubt_is_not_settled_by_a_store_that_never_saw_it(
 def test_what_is_owed_is_paid_when_the_keeper_is_closed(engine: FaultyEngine) -> None:
     lease = Lock("a", store=engine).acquire()
     keeper = keeper_of(engine)
-    keeper.hand_over(lease._claim.debt(clock.now(), undo_slot=False))
+    keeper.owe(lease._claim.debt(clock.now(), undo_slot=False))
     keeper.close()
     assert Lock("a", store=engine).held_by() is None
     with pytest.raises(LeaseLost):

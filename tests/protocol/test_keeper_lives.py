@@ -94,7 +94,7 @@ def test_a_claim_is_handed_over_while_another_thread_is_inside_of_the_mutex(
     keeper = keeper_of(engine)
     debt = Debt(Key("default", "a"), "c" * 32, None, inf, 0, -inf)
     with keeper._state.mutex:
-        finalizer = threading.Thread(target=keeper.hand_over, args=(debt,), daemon=True)
+        finalizer = threading.Thread(target=keeper.owe, args=(debt,), daemon=True)
         finalizer.start()
         finalizer.join(10)
         assert not finalizer.is_alive()

@@ -107,7 +107,7 @@ class Bench:
 
     def owe(self, number: int) -> None:
         claim = f"{number:032x}"
-        self.keeper.hand_over(Debt(Key("default", "owed"), claim, None, inf, 1, -inf))
+        self.keeper.owe(Debt(Key("default", "owed"), claim, None, inf, 1, -inf))
         self.debts += 1
 
     def plan(self) -> float:

@@ -316,7 +316,7 @@ def a_release_of_several_forgets_what_got_no_answer(patch: pytest.MonkeyPatch) -
             now=port.now,
             limits=port.limits,
             give_all=port.give_all,
-            hand_over=lambda debt: None,
+            owe=lambda debt: None,
         )
         return await release_all(forgetful, claims)
 

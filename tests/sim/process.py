@@ -264,7 +264,7 @@ class SimPort:
         self.told_to_go: set[str] = set()
         """The claims with a notice in the last answer to a renewal."""
 
-    def hand_over(self, debt: Debt) -> None:
+    def owe(self, debt: Debt) -> None:
         self._process.keeper.owe(debt)
 
     def log_outage(self, key: Key, error: StoreError, *_: float | None) -> None:

@@ -56,7 +56,7 @@ class Several(Process):
 
     async def _use_all(self, claims: Sequence[Claim]) -> None:
         keeper = SimpleNamespace(
-            hand_over=self.port.hand_over,
+            owe=self.port.owe,
             disarm=self.keeper.disarm,
             seconds_unscheduled=lambda _: 0.0,
         )

@@ -42,7 +42,7 @@ def end_leases() -> list[str]:
     for claim in left:
         # As if it was collected, without the warning.
         claim.machine.leaving()
-        claim.port.hand_over(claim.debt(claim.port.now(), undo_slot=False))
+        claim.port.owe(claim.debt(claim.port.now(), undo_slot=False))
     return sorted(claim.wanted.key.name for claim in left)
 
 

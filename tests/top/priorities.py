@@ -156,7 +156,7 @@ class Candidate:
                 await port.sleep_until(fleet.now + 1)
                 continue
             self._ended(held.notice)
-            port.hand_over(held.debt(fleet.now, undo_slot=False))
+            port.owe(held.debt(fleet.now, undo_slot=False))
             await port.sleep_until(fleet.now + every * (1 + port.jitter()))
 
 
@@ -176,7 +176,7 @@ class Port:
         self._fleet.claims += 1
         return f"{self._fleet.claims:032x}"
 
-    def hand_over(self, debt: Debt) -> None:
+    def owe(self, debt: Debt) -> None:
         now = self.now()
         if self._of.alive:
             self._table.give(debt.key, debt.claim, None, now, WALL + now, debt.parting(now))

@@ -5,14 +5,15 @@ The road of `Lock.acquire`, from here down; each line calls the next:
     locks.lock        Lock: the caller, reentry, what is kept for `release`
     protocol.acquire  one claim for all tries: take, wait, take again
     runtime.sync      the port of blocking code (runtime.aio: of asyncio)
-    stores.STORE      take, renew, give on one store
+    stores.STORE      take, renew, give on one store (before those marked *: stores.turns)
     net               its connections, the gate before them (limiter), the messages that end a wait
 
 A lease that was granted goes to `runtime.keeper`, which renews it (`protocol.renew`) and ends it
 (`lease`: the states; `runtime.deadlines`: the instants). `protocol.release` gives it back, or owes
 that to the keeper as a debt.
 
-A claim that is refused waits in the line of its store, in the order of `rules.line`:
+A claim that is refused waits in the line of its store, in the order of `rules.line` (Redis: the
+same order, in line.lua):
 
     store            where the line is          what wakes a waiter
     Redis            a sorted set (line.lua)    a message to its process (redis.subscription)
@@ -32,6 +33,8 @@ The words, one meaning each:
     claim    what one acquire asks with: its random id stays the same for all its tries
     lease    what the store grants to a claim for a ttl; etcd's own leases are "etcd leases"
     token    the number of a grant (the fencing token; in elections, the term)
+    turn     the seconds in which the first in line may take a free name before all others; in
+             `stores.turns` the time in which one waiter of a process asks for all
     place    the place of a waiter in the store's line; `Place` of a gate is an admission
     slot     what may be used once in a time, such as an instant of a schedule
     record   all that a store knows of a name; in cron, also a slot's record (SlotRecord)

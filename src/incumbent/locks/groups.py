@@ -72,7 +72,7 @@ class Member:
 class GroupHandle:
     """The part that blocking and asyncio groups share: everything that does not wait."""
 
-    __slots__ = ("__weakref__", "_joined", "_link", "_made")
+    __slots__ = ("__weakref__", "_joined", "_link", "_request_as_made")
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -98,12 +98,12 @@ class GroupHandle:
         self._link = link_for(store)
         can = self._link.engine.capabilities
         require(can, type(self).__name__.removeprefix("Async"), "fields")
-        self._made = lease_request(namespace, name, can, **settings)
+        self._request_as_made = lease_request(namespace, name, can, **settings)
         self._joined = Exclusion()
 
     @property
     def _wanted(self) -> LeaseRequest:
-        return of_this_process(self._made)
+        return of_this_process(self._request_as_made)
 
     @property
     def name(self) -> str:

@@ -173,7 +173,7 @@ class AnyLease:
         over = [claim for claim in self._claims if not claim.machine.valid(now)]
         for claim in over:
             if not claim.drop_reentry() and claim.machine.reason != "forked":
-                self._link.keeper.hand_over(claim.debt(now, undo_slot=False))
+                self._link.keeper.owe(claim.debt(now, undo_slot=False))
         return self._first_loss() or self._error_of(over[0]) if over else None
 
     async def _release(

@@ -168,7 +168,7 @@ class AnyLock(Generic[A]):
 class SingleLock(AnyLock[L], Generic[L]):
     """A lock on one name: the settings that were checked when it was built."""
 
-    __slots__ = ("_made", "_reentrant")
+    __slots__ = ("_reentrant", "_request_as_made")
 
     @explained
     def __init__(
@@ -193,11 +193,11 @@ class SingleLock(AnyLock[L], Generic[L]):
 
     @property
     def _wanted(self) -> LeaseRequest:
-        return of_this_process(self._made)
+        return of_this_process(self._request_as_made)
 
     @_wanted.setter
     def _wanted(self, wanted: LeaseRequest) -> None:
-        self._made = wanted
+        self._request_as_made = wanted
 
     def _all_wanted(self) -> Sequence[LeaseRequest]:
         return (self._wanted,)

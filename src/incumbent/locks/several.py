@@ -95,7 +95,7 @@ class AsyncMultiLease(MultiLeaseHandle, SuspendingLease):
 class MultiHandle(AnyLock[M], Generic[M]):
     """A lock on several names: the settings that were checked when it was built."""
 
-    __slots__ = ("_made",)
+    __slots__ = ("_requests_as_made",)
 
     @explained
     def __init__(
@@ -114,15 +114,17 @@ class MultiHandle(AnyLock[M], Generic[M]):
         super().__init__(store, timeout, settings)
         can = self._link.engine.capabilities
         # The same order for everybody: then no two callers can wait for each other.
-        self._made = [lease_request(namespace, it, can, **settings) for it in sorted(names)]
+        self._requests_as_made = [
+            lease_request(namespace, it, can, **settings) for it in sorted(names)
+        ]
 
     def _all_wanted(self) -> list[LeaseRequest]:
-        return [of_this_process(wanted) for wanted in self._made]
+        return [of_this_process(wanted) for wanted in self._requests_as_made]
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names that the lock leases, in the order in which they are taken."""
-        return tuple(wanted.key.name for wanted in self._made)
+        return tuple(wanted.key.name for wanted in self._requests_as_made)
 
 
 class MultiLock(MultiHandle[MultiLease]):

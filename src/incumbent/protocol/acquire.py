@@ -129,10 +129,10 @@ def _compensate(port: Port, claim: Claim) -> None:
     if claim.machine.state in _ON_ITS_WAY:
         claim.takes_in_doubt += 1
     if claim.machine.abandoned():
-        port.hand_over(claim.debt(now, undo_slot=True))
+        port.owe(claim.debt(now, undo_slot=True))
     elif claim.in_line:
         # Waiters behind this claim wait for it until the store knows that it has left the line.
-        port.hand_over(replace(claim.debt(now, undo_slot=True), only_leaves_line=True))
+        port.owe(replace(claim.debt(now, undo_slot=True), only_leaves_line=True))
 
 
 @dataclass(slots=True)
@@ -567,6 +567,6 @@ class _AcquireAll:
             self.keeper.disarm(claim)
             if machine.state in (_HELD, LeaseState.LOST):
                 machine.leaving()
-                self.port.hand_over(claim.debt(self.port.now(), undo_slot=False))
+                self.port.owe(claim.debt(self.port.now(), undo_slot=False))
         else:
             _compensate(self.port, claim)

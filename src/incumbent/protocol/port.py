@@ -68,7 +68,7 @@ class Port(AsyncLeases, Protocol):
         """A uniform random number in [0, 1)."""
         ...
 
-    def hand_over(self, debt: Debt) -> None:
+    def owe(self, debt: Debt) -> None:
         """Have the keeper pay `debt`, however long that takes. Never blocks or raises."""
         ...
 

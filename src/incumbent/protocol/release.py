@@ -125,7 +125,7 @@ def _conclude(
         answered, confirmed = True, _apply(port, claim, answer)
     # Even after a confirmed give: a take in doubt may arrive behind it.
     if not answered or claim.takes_in_doubt:
-        port.hand_over(claim.debt(now, undo_slot=undo_slot))
+        port.owe(claim.debt(now, undo_slot=undo_slot))
     return confirmed
 
 
@@ -151,7 +151,7 @@ def give_up(port: Port, claim: Claim, *, undo_slot: bool) -> bool:
         return False
     if claim.machine.state is LeaseState.HELD:
         claim.machine.leaving()
-        port.hand_over(claim.debt(port.now(), undo_slot=undo_slot))
+        port.owe(claim.debt(port.now(), undo_slot=undo_slot))
     return True
 
 

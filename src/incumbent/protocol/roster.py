@@ -187,7 +187,7 @@ class Roster:
             if claim.machine.valid(now):
                 await release(port, claim)
             else:
-                port.hand_over(claim.debt(now, undo_slot=False))
+                port.owe(claim.debt(now, undo_slot=False))
         finally:
             self._keeper.disarm(claim)
         # Struck first, we would be missing from the roster while our lease still keeps others out.

@@ -42,7 +42,7 @@ class AsyncPort:
     def __init__(self, store: AsyncStore, keeper: Upkeep) -> None:
         self._store = store
         self.limits: Limits = getattr(store, "limits", NO_LIMITS)
-        self.hand_over = keeper.hand_over
+        self.owe = keeper.owe
         self.log_outage = keeper.log_outage
         self.take = store.take
         self.renew = store.renew

@@ -300,7 +300,7 @@ class Keeper:
         late = until - since
         return late if 0 < since <= deadline and late > _LATE else 0.0
 
-    def hand_over(self, debt: Debt) -> None:
+    def owe(self, debt: Debt) -> None:
         state = self._state
         # Added before the wake: the thread reads the debts after it.
         state.debts.add(debt)
@@ -548,7 +548,7 @@ def _end_at_exit() -> None:
                 # Before the debt is handed over: a renewal after the release would find nothing,
                 # and say lost.
                 claim.machine.leaving()
-                claim.port.hand_over(claim.debt(clock.now(), undo_slot=False))
+                claim.port.owe(claim.debt(clock.now(), undo_slot=False))
     # All of them, though one fails: another store's leases must not wait for their ttl.
     with ExitStack() as drains:
         for keeper in list(_keepers):

@@ -19,7 +19,7 @@ from incumbent.stores.plan import one_by_one
 class Upkeep(Protocol):
     """A keeper, as far as a port needs it; see Port."""
 
-    def hand_over(self, debt: Debt) -> None: ...
+    def owe(self, debt: Debt) -> None: ...
 
     def log_outage(
         self, key: Key, error: StoreError, waited: float = 0.0, timeout: float | None = None
@@ -36,7 +36,7 @@ class SyncPort(InlineAsyncStore):
     def __init__(self, store: Store, keeper: Upkeep) -> None:
         super().__init__(store)
         self.limits: Limits = getattr(store, "limits", NO_LIMITS)
-        self.hand_over = keeper.hand_over
+        self.owe = keeper.owe
         self.log_outage = keeper.log_outage
 
     # Each lease needs these two: directly, they take half the time.
