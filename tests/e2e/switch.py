@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from typing import Any, Self
 import telnetlib3
 
 START_WITHIN = 10.0
+TCP_ESTABLISHED = 1  # in tcp_info, see tcp(7)
 
 
 @dataclass(frozen=True)
@@ -58,11 +61,22 @@ class Switch:
 
     def session_opened(self) -> int:
         number = next(self._numbers)
-        if self._open:
-            self.together.append(frozenset(self._open))
+        # Of two events at once the loop may tell of the new session first.
+        there = frozenset(other for other in self._open if self._is_connected(other))
+        if there:
+            self.together.append(there)
         self._open.add(number)
         self.opened += 1
         return number
+
+    def _is_connected(self, number: int) -> bool:
+        """Whether its client has not ended it yet, as the system knows."""
+        transport = self.transports.get(number)
+        sock = transport.get_extra_info("socket") if transport else None
+        if sock is None or sys.platform != "linux":
+            return True
+        state: bytes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+        return state[0] == TCP_ESTABLISHED
 
     def session_closed(self, number: int) -> None:
         self._open.discard(number)
