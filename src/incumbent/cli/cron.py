@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from incumbent import clock
 from incumbent.cli.parser import CommandRequest
 from incumbent.cli.receivers import webhook_of
-from incumbent.cli.settings import health, lock_times, number
+from incumbent.cli.settings import health, number, policy_of
 from incumbent.cli.text import print_json, say, source_of, table
 from incumbent.cron.events import Events
 from incumbent.cron.fields import steps_without_effect
@@ -88,7 +88,7 @@ def _load(request: CommandRequest) -> LoadedJobs:
 
 def _fleet_from(request: CommandRequest) -> FleetSettings:
     make_key(request.namespace, "x")
-    lock_times(request)
+    policy_of(request)
     drain = parse_duration(request.text("drain") or _DRAIN, "drain")
     holder = request.text("holder") or default_holder()
     lock: LockSettings = {"holder": holder, "grace": request.text("grace")}
@@ -112,7 +112,7 @@ def _fleet_from(request: CommandRequest) -> FleetSettings:
 def _serve_module(request: CommandRequest) -> int:
     """Run the jobs of module:name; options that were given overrule the object's settings."""
     jobs = _find_jobs(request.name)
-    ttl = lock_times(request).ttl
+    ttl = policy_of(request).ttl
     for dest in ("max_runs", "notify"):
         if request.text(dest) is not None:
             text = f"{dest} is for a file of commands, not for functions"

@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 from incumbent import clock
 from incumbent.chance import draw_jitter
 from incumbent.cli.parser import CommandRequest
-from incumbent.cli.settings import cmd_of, health, lock_settings, lock_times, news_of, number
+from incumbent.cli.settings import cmd_of, health, lock_settings, news_of, number, policy_of
 from incumbent.cli.text import log_line, say
 from incumbent.errors import ConfigError, StoreError
 from incumbent.locks.clients import Client
@@ -65,7 +65,7 @@ def _lead(request: CommandRequest, label: str, report: _Report) -> int:
     url = store_url(request.text("store"))
     # Settings are checked before a process is forked or a file is made.
     make_key(request.namespace, request.name)
-    lock_times(request)
+    policy_of(request)
     restart = restart_from(request.text("restart"))
     cmd = cmd_of(request, url)
 
@@ -119,7 +119,7 @@ def _work(request: CommandRequest) -> int:
     store_url(request.text("store"))
     restart_from(request.text("restart"))
     news_of(request, say)
-    healthy = lock_times(request).ttl
+    healthy = policy_of(request).ttl
     for index in range(permits):
         make_key(request.namespace, worker_name(request.name, index, permits))
     holder = request.text("holder") or default_holder()

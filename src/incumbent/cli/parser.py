@@ -24,7 +24,7 @@ from incumbent.cli.table import (
     usage,
 )
 from incumbent.errors import ConfigError
-from incumbent.locks.other_words import our_word
+from incumbent.locks.other_words import our_name_for
 from incumbent.printable import did_you_mean, nearest
 
 
@@ -151,7 +151,7 @@ def _check_flags(name: str, ours: list[str], *, separated: bool) -> None:
 
 def _meant(flag: str, own: set[str]) -> str:
     """The option of `own` that was meant, misspelt or as another program calls it; "." if none."""
-    ours = our_word(flag.strip("-").replace("-", "_"))
+    ours = our_name_for(flag.strip("-").replace("-", "_"))
     # Of the commands that wait, those that run something call it --wait.
     for option in ("--wait", "--timeout") if ours == "timeout" else (f"--{ours}",):
         if option in own and option != flag:

@@ -48,7 +48,7 @@ def lock_settings(request: CommandRequest) -> LockSettings:
     return settings
 
 
-def lock_times(request: CommandRequest) -> Policy:
+def policy_of(request: CommandRequest) -> Policy:
     """The times that follow from the options. Raises ConfigError, which shows the numbers."""
     ttl, delay = request.text("ttl"), request.text("lock_delay") or 0.0
     grace = request.text("grace")
@@ -98,7 +98,7 @@ def health(request: CommandRequest, situation: Situation) -> Iterator[None]:
             )
             url = stack.enter_context(pages)
         except ConfigError as error:
-            if not _is_for_another(request, error):
+            if not _is_inherited_listen(request, error):
                 raise
             if not request.on("quiet"):
                 say(f"{request.name}: no pages of this run: {error}")
@@ -121,7 +121,7 @@ def _page(request: CommandRequest, stack: ExitStack) -> Routes:
     return site.routes()
 
 
-def _is_for_another(request: CommandRequest, error: ConfigError) -> bool:
+def _is_inherited_listen(request: CommandRequest, error: ConfigError) -> bool:
     """Whether a `run` has only inherited its `--listen`, and another process has the port.
 
     The variable is for the main process of a container; other processes there inherit it.

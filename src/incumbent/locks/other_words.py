@@ -40,7 +40,7 @@ _OTHER_WORDS: Final[Mapping[str, str]] = {
 }
 
 
-def our_word(word: str) -> str:
+def our_name_for(word: str) -> str:
     """Our name for another library's setting; `word` itself if there is none."""
     _, found, rest = _OTHER_WORDS.get(word, "").partition("`")
     return rest.partition("`")[0] if found else word

@@ -60,7 +60,7 @@ class _Sent(NamedTuple):
 class RenewalAttempt:
     """One request for many renewals, and its result."""
 
-    __slots__ = ("asked", "changed", "refs", "skipped", "unusual")
+    __slots__ = ("asked", "changed", "needs_more", "refs", "skipped")
 
     def __init__(self) -> None:
         self.asked: list[Claim] = []
@@ -70,7 +70,7 @@ class RenewalAttempt:
         """Whether any renewal differs from the lease's last one."""
         self.skipped: list[Claim] = []
         """The leases that no renewal was sent for."""
-        self.unusual: list[Claim] = []
+        self.needs_more: list[Claim] = []
         """The asked leases that need more than their next renewal: failed, bounded or followed."""
 
 
@@ -95,7 +95,7 @@ async def renew(
         # The same object again lets a store send the bytes that it packed last time.
         renewals = found or batches.make(asked, attempt.refs)
         outcomes = await port.renew(renewals, until)
-        _apply(asked, outcomes, port.now(), attempt.unusual)
+        _apply(asked, outcomes, port.now(), attempt.needs_more)
         answered = True
         if found is None:
             for claim, renewal, outcome in zip(asked, renewals, outcomes, strict=True):
@@ -111,7 +111,7 @@ async def renew(
                 # However this was interrupted: a renewal that stays pending would be the last one.
                 if claim.machine.renewing:
                     _note_failure(claim)
-            attempt.unusual += asked
+            attempt.needs_more += asked
     return None
 
 
@@ -146,7 +146,7 @@ def _choose_leases(attempt: RenewalAttempt, leases: Iterable[Claim], sent: float
 
 
 def _apply(
-    asked: Sequence[Claim], outcomes: Sequence[RenewOutcome], now: float, unusual: list[Claim]
+    asked: Sequence[Claim], outcomes: Sequence[RenewOutcome], now: float, needs_more: list[Claim]
 ) -> None:
     for claim, outcome in zip(asked, outcomes, strict=True):
         machine = claim.machine
@@ -163,9 +163,9 @@ def _apply(
                 or claim.on_next_renewal
                 or claim.followers
             ):
-                unusual.append(claim)
+                needs_more.append(claim)
             continue
-        unusual.append(claim)
+        needs_more.append(claim)
         if isinstance(outcome, Gone):
             machine.gone(outcome.reason)
         else:

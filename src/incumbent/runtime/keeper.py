@@ -417,11 +417,11 @@ class Keeper:
         now = clock.now()
         if error is not None:
             self.log_outage(leases[0].wanted.key, error)
-        self._report_trouble(attempt.unusual, error, now)
+        self._report_trouble(attempt.needs_more, error, now)
         unproved = sum(
-            1 for claim in attempt.unusual if claim.failures or not claim.machine.valid(now)
+            1 for claim in attempt.needs_more if claim.failures or not claim.machine.valid(now)
         )
-        self._handle_unusual([*attempt.skipped, *attempt.unusual], sent, now)
+        self._plan_anew([*attempt.skipped, *attempt.needs_more], sent, now)
         self._count(len(attempt.asked), unproved, error, now - sent)
         if meters.on and error is None and attempt.asked and attempt.asked[0] is leases[0]:
             # The leases of a bucket have nearly the same deadline, so one of them represents all.
@@ -429,7 +429,7 @@ class Keeper:
             meters.observe(meters.MARGIN, max(0.0, left))
         # Nothing was proved without an answer, and a follower announces a proof.
         if error is None:
-            self._call_followers(attempt.unusual)
+            self._call_followers(attempt.needs_more)
 
     @staticmethod
     def _report_trouble(claims: Sequence[Claim], error: StoreError | None, now: float) -> None:
@@ -446,9 +446,9 @@ class Keeper:
             if claim.on_trouble is not None:
                 notifier.call(partial(claim.on_trouble, error))
 
-    def _handle_unusual(self, unusual: Sequence[Claim], sent: float, now: float) -> None:
+    def _plan_anew(self, claims: Sequence[Claim], sent: float, now: float) -> None:
         """End the lost leases, and plan anew those that failed or that at_most_for ends."""
-        for claim in unusual:
+        for claim in claims:
             # By the instant after the answer: a lease that ran out meanwhile is not planned again.
             if not claim.machine.valid(now):
                 self._state.buckets.discard(claim)

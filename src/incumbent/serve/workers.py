@@ -119,7 +119,7 @@ class Workers(Situation):
         """The joint view: ready if one worker is, healthy if all workers are."""
         whole, now = super().view(), clock.now()
         # Aged by our clock: one host has one clock since boot, whatever process reads it.
-        views = [_aged(view, now - at) for at, view, _ in list(self._reports.values())]
+        views = [_seen_later(view, now - at) for at, view, _ in list(self._reports.values())]
         if not views:
             return whole
         leader = max(views, key=lambda view: view.proven_for)
@@ -139,7 +139,7 @@ class Workers(Situation):
             yield from samples
 
 
-def _aged(view: InstanceView, age: float) -> InstanceView:
+def _seen_later(view: InstanceView, age: float) -> InstanceView:
     """A view as it is `age` seconds later if no news came."""
     proven_for = max(0.0, view.proven_for - age)
     return replace(

@@ -89,7 +89,7 @@ class EtcdDialect:
                 # A missing key compares as version 0.
                 conditions = [kv.modified(stored_at, version if version > 0 else -1)]
             case ByClaim(claim, token):
-                base = yield from self.cluster.base()
+                base = yield from self.cluster.token_base()
                 state = yield from self._sessions.find(key, claim, token, base)
                 if state is None or state.permits is not None:
                     return Stale()
@@ -106,7 +106,7 @@ class EtcdDialect:
 
     def _record(self, key: Key) -> Steps[Record]:
         names = kv.names_of(self.cluster.prefix, key)
-        areas = (names.contenders, names.switches, names.record)
+        areas = (names.contenders, names.pause_and_notices, names.record)
         reply = yield kv.transaction([kv.read_all(area) for area in areas])
         found = kv.by_name(self.cluster.prefix, key.namespace, _all_entries(reply))
         if not found:
@@ -124,7 +124,7 @@ class EtcdDialect:
         return (yield from self._records(known))
 
     def _records(self, found: dict[Key, Kinds]) -> Steps[tuple[Record, ...]]:
-        base = yield from self.cluster.base()
+        base = yield from self.cluster.token_base()
         # Leases and closings end soon, so their remaining time matters.
         timed = {
             entry.etcd_lease
@@ -150,7 +150,7 @@ class EtcdDialect:
         return [
             *foreign.ranges_without_ticket(names),
             (names.record, names.candidates),
-            (names.switches, kv.after(names.switches)),
+            (names.pause_and_notices, kv.after(names.pause_and_notices)),
         ]
 
     def unchanged_since(self, key: Key, seen: str) -> Steps[int]:
@@ -192,7 +192,7 @@ class _EtcdGive:
         if self.token == 0 and self.parting.slot is None:
             yield from self._undo()
             return Gone()
-        base = (yield from self.cluster.identify()).base
+        base = (yield from self.cluster.identify()).token_base
         for _ in range(3):
             try:
                 find = self._given_up() if self.token is None else self._held(base)

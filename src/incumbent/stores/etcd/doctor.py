@@ -144,7 +144,7 @@ async def _trip(
     client: EtcdClient[Any], _endpoint: Endpoint, ttl: float, until: float
 ) -> list[Finding]:
     # Connects first, so that the trip alone is measured.
-    await client.run_program(client.cluster.base(), until)
+    await client.run_program(client.cluster.token_base(), until)
     started = clock.now()
     await client.run_program(client.cluster.read_marker(), until)
     return [about_trip(clock.now() - started, ttl, "a linearizable read")]

@@ -51,7 +51,7 @@ _now = clock.now
 class ClusterMarker(NamedTuple):
     """The incarnation of the cluster, as the marker under the prefix describes it.
 
-    `base` + a revision is a fencing token, of which the first is near the clock. `value`: the
+    `token_base` + a revision is a fencing token, of which the first is near the clock. `value`: the
     marker's value in base64 (the marker's revision may be the same in the next incarnation). `at`:
     the instant (of clock.now) at which this incarnation began, by the servers' clocks. `term` and
     `applied`: the last entry of the log that a member had applied shortly before the marker was
@@ -59,7 +59,7 @@ class ClusterMarker(NamedTuple):
     """
 
     epoch: str
-    base: int
+    token_base: int
     value: str
     at: float
     cluster: str = ""
@@ -70,7 +70,7 @@ class ClusterMarker(NamedTuple):
     @property
     def first(self) -> int:
         """A number below the first token; it grows from one incarnation to the next."""
-        return self.base + self.modified
+        return self.token_base + self.modified
 
 
 class Status(NamedTuple):
@@ -187,10 +187,10 @@ class Cluster:
     def _grants_at(self, known: ClusterMarker, ttl: float) -> float:
         return known.at + wait_after_restart(self.site.restart_wait, ttl, self.longest)
 
-    def base(self) -> Steps[int]:
+    def token_base(self) -> Steps[int]:
         """The number that is added to a revision to make a token. Creates no marker."""
         if self.incarnation is not None:
-            return self.incarnation.base
+            return self.incarnation.token_base
         found = yield from self.read_marker()
         return int(self._fields(found).get("base", 0)) if found else 0
 

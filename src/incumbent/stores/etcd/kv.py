@@ -94,7 +94,7 @@ class Names:
 
     __slots__ = (
         *("_given_up", "candidates", "closing", "contenders", "held", "line"),
-        *("record", "sharers", "switches", "ticket"),
+        *("record", "sharers", "pause_and_notices", "ticket"),
     )
 
     def __init__(self, prefix: str, key: Key) -> None:
@@ -104,7 +104,7 @@ class Names:
         self.held = f"{base}/{name}/held"
         self.sharers = f"{base}/{name}/shared/"
         self.ticket = f"{base}/{name}/ticket"
-        self.switches = f"{base}!s/{name}/"
+        self.pause_and_notices = f"{base}!s/{name}/"
         self.closing = f"{base}!s/{name}/closing"
         self.record = f"{base}!r/{name}/"
         self.candidates = f"{base}!r/{name}/w"
@@ -114,7 +114,7 @@ class Names:
 
     def field(self, field: str) -> str:
         if field in (PAUSE, RESIGN):
-            return self.switches + field
+            return self.pause_and_notices + field
         return f"{self.record}f/{_part(field)}"
 
     def seats(self, permits: int) -> str:

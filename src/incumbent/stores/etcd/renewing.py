@@ -65,7 +65,7 @@ def check_all(
         if state is not newest:
             compare.append(kv.created(state.own_key or keys.held, state.revision))
     if len(states) <= kv.BATCH // 2:
-        compare += [kv.free(keys.switches) for keys in names]
+        compare += [kv.free(keys.pause_and_notices) for keys in names]
     else:
         namespaces = {state.key.namespace for state in states}
         compare += [kv.free(f"{cluster.prefix}/{namespace}!s/") for namespace in namespaces]
@@ -231,7 +231,7 @@ class _Renewing:
             elif state is None or not state.revision or state.session.gone:
                 continue
             # Although its session lives: a claim whose own time is over may be swept at any moment.
-            elif known.base + state.revision != renewal.token or state.ends <= now:
+            elif known.token_base + state.revision != renewal.token or state.ends <= now:
                 self.outcomes[at] = Gone()
             else:
                 self._items[at] = _Item(at, renewal, state, state.session.id)
@@ -251,7 +251,7 @@ class _Renewing:
 
     def _adopt_one(self, at: int, renewal: Renewal, response: Reply) -> None:
         entry = kv.entry_of(renewal.claim, response)
-        if entry is None or self._incarnation.base + entry.created != renewal.token:
+        if entry is None or self._incarnation.token_base + entry.created != renewal.token:
             self.outcomes[at] = Gone()
             return
         ttl = float(entry.fields.get("ttl", renewal.ttl))

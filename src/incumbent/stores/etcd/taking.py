@@ -40,7 +40,7 @@ class EtcdTake:
     `ticket`: the ticket that all foreign keys wait for; 0 (at first): there must be none.
     `sharers`: the seats that are taken, as last read; None (at first): they have to be read.
     `own_slot`: this same claim has taken the slot before; `slot_lease`: the slot's etcd lease.
-    `history_index`: which response to a grant has the history; 0: the take does not ask for it.
+    `history_response`: which response to a grant has the history; 0: the take does not ask for it.
     """
 
     incarnation: ClusterMarker
@@ -58,7 +58,7 @@ class EtcdTake:
         self.own_slot = False
         self.slot_lease = ""
         self.line = TakeInLine(cluster, key, claim, ask)
-        self.history_index = 0
+        self.history_response = 0
 
     def run(self) -> Steps[TakeOutcome]:
         """The outcome of the take. Raises StoreError."""
@@ -212,17 +212,17 @@ class EtcdTake:
     def request(self, state: ClaimState, candidacy: str) -> GatewayRequest:
         """The request of a take. Not repeatable: the caller repeats it in doubt, and notes that."""
         names, ask, closing_seen = self.names, self.ask, self.closing_seen
-        self.history_index = 0
+        self.history_response = 0
         compare = [kv.absent(names.given_up(self.claim)), *self._may_take(state)]
         past = kv.packed(holder=state.holder, since=state.since)
         success = [*writes(names, state), kv.put(state.history_key, past, state.history_lease)]
         if self.claim[-1:] in "07":
             # Random hex: one take of eight checks how long the history is.
-            self.history_index = len(success)
+            self.history_response = len(success)
             success.append(kv.read_all(f"{names.record}h/", _OLDEST))
         compare += self.line.compare(success, ticket=self.ticket)
         if closing_seen is None:
-            compare.append(kv.free(names.switches))
+            compare.append(kv.free(names.pause_and_notices))
         else:
             compare += [kv.absent(names.field(PAUSE)), kv.modified(names.closing, closing_seen)]
             success.append(kv.delete(names.closing))
@@ -273,9 +273,9 @@ class EtcdTake:
 
     def _surplus(self, reply: Reply) -> tuple[str, ...]:
         """The oldest keys of the history beyond its limit, from the reply to a grant."""
-        if not self.history_index:
+        if not self.history_response:
             return ()
-        found = reply["responses"][self.history_index]
+        found = reply["responses"][self.history_response]
         too_many = kv.count_of(found) - HISTORY_KEPT
         return tuple(entry.key for entry in kv.entries_in(found)[: max(0, too_many)])
 
@@ -379,7 +379,7 @@ class EtcdTake:
         """
         share = self.ask.permits is not None
         there = found.foreign if share and found.foreign else found.holders
-        wall, base = clock.wall(), self.incarnation.base
+        wall, base = clock.wall(), self.incarnation.token_base
         holdings = tuple(kv.holding_of(entry, base, {}, wall) for entry in there)
         if any(holding.foreign for holding in holdings):
             return self.line.with_place(Refused("held", holdings, None, found.seen), found)
@@ -408,14 +408,14 @@ class EtcdTake:
         slots = self._slots_of_others(found)
         ends = yield from self._ends([*slots[:1], *filter(None, [found.closing])])
         if found.closing is not None:
-            facts, token = found.closing.fields, self.incarnation.base + found.closing.created
+            facts, token = found.closing.fields, self.incarnation.token_base + found.closing.created
             who = str(facts.get("holder", "")), int(kv.number_in(facts.get("token"), token))
             reserved_for = str(facts.get("reserved_for", ""))
             closing = Closing(*who, ends[found.closing.etcd_lease], reserved_for)
             record = record._replace(closing=closing)
         if not slots:
             return record, None
-        slot, token = slots[0], self.incarnation.base + slots[0].created
+        slot, token = slots[0], self.incarnation.token_base + slots[0].created
         holder, kept = str(slot.fields.get("holder", "")), kv.number_in(slot.fields.get("kept"))
         claim, left = unquote(slot.key.rpartition("/")[2]), ends[slot.etcd_lease]
         return record, Grant(claim, holder, token, micros(kept), left - micros(kept), left)
@@ -505,7 +505,7 @@ def _grant_of(holding: Holding) -> Grant:
 def _granted(state: ClaimState, incarnation: ClusterMarker, sent: float) -> Granted:
     """The grant, proved from the instant `sent`, before its request was sent."""
     proved = min(state.session.proved, state.due) - sent
-    return Granted(state.claim, incarnation.base + state.revision, proved, incarnation.epoch)
+    return Granted(state.claim, incarnation.token_base + state.revision, proved, incarnation.epoch)
 
 
 def value_of(state: ClaimState) -> str:

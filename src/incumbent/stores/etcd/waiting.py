@@ -67,7 +67,8 @@ class LinePosition:
         names = self.names
         ranges = [(names.closing, "")]
         if self.index < _FRONT:
-            ranges = [(area, kv.after(area)) for area in (names.contenders, names.switches)]
+            areas = (names.contenders, names.pause_and_notices)
+            ranges = [(area, kv.after(area)) for area in areas]
         if self.ahead:
             ranges.append((self.ahead, ""))
         self.rewatch = False

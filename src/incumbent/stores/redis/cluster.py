@@ -421,7 +421,7 @@ class Router(RedisOperations):
     ) -> None:
         plan: RedisPlan[None] = Plan(
             "renew",
-            lambda server, _: renew_part(server.packing, renewals, part, server.known, outcomes),
+            lambda server, _: renew_part(server.packing, renewals, part, server.wire, outcomes),
         )
         await self._node(part.address).planned.run(plan, until)
 

@@ -71,7 +71,7 @@ class RedisDialect:
         """A renewal of the leases that this incarnation of the server granted."""
         return Plan(
             "renew",
-            lambda server, _: renew_program(server.packing, renewals, server.known.epoch),
+            lambda server, _: renew_program(server.packing, renewals, server.wire.epoch),
             renewals=renewals,
         )
 

@@ -375,14 +375,14 @@ class ServerFacts:
 
 
 class ServerContext(NamedTuple):
-    """What a program is given: the server's site, what its requests share, and the known facts.
+    """What a program is given: the server's site, what its requests share, and the connection.
 
-    `known` is the connection itself: every AnyWire is a ServerFacts.
+    Every AnyWire is a ServerFacts.
     """
 
     site: RedisSite
     packing: Packing
-    known: ServerFacts
+    wire: ServerFacts
 
 
 RedisPlan: TypeAlias = Plan[ServerContext, T]

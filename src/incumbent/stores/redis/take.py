@@ -202,10 +202,10 @@ def take_program(
     server: ServerContext, key: Key, claim: str, ask: Ask, until: float
 ) -> RespProgram[TakeOutcome]:
     """A take, with a check of the server unless the last one was just now."""
-    packing, known, now = server.packing, server.known, _now()
-    if now - known.check_sent > CHECK_EVERY or ask.ttl > known.old_enough_for:
+    packing, wire, now = server.packing, server.wire, _now()
+    if now - wire.check_sent > CHECK_EVERY or ask.ttl > wire.old_enough_for:
         return (yield from _take_checking(server, key, claim, ask, until))
-    request = take_request(packing, key, claim, ask, known.incarnation, until + known.clock_ahead)
+    request = take_request(packing, key, claim, ask, wire.incarnation, until + wire.clock_ahead)
     (reply,) = yield RequestBatch(request, 1)
     return (yield from finish_take(server, key, claim, ask, until, now, reply))
 
@@ -214,16 +214,16 @@ def finish_take(
     server: ServerContext, key: Key, claim: str, ask: Ask, until: float, sent: float, reply: Any
 ) -> RespProgram[TakeOutcome]:
     """Finish a take that was sent at `sent` without a check, and got `reply`."""
-    packing, known = server.packing, server.known
-    outcome = read_take(packing, reply, key, claim, ask, known.epoch)
+    packing, wire = server.packing, server.wire
+    outcome = read_take(packing, reply, key, claim, ask, wire.epoch)
     if type(outcome) is not Granted:
         return outcome
     # On asyncio another task may have checked meanwhile: its reply came before this one.
-    believed = sent - known.unchanged_at <= CHECK_EVERY
+    believed = sent - wire.unchanged_at <= CHECK_EVERY
     if believed and type(reply) is list and len(reply) == 1:
         # The record is not known to be of this incarnation: the data may have been lost since.
-        (marker,) = yield RequestBatch(known.reread, 1)
-        believed = known.is_marked(marker)
+        (marker,) = yield RequestBatch(wire.reread, 1)
+        believed = wire.is_marked(marker)
     if believed:
         return outcome
     try:
@@ -241,24 +241,24 @@ def _take_checking(
 
     Raises Outdated if the server has changed, after giving back any grant.
     """
-    site, packing, known = server
+    site, packing, wire = server
     # Before the grant: a client that connects after a restart must know how long to wait.
-    if ask.ttl > max(TTL_DEFAULT, known.longest):
-        yield from _note_longest(site, known, ask.ttl)
+    if ask.ttl > max(TTL_DEFAULT, wire.longest):
+        yield from _note_longest(site, wire, ask.ttl)
     # Noted before the answer is there: meanwhile other tasks on this connection need not check too.
-    known.check_sent = sent = _now()
-    server_deadline = until + known.clock_ahead
-    reply, check = yield from _take_and_check(packing, known, key, claim, ask, server_deadline)
-    outcome = read_take(packing, reply, key, claim, ask, known.epoch)
+    wire.check_sent = sent = _now()
+    server_deadline = until + wire.clock_ahead
+    reply, check = yield from _take_and_check(packing, wire, key, claim, ask, server_deadline)
+    outcome = read_take(packing, reply, key, claim, ask, wire.epoch)
     try:
-        known.compare(check, sent, _now(), allow_eviction=site.allow_eviction)
+        wire.compare(check, sent, _now(), allow_eviction=site.allow_eviction)
     except Outdated:
         # Takes of other tasks that are on their way on this connection are not believed either.
-        known.unchanged_at = 0.0
+        wire.unchanged_at = 0.0
         if isinstance(outcome, Granted):
             yield from give_back(packing, key, outcome, ask)
         raise
-    known.old_enough_for = max(known.old_enough_for, ask.ttl)
+    wire.old_enough_for = max(wire.old_enough_for, ask.ttl)
     return outcome
 
 
