@@ -19,8 +19,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "an inner exit of a reentrant lock gives the lease back",
         "locks/leases.py",
-        "        if claim.reentries is None or not claim.drop_reentry():\n",
-        "        if claim.reentries is None or claim.drop_reentry():\n",
+        "        if not claim.drop_reentry():\n            forget_bodies",
+        "        if claim.drop_reentry():\n            forget_bodies",
         *_REENTRANT,
     ),
     _p(

@@ -63,6 +63,7 @@ _EXIT_AHEAD = 0.1
 """Seconds, at most half of the grace, by which the exit is early: the interpreter may be busy."""
 # Not sys.stderr: another thread may have its lock, and this process ends in a moment.
 _STDERR = 2
+_LOST = LeaseState.LOST
 _RELEASED = frozenset({LeaseState.LEAVING, LeaseState.RELEASED})
 
 
@@ -216,7 +217,10 @@ class AnyLease:
     def _release_reentry(self) -> bool:
         """Release only this lease of a reentrant lock, if its holding has other leases left."""
         claim = self._claims[0]
-        if claim.reentries is None or not claim.drop_reentry():
+        if claim.reentries is None:
+            return False
+        if not claim.drop_reentry():
+            forget_bodies(claim)  # an inner body that was interrupted may have left its note
             return False
         # The holding goes on for the others; this lease must say from now on that it was released.
         self._claims = (claim.released_copy(),)
@@ -501,11 +505,7 @@ def give_up_all(link: Link, claims: Sequence[Claim], *, undo_slot: bool) -> None
 
 
 def _first_lost_claim(claims: Sequence[Claim], now: float) -> Claim | None:
-    lost = [
-        claim
-        for claim in claims
-        if not claim.machine.valid(now) and claim.machine.state is LeaseState.LOST
-    ]
+    lost = [it for it in claims if not it.machine.valid(now) and it.machine.state is _LOST]
     return min(lost, key=lambda claim: claim.machine.deadline, default=None)
 
 
