@@ -15,8 +15,7 @@ import pytest
 
 import incumbent
 from incumbent import AsyncLock, Client, Election, LeaseLost, Lock, Misuse, clock
-from incumbent.locks import leases
-from incumbent.locks.callers import bodies_of_thread
+from incumbent.locks.callers import bodies_of_thread, enter
 from tests.support.faulty import FaultyEngine
 from tests.support.forks import in_a_child
 from tests.support.waiting import eventually
@@ -486,14 +485,14 @@ def test_an_inner_body_that_is_interrupted_costs_the_outer_one_nothing(
 def test_an_inner_entry_that_is_interrupted_leaves_no_body_behind(
     engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock, enter = make(engine), leases.enter
+    lock = make(engine)
 
     def entered_and_interrupted(*given: Any) -> Any:
         enter(*given)
         raise KeyboardInterrupt
 
     with lock, pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
-        patch.setattr(leases, "enter", entered_and_interrupted)
+        patch.setattr("incumbent.locks.leases.enter", entered_and_interrupted)
         with lock:
             pass
     assert not bodies_of_thread()
