@@ -58,6 +58,7 @@ def test_names_are_listed_one_a_line(nightly: str) -> None:
     assert incumbent("-s", nightly, "status", "--names").stdout == "nightly\n"
 
 
+@pytest.mark.left(tiers.FORMS, "why")
 @pytest.mark.parametrize("command", ["why", "history", "pause", "status", "run"])
 def test_bash_completes_the_names_of_the_store(nightly: str, command: str, tmp_path: Path) -> None:
     folder = tmp_path / "bin"

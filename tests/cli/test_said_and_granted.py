@@ -295,7 +295,7 @@ def check_job(said: dict[str, Any], outcome: Granted | Refused | StoreError) -> 
 STRANGER = Ask(3.0, "somebody else")
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.lists(steps, min_size=4, max_size=16))
 @example([("take", "lease", "once"), ("give", "lease", 0.0)])
 @example([("run", "nightly", SlotState.RUNNING), ("pass", "", 4.5)])

@@ -148,7 +148,7 @@ def test_what_the_command_leaves_behind_is_stopped_before_the_release(
     assert '"state": "free"' in record
 
 
-@pytest.mark.left(tiers.STORES, "redis")
+@pytest.mark.left(tiers.LONG)
 def test_a_stopped_worker_keeps_its_lease_and_dies_when_the_store_is_away(
     place: Place, fleet: Fleet
 ) -> None:

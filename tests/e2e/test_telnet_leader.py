@@ -166,6 +166,7 @@ def test_the_program_closes_its_session_before_another_opens_one(fleet: Fleet, f
     speaks_in_turn(fleet.switch.lines)
 
 
+@pytest.mark.left(tiers.LONG)
 @pytest.mark.parametrize("fleet", ["leader.py"], indirect=True)
 def test_a_frozen_program_keeps_its_socket_but_never_speaks_again(fleet: Fleet) -> None:
     struck = fleet.suffer(FAULTS["frozen"])

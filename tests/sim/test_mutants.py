@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from tests import tiers
 from tests.sim import PROFILES, SimulationFailure, run
 from tests.sim.mutants import MUTANTS, WITHIN, Mutant
 
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.left(tiers.NET)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_planted_bug_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     profile = PROFILES[mutant.profile]
