@@ -67,6 +67,7 @@ def _jobs(request: CommandRequest) -> int:
 
 def _show_jobs(request: CommandRequest, client: Client) -> None:
     records = client.scan("", _SCAN_WITHIN)
+    # After the scan, which may take seconds: nothing that it found is from later than this.
     now = clock.wall()
     found = fleet_of(Snapshot(client.url, request.namespace, now, records, read_at=now))
     jobs = [
@@ -240,6 +241,7 @@ def _trigger_and_wait(operator: Operator, timeout: float) -> int:
     with waiting(operator.request, until, lambda: "no instance has taken it yet"):
         record = read_until(operator.client, name, until, is_taken, _REREAD_AFTER)
     if not is_taken(record):
+        # Taken back: an instance that comes up later must not run what we say nobody took.
         operator.store.put(control, trigger.field, None, None, clock.now() + REQUEST_TIMEOUT)
         line = "no instance took it: is one up that has this job? See `jobs`"
         return operator.answer("not_taken", line, BUSY, slot=trigger.slot)

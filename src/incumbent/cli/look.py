@@ -111,6 +111,7 @@ def _show(request: CommandRequest, client: Client) -> Record | None:
             draw(request, [*_facts(record, state), *about])
         return record
     records = client.scan(request.text("prefix") or "", REQUEST_TIMEOUT)
+    # Before the store is examined: a shell that completes names waits for this.
     if request.on("names"):
         names = [printable(record.key.name) for record in records]
         print("\n".join(name for name in names if request.on("all") or name[:1] != "@"))

@@ -114,6 +114,7 @@ def since_of(text: str, now: float) -> float:
     try:
         return now - parse_duration(text, "since")
     except ConfigError:
+        # Its message names both forms: what is neither is refused once.
         return instant_of(text, "since", now, "2h, ")
 
 
@@ -164,9 +165,11 @@ def draw(request: CommandRequest, rows: Sequence[Sequence[str]], below: Sequence
     On a terminal lines are cut to its width, and coloured unless NO_COLOR is set.
     """
     on_terminal = sys.stdout.isatty()
+    # Not that of shutil, which believes COLUMNS: an old value would break the lines of --watch.
     width = get_terminal_size(sys.stdout.fileno()).columns if on_terminal else 0
     lines = [*_aligned(rows, width), *map(printable, below)]
     if on_terminal and not environ.get("NO_COLOR"):
+        # After they were aligned and cut: a colour has letters, but no width.
         lines = [_COLOURED.sub(_coloured, line) for line in lines]
     if on_terminal and request.on("watch"):
         # Overwrite the old lines, then erase the rest, so that nothing flickers.
@@ -199,6 +202,7 @@ def coloured(word: str) -> str:
 
 def _aligned(rows: Sequence[Sequence[str]], most: int) -> list[str]:
     """The lines of a table; the widest columns are cut to fit `most` characters (0: no limit)."""
+    # Before it is measured: what stands for a control character is longer than that.
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     while most and sum(widths) + 2 * (len(widths) - 1) > most and max(widths) > _NARROWEST:
@@ -235,6 +239,7 @@ def source_of(error: BaseException) -> str:
     while trace is not None:
         frame = trace.tb_frame
         package = frame.f_globals.get("__name__", "").partition(".")[0]
+        # The innermost frame counts: what fails below ours is ours, whoever called.
         if package == "incumbent":
             place = ""
         elif package not in sys.stdlib_module_names:
@@ -290,6 +295,7 @@ def _write(line: str) -> None:
             # Write the line at once, so that processes that share a stderr cannot split it.
             sys.stderr.write(f"{line}\n")
             sys.stderr.flush()
+    # ValueError: it was closed. A line that cannot be written must end nothing that holds a lease.
     except (OSError, ValueError):
         pass
 
@@ -301,6 +307,7 @@ def _is_writable(stream: TextIO) -> bool:
         number = stream.fileno()
     except (OSError, ValueError):
         return True  # It is no file, but a buffer in memory.
+    # Not select(), which fails for a descriptor above 1023.
     waiting = poll()
     waiting.register(number, POLLOUT)
     return bool(waiting.poll(_TYPED_WITHIN * 1000))
@@ -342,4 +349,5 @@ def _json(
 def _stamp(when: float) -> str:
     """An instant of the wall clock: RFC 3339, in UTC, with milliseconds."""
     seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(when))
+    # Cut, not rounded: 0.9996 s would become 1000 ms.
     return f"{seconds}.{int(when % 1 * 1000):03}Z"

@@ -61,6 +61,7 @@ class Stage:
             self.start("judge", [sys.executable, "-m", "incumbent.demo.judge", str(self._judge)])
             self.wait_for(self._judge.exists, "the judge did not start")
         except BaseException:
+            # `with` does not leave what it could not enter, and the judge may be running by now.
             self.__exit__()
             raise
         return self
@@ -78,6 +79,7 @@ class Stage:
 
     def sleep(self, seconds: float) -> None:
         """Wait for `seconds`. Raises SystemExit if the demo has to end meanwhile (INT, TERM)."""
+        # In short steps: the handler only notes the signal, and a sleep goes on after it (PEP 475).
         until = time.monotonic() + seconds
         while True:
             if self._signal:
@@ -124,11 +126,13 @@ class Stage:
         with suppress(OSError):
             # pidfds: a pid that is free again may belong to another process by now.
             fds = pidfds(below(process.pid)) if process.poll() is None else []
+        # Before what it started: it must not see that end, and start another in the meantime.
         process.kill()
         for fd in fds:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fd, signal.SIGKILL)
         for fd in fds:
+            # They are not our children, so only their pidfds tell when they have ended.
             readable(fd, within=2.0)
             os.close(fd)
         process.wait()
@@ -143,6 +147,7 @@ class Stage:
     def worker(self, side: str, who: str) -> list[str]:
         """The command line of a worker."""
         script = Path(__file__).with_name("worker.py")
+        # Without site-packages: it starts faster, and its start is part of each measured gap.
         return [sys.executable, "-I", "-S", str(script), str(self._judge), side, who]
 
     def ask(self, **message: Any) -> Any:
@@ -231,6 +236,7 @@ class DemoSide:
         return now
 
     def _signal(self, leader: Account, sign: str, signum: int) -> float:
+        # Before the signal is sent: a reaction must not come out faster than it was.
         at = self._mark(leader.who, sign)
         self._running[leader.who].send_signal(signum)
         return at
@@ -253,9 +259,13 @@ class DemoSide:
     def _silence(self) -> Iterator[float]:
         """Keep the store's only write transaction open, so that nobody else can write to it."""
         with closing(sqlite3.connect(self.store, PATIENCE, isolation_level=None)) as connection:
+            # IMMEDIATE: a plain BEGIN takes no lock before it writes, so the store would not be
+            # silent.
             connection.execute("BEGIN IMMEDIATE")
             at = self._mark(STORE, "S")
             yield at
+            # Before the transaction ends: the way back may come out slower than it was, but not
+            # faster.
             self.silences.append((at, self._mark(STORE, "C")))
 
 
@@ -314,6 +324,7 @@ class Ours(DemoSide):
     def _silence_store(self, leader: Account) -> Account:
         with self._silence() as at:
             stopped = self._wait_for_end(leader)
+            # Past the ttl: whoever would lead without the store would have begun by now.
             self.stage.sleep(at + TTL + 0.6 - time.monotonic())
             nobody = self.accounts()[-1].number == leader.number
         self.scene(

@@ -314,6 +314,8 @@ def _coming(snapshot: Snapshot, fleet: FleetView, job: Job, schedule: str, zone:
     due = due_since(job, snapshot.now)
     if due is not None:
         return joined((_state("late", "late"), " since ", when(due, snapshot.now)))
+    # By the minute where that is exact enough: so the cache knows the answer for each reading in
+    # it.
     minute = snapshot.now if schedule.startswith("every ") else snapshot.now // 60 * 60
     return ", ".join(next_runs(schedule, zone, minute))
 

@@ -112,6 +112,7 @@ class PageSite:
         last = request.headers.get("last-event-id", given.get("since", ""))
         boot, _, number = last.partition("-")
         known = number.isascii() and number.isdecimal() and boot == self._watch.boot
+        # Cut: Python refuses to read a number of many thousand digits.
         stream = self._stream(view, int(number[:18]) if known else 0)
         return Page(200, "text/event-stream", "retry: 2000\n\n", _HEADERS, stream)
 
@@ -154,6 +155,7 @@ class PageSite:
         if refusal := await self._mistake(name, wish, given, table):
             return refusal
         given = given or {}
+        # Without control characters: operators read it on terminals, which would obey them.
         reason = "".join(filter(str.isprintable, given.get("reason", "")))[:_REASON_MOST]
         page_of = f"the page at {os.uname().nodename}"
         who = f"{request.who} by {page_of}" if request.who else page_of

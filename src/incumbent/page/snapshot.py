@@ -95,6 +95,7 @@ class SnapshotReader:
             records = self.client.scan("", _SCAN_WITHIN)
             last = self._examine(last)
         except LockError as error:
+            # A failure after a failure is the same outage, and makes it longer.
             since = last.outages[-1][0] if last.problem else wall
             before = last.outages[:-1] if last.problem else last.outages
             outages = (*before, (since, clock.wall()))[-_OUTAGES_MOST:]
@@ -124,6 +125,7 @@ class SnapshotReader:
 
     def close(self) -> None:
         """Close the connections."""
+        # Looked up, not asked for: that would connect.
         if "client" in vars(self):
             self.client.close()
 
@@ -222,6 +224,7 @@ def terms_of(record: Record, read_at: float) -> tuple[TermView, ...]:
     asked = "broken" if notice.get("kind") == BREAK else "resigned"
     held, endings = {holding.token for holding in record.holdings}, endings_of(record)
     past = sorted(record.history, key=lambda one: one.started)
+    # Of a term that ended without a word only this is known: the next one began after it.
     followers = [one.started for one in past[1:]] + [read_at]
     found = []
     for one, following in zip(past, followers, strict=False):
@@ -238,6 +241,8 @@ def terms_of(record: Record, read_at: float) -> tuple[TermView, ...]:
     known = {one.token for one in past}
     for now in record.holdings:
         if now.token not in known:
+            # Rounded: it is computed anew from each reading, and would else be another event each
+            # time.
             began = round(read_at - (now.held_for or 0.0))
             found.append(TermView(began, inf, now.holder, now.token, ""))
     return tuple(found)
@@ -281,6 +286,7 @@ def events_of(
     found = (event for event in _events(snapshot, fleet, since) if event.when >= since)
     if names is not None:
         found = (event for event in found if event.name in names)
+    # Without the source: terms and runs cannot be compared with each other.
     newest = nlargest(most, found, key=lambda event: event[:3])
     return [event._replace(words=event.words or _words(event)) for event in newest]
 

@@ -166,6 +166,7 @@ class Situation:
 
     def restarted(self) -> None:
         """Report that a command was started again."""
+        # Held around both: of two at once the second would else report the same number.
         with self._mutex:
             self._report(restarts=self._reported.restarts + 1)
 
@@ -178,6 +179,7 @@ class Situation:
 
     def answered(self) -> None:
         """Report that the store answered, with a yes or a no."""
+        # Before the report: a listener that looks at once must find a recent answer.
         self._answered_at = clock.now()
         self._report(store_up=True)
 

@@ -231,6 +231,7 @@ class KeyValue(NamedTuple):
 
 def count_of(response: Mapping[str, Any]) -> int:
     """The number of keys in a range, even if the request was limited to a few."""
+    # The gateway leaves out what is zero.
     return int(response["response_range"].get("count", 0))
 
 
@@ -239,6 +240,7 @@ def entries_in(response: Mapping[str, Any]) -> list[KeyValue]:
     kvs = response.get("response_range", response).get("kvs", ())
     return [
         KeyValue(
+            # A foreign key may have any bytes; it must not hide the keys beside it.
             b64decode(kv["key"]).decode(errors="replace"),
             b64decode(kv.get("value", "")),
             int(kv["create_revision"]),
@@ -390,6 +392,7 @@ def watch(ranges: Sequence[tuple[str, str]], revision: int) -> GatewayRequest:
 
 def seconds(ttl: float) -> int:
     """The ttl of the etcd lease for a ttl: in whole seconds, rounded up."""
+    # Rounded down, etcd would free the name while its holder still has a proof.
     return max(1, ceil(ttl))
 
 
@@ -403,6 +406,7 @@ def entry_of(claim: str, response: Mapping[str, Any]) -> KeyValue | None:
 
 def number_in(value: object, default: float = 0.0) -> float:
     """The value of a field if it is a number, else the default."""
+    # Another program may have written it: Python reads NaN and Infinity, which are no JSON.
     return float(value) if isinstance(value, int | float) and isfinite(value) else default
 
 
@@ -439,6 +443,7 @@ def newest_seen(seen: str) -> int:
 
 def surplus_candidates(entries: Iterable[KeyValue]) -> list[str]:
     """The keys of the candidates beyond the limit: those whose time ends first."""
+    # Then by the key: clients that clean up at once have to choose the same ones.
     ordered = sorted(entries, key=lambda entry: (number_in(entry.fields.get("until")), entry.key))
     return [entry.key for entry in ordered[:-CANDIDATES_KEPT]]
 
@@ -479,6 +484,7 @@ def record_of(
             return lives[entry.etcd_lease]
         fields = entry.fields
         kept = number_in(fields.get("kept"))
+        # At most what was asked for: a writer whose clock is ahead would make it longer by as much.
         return min(kept, max(0.0, number_in(fields.get("until")) - wall))
 
     closing = next((entry for _, entry in kinds["/closing"]), None)
@@ -514,6 +520,7 @@ def holding_of(entry: KeyValue, base: int, lives: Mapping[str, float], wall: flo
         token,
         left,
         number_in(fields.get("ttl")),
+        # The clock of who took it may be ahead of ours.
         max(0.0, wall - number_in(fields.get("since"), wall)),
         b64decode(str(fields.get("meta", ""))),
         entry.claim,

@@ -52,6 +52,7 @@ async def read(panel: Panel, key: Key, until: float) -> Record:
     ((record, agree),) = await _read_all(panel, [key], until)
     pause = _REREAD_AFTER
     while record.undecided and await _may_reread(panel, pause, until):
+        # Doubled: most takes end at once, and reading all the time makes a longer one no shorter.
         pause *= 2
         ((record, agree),) = await _read_all(panel, [key], until)
     if agree < len(quorum.names):
@@ -67,6 +68,7 @@ async def read(panel: Panel, key: Key, until: float) -> Record:
                     f"nobody knows the last change of {key.name}: {error}",
                     retry_after=error.retry_after,
                 ) from error
+    # Asked last: the read after the completion may have decided it.
     if record.undecided:
         raise StoreUnavailable(
             f"no majority of {quorum.where} ({quorum.need} of {len(quorum.names)} needed) says the"
@@ -95,8 +97,10 @@ async def is_unchanged(panel: Panel, key: Key, seen: str, until: float) -> bool:
         values = [reply[0] for reply in replies if not isinstance(reply, Silent)]
         usable = [raw for raw in values if raw is None or isinstance(raw, bytes)]
         same = sum(digest_of(raw) == (digest or "-") for raw in usable)
+        # Once the silent nodes cannot turn it, there is nothing to wait for.
         known = same >= need or same + len(replies) - len(values) < need
         if known or not await _may_reread(panel, pause, until):
+            # In doubt it has changed: to ask in vain costs a moment, to sleep on costs the turn.
             return same >= need
         pause *= 2
 
@@ -108,6 +112,7 @@ async def scan(panel: Panel, namespace: str, prefix: str, until: float) -> tuple
         keys |= await _scan_keys(panel, pattern, namespace, prefix, until)
     found: list[tuple[Record, int]] = []
     ordered = sorted(keys)
+    # In parts: while a node answers this, it answers no renewal.
     for start in range(0, len(ordered), _READ_AT_ONCE):
         found += await _read_all(panel, ordered[start : start + _READ_AT_ONCE], until)
     # Leave out names with nothing but a floor, or a vote without a majority.
@@ -120,6 +125,7 @@ async def _scan_keys(
     """The keys on any node. Scans all nodes in step, until each scan is complete."""
     quorum = panel.quorum
     cursors: dict[int, bytes] = dict.fromkeys(range(len(quorum.names)), b"0")
+    # A set: a SCAN may return a key twice, and each node returns its own copy.
     keys: set[Key] = set()
     failed: list[Answer | None] = [None] * len(quorum.names)
     while cursors:
@@ -140,6 +146,7 @@ async def _scan_keys(
                 key = quorum.dialect.naming.key_of(name.decode("utf-8", "replace"), namespace)
                 if key is not None and key[0] == namespace and key.name.startswith(prefix):
                     keys.add(key)
+    # What counts is on a majority of nodes: no majority that was scanned to its end misses it.
     if failed.count(None) < quorum.need:
         raise no_majority(quorum, failed, perhaps=False)
     return keys
@@ -311,6 +318,7 @@ def _known_to(most: int, views: Sequence[Sequence[T]], name: Callable[[T], Any])
 def _history(views: Sequence[_NodeView], most: int) -> tuple[Past, ...]:
     """Holdings that a majority has seen, so without votes that won nothing."""
     found = [
+        # A node that missed the release knows no end: one that knows it is right.
         max(same, key=lambda past: (past.ended is not None, past.ended or 0.0))
         for same in _known_to(most, [view.past for view in views], attrgetter("token"))
     ]

@@ -202,6 +202,7 @@ def _layout(scheme: str) -> str:
 
 def _hosts(scheme: str, listed: str) -> tuple[Endpoint, ...]:
     layout = _layout(scheme)
+    # As other clients read it: without a host it is this one.
     if not layout and listed[:1] in ("", ":"):
         listed = f"localhost{listed}"
     hosts = parse_hosts(listed, _PORTS[layout])
@@ -250,6 +251,7 @@ def _options(query: str, transport: str, layout: str) -> dict[str, str]:
     known = (*_KNOWN, *_MORE.get(layout or transport, ()), *_CHECKS)
     options = parse_options(query, known, _GONE)
     for name in _CHECKS:
+        # Taken as long as it asks for the checks that are made anyway: URLs for redis-py have it.
         value = options.pop(name, "yes")
         if value.lower() in _NO:
             raise wrong_option(
@@ -276,6 +278,7 @@ def check_key(template: str | None) -> str | None:
     """The option `key`: a pattern that names the key of a lease."""
     if template is None:
         return None
+    # Once: a second one stays in the rest, where its braces are refused.
     rest = template.replace("{name}", "", 1).replace("{namespace}", "", 1)
     if "{name}" not in template or re.search(r"[{}\s]", rest):
         raise wrong_option(
@@ -356,6 +359,7 @@ def _target_of_pool(pool: Any) -> tuple[str, RedisTarget]:
 def _transport_of(made_by: type, module: str) -> str:
     """The transport of a redis-py class. Any other class might do more, so it is refused."""
     transport = _CLASSES.get((module, made_by.__name__))
+    # By its names: to compare the classes themselves, redis-py would have to be imported.
     if transport and made_by.__module__ in (f"redis.{module}", f"redis.asyncio.{module}"):
         return transport
     raise _refused(
@@ -386,6 +390,7 @@ def _tls(given: dict[str, Any]) -> Tls:
             continue
         if name in known:
             options[name] = tuple(value) if isinstance(value, list) else value
+        # What is off or empty asks for nothing; anything else might be a check that we do not make.
         elif value:
             raise _refused(f"the client's option {option} is not supported")
     return Tls(**options)
@@ -408,6 +413,7 @@ def _of_sentinel(pool: Any) -> RedisOptions:
     # redis-py's connection finds the master itself; ours is given the master's address.
     transport = _transport_of(pool.connection_class, "sentinel")
     target = _target(transport, pool.connection_kwargs)
+    # Sentinels may announce an address of another network: redis-py replaces it by this one.
     host: str | None = getattr(manager, "_force_master_ip", None)
     reach: Reach = the_same if host is None else lambda address: (host, address[1])
     scheme, service = f"{_SCHEME_OF[transport]}+sentinel", str(pool.service_name)
@@ -426,6 +432,7 @@ def _of_cluster(client: Any, manager: Any) -> RedisOptions:
         transport = _transport_of(made_by, "connection")
     if transport == "unix":
         raise _refused("a cluster is not reached by a unix socket")
+    # Where to connect is said by the nodes, and a cluster has the database 0 alone.
     target = _target(transport, {**given, "host": None, "port": None, "db": None})
     nodes = getattr(client, "startup_nodes", None) or manager.startup_nodes.values()
     hosts = tuple(dict.fromkeys((str(each.host), int(each.port)) for each in nodes))

@@ -50,6 +50,7 @@ class ClockCases:
             other.renew(other.granted("renewed", ttl=bench.ttl), "renewed", ttl=bench.ttl)
             other.give(other.granted("closed"), "closed", closed_for=bench.ttl)
             bench.granted("mine", ttl=bench.ttl)
+            # Looked at by whoever takes it in the end: in some stores a ttl counts from that look.
             bench.sees("job", "renewed", "closed")
             other.sees("mine")
             bench.outlive(bench.ttl)
@@ -124,6 +125,8 @@ def _live(bench: Bench) -> None:
         assert mine.renew(grant, "of-the-child") == Renewed()
         assert mine.give(grant, "of-the-child") == Released()
         mine.scan()
+    # The inherited store, too: closing it here must say nothing on connections that the parent
+    # uses.
     bench.world.engine.store().close()
 
 
@@ -138,6 +141,7 @@ class InterruptionCases:
     def test_an_answer_that_came_too_late_answers_no_other_request(
         self, bench: Bench, operation: str
     ) -> None:
+        # Each name has a holder of its own, so that an answer to another request shows.
         grants = {name: bench.granted(name, holder=name) for name in _HOLDERS}
         with bench.world.hold_reply() as is_held:
             bench.side.break_off(_requests(bench, grants["alice"])[operation], is_held)
@@ -152,6 +156,7 @@ class InterruptionCases:
         self, bench: Bench
     ) -> None:
         request = bench.taking(holder="alice")
+        # Connected before: what is held back must be the answer to the take, not to a greeting.
         bench.read()
         with bench.world.hold_reply() as is_held:
             bench.side.break_off(request, is_held)
@@ -191,5 +196,7 @@ class SlowNameCases:
             except StoreUnavailable:
                 pass
             else:
+                # A wait owes no answer: when its time is over it returns, whatever kept it from
+                # asking.
                 assert operation == "wait_change"
             assert clock.now() - started < ANSWER_WITHIN

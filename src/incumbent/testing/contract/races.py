@@ -44,6 +44,7 @@ RACE_FOR = 0.15
 rounds: few rounds hit a narrow gap."""
 TAKERS = 8
 
+# A name a round, all prepared together: a past that has to run out costs one ttl, not ten.
 _NAMES = [f"n{turn}" for turn in range(ROUNDS)]
 _TODAY = Slot("today", LONG)
 
@@ -95,6 +96,7 @@ def for_a_while(case: Callable[..., None]) -> Callable[..., None]:
 @contextmanager
 def _restless() -> Iterator[None]:
     before = sys.getswitchinterval()
+    # The usual 5 ms are longer than most requests to memory, which would hardly cross.
     sys.setswitchinterval(1e-5)
     try:
         yield
@@ -131,6 +133,7 @@ class RaceCases:
     @for_a_while
     def test_a_claim_that_is_taken_many_times_at_once_is_one_grant(self, bench: Bench) -> None:
         held_before(bench)
+        # As from a client that repeats its take while the first request is still on its way.
         claim = bench.draw()
         for outcomes in bench.contend(
             TAKERS // 2, ROUNDS, lambda it, _, turn: it.granted(_NAMES[turn], claim)
@@ -147,6 +150,7 @@ class RaceCases:
         def work(mine: Bench, index: int, turn: int) -> Granted | None:
             name, before = _NAMES[turn], old[turn]
             if index >= 4:
+                # Several tries: the first ones may come before the late gives have done any harm.
                 outcomes = [mine.take(name) for _ in range(6)]
                 return next((it for it in outcomes if isinstance(it, Granted)), None)
             # Of two gives at once, neither may know which one did it.
@@ -210,6 +214,7 @@ class RaceCases:
 
         for name, outcomes in zip(_NAMES, bench.contend(TAKERS, ROUNDS, work), strict=True):
             (winner,) = (value for outcome, value in outcomes if isinstance(outcome, Stored))
+            # All others know that they lost: one in doubt could be a second writer.
             assert [outcome for outcome, _ in outcomes].count(Stale()) == TAKERS - 1
             assert bench.read(name).fields["state"].value == winner
 
@@ -252,4 +257,5 @@ def _so_many_of(count: int, outcomes: Sequence[Any]) -> None:
     granted = [it for it in outcomes if isinstance(it, Granted)]
     refused = [it for it in outcomes if isinstance(it, Refused)]
     assert (len(granted), len(refused)) == (count, len(outcomes) - count), outcomes
+    # Two holders with one token would pass for one wherever tokens are checked.
     assert len({it.token for it in granted}) == count

@@ -61,6 +61,7 @@ class StartingLine:
 
     def wait(self) -> None:
         """Wait for the others. Raises BrokenBarrierError if one of them fails."""
+        # Bounded: a thread that never comes must fail the case, not hang the run.
         self._arrival.wait(4 * ANSWER_WITHIN)
         # A barrier wakes its threads one after the other: the first might be done before the last.
         self._awake.append(None)
@@ -115,6 +116,7 @@ class BlockingSide:
             start.wait()
             return getattr(self.store, operation)(*arguments, _until_at_once())
 
+        # A thread for each: with fewer, those at the starting line would wait for ever.
         with ThreadPoolExecutor(len(requests)) as pool:
             return list(pool.map(one, requests))
 
@@ -136,10 +138,13 @@ def _signalled(when: Callable[[], bool]) -> Iterator[None]:
     main, begun, over = threading.main_thread().ident or 0, Event(), Event()
 
     def handler(_number: int, _frame: FrameType | None) -> None:
+        # A signal that comes after the body must not raise in the middle of the clean-up.
         if not over.is_set():
             raise RaisedByHandler
 
     def send() -> None:
+        # Not before the `try` is entered: raised earlier, nobody would join this thread or put the
+        # old handler back.
         begun.wait()
         give_up = until()
         while not (over.is_set() or when()) and clock.now() < give_up:
@@ -153,8 +158,10 @@ def _signalled(when: Callable[[], bool]) -> Iterator[None]:
         begun.set()
         yield
     finally:
+        # `over` first: a sender that is let go only now must find it, and send nothing.
         over.set()
         begun.set()
+        # Joined before the old handler is back: by default this signal ends the process.
         sender.join()
         signal.signal(_SIGNAL, before)
 
@@ -178,6 +185,7 @@ class AsyncSide:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        # One loop for all requests: a connection belongs to the loop that made it.
         self._runner = asyncio.Runner()
         self.store = cast("Store", _LoopStore(self))
         self.run = self._runner.run
@@ -213,6 +221,7 @@ class AsyncSide:
         self.run(cancelled())
 
     def close(self) -> None:
+        # The store first: once its loop is closed, nothing can close its connections.
         with self._runner:
             self.store.close()
 

@@ -23,6 +23,8 @@ class TogetherCases:
     def test_several_free_names_are_granted_each_with_its_claim_and_token(
         self, bench: Bench
     ) -> None:
+        # One of them has a past: its token must grow, though it is taken beside names that never
+        # were.
         before = bench.granted("b")
         bench.give(before, "b")
         grants = _all_granted(bench, _NAMES)
@@ -48,13 +50,19 @@ class TogetherCases:
             Give(bench.key(name), grant.claim, grant.token)
             for name, grant in zip(_NAMES, grants, strict=True)
         ]
+        # The stranger in the middle: a store that stops at its answer would leave the third as it
+        # was.
         strange = [gives[0], gives[1]._replace(claim=bench.draw()), gives[2]]
         assert _give_all(bench, strange) == [Released(), Gone(), Released()]
+        # Once more with the right claims: only what the stranger could not give is still there to
+        # give.
         assert _give_all(bench, gives) == [Gone(), Released(), Gone()]
         _all_granted(bench, _NAMES)
 
     def test_of_many_who_take_several_names_at_once_each_name_has_one(self, bench: Bench) -> None:
         def take(mine: Bench, index: int) -> dict[str, bool]:
+            # Turned by one for each taker: if all began with the same name, its winner could win
+            # the rest unopposed.
             names = [*_NAMES[index % 3 :], *_NAMES[: index % 3]]
             outcomes = _take_all(mine, names)
             return {name: isinstance(it, Granted) for name, it in zip(names, outcomes, strict=True)}
@@ -76,6 +84,7 @@ def _take_all(bench: Bench, names: Sequence[str]) -> list[Any]:
     takes = [Take(*bench.taking(name)[1:]) for name in names]
     outcomes = _ask(bench, "take", takes)
     for take, outcome in zip(takes, outcomes, strict=True):
+        # Outcomes in another order would give one name the claim and token of another.
         assert not isinstance(outcome, Granted) or outcome.claim == take.claim
     return outcomes
 

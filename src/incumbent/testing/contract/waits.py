@@ -27,6 +27,7 @@ from incumbent.model import (
 from incumbent.rules.taking import CANDIDATES_KEPT
 from incumbent.testing.contract.bench import LONG, Bench, needs
 
+# Far apart: what ends within the one was ended by a hint, on a busy machine too.
 HINTED_WITHIN = 5.0
 PATIENCE = 15.0
 """Seconds after which a wait without a hint ends."""
@@ -98,6 +99,7 @@ class WaitCases:
         grant = bench.granted(meta=b"same")
         seen = bench.refused().seen
         bench.renew(grant)
+        # Holders renew all the time: only what is new may wake the waiters.
         bench.renew(grant, meta=b"same")
         assert bench.refused().seen == seen == bench.read().seen
 
@@ -110,6 +112,7 @@ class WaitCases:
     def test_a_refusal_says_when_to_try_again(self, bench: Bench) -> None:
         bench.granted(ttl=bench.ttl)
         refusal = bench.take()
+        # On a slow machine the short ttl may be over by then: a grant is right, too.
         if isinstance(refusal, Refused):
             assert refusal.retry_after is not None
             assert 0 <= refusal.retry_after <= bench.ttl + 0.1
@@ -183,6 +186,7 @@ class LineCases:
     def test_nobody_comes_before_one_that_asked_for_fairness(self, bench: Bench) -> None:
         grant, (first,) = held_with_line(bench, 1)
         bench.give(grant)
+        # More often than an unfair waiter may be overtaken: that limit must not count here.
         for _ in range(OVERTAKEN_MOST + 2):
             refusal = bench.refused()
             assert (refusal.reason, refusal.holders[0].holder) == ("turn", first[:8])
@@ -233,6 +237,7 @@ class LineCases:
         bench.granted(ttl=bench.ttl)
         line_of(bench, 1, heartbeat=bench.ttl)
         (second,) = line_of(bench, 1)
+        # Twice: the turn of the first may begin only when the time of the dead one is over.
         bench.outlive(bench.ttl)
         bench.outlive(bench.ttl)
         # The second may take it now, and leaves no turn behind that would stop a later waiter.
@@ -285,6 +290,7 @@ class LineCases:
         claim = bench.draw()
         grant = served(bench, claim)
         line_of(bench, 1)
+        # It asks again if its answer is lost: no line may keep a holder from its lease.
         assert served(bench, claim).token == grant.token
 
     def test_who_tries_once_stands_in_no_line(self, bench: Bench) -> None:
@@ -298,10 +304,12 @@ class LineCases:
     def test_waiting_is_no_change(self, bench: Bench) -> None:
         bench.granted()
         seen = bench.refused().seen
+        # Else whoever comes would wake all who wait, and all of them would ask at once.
         line_of(bench, 1)
         assert bench.refused().seen == seen == bench.read().seen
 
     def test_lines_of_different_names_are_apart(self, bench: Bench) -> None:
+        # Names that look like a key which some store makes of the name "a".
         for name in ("a", "a:q", "a/b"):
             bench.granted(name)
             assert queued(bench, bench.draw(), name).place == 0
@@ -335,6 +343,7 @@ class LineCases:
         grant = bench.granted()
         with ThreadPoolExecutor(2) as pool:
             waiting = [pool.submit(wait_in_line, bench) for _ in range(2)]
+            # Time to stand in line; whoever is later needs no hint, which is right too.
             time.sleep(0.1)
             bench.give(grant)
             assert max(one.result() for one in waiting) < HINTED_WITHIN
@@ -402,6 +411,7 @@ def held_with_line(bench: Bench, count: int, **ask: Any) -> tuple[Granted, list[
     return bench.granted(), line_of(bench, count, **ask)
 
 
+# With what stores use to part, quote and fill in: a name must come back as it was.
 _HOLDERS = ["a", "host:7/x", "50%-{b}", "\u00fc|,;=?#", "h" * 200]
 
 
@@ -490,6 +500,7 @@ class CandidateCases:
         bench.granted()
         count = CANDIDATES_KEPT + 3
         for index in range(count):
+            # Each lasts longer than the one before, so that it is known which ones go.
             bench.refused(holder=f"h{index:03}", candidacy=bench.long / 2 + index / 10)
         assert _standing(bench) == [f"h{index:03}" for index in range(3, count)]
 
@@ -516,6 +527,7 @@ class ReservationCases:
     @pytest.mark.parametrize("holder", _HOLDERS)
     def test_a_reservation_admits_its_holder(self, bench: Bench, holder: str) -> None:
         before = self._reserve(bench, holder)
+        # A near miss, as long as a name may be: names are compared whole.
         bench.refused(holder=f"{holder}x"[-200:] if len(holder) < 200 else "h" * 199)
         grant = bench.granted(holder=holder, meta=b"new")
         assert grant.token > before.token
@@ -555,6 +567,7 @@ class ReservationCases:
         self._reserve(bench, "bob")
         bench.give(bench.granted(holder="bob"), closed_for=bench.long)
         assert bench.refused(holder="bob").reason == "closed"
+        # A closing names nobody: who has no name must not pass for whom it is kept for.
         assert bench.refused(holder="").reason == "closed"
 
     @needs("notices")
