@@ -50,11 +50,11 @@ class Limit:
 
 
 LIMITS = {
-    "lines that count": Limit(limit=62_720, aim=49_000),
-    "comment lines of 100": Limit(limit=3.9, aim=4.0, at_least=True),
-    "files": Limit(limit=284, aim=200),
+    "lines that count": Limit(limit=62_850, aim=49_000),
+    "comment lines of 100": Limit(limit=4.0, aim=4.0, at_least=True),
+    "files": Limit(limit=285, aim=200),
     "class names that several bear": Limit(limit=5, aim=5),
-    "short functions called once": Limit(limit=45, aim=60),
+    "short functions called once": Limit(limit=60, aim=60),
     "lines of the median function": Limit(limit=6, aim=6),
     "folders in several layers": Limit(limit=0, aim=0),
     "floors of stores/redis": Limit(limit=7, aim=7),

@@ -485,7 +485,7 @@ def test_an_inner_body_that_is_interrupted_costs_the_outer_one_nothing(
 def test_an_inner_entry_that_is_interrupted_leaves_no_body_behind(
     engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock = make(engine)
+    lock, before = make(engine), list(bodies_of_thread())
 
     def entered_and_interrupted(*given: Any) -> Any:
         enter(*given)
@@ -495,4 +495,4 @@ def test_an_inner_entry_that_is_interrupted_leaves_no_body_behind(
         patch.setattr("incumbent.locks.leases.enter", entered_and_interrupted)
         with lock:
             pass
-    assert not bodies_of_thread()
+    assert bodies_of_thread() == before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -26,6 +25,7 @@ from incumbent.cron.ledger import SlotState, runs_of
 from incumbent.lease import LeaseState
 from incumbent.locks import leases
 from incumbent.locks.leases import SingleLease, release_unless_lost
+from incumbent.locks.losses import ClaimRefs
 from incumbent.model import Ask, Gone, Granted, Key
 from incumbent.protocol.claim import Claim
 from incumbent.protocol.release import release_blocking
@@ -95,11 +95,12 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of leases whose loss would have ended the process."""
     names: list[str] = []
 
-    def record(claims: Sequence[Claim]) -> None:
+    def record(refs: ClaimRefs) -> None:
+        claims = [claim for ref in refs if (claim := ref())]
         lost = [claim for claim in claims if claim.machine.state is LeaseState.LOST]
         names.extend(claim.wanted.key.name for claim in lost)
 
-    monkeypatch.setattr(leases, "_exit_if_lost", record)
+    monkeypatch.setattr(leases, "exit_if_lost", record)
     return names
 
 

@@ -19,8 +19,6 @@ How a lease ends, in four words:
 from __future__ import annotations
 
 import logging
-import os
-import select
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,19 +31,25 @@ from incumbent.errors import (
     Error,
     LeaseLost,
     LockError,
+    Misuse,
     StoreError,
     StoreUnavailable,
 )
 from incumbent.lease import LeaseState
 from incumbent.locks.callers import enter, forget_bodies
+from incumbent.locks.losses import (
+    add_loss_note,
+    call_if_lost,
+    exit_if_lost,
+    first_lost_claim,
+    warn_if_forked,
+)
 from incumbent.locks.options import IfLost, OnLost, parse_timeout
 from incumbent.locks.other_words import refuse_other_side
 from incumbent.protocol.release import give_up, release, release_all, release_blocking
 from incumbent.protocol.words import claim_lost, lease_lost
 from incumbent.runtime.link import LeaseView, Link
-from incumbent.runtime.threads import notifier
 from incumbent.stores.plan import run_blocking
-from incumbent.unpatched import original
 
 if TYPE_CHECKING:
     from incumbent.protocol.claim import Claim
@@ -57,13 +61,8 @@ L = TypeVar("L", bound="SingleLease")
 _log = logging.getLogger("incumbent")
 
 _DRIVERS: Final = frozenset({"hiredis", "incumbent", "psycopg", "sqlite3"})
-# The code of the commands for a loss, supervise.codes.LOST; not imported, as few locks need it.
-_EXIT_LOST = 123
 _EXIT_AHEAD = 0.1
 """Seconds, at most half of the grace, by which the exit is early: the interpreter may be busy."""
-# Not sys.stderr: another thread may have its lock, and this process ends in a moment.
-_STDERR = 2
-_LOST = LeaseState.LOST
 _RELEASED = frozenset({LeaseState.LEAVING, LeaseState.RELEASED})
 
 
@@ -95,11 +94,11 @@ class AnyLease:
         self._exit_on_loss: Callable[[], None] | None = None
         self._leave_bodies: Sequence[Callable[[], None]] = ()
         if if_lost == "exit":
-            self._exit_on_loss = partial(_exit_if_lost, claims)
+            self._exit_on_loss = partial(exit_if_lost, [claim.ref for claim in claims])
             # Watched first: the exit must not wait behind a callback of the user.
             self._watch(self._exit_on_loss, min(_EXIT_AHEAD, claims[0].wanted.policy.grace / 2))
         if on_lost is not None:
-            self._watch(partial(_call_if_lost, claims, [on_lost]))
+            self._watch(partial(call_if_lost, [claim.ref for claim in claims], [on_lost]))
 
     @property
     def valid(self) -> bool:
@@ -107,7 +106,7 @@ class AnyLease:
         now = self._now()
         if all([claim.machine.valid(now) for claim in self._claims]):  # noqa: C419 - twice as fast
             return True
-        _warn_if_forked(self._claims)
+        warn_if_forked(self._claims)
         return False
 
     @property
@@ -119,7 +118,7 @@ class AnyLease:
     @property
     def lost(self) -> bool:
         """Whether the lease ended without being released."""
-        return _first_lost_claim(self._claims, self._now()) is not None
+        return first_lost_claim(self._claims, self._now()) is not None
 
     def check(self, need: Duration = 0.0) -> None:
         """Return only if the lease is proved for at least `need` more.
@@ -149,7 +148,7 @@ class AnyLease:
 
     def _first_loss(self) -> LeaseLost | None:
         """The loss of the lease that was lost first; None if none was lost."""
-        claim = _first_lost_claim(self._claims, self._now())
+        claim = first_lost_claim(self._claims, self._now())
         return None if claim is None else self._error_of(claim)
 
     def _error_of(self, claim: Claim) -> LeaseLost:
@@ -160,8 +159,13 @@ class AnyLease:
         return {claim.machine.state for claim in self._claims} <= _RELEASED
 
     def _enter_body(self) -> None:
-        if not self._leave_bodies:
-            self._leave_bodies = [enter(claim, self._link.identity) for claim in self._claims]
+        self._leave_bodies = [enter(claim, self._link.identity) for claim in self._claims]
+
+    def _refuse_second_body(self) -> None:
+        # The first one to end would release the lease under the other.
+        if self._leave_bodies:
+            name = self._claims[0].wanted.key.name
+            raise Misuse(f"the lease on {name!r} was entered before: it has one body")
 
     def _exit_body(self) -> None:
         for leave in self._leave_bodies:
@@ -342,6 +346,7 @@ class BlockingLease(AnyLease):
 
     def __enter__(self) -> Self:
         self.check()
+        self._refuse_second_body()
         self._enter_body()
         return self
 
@@ -358,7 +363,7 @@ class BlockingLease(AnyLease):
             return
         if error is None:
             raise lost
-        _add_loss_note(error, lost)
+        add_loss_note(error, lost)
 
 
 class Lease(SingleLease, BlockingLease):
@@ -430,6 +435,7 @@ class SuspendingLease(AnyLease):
 
     async def __aenter__(self) -> Self:
         self.check()
+        self._refuse_second_body()
         # Before the body is noted: a task that is cancelled here has not entered it.
         self._scope = cancel_at_stop(self)
         self._enter_body()
@@ -453,7 +459,7 @@ class SuspendingLease(AnyLease):
             return
         if error is None or (own_cancel and isinstance(error, CancelledError)):
             raise lost from error
-        _add_loss_note(error, lost)
+        add_loss_note(error, lost)
 
     def _released_within(self) -> Error:
         name = self._claims[0].wanted.key.name
@@ -499,67 +505,6 @@ def give_up_all(link: Link, claims: Sequence[Claim], *, undo_slot: bool) -> None
         if give_up(link.port, claim, undo_slot=undo_slot):
             link.keeper.disarm(claim)
             forget_bodies(claim)
-
-
-# -- a loss --------------------------------------------------------------------------------------
-
-
-def _first_lost_claim(claims: Sequence[Claim], now: float) -> Claim | None:
-    lost = [it for it in claims if not it.machine.valid(now) and it.machine.state is _LOST]
-    return min(lost, key=lambda claim: claim.machine.deadline, default=None)
-
-
-_warned: set[str] = set()
-"""Claims of the parent about which this child of a fork has warned."""
-
-
-def _warn_if_forked(claims: Sequence[Claim]) -> None:
-    for claim in claims:
-        if claim.machine.reason == "forked" and claim.id not in _warned:
-            _warned.add(claim.id)
-            _log.warning(
-                "%s: this lease belongs to the parent of this process, which was forked after it"
-                " was acquired, and holds nothing: acquire it here (in gunicorn: in"
-                " post_worker_init)",
-                claim.wanted.key.name,
-            )
-
-
-def _call_if_lost(claims: Sequence[Claim], on_lost: list[OnLost]) -> None:
-    claim = _first_lost_claim(claims, clock.now())
-    if claim is not None:
-        notifier.call(partial(_call_once, on_lost, claim_lost(claim)))
-
-
-def _call_once(on_lost: list[OnLost], lost: LeaseLost) -> None:
-    """Call `on_lost` at the first loss only."""
-    if on_lost:
-        on_lost.pop()(lost)
-
-
-def _exit_if_lost(claims: Sequence[Claim]) -> None:
-    claim = _first_lost_claim(claims, clock.now())
-    if claim is not None:
-        try:
-            _say_at_once(f"incumbent: {claim_lost(claim)}; the process ends\n".encode())
-        finally:
-            # Not sys.exit: this is not the main thread, and no finally block may run any more.
-            os._exit(_EXIT_LOST)
-
-
-def _say_at_once(words: bytes) -> None:
-    """Write to standard error unless that would block, as when its reader has stopped."""
-    reader = original("select", "poll")()
-    reader.register(_STDERR, select.POLLOUT)
-    if any(event & select.POLLOUT for _, event in reader.poll(0)):
-        # A pipe that is ready takes this much at once.
-        os.write(_STDERR, words[: select.PIPE_BUF])
-
-
-def _add_loss_note(error: BaseException, lost: LeaseLost) -> None:
-    """Add a note on the loss to the body's own error, unless the error says the same."""
-    if str(lost) != str(error):
-        error.add_note(str(lost))
 
 
 # -- errors, as callers see them ------------------------------------------------------------------

@@ -327,6 +327,17 @@ class LeaseKeepingLock(SingleLock[L], Generic[L]):
             )
         self._keep(kept, caller=caller)
 
+    def _refuse_in_released_body(self) -> None:
+        """Raise Misuse in a `with` of this lock whose lease was released: nobody ends the next."""
+        if self._entries and any(
+            entry.entered and entry.lease._is_released() and entry.caller == self._caller_ref()
+            for entry in self._entries.copy()
+        ):
+            raise Misuse(
+                f"{self.name!r}: its lease was released in this `with`, whose end would not release"
+                " another: leave the `with` first, or write a second one inside"
+            )
+
     def _refuse_reentry(self) -> None:
         """Raise Misuse if the caller would wait for itself."""
         if self._entries and not self._reentrant:
@@ -418,6 +429,7 @@ class Lock(LeaseKeepingLock[Lease]):
         """
         if unknown:
             refuse_words(unknown, "acquire")
+        self._refuse_in_released_body()
         return self._acquire(self._replace_kept, timeout)
 
     def _acquire(
@@ -511,6 +523,7 @@ class AsyncLock(LeaseKeepingLock[AsyncLease]):
         """Wait for the lease; see Lock.acquire. After a cancellation the caller holds nothing."""
         if unknown:
             refuse_words(unknown, "acquire")
+        self._refuse_in_released_body()
         return self._replace_kept(await self._acquire(timeout))
 
     async def _acquire(self, timeout: Duration | EllipsisType | None = ...) -> AsyncLease:

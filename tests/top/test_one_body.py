@@ -1,0 +1,88 @@
+"""A lease has one body, a `with` ends the lease that it began, and a lease that is dropped ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+
+from incumbent import AsyncLock, AsyncMultiLock, Election, Lock, Misuse, MultiLock
+from tests.support.faulty import FaultyEngine
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def engine() -> FaultyEngine:
+    return FaultyEngine()
+
+
+@pytest.mark.parametrize("make", [Lock, lambda name, **of: MultiLock([name, "b"], **of)])
+def test_a_lease_that_is_entered_twice_is_refused_and_the_first_body_keeps_it(
+    engine: FaultyEngine, make: Any
+) -> None:
+    with make("a", store=engine) as lease:
+        with pytest.raises(Misuse, match="one body"), lease:
+            pass
+        assert lease.valid
+    assert not Lock("a", store=engine).locked()
+
+
+@pytest.mark.parametrize("make", [AsyncLock, lambda name, **of: AsyncMultiLock([name, "b"], **of)])
+def test_a_task_that_enters_the_lease_of_another_is_refused_and_the_other_goes_on(
+    engine: FaultyEngine, make: Any
+) -> None:
+    async def second(lease: Any) -> None:
+        async with lease:
+            raise AssertionError("it has no second body")
+
+    async def scenario() -> None:
+        async with make("a", store=engine) as lease:
+            with pytest.raises(Misuse, match="one body"):
+                await asyncio.create_task(second(lease))
+            await asyncio.sleep(0)
+            assert lease.valid
+        assert not await AsyncLock("a", store=engine).locked()
+
+    asyncio.run(scenario())
+
+
+def test_a_lease_of_its_own_is_not_acquired_in_a_body_whose_lease_was_released(
+    engine: FaultyEngine,
+) -> None:
+    lock = Lock("a", store=engine)
+    with lock:
+        lock.release()
+        with pytest.raises(Misuse, match="leave the `with` first"):
+            lock.acquire()
+        with lock as again:
+            assert again.valid
+    assert not lock.locked()
+    lock.acquire()
+    assert lock.release()
+
+
+def test_it_is_the_same_for_a_task(engine: FaultyEngine) -> None:
+    async def scenario() -> None:
+        lock = AsyncLock("a", store=engine)
+        async with lock:
+            await lock.release()
+            with pytest.raises(Misuse, match="leave the `with` first"):
+                await lock.acquire()
+        assert not await lock.locked()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("how", [{"on_lost": print}, {"if_lost": "exit"}, {}])
+def test_a_lease_that_is_dropped_is_given_back_at_once_whoever_asked_for_its_loss(
+    engine: FaultyEngine, how: dict[str, Any]
+) -> None:
+    gc.disable()
+    try:
+        with pytest.warns(ResourceWarning):
+            Election("a", store=engine, **how).campaign()
+        eventually(lambda: not Lock("a", store=engine).locked())
+    finally:
+        gc.enable()
