@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
@@ -250,6 +251,46 @@ def test_on_asyncio_a_cancelled_body_leaves(engine: FaultyEngine) -> None:
         assert await group.members() == ()
 
     asyncio.run(main())
+
+
+def test_cancelled_at_any_await_of_its_join_nobody_stays_a_member(engine: FaultyEngine) -> None:
+    async def joins(group: AsyncGroup, inside: list[bool]) -> None:
+        async with group.join():
+            inside.append(True)
+
+    async def main() -> None:
+        group, inside = AsyncGroup("workers", store=engine), list[bool]()
+        tasks = []
+        for steps in range(60):
+            # Kept: the end of a dropped task would release what it holds.
+            tasks.append(asyncio.create_task(joins(group, inside)))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            tasks[-1].cancel()
+            await asyncio.wait(tasks)
+            assert await group.members() == ()
+            if inside:
+                break
+        assert inside
+
+    asyncio.run(main())
+
+
+def test_an_interrupted_join_leaves_nobody_a_member(
+    engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, put = Group("workers", store=engine), engine.faulty.put
+
+    def interrupt(*args: Any) -> Any:
+        put(*args)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine.faulty, "put", interrupt)
+    with pytest.raises(KeyboardInterrupt) as kept, group.join():
+        pass
+    assert group.members() == ()
+    del kept
 
 
 def test_a_body_that_ends_at_once_waits_for_nothing(engine: FaultyEngine) -> None:

@@ -239,6 +239,44 @@ def test_a_cancellation_from_outside_during_our_own_is_not_swallowed(
     run(scenario())
 
 
+def test_a_cancellation_is_not_swallowed_by_a_clean_up_that_checks_the_term(
+    engine: FaultyEngine,
+) -> None:
+    async def work(term: AsyncTerm) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            term.check(need=3600)
+
+    async def scenario() -> None:
+        candidate = election(engine)
+        async with leading(candidate, work) as task:
+            task.cancel()
+            await asyncio.wait([task], timeout=5)
+            assert task.cancelled()
+        assert await candidate.leader() is None
+
+    run(scenario())
+
+
+def test_who_was_cancelled_before_can_run_and_stand_again(engine: FaultyEngine) -> None:
+    terms: list[int] = []
+
+    async def work(term: AsyncTerm) -> str:
+        terms.append(term.number)
+        if len(terms) == 1:
+            term.check(need=3600)
+        return "second term"
+
+    async def scenario() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.current_task().cancel()  # type: ignore[union-attr]  # there is one
+            await asyncio.sleep(0)
+        assert await election(engine).run(work) == "second term"
+
+    run(scenario())
+
+
 async def cancelled_after(steps: int, coroutine: Coroutine[Any, Any, object]) -> bool:
     """Cancel a task after so many turns of the loop; True if that was before its end."""
     task = asyncio.create_task(coroutine)
@@ -411,6 +449,9 @@ def test_resign_releases_a_term_that_nobody_entered(engine: FaultyEngine) -> Non
         term = await candidate.campaign()
         assert await candidate.resign() is True
         assert not term.valid
+        with pytest.raises(LeaseLost, match="stepped down"):
+            async with term:
+                pass
 
     run(scenario())
 

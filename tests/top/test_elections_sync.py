@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -358,6 +359,38 @@ def test_resign_releases_a_term_that_nobody_entered(engine: FaultyEngine) -> Non
     assert candidate.leader() is None
 
 
+def test_a_term_that_was_resigned_before_its_body_is_no_error_of_run(
+    engine: FaultyEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "incumbent")
+    candidate, resigned = election(engine), list[bool]()
+
+    def resign_first(record: logging.LogRecord) -> bool:
+        # The log hears of a term before its body begins.
+        if "elected" in record.getMessage() and not resigned:
+            resigned.append(candidate.resign())
+        return True
+
+    log = logging.getLogger("incumbent")
+    log.addFilter(resign_first)
+    try:
+        assert candidate.run(lambda term: term.number) > 1
+    finally:
+        log.removeFilter(resign_first)
+    assert resigned == [True]
+    term = candidate.campaign()
+    candidate.resign()
+    with pytest.raises(LeaseLost, match="stepped down"), term:
+        pass
+
+
+def test_a_term_that_its_owner_released_cannot_be_entered(engine: FaultyEngine) -> None:
+    term = election(engine).campaign()
+    term.release()
+    with pytest.raises(incumbent.AlreadyReleased), term:
+        pass
+
+
 def test_a_resignation_does_not_wait_longer_than_asked(
     engine: FaultyEngine, threads: Threads
 ) -> None:
@@ -528,3 +561,34 @@ def test_interrupted_in_any_request_nothing_is_believed_and_nothing_stays(
     assert candidate.term is None
     eventually(lambda: candidate.leader() is None)
     assert candidate.run(lambda _: "free again") == "free again"
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_ctrl_c_is_not_swallowed_by_a_clean_up_that_checks_the_term(
+    engine: FaultyEngine, interrupt: type[BaseException]
+) -> None:
+    terms: list[int] = []
+
+    def checks(term: Term) -> str:
+        terms.append(term.number)
+        if len(terms) == 1:
+            term.check(need=3600)
+        return "second term"
+
+    def work(term: Term) -> str:
+        try:
+            raise interrupt
+        finally:
+            checks(term)
+
+    candidate = election(engine)
+    with pytest.raises(interrupt) as caught:
+        candidate.run(work)
+    assert isinstance(caught.value.__cause__, LeaseLost)
+    assert candidate.leader() is None
+    # What the caller handles is no interruption of the work.
+    try:
+        raise interrupt
+    except interrupt:
+        terms.clear()
+        assert candidate.run(checks) == "second term"

@@ -21,7 +21,16 @@ from incumbent.election import (
     read_metadata,
     with_rank,
 )
-from incumbent.errors import ConfigError, LeaseLost, Misuse, NotCandidate, NotHeld, StoreError
+from incumbent.errors import (
+    AlreadyReleased,
+    ConfigError,
+    Error,
+    LeaseLost,
+    Misuse,
+    NotCandidate,
+    NotHeld,
+    StoreError,
+)
 from incumbent.lease import LeaseState
 from incumbent.locks.callers import Exclusion
 from incumbent.locks.leases import SingleLease
@@ -30,7 +39,7 @@ from incumbent.locks.options import PERMITS_MOST, IfLost, LockSettings, OnLost, 
 from incumbent.meters import Sample
 from incumbent.model import Record, Refused
 from incumbent.protocol.observe import Observation, Watched
-from incumbent.protocol.words import claim_lost
+from incumbent.protocol.words import claim_lost, lease_lost
 from incumbent.runtime.threads import notifier
 
 if TYPE_CHECKING:
@@ -94,6 +103,10 @@ class TermHandle(SingleLease):
         if self._claim.machine.state is LeaseState.LOST:
             return claim_lost(self._claim)
         return None if self._asked else self._loss_despite_release()
+
+    def _why_not_entered(self, error: AlreadyReleased) -> Error:
+        """The error of a body that found its term released: a resignation is a loss of the term."""
+        return lease_lost(self.name, "resigned") if self._asked else error
 
     def _loss_despite_release(self) -> LeaseLost | None:
         """The loss to report for a released term whose work had to stop for lack of proof."""

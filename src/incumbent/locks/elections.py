@@ -5,6 +5,7 @@ Blocking work is asked to stop; asyncio work is cancelled and awaited.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -15,9 +16,9 @@ from typing import Self, TypeVar
 from incumbent import clock
 from incumbent.durations import Duration
 from incumbent.election import Leader, leaders_of
-from incumbent.errors import Error, LeaseLost, LockError, StoreUnavailable
+from incumbent.errors import AlreadyReleased, Error, LeaseLost, LockError, StoreUnavailable
 from incumbent.lease import LeaseState
-from incumbent.locks.callers import bodies_of_task
+from incumbent.locks.callers import bodies_of_task, current_task
 from incumbent.locks.candidacy import ElectionHandle, Metadata, TermHandle
 from incumbent.locks.leases import AsyncLease, Lease, give_up_all, shorten, trimmed_traceback
 from incumbent.locks.options import IfLost, OnLost, parse_timeout
@@ -25,6 +26,7 @@ from incumbent.locks.running import (
     AsyncNews,
     EndablePort,
     News,
+    raise_interrupt_behind,
     refuse_async,
     refuse_coroutine,
     refuse_generator,
@@ -98,7 +100,10 @@ class Term(TermHandle, Lease):
         return self._claim.machine.state is LeaseState.RELEASED
 
     def __enter__(self) -> Self:
-        super().__enter__()
+        try:
+            super().__enter__()
+        except AlreadyReleased as error:
+            raise self._why_not_entered(error) from None
         # After the lease was entered: until then `resign` releases it, and no body is waited for.
         self._body = threading.get_ident()
         return self
@@ -197,6 +202,7 @@ class Election(ElectionHandle[Term]):
             yield self
 
     def _lead_on(self, port: Port, work: Callable[[Term], V]) -> V:
+        handled = sys.exception()
         while True:
             term = self._campaign(port)
             try:
@@ -211,6 +217,7 @@ class Election(ElectionHandle[Term]):
                 # The loss of another lease, which the work itself uses, is an error of the work.
                 if lost.name != self.name:
                     raise
+                raise_interrupt_behind(lost, handled)
             run_blocking(port.sleep_until(self._next_campaign(term)))
 
     def leader(self) -> Leader | None:
@@ -286,7 +293,10 @@ class AsyncTerm(TermHandle, AsyncLease):
         self._inside = False
 
     async def __aenter__(self) -> Self:
-        await super().__aenter__()
+        try:
+            await super().__aenter__()
+        except AlreadyReleased as error:
+            raise self._why_not_entered(error) from None
         self._inside = True
         return self
 
@@ -361,9 +371,13 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
         work propagates after the release. A cancellation cancels the work and releases the lease.
         Raises Misuse for work that cannot be awaited: it blocks the loop, and nothing can stop it.
         """
+        from asyncio import CancelledError
+
         refuse_generator(work)
+        task, handled = current_task(), sys.exception()
         while True:
             term = await self.campaign()
+            cancelling = task.cancelling()
             try:
                 async with term:
                     value = await require_awaitable(work(term), work, _USE_BLOCKING)
@@ -374,6 +388,10 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
             except LeaseLost as lost:
                 if lost.name != self.name:
                     raise
+                if task.cancelling() > cancelling:
+                    # A clean-up that checked the term replaced the cancellation.
+                    raise CancelledError from lost
+                raise_interrupt_behind(lost, handled)
             await self._link.async_port().sleep_until(self._next_campaign(term))
 
     @asynccontextmanager

@@ -219,8 +219,6 @@ class Group(GroupHandle):
         encoded = encode_metadata(metadata)
         with self._one_membership():
             link, roster = self._link, self._roster(self._membership(encoded))
-            with trimmed_traceback:
-                run_blocking(first_try(link.port, roster))
             port = EndablePort(link, self._wanted.policy.renew_every)
 
             def end() -> None:
@@ -229,6 +227,8 @@ class Group(GroupHandle):
                 run_blocking(roster.strike_off(link.port))
 
             try:
+                with trimmed_traceback:
+                    run_blocking(first_try(link.port, roster))
                 work = partial(run_blocking, attend(port, roster))
                 with thread_beside(self.name, work, end, "membership"):
                     yield self
@@ -271,9 +271,9 @@ class AsyncGroup(GroupHandle):
         with self._one_membership():
             port = self._link.async_port()
             roster = self._roster(self._membership(encoded))
-            with trimmed_traceback:
-                await first_try(port, roster)
             try:
+                with trimmed_traceback:
+                    await first_try(port, roster)
                 async with task_beside(self.name, attend(port, roster), "membership"):
                     yield self
             finally:

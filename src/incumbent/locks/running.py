@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from incumbent import clock
 from incumbent.durations import Duration
-from incumbent.errors import ConfigError, Misuse
+from incumbent.errors import ConfigError, LeaseLost, Misuse
 from incumbent.locks.options import parse_timeout
 from incumbent.protocol.observe import Watched, WritingPort, await_news
 from incumbent.runtime.sync import SyncPort
@@ -82,6 +82,18 @@ def require_awaitable(
 def name_of(function: Callable[..., Any]) -> str:
     """The name of a function for messages."""
     return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def raise_interrupt_behind(lost: LeaseLost, handled: BaseException | None) -> None:
+    """Raise the Ctrl-C or sys.exit that `lost` replaced, because a clean-up checked the lease.
+
+    `handled`: what the caller was handling before the work began; it interrupts nothing.
+    """
+    error: BaseException | None = lost
+    while error is not None and error is not handled:
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise error from lost
+        error = error.__context__
 
 
 # -- beside a body ---------------------------------------------------------------------------------
