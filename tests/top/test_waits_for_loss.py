@@ -1,15 +1,28 @@
-"""Waiting for a loss again and again, and entering what was lost meanwhile."""
+"""Waiting for a loss or a renewal again and again, and entering what was lost meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from incumbent import AsyncLease, AsyncLock, LeaseLost, Lock, clock
+from incumbent import (
+    AlreadyReleased,
+    AsyncLease,
+    AsyncLock,
+    Lease,
+    LeaseLost,
+    Lock,
+    MultiLock,
+    clock,
+)
 from tests.support.faulty import FaultyEngine
+from tests.support.pace import took
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -52,6 +65,52 @@ def test_who_stops_waiting_leaves_the_others_waiting(engine: FaultyEngine) -> No
     for other in others:
         other.join(30)
     assert heard == [False] * 3
+
+
+@pytest.mark.parametrize("kind", [Lock, lambda name, **how: MultiLock([name, "b"], **how)])
+def test_who_waits_for_a_renewal_is_told_at_once_of_a_release(
+    kind: Callable[..., Any], engine: FaultyEngine
+) -> None:
+    heard: list[type[BaseException]] = []
+
+    def renew(lease: Lease) -> None:
+        with pytest.raises(AlreadyReleased) as caught:
+            lease.renew()
+        heard.append(caught.type)
+
+    started, lease = clock.now(), kind("a", store=engine, ttl=60).acquire()
+    # As if it waited for a slow store: then the thread itself does not find the lease released.
+    lease._link.keeper._state.thread.stop()
+    others = [threading.Thread(target=renew, args=(lease,)) for _ in range(3)]
+    for other in others:
+        other.start()
+    eventually(lambda: all(len(it.on_next_renewal) == 3 for it in lease._claims))
+    lease.release()
+    for other in others:
+        other.join(30)
+    assert heard == [AlreadyReleased] * 3
+    assert took(started) < 10
+
+
+def test_a_task_that_waits_for_a_renewal_is_told_at_once_of_a_release(engine: FaultyEngine) -> None:
+    async def wait() -> None:
+        lease = await AsyncLock("a", store=engine, ttl=60).acquire()
+        lease._link.keeper._state.thread.stop()
+        task = asyncio.create_task(lease.renew())
+        while not lease._claim.on_next_renewal:
+            await asyncio.sleep(0)
+        await lease.release()
+        with pytest.raises(AlreadyReleased):
+            await asyncio.wait_for(task, 10)
+
+    asyncio.run(wait())
+
+
+def test_who_asks_for_a_renewal_after_the_release_is_told_too(engine: FaultyEngine) -> None:
+    lease, told = Lock("a", store=engine, ttl=60).acquire(), threading.Event()
+    lease.release()
+    lease._link.keeper.renew_now(lease._claim, told.set)
+    assert told.wait(10)
 
 
 def test_a_process_that_was_frozen_before_it_entered_can_enter_again(

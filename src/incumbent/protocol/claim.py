@@ -189,13 +189,6 @@ class Claim:
         self.watchers = self.on_next_renewal = self.followers = ()
         return watchers
 
-    def call_on_next_renewal(self) -> None:
-        """Call `on_next_renewal`, after a renewal was tried."""
-        # Taken out first: a callback may ask for the next renewal again.
-        on_next_renewal, self.on_next_renewal = self.on_next_renewal, ()
-        for asker in on_next_renewal:
-            asker()
-
     def __del__(self) -> None:
         # Making it may have failed: then there is no machine.
         if hasattr(self, "machine") and self.machine.state is LeaseState.HELD:

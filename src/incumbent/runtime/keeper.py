@@ -250,7 +250,8 @@ class Keeper:
         self._state.new.pop(claim.ref, None)
         # One step, without the mutex: a release never waits for the thread.
         self._state.buckets.discard(claim)
-        if claim.watchers:
+        # Who asks for a renewal after this look puts the lease into a bucket, where it is found.
+        if claim.watchers or claim.on_next_renewal:
             self._state.deadlines.forget(claim)
             self._call_watchers(claim)
 
@@ -457,8 +458,11 @@ class Keeper:
                     self._call_watchers(claim)
             elif claim.failures or claim.machine.ends_by_at_most_for:
                 self._make_due(claim, next_due(claim, sent, now, draw_jitter()))
-            if claim.on_next_renewal:
-                claim.call_on_next_renewal()
+            # Taken as in `_call_watchers`: a release meanwhile must not call them a second time.
+            with self._state.mutex:
+                askers, claim.on_next_renewal = claim.on_next_renewal, ()
+            for asker in askers:
+                asker()
 
     def _count(self, asked: int, unproved: int, error: StoreError | None, took: float) -> None:
         if not asked:
