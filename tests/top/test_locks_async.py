@@ -57,6 +57,30 @@ def test_sync_and_async_locks_exclude_each_other(engine: FaultyEngine) -> None:
     run(scenario())
 
 
+def test_a_task_that_waits_while_the_client_is_closed_takes_nothing(engine: FaultyEngine) -> None:
+    async def scenario() -> None:
+        client = incumbent.AsyncClient(engine)
+        for wait in (
+            client.lock("a").acquire,
+            client.multi_lock(["a", "b"]).acquire,
+            client.election("a").campaign,
+        ):
+            client._link.closed = False
+            holder, calls = await AsyncLock("a", store=engine).acquire(), engine.faulty.calls
+            before = calls["take"]
+            waiter = asyncio.ensure_future(wait())
+            while calls["take"] == before:
+                await asyncio.sleep(0.001)
+            await client.aclose()
+            await holder.release()
+            with pytest.raises(incumbent.Misuse, match="was closed"):
+                await asyncio.wait_for(waiter, 30)
+            assert not await AsyncLock("a", store=engine).locked()
+            assert not await AsyncLock("b", store=engine).locked()
+
+    run(scenario())
+
+
 def test_a_waiting_task_is_woken_by_a_release(engine: FaultyEngine) -> None:
     async def scenario() -> None:
         first = await AsyncLock("a", store=engine).acquire()

@@ -10,7 +10,7 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -488,6 +488,36 @@ def test_a_lock_of_a_closed_client_takes_nothing_that_nobody_would_renew(tmp_pat
     for take in (lock.acquire, lock.try_acquire, election.campaign):
         with pytest.raises(incumbent.Misuse, match="was closed"):
             take()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda client: client.lock("a").acquire,
+        lambda client: client.multi_lock(["a", "b"]).acquire,
+        lambda client: client.election("a").campaign,
+    ],
+)
+def test_who_waits_while_the_client_is_closed_takes_nothing_that_nobody_would_renew(
+    make: Callable[[incumbent.Client], Callable[[], object]], engine: FaultyEngine
+) -> None:
+    client, holder = incumbent.Client(engine), Lock("a", store=engine).acquire()
+    take, refused = make(client), list[str]()
+
+    def wait() -> None:
+        with pytest.raises(incumbent.Misuse) as caught:
+            take()
+        refused.append(str(caught.value))
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    eventually(lambda: engine.faulty.calls["take"] >= 2)
+    client.close()
+    holder.release()
+    waiter.join(30)
+    assert "was closed" in refused[0]
+    assert not Lock("a", store=engine).locked()
+    assert not Lock("b", store=engine).locked()
 
 
 def test_a_client_that_is_closed_ends_no_renewals_but_its_own(
