@@ -98,7 +98,7 @@ def exclusive(
     "raise" NotAcquired, or "skip" (the call returns None). Raises ConfigError when decorating a
     function that cannot work (a generator, whose body would run without the lease; a parameter that
     the function does not have), or if an argument cannot be filled in; Misuse if the function
-    returns a coroutine, whose body would run without the lease too.
+    returns a coroutine, generator or Future, which would run without the lease too.
     """
     if not isinstance(name, str):
         raise ConfigError('write @exclusive("name"): a lease has a name', name="name")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any
 
 import pytest
@@ -214,7 +214,15 @@ def test_a_generator_is_refused_for_its_body_would_run_without_the_lease(
     async def arows() -> AsyncIterator[int]:
         yield 1
 
-    for function in (rows, arows):
+    class Rows:
+        def __call__(self) -> Iterator[int]:
+            yield 1
+
+    class ARows:
+        async def __call__(self) -> AsyncIterator[int]:
+            yield 1
+
+    for function in (rows, arows, Rows(), ARows()):
         with pytest.raises(incumbent.ConfigError, match="generator"):
             incumbent.exclusive("a", store=engine)(function)
         with pytest.raises(incumbent.ConfigError, match="generator"):
@@ -235,6 +243,54 @@ def test_a_coroutine_that_a_blocking_function_returns_is_not_let_out_of_the_leas
     with pytest.raises(incumbent.Misuse, match="nothing ran"):
         begin()
     assert incumbent.Lock("a", store=engine).held_by() is None
+
+
+def ignoring_its_term(begin: Callable[[], object]) -> Callable[[incumbent.Term], object]:
+    return lambda _: begin()
+
+
+def test_what_a_blocking_function_returns_must_not_run_on_without_the_lease(
+    engine: FaultyEngine,
+) -> None:
+    async def arows() -> AsyncIterator[int]:
+        yield 1
+
+    class Later:
+        def __await__(self) -> Generator[None, None, None]:
+            yield
+
+    kinds: dict[str, Callable[[], object]] = {
+        "generator": lambda: (row for row in [1]),
+        "async_generator": arows().__aiter__,
+        "Later": Later,
+    }
+    for kind, begin in kinds.items():
+        with pytest.raises(incumbent.Misuse, match=f"a {kind}, which runs without the lease"):
+            incumbent.exclusive("a", store=engine)(begin)()
+        with pytest.raises(incumbent.Misuse, match=f"a {kind}, which runs without the lease"):
+            incumbent.Election("a", store=engine).run(ignoring_its_term(begin))
+    assert incumbent.exclusive("a", store=engine)(lambda: iter([1]))() is not None
+
+
+def test_a_body_as_a_decorator_refuses_what_would_run_after_it(engine: FaultyEngine) -> None:
+    async def work() -> None: ...
+
+    def rows() -> Iterator[int]:
+        yield 1
+
+    election = incumbent.Election("a", store=engine)
+    bodies = [
+        election.lead(),
+        election.running(lambda _: None),
+        incumbent.Group("g", store=engine).join(),
+        incumbent.Shards("s", 2, store=engine).running(lambda _: None),
+    ]
+    for body in bodies:
+        with pytest.raises(incumbent.Misuse, match="take the lease inside of it"):
+            body(work)
+        with pytest.raises(incumbent.ConfigError, match="take the lease inside of it"):
+            body(rows)
+    assert election.lead()(lambda: election.is_leader)()
 
 
 def test_an_object_that_is_called_as_a_coroutine_is_awaited_within_the_lease(

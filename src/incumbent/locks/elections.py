@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from math import inf
 from types import EllipsisType
 from typing import Self, TypeVar
@@ -26,6 +26,7 @@ from incumbent.locks.running import (
     AsyncNews,
     EndablePort,
     News,
+    leased_body,
     raise_interrupt_behind,
     refuse_async,
     refuse_coroutine,
@@ -160,7 +161,7 @@ class Election(ElectionHandle[Term]):
                 give_up_all(self._link, (claim,), undo_slot=True)
                 raise
 
-    @contextmanager
+    @leased_body
     def lead(self, timeout: Duration | EllipsisType | None = ...) -> Iterator[Term]:
         """Campaign, and hold the term for the body; a body that outlives it ends in LeaseLost."""
         with self.campaign(timeout) as term:
@@ -176,7 +177,7 @@ class Election(ElectionHandle[Term]):
         refuse_async(work, _USE_ASYNC)
         return self._lead_on(self._link.port, work)
 
-    @contextmanager
+    @leased_body
     def running(self, work: Callable[[Term], object]) -> Iterator[Self]:
         """Do `run(work)` in a thread beside the body, for an application's whole life.
 

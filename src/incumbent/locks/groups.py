@@ -18,7 +18,14 @@ from incumbent.locks.candidacy import Metadata
 from incumbent.locks.leases import refuse_copy, trimmed_traceback
 from incumbent.locks.options import explained, lease_request, of_this_process, require
 from incumbent.locks.other_words import refuse_other_side, refuse_unknown
-from incumbent.locks.running import AsyncNews, EndablePort, News, task_beside, thread_beside
+from incumbent.locks.running import (
+    AsyncNews,
+    EndablePort,
+    News,
+    leased_body,
+    task_beside,
+    thread_beside,
+)
 from incumbent.model import Capabilities
 from incumbent.policy import TTL_MIN, Policy
 from incumbent.protocol.claim import LeaseRequest
@@ -207,7 +214,7 @@ class Group(GroupHandle):
 
     __slots__ = ()
 
-    @contextmanager
+    @leased_body
     def join(self, metadata: Metadata = None) -> Iterator[Self]:
         """Be a member while the body runs; a thread joins again when an outage ended that.
 

@@ -9,9 +9,10 @@ import inspect
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import _GeneratorContextManager, asynccontextmanager, contextmanager
+from functools import wraps
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Self, TypeVar
 
 from incumbent import clock
 from incumbent.durations import Duration
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from incumbent.model import Key
     from incumbent.runtime.link import Link
 
+F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
 V = TypeVar("V")
 
 _log = logging.getLogger("incumbent")
@@ -47,7 +50,8 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 def refuse_generator(function: Callable[..., Any]) -> None:
     """Raise ConfigError for a generator function: its body would run after the release."""
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    ways = (function, getattr(function, "__call__", None))  # noqa: B004 - as in `is_async`
+    if any(map(inspect.isgeneratorfunction, ways)) or any(map(inspect.isasyncgenfunction, ways)):
         raise ConfigError(
             f"{name_of(function)} is a generator: its body would run only when it is iterated,"
             " without the lease; take the lease inside of it",
@@ -63,11 +67,34 @@ def refuse_async(function: Callable[..., Any], advice: str) -> None:
 
 
 def refuse_coroutine(value: V, function: Callable[..., Any], advice: str) -> V:
-    """`value`, the result of a blocking function. Raises Misuse if it is a coroutine."""
+    """`value`, the result of a blocking function. Raises Misuse if it runs on after the release."""
     if inspect.iscoroutine(value):
         value.close()
         raise Misuse(f"{name_of(function)} returned a coroutine, of which nothing ran: {advice}")
-    return value
+    if inspect.isgenerator(value) or inspect.isasyncgen(value):
+        advice = "take the lease inside of it, or use it up inside of the function"
+    elif not isinstance(value, Awaitable):
+        return value
+    kind = type(value).__name__
+    raise Misuse(f"{name_of(function)} returned a {kind}, which runs without the lease: {advice}")
+
+
+class _LeasedBody(_GeneratorContextManager[V]):
+    """A context manager that, as a decorator, refuses what would run after its body."""
+
+    def __call__(self, func: F) -> F:
+        refuse_async(func, "its body would run without the lease; take the lease inside of it")
+        return super().__call__(func)
+
+
+def leased_body(make: Callable[P, Iterator[V]]) -> Callable[P, _GeneratorContextManager[V]]:
+    """As `contextlib.contextmanager`, for a body under a lease."""
+
+    @wraps(make)
+    def manager(*args: P.args, **kwargs: P.kwargs) -> _GeneratorContextManager[V]:
+        return _LeasedBody(make, args, kwargs)  # type: ignore[arg-type]  # as `contextmanager` does
+
+    return manager
 
 
 def require_awaitable(

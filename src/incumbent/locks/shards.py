@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
 
 from incumbent import clock
@@ -27,6 +27,7 @@ from incumbent.locks.running import (
     cancel,
     ended,
     failure_of,
+    leased_body,
     log_failure,
     refuse_async,
     refuse_coroutine,
@@ -205,7 +206,7 @@ class Shards(ShardsHandle[Shard]):
         with self._one_membership():
             _Threads(self, work).run()
 
-    @contextmanager
+    @leased_body
     def running(self, work: Callable[[Shard], object]) -> Iterator[Self]:
         """Do `run(work)` in a thread beside the body, for an application's whole life.
 
