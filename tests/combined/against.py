@@ -36,6 +36,10 @@ _WORDS = {
     r"\bmachine\.leaving\b": "machine.left",
     r"\btakes_in_doubt\b": "unsure",
     r"(?<=_NAME\)\))\.lease\b": ".main",
+    r"\bowe\(self, debt\b": "hand_over(self, debt",
+    r"\bkeeper\.owe\b": "keeper.hand_over",
+    r"\bowe=self\.port\.owe\b": "hand_over=self.port.hand_over",
+    r"\bowe=lambda debt\b": "hand_over=lambda debt",
 }
 _THEN = {
     "incumbent.protocol.claim": "incumbent._core.held",
