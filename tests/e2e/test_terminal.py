@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import signal
@@ -90,6 +91,7 @@ def sessions() -> Iterator[list[Session]]:
 
 
 TICKS = "import time\nprint('ready')\nwhile True:\n    time.sleep(0.05); print('tick')"
+LOCKS = "import fcntl\nkept = open({!r}, 'w')\nfcntl.flock(kept, fcntl.LOCK_EX)\n" + TICKS
 COUNTS_INT = (
     "import signal, time, sys\n"
     "came = []\n"
@@ -161,12 +163,16 @@ def test_ctrl_c_also_ends_a_stopped_command(sessions: list[Session], store: str)
 def test_a_stopped_command_is_dead_when_its_lease_is_over(
     sessions: list[Session], tmp_path: Path
 ) -> None:
+    alive = tmp_path / "alive"
     with locked_file(tmp_path / "leases.db") as place:
-        session = open_session(sessions, place.url, TICKS)
+        session = open_session(sessions, place.url, LOCKS.format(str(alive)))
         session.expect("tick")
         session.press(CTRL_Z)
         time.sleep(0.2)
         place.faults["silent"][0]()
         began = clock.now()
-        assert session.ended() == 123
+        with alive.open("w") as file:
+            # Until the command is dead: what runs it has more to do before it ends, too.
+            fcntl.flock(file, fcntl.LOCK_EX)
         assert took(began) < TTL + BUSY
+        assert session.ended() == 123
