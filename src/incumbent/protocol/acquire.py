@@ -283,15 +283,17 @@ class _AcquireAttempt:
         ttl = wanted.policy.ttl
         left = ttl if refused.retry_after is None else min(ttl, refused.retry_after)
         place = refused.place if isinstance(refused, Queued) else None
+        # One instant for both: a pause between two would bring the last poll nearer to `until`.
+        now, every = port.now(), inf
         if not place and any(holder.foreign for holder in refused.holders):
             # A foreign client announces no release, so the first in line polls, and so does a
             # waiter without a place. Those further back need not.
             every = wanted.poll_every * (1.0 - port.jitter() / 2)
-            # A poll without the time for an answer would hide the refusal before it.
-            in_time = until - port.now() - every >= wanted.poll_every / 2
-            left = min(left, every if in_time else inf)
         # Only one claim is first in line, so it needs no jitter.
-        wake = min(until, port.now() + left + (0.0 if place == 0 else _SPREAD * port.jitter()))
+        spread = 0.0 if place == 0 else _SPREAD * port.jitter()
+        # A poll without the time for an answer would hide the refusal before it.
+        in_time = until - now - every - spread >= wanted.poll_every / 2
+        wake = min(until, now + min(left, every if in_time else inf) + spread)
         await pace(port, unchanged, wake)
         try:
             # If the first in line stays silent during its turn, any claim may take the lease.
