@@ -39,9 +39,9 @@ test: $(VENV)/.test servers ## the tests, in some minutes; brings the servers th
 test-all: test promtool $(VENV)/.browser $(VENV)/.helm $(VENV)/.docs $(VENV)/.cookbook browser ## and every product of store, fault and driver, and all seeds
 	$(TESTS) rest $(FEWER) $(PYTEST_ARGS)
 
-# For two cores, too: with fewer workers cores are idle, and more would only collect more often.
+# For two cores, too: with fewer workers cores are idle.
 quick: $(VENV)/.test ## what needs no server, in a minute and a half
-	$(TESTS) quick $(FEWER) $(PYTEST_ARGS)
+	$(TESTS) quick $(WORKERS) $(PYTEST_ARGS)
 
 check: lint type size quick ## what to run before a commit
 
