@@ -101,8 +101,8 @@ def _bare_lease(url: str) -> Callable[[], object]:
         connection.query(setting)
     cursor = connection.cursor()
     cursor.execute("SELECT id,place FROM incumbent_marker")
-    ours = statements.ours(*cursor.fetchone())
-    take, give = statements.take(ours, 0, 0, _FAR), statements.give(ours)
+    if_ours = statements.if_ours(*cursor.fetchone())
+    take, give = statements.take(if_ours, 0, 0, _FAR), statements.give(if_ours)
     name = "default/pair"
 
     def pair() -> None:
