@@ -248,6 +248,25 @@ def test_work_that_outlived_its_lease_is_not_recorded_as_ok(
     eventually(lambda: [it.state for it in on_record(store, "hangs")] == [SlotState.TIMED_OUT])
 
 
+@pytest.mark.parametrize(
+    ("raised", "state"),
+    [
+        (ExceptionGroup("of tasks", [LeaseLost("too little", name="tick")]), SlotState.LOST),
+        (LeaseLost("too little", name="of the work"), SlotState.WAITING),
+    ],
+)
+def test_a_group_of_losses_is_a_loss_and_the_loss_of_another_lease_a_failure(
+    store: str, jobs: incumbent.Jobs, raised: Exception, state: SlotState
+) -> None:
+    @jobs.cron(RARELY, retries=2, retry_backoff=60)
+    def tick() -> None:
+        raise raised
+
+    trigger(jobs, store, "tick")
+    eventually(lambda: [it.state for it in on_record(store, "tick")] == [state])
+    assert "too little" in on_record(store, "tick")[0].why
+
+
 def test_the_ledger_knows_what_the_jobs_are(store: str, jobs: incumbent.Jobs) -> None:
     @jobs.cron("30 5 * * *", tz="Europe/Berlin", at_most_for=300, catch_up="last")
     def nightly() -> None:

@@ -15,6 +15,7 @@ from incumbent import (
     Client,
     ConfigError,
     Group,
+    LeaseLost,
     Misuse,
     Shard,
     Shards,
@@ -142,6 +143,40 @@ def test_an_error_of_the_work_ends_all_work_and_is_raised(engine: FaultyEngine) 
     assert shards.owned() == ()
     assert Group("orders", store=engine).members() == ()
     assert len(ended) == len(set(ended))
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_sys_exit_is_not_swallowed_by_a_clean_up_that_checks_the_shard(
+    engine: FaultyEngine, interrupt: type[BaseException]
+) -> None:
+    begun: list[int] = []
+
+    def work(shard: Shard) -> None:
+        begun.append(shard.number)
+        assert len(begun) == 1, "it goes on"
+        try:
+            raise interrupt
+        finally:
+            shard.check(need=3600)
+
+    shards = Shards("orders", 1, store=engine)
+    with pytest.raises(interrupt):
+        shards.run(work)
+    assert shards.owned() == ()
+
+
+def test_a_group_of_losses_costs_no_more_than_the_shard(engine: FaultyEngine) -> None:
+    begun: list[int] = []
+
+    def work(shard: Shard) -> None:
+        begun.append(shard.fencing_token)
+        try:
+            shard.check(need=3600)
+        except LeaseLost as lost:
+            raise ExceptionGroup("of tasks", [lost]) from None
+
+    with Shards("orders", 1, store=engine, ttl=1).running(work):
+        eventually(lambda: len(begun) > 1)
 
 
 def test_work_that_waits_is_told_within_the_lease_when_it_cannot_be_proved(
@@ -429,3 +464,29 @@ def test_on_asyncio_another_number_is_refused_at_once(engine: FaultyEngine) -> N
                     pass
 
     asyncio.run(main())
+
+
+def test_on_asyncio_sys_exit_is_not_swallowed_by_a_clean_up_that_checks_the_shard(
+    engine: FaultyEngine,
+) -> None:
+    begun: list[int] = []
+
+    async def work(shard: AsyncShard) -> None:
+        begun.append(shard.number)
+        if len(begun) == 1:
+            shard.check(need=3600)
+        assert len(begun) == 2, "it goes on"
+        try:
+            raise SystemExit
+        finally:
+            async with asyncio.TaskGroup():
+                shard.check(need=3600)
+
+    shards = AsyncShards("orders", 1, store=engine, ttl=1)
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        # What the caller handles is no interruption of the work.
+        with pytest.raises(SystemExit):
+            asyncio.run(shards.run(work))
+    assert shards.owned() == ()

@@ -259,6 +259,89 @@ def test_a_cancellation_is_not_swallowed_by_a_clean_up_that_checks_the_term(
     run(scenario())
 
 
+async def refused(term: AsyncTerm) -> None:
+    term.check(need=3600)
+
+
+def test_a_loss_that_a_task_group_reports_is_the_loss_of_the_term(engine: FaultyEngine) -> None:
+    terms: list[int] = []
+
+    async def work(term: AsyncTerm) -> str:
+        terms.append(term.number)
+        if len(terms) == 1:
+            async with asyncio.TaskGroup() as outer, asyncio.TaskGroup() as inner:
+                outer.create_task(forever(term))
+                inner.create_task(refused(term))
+                inner.create_task(refused(term))
+        return "second term"
+
+    async def scenario() -> None:
+        assert await election(engine).run(work) == "second term"
+
+    run(scenario())
+
+
+def test_a_task_group_that_failed_earlier_makes_no_cancellation_of_a_loss(
+    engine: FaultyEngine,
+) -> None:
+    terms: list[int] = []
+
+    async def work(term: AsyncTerm) -> str:
+        terms.append(term.number)
+        if len(terms) == 1:
+            with pytest.raises(ExceptionGroup):
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(refused(term))
+            await refused(term)
+        return "second term"
+
+    async def scenario() -> None:
+        assert await election(engine).run(work) == "second term"
+
+    run(scenario())
+
+
+def test_a_cancellation_is_not_swallowed_by_a_task_group_that_reports_the_loss(
+    engine: FaultyEngine,
+) -> None:
+    async def work(term: AsyncTerm) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                tasks.create_task(refused(term))
+
+    async def scenario() -> None:
+        candidate = election(engine)
+        async with leading(candidate, work) as task:
+            task.cancel()
+            await asyncio.wait([task], timeout=5)
+            assert task.cancelled()
+        assert await candidate.leader() is None
+
+    run(scenario())
+
+
+def test_what_a_task_group_reports_beside_a_loss_is_an_error_of_the_work(
+    engine: FaultyEngine,
+) -> None:
+    async def fails(other: str) -> None:
+        raise LeaseLost("of another lease", name=other) if other else ValueError
+
+    async def work(term: AsyncTerm, other: str) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(refused(term))
+            tasks.create_task(fails(other))
+
+    async def scenario(other: str) -> None:
+        with pytest.raises(ExceptionGroup) as caught:
+            await election(engine).run(lambda term: work(term, other))
+        assert len(caught.value.exceptions) == 2
+
+    for other in ("", "b"):
+        run(scenario(other))
+
+
 def test_who_was_cancelled_before_can_run_and_stand_again(engine: FaultyEngine) -> None:
     terms: list[int] = []
 

@@ -592,3 +592,28 @@ def test_ctrl_c_is_not_swallowed_by_a_clean_up_that_checks_the_term(
     except interrupt:
         terms.clear()
         assert candidate.run(checks) == "second term"
+
+
+def test_groups_of_losses_are_losses_of_the_term_but_not_if_ctrl_c_is_behind_them(
+    engine: FaultyEngine,
+) -> None:
+    terms: list[int] = []
+
+    def checks(term: Term) -> None:
+        try:
+            term.check(need=3600)
+        except LeaseLost as lost:
+            raise ExceptionGroup("of tasks", [ExceptionGroup("inside", [lost]), lost]) from None
+
+    def work(term: Term) -> None:
+        terms.append(term.number)
+        if len(terms) < 3:
+            checks(term)
+        try:
+            raise KeyboardInterrupt
+        finally:
+            checks(term)
+
+    with pytest.raises(KeyboardInterrupt):
+        election(engine).run(work)
+    assert len(terms) == 3

@@ -41,10 +41,10 @@ from incumbent.cron.spec import (
     job_fields,
 )
 from incumbent.durations import Duration, parse_duration
-from incumbent.errors import ConfigError, LeaseLost, Misuse, StoreError
+from incumbent.errors import ConfigError, Misuse, StoreError
 from incumbent.locks.leases import Lease, cancel_at_stop, release_unless_lost
 from incumbent.locks.options import LockSettings, default_holder, overruled
-from incumbent.locks.running import is_async, refuse_coroutine, refuse_generator
+from incumbent.locks.running import is_async, loss_in, refuse_coroutine, refuse_generator
 from incumbent.model import Refused
 from incumbent.printable import printable
 from incumbent.protocol.claim import Claim
@@ -265,26 +265,24 @@ class _FunctionRun:
         began = clock.now()
         try:
             self._call()
-        except LeaseLost as error:
-            return self._end_if_stopped(began) or AttemptEnd(
-                SlotState.LOST, why=str(error), final=True
-            )
+            end = AttemptEnd(SlotState.OK)
         except (asyncio.CancelledError, CancelledError):
             cause = "signal:stop" if self._jobs.stopping.is_set() else "expired"
-            return self._end_if_stopped(began) or stopped(cause, clock.now() - began)
+            end = stopped(cause, clock.now() - began)
         except SystemExit as error:
             # Scripts that became functions call sys.exit(): it ends this run and nothing else.
-            return self._end_if_stopped(began) or _end_of_exit(error)
+            end = _end_of_exit(error)
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises is its failure
-            trace = traceback.format_exc()[-min(self._spec.keep_output, OUTPUT_MOST) :]
             why = f"{type(error).__name__}: {error}"
-            facts = {"job": self._spec.name, "slot": self._slot.name}
-            _log.error("%s: %s", self._spec.name, why, exc_info=error, extra=facts)
-            return self._end_if_stopped(began) or AttemptEnd(
-                SlotState.FAILED, why=why[:500], output=trace
-            )
+            trace = traceback.format_exc()[-min(self._spec.keep_output, OUTPUT_MOST) :]
+            end = AttemptEnd(SlotState.FAILED, why=why[:500], output=trace)
+            if lost := loss_in(error, self.lease.name):
+                end = AttemptEnd(SlotState.LOST, why=str(lost), final=True)
+            else:
+                facts = {"job": self._spec.name, "slot": self._slot.name}
+                _log.error("%s: %s", self._spec.name, why, exc_info=error, extra=facts)
         # Even a function that returned: what it did after its lease ended was not alone.
-        return self._end_if_stopped(began) or AttemptEnd(SlotState.OK)
+        return self._end_if_stopped(began) or end
 
     def _end_if_stopped(self, began: float) -> AttemptEnd | None:
         """The end of an attempt that outlived its lease, which is never a success; else None."""

@@ -5,7 +5,6 @@ Blocking work is asked to stop; asyncio work is cancelled and awaited.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -27,13 +26,13 @@ from incumbent.locks.running import (
     EndablePort,
     News,
     leased_body,
-    raise_interrupt_behind,
     refuse_async,
     refuse_coroutine,
     refuse_generator,
     require_awaitable,
     task_beside,
     thread_beside,
+    unless_lost,
 )
 from incumbent.protocol.acquire import acquire
 from incumbent.protocol.claim import Claim
@@ -203,10 +202,9 @@ class Election(ElectionHandle[Term]):
             yield self
 
     def _lead_on(self, port: Port, work: Callable[[Term], V]) -> V:
-        handled = sys.exception()
         while True:
             term = self._campaign(port)
-            try:
+            with unless_lost(self.name):
                 with term:
                     value = refuse_coroutine(work(term), work, _USE_ASYNC)
                     # Inside the body: after the release the term is over, and `stopping` always
@@ -214,11 +212,6 @@ class Election(ElectionHandle[Term]):
                     ended_by_itself = not term.stopping
                 if ended_by_itself:
                     return value
-            except LeaseLost as lost:
-                # The loss of another lease, which the work itself uses, is an error of the work.
-                if lost.name != self.name:
-                    raise
-                raise_interrupt_behind(lost, handled)
             run_blocking(port.sleep_until(self._next_campaign(term)))
 
     def leader(self) -> Leader | None:
@@ -372,27 +365,16 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
         work propagates after the release. A cancellation cancels the work and releases the lease.
         Raises Misuse for work that cannot be awaited: it blocks the loop, and nothing can stop it.
         """
-        from asyncio import CancelledError
-
         refuse_generator(work)
-        task, handled = current_task(), sys.exception()
         while True:
             term = await self.campaign()
-            cancelling = task.cancelling()
-            try:
+            with unless_lost(self.name, current_task()):
                 async with term:
                     value = await require_awaitable(work(term), work, _USE_BLOCKING)
                     # Inside the body, as in Election.run: the work may have released the term.
                     ended_by_itself = term.valid
                 if ended_by_itself:
                     return value
-            except LeaseLost as lost:
-                if lost.name != self.name:
-                    raise
-                if task.cancelling() > cancelling:
-                    # A clean-up that checked the term replaced the cancellation.
-                    raise CancelledError from lost
-                raise_interrupt_behind(lost, handled)
             await self._link.async_port().sleep_until(self._next_campaign(term))
 
     @asynccontextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import _GeneratorContextManager, asynccontextmanager, contextmanager
@@ -111,16 +112,46 @@ def name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
-def raise_interrupt_behind(lost: LeaseLost, handled: BaseException | None) -> None:
-    """Raise the Ctrl-C or sys.exit that `lost` replaced, because a clean-up checked the lease.
+def loss_in(error: BaseException, name: str) -> LeaseLost | None:
+    """The loss of the lease `name`, if `error` is that, or a group of nothing else."""
+    # The loss of another lease, which the work itself uses, is an error of the work.
+    found = _leaves(error)
+    lost = [it for it in found if isinstance(it, LeaseLost) and it.name == name]
+    return lost[0] if len(lost) == len(found) else None
 
-    `handled`: what the caller was handling before the work began; it interrupts nothing.
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    """The errors in a group, such as a TaskGroup raises, at any depth; of another error itself."""
+    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return [it for each in inner for it in _leaves(each)] or [error]
+
+
+@contextmanager
+def unless_lost(name: str, task: Task[Any] | None = None) -> Iterator[None]:
+    """Leave the body without its error if that only reports the loss of the lease `name`.
+
+    A Ctrl-C, sys.exit or cancellation of `task` that a clean-up's check replaced is raised.
     """
-    error: BaseException | None = lost
-    while error is not None and error is not handled:
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            raise error from lost
-        error = error.__context__
+    # What the caller handles already interrupts nothing.
+    handled, cancelling = sys.exception(), task.cancelling() if task else 0
+    try:
+        yield
+    except Exception as loss:
+        if loss_in(loss, name) is None:
+            raise
+        kinds: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit)
+        if task and task.cancelling() > cancelling:
+            from asyncio import CancelledError
+
+            # The count alone does not tell: before Python 3.13 a TaskGroup leaves it raised.
+            kinds += (CancelledError,)
+        # Of a group the first: after that one a TaskGroup cancels the others by itself.
+        for error in (loss, _leaves(loss)[0]):
+            behind: BaseException | None = error
+            while behind is not None and behind is not handled:
+                if isinstance(behind, kinds):
+                    raise behind from loss
+                behind = behind.__context__
 
 
 # -- beside a body ---------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from incumbent import clock
 from incumbent.chance import draw_jitter
 from incumbent.durations import Duration
 from incumbent.election import encode_metadata
-from incumbent.errors import LeaseLost
 from incumbent.locks.candidacy import Metadata, TermHandle
 from incumbent.locks.elections import AsyncTerm, Term
 from incumbent.locks.groups import GroupHandle, GroupSettings, first_try
@@ -35,6 +34,7 @@ from incumbent.locks.running import (
     require_awaitable,
     task_beside,
     thread_beside,
+    unless_lost,
 )
 from incumbent.protocol.claim import Claim
 from incumbent.protocol.roster import Division, attend, check_count
@@ -171,14 +171,10 @@ class _Membership(Generic[S]):
     def _may_begin(self, shard: S) -> bool:
         return not self._over and not shard.stopping
 
-    def _ended_by(self, error: BaseException, shard: S) -> bool:
-        """Whether this error ends the membership: the loss of the shard itself does not."""
-        if isinstance(error, LeaseLost) and error.name == shard.name:
-            return False
+    def _note_failure(self, error: BaseException, shard: S) -> None:
         log_failure(shard.name, "work", error)
         # The first is raised: the others mostly follow from it.
         self._failure = self._failure or error
-        return True
 
 
 class Shards(ShardsHandle[Shard]):
@@ -290,14 +286,15 @@ class _Threads(_Membership[Shard]):
 
     def _serve(self, shard: Shard) -> None:
         try:
-            with shard:
+            # The loss of the shard does not end the membership.
+            with unless_lost(shard.name), shard:
                 # Asked inside: a shard that was told to stop before it began is released by the
                 # exit.
                 if self._may_begin(shard):
                     refuse_coroutine(self._work(shard), self._work, _USE_ASYNC)
         except BaseException as error:  # noqa: BLE001 - it is raised by `run`
-            if self._ended_by(error, shard):
-                self._port.end()
+            self._note_failure(error, shard)
+            self._port.end()
         finally:
             self._shards.pop(shard.number, None)
 
@@ -380,13 +377,15 @@ class _Tasks(_Membership[AsyncShard]):
         from asyncio import CancelledError
 
         try:
-            async with shard:
-                if self._may_begin(shard):
-                    await require_awaitable(self._work(shard), self._work, _USE_BLOCKING)
+            with unless_lost(shard.name):
+                async with shard:
+                    if self._may_begin(shard):
+                        await require_awaitable(self._work(shard), self._work, _USE_BLOCKING)
         except CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - it is raised by `run`
-            if self._ended_by(error, shard) and self._attending is not None:
+            self._note_failure(error, shard)
+            if self._attending is not None:
                 self._attending.cancel()
         finally:
             self._shards.pop(shard.number, None)

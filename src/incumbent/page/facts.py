@@ -48,7 +48,12 @@ def record_as_json(record: Record, state: NameState) -> dict[str, Any]:
     holding = record.holdings[0] if record.holdings else None
     facts = facts_of(holding) if holding else {}
     flaps = flapping(record, clock.wall())
-    holders = [_holding_as_json(one) for one in record.holdings]
+    holders = [
+        dict(
+            zip(_OF_A_HOLDER, (it.holder, it.token, it.held_for, it.ttl, it.remaining), strict=True)
+        )
+        for it in record.holdings
+    ]
     return {
         "namespace": record.key.namespace,
         "name": record.key.name,
@@ -73,11 +78,6 @@ def record_as_json(record: Record, state: NameState) -> dict[str, Any]:
 
 
 _OF_A_HOLDER: Final = ("holder", "token", "held_for", "ttl", "ttl_left")
-
-
-def _holding_as_json(one: Holding) -> dict[str, Any]:
-    facts = (one.holder, one.token, one.held_for, one.ttl, one.remaining)
-    return dict(zip(_OF_A_HOLDER, facts, strict=True))
 
 
 def _notice(record: Record, field: str) -> dict[str, str] | None:

@@ -178,13 +178,11 @@ class PageSite:
             return Page(400, TEXT, text, _HEADERS)
         if wish not in WISHES or not is_job_name(name):
             return Page(400, TEXT, f"wish is one of {', '.join(WISHES)}; name is a lease or job\n")
-        if wish == "trigger" and table and not await self._is_job(name, table):
-            return Page(404, TEXT, f"there is no job {name!r}\n", _HEADERS)
+        if wish == "trigger" and table:
+            edition = await self._watch.newest(View())
+            if table != "jobs" or api.one(edition.reading, name, clock.wall(), table) is None:
+                return Page(404, TEXT, f"there is no job {name!r}\n", _HEADERS)
         return None
-
-    async def _is_job(self, name: str, table: str) -> bool:
-        edition = await self._watch.newest(View())
-        return table == "jobs" and api.one(edition.reading, name, clock.wall(), table) is not None
 
     def _do(self, key: Key, wish: str, reason: str, who: str) -> None:
         store, until = link_for(self._reader.client).store, clock.now() + _WITHIN

@@ -204,10 +204,7 @@ class Turns:
         """The claims whose last take has no answer, or not yet: they may hold the lease."""
 
     def line(self, key: Key) -> _TurnLine:
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines.setdefault(key, _TurnLine())
-        return line
+        return self._lines.get(key) or self._lines.setdefault(key, _TurnLine())
 
     def leave(self, key: Key, claim: str) -> None:
         """Remove a waiter from its line: the next one has its turn."""
