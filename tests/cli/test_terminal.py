@@ -8,7 +8,9 @@ import pty
 import re
 import struct
 import termios
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import redirect_stdout, suppress
+from io import FileIO
 from unittest import mock
 
 import pytest
@@ -42,9 +44,16 @@ def shown(columns: int, *words: str, **variables: str) -> list[str]:
         redirect_stdout(terminal),
     ):
         assert main(list(words)) == 0
-        text = os.read(ours, 65_536).decode()
-    os.close(ours)
+    with os.fdopen(ours, "rb", buffering=0) as screen:
+        text = b"".join(pieces_of(screen)).decode()
     return text.replace("\r\n", "\n").splitlines()
+
+
+def pieces_of(screen: FileIO) -> Iterator[bytes]:
+    """What it shows, once nobody writes any more: the kernel may hand it over in pieces."""
+    with suppress(OSError):  # EIO: nobody has the terminal open
+        while piece := screen.read(65_536):
+            yield piece
 
 
 def plain(line: str) -> str:

@@ -172,9 +172,7 @@ def test_a_stop_lets_a_coroutine_end_within_the_drain(store: str, jobs: incumben
         await asyncio.sleep(0.2)
 
     trigger(jobs, store, "slow")
-    eventually(
-        lambda: [it.state for it in on_record(store, "slow")] == [SlotState.RUNNING], within=5
-    )
+    eventually(lambda: [it.state for it in on_record(store, "slow")] == [SlotState.RUNNING])
     stops.set()
     jobs.stop(drain=30)
     assert [it.state for it in on_record(store, "slow")] == [SlotState.OK]
@@ -206,9 +204,7 @@ def test_a_function_that_waits_for_its_retry_is_not_begun_again_once_its_instanc
         raise ValueError("no")
 
     trigger(jobs, store, "bad")
-    eventually(
-        lambda: [it.state for it in on_record(store, "bad")] == [SlotState.WAITING], within=5
-    )
+    eventually(lambda: [it.state for it in on_record(store, "bad")] == [SlotState.WAITING])
     jobs.stop(drain=0)
     assert [it.state for it in on_record(store, "bad")] == [SlotState.LOST]
     assert len(tries) == 1
@@ -385,6 +381,11 @@ def test_a_start_that_cannot_be_put_on_record_gives_the_slot_back(
     assert ran == [1]
 
 
+def ended_by_itself(store: str, job: str) -> list[SlotRecord]:
+    """Its runs; on a busy machine a slot may be missed, or skipped."""
+    return [it for it in on_record(store, job) if it.state in (SlotState.OK, SlotState.FAILED)]
+
+
 def test_a_function_that_calls_exit_ends_its_own_run_and_nothing_else(
     store: str, jobs: incumbent.Jobs
 ) -> None:
@@ -410,8 +411,9 @@ def test_a_function_that_calls_exit_ends_its_own_run_and_nothing_else(
     names = {f"{name}{kind}": exits[name] for name in exits for kind in ("", "-aio")}
     for name, (_, state, noted) in names.items():
         # A second run says that the loop, and the thread, are still there.
-        eventually(lambda it=name: len(on_record(store, it)) >= 2)  # type: ignore[misc]
-        assert (on_record(store, name)[0].state, on_record(store, name)[0].code) == (state, noted)
+        eventually(lambda it=name: len(ended_by_itself(store, it)) >= 2)  # type: ignore[misc]
+        first = ended_by_itself(store, name)[0]
+        assert (first.state, first.code) == (state, noted)
 
 
 def test_who_asked_for_a_run_and_who_cancelled_it_is_on_record(
@@ -441,7 +443,7 @@ def test_who_asked_for_a_run_and_who_cancelled_it_is_on_record(
 def test_an_event_loop_goes_on_while_the_store_is_asked_for_the_first_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("incumbent.cron.jobs._BEGIN_WITHIN", 0.4)
+    monkeypatch.setattr("incumbent.cron.jobs._BEGIN_WITHIN", 1.5)
     jobs = incumbent.Jobs(f"redis://127.0.0.1:{free_port()}")
 
     @jobs.every("1h")
@@ -495,7 +497,7 @@ def test_what_needs_a_ledger_claims_nothing_on_a_store_without_one(
 
 
 def test_a_function_whose_record_was_removed_is_lost_on_record_within_a_ttl(store: str) -> None:
-    jobs = incumbent.Jobs(store, ttl=1, grace=0.1)
+    jobs = incumbent.Jobs(store, ttl=4, grace=0.5)
 
     @jobs.cron(RARELY)
     def works_on(run: incumbent.JobRun) -> None:
@@ -508,7 +510,7 @@ def test_a_function_whose_record_was_removed_is_lost_on_record_within_a_ttl(stor
     (holding,) = table.read(key, clock.now() + 30).holdings
     table.give(key, holding.claim, holding.token, clock.now() + 30)
     eventually(
-        lambda: [it.state for it in on_record(store, "works_on")] == [SlotState.LOST], within=8
+        lambda: [it.state for it in on_record(store, "works_on")] == [SlotState.LOST], within=15
     )
     jobs.stop()
 

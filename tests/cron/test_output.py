@@ -144,6 +144,7 @@ def test_a_reader_that_stands_still_delays_no_command_and_is_told_what_it_lost()
     assert [it["event"] for it in events].count("ok") == 1
 
 
+@pytest.mark.usefixtures("patient")
 def test_an_event_comes_after_the_output_before_it_and_before_what_follows() -> None:
     log = Log()
     log.read()

@@ -18,7 +18,7 @@ from incumbent.runtime.link import link_for
 from incumbent.serve.http import PageServer
 from incumbent.serve.pages import TEXT, Page
 from tests import tiers
-from tests.support.pace import took
+from tests.support.pace import BUSY, took
 
 pytestmark = [pytest.mark.left(tiers.LONG), pytest.mark.crowd(tiers.MANY)]
 
@@ -56,7 +56,7 @@ def test_five_hundred_viewers_and_a_deaf_one_cost_the_leader_no_renewal(tmp_path
     healthz = {"/healthz": lambda _: Page(200, TEXT, "ok\n")}
     with (
         Client(store) as client,
-        client.lock("telnet", ttl=3).acquire() as lease,
+        client.lock("telnet", ttl=6).acquire() as lease,
         closing(PageSite(store, "default")) as site,
         closing(PageServer({**healthz, **site.routes()}, "127.0.0.1:0", None)) as server,
     ):
@@ -66,12 +66,12 @@ def test_five_hundred_viewers_and_a_deaf_one_cost_the_leader_no_renewal(tmp_path
             assert viewers.stdout is not None
             assert viewers.stdout.readline() == "all\n"
             least, began = lease.remaining, clock.now()
-            while clock.now() - began < 6:
+            while clock.now() - began < 8:
                 least = min(least, lease.remaining)
                 asked = clock.now()
-                with urllib.request.urlopen(f"{server.url}/healthz", timeout=5) as answer:
+                with urllib.request.urlopen(f"{server.url}/healthz", timeout=30) as answer:
                     assert answer.status == 200
-                assert took(asked) < 1
+                assert took(asked) < BUSY
                 time.sleep(0.01)
             viewers.kill()
         lease.check()

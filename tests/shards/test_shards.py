@@ -198,7 +198,7 @@ def test_work_that_waits_is_told_within_the_lease_when_it_cannot_be_proved(
 
 
 def test_the_loss_of_one_shard_costs_no_other_and_it_is_taken_again(engine: FaultyEngine) -> None:
-    shards = Shards("orders", 3, store=engine, ttl=3)
+    shards = Shards("orders", 3, store=engine, ttl=8)
     with shards.running(holds):
         eventually(lambda: are_divided(3, shards))
         before = {shard.number: shard.fencing_token for shard in shards.owned()}

@@ -220,17 +220,18 @@ def test_work_is_asked_to_stop_within_the_lease_and_runs_again_in_the_next_term(
 def test_once_asked_to_stop_a_term_stays_stopping_whatever_is_proved_later(
     engine: FaultyEngine,
 ) -> None:
-    with election(engine, ttl=0.9).lead() as term:
+    # When it is asked to stop, three seconds are left to prove more.
+    with election(engine, ttl=4.5, grace=3).lead() as term:
         engine.faulty.down = True
-        assert term.wait_stop(5)
+        assert term.wait_stop(20)
         engine.faulty.down = False
         term.renew()
         assert term.stopping
 
 
 def test_wait_stop_is_not_fooled_by_renewals_and_keeps_its_timeout(engine: FaultyEngine) -> None:
-    with election(engine, ttl=3).lead() as term:
-        assert not term.wait_stop(3.5)
+    with election(engine, ttl=5).lead() as term:
+        assert not term.wait_stop(5.5)
         term.check()
 
 

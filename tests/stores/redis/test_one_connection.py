@@ -20,7 +20,7 @@ from incumbent.model import Gone, Granted, Key, Refused, Released, Stored
 from incumbent.stores.redis.aio import AsyncRedisStore, AsyncRedisWire
 from tests.stores.redis.world import ASK, Party, new_claim, party, soon
 from tests.support.forks import exit_code, fork
-from tests.support.pace import took
+from tests.support.pace import BUSY, took
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 
@@ -370,7 +370,7 @@ def test_a_server_that_is_gone_is_asked_once_for_all_who_want_it() -> None:
         began = clock.now()
         ended = await asyncio.gather(*takes, return_exceptions=True)
         assert {type(each) for each in ended} == {StoreUnavailable}
-        assert took(began) < 1
+        assert took(began) < BUSY
 
     with party("redis://127.0.0.1:1") as one:
         asyncio.run(main(one))
@@ -381,12 +381,12 @@ def test_who_waits_for_anothers_connecting_keeps_his_own_deadline(
 ) -> None:
     async def main(one: Party, proxy: FaultProxy) -> None:
         proxy.blackhole()
-        patient = asyncio.create_task(one.take_async(within=1.0))
+        patient = asyncio.create_task(one.take_async(within=10.0))
         await asyncio.sleep(0)
         began = clock.now()
         with pytest.raises(StoreUnavailable):
             await one.take_async(within=0.1)
-        assert took(began) < 0.4
+        assert took(began) < 0.1 + BUSY
         proxy.heal()
         assert (await patient).claim == one.claim
         assert proxy.accepted == 1
@@ -401,10 +401,10 @@ def test_when_the_one_who_connects_gives_up_another_connects(
 ) -> None:
     async def main(one: Party, proxy: FaultProxy) -> None:
         proxy.blackhole()
-        within = 2.0 if how == "cancelled" else 0.1
+        within = 10.0 if how == "cancelled" else 0.1
         first = asyncio.create_task(one.take_async(within=within))
         await asyncio.sleep(0)
-        second = asyncio.create_task(one.take_async(within=2.0))
+        second = asyncio.create_task(one.take_async(within=10.0))
         await asyncio.sleep(0.15)
         first.cancel()
         await asyncio.wait([first])
