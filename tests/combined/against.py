@@ -30,7 +30,7 @@ _WORDS = {
     r"\bLeaseRequest\b": "Wanted",
     r"\bClaim\b": "Held",
     r"\bheld\.id\b": "held.claim",
-    r"\bwanted\.once\b": "wanted.ask",
+    r"\bwanted\.unqueued\b": "wanted.ask",
     r"\blog_outage\b": "tell_outage",
     r"\bends_by_at_most_for\b": "bounded",
     r"\bmachine\.leaving\b": "machine.left",

@@ -68,7 +68,7 @@ class Teller(Judge):
         super().began(process, held, asked)
         sent = process.when(held.machine.sent_at)
         self._open[held.id] = (process, held, sent, self._world.now)
-        slot = held.wanted.once.slot
+        slot = held.wanted.unqueued.slot
         if slot is not None:
             key, begin = held.wanted.key.name, self._first.get(held.id, self._world.now)
             keep = slot.keep * (1 - 3 * held.wanted.policy.rho)
@@ -201,9 +201,9 @@ class CombinedWorld(simulated.World):
         if factor == 1.0:
             return wanted
         ttl = self.ttl * factor
-        slot = wanted.once.slot
+        slot = wanted.unqueued.slot
         slot = slot and Slot(slot.name, slot.keep * factor)
-        ask = replace(wanted.once, ttl=ttl, slot=slot)
+        ask = replace(wanted.unqueued, ttl=ttl, slot=slot)
         return LeaseRequest(wanted.key, ask, ask, policy.make_policy(ttl))
 
     def _factor(self) -> float:

@@ -163,7 +163,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "redis: a record of another format is read as a foreign client's",
         "stores/redis/put_read.py",
-        'check_format(raw or b"", packing.where, names.lease)',
+        'check_format(raw or b"", packer.where, names.lease)',
         "pass",
         "tests/stores/redis/test_records.py::test_a_record_of_another_format_is_read_by_nobody_and_left_alone",
     ),

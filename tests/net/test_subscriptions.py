@@ -7,13 +7,13 @@ from typing import Any
 
 from incumbent.net.readers import BLOCKING
 from incumbent.stores.redis.records import Naming
-from incumbent.stores.redis.site import Packing
+from incumbent.stores.redis.site import Packer
 from incumbent.stores.redis.subscription import LineHub, LineWaiter
 
 
 def test_who_relied_on_a_reader_that_was_interrupted_has_to_look() -> None:
     """A signal handler that waits for a lease, while the wait that it interrupts reads."""
-    it = LineHub(Packing(Naming(None), "redis://here"), BLOCKING)
+    it = LineHub(Packer(Naming(None), "redis://here"), BLOCKING)
     wakeup: Any = SimpleNamespace(wake=lambda: None)
     listening, looking = (LineWaiter(wakeup, None, []) for _ in range(2))
     listening.listens = True
@@ -26,7 +26,7 @@ def test_who_relied_on_a_reader_that_was_interrupted_has_to_look() -> None:
 
 
 def test_connections_that_are_closed_while_a_waiter_takes_the_role_are_the_waiters() -> None:
-    it = LineHub(Packing(Naming(None), "redis://here"), BLOCKING)
+    it = LineHub(Packer(Naming(None), "redis://here"), BLOCKING)
 
     class Contended(list[Any]):
         """The free role, which another thread takes as soon as somebody has seen it."""

@@ -129,11 +129,11 @@ def test_whoever_adopts_a_lease_gives_up_the_takes_in_doubt_along_with_it(in_dou
     engine = MemoryEngine()
     link = Link(engine)
     wanted = LeaseRequest(KEY, ASK, ASK, make_policy(15.0))
-    granted = engine.store().take(KEY, "claim", wanted.once, link.port.now() + 5)
+    granted = engine.store().take(KEY, "claim", wanted.unqueued, link.port.now() + 5)
     assert isinstance(granted, Granted)
     assert adopt(link, wanted, "claim", in_doubt).release()
     link.keeper.drain(5.0)
-    late = engine.store().take(KEY, "claim", wanted.once, link.port.now() + 5)
+    late = engine.store().take(KEY, "claim", wanted.unqueued, link.port.now() + 5)
     assert isinstance(late, Refused if in_doubt else Granted)
     link.close()
 

@@ -202,8 +202,8 @@ class Judge:
         if wanted.at_least_for:
             least = wanted.at_least_for * (1 - 3 * wanted.policy.rho)
             self._at_least[held.id] = world.now + least
-        if wanted.once.slot is not None:
-            self._check_run(held, wanted.once.slot)
+        if wanted.unqueued.slot is not None:
+            self._check_run(held, wanted.unqueued.slot)
         self._believing.setdefault(wanted.key, []).append((process, held))
         self._check_proof(process, held)
 
@@ -247,7 +247,9 @@ class Judge:
             return
         believing = self._believing.get(held.wanted.key, ())
         others = [one for one in believing if one[1] is not held and _believes(*one)]
-        if _fits(held.wanted.once.permits, [theirs.wanted.once.permits for _, theirs in others]):
+        if _fits(
+            held.wanted.unqueued.permits, [theirs.wanted.unqueued.permits for _, theirs in others]
+        ):
             return
         self.overlaps += len(others)
         if self._strict:

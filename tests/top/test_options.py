@@ -91,7 +91,7 @@ def test_what_the_store_cannot_do_is_refused_when_the_lock_is_built() -> None:
 def test_a_job_is_remembered_longer_than_a_lock() -> None:
     lock = lease_request("default", "a", CAN)
     job = lease_request("default", "a", CAN, once_per="12h")
-    assert job.once.keep_record > lock.once.keep_record
+    assert job.unqueued.keep_record > lock.unqueued.keep_record
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_job_that_runs_once_is_not_fair() -> None:
 
 def test_who_waits_stands_in_line_where_the_store_keeps_one() -> None:
     wanted = lease_request("default", "a", replace(CAN, queue=True), ttl=15, fair=True)
-    assert wanted.once.queue is None
+    assert wanted.unqueued.queue is None
     queue = wanted.queued.queue
     assert queue is not None
     assert (queue.fair, queue.heartbeat) == (True, 5.0)

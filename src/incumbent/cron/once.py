@@ -78,10 +78,10 @@ async def begin_once(
     StoreError; then nothing may run, and no record is left, as after any other interruption.
     """
     wanted = claim.wanted
-    slot = wanted.once.slot
+    slot = wanted.unqueued.slot
     name = stamp if slot is None or slot.name == ONCE else slot.name
     ledger = Ledger(port, wanted.key)
-    run = SlotRecord(name, SlotState.RUNNING, wall, wanted.once.holder, claim.machine.token, wall)
+    run = SlotRecord(name, SlotState.RUNNING, wall, wanted.holder, claim.machine.token, wall)
     once = OnceRun(port, claim, ledger, run)
     try:
         if not await ledger.create(run):

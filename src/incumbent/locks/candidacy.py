@@ -180,7 +180,7 @@ class ElectionHandle(SingleLock[T], Generic[T]):
     @property
     def holder(self) -> str:
         """This candidate's name, as others see it."""
-        return self._wanted.once.holder
+        return self._wanted.holder
 
     @property
     def permits(self) -> int:
@@ -358,5 +358,5 @@ def _checked_permits(permits: int, *alone: str) -> int | None:
 
 def _leader_by_term(term: TermHandle) -> Leader:
     claim = term._claim
-    meta = claim.wanted.once.meta if claim.proclaimed is None else claim.proclaimed
+    meta = claim.wanted.unqueued.meta if claim.proclaimed is None else claim.proclaimed
     return Leader(term.holder, term.number, read_metadata(meta), meta)

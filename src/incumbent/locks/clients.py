@@ -13,7 +13,7 @@ from incumbent.locks.groups import AsyncGroup, Group, GroupSettings
 from incumbent.locks.leases import refuse_copy, trimmed_traceback
 from incumbent.locks.lock import AsyncLock, Lock
 from incumbent.locks.options import LockSettings, explained, overruled, parse_timeout
-from incumbent.locks.other_words import refuse_other_side, refuse_unknown
+from incumbent.locks.other_words import refuse_unknown, refuse_wrong_with
 from incumbent.locks.several import (
     AsyncMultiLock,
     AsyncReadWriteLock,
@@ -36,7 +36,7 @@ class ClientHandle:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        refuse_other_side(cls)
+        refuse_wrong_with(cls)
 
     @explained
     def __init__(

@@ -17,7 +17,7 @@ from incumbent.locks.callers import Exclusion
 from incumbent.locks.candidacy import Metadata
 from incumbent.locks.leases import refuse_copy, trimmed_traceback
 from incumbent.locks.options import explained, lease_request, of_this_process, require
-from incumbent.locks.other_words import refuse_other_side, refuse_unknown
+from incumbent.locks.other_words import refuse_unknown, refuse_wrong_with
 from incumbent.locks.running import (
     AsyncNews,
     EndablePort,
@@ -83,7 +83,7 @@ class GroupHandle:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        refuse_other_side(cls)
+        refuse_wrong_with(cls)
 
     @explained
     def __init__(
@@ -120,7 +120,7 @@ class GroupHandle:
     @property
     def holder(self) -> str:
         """The name of this process as a member, whether it has joined or not."""
-        return self._wanted.once.holder
+        return self._wanted.holder
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} of {self._link.engine.url}>"

@@ -45,7 +45,7 @@ from incumbent.locks.losses import (
     warn_if_forked,
 )
 from incumbent.locks.options import IfLost, OnLost, parse_timeout
-from incumbent.locks.other_words import refuse_other_side
+from incumbent.locks.other_words import refuse_wrong_with
 from incumbent.protocol.release import give_up, release, release_all, release_blocking
 from incumbent.protocol.words import claim_lost, lease_lost
 from incumbent.runtime.link import LeaseView, Link
@@ -80,7 +80,7 @@ class AnyLease:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        refuse_other_side(cls)
+        refuse_wrong_with(cls)
 
     def __init__(
         self,
@@ -281,7 +281,7 @@ class SingleLease(AnyLease):
     @property
     def holder(self) -> str:
         """The holder's name, as others see it."""
-        return self._claim.wanted.once.holder
+        return self._claim.wanted.holder
 
     @property
     def fencing_token(self) -> int:

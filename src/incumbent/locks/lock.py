@@ -41,7 +41,7 @@ from incumbent.locks.options import (
     of_this_process,
     parse_timeout,
 )
-from incumbent.locks.other_words import refuse_other_side, refuse_words, warn_in_loop
+from incumbent.locks.other_words import refuse_words, refuse_wrong_with, warn_in_loop
 from incumbent.protocol.acquire import acquire
 from incumbent.protocol.words import claim_lost, waits_for_itself
 from incumbent.runtime.link import Link, link_for
@@ -93,7 +93,7 @@ class AnyLock(Generic[A]):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        refuse_other_side(cls)
+        refuse_wrong_with(cls)
 
     _bodies = staticmethod(bodies_of_thread)
 
@@ -191,7 +191,7 @@ class SingleLock(AnyLock[L], Generic[L]):
         can = self._link.engine.capabilities
         self._wanted = lease_request(namespace, name, can, self._permits, **settings)
         self._reentrant = settings.get("reentrant", False)
-        if self._reentrant and not (self._may_be_reentrant and self._wanted.once.permits is None):
+        if self._reentrant and not (self._may_be_reentrant and self._wanted.permits is None):
             raise ConfigError("reentrant: only a Lock can be entered again", name="reentrant")
 
     _permits: int | None = None

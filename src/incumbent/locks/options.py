@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from functools import cache, lru_cache, wraps
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 from incumbent.durations import DAY, Duration, parse_duration, say_seconds
 from incumbent.errors import ConfigError, LeaseLost, StoreError
@@ -26,6 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 OnLost = Callable[[LeaseLost], None]
 OnTrouble = Callable[[StoreError], None]
 IfLost = Literal["raise", "exit"]
+_Others: TypeAlias = tuple[Ask, Ask, Policy, float, float]
 
 _JOB_RECORD = 30 * DAY
 """Seconds for which the store keeps the record of a lock with a slot or at_least_for."""
@@ -126,7 +127,7 @@ _inherited: set[str] = set()
 
 def of_this_process(wanted: LeaseRequest) -> LeaseRequest:
     """`wanted` in this process's name, if it was made before a fork and in the default name."""
-    if not _inherited or wanted.once.holder not in _inherited:
+    if not _inherited or wanted.holder not in _inherited:
         return wanted
     return wanted.asking(holder=default_holder())
 
@@ -259,20 +260,18 @@ def _cached_request(
     )
 
 
-def _make_request(
-    key: Key, can: Capabilities, ask: Ask, waiting: Ask, policy: Policy, most: float, least: float
-) -> LeaseRequest:
+def _make_request(key: Key, can: Capabilities, *others: *_Others) -> LeaseRequest:
     # A foreign client publishes nothing when it releases, so where waiters rely on messages they
     # have to poll. A watch sees the release anyway.
     every = _POLL_EVERY if can.waits == "pubsub" else inf
-    return LeaseRequest(key, ask, waiting, policy, most, least, poll_every=every)
+    return LeaseRequest(key, *others, poll_every=every)
 
 
 # Cached without the name as well, because some programs make locks on ten thousand names.
 @lru_cache(maxsize=256, typed=True)
 def _check_settings(
     can: Capabilities, holder: str, permits: int | None, /, **given: Hashable
-) -> tuple[Ask, Ask, Policy, float, float]:
+) -> _Others:
     """The fields of LeaseRequest after the key."""
     refuse_unknown(given, LockSettings)
     settings = cast("LockSettings", given)
@@ -297,7 +296,7 @@ def _check_settings(
             name="at_least_for",
         )
     keep_record = _JOB_RECORD if slot or at_least_for else _LOCK_RECORD
-    ask = Ask(
+    unqueued = Ask(
         policy.kept_for,
         _holder(holder),
         permits,
@@ -306,7 +305,7 @@ def _check_settings(
         lock_delay=policy.lock_delay,
     )
     queue = _queue(policy, slot, can, fair=settings.get("fair", False))
-    return ask, replace(ask, queue=queue), policy, at_most_for, at_least_for
+    return unqueued, replace(unqueued, queue=queue), policy, at_most_for, at_least_for
 
 
 def _check_permits(permits: int, settings: LockSettings, can: Capabilities) -> None:

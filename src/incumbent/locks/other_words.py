@@ -72,7 +72,7 @@ def hint_for(name: str, known: Collection[str]) -> str:
     return f": did you mean {meant!r}?" if meant else ""
 
 
-def refuse_other_side(cls: type) -> None:
+def refuse_wrong_with(cls: type) -> None:
     """Make the wrong `with` (blocking or async) raise an error that names the right class."""
     is_async = hasattr(cls, "__aenter__")
     if is_async == hasattr(cls, "__enter__"):

@@ -113,7 +113,7 @@ class Role(Generic[S]):
 
 
 class SubscriptionHub(Generic[H, S, W]):
-    """All waiters of one process or loop. The host `H` is the store, passed at each call."""
+    """All waiters of one process or loop. `H`: what it asks of its store, passed at each call."""
 
     lost: str
     """The log message for a lost subscription."""
@@ -136,7 +136,7 @@ class SubscriptionHub(Generic[H, S, W]):
 
     @abstractmethod
     async def _connect(
-        self, host: H, role: Role[S], subscriber: Subscriber[Any], until: float
+        self, store: H, role: Role[S], subscriber: Subscriber[Any], until: float
     ) -> None:
         """Ensure that the subscriber has its connections, or will get them."""
 
@@ -167,7 +167,7 @@ class SubscriptionHub(Generic[H, S, W]):
     # -- one wait -----------------------------------------------------------------------------
 
     async def _wait(
-        self, host: H, waiter: W, until: float, may_wait: Callable[[], Awaitable[bool]]
+        self, store: H, waiter: W, until: float, may_wait: Callable[[], Awaitable[bool]]
     ) -> None:
         """Wait until the waiter must recheck; `may_wait` is asked once it is subscribed."""
         # A loss that nobody has read yet would let this waiter rely on a dead subscription.
@@ -177,13 +177,13 @@ class SubscriptionHub(Generic[H, S, W]):
         self._waiters[waiter] = None
         try:
             self._ask_for(waiter.channels)
-            await self._until_done(host, waiter, until)
+            await self._until_done(store, waiter, until)
             # From here on the loss of a connection ends its wait. What was published before it
             # listened is found by `may_wait`.
             waiter.listens = waiter.is_asking = True
             if not waiter.over and await may_wait():
                 waiter.is_asking = False
-                await self._until_done(host, waiter, until)
+                await self._until_done(store, waiter, until)
         finally:
             self._waiters.pop(waiter, None)
             self._leave(waiter, until)
@@ -192,7 +192,7 @@ class SubscriptionHub(Generic[H, S, W]):
         """Wake another waiter, which may read; `waiter` is no longer listed."""
         self._wake_reader()
 
-    async def _until_done(self, host: H, waiter: W, until: float) -> None:
+    async def _until_done(self, store: H, waiter: W, until: float) -> None:
         """Wait until the waiter must recheck; before it listens, also until it may begin to."""
         while not self._is_done(waiter):
             end = min(until, waiter.recheck_at)
@@ -208,7 +208,7 @@ class SubscriptionHub(Generic[H, S, W]):
                 await waiter.wakeup.wait(end)
                 continue
             try:
-                await self._read(host, role, waiter, until)
+                await self._read(store, role, waiter, until)
             finally:
                 # A waiter that leaves right after this wakes the next one in `_leave`.
                 self._leave_role(role, leaves=waiter.listens and waiter.over)
@@ -230,7 +230,7 @@ class SubscriptionHub(Generic[H, S, W]):
         finally:
             self._leave_role(role)
 
-    async def _read(self, host: H, role: Role[S], waiter: W, until: float) -> None:
+    async def _read(self, store: H, role: Role[S], waiter: W, until: float) -> None:
         """Read for all waiters, until `waiter` is done."""
         subscriber = role.subscriber = role.subscriber or self.side.subscriber()
         try:
@@ -238,7 +238,7 @@ class SubscriptionHub(Generic[H, S, W]):
                 # Read each round: a message may have moved `recheck_at`.
                 if _now() >= min(until, waiter.recheck_at):
                     return
-                await self._connect(host, role, subscriber, until)
+                await self._connect(store, role, subscriber, until)
                 # Connecting may have taken long, and another role may count by now.
                 if role is not self._role:
                     return

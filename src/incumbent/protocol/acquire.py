@@ -76,7 +76,7 @@ async def acquire(
         claim.machine.unanswered()
     until, patience = _until_and_patience(wanted, timeout, started)
     try:
-        ask = wanted.once if timeout == 0 else wanted.queued
+        ask = wanted.unqueued if timeout == 0 else wanted.queued
         outcome = await _take(port, claim, ask, until, patience)
         if not isinstance(outcome, Granted):
             if timeout == 0:
@@ -159,7 +159,7 @@ class _AcquireAttempt:
             meters.count(meters.WAITERS, amount=-1.0)
         # Only what had to wait is logged: a lock that is always free would fill the log.
         claim, waited = self.claim, self.port.now() - self.started
-        name, holder = claim.wanted.key.name, claim.wanted.once.holder
+        name, holder = claim.wanted.key.name, claim.wanted.holder
         facts = {"lease": name, "holder": holder, "token": claim.machine.token, "waited": waited}
         _log.info("%s: acquired after %s", name, say_seconds(waited), extra=facts)
 
@@ -178,7 +178,7 @@ class _AcquireAttempt:
         if isinstance(outcome, OutcomeUnknown) and not outcome.permanent:
             await port.sleep_until(min(until, port.now() + backoff_delay(0, port.jitter())))
             if port.now() < until:
-                second = await self._ask(claim.wanted.once)
+                second = await self._ask(claim.wanted.unqueued)
                 if isinstance(second, Granted):
                     return
                 outcome = second
@@ -201,7 +201,7 @@ class _AcquireAttempt:
                 await port.sleep_until(min(end, proved_at))
             # Each take has a request_timeout of its own: the proof may take
             # longer than a single try.
-            outcome = await _take(port, self.claim, wanted.once, inf)
+            outcome = await _take(port, self.claim, wanted.unqueued, inf)
         return outcome
 
     async def _try_until(self, outcome: Refused | StoreError) -> None:
@@ -384,7 +384,7 @@ def _yields_for(wanted: LeaseRequest, place: int, jitter: float) -> float:
     if queue is None:
         return 0.0
     # A candidate stays listed only while it keeps asking.
-    most = wanted.policy.ttl if wanted.once.candidacy else inf
+    most = wanted.policy.ttl if wanted.unqueued.candidacy else inf
     return min(most, queue.heartbeat * (min(place, 3) ** 2 + jitter))
 
 
@@ -489,7 +489,7 @@ class _AcquireAll:
     async def _take_from(self, at: int) -> tuple[int, Refused | StoreError | None]:
         """Ask for all from `at` on; returns the index and outcome of the first not granted."""
         port, claims = self.port, self.claims[at:]
-        takes = [Take(claim.wanted.key, claim.id, claim.wanted.once) for claim in claims]
+        takes = [Take(claim.wanted.key, claim.id, claim.wanted.unqueued) for claim in claims]
         gate = port.limits.takes
         try:
             admission = gate.enter_now() or await gate.enter(self.until, self.patience)

@@ -25,13 +25,13 @@ RESERVED = 5.0
 class LeaseRequest(NamedTuple):
     """A lock's request; `at_most_for` and `at_least_for` are seconds from the grant.
 
-    A lock that tries once sends `once`; a lock that waits in line sends `queued`. `poll_every`:
+    A lock that tries once sends `unqueued`; a lock that waits in line sends `queued`. `poll_every`:
     seconds between two takes while a foreign client holds the lease. `outage_most`: seconds of an
     outage after which a wait fails. `outwaits_slots`: it waits for a used slot without end.
     """
 
     key: Key
-    once: Ask
+    unqueued: Ask
     queued: Ask
     policy: Policy
     at_most_for: float = inf
@@ -42,14 +42,24 @@ class LeaseRequest(NamedTuple):
     outwaits_slots: bool = False
 
     def asking(self, **changed: Any) -> LeaseRequest:
-        """A copy whose `once` and `queued` have the `changed` fields."""
-        once, queued = replace(self.once, **changed), replace(self.queued, **changed)
-        return self._replace(once=once, queued=queued)
+        """A copy whose `unqueued` and `queued` have the `changed` fields."""
+        unqueued, queued = replace(self.unqueued, **changed), replace(self.queued, **changed)
+        return self._replace(unqueued=unqueued, queued=queued)
+
+    @property
+    def holder(self) -> str:
+        """The holder's name, as others will see it."""
+        return self.unqueued.holder
+
+    @property
+    def permits(self) -> int | None:
+        """See Ask.permits."""
+        return self.unqueued.permits
 
     @property
     def slot(self) -> str | None:
         """The slot that is claimed along with the lease."""
-        return None if self.once.slot is None else self.once.slot.name
+        return None if self.unqueued.slot is None else self.unqueued.slot.name
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
@@ -121,7 +131,7 @@ class Claim:
                 wanted.policy.kept_for,
                 machine.epoch,
                 self.meta,
-                self.shared,
+                wanted.permits is not None,
             )
         return kept
 
@@ -144,21 +154,11 @@ class Claim:
         seen.machine.stop_at, seen.machine.state = machine.stop_at, LeaseState.RELEASED
         return seen
 
-    @property
-    def successor(self) -> str | None:
-        """The holder for which the name is reserved after a release."""
-        return self.reserve_for or (self.notice.to if self.notice else "") or None
-
-    @property
-    def shared(self) -> bool:
-        """Whether others may hold the lease at the same time."""
-        return self.wanted.once.permits is not None
-
     def parting(self, now: float, *, undo_slot: bool) -> Parting:
         """The further effects of a give at `now`; see Debt.parting."""
         wanted = self.wanted
         plain = self.reserve_for is None and self.notice is None and not wanted.at_least_for
-        if plain and wanted.once.permits is None and wanted.once.slot is None:
+        if plain and wanted.unqueued.permits is None and wanted.unqueued.slot is None:
             return PLAIN
         return self.debt(now, undo_slot=undo_slot).parting(now)
 
@@ -177,9 +177,9 @@ class Claim:
             now + wanted.policy.kept_for + wanted.policy.request_timeout,
             in_doubt,
             closed_until,
-            self.successor,
+            self.reserve_for or (self.notice.to if self.notice else "") or None,
             now + min(wanted.policy.ttl, RESERVED),
-            shared=self.shared,
+            shared=wanted.permits is not None,
         )
 
     def take_watchers(self) -> tuple[Callable[[], None], ...]:

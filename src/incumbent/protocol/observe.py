@@ -155,7 +155,7 @@ class Preemption:
         if _asked_by(field, self._token) >= ours:
             self.due = now + self.wanted.policy.ttl
             return None
-        me, why = self.wanted.once.holder, f"priority {ours} is above {theirs.priority}"
+        me, why = self.wanted.holder, f"priority {ours} is above {theirs.priority}"
         notice = encode_notice(who=me, reason=why, to=me, token=self._token, priority=ours)
         # Guarded by what was read: a notice that an operator wrote meanwhile is not overwritten.
         return notice, ABSENT if field is None else ByVersion(field.version)

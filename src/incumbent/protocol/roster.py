@@ -131,7 +131,7 @@ class Roster:
             if error.reason != "held" or await self._was_ours(port, own.key):
                 raise
             raise Misuse(
-                f"{self.key.name!r} has a member {own.once.holder!r}, which still lives after"
+                f"{self.key.name!r} has a member {own.holder!r}, which still lives after"
                 f" {say_seconds(most)}: give each member a holder= of its own"
             ) from None
 
@@ -317,7 +317,7 @@ class Division:
         self.name = wanted.key.name
         self.count = count
         # Only the member that will have a shard asks for it, so no line is needed.
-        self._wanted = wanted._replace(queued=wanted.once)
+        self._wanted = wanted._replace(queued=wanted.unqueued)
         self._bodies = bodies
         self._mine: frozenset[int] = frozenset()
         self._attempts: dict[int, _ShardAttempt] = {}

@@ -39,8 +39,8 @@ def _held(wanted: LeaseRequest, refused: Refused, by: str, left: str) -> str:
         left = f", whose ttl has {left} left" if left else ""
         return f"is held by {by}{left}{_mismatch(wanted, refused)}"
     some = names_of(refused.holders)
-    if wanted.once.permits:
-        return f"has no permit left of {wanted.once.permits}: held by {some}"
+    if wanted.permits:
+        return f"has no permit left of {wanted.permits}: held by {some}"
     return f"is held by {some}"
 
 
@@ -80,7 +80,7 @@ def _why(wanted: LeaseRequest, refused: Refused, held_by: str | None) -> str:
 def waits_for_itself(inside: LeaseRequest, wanted: LeaseRequest) -> str:
     """The message for a caller that, in the body of a lease, waits for another of the same name."""
     name = repr(wanted.key.name)
-    match inside.once.permits, wanted.once.permits:
+    match inside.permits, wanted.permits:
         case 0, None:
             return (
                 f"{name} is read by this very caller, and a reader cannot go on to write: it would"
@@ -111,7 +111,7 @@ def waits_for_itself(inside: LeaseRequest, wanted: LeaseRequest) -> str:
 
 def permits_differ(wanted: LeaseRequest, refused: Refused) -> str:
     """The message for a number of permits that differs from the holders'; it names both numbers."""
-    ours, theirs = (_counted(number) for number in (wanted.once.permits, refused.permits))
+    ours, theirs = (_counted(number) for number in (wanted.permits, refused.permits))
     by = printable(refused.holders[0].holder) if refused.holders else "another"
     return (
         f"{wanted.key.name!r} is held by {by} with {theirs}, and we ask with {ours}: use one number"

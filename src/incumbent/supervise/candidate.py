@@ -67,7 +67,7 @@ class CandidateLock(Lock):
     @property
     def holder(self) -> str:
         """This candidate's name, as others see it."""
-        return self._wanted.once.holder
+        return self._wanted.holder
 
     @property
     def policy(self) -> Policy:

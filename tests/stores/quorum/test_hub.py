@@ -14,7 +14,7 @@ from tests.stores.redis.test_hub import FakeWire
 from tests.support.pace import BUSY, took
 
 
-class Host:
+class FakeStore:
     """Connects at once; nothing changes."""
 
     def __init__(self) -> None:
@@ -33,14 +33,14 @@ def test_a_waiter_that_was_told_does_not_keep_the_loop_of_the_reader_busy() -> N
     quorum: Any = SimpleNamespace(where="q", names=("a", "b", "c"), need=2, dialect=names)
 
     async def main() -> None:
-        hub, host = MajorityHub(quorum, SUSPENDING), Host()
+        hub, store = MajorityHub(quorum, SUSPENDING), FakeStore()
         until = clock.now() + 5.0
-        reader = asyncio.create_task(hub.wait(host, Key("default", "a"), "lease 1", until))
+        reader = asyncio.create_task(hub.wait(store, Key("default", "a"), "lease 1", until))
         await asyncio.sleep(0.05)
-        other = asyncio.create_task(hub.wait(host, Key("default", "b"), "lease 1", until))
+        other = asyncio.create_task(hub.wait(store, Key("default", "b"), "lease 1", until))
         await asyncio.sleep(0.05)
         began = clock.now()
-        host.wires[0].tell([b"message", b"c:b", b""])
+        store.wires[0].tell([b"message", b"c:b", b""])
         await other
         assert took(began) < BUSY
         reader.cancel()

@@ -18,7 +18,7 @@ from incumbent.stores.redis.incarnation import read_facts
 from incumbent.stores.redis.records import Naming, digest_of, quoted, read_value
 from incumbent.stores.redis.renew import renew_program
 from incumbent.stores.redis.resp import SCRIPTS, as_eval, pack
-from incumbent.stores.redis.site import Outdated, Packing, answered_error
+from incumbent.stores.redis.site import Outdated, Packer, answered_error
 from incumbent.stores.redis.take import read_take, take_request
 
 KEY = Key("default", "job")
@@ -30,8 +30,8 @@ namespaces = st.text("abc.-_", min_size=1, max_size=5)
 SIGN = b"abcdef12 0"
 
 
-def packing(template: str | None = None) -> Packing:
-    return Packing(Naming(template), "redis://here")
+def packer(template: str | None = None) -> Packer:
+    return Packer(Naming(template), "redis://here")
 
 
 def parts_of(request: bytes) -> list[bytes]:
@@ -46,7 +46,7 @@ def parts_of(request: bytes) -> list[bytes]:
 
 
 def test_a_take_names_its_keys_and_its_claim() -> None:
-    parts = parts_of(take_request(packing(), KEY, "c1aim", ASK, SIGN, 1700000000.25))
+    parts = parts_of(take_request(packer(), KEY, "c1aim", ASK, SIGN, 1700000000.25))
     assert parts[:3] == [b"EVALSHA", SCRIPTS["take"].sha, b"2"]
     assert parts[3:5] == [b"incumbent:{default/job}", b"incumbent:{default/job}:r"]
     assert parts[5:] == [
@@ -61,7 +61,7 @@ def test_a_take_names_its_keys_and_its_claim() -> None:
 
 def test_equal_questions_at_one_address_are_not_confused() -> None:
     # Prepared pieces are kept by identity; an object's address may be used again by another.
-    asked = packing()
+    asked = packer()
     for ttl in range(1, 600):
         assert b"%d" % (ttl * 1000) in parts_of(
             take_request(asked, KEY, "c", Ask(float(ttl), "h"), SIGN, 1.0)
@@ -69,27 +69,27 @@ def test_equal_questions_at_one_address_are_not_confused() -> None:
 
 
 def test_a_ttl_is_rounded_up() -> None:
-    assert parts_of(take_request(packing(), KEY, "c", Ask(0.1234, "h"), SIGN, 1.0))[7] == b"124"
+    assert parts_of(take_request(packer(), KEY, "c", Ask(0.1234, "h"), SIGN, 1.0))[7] == b"124"
 
 
 def test_a_take_names_the_incarnation_that_its_connection_knows() -> None:
-    asked = packing()
+    asked = packer()
     for sign in (SIGN, b"12345678 99", SIGN):
         parts = parts_of(take_request(asked, KEY, "c", ASK, sign, 1.0))
         assert parts[8] == b"86400000 " + sign
 
 
 def test_an_instant_long_ago_has_as_many_digits_as_one_of_today() -> None:
-    assert parts_of(take_request(packing(), KEY, "c", ASK, SIGN, 5.0))[-1] == b"0000000005000000"
+    assert parts_of(take_request(packer(), KEY, "c", ASK, SIGN, 5.0))[-1] == b"0000000005000000"
 
 
 def test_a_give_names_the_token_it_gives_back() -> None:
-    parts = parts_of(give_request(packing(), KEY, "c1aim", 77))
+    parts = parts_of(give_request(packer(), KEY, "c1aim", 77))
     assert parts[6:] == [b"incumbent1 c1aim 77 ", b"incumbent:{default/job}:c"]
 
 
 def test_a_script_can_be_sent_whole() -> None:
-    request = take_request(packing(), KEY, "c", ASK, SIGN, 1.0)
+    request = take_request(packer(), KEY, "c", ASK, SIGN, 1.0)
     whole = parts_of(as_eval(request))
     assert whole[:2] == [b"EVAL", SCRIPTS["take"].text]
     assert whole[2:] == parts_of(request)[2:]
@@ -97,7 +97,7 @@ def test_a_script_can_be_sent_whole() -> None:
 
 def test_metadata_that_looks_like_a_call_is_sent_as_it_is() -> None:
     meta = SCRIPTS["take"].call(0)
-    asked = packing()
+    asked = packer()
     request = take_request(asked, KEY, "c", replace(ASK, meta=meta), SIGN, 1.0)
     pair = as_eval(request + request)
     whole = as_eval(request)
@@ -107,13 +107,13 @@ def test_metadata_that_looks_like_a_call_is_sent_as_it_is() -> None:
 
 def test_many_renewals_go_in_bounded_batches() -> None:
     renewals = [Renewal(KEY, "c", at, 1.0, "now") for at in range(1200)]
-    program = renew_program(packing(), renewals, "now")
+    program = renew_program(packer(), renewals, "now")
     step = next(program)
     assert step.answers == step.payload.count(b"EVALSHA") == 3
 
 
 def test_leases_of_another_incarnation_are_gone_without_asking() -> None:
-    program = renew_program(packing(), [Renewal(KEY, "c", 1, 1.0, "before")], "now")
+    program = renew_program(packer(), [Renewal(KEY, "c", 1, 1.0, "before")], "now")
     with pytest.raises(StopIteration) as end:
         next(program)
     assert [outcome.reason for outcome in end.value.value] == ["store_restarted"]
@@ -123,7 +123,7 @@ def test_leases_of_another_incarnation_are_gone_without_asking() -> None:
 
 
 def test_a_grant_is_read() -> None:
-    granted = read_take(packing(), b"incumbent1 c 42", KEY, "c", ASK, "epoch")
+    granted = read_take(packer(), b"incumbent1 c 42", KEY, "c", ASK, "epoch")
     assert granted == Granted("c", 42, 1.5, "epoch")
 
 
@@ -136,35 +136,35 @@ def test_a_grant_is_read() -> None:
 )
 def test_an_answer_to_another_request_is_never_a_grant(answer: object) -> None:
     with pytest.raises((Mismatch, OutcomeUnknown)):
-        read_take(packing(), answer, KEY, "c", ASK, "epoch")
+        read_take(packer(), answer, KEY, "c", ASK, "epoch")
 
 
 def test_a_repeated_take_counts_what_the_record_has_left() -> None:
-    granted = read_take(packing(), [b"incumbent1 c 42", 1700], KEY, "c", ASK, "epoch")
+    granted = read_take(packer(), [b"incumbent1 c 42", 1700], KEY, "c", ASK, "epoch")
     assert granted == Granted("c", 42, 1.7, "epoch")
 
 
 def test_a_grant_that_has_to_be_looked_at_is_read() -> None:
-    granted = read_take(packing(), [b"incumbent1 c 42"], KEY, "c", ASK, "epoch")
+    granted = read_take(packer(), [b"incumbent1 c 42"], KEY, "c", ASK, "epoch")
     assert granted == Granted("c", 42, 1.5, "epoch")
 
 
 def test_a_take_that_came_too_late_was_certainly_not_applied() -> None:
     with pytest.raises(Outdated) as caught:
-        read_take(packing(), 0, KEY, "c", ASK, "epoch")
+        read_take(packer(), 0, KEY, "c", ASK, "epoch")
     assert not caught.value.sent
 
 
 def test_a_record_of_another_format_is_refused_with_what_to_do() -> None:
     raw = b"incumbent2 c1aim 5 0 1 1 h meta"
     with pytest.raises(StoreUnavailable, match=r"format 2 .* format 1: stop") as caught:
-        read_take(packing(), [b"held", raw, 1000, b"1700000000000000"], KEY, "c", ASK, "epoch")
+        read_take(packer(), [b"held", raw, 1000, b"1700000000000000"], KEY, "c", ASK, "epoch")
     assert caught.value.permanent
     assert "c1aim" not in str(caught.value)
 
 
 def test_an_answer_to_another_renewal_is_never_a_renewal() -> None:
-    program = renew_program(packing(), [Renewal(KEY, "c", 1, 1.0, "now")], "now")
+    program = renew_program(packer(), [Renewal(KEY, "c", 1, 1.0, "now")], "now")
     next(program)
     with pytest.raises(Mismatch):
         program.send([[b"d:0", 1]])

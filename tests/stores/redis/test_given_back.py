@@ -27,12 +27,12 @@ from incumbent.stores.redis.incarnation import (
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.records import Naming
 from incumbent.stores.redis.resp import ASKING, SCRIPTS, RespProgram
-from incumbent.stores.redis.site import Outdated, Packing, RedisSite
+from incumbent.stores.redis.site import Outdated, Packer, RedisSite
 from incumbent.stores.redis.take import take_program
 from incumbent.stores.redis.wire import run_program
 
 KEY, CLAIM, ASK = Key("n", "k"), "c1", Ask(10.0, "host-1")
-SITE, REQUESTS = RedisSite(RedisTarget(), "here"), Packing(Naming(None), "here")
+SITE, REQUESTS = RedisSite(RedisTarget(), "here"), Packer(Naming(None), "here")
 MARK = IncarnationMarker("aaaa", 1, 1, "run1", "hist1")
 GRANT = b"incumbent1 c1 1700000000000000"
 TIME, MEMORY = [b"1700000000", b"0"], b"maxmemory:0\r\n"

@@ -15,7 +15,7 @@ from incumbent.net.pool import Broken
 from incumbent.net.readers import SUSPENDING
 from incumbent.net.subscriptions import subscription_losses
 from incumbent.stores.redis.records import Naming, in_line
-from incumbent.stores.redis.site import Packing
+from incumbent.stores.redis.site import Packer
 from incumbent.stores.redis.subscription import LineHub
 from tests.support.pace import BUSY, lasted
 
@@ -58,7 +58,7 @@ class FakeWire:
         self.closed = True
 
 
-class FakeHost:
+class FakeStore:
     """An exchange: counts its looks, and may be unable to connect."""
 
     def __init__(self) -> None:
@@ -89,8 +89,8 @@ class FakeHost:
         return self.unchanged
 
 
-def packing() -> Packing:
-    return Packing(Naming(None), "redis://here")
+def packer() -> Packer:
+    return Packer(Naming(None), "redis://here")
 
 
 def queued(
@@ -104,23 +104,23 @@ class Scene:
     """A hub in a running loop, and those who wait with it."""
 
     def __init__(self) -> None:
-        self.hub = LineHub(packing(), SUSPENDING)
+        self.hub = LineHub(packer(), SUSPENDING)
         self.before = subscription_losses()
-        self.host = FakeHost()
+        self.store = FakeStore()
 
     @property
     def losses(self) -> int:
         return subscription_losses() - self.before
 
     def wait(self, seen: str, within: float = 5.0) -> asyncio.Task[None]:
-        return asyncio.create_task(self.hub.wait(self.host, KEY, seen, clock.now() + within))
+        return asyncio.create_task(self.hub.wait(self.store, KEY, seen, clock.now() + within))
 
     def word(self, text: str) -> None:
-        inbox = self.hub._packing.inbox_channel.encode()
-        self.host.ear.tell([b"message", inbox, text.encode()])
+        inbox = self.hub._packer.inbox_channel.encode()
+        self.store.ear.tell([b"message", inbox, text.encode()])
 
     def news(self, payload: bytes = b"") -> None:
-        self.host.ear.tell([b"message", CHANNEL, payload])
+        self.store.ear.tell([b"message", CHANNEL, payload])
 
 
 async def settled() -> None:
@@ -150,8 +150,8 @@ def test_a_word_wakes_only_whom_it_names() -> None:
         assert not await is_over(other)
         it.word(f"turn {OTHER[:16]} 0")
         assert await is_over(other)
-        assert len(it.host.ears) == 1
-        assert it.host.looks == 0
+        assert len(it.store.ears) == 1
+        assert it.store.looks == 0
 
     scene(play)
 
@@ -271,10 +271,10 @@ def test_a_candidate_in_line_hears_who_leads_but_not_of_releases() -> None:
 
 def test_who_only_looks_on_looks_after_it_has_begun_to_listen() -> None:
     async def play(it: Scene) -> None:
-        it.host.unchanged = False
+        it.store.unchanged = False
         assert await is_over(it.wait("lease 1234"))
-        assert it.host.looks == 1
-        assert it.host.ear.asked[-1] == CHANNEL
+        assert it.store.looks == 1
+        assert it.store.ear.asked[-1] == CHANNEL
 
     scene(play)
 
@@ -287,7 +287,7 @@ def test_when_the_reader_leaves_another_one_reads() -> None:
         await settled()
         it.word(f"turn {OTHER[:16]} 0")
         assert await is_over(second)
-        assert len(it.host.ears) == 1
+        assert len(it.store.ears) == 1
 
     scene(play)
 
@@ -296,7 +296,7 @@ def test_a_lost_connection_has_all_of_them_look() -> None:
     async def play(it: Scene) -> None:
         waiting = [it.wait(queued().seen), it.wait(queued(OTHER).seen), it.wait("lease 1234")]
         await settled()
-        it.host.ear.lose()
+        it.store.ear.lose()
         for each in waiting:
             assert await is_over(each)
         assert it.losses == 1
@@ -310,9 +310,9 @@ def test_a_connection_lost_while_nobody_waited_is_replaced() -> None:
         await settled()
         it.word(f"turn {CLAIM[:16]} 0")
         await first
-        it.host.ear.lose()
+        it.store.ear.lose()
         await is_over(it.wait(queued(OTHER).seen))
-        assert len(it.host.ears) == 2
+        assert len(it.store.ears) == 2
         assert it.losses == 1
 
     scene(play)
@@ -320,10 +320,10 @@ def test_a_connection_lost_while_nobody_waited_is_replaced() -> None:
 
 def test_a_connection_that_breaks_as_a_channel_is_asked_for_is_replaced() -> None:
     async def play(it: Scene) -> None:
-        it.host.refuses = CHANNEL
+        it.store.refuses = CHANNEL
         waiting = it.wait("lease 1234")
         await settled()
-        assert len(it.host.ears) == 2
+        assert len(it.store.ears) == 2
         it.news()
         assert await is_over(waiting)
 
@@ -334,10 +334,10 @@ def test_a_connection_that_breaks_later_as_a_channel_is_asked_for_is_replaced() 
     async def play(it: Scene) -> None:
         first = it.wait(queued().seen)
         await settled()
-        it.host.ear.refuses = CHANNEL
+        it.store.ear.refuses = CHANNEL
         second = it.wait("lease 1234")
         assert await is_over(first)
-        assert len(it.host.ears) == 2
+        assert len(it.store.ears) == 2
         it.news()
         assert await is_over(second)
 
@@ -346,7 +346,7 @@ def test_a_connection_that_breaks_later_as_a_channel_is_asked_for_is_replaced() 
 
 def test_where_nobody_can_listen_the_caller_is_told_and_others_do_not_try_at_once() -> None:
     async def play(it: Scene) -> None:
-        it.host.away = True
+        it.store.away = True
         for _ in range(12):
             with pytest.raises(StoreUnavailable):
                 await it.wait(queued().seen)
@@ -363,11 +363,11 @@ def test_a_connection_to_another_server_than_the_one_of_the_takes_is_replaced() 
         before = it.wait(queued(OTHER).seen)
         await settled()
         # The address leads to another one now, where nobody has subscribed yet.
-        it.host.epoch = "run-2"
+        it.store.epoch = "run-2"
         after = it.wait(queued(epoch="run-2").seen)
         await settled()
-        assert it.host.ears[0].closed
-        assert len(it.host.ears) == 2
+        assert it.store.ears[0].closed
+        assert len(it.store.ears) == 2
         # Whoever relied on the old connection has to look.
         assert await is_over(before)
         it.word(f"turn {CLAIM[:16]} 0")
@@ -379,7 +379,7 @@ def test_a_connection_to_another_server_than_the_one_of_the_takes_is_replaced() 
 def test_whose_place_is_at_another_server_than_a_new_connection_looks_at_once() -> None:
     async def play(it: Scene) -> None:
         # The address has changed since the take, and the new server's clock is behind.
-        it.host.epoch = "run-2"
+        it.store.epoch = "run-2"
         seen = queued(at=SINCE + 1_000_000, epoch="run-1").seen
         assert await is_over(it.wait(seen))
         # Nor is it enough to have looked once: the take may have gone to the old one again.
@@ -392,10 +392,10 @@ def test_a_word_of_the_old_server_does_not_keep_anybody_from_asking_the_new_one(
     async def play(it: Scene) -> None:
         waiting = it.wait(queued(OTHER).seen)
         await settled()
-        old = it.host.ear
-        it.host.epoch = "run-2"
+        old = it.store.ear
+        it.store.epoch = "run-2"
         it.hub.note_outcome(CLAIM, clock.now(), queued(epoch="run-2"))
-        inbox = it.hub._packing.inbox_channel.encode()
+        inbox = it.hub._packer.inbox_channel.encode()
         old.tell([b"message", inbox, HELD.encode()])
         await settled()
         new = it.wait(queued(epoch="run-2").seen)
@@ -472,7 +472,7 @@ def test_who_was_told_to_wait_asks_when_the_subscription_was_lost() -> None:
         await settled()
         it.word(HELD)
         await settled()
-        it.host.ear.lose()
+        it.store.ear.lose()
         await waiting
         assert it.hub.known_refusal(CLAIM, ASK) is None
 
@@ -483,7 +483,7 @@ def test_a_candidate_that_was_told_to_wait_asks_when_something_has_happened() ->
     async def play(it: Scene) -> None:
         ask = Ask(10.0, "me", queue=Queue(3.0), candidacy=20.0)
         it.hub.note_outcome(CLAIM, clock.now(), queued(ask=ask))
-        it.host.unchanged = True
+        it.store.unchanged = True
         waiting = it.wait(queued(ask=ask).seen)
         await settled()
         it.word(HELD)
@@ -516,7 +516,7 @@ def test_words_to_those_who_gave_up_are_forgotten_in_the_end() -> None:
 def test_a_server_that_confirms_no_subscription_is_given_up_in_time() -> None:
     async def scenario() -> None:
         scene = Scene()
-        scene.host.confirms = False
+        scene.store.confirms = False
         await scene.wait(queued().seen, within=0.1)
 
     began = clock.now()
@@ -526,15 +526,15 @@ def test_a_server_that_confirms_no_subscription_is_given_up_in_time() -> None:
 
 def test_a_part_of_a_wait_that_ends_before_anybody_listens_is_no_look() -> None:
     async def play(it: Scene) -> None:
-        it.host.confirms = False
+        it.store.confirms = False
         reader = it.wait(queued(OTHER).seen)
         await settled()
         place = queued(at=SINCE - 1, ask=Ask(10.0, "me", queue=Queue(3.0), candidacy=20.0))
         await it.wait(place.seen, 0.02)
         # What is said to it now is lost.
-        for channel in list(it.host.ear.asked):
-            it.host.ear.tell([b"subscribe", channel, 1])
-        it.host.ear.confirms = True
+        for channel in list(it.store.ear.asked):
+            it.store.ear.tell([b"subscribe", channel, 1])
+        it.store.ear.confirms = True
         await settled()
         assert await is_over(it.wait(place.seen))
         reader.cancel()
@@ -544,16 +544,16 @@ def test_a_part_of_a_wait_that_ends_before_anybody_listens_is_no_look() -> None:
 
 def test_another_server_that_is_meant_is_listened_to_though_the_one_before_confirms() -> None:
     async def play(it: Scene) -> None:
-        it.host.confirms = False
+        it.store.confirms = False
         waiting = it.wait(queued().seen)
         await settled()
-        it.host.confirms = True
+        it.store.confirms = True
         it.hub.let_go()
         await settled()
-        first = it.host.ears[0]
+        first = it.store.ears[0]
         first.tell([b"subscribe", first.asked[0], 1])
         await settled()
-        assert (len(it.host.ears), first.closed) == (2, True)
+        assert (len(it.store.ears), first.closed) == (2, True)
         it.word(f"turn {CLAIM[:16]} 0")
         assert await is_over(waiting)
 
@@ -564,7 +564,7 @@ def test_who_relied_on_another_incarnation_looks_before_it_connects() -> None:
     async def play(it: Scene) -> None:
         waiting = it.wait(queued(OTHER).seen)
         await settled()
-        it.host.away = True
+        it.store.away = True
         newer = it.wait(queued(epoch="run-2").seen)
         assert await is_over(waiting)
         assert waiting.exception() is None
@@ -575,12 +575,12 @@ def test_who_relied_on_another_incarnation_looks_before_it_connects() -> None:
 
 def test_a_connection_that_breaks_as_channels_are_given_up_is_lost_once() -> None:
     async def play(it: Scene) -> None:
-        it.host.unchanged = False
+        it.store.unchanged = False
         for number in range(99):
             key = Key("default", f"n{number}")
-            await it.hub.wait(it.host, key, "lease 1", clock.now() + 1)
-        it.host.ear.refuses = b"incumbent:{default/n0}:c"
-        await it.hub.wait(it.host, KEY, "lease 1", clock.now() + 1)
-        assert (len(it.host.ears), it.losses) == (2, 1)
+            await it.hub.wait(it.store, key, "lease 1", clock.now() + 1)
+        it.store.ear.refuses = b"incumbent:{default/n0}:c"
+        await it.hub.wait(it.store, KEY, "lease 1", clock.now() + 1)
+        assert (len(it.store.ears), it.losses) == (2, 1)
 
     scene(play)

@@ -20,10 +20,10 @@ from tests.stores.redis.test_hub import (
     CLAIM,
     OTHER,
     SINCE,
-    FakeHost,
+    FakeStore,
     FakeWire,
     Scene,
-    packing,
+    packer,
     queued,
     scene,
 )
@@ -32,7 +32,7 @@ from tests.support.pace import BUSY, took
 
 def reading() -> tuple[LineHub, Role[LineSubscription], LineSubscription]:
     """A hub whose reader is this thread, with a subscription that began long ago."""
-    hub = LineHub(packing(), BLOCKING)
+    hub = LineHub(packer(), BLOCKING)
     role = hub._take_role("me")
     assert role is not None
     subscription = role.subscriptions[0] = LineSubscription("inbox", "run-1")
@@ -95,7 +95,7 @@ def test_a_reader_that_runs_out_of_its_own_time_bars_no_patient_waiter(
 ) -> None:
     monkeypatch.setattr("incumbent.net.subscriptions.draw_jitter", lambda: 1.0)
 
-    class Slow(FakeHost):
+    class Slow(FakeStore):
         async def open_subscriber(self, until: float) -> FakeWire:
             await asyncio.sleep(max(0.0, min(0.1, until - clock.now() + 0.001)))
             if clock.now() >= until:
@@ -103,7 +103,7 @@ def test_a_reader_that_runs_out_of_its_own_time_bars_no_patient_waiter(
             return await super().open_subscriber(until)
 
     async def play(it: Scene) -> None:
-        it.host = Slow()
+        it.store = Slow()
         failures = 0
         while failures < 3:
             try:
@@ -114,7 +114,7 @@ def test_a_reader_that_runs_out_of_its_own_time_bars_no_patient_waiter(
         patient = it.wait(queued().seen)
         await asyncio.sleep(0.3)
         assert not patient.done()
-        assert len(it.host.ears) == 1
+        assert len(it.store.ears) == 1
         patient.cancel()
 
     scene(play)

@@ -48,7 +48,7 @@ from incumbent.stores.redis.sentinel import (
     newest_of,
     verdict,
 )
-from incumbent.stores.redis.site import Packing, RedisSite
+from incumbent.stores.redis.site import Packer, RedisSite
 from incumbent.stores.redis.sync import BlockingExchange, BlockingRedisSide
 from incumbent.stores.redis.wire import Call, RedisSide
 from incumbent.stores.url import parse_hosts
@@ -268,7 +268,7 @@ def test_a_connection_is_not_older_because_another_thread_saw_an_older_server(
 
     monkeypatch.setattr(exchange, "run_program", shake_hands)
     site, wire = Site(RedisTarget(), "here"), Wire()
-    store = BlockingExchange(site, Packing(Naming(None), "here"))
+    store = BlockingExchange(site, Packer(Naming(None), "here"))
     monkeypatch.setattr(store, "dial", AsyncMock(return_value=wire))
     began = clock.now()
     run_blocking(store._connect(began + 5.0))
@@ -408,9 +408,7 @@ class Sent:
 
     async def run(self, plan: Plan[ServerContext, None], until: float) -> None:
         wire = Wire("epoch", 0.0)
-        server = ServerContext(
-            RedisSite(RedisTarget(), "here"), Packing(Naming(None), "here"), wire
-        )
+        server = ServerContext(RedisSite(RedisTarget(), "here"), Packer(Naming(None), "here"), wire)
         program = plan.start(server, until)
         echo = echo_of(next(program))
         self._router.redirections -= 1
@@ -428,7 +426,7 @@ class SentAbout:
         self.redirections = redirections
         self.paused = 0.0
 
-    def exchange(self, site: RedisSite, _: Packing) -> Sent:
+    def exchange(self, site: RedisSite, _: Packer) -> Sent:
         return Sent(self, NEW if say_address(OLD) in site.where else OLD)
 
     async def gather(self, calls: Sequence[Callable[[float], Any]], until: float) -> list[Any]:
@@ -462,11 +460,11 @@ class Wire(ServerFacts):
 def spread(epoch_of_the_lease: str, wire: Wire, token: int) -> RenewOutcome | StoreError:
     """The outcome of one renewal that the node would grant."""
     renewal = Renewal(Key("default", "job"), "c", token, 1.0, epoch_of_the_lease)
-    packing = Packing(Naming(None), "here")
+    packer = Packer(Naming(None), "here")
     part = NodePart(("n", 1), by_asking=False)
     part.indexes.append(0)
     outcomes: list[RenewOutcome | StoreError] = [StoreError("nothing was noted")]
-    program = renew_part(packing, [renewal], part, wire, outcomes)
+    program = renew_part(packer, [renewal], part, wire, outcomes)
     with pytest.raises(StopIteration):
         program.send([[echo_of(next(program)), 1]])
     return outcomes[0]

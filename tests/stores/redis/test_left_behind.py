@@ -109,8 +109,8 @@ def test_after_their_time_nothing_of_them_is_left(here: Party, raw: redis.Redis)
 def test_this_process_remembers_only_so_many_names(here: Party, raw: redis.Redis) -> None:
     began = clock.now()
     asyncio.run(live_all(here, [Ask(10.0, "h")]))
-    packing = here.store.operations.packing
-    assert len(packing.takes) <= 4096
-    assert len(packing.gives) <= 4096
-    assert len(packing.naming._cache) <= 4096
+    packer = here.store.operations.packer
+    assert len(packer.takes) <= 4096
+    assert len(packer.gives) <= 4096
+    assert len(packer.naming._cache) <= 4096
     assert took(began) < 60

@@ -238,7 +238,7 @@ def test_who_looks_on_hears_of_a_grant_that_is_given_back(here: Party, raw: redi
         heard.subscribe(channel)
         assert heard.get_message(timeout=2)["type"] == "subscribe"
         undo: Plan[ServerContext, None] = Plan(
-            "give", lambda server, _: give_back(server.packing, here.key, granted, ASK)
+            "give", lambda server, _: give_back(server.packer, here.key, granted, ASK)
         )
         run_blocking(here.store.operations.run(undo, soon()))
         # As after a release: an empty message tells of a reservation or a field.

@@ -9,7 +9,7 @@ from incumbent.net.pool import Mismatch
 from incumbent.stores.redis.records import Naming
 from incumbent.stores.redis.renew import renew_program
 from incumbent.stores.redis.resp import RequestBatch, RespProgram
-from incumbent.stores.redis.site import Packing
+from incumbent.stores.redis.site import Packer
 
 NAMING = Naming(None)
 
@@ -21,7 +21,7 @@ def renewal(at: int, ttl: float = 1.0, epoch: str = "now", meta: bytes | None = 
 def program(
     batch: Batch, epoch: str = "now", naming: Naming = NAMING
 ) -> RespProgram[list[RenewOutcome]]:
-    return renew_program(Packing(naming, "here"), batch, epoch)
+    return renew_program(Packer(naming, "here"), batch, epoch)
 
 
 def calls_of(step: RequestBatch) -> list[list[bytes]]:

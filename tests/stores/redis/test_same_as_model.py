@@ -53,7 +53,7 @@ def test_the_scripts_answer_as_the_model_does(server: ShiftedServer, first: int)
             store = cast("RedisStore", open_engine(f"{server.url}?restart_wait=0").store())
             # As waiters do: who does not listen to its inbox is taken for dead.
             with client.pubsub() as inbox:
-                inbox.subscribe(store.operations.packing.inbox_channel)
+                inbox.subscribe(store.operations.packer.inbox_channel)
                 assert inbox.get_message(timeout=60.0)
                 play(
                     seed,

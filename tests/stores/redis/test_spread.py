@@ -14,10 +14,10 @@ from incumbent.stores.redis.incarnation import ServerFacts
 from incumbent.stores.redis.records import Naming
 from incumbent.stores.redis.renew import NodePart, renew_part
 from incumbent.stores.redis.resp import SCRIPTS, RequestBatch, as_eval
-from incumbent.stores.redis.site import Moved, Packing
+from incumbent.stores.redis.site import Moved, Packer
 from tests.stores.redis.test_renewals_pure import calls_of, echo_of
 
-REQUESTS = Packing(Naming(None), "here")
+REQUESTS = Packer(Naming(None), "here")
 LOST = Gone("store_restarted")
 SILENT = OutcomeUnknown("nothing was noted")
 
@@ -51,11 +51,11 @@ class Asked:
         renewals: list[Renewal],
         part: NodePart | None = None,
         wire: Wire | None = None,
-        packing: Packing = REQUESTS,
+        packer: Packer = REQUESTS,
     ) -> None:
         self.outcomes: list[Any] = [SILENT] * len(renewals)
         part, wire = part or a_part(len(renewals)), wire or Wire()
-        self.program = renew_part(packing, renewals, part, wire, self.outcomes)
+        self.program = renew_part(packer, renewals, part, wire, self.outcomes)
         self.step: RequestBatch = next(self.program)
         self.calls = calls_of(self.step)
         self.echo = echo_of(self.calls[-1])
@@ -110,7 +110,7 @@ def test_leases_of_one_slot_share_a_call_and_keep_their_places() -> None:
             return main, main + b":r"
 
     renewals = [renewal(name) for name in ("a1", "b", "a2")]
-    asked = Asked(renewals, packing=Packing(OneSlot(None), "here"))
+    asked = Asked(renewals, packer=Packer(OneSlot(None), "here"))
     assert [call[3::2][: int(call[2]) // 2] for call in asked.calls] == [
         [b"{a}a1", b"{a}a2"],
         [b"{b}b"],

@@ -34,7 +34,7 @@ from incumbent.stores.quorum.nodes import Panel, Quorum
 from incumbent.stores.quorum.read import is_unchanged, read, scan
 from incumbent.stores.quorum.renew import renew
 from incumbent.stores.quorum.take import give, take
-from incumbent.stores.quorum.waiting import MajorityHub, QuorumHubHost
+from incumbent.stores.quorum.waiting import MajorityHub, QuorumHubStore
 
 T = TypeVar("T")
 
@@ -75,8 +75,8 @@ class Plans:
         return _plan("scan", lambda panel, until: scan(panel, namespace, prefix, until))
 
 
-class QuorumOperations(Planned[Panel], QuorumHubHost):
-    """The operations of a store (stores.base.AsyncStore), and the host of its waiters' hub."""
+class QuorumOperations(Planned[Panel], QuorumHubStore):
+    """The operations of a store (stores.base.AsyncStore), and what its waiters' hub asks."""
 
     dialect = Plans()
     dialer: Dialer[Any]

@@ -32,8 +32,8 @@ _CONFIRM_WITHIN: Final = 0.1
 _now = clock.now
 
 
-class QuorumHubHost(Protocol):
-    """The functions of the store that a hub needs during one call."""
+class QuorumHubStore(Protocol):
+    """What a hub asks of its store, which is passed at each call."""
 
     def begin(self, subscriber: Subscriber[Any], node: int, until: float) -> None:
         """Begin to connect to a node. The subscriber gets the connection or the error."""
@@ -49,7 +49,7 @@ class _QuorumWaiter(ChannelWaiter):
         """The nodes that have published a change."""
 
 
-class MajorityHub(SubscriptionHub[QuorumHubHost, Subscription, _QuorumWaiter]):
+class MajorityHub(SubscriptionHub[QuorumHubStore, Subscription, _QuorumWaiter]):
     """The waiters of one process or event loop."""
 
     lost = (
@@ -64,7 +64,7 @@ class MajorityHub(SubscriptionHub[QuorumHubHost, Subscription, _QuorumWaiter]):
         super().__init__(quorum.where, len(quorum.names), side)
         self._quorum = quorum
 
-    async def wait(self, host: QuorumHubHost, key: Key, seen: str, until: float) -> None:
+    async def wait(self, store: QuorumHubStore, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change. Raises StoreUnavailable if it can subscribe to no node."""
         channel = self._quorum.dialect.keys(key).floor
 
@@ -72,15 +72,15 @@ class MajorityHub(SubscriptionHub[QuorumHubHost, Subscription, _QuorumWaiter]):
             if not _confirmed(self._role, channel):
                 why = self._role.why or "no answer"
                 raise StoreUnavailable(f"nobody of {self.where} can be listened to: {why}")
-            return await host.is_unchanged(key, seen, until)
+            return await store.is_unchanged(key, seen, until)
 
-        await self._wait(host, _QuorumWaiter(self.side.wakeup(), channel), until, may_wait)
+        await self._wait(store, _QuorumWaiter(self.side.wakeup(), channel), until, may_wait)
 
     # -- connections --------------------------------------------------------------------------
 
     async def _connect(
         self,
-        host: QuorumHubHost,
+        store: QuorumHubStore,
         role: Role[Subscription],
         subscriber: Subscriber[Any],
         until: float,
@@ -89,7 +89,7 @@ class MajorityHub(SubscriptionHub[QuorumHubHost, Subscription, _QuorumWaiter]):
         for node in _missing(role):
             if now >= role.retry_at[node]:
                 role.connecting.add(node)
-                host.begin(subscriber, node, now + _LONGEST)
+                store.begin(subscriber, node, now + _LONGEST)
 
     def _connected(self, role: Role[Subscription], node: int) -> None:
         role.subscriptions[node] = Subscription()

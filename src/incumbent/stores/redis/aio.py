@@ -35,7 +35,7 @@ from incumbent.stores.redis.incarnation import (
 )
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.resp import as_eval, is_forgotten
-from incumbent.stores.redis.site import Demoted, Outdated, Packing, ProviderFailed, RedisSite
+from incumbent.stores.redis.site import Demoted, Outdated, Packer, ProviderFailed, RedisSite
 from incumbent.stores.redis.take import finish_take, read_take, take_request
 from incumbent.stores.redis.wire import (
     UNUSABLE,
@@ -302,8 +302,8 @@ async def dial(site: RedisSite, until: float) -> AsyncRedisWire:
 class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
     """An AsyncStore (see stores.base). It belongs to the loop in which it was made."""
 
-    def __init__(self, site: RedisSite, packing: Packing) -> None:
-        super().__init__(site, packing, SUSPENDING)
+    def __init__(self, site: RedisSite, packer: Packer) -> None:
+        super().__init__(site, packer, SUSPENDING)
         self._end = LoopEnd(self._close_all)
         self._shared: AsyncRedisWire | None = None
         self._dialing: asyncio.Task[StoreUnavailable | None] | None = None
@@ -333,7 +333,7 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
 
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         """See stores.base.AsyncStore. No plan is needed if the server was checked just now."""
-        wire, packing, now = self._shared, self.packing, _now()
+        wire, packer, now = self._shared, self.packer, _now()
         if (
             wire is None
             or wire.is_stale(trust=True)
@@ -344,15 +344,15 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
             return await super().take(key, claim, ask, until)
         try:
             deadline = until + wire.clock_ahead
-            request = take_request(packing, key, claim, ask, wire.incarnation, deadline)
+            request = take_request(packer, key, claim, ask, wire.incarnation, deadline)
             outcome: TakeOutcome
             reply = await self._ask(wire, request, until)
             # By `unchanged_at`, of the check that came back: one of another task, sent since, may
             # not have.
             if type(reply) is bytes and now - wire.unchanged_at <= CHECK_EVERY:
-                outcome = read_take(packing, reply, key, claim, ask, wire.epoch)
+                outcome = read_take(packer, reply, key, claim, ask, wire.epoch)
             else:
-                server = ServerContext(self.site, packing, wire)
+                server = ServerContext(self.site, packer, wire)
                 program = finish_take(server, key, claim, ask, until, now, reply)
                 outcome = await run_program(wire, program, until, begun=True)
         except UNUSABLE as error:
@@ -367,12 +367,12 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
     async def give(
         self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
-        wire, packing = self._shared, self.packing
+        wire, packer = self._shared, self.packer
         if wire is None or wire.is_stale(trust=True):
             return await super().give(key, claim, token, until, parting=parting)
         try:
-            request = give_request(packing, key, claim, token, parting)
-            return read_give(packing, await self._ask(wire, request, until), key)
+            request = give_request(packer, key, claim, token, parting)
+            return read_give(packer, await self._ask(wire, request, until), key)
         except UNUSABLE as error:
             self.keep_or_close(wire, self.idle, error)
             return await self.again(error, DIALECT.give(key, claim, token, parting), until)
@@ -474,8 +474,8 @@ class AsyncRedisSide(RedisSide):
         self.stores: list[AsyncRedisStore] = []
         self._turn = asyncio.Lock()
 
-    def exchange(self, site: RedisSite, packing: Packing) -> RedisExchange[Any]:
-        store = AsyncRedisStore(site, packing)
+    def exchange(self, site: RedisSite, packer: Packer) -> RedisExchange[Any]:
+        store = AsyncRedisStore(site, packer)
         self.stores.append(store)
         return store
 

@@ -31,7 +31,7 @@ from incumbent.stores.redis.options import (
 from incumbent.stores.redis.records import SLOTS, Naming, slot_of
 from incumbent.stores.redis.renew import NodePart, renew_part, slot_of_lease
 from incumbent.stores.redis.resp import ASKING, RequestBatch, RespProgram, each_step, pack
-from incumbent.stores.redis.site import Moved, Packing, RedisSite, answered_error
+from incumbent.stores.redis.site import Moved, Packer, RedisSite, answered_error
 from incumbent.stores.redis.wire import JoinedPlan, RedisSide, at_least, joined
 
 T = TypeVar("T")
@@ -421,7 +421,7 @@ class Router(RedisOperations):
     ) -> None:
         plan: RedisPlan[None] = Plan(
             "renew",
-            lambda server, _: renew_part(server.packing, renewals, part, server.wire, outcomes),
+            lambda server, _: renew_part(server.packer, renewals, part, server.wire, outcomes),
         )
         await self._node(part.address).planned.run(plan, until)
 
@@ -442,8 +442,8 @@ class Router(RedisOperations):
         node = self._nodes.get(address)
         if node is None:
             site = self._cluster.site_of(address)
-            packing = Packing(self._naming, site.where)
-            planned = operations_at(self._options, site, packing, self._side)
+            packer = Packer(self._naming, site.where)
+            planned = operations_at(self._options, site, packer, self._side)
             node = self._nodes[address] = _RouterNode(address, planned)
         return node
 

@@ -30,7 +30,7 @@ from incumbent.stores.url import parse_restart_wait
 if TYPE_CHECKING:
     from incumbent.stores.redis.aio import AsyncFace, AsyncRedisStore
     from incumbent.stores.redis.incarnation import RedisOperations
-    from incumbent.stores.redis.site import Packing, RedisSite
+    from incumbent.stores.redis.site import Packer, RedisSite
     from incumbent.stores.redis.wire import Discovery, RedisSide
 
 
@@ -89,14 +89,14 @@ class RedisEngine(ServerEngine[BlockingTogether[Any], "AsyncRedisStore | AsyncFa
 
     def __init__(self, options: RedisOptions) -> None:
         from incumbent.stores.redis.records import Naming
-        from incumbent.stores.redis.site import Packing, site_of
+        from incumbent.stores.redis.site import Packer, site_of
         from incumbent.stores.redis.sync import BlockingRedisSide, RedisStore
 
         self._site = site = site_of(options)
         self._discovery: Discovery | None = None
-        packing = Packing(Naming(options.key), site.where)
+        packer = Packer(Naming(options.key), site.where)
         if options.layout or options.wait_replicas:
-            build, self._discovery = _layers(site, packing, options)
+            build, self._discovery = _layers(site, packer, options)
             store = BlockingTogether(build(BlockingRedisSide()))
             store.limits = limits(site.where, PLACES, ThreadWakeup)
             super().__init__(site.where, store, partial(_face, site.where, build))
@@ -105,9 +105,9 @@ class RedisEngine(ServerEngine[BlockingTogether[Any], "AsyncRedisStore | AsyncFa
             def make() -> AsyncRedisStore:
                 from incumbent.stores.redis.aio import AsyncRedisStore
 
-                return AsyncRedisStore(site, packing)
+                return AsyncRedisStore(site, packer)
 
-            super().__init__(site.where, RedisStore(site, packing), make)
+            super().__init__(site.where, RedisStore(site, packer), make)
 
     def diagnose(self, ttl: float, until: float) -> list[Finding]:
         """See Engine.diagnose. Also reports on servers that a store would refuse to use."""
@@ -125,7 +125,7 @@ def _face(where: str, build: Callable[[RedisSide], RedisOperations]) -> AsyncFac
 
 
 def _layers(
-    site: RedisSite, packing: Packing, options: RedisOptions
+    site: RedisSite, packer: Packer, options: RedisOptions
 ) -> tuple[Callable[[RedisSide], RedisOperations], Discovery | None]:
     """A function that makes the layers of one side, and the Discovery that all of them share."""
     from incumbent.stores.redis.exchange import operations_at
@@ -135,7 +135,7 @@ def _layers(
 
         cluster = KnownCluster(site, options.hosts, options.reach)
         return lambda side: Router(side, cluster, options), cluster
-    build = partial(operations_at, options, site, packing)
+    build = partial(operations_at, options, site, packer)
     if not options.layout:
         return build, None
     from incumbent.stores.redis.sentinel import Follow, followed_of

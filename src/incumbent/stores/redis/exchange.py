@@ -37,7 +37,7 @@ from incumbent.stores.redis.options import RedisOptions
 from incumbent.stores.redis.put_read import put_program, read_program, scan_program
 from incumbent.stores.redis.renew import renew_program
 from incumbent.stores.redis.resp import RequestBatch, RespProgram, each_step, milliseconds, pack
-from incumbent.stores.redis.site import Demoted, Packing, RedisSite
+from incumbent.stores.redis.site import Demoted, Packer, RedisSite
 from incumbent.stores.redis.subscription import LineHub, time_program, unchanged_program
 from incumbent.stores.redis.take import TakePlan, begin_handshake, take_plan, too_early
 from incumbent.stores.redis.wire import (
@@ -71,7 +71,7 @@ class RedisDialect:
         """A renewal of the leases that this incarnation of the server granted."""
         return Plan(
             "renew",
-            lambda server, _: renew_program(server.packing, renewals, server.wire.epoch),
+            lambda server, _: renew_program(server.packer, renewals, server.wire.epoch),
             renewals=renewals,
         )
 
@@ -81,7 +81,7 @@ class RedisDialect:
         """A release, or a closing."""
         return Plan(
             "give",
-            lambda server, _: give_program(server.packing, key, claim, token, parting),
+            lambda server, _: give_program(server.packer, key, claim, token, parting),
             (key,),
         )
 
@@ -93,18 +93,18 @@ class RedisDialect:
         """A write, repeatable if a second, equal one would give the same outcome as the first."""
         return Plan(
             "put",
-            lambda server, _: put_program(server.packing, key, field, value, guard),
+            lambda server, _: put_program(server.packer, key, field, value, guard),
             (key,),
             repeatable=guard is None or isinstance(guard, ByClaim),
         )
 
     def read(self, key: Key) -> RedisPlan[Record]:
         """A read of the record of a key."""
-        return Plan("read", lambda server, _: read_program(server.packing, key), (key,))
+        return Plan("read", lambda server, _: read_program(server.packer, key), (key,))
 
     def scan(self, namespace: str, prefix: str) -> RedisPlan[tuple[Record, ...]]:
         """A read of the records in the namespace whose names begin with the prefix."""
-        return Plan("scan", lambda server, _: scan_program(server.packing, namespace, prefix))
+        return Plan("scan", lambda server, _: scan_program(server.packer, namespace, prefix))
 
 
 DIALECT: Final = RedisDialect()
@@ -116,11 +116,11 @@ class RedisExchange(PlanRunner[W, ServerContext], RedisOperations):
     dialect = DIALECT
     unusable = UNUSABLE
 
-    def __init__(self, site: RedisSite, packing: Packing, side: ReaderSide) -> None:
+    def __init__(self, site: RedisSite, packer: Packer, side: ReaderSide) -> None:
         super().__init__(site.where)
         self.site = site
-        self.packing = packing
-        self.hub = LineHub(packing, side)
+        self.packer = packer
+        self.hub = LineHub(packer, side)
 
     @abstractmethod
     async def dial(self, until: float) -> W:
@@ -152,7 +152,7 @@ class RedisExchange(PlanRunner[W, ServerContext], RedisOperations):
         # Before anything is sent: a grant that comes too early would have to be given back.
         if plan.ttl and (early := too_early(self.site, wire, plan.ttl, now)) is not None:
             raise early
-        program = plan.start(ServerContext(self.site, self.packing, wire), until)
+        program = plan.start(ServerContext(self.site, self.packer, wire), until)
         outcome = await run_program(wire, program, until, site=self.site)
         if plan.kind != "renew" and isinstance(outcome, list):
             # The outcomes of joined plans, where a refusal is returned, not raised.
@@ -205,7 +205,7 @@ class RedisExchange(PlanRunner[W, ServerContext], RedisOperations):
             f"{self.site.where} cannot be reached: another server has taken its place"
         )
 
-    # -- for the hub: see subscription.HubHost ------------------------------------------------
+    # -- for the hub: see subscription.HubStore -----------------------------------------------
 
     def drop_outdated(self, epoch: str) -> None:
         """Close the idle connections if one leads to another incarnation than the newest one."""
@@ -222,12 +222,12 @@ class RedisExchange(PlanRunner[W, ServerContext], RedisOperations):
         return wire
 
     async def server_time(self, until: float) -> int:
-        plan: RedisPlan[int] = Plan("look", lambda server, _: time_program(server.packing))
+        plan: RedisPlan[int] = Plan("look", lambda server, _: time_program(server.packer))
         return await self.carry(plan, until)
 
     async def is_unchanged(self, key: Key, seen: str, until: float) -> bool:
         plan: RedisPlan[bool] = Plan(
-            "look", lambda server, _: unchanged_program(server.packing, key, seen), (key,)
+            "look", lambda server, _: unchanged_program(server.packer, key, seen), (key,)
         )
         return await self.carry(plan, until)
 
@@ -248,10 +248,10 @@ async def ignore_late_error(waiting: Awaitable[None], until: float) -> None:
 
 
 def operations_at(
-    options: RedisOptions, site: RedisSite, packing: Packing, side: RedisSide
+    options: RedisOptions, site: RedisSite, packer: Packer, side: RedisSide
 ) -> RedisOperations:
     """The connections to one server, with the confirmation by replicas if the options want it."""
-    exchange = side.exchange(site, packing)
+    exchange = side.exchange(site, packer)
     if options.wait_replicas:
         return ReplicaConfirmation(exchange, options.wait_replicas, options.wait_timeout)
     return exchange
@@ -292,7 +292,7 @@ class ReplicaConfirmation(Layer):
             return outcome
         # All of them: one WAIT speaks for every write before it on this connection.
         for take, grant in granted:
-            yield from give_back(server.packing, take.keys[0], grant, take.ask)
+            yield from give_back(server.packer, take.keys[0], grant, take.ask)
         few = self._describe_shortfall(count_or_error, server.site.where)
         raise StoreUnavailable(f"{few}: the grant was given back", retry_after=0.1)
 

@@ -16,7 +16,7 @@ from incumbent.stores.redis.resp import (
     milliseconds,
     pack_arguments,
 )
-from incumbent.stores.redis.site import Packing
+from incumbent.stores.redis.site import Packer
 
 _SHARED: Final = pack_arguments("", "", "shared")
 """The last arguments of the give of a shared lease."""
@@ -25,16 +25,16 @@ _GONE: Final = Gone()
 
 
 def give_program(
-    packing: Packing, key: Key, claim: str, token: int | None, parting: Parting = PLAIN
+    packer: Packer, key: Key, claim: str, token: int | None, parting: Parting = PLAIN
 ) -> RespProgram[GiveOutcome]:
     """A release, or a closing."""
-    request = give_request(packing, key, claim, token, parting)
+    request = give_request(packer, key, claim, token, parting)
     (reply,) = yield RequestBatch(request, 1)
-    return read_give(packing, reply, key)
+    return read_give(packer, reply, key)
 
 
 def give_request(
-    packing: Packing, key: Key, claim: str, token: int | None, parting: Parting = PLAIN
+    packer: Packer, key: Key, claim: str, token: int | None, parting: Parting = PLAIN
 ) -> bytes:
     """The request of a give. A shared lease is neither closed nor reserved."""
     closed_for, reserve_for, slot, shared = parting
@@ -43,8 +43,8 @@ def give_request(
     if not token or slot is not None or closed_for > 0:
         closed = milliseconds(closed_for) if closed_for > 0 else 0
         more = (quoted(reserve_for),) if reserve_for else ()
-        return _pack_in_full(packing, key, claim, token, slot, closed, *more, shared=shared)
-    before, after = packing.gives.get((key, shared)) or _prepare(packing, key, shared)
+        return _pack_in_full(packer, key, claim, token, slot, closed, *more, shared=shared)
+    before, after = packer.gives.get((key, shared)) or _prepare(packer, key, shared)
     secret = claim.encode()
     held = b"incumbent1 %b %d " % (secret, token)
     request = b"%b$%d\r\n%b\r\n%b" % (before, len(held), held, after)
@@ -53,23 +53,23 @@ def give_request(
     return b"%b$%d\r\nincumbent1 %b \r\n%b" % (request, 12 + len(secret), secret, _SHARED)
 
 
-def _prepare(packing: Packing, key: Key, shared: bool) -> tuple[bytes, bytes]:
+def _prepare(packer: Packer, key: Key, shared: bool) -> tuple[bytes, bytes]:
     """The bytes before the arguments with the claim, and those after the first of these."""
-    names = packing.naming.of(key)
+    names = packer.naming.of(key)
     keys = [names.lease, names.record, names.line]
     after: tuple[Part, ...] = (names.channel,)
     if shared:
         keys.append(names.sharers)
         after = (names.channel, 0)
-    if len(packing.gives) >= PACKED_KEYS:
-        packing.gives.clear()
+    if len(packer.gives) >= PACKED_KEYS:
+        packer.gives.clear()
     before = SCRIPTS["give"].open_call(keys, 7 if shared else 2)
-    packed = packing.gives[key, shared] = before, pack_arguments(*after)
+    packed = packer.gives[key, shared] = before, pack_arguments(*after)
     return packed
 
 
 def _pack_in_full(
-    packing: Packing,
+    packer: Packer,
     key: Key,
     claim: str,
     token: int | None,
@@ -78,7 +78,7 @@ def _pack_in_full(
     *more: Part,
     shared: bool = False,
 ) -> bytes:
-    names = packing.naming.of(key)
+    names = packer.naming.of(key)
     keys = [names.lease, names.record, names.line]
     if slot is not None:
         keys.append(names.slot(slot))
@@ -89,14 +89,14 @@ def _pack_in_full(
     return SCRIPTS["give"].call(len(keys), *keys, held, names.channel, closed, any_token, *more)
 
 
-def read_give(packing: Packing, reply: Any, key: Key) -> GiveOutcome:
+def read_give(packer: Packer, reply: Any, key: Key) -> GiveOutcome:
     """The outcome of a give."""
     if type(reply) is not int:
-        raise packing.unusable(reply, key)
+        raise packer.unusable(reply, key)
     return _RELEASED if reply else _GONE
 
 
-def give_back(packing: Packing, key: Key, grant: Granted, ask: Ask) -> RespProgram[None]:
+def give_back(packer: Packer, key: Key, grant: Granted, ask: Ask) -> RespProgram[None]:
     """Give back a grant that is not believed; its claim may take again.
 
     Later takes do not trust the record that the grant left: see give.lua. Raises OutcomeUnknown if
@@ -104,10 +104,10 @@ def give_back(packing: Packing, key: Key, grant: Granted, ask: Ask) -> RespProgr
     """
     slot, shared = ask.slot.name if ask.slot else None, ask.permits is not None
     claim, token, undo = grant.claim, grant.token, ("", "undo")
-    request = _pack_in_full(packing, key, claim, token, slot, 0, *undo, shared=shared)
+    request = _pack_in_full(packer, key, claim, token, slot, 0, *undo, shared=shared)
     (reply,) = yield RequestBatch(request, 1)
     if reply != 1:
         what = "it was not found" if reply == 0 else f"the answer was {str(reply)!r}"
         raise OutcomeUnknown(
-            f"{packing.where}: a grant was not believed and could not be given back: {what}"
+            f"{packer.where}: a grant was not believed and could not be given back: {what}"
         )

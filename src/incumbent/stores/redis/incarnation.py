@@ -29,7 +29,7 @@ from incumbent.stores.redis.site import (
     Demoted,
     Moved,
     Outdated,
-    Packing,
+    Packer,
     RedisSite,
     answered_error,
 )
@@ -381,7 +381,7 @@ class ServerContext(NamedTuple):
     """
 
     site: RedisSite
-    packing: Packing
+    packer: Packer
     wire: ServerFacts
 
 

@@ -29,23 +29,23 @@ from incumbent.stores.redis.records import (
     value_start,
 )
 from incumbent.stores.redis.resp import SCRIPTS, RequestBatch, RespProgram, pack
-from incumbent.stores.redis.site import Packing
+from incumbent.stores.redis.site import Packer
 
 _SCANNED: Final = 500
 _READ_AT_ONCE: Final = 100
 
 
 def put_program(
-    packing: Packing, key: Key, field: str, value: bytes | None, guard: Guard
+    packer: Packer, key: Key, field: str, value: bytes | None, guard: Guard
 ) -> RespProgram[PutOutcome]:
     """Write a field, or with None remove it, if the guard holds."""
-    names = packing.naming.of(key)
+    names = packer.naming.of(key)
     written = b"-" if value is None else b"=" + value
     fields = (FIELDS["put"] + field.encode(), *_guard(guard), written, names.channel)
     request = SCRIPTS["put"].call(2, names.lease, names.record, *fields)
     (reply,) = yield RequestBatch(request, 1)
     if type(reply) is not int:
-        raise packing.unusable(reply, key)
+        raise packer.unusable(reply, key)
     return Stale() if reply < 0 else Stored(reply)
 
 
@@ -61,24 +61,24 @@ def _guard(guard: Guard) -> tuple[str, str]:
             return ("claim", value_start(claim, token))
 
 
-def read_program(packing: Packing, key: Key) -> RespProgram[Record]:
+def read_program(packer: Packer, key: Key) -> RespProgram[Record]:
     """The record of a key."""
-    (record,) = yield from _read_all(packing, [key])
+    (record,) = yield from _read_all(packer, [key])
     if isinstance(record, Record):
         return record
-    raise packing.unusable(record, key)
+    raise packer.unusable(record, key)
 
 
-def scan_program(packing: Packing, namespace: str, prefix: str) -> RespProgram[tuple[Record, ...]]:
+def scan_program(packer: Packer, namespace: str, prefix: str) -> RespProgram[tuple[Record, ...]]:
     """The records in the namespace whose names begin with the prefix."""
-    naming, keys = packing.naming, set[Key]()
+    naming, keys = packer.naming, set[Key]()
     for pattern in naming.patterns(namespace, prefix):
         cursor = b""
         while cursor != b"0":
             request = pack("SCAN", cursor or "0", "MATCH", pattern, "COUNT", _SCANNED)
             (reply,) = yield RequestBatch(request, 1)
             if type(reply) is not list:
-                raise packing.unusable(reply)
+                raise packer.unusable(reply)
             cursor, names = reply
             found = (naming.key_of(name.decode("utf-8", "replace"), namespace) for name in names)
             # A set: while the table grows or shrinks, SCAN names a key twice.
@@ -90,14 +90,14 @@ def scan_program(packing: Packing, namespace: str, prefix: str) -> RespProgram[t
     records: list[Any] = []
     ordered = sorted(keys)
     for start in range(0, len(ordered), _READ_AT_ONCE):
-        records += yield from _read_all(packing, ordered[start : start + _READ_AT_ONCE])
+        records += yield from _read_all(packer, ordered[start : start + _READ_AT_ONCE])
     # A shared key pattern may also match other clients' keys of other types: those are no leases.
     return tuple(record for record in records if isinstance(record, Record))
 
 
-def _read_all(packing: Packing, keys: Sequence[Key]) -> RespProgram[list[Any]]:
+def _read_all(packer: Packer, keys: Sequence[Key]) -> RespProgram[list[Any]]:
     """A Record for each key, or the error that the server replied."""
-    all_names = [packing.naming.of(key) for key in keys]
+    all_names = [packer.naming.of(key) for key in keys]
     # No transaction: other clients may write in between. A record is for
     # display, not for decisions.
     request = pack("TIME") + b"".join(
@@ -109,7 +109,7 @@ def _read_all(packing: Packing, keys: Sequence[Key]) -> RespProgram[list[Any]]:
     )
     time, *replies = yield RequestBatch(request, 1 + 4 * len(keys))
     if type(time) is not list:
-        raise packing.unusable(time)
+        raise packer.unusable(time)
     now = int(time[0]) + int(time[1]) / 1e6
     records: list[Any] = []
     for at, names in enumerate(all_names):
@@ -118,7 +118,7 @@ def _read_all(packing: Packing, keys: Sequence[Key]) -> RespProgram[list[Any]]:
         if errors:
             records.append(errors[0])
             continue
-        check_format(raw or b"", packing.where, names.lease)
+        check_format(raw or b"", packer.where, names.lease)
         fields, slots = pairs(hash_), dict[str, float]()
         history = history_of(fields)
         if named := slots_named(history):

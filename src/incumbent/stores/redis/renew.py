@@ -32,7 +32,7 @@ from incumbent.stores.redis.resp import (
     milliseconds,
     pack_arguments,
 )
-from incumbent.stores.redis.site import Packing, answered_error
+from incumbent.stores.redis.site import Packer, answered_error
 
 _BATCH: Final = 500
 """Leases renewed by one script call: the server serves no other client meanwhile (about 2 ms)."""
@@ -132,11 +132,11 @@ class _PreparedCalls(NamedTuple):
 
 
 def renew_program(
-    packing: Packing, renewals: Sequence[Renewal], epoch: str
+    packer: Packer, renewals: Sequence[Renewal], epoch: str
 ) -> RespProgram[list[RenewOutcome]]:
     """Renew the leases that this incarnation of the server granted; the others are gone."""
     outcomes: list[RenewOutcome] = [_RESTARTED] * len(renewals)
-    calls = _prepared(packing.naming, renewals, epoch)
+    calls = _prepared(packer.naming, renewals, epoch)
     if not calls:
         return outcomes
     # All are sent together: waiting for each answer would delay a process that is already late.
@@ -145,7 +145,7 @@ def renew_program(
     replies = yield RequestBatch(payload, len(calls))
     for call, echo, reply in zip(calls, echoes, replies, strict=True):
         if type(reply) is not list:
-            raise packing.unusable(reply, renewals[call.indexes[0]].key)
+            raise packer.unusable(reply, renewals[call.indexes[0]].key)
         _read_call(call, renewals, echo, reply, outcomes)
     return outcomes
 
@@ -195,7 +195,7 @@ def slot_of_lease(naming: Naming, renewal: Renewal) -> int:
 
 
 def renew_part(
-    packing: Packing,
+    packer: Packer,
     renewals: Sequence[Renewal],
     part: NodePart,
     known: ServerFacts,
@@ -207,7 +207,7 @@ def renew_part(
     """
     ready = part.ready
     if ready is None or ready.epoch != known.epoch:
-        ready = part.ready = _prepare_part(packing.naming, renewals, part, known)
+        ready = part.ready = _prepare_part(packer.naming, renewals, part, known)
     for at in ready.lost:
         outcomes[at] = _RESTARTED
     if not ready.calls:
@@ -221,9 +221,9 @@ def renew_part(
         if type(answer) is list:
             _read_call(call, renewals, echo, answer, outcomes)
         elif isinstance(answer, hiredis.ReplyError):
-            main = packing.naming.of(renewals[call.indexes[0]].key).lease
+            main = packer.naming.of(renewals[call.indexes[0]].key).lease
             for at in call.indexes:
-                outcomes[at] = answered_error(str(answer), packing.where, main)
+                outcomes[at] = answered_error(str(answer), packer.where, main)
         else:
             raise Mismatch(f"an answer of type {type(answer).__name__} was not expected")
 

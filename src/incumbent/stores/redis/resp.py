@@ -123,13 +123,13 @@ SCRIPTS: Final = {
 def as_eval(payload: bytes) -> bytes:
     """The same requests with the texts of the scripts in place of their names."""
     # Requests are parsed, not searched: a user's metadata may be any bytes, also those of a call.
-    reader, packing = hiredis.Reader(), list[bytes]()
+    reader, packed = hiredis.Reader(), list[bytes]()
     reader.feed(payload)
     while (parts := reader.gets()) is not False:
         if parts[0] == b"EVALSHA":
             parts[:2] = b"EVAL", _texts[parts[1]]
-        packing.append(pack(*parts))
-    return b"".join(packing)
+        packed.append(pack(*parts))
+    return b"".join(packed)
 
 
 def is_forgotten(answer: Any) -> bool:

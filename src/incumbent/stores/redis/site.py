@@ -64,7 +64,7 @@ def site_of(options: RedisOptions) -> RedisSite:
     return RedisSite(options.target, options.shown, options.restart_wait, options.allow_eviction)
 
 
-class Packing:
+class Packer:
     """How requests to one server, which `where` names in messages, are packed.
 
     It has the names of keys, the inbox for messages to this process's waiters, and for each key the
@@ -74,7 +74,7 @@ class Packing:
     def __init__(self, naming: Naming, where: str) -> None:
         self.naming = naming
         self.where = where
-        self.inbox = _new_inbox()
+        self.inbox = os.urandom(6).hex()
         self.takes: dict[tuple[Key, int], Any] = {}
         """See take.take_request."""
         self.gives: dict[tuple[Key, bool], tuple[bytes, bytes]] = {}
@@ -87,7 +87,7 @@ class Packing:
 
     def detach(self) -> None:
         """In a fork's child: use another inbox, because the parent's messages are not for it."""
-        self.inbox = _new_inbox()
+        self.inbox = os.urandom(6).hex()
         self.takes.clear()
 
     def unusable(self, reply: Any, key: Key | None = None) -> Exception:
@@ -95,10 +95,6 @@ class Packing:
         if isinstance(reply, hiredis.ReplyError):
             return answered_error(str(reply), self.where, self.naming.of(key).lease if key else "")
         return Mismatch(f"an answer of type {type(reply).__name__} was not expected")
-
-
-def _new_inbox() -> str:
-    return os.urandom(6).hex()
 
 
 # -- what it answers instead of carrying a request out ---------------------------------------------

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import hiredis
 
@@ -39,7 +39,7 @@ from incumbent.net.readers import ReaderSide, Subscriber, Wakeup
 from incumbent.net.subscriptions import ChannelWaiter, Role, Subscription, SubscriptionHub
 from incumbent.stores.redis.records import FIELDS, LinePlace, digest_of, read_place, waiter_id
 from incumbent.stores.redis.resp import RequestBatch, RespProgram, pack
-from incumbent.stores.redis.site import Packing, answered_error
+from incumbent.stores.redis.site import Packer, answered_error
 
 # What the hub remembers of a waiter between its waits, by the waiter's id:
 #
@@ -67,6 +67,7 @@ _HELD: Final = b"held"
 _WORDS: Final = (b"turn", b"look", _HELD)
 
 T = TypeVar("T")
+_LineRole: TypeAlias = "Role[LineSubscription]"
 
 _now = clock.now
 
@@ -119,8 +120,8 @@ class LineSubscription(Subscription):
         return self.messages.get(waiter.channels[-1], 0)
 
 
-class HubHost(Protocol):
-    """The exchange that a hub belongs to, as far as the hub needs it; passed at each call."""
+class HubStore(Protocol):
+    """What a hub asks of its store (an exchange), which is passed at each call."""
 
     async def open_subscriber(self, until: float) -> Any:
         """A fresh connection for a subscription. Raises StoreUnavailable."""
@@ -146,8 +147,8 @@ class _RefusedTake(NamedTuple):
     outcome: Queued
 
 
-class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
-    """All waiters of one process or loop. `packing` has the inbox; a fork's child has another."""
+class LineHub(SubscriptionHub[HubStore, LineSubscription, LineWaiter]):
+    """All waiters of one process or loop. `packer` has the inbox; a fork's child has another."""
 
     lost = (
         "%s: the subscription was lost (%s); until there is another, a waiter looks again only when"
@@ -155,9 +156,9 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
     )
     pack = staticmethod(pack)
 
-    def __init__(self, packing: Packing, side: ReaderSide) -> None:
-        super().__init__(packing.where, 1, side)
-        self._packing = packing
+    def __init__(self, packer: Packer, side: ReaderSide) -> None:
+        super().__init__(packer.where, 1, side)
+        self._packer = packer
         # See the table above.
         self.last_refusals: dict[str, _RefusedTake] = {}
         self.resting: dict[str, _Rest] = {}
@@ -171,10 +172,10 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
         subscription = self._role.subscriptions[0]
         return subscription if subscription is not None and subscription.since else None
 
-    async def wait(self, host: HubHost, key: Key, seen: str, until: float) -> None:
+    async def wait(self, store: HubStore, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change. Raises StoreError if there can be no subscription."""
-        place, inbox = read_place(seen), self._packing.inbox_channel
-        channels = [self._packing.naming.of(key).channel]
+        place, inbox = read_place(seen), self._packer.inbox_channel
+        channels = [self._packer.naming.of(key).channel]
         if place is not None:
             channels = [inbox, *channels] if place.follows else [inbox]
             self._drop_if_outdated(place)
@@ -192,9 +193,9 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
                 if not place.follows or known == subscription.messages_for(waiter):
                     return True
             state = seen if place is None else f"lease {place.digest}"
-            return await host.is_unchanged(key, state, until)
+            return await store.is_unchanged(key, state, until)
 
-        await self._wait(host, waiter, until, may_wait)
+        await self._wait(store, waiter, until, may_wait)
 
     def _drop_if_outdated(self, place: LinePlace) -> None:
         """Have the connection closed if its server is another incarnation than the place's."""
@@ -205,9 +206,9 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
                 subscriber.wake()
 
     def _channels_in_use(self) -> dict[str, None]:
-        return {self._packing.inbox_channel: None} | super()._channels_in_use()
+        return {self._packer.inbox_channel: None} | super()._channels_in_use()
 
-    def _is_subscribed(self, role: Role[LineSubscription], waiter: LineWaiter) -> bool:
+    def _is_subscribed(self, role: _LineRole, waiter: LineWaiter) -> bool:
         subscription = role.subscriptions[0]
         return (
             subscription is not None
@@ -219,7 +220,7 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
     # -- the connection -----------------------------------------------------------------------
 
     async def _connect(
-        self, host: HubHost, role: Role[LineSubscription], subscriber: Subscriber[Any], until: float
+        self, store: HubStore, role: _LineRole, subscriber: Subscriber[Any], until: float
     ) -> None:
         known = role.subscriptions[0]
         if known is not None and known.outdated:
@@ -233,7 +234,7 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
                 raise StoreUnavailable(f"{self.where}: nobody can listen at present")
             failures = role.failures[0]
             try:
-                await self._open(host, role, subscriber, until)
+                await self._open(store, role, subscriber, until)
             except StoreError as error:
                 role.failures[0] = failures
                 if _now() >= until:
@@ -247,9 +248,9 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
                 raise
 
     async def _open(
-        self, host: HubHost, role: Role[LineSubscription], subscriber: Subscriber[Any], until: float
+        self, store: HubStore, role: _LineRole, subscriber: Subscriber[Any], until: float
     ) -> None:
-        wire, inbox = await host.open_subscriber(until), self._packing.inbox_channel
+        wire, inbox = await store.open_subscriber(until), self._packer.inbox_channel
         subscription = LineSubscription(inbox, wire.epoch)
         role.subscriptions[0] = subscription
         # The inbox first: until it is confirmed, nobody may rely on this connection.
@@ -269,7 +270,7 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
                 return
         # Asked after the inbox was confirmed, by the clock that also stamps places: a waiter whose
         # place is stored later than this misses no message.
-        subscription.since = await host.server_time(until)
+        subscription.since = await store.server_time(until)
         self._wake_subscribed()
 
     def _explain(self, node: int, error: Exception) -> Exception:
@@ -277,7 +278,7 @@ class LineHub(SubscriptionHub[HubHost, LineSubscription, LineWaiter]):
             return answered_error(str(error), self.where)
         return error
 
-    def _lose(self, role: Role[LineSubscription], node: int, error: Exception) -> None:
+    def _lose(self, role: _LineRole, node: int, error: Exception) -> None:
         super()._lose(role, node, error)
         self._warn(error)
         if isinstance(error, StoreError):
@@ -415,10 +416,10 @@ def _remember(memory: dict[str, T], id_: str, value: T) -> None:
 # -- what a waiter asks the server besides takes -------------------------------------------------
 
 
-def unchanged_program(packing: Packing, key: Key, seen: str) -> RespProgram[bool]:
+def unchanged_program(packer: Packer, key: Key, seen: str) -> RespProgram[bool]:
     """Whether the state that `Refused.seen` describes is unchanged."""
     what, _, digest = seen.rpartition(" ")
-    names = packing.naming.of(key)
+    names = packer.naming.of(key)
     request = pack("GET", names.lease)
     if what == "pause":
         request = pack("HGET", names.record, FIELDS["put"] + b"pause")
@@ -427,7 +428,7 @@ def unchanged_program(packing: Packing, key: Key, seen: str) -> RespProgram[bool
     replies = yield RequestBatch(request + pack("HGET", names.record, FIELDS["version"]), 2)
     for reply in replies:
         if reply is not None and not isinstance(reply, bytes):
-            raise packing.unusable(reply, key)
+            raise packer.unusable(reply, key)
     raw, version = replies
     is_same = digest_of(raw) == (digest or "-")
     if what and not what.startswith("fields:"):
@@ -435,9 +436,9 @@ def unchanged_program(packing: Packing, key: Key, seen: str) -> RespProgram[bool
     return is_same and int(version or 0) == int(what.removeprefix("fields:") or 0)
 
 
-def time_program(packing: Packing) -> RespProgram[int]:
+def time_program(packer: Packer) -> RespProgram[int]:
     """The server's clock in microseconds."""
     (reply,) = yield RequestBatch(pack("TIME"), 1)
     if type(reply) is not list:
-        raise packing.unusable(reply)
+        raise packer.unusable(reply)
     return int(reply[0]) * 1_000_000 + int(reply[1])

@@ -25,7 +25,7 @@ from incumbent.stores.redis.give import give_request, read_give
 from incumbent.stores.redis.incarnation import CHECK_EVERY, ServerContext
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.resp import as_eval
-from incumbent.stores.redis.site import Packing, ProviderFailed, RedisSite
+from incumbent.stores.redis.site import Packer, ProviderFailed, RedisSite
 from incumbent.stores.redis.take import finish_take, read_take, take_request
 from incumbent.stores.redis.wire import (
     UNUSABLE,
@@ -136,8 +136,8 @@ def _asked(credentials: Any) -> Sequence[str]:
 class BlockingExchange(RedisExchange[RedisWire]):
     """The connections of all threads to one server."""
 
-    def __init__(self, site: RedisSite, packing: Packing) -> None:
-        super().__init__(site, packing, BLOCKING)
+    def __init__(self, site: RedisSite, packer: Packer) -> None:
+        super().__init__(site, packer, BLOCKING)
         self.limits = limits(site.where, PLACES, ThreadWakeup, lambda: self.idle, self.keep_another)
         detach_in_child(self)
 
@@ -150,7 +150,7 @@ class BlockingExchange(RedisExchange[RedisWire]):
         self.put_back(await self._connect(min(until, _now() + DIAL_WITHIN)), idle)
 
     def detach(self) -> None:
-        self.packing.detach()
+        self.packer.detach()
         self.hub.detach()
         super().detach()
 
@@ -158,11 +158,11 @@ class BlockingExchange(RedisExchange[RedisWire]):
 class RedisStore(BlockingTogether[BlockingExchange]):
     """A Store (see stores.base). With an idle connection, takes and gives need no plan."""
 
-    def __init__(self, site: RedisSite, packing: Packing) -> None:
-        super().__init__(BlockingExchange(site, packing))
+    def __init__(self, site: RedisSite, packer: Packer) -> None:
+        super().__init__(BlockingExchange(site, packer))
 
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        exchange, packing, now = self.operations, self.operations.packing, _now()
+        exchange, packer, now = self.operations, self.operations.packer, _now()
         # The list of now: if `let_go` replaces it meanwhile, `put_back` closes the connection.
         idle = exchange.idle
         # Only `exchange.take` asks the hub for refusals that need no request. So while any waiter
@@ -173,12 +173,12 @@ class RedisStore(BlockingTogether[BlockingExchange]):
         outcome: TakeOutcome
         try:
             deadline = until + wire.clock_ahead
-            request = take_request(packing, key, claim, ask, wire.incarnation, deadline)
+            request = take_request(packer, key, claim, ask, wire.incarnation, deadline)
             reply = wire.ask(request, until)
             if type(reply) is bytes:
-                outcome = read_take(packing, reply, key, claim, ask, wire.epoch)
+                outcome = read_take(packer, reply, key, claim, ask, wire.epoch)
             else:
-                server = ServerContext(exchange.site, packing, wire)
+                server = ServerContext(exchange.site, packer, wire)
                 program = finish_take(server, key, claim, ask, until, now, reply)
                 outcome = run_blocking(run_program(wire, program, until, begun=True))
         except UNUSABLE as error:
@@ -195,15 +195,15 @@ class RedisStore(BlockingTogether[BlockingExchange]):
     def give(
         self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
-        exchange, packing = self.operations, self.operations.packing
+        exchange, packer = self.operations, self.operations.packer
         idle = exchange.idle
         # A give needs no check of the server: it ends only what it finds there.
         wire = self._at_hand(idle, _now())
         if wire is None:
             return run_blocking(exchange.give(key, claim, token, until, parting=parting))
         try:
-            reply = wire.ask(give_request(packing, key, claim, token, parting), until)
-            outcome = read_give(packing, reply, key)
+            reply = wire.ask(give_request(packer, key, claim, token, parting), until)
+            outcome = read_give(packer, reply, key)
         except UNUSABLE as error:
             wire.close()
             return run_blocking(
@@ -242,8 +242,8 @@ class RedisStore(BlockingTogether[BlockingExchange]):
 class BlockingRedisSide(RedisSide):
     """The side of blocking callers."""
 
-    def exchange(self, site: RedisSite, packing: Packing) -> RedisExchange[Any]:
-        return BlockingExchange(site, packing)
+    def exchange(self, site: RedisSite, packer: Packer) -> RedisExchange[Any]:
+        return BlockingExchange(site, packer)
 
     async def dial(self, site: RedisSite, until: float) -> AnyWire:
         return dial(site, until, RedisWire)

@@ -50,7 +50,7 @@ from incumbent.stores.redis.resp import (
     milliseconds,
     pack_arguments,
 )
-from incumbent.stores.redis.site import MARKER_KEY, Outdated, Packing, RedisSite, TooLate
+from incumbent.stores.redis.site import MARKER_KEY, Outdated, Packer, RedisSite, TooLate
 
 _UNASKED: Final = Ask(TTL_DEFAULT, "")
 
@@ -87,7 +87,7 @@ class _PackedTake(NamedTuple):
 
 
 def take_request(
-    packing: Packing,
+    packer: Packer,
     key: Key,
     claim: str,
     ask: Ask,
@@ -102,9 +102,9 @@ def take_request(
     """
     # Kept by identity, with the Ask itself so that its identity is not reused: an Ask is made once
     # for each lock, and hashing its fields would cost more than packing them.
-    packed: _PackedTake | None = packing.takes.get((key, id(ask)))
+    packed: _PackedTake | None = packer.takes.get((key, id(ask)))
     if packed is None or packed.incarnation is not incarnation or marker_key:
-        packed = _prepare(packing, key, ask, incarnation, marker_key)
+        packed = _prepare(packer, key, ask, incarnation, marker_key)
     secret = claim.encode()
     return b"%b$%d\r\nincumbent1 %b \r\n%b$16\r\n%016d\r\n" % (
         packed.keys,
@@ -116,10 +116,10 @@ def take_request(
 
 
 def _prepare(
-    packing: Packing, key: Key, ask: Ask, incarnation: bytes, marker_key: str
+    packer: Packer, key: Key, ask: Ask, incarnation: bytes, marker_key: str
 ) -> _PackedTake:
     """The keys and arguments in the order of take.lua."""
-    names, slot, queue, holder = packing.naming.of(key), ask.slot, ask.queue, quoted(ask.holder)
+    names, slot, queue, holder = packer.naming.of(key), ask.slot, ask.queue, quoted(ask.holder)
     keep = milliseconds(max(ask.ttl, ask.keep_record))
     arguments: list[Part] = [
         f" {milliseconds(ask.ttl)} {holder} ".encode() + ask.meta,
@@ -130,7 +130,7 @@ def _prepare(
     special = slot is not None or ask.candidacy > 0 or ask.permits is not None
     if queue is not None:
         way = "f" if queue.fair else "b"
-        arguments.append(f"{packing.inbox} {way} {milliseconds(queue.heartbeat)} {holder}")
+        arguments.append(f"{packer.inbox} {way} {milliseconds(queue.heartbeat)} {holder}")
     elif special:
         arguments.append("-")
     if special:
@@ -147,9 +147,9 @@ def _prepare(
     before = script.open_call(keys, len(arguments) + 2)
     packed = _PackedTake(ask, incarnation, before, pack_arguments(*arguments))
     if not marker_key:
-        if len(packing.takes) >= PACKED_KEYS:
-            packing.takes.clear()
-        packing.takes[key, id(ask)] = packed
+        if len(packer.takes) >= PACKED_KEYS:
+            packer.takes.clear()
+        packer.takes[key, id(ask)] = packed
     return packed
 
 
@@ -167,7 +167,7 @@ def _keys_of(names: RedisNames, ask: Ask) -> list[str]:
 
 
 def read_take(
-    packing: Packing, reply: Any, key: Key, claim: str, ask: Ask, epoch: str
+    packer: Packer, reply: Any, key: Key, claim: str, ask: Ask, epoch: str
 ) -> TakeOutcome:
     """The outcome of a take.
 
@@ -181,16 +181,16 @@ def read_take(
     if type(reply) is int:
         raise TooLate("the take came too late by the server's clock")
     if type(reply) is not list:
-        raise packing.unusable(reply, key)
+        raise packer.unusable(reply, key)
     if 1 <= len(reply) <= 2:
-        first = read_take(packing, reply[0], key, claim, ask, epoch)
+        first = read_take(packer, reply[0], key, claim, ask, epoch)
         if len(reply) == 2 and isinstance(first, Granted):
             return first._replace(ttl=reply[1] / 1000)
         return first
     if len(reply) not in (4, 5) or not isinstance(reply[1], bytes):
-        raise packing.unusable(reply, key)
+        raise packer.unusable(reply, key)
     kind, raw, left, now, *place = reply
-    check_format(raw, packing.where, packing.naming.of(key).lease)
+    check_format(raw, packer.where, packer.naming.of(key).lease)
     refusal = refused(kind, raw, left, now, ask.slot.name if ask.slot else "")
     return in_line(refusal, claim, ask, now, place[0], epoch) if place else refusal
 
@@ -202,10 +202,10 @@ def take_program(
     server: ServerContext, key: Key, claim: str, ask: Ask, until: float
 ) -> RespProgram[TakeOutcome]:
     """A take, with a check of the server unless the last one was just now."""
-    packing, wire, now = server.packing, server.wire, _now()
+    packer, wire, now = server.packer, server.wire, _now()
     if now - wire.check_sent > CHECK_EVERY or ask.ttl > wire.old_enough_for:
         return (yield from _take_checking(server, key, claim, ask, until))
-    request = take_request(packing, key, claim, ask, wire.incarnation, until + wire.clock_ahead)
+    request = take_request(packer, key, claim, ask, wire.incarnation, until + wire.clock_ahead)
     (reply,) = yield RequestBatch(request, 1)
     return (yield from finish_take(server, key, claim, ask, until, now, reply))
 
@@ -214,8 +214,8 @@ def finish_take(
     server: ServerContext, key: Key, claim: str, ask: Ask, until: float, sent: float, reply: Any
 ) -> RespProgram[TakeOutcome]:
     """Finish a take that was sent at `sent` without a check, and got `reply`."""
-    packing, wire = server.packing, server.wire
-    outcome = read_take(packing, reply, key, claim, ask, wire.epoch)
+    packer, wire = server.packer, server.wire
+    outcome = read_take(packer, reply, key, claim, ask, wire.epoch)
     if type(outcome) is not Granted:
         return outcome
     # On asyncio another task may have checked meanwhile: its reply came before this one.
@@ -230,7 +230,7 @@ def finish_take(
         return (yield from _take_checking(server, key, claim, ask, until))
     # The second take was not carried out, but the first one was.
     except (StoreUnavailable, TooLate):
-        yield from give_back(packing, key, outcome, ask)
+        yield from give_back(packer, key, outcome, ask)
         raise
 
 
@@ -241,40 +241,40 @@ def _take_checking(
 
     Raises Outdated if the server has changed, after giving back any grant.
     """
-    site, packing, wire = server
+    site, packer, wire = server
     # Before the grant: a client that connects after a restart must know how long to wait.
     if ask.ttl > max(TTL_DEFAULT, wire.longest):
         yield from _note_longest(site, wire, ask.ttl)
     # Noted before the answer is there: meanwhile other tasks on this connection need not check too.
     wire.check_sent = sent = _now()
     server_deadline = until + wire.clock_ahead
-    reply, check = yield from _take_and_check(packing, wire, key, claim, ask, server_deadline)
-    outcome = read_take(packing, reply, key, claim, ask, wire.epoch)
+    reply, check = yield from _take_and_check(packer, wire, key, claim, ask, server_deadline)
+    outcome = read_take(packer, reply, key, claim, ask, wire.epoch)
     try:
         wire.compare(check, sent, _now(), allow_eviction=site.allow_eviction)
     except Outdated:
         # Takes of other tasks that are on their way on this connection are not believed either.
         wire.unchanged_at = 0.0
         if isinstance(outcome, Granted):
-            yield from give_back(packing, key, outcome, ask)
+            yield from give_back(packer, key, outcome, ask)
         raise
     wire.old_enough_for = max(wire.old_enough_for, ask.ttl)
     return outcome
 
 
 def _take_and_check(
-    packing: Packing, known: ServerFacts, key: Key, claim: str, ask: Ask, server_deadline: float
+    packer: Packer, known: ServerFacts, key: Key, claim: str, ask: Ask, server_deadline: float
 ) -> RespProgram[tuple[Any, Sequence[Any]]]:
     """The reply to the take, and the replies to the check."""
     if known.marker_key == MARKER_KEY:
         request = take_request(
-            packing, key, claim, ask, known.incarnation, server_deadline, MARKER_KEY
+            packer, key, claim, ask, known.incarnation, server_deadline, MARKER_KEY
         )
         (reply,) = yield RequestBatch(request, 1)
         if not (type(reply) is hiredis.ReplyError and str(reply).startswith("CROSSSLOT")):
             return (reply[0], reply[1:]) if type(reply) is list else (reply, ())
     # In a cluster the marker has another slot than the lease, and no script may use both.
-    request = take_request(packing, key, claim, ask, known.incarnation, server_deadline)
+    request = take_request(packer, key, claim, ask, known.incarnation, server_deadline)
     reply, *check = yield RequestBatch(request + known.check, 5)
     return reply, check
 

@@ -33,7 +33,7 @@ from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.resp import RequestBatch, RespProgram, as_eval, is_forgotten, pack
 from incumbent.stores.redis.site import (
     LoginRefused,
-    Packing,
+    Packer,
     ProviderFailed,
     RedisSite,
     TooLate,
@@ -279,7 +279,7 @@ class RedisSide(ABC):
     """How one kind of caller (blocking or asyncio) connects, waits and runs calls in parallel."""
 
     @abstractmethod
-    def exchange(self, site: RedisSite, packing: Packing) -> RedisOperations:
+    def exchange(self, site: RedisSite, packer: Packer) -> RedisOperations:
         """The connections to one server."""
 
     @abstractmethod
