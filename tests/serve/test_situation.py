@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from math import inf
 
@@ -13,6 +14,7 @@ from incumbent.locks.lock import Lock
 from incumbent.runtime.keeper import Stats
 from incumbent.serve.situation import Situation
 from tests.support.faulty import FaultyEngine
+from tests.support.pace import WOKEN
 
 
 @pytest.fixture
@@ -126,6 +128,25 @@ def test_listeners_hear_of_changes_only(situation: Situation) -> None:
     situation.unanswered()
     situation.restarted()
     assert len(heard) == 3
+    assert situation.view().restarts == 1
+
+
+def test_a_listener_may_have_another_thread_look(situation: Situation) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def look() -> None:
+        view = situation.view()
+        seen.append((view.role, view.losses.get("expired", 0)))
+
+    def have_somebody_look() -> None:
+        looker = threading.Thread(target=look, daemon=True)
+        looker.start()
+        looker.join(WOKEN)
+
+    situation.on_change(have_somebody_look)
+    situation.ended("expired")
+    situation.restarted()
+    assert seen == [("ended", 1)]
     assert situation.view().restarts == 1
 
 

@@ -156,19 +156,17 @@ class Situation:
         `failed`: it ended badly (see TermEnding.failed).
         """
         kind = cause.partition(":")[0]
-        with self._mutex:
+
+        def counted(before: InstanceView) -> dict[str, Any]:
             self._lease = None
-            losses = dict(self._reported.losses)
-            if kind not in _INTENDED:
-                losses[kind] = losses.get(kind, 0) + 1
-            failures = self._reported.failures + failed
-            self._report(role="ended", leader=None, losses=losses, failures=failures)
+            lost = {} if kind in _INTENDED else {kind: before.losses.get(kind, 0) + 1}
+            return {"losses": {**before.losses, **lost}, "failures": before.failures + failed}
+
+        self._report(counted, role="ended", leader=None)
 
     def restarted(self) -> None:
         """Report that a command was started again."""
-        # Held around both: of two at once the second would else report the same number.
-        with self._mutex:
-            self._report(restarts=self._reported.restarts + 1)
+        self._report(lambda before: {"restarts": before.restarts + 1})
 
     def pulse(self, until: float) -> None:
         """Report a turn of the main loop, which promises the next by `until` (as of clock.now).
@@ -187,9 +185,11 @@ class Situation:
         """Report that the store gave no answer."""
         self._report(store_up=False)
 
-    def _report(self, **changes: Any) -> None:
+    def _report(self, counted: Callable[..., Any] = lambda _: {}, **changes: Any) -> None:
         with self._mutex:
             before = self._reported
+            # Under the mutex: of two reports at once the second would else count from the same.
+            changes |= counted(before)
             if before.role == "stopping":
                 # The loop may report once more on its way out.
                 changes.pop("role", None)
