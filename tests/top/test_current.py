@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import resource
 import socket
 import stat
 import subprocess
@@ -12,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -235,6 +236,28 @@ def test_a_flood_of_questions_is_answered_in_portions(lease: Lease) -> None:
         assert not is_ready(answers.fd, writing=False, seconds=0)
         for peer in peers:
             peer.close()
+
+
+def test_without_a_free_descriptor_the_loop_rests_and_answers_once_there_is_one(
+    lease: Lease,
+) -> None:
+    with LeaseSocket(lease) as answers, socket.socket(socket.AF_UNIX) as peer, ExitStack() as undo:
+        peer.connect(answers.path)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        undo.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (answers.fd + 20, hard))
+        with suppress(OSError):
+            while True:
+                undo.callback(os.close, os.dup(answers.fd))
+        began, turns = clock.now(), 0
+        while clock.now() < began + 0.2:
+            answers.ready()
+            turns += 1
+        assert 0 < turns < 50
+        assert not is_ready(peer, writing=False, seconds=0)
+        undo.close()
+        answers.ready()
+        assert json.loads(peer.recv(4096))["term"] == lease.fencing_token
 
 
 def test_a_crowd_that_fills_the_backlog_is_waited_for(lease: Lease) -> None:

@@ -169,10 +169,8 @@ class GroupHandle:
 
 
 def _shorter(policy: Policy, can: Capabilities) -> Policy:
-    """The policy of a membership: its lease ends a renewal interval before those of the shards.
-
-    So other members learn of a crash before they can take the shards.
-    """
+    """The policy of a membership: its lease ends a renewal interval before those of the shards."""
+    # So other members learn of a crash before they can take the shards.
     ttl = max(can.ttl_min, TTL_MIN, policy.ttl - policy.renew_every)
     try:
         return Policy(ttl, rho=policy.rho)

@@ -414,10 +414,8 @@ class Lock(LeaseKeepingLock[Lease]):
         return present_caller() if self._reentrant else threading.current_thread()
 
     def _handed_over(self, entries: Sequence[LockEntry[Lease]]) -> list[Lease]:
-        """The oldest lease that ended tasks of this thread left behind.
-
-        The oldest, because one that lost a lease releases before one that got the name next.
-        """
+        """The oldest lease that ended tasks of this thread left behind."""
+        # The oldest, because one that lost a lease releases before one that got the name next.
         here = None if self._reentrant else threading.current_thread()
         left = [
             entry.lease

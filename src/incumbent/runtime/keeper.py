@@ -501,11 +501,9 @@ class Keeper:
 
 
 def _requests(due: Sequence[Bucket], now: float) -> Iterator[list[Bucket]]:
-    """The buckets of each request: small buckets share one, each of the others has its own.
-
-    A bucket with a request of its own repeats its last one, which is prepared already. When the
-    thread is late, having fewer requests matters more.
-    """
+    """The buckets of each request: small buckets share one, each of the others has its own."""
+    # A bucket with a request of its own repeats its last one, which is prepared already. When the
+    # thread is late, having fewer requests matters more.
     late = bool(due) and now - due[0].due > due[0].every / 2
     together: list[Bucket] = []
     for bucket in due:

@@ -18,6 +18,7 @@ import os
 import signal
 import socket
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
@@ -51,6 +52,8 @@ _OF_THE_SERVICE: Final = (
 _BACKLOG: Final = 128
 _AT_ONCE: Final = 32
 """Answers per turn of the loop: a flood of connections must not delay a KILL."""
+_BREATH: Final = 0.01
+"""Seconds before the next turn if a connection cannot be accepted."""
 _LONGEST_PATH: Final = 100
 """Bytes of the socket's path; unix(7) allows 107, other systems 103."""
 
@@ -80,11 +83,15 @@ class LeaseSocket:
         self.fd = self._socket.fileno()
 
     def ready(self) -> None:
-        """Answer the waiting connections; never blocks and never raises."""
+        """Answer the waiting connections; blocks for _BREATH at most, and never raises."""
         for _ in range(_AT_ONCE):
             try:
                 peer, _address = self._socket.accept()
+            except BlockingIOError:
+                return
             except OSError:
+                # Perhaps no descriptor is left: the peer waits on, and would wake the loop at once.
+                time.sleep(_BREATH)
                 return
             with peer, suppress(OSError):
                 peer.setblocking(False)

@@ -132,11 +132,9 @@ class Dialer(ABC, Generic[W]):
         return min(_FIRST_GRACE if strange else _GRACE, left / 2)
 
     def _begin(self, node: int, until: float, spare: list[W]) -> None:
-        """Begin a connection for one more caller, unless an unfinished one is left over for it.
-
-        Otherwise callers with less time than a connection takes would begin ever more of them,
-        which slows down all. But a connection that hangs must not prevent a new one.
-        """
+        """Begin a connection for one more caller, unless an unfinished one is left over for it."""
+        # Otherwise callers with less time than a connection takes would begin ever more of them,
+        # which slows down all. But a connection that hangs must not prevent a new one.
         now, begun, waiting = _now(), self._dialing[node], self._waiting
         recent = sum(now - at < _AFRESH for at in list(begun))
         awaited = sum(node in nodes for nodes in list(waiting.values()))

@@ -281,14 +281,12 @@ def _choose(
 
 
 def _floor(now: int, before: Sequence[IncarnationMarker]) -> int:
-    """A number above the tokens of the incarnations before this one.
-
-    No token is more than a jump ahead of its server's clock: a floor starts there, and each take of
-    a name adds one, but lasts longer than a microsecond. So the same clock, read later, plus a jump
-    is above them all, even if the data were lost and nothing shows that. Another server's clock may
-    be behind: the jump makes up for that once the earlier server's clock has passed its floor;
-    before that, only the time between the two incarnations does.
-    """
+    """A number above the tokens of the incarnations before this one."""
+    # No token is more than a jump ahead of its server's clock: a floor starts there, and each take
+    # of a name adds one, but lasts longer than a microsecond. So the same clock, read later, plus a
+    # jump is above them all, even if the data were lost and nothing shows that. Another server's
+    # clock may be behind: the jump makes up for that once the earlier server's clock has passed its
+    # floor; before that, only the time between the two incarnations does.
     return max(now + _JUMP + 1, *(marker.floor + _UNREPLICATED for marker in before), 0)
 
 

@@ -245,11 +245,9 @@ def _prepare_part(
 
 
 def _is_known(renewal: Renewal, node: str, epoch: str, since: float) -> bool:
-    """Whether a lease may be renewed at this incarnation of the node.
-
-    A lease that another node granted came here with its whole slot. Not if this node became a
-    master after the grant: it was a replica of the other then, and may lack the newest leases.
-    """
+    """Whether a lease may be renewed at this incarnation of the node."""
+    # A lease that another node granted came here with its whole slot. Not if this node became a
+    # master after the grant: it was a replica of the other then, and may lack the newest leases.
     granted_by, _, granted_in = renewal.epoch.rpartition(" ")
     if granted_by == node:
         return granted_in == epoch
