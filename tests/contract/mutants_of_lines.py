@@ -45,7 +45,7 @@ def _join_at_the_end(line: Line, waiter: Waiter, looks_in: int, now: Instant) ->
 
 def _join_without_a_turn(line: Line, waiter: Waiter, looks_in: int, now: Instant) -> Line:
     new = join(line, waiter, looks_in, now)
-    return new._replace(due=after(looks_in)) if new.waiters[0].claim == waiter.claim else new
+    return new._replace(lapses_at=after(looks_in)) if new.waiters[0].claim == waiter.claim else new
 
 
 def _never_counts(line: Line, claim: str, ttl: int, now: Instant) -> Line:
@@ -59,17 +59,17 @@ def _counts_on(line: Line, claim: str, ttl: int, now: Instant) -> Line:
 
 def _stays(line: Line, claim: str, ttl: int, now: Instant) -> Line:
     served(line, claim, ttl, now)
-    return line._replace(due=after(ttl + 60_000_000)) if line.waiters else line
+    return line._replace(lapses_at=after(ttl + 60_000_000)) if line.waiters else line
 
 
 def _strictly_preceding(line: Line, claim: str, now: Instant) -> Waiter | None:
     first = lines.first(line)
-    return None if first is None or first.claim == claim or line.due <= now else first
+    return None if first is None or first.claim == claim or line.lapses_at <= now else first
 
 
 def _endless_turn(waiters: tuple[Waiter, ...], looks_in: int = 0) -> Line:
     new = next_turn(waiters, looks_in)
-    return new._replace(due=new.due + 10**15) if waiters else new
+    return new._replace(lapses_at=new.lapses_at + 10**15) if waiters else new
 
 
 def _endless_free(line: Line) -> Line:

@@ -298,18 +298,18 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _line(
         "a turn has no end",
-        "    if waiter is None or waiter.claim == claim or line.due <= now:\n",
+        "    if waiter is None or waiter.claim == claim or line.lapses_at <= now:\n",
         "    if waiter is None or waiter.claim == claim:\n",
     ),
     _line(
         "a silent first waiter keeps its place",
-        "    elif waiter.claim != head.claim and line.due <= now:\n",
-        "    elif waiter.claim != head.claim and line.due < 0:\n",
+        "    elif waiter.claim != head.claim and line.lapses_at <= now:\n",
+        "    elif waiter.claim != head.claim and line.lapses_at < 0:\n",
     ),
     _line(
         "the first waiter's turn is not put off while it asks",
-        "    return line._replace(due=after(looks_in + head.heartbeat))\n",
-        "    return line if line.due else line._replace(due=after(looks_in + head.heartbeat))\n",
+        "    return line._replace(lapses_at=after(looks_in + head.heartbeat))\n",
+        "    return line if line.lapses_at else line._replace(lapses_at=after(looks_in + head.heartbeat))\n",
     ),
     _line(
         "a grant out of turn is not counted",

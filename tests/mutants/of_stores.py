@@ -271,7 +271,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "etcd: a grant is proved for all of its ttl, whenever it was asked for",
         "stores/etcd/taking.py",
-        "proved = min(state.session.proved, state.due) - sent",
+        "proved = min(state.session.proved, state.lapses_at) - sent",
         "proved = state.ttl",
         "tests/stores/etcd/test_sharing.py::test_a_lease_that_joins_others_is_proved_for_what_they_have_left",
     ),

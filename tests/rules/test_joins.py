@@ -35,12 +35,15 @@ def test_those_who_joined_stand_in_line_in_the_order_in_which_they_came() -> Non
 
 
 def test_the_first_to_join_has_its_turn_from_the_instant_at_which_it_joined() -> None:
-    assert present(seen(HELD, joined("a", 1 * SECOND))).line.due == 6 * SECOND
+    assert present(seen(HELD, joined("a", 1 * SECOND))).line.lapses_at == 6 * SECOND
 
 
 def test_one_that_joins_behind_others_changes_nobodys_turn() -> None:
     line = Line((Waiter("a", "a", 1, True),), 9 * SECOND)
-    assert present(seen(HELD._replace(line=line), joined("b", 2 * SECOND))).line.due == 9 * SECOND
+    assert (
+        present(seen(HELD._replace(line=line), joined("b", 2 * SECOND))).line.lapses_at
+        == 9 * SECOND
+    )
 
 
 def test_a_claim_that_was_given_up_meanwhile_stands_in_no_line() -> None:

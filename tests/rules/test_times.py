@@ -125,7 +125,7 @@ def test_after_a_reboot_only_closings_and_slots_go_on() -> None:
 
 
 def test_the_holder_for_which_a_name_is_reserved_precedes_the_line() -> None:
-    line = Line((Waiter("first", "h1", 3 * SECOND, fair=True),), due=20 * SECOND)
+    line = Line((Waiter("first", "h1", 3 * SECOND, fair=True),), lapses_at=20 * SECOND)
     record = NOTHING._replace(closing=Closing("old", 7, 15 * SECOND, "next"), line=line)
     outcome = taking.take(record, "a", Ask(5.0, "next"), at(10 * SECOND), None).outcome
     assert isinstance(outcome, Granted)
@@ -134,7 +134,7 @@ def test_the_holder_for_which_a_name_is_reserved_precedes_the_line() -> None:
 
 
 def test_a_first_waiter_that_is_not_fair_is_overtaken_four_times_in_a_row() -> None:
-    line, grants = Line((Waiter("first", "h1", 3 * SECOND, fair=False),), due=20 * SECOND), 0
+    line, grants = Line((Waiter("first", "h1", 3 * SECOND, fair=False),), lapses_at=20 * SECOND), 0
     while lines.preceding(line, "other", 10 * SECOND) is None and grants < 10:
         line, grants = lines.served(line, "other", 5 * SECOND, 10 * SECOND), grants + 1
     assert grants == 4

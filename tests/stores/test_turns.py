@@ -174,7 +174,7 @@ def test_the_first_passes_its_turn_on(how: str) -> None:
             assert store.turns.waits(KEY)
         else:
             monkey = next(iter(store.turns.line(KEY).waiters.values()))
-            monkey.due = clock.now()
+            monkey.lapses_at = clock.now()
             store.turns.notify_all(KEY)
         store.held = False
         store.changed.set()

@@ -89,7 +89,7 @@ def encoded(record: LeaseRecord) -> bytes:
         parts["resign"] = _from_field(record.resign)
     if record.line.waiters:
         line = [_from_waiter(waiter) for waiter in record.line.waiters]
-        parts["line"] = line, _from_instant(record.line.due), record.line.overtaken
+        parts["line"] = line, _from_instant(record.line.lapses_at), record.line.overtaken
     if record.candidates:
         parts["candidates"] = [(it.holder, _from_instant(it.until)) for it in record.candidates]
     if record.given_up:
@@ -283,9 +283,9 @@ def _to_closing(holder: object, token: object, until: object, reserved_for: obje
     return Closing(_text(holder), _whole(token), _instant(until), _text(reserved_for))
 
 
-def _to_line(waiters: Any, due: object, overtaken: object) -> Line:
+def _to_line(waiters: Any, lapses_at: object, overtaken: object) -> Line:
     there = tuple(_to_waiter(*waiter) for waiter in waiters)
-    return Line(there, _instant(due), _whole(overtaken))
+    return Line(there, _instant(lapses_at), _whole(overtaken))
 
 
 def _to_waiter(claim: object, holder: object, heartbeat: object, fair: object) -> Waiter:

@@ -103,9 +103,9 @@ def record_of(it: Columns, written: Instant) -> LeaseRecord:
 class LineColumns(NamedTuple):
     """The columns of a line, for stores whose waiters are rows of their own; see Line.
 
-    `heartbeat`: of the first waiter; 0: nobody waits. `fair`: whether the first asked for fairness.
-    So a statement can begin the first waiter's turn, or count another grant before it, without a
-    look at who waits.
+    `due`: Line.lapses_at; `heartbeat`: of the first waiter; 0: nobody waits. `fair`: whether the
+    first asked for fairness. So a statement can begin the first waiter's turn, or count another
+    grant before it, without a look at who waits.
     """
 
     due: Instant = 0
@@ -119,7 +119,7 @@ def line_columns_of(line: Line) -> LineColumns:
     if not line.waiters:
         return LineColumns()
     first = line.waiters[0]
-    return LineColumns(line.due, line.overtaken, first.heartbeat, int(first.fair))
+    return LineColumns(line.lapses_at, line.overtaken, first.heartbeat, int(first.fair))
 
 
 def line_of(it: LineColumns, rows: Iterable[Iterable[Any]]) -> Line:

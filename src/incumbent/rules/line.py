@@ -1,8 +1,8 @@
 """The waiters for a name, in line: which of them is next, and how long its turn lasts.
 
 Only the first in line has to show that it is alive: it asks again when the holder's ttl runs out,
-or when it is woken. Its turn is over (`due`) once its heartbeat has passed since it should have
-asked; then the next claim that asks takes its place. Each time that it asks in vain, `due` moves.
+or when it is woken. Its place lapses (`lapses_at`) once its heartbeat has passed since it should
+have asked; then the next claim that asks takes it. Each time that it asks in vain, that moves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def first(line: Line) -> Waiter | None:
 def preceding(line: Line, claim: str, now: Instant) -> Waiter | None:
     """The waiter for whom `claim` has to leave a free name, if any."""
     waiter = first(line)
-    if waiter is None or waiter.claim == claim or line.due <= now:
+    if waiter is None or waiter.claim == claim or line.lapses_at <= now:
         return None
     # Strict order costs a round trip between any two holders, so it is for those who ask for it.
     return waiter if waiter.fair or line.overtaken >= OVERTAKEN_MOST else None
@@ -38,7 +38,7 @@ def join(line: Line, waiter: Waiter, looks_in: int, now: Instant) -> Line:
     head = first(line)
     if head is None:
         line = Line((waiter,))
-    elif waiter.claim != head.claim and line.due <= now:
+    elif waiter.claim != head.claim and line.lapses_at <= now:
         # The first had its turn, and stayed silent: it is dead, or frozen.
         line = _next_turn(line.waiters[1:])
     if not any(waiter.claim == other.claim for other in line.waiters):
@@ -47,7 +47,7 @@ def join(line: Line, waiter: Waiter, looks_in: int, now: Instant) -> Line:
     # Only the first has to show that it lives: of the others silence says nothing.
     if head.claim != waiter.claim:
         return line
-    return line._replace(due=after(looks_in + head.heartbeat))
+    return line._replace(lapses_at=after(looks_in + head.heartbeat))
 
 
 def place_of(line: Line, claim: str) -> int:
@@ -64,7 +64,7 @@ def served(line: Line, claim: str, looks_in: int, now: Instant) -> Line:
     head = first(line)
     if head is None:
         return line
-    if head.claim != claim and line.due > now:
+    if head.claim != claim and line.lapses_at > now:
         # Another claim overtook the first waiter, whose turn continues.
         waiters = _without(line.waiters, claim)
         return line._replace(waiters=waiters, overtaken=line.overtaken + 1)
@@ -75,7 +75,7 @@ def served(line: Line, claim: str, looks_in: int, now: Instant) -> Line:
 def begin_turn(line: Line) -> Line:
     """The line when the name was given back: the first waiter has its heartbeat to ask."""
     head = first(line)
-    return line if head is None else line._replace(due=after(head.heartbeat))
+    return line if head is None else line._replace(lapses_at=after(head.heartbeat))
 
 
 def leave(line: Line, claim: str, looks_in: int) -> Line:
@@ -99,13 +99,13 @@ def may_ask(record: LeaseRecord, claim: str, now: Instant) -> bool:
     there, closing = holders(record, now), closed(record, now)
     if there:
         # Beside those who share it there may be room that the first in line has left unused.
-        return there[0].permits is not None and line.due <= now
+        return there[0].permits is not None and line.lapses_at <= now
     if closing is not None:
         return closing.reserved_for == waiter.holder
     if head.fair or line.overtaken >= OVERTAKEN_MOST:
-        return line.due <= now
-    # `due` is a heartbeat after the instant at which the name was given back.
-    ended = max((grant.expires for grant in record.grants), default=line.due - head.heartbeat)
+        return line.lapses_at <= now
+    # It lapses a heartbeat after the instant at which the name was given back.
+    ended = max((grant.expires for grant in record.grants), default=line.lapses_at - head.heartbeat)
     return ended + _LEFT_TO_THE_FIRST <= now
 
 

@@ -116,12 +116,13 @@ class Waiter(NamedTuple):
 class Line(NamedTuple):
     """The waiters in the order of arrival.
 
-    `due`: the first waiter keeps its place until then without asking, whether the name is held or
-    free; `overtaken`: how many other claims were granted the name since it became the first.
+    `lapses_at`: the first waiter keeps its place until then without asking, whether the name is
+    held or free; `overtaken`: how many other claims were granted the name since it became the
+    first.
     """
 
     waiters: tuple[Waiter, ...] = ()
-    due: Instant = 0
+    lapses_at: Instant = 0
     overtaken: int = 0
 
 
@@ -220,7 +221,7 @@ def dated_value(value: Beside, written: Instant) -> Beside:
 
 def dated_line(line: Line, written: Instant) -> Line:
     """The line with its instants known, likewise."""
-    return line._replace(due=_known(line.due, written))
+    return line._replace(lapses_at=_known(line.lapses_at, written))
 
 
 def _known(instant: Instant, written: Instant) -> Instant:
@@ -234,7 +235,7 @@ def moved(record: LeaseRecord, by: int) -> LeaseRecord:
     return record._replace(
         grants=tuple(moved_grant(grant, by) for grant in record.grants),
         closing=closing and closing._replace(until=closing.until + by),
-        line=record.line._replace(due=record.line.due + by),
+        line=record.line._replace(lapses_at=record.line.lapses_at + by),
         candidates=tuple(it._replace(until=it.until + by) for it in record.candidates),
         given_up=tuple(it._replace(until=it.until + by) for it in record.given_up),
         keep_until=record.keep_until + by,

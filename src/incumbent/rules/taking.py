@@ -106,7 +106,7 @@ def _not_its_turn(record: LeaseRecord, claim: str, now: Instant, seen: str) -> R
     # If it is closed, `_closed` let this asker pass as the successor, who precedes the line.
     if first is None or closed(record, now):
         return None
-    left = (record.line.due - now) / 1e6
+    left = (record.line.lapses_at - now) / 1e6
     return Refused("turn", (Holding(first.holder, 0, left),), left, seen)
 
 

@@ -9,7 +9,7 @@ Theory of operation, for one name in one process:
                   +-- refused --> in line                                while this turn lasts)
                                     |
               first in line: listens to the store, looks when something changes
-              others: sleep until the first leaves, or is silent past its `due`
+              others: sleep until the first leaves, or is silent past its `lapses_at`
 
 A process's turn is at most 50 ms: meanwhile its waiters follow each other without a look at the
 store's line; then other processes come first. A waiter leaves the line when it is granted the
@@ -59,15 +59,15 @@ _now = clock.now
 
 
 class _TurnWaiter:
-    """A waiter that loses its place at `due`; `notified`: it has to look although it is not first.
+    """A waiter, whose place lapses at `lapses_at`; `holder`: for whom it asks; empty: unknown.
 
-    `holder`: for whom it asks; empty: unknown.
+    `notified`: it has to look although it is not first.
     """
 
-    __slots__ = ("due", "holder", "notified", "wakeup")
+    __slots__ = ("holder", "lapses_at", "notified", "wakeup")
 
     def __init__(self, wakeup: Wakeup | None = None) -> None:
-        self.due = inf
+        self.lapses_at = inf
         self.holder = ""
         self.notified = False
         self.wakeup = wakeup
@@ -101,7 +101,7 @@ class _TurnLine:
     def has(self, claim: str) -> bool:
         """Whether the claim waits here, and is not silent."""
         waiter = self.waiters.get(claim)
-        return waiter is not None and waiter.due >= _now()
+        return waiter is not None and waiter.lapses_at >= _now()
 
     def keeps_turn(self, claim: str) -> bool:
         """Whether another waiter of this process may follow `claim`."""
@@ -114,14 +114,14 @@ class _TurnLine:
         # The store's order first: another of ours would be refused while this one is before it.
         for claim in self.order:
             waiter = self.waiters.get(claim)
-            if waiter is not None and waiter.due >= now:
+            if waiter is not None and waiter.lapses_at >= now:
                 return waiter
         while self.waiters:
             try:
                 claim, waiter = next(iter(self.waiters.items()))
             except (StopIteration, RuntimeError):
                 continue  # another thread has just changed it
-            if waiter.due >= now:
+            if waiter.lapses_at >= now:
                 return waiter
             self.waiters.pop(claim, None)
         return None
@@ -129,7 +129,7 @@ class _TurnLine:
     def stand(self, claim: str, holder: str, refused: Refused) -> Queued:
         """Put a refused claim in line, or keep its place; returns the refusal with the place."""
         waiter = self.waiters.setdefault(claim, _TurnWaiter())
-        waiter.due, waiter.holder = _now() + _SILENT, holder
+        waiter.lapses_at, waiter.holder = _now() + _SILENT, holder
         claims = list(self.waiters)
         # Another thread may have dropped it as silent, or given it up.
         place = claims.index(claim) if claim in claims else 0
@@ -276,7 +276,7 @@ class Turns:
         line = self.line(key)
         waiter = line.waiters.setdefault(claim, _TurnWaiter())
         # Not without end: a loop that was closed with its tasks in it never ends this wait.
-        waiter.due, waiter.wakeup = until + _SILENT, wakeup
+        waiter.lapses_at, waiter.wakeup = until + _SILENT, wakeup
         listens = False
         try:
             while not waiter.notified and _now() < until:
@@ -292,7 +292,7 @@ class Turns:
                         await listen()
                     return
                 # The first waiter may have gone without leaving the line.
-                await wakeup.wait(until if first is None else min(until, first.due))
+                await wakeup.wait(until if first is None else min(until, first.lapses_at))
         except StoreError:
             # Another waiter may have more luck.
             line.leave(claim)
@@ -300,7 +300,7 @@ class Turns:
         finally:
             # It keeps its place meanwhile: usually its caller takes, and comes back.
             line.listens = line.listens and not listens
-            waiter.notified, waiter.wakeup, waiter.due = False, None, _now() + _SILENT
+            waiter.notified, waiter.wakeup, waiter.lapses_at = False, None, _now() + _SILENT
 
 
 class TakesTurns(Planned[Facts]):

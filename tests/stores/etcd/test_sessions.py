@@ -28,8 +28,8 @@ def session(sessions: Sessions | None = None, ttl: int = 10, proved: float = 100
     return (sessions or Sessions("/p")).add(Session("7", ttl, proved, "2"))
 
 
-def mine(of: Session, due: float, claim: str = "c") -> ClaimState:
-    return ClaimState(KEY, claim, of, due, "me", 0.0, 10.0, revision=5)
+def mine(of: Session, lapses_at: float, claim: str = "c") -> ClaimState:
+    return ClaimState(KEY, claim, of, lapses_at, "me", 0.0, 10.0, revision=5)
 
 
 def test_a_keep_alive_alone_proves_nothing() -> None:
@@ -164,7 +164,7 @@ def test_what_is_renewed_together_is_not_overdue() -> None:
     for it in (old, young):
         sessions.note(it)
         it.join(group)
-    group.due = 120.0
+    group.lapses_at = 120.0
     assert sessions.overdue(one, 110.0) == []
     sessions.forget_claim(KEY, "old")
     assert not group.intact

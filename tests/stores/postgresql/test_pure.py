@@ -74,7 +74,7 @@ def said(*rows: tuple[str, LeaseRecord], **change: Any) -> bytes:
     for name, record in rows:
         columns = columns_of(dated(record, 1_000_000))
         values = columns._replace(meta=columns.meta.hex(), rest=columns.rest.decode())  # type: ignore[arg-type]
-        line = record.line.due, record.line.overtaken
+        line = record.line.lapses_at, record.line.overtaken
         shown.append([name, 7, 1_000_000, values, *line, None, None, None])
     epoch = ["1.epoch", 100.0, 15_000_000]
     found = {"now": 2_000_000, "epoch": epoch, "floor": 0, "highest": 5, "rows": shown}

@@ -101,7 +101,7 @@ class _Prepared:
         session, group, cluster = self.session, self.group, self.cluster
         return (
             group.intact
-            and group.due > now
+            and group.lapses_at > now
             and session.serves(self.ttl)
             and cluster.sessions.by_id.get(session.id) is session
             and cluster.incarnation is self.incarnation
@@ -113,7 +113,7 @@ class _Prepared:
         if cluster is not self.cluster or not self._is_unchanged(sent):
             return False
         # Even if no reply comes: a lease that etcd may keep must not be removed as overdue.
-        self.group.due = max(self.group.due, sent + self.ttl)
+        self.group.lapses_at = max(self.group.lapses_at, sent + self.ttl)
         yield from cluster.sessions.keep_alive(session)
         # Again: the keep-alive may have found it gone, or under another leader.
         if not self._is_unchanged(sent):
@@ -156,7 +156,7 @@ class _Item:
         return self.write or self.state.ticket > 0
 
     def change(self, **fields: Any) -> None:
-        self.state = replace(self.state, due=self.state.ends, group=None, **fields)
+        self.state = replace(self.state, lapses_at=self.state.ends, group=None, **fields)
         self.write = True
 
 
@@ -270,7 +270,7 @@ class _Renewing:
         yield from self._change(waiting)
         for item in waiting:
             # Even if no reply comes: a lease that etcd may keep must not be removed as overdue.
-            item.state.due = max(item.state.ends, sent + item.renewal.ttl)
+            item.state.lapses_at = max(item.state.ends, sent + item.renewal.ttl)
         sessions = {item.state.session for item in waiting}
         for session in sessions:
             yield from self._sessions.keep_alive(session)

@@ -109,12 +109,12 @@ class Session:
 
 @dataclass(slots=True, eq=False)
 class RenewalGroup:
-    """Claims that are renewed together, again and again: they share the instant when they are due.
+    """Claims that are renewed together, again and again, and so lapse together at `lapses_at`.
 
-    `due`: as ClaimState.due; `intact`: this process still remembers the same state of each claim.
+    `intact`: this process still remembers the same state of each claim.
     """
 
-    due: float
+    lapses_at: float
     intact: bool = True
 
 
@@ -124,17 +124,18 @@ class ClaimState:
 
     `revision` 0: it is unknown whether the take was carried out, or which session the key is on.
 
-    `due`: the instant at which it ends unless it is renewed, alone or in a `group`; `history_key`:
-    the key of its entry in the history, once there is one; `history_lease`: the etcd lease of that
-    entry; `surplus`: keys of the history to remove when the lease is given back; `ticket`: the
-    revision of the ticket with which it was granted (0: without), see `foreign`; `own_key`: its key
-    if it is not `held`, because it shares the name with others, `permits` of them at most.
+    `lapses_at`: the instant at which it ends unless it is renewed, alone or in a `group`;
+    `history_key`: the key of its entry in the history, once there is one; `history_lease`: the
+    etcd lease of that entry; `surplus`: keys of the history to remove when the lease is given back;
+    `ticket`: the revision of the ticket with which it was granted (0: without), see `foreign`;
+    `own_key`: its key if it is not `held`, because it shares the name with others, `permits` of
+    them at most.
     """
 
     key: Key
     claim: str
     session: Session
-    due: float
+    lapses_at: float
     holder: str
     since: float
     ttl: float
@@ -156,13 +157,13 @@ class ClaimState:
     def ends(self) -> float:
         """The instant at which the claim ends unless it is renewed."""
         group = self.group
-        return self.due if group is None else max(self.due, group.due)
+        return self.lapses_at if group is None else max(self.lapses_at, group.lapses_at)
 
     def join(self, group: RenewalGroup | None) -> None:
         """Renew this claim with a group from now on, or (None) alone again."""
         before = self.group
         if before is not None:
-            self.due = self.ends
+            self.lapses_at = self.ends
             before.intact = False
         self.group = group
 
@@ -171,11 +172,11 @@ class ClaimState:
         return self.revision > 0 and (token is None or token == base + self.revision)
 
 
-def state_of(key: Key, entry: KeyValue, session: Session, due: float) -> ClaimState:
+def state_of(key: Key, entry: KeyValue, session: Session, lapses_at: float) -> ClaimState:
     """The state of a claim, as its key describes it."""
     fields = entry.fields
     return ClaimState(
-        *(key, entry.claim, session, due),
+        *(key, entry.claim, session, lapses_at),
         *(str(fields.get("holder", "")), kv.number_in(fields.get("since"))),
         *(kv.number_in(fields.get("ttl")), b64decode(str(fields.get("meta", "")))),
         revision=entry.created,
@@ -225,11 +226,11 @@ class Sessions:
             if before.session is not session:
                 before.session.claims.pop(claim_id, None)
         self.claims[claim_id] = session.claims[claim_id] = state
-        session.earliest = min(session.earliest, state.due)
+        session.earliest = min(session.earliest, state.lapses_at)
 
     def doubt(self, state: ClaimState) -> None:
         """Note that the state of the claim's key is unknown: it has to be read first."""
-        self.note(replace(state, revision=0, due=state.ends, group=None))
+        self.note(replace(state, revision=0, lapses_at=state.ends, group=None))
 
     def forget_claim(self, key: Key, claim: str) -> None:
         """Forget a claim of which nothing is left."""

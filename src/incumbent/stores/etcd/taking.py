@@ -125,7 +125,7 @@ class EtcdTake:
             key=self.key,
             claim=self.claim,
             session=session,
-            due=_now() + ask.ttl,
+            lapses_at=_now() + ask.ttl,
             holder=ask.holder,
             since=clock.wall(),
             ttl=ask.ttl,
@@ -177,7 +177,7 @@ class EtcdTake:
             self._history_written()
             state.revision = kv.revision_of(reply)
             # From before the request: what is believed may not begin later than what etcd counts.
-            state.due = sent + self.ask.ttl
+            state.lapses_at = sent + self.ask.ttl
             state.surplus = self._surplus(reply)
             self.line.served(reply)
             return _granted(state, self.incarnation, sent)
@@ -462,7 +462,7 @@ class EtcdTake:
         state = state_of(self.key, entry, session, _now() + ttl)
         state.ttl = ttl
         if known is not None and known.revision == state.revision:
-            state.due = max(known.ends, _now() + ask.ttl)
+            state.lapses_at = max(known.ends, _now() + ask.ttl)
             state.history_key, state.history_lease = known.history_key, known.history_lease
             state.surplus = known.surplus
         proof, sent = session.pending, _now()
@@ -504,7 +504,7 @@ def _grant_of(holding: Holding) -> Grant:
 
 def _granted(state: ClaimState, incarnation: ClusterMarker, sent: float) -> Granted:
     """The grant, proved from the instant `sent`, before its request was sent."""
-    proved = min(state.session.proved, state.due) - sent
+    proved = min(state.session.proved, state.lapses_at) - sent
     return Granted(state.claim, incarnation.token_base + state.revision, proved, incarnation.epoch)
 
 

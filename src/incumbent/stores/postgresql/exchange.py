@@ -194,7 +194,7 @@ class PostgresExchange:
         except Unreadable as error:
             raise registers.unreadable(f"the record of {flat(key)}", self._where, error) from error
         if record.line.waiters:
-            record = record._replace(line=record.line._replace(due=due, overtaken=overtaken))
+            record = record._replace(line=record.line._replace(lapses_at=due, overtaken=overtaken))
         kept: dict[registers.Place, Any] = {
             ("past", str(index)): LastGrant(*past) for index, *past in history or ()
         }
@@ -412,7 +412,7 @@ def _columns(swap: registers.Swap) -> dict[str, Any]:
         "meta": _bytes(columns.meta).decode(),
         "rest": columns.rest.decode(),
         "noticed": record.pause is not None or record.resign is not None,
-        "due": record.line.due,
+        "due": record.line.lapses_at,
         "overtaken": record.line.overtaken,
         **_next(record),
     }
