@@ -228,6 +228,25 @@ def test_only_what_the_store_proved_counts_as_renewed(engine: FaultyEngine) -> N
         lease.release()
 
 
+def test_metadata_that_were_replaced_are_never_sent_again(engine: FaultyEngine) -> None:
+    lease = Lock("a", store=engine, ttl=600).acquire()
+    claim, port = lease._claim, lease._link.port
+    mine, others = Batches(), Batches()
+
+    def stored(batches: Batches) -> bytes:
+        batches.begin()
+        run_blocking(renew(port, [claim], batches))
+        return engine.faulty.read(claim.wanted.key, clock.now() + 9).holdings[0].meta
+
+    claim.proclaim(b"older")
+    assert stored(mine) == b"older"
+    claim.proclaim(b"newer")
+    # As a lease that was hurried into another bucket, and comes back into the first.
+    assert stored(others) == b"newer"
+    assert stored(mine) == b"newer"
+    lease.release()
+
+
 def test_a_debt_is_paid_until_the_store_answers(engine: FaultyEngine) -> None:
     engine.faulty.plan("give", Fault.NOT_SENT, Fault.LOST_REQUEST, Fault.NOT_SENT)
     assert Lock("a", store=engine).acquire().release() is False

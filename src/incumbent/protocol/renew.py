@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Sequence
 from math import inf
-from typing import NamedTuple
 
 from incumbent.durations import backoff_delay
 from incumbent.errors import StoreError
 from incumbent.lease import IllegalInput, LeaseState
-from incumbent.model import Batch, Gone, Renewed, RenewOutcome
+from incumbent.model import Batch, Gone, Renewal, Renewed, RenewOutcome
 from incumbent.protocol.claim import Claim
 from incumbent.protocol.port import Port
 
@@ -30,44 +28,33 @@ class Batches:
     __slots__ = ("_before", "_now")
 
     def __init__(self) -> None:
-        self._before: tuple[_Sent, ...] = ()
-        self._now: tuple[_Sent, ...] = ()
+        self._before: tuple[Batch, ...] = ()
+        self._now: tuple[Batch, ...] = ()
 
     def begin(self) -> None:
         """Begin another round: batches that the last round did not send are forgotten."""
         self._before, self._now = self._now, ()
 
-    def find(self, refs: Sequence[weakref.ref[Claim]]) -> Batch | None:
-        """The batch that was last sent for exactly these leases, if any."""
-        for sent in self._before:
-            if sent.refs == refs:
-                self._now += (sent,)
-                return sent.batch
-        return None
-
-    def make(self, leases: Sequence[Claim], refs: Sequence[weakref.ref[Claim]]) -> Batch:
-        """Make a new batch for `leases`."""
-        batch = Batch([claim.renewal() for claim in leases])
-        self._now += (_Sent(refs, batch),)
+    def of(self, renewals: tuple[Renewal, ...]) -> Batch:
+        """The batch that was last sent with exactly these renewals, or a new one."""
+        # Compared with what would be sent, not by the leases: a lease that was renewed by another
+        # bucket meanwhile may have other metadata. Renewals that did not change are one object, so
+        # comparing costs no look into them.
+        batch = next((sent for sent in self._before if sent == renewals), None) or Batch(renewals)
+        self._now += (batch,)
         return batch
-
-
-class _Sent(NamedTuple):
-    refs: Sequence[weakref.ref[Claim]]
-    batch: Batch
 
 
 class RenewalAttempt:
     """One request for many renewals, and its result."""
 
-    __slots__ = ("asked", "changed", "needs_more", "refs", "skipped")
+    __slots__ = ("asked", "changed", "needs_more", "skipped")
 
     def __init__(self) -> None:
         self.asked: list[Claim] = []
         """The leases that a renewal was sent for."""
-        self.refs: list[weakref.ref[Claim]] = []
         self.changed = False
-        """Whether any renewal differs from the lease's last one."""
+        """Whether any lease has metadata that no renewal has proved."""
         self.skipped: list[Claim] = []
         """The leases that no renewal was sent for."""
         self.needs_more: list[Claim] = []
@@ -90,14 +77,12 @@ async def renew(
         until = _choose_leases(attempt, leases, port.now())
         if not asked:
             return None
-        batches = batches or Batches()
-        found = None if attempt.changed else batches.find(attempt.refs)
         # The same object again lets a store send the bytes that it packed last time.
-        renewals = found or batches.make(asked, attempt.refs)
+        renewals = (batches or Batches()).of(tuple([claim.renewal() for claim in asked]))
         outcomes = await port.renew(renewals, until)
         _apply(asked, outcomes, port.now(), attempt.needs_more)
         answered = True
-        if found is None:
+        if attempt.changed:
             for claim, renewal, outcome in zip(asked, renewals, outcomes, strict=True):
                 if isinstance(outcome, Renewed):
                     # What was sent, not `claim.meta`: another thread may have
@@ -118,7 +103,7 @@ async def renew(
 def _choose_leases(attempt: RenewalAttempt, leases: Iterable[Claim], sent: float) -> float:
     """Sort the leases into asked and skipped; returns the instant when the answer must be there."""
     policy, timeout = None, inf
-    asked, refs = attempt.asked, attempt.refs
+    asked = attempt.asked
     for claim in leases:
         machine, new_meta = claim.machine, claim.meta is not claim.proclaimed
         # If at_most_for ends the lease next, a renewal is of use only for new metadata.
@@ -136,8 +121,7 @@ def _choose_leases(attempt: RenewalAttempt, leases: Iterable[Claim], sent: float
             attempt.skipped.append(claim)
             continue
         asked.append(claim)
-        refs.append(claim.ref)
-        if new_meta or claim.changed:
+        if new_meta:
             attempt.changed = True
         if machine.policy is not policy:
             policy = machine.policy
