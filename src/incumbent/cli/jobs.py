@@ -22,7 +22,7 @@ from incumbent.cli.parser import CommandRequest
 from incumbent.cli.settings import number
 from incumbent.cli.text import draw, iso, print_json, say, since_of, table, waiting
 from incumbent.cron import fleet
-from incumbent.cron.ledger import JOB, SlotRecord, SlotState, runs_of
+from incumbent.cron.ledger import JOB, Ledger, SlotRecord, SlotState, runs_of
 from incumbent.cron.schedule import slot_id
 from incumbent.durations import parse_duration, say_seconds, utc
 from incumbent.locks.clients import Client
@@ -34,6 +34,7 @@ from incumbent.printable import printable, printable_lines
 from incumbent.rules.endings import TermEnding, describe_ending, endings_of
 from incumbent.rules.notices import PAUSE
 from incumbent.runtime.link import link_for
+from incumbent.stores.plan import run_blocking
 from incumbent.supervise.codes import BUSY, OK, USAGE
 
 _SCAN_WITHIN = 5.0
@@ -241,16 +242,31 @@ def _trigger_and_wait(operator: Operator, timeout: float) -> int:
     with waiting(operator.request, until, lambda: "no instance has taken it yet"):
         record = read_until(operator.client, name, until, is_taken, _REREAD_AFTER)
     if not is_taken(record):
-        # Taken back: an instance that comes up later must not run what we say nobody took.
+        withdrawn = _withdraw(operator, trigger)
         operator.store.put(control, trigger.field, None, None, clock.now() + REQUEST_TIMEOUT)
-        line = "no instance took it: is one up that has this job? See `jobs`"
-        return operator.answer("not_taken", line, BUSY, slot=trigger.slot)
+        if withdrawn:
+            line = "no instance took it: is one up that has this job? See `jobs`"
+            return operator.answer("not_taken", line, BUSY, slot=trigger.slot)
+        record = operator.read()
     run = runs_of(record.fields)[trigger.slot][0]
     if run.state in _NOT_CARRIED_OUT:
         line = f"{fleet.result_of(run)}: {run.why}"
         return operator.answer(str(run.state), line, BUSY, slot=run.slot)
     line = f"{fleet.result_of(run)} on {run.instance} as {run.slot}"
     return operator.answer(str(run.state), line, OK, slot=run.slot, instance=run.instance)
+
+
+def _withdraw(operator: Operator, trigger: fleet.Trigger) -> bool:
+    """Put on record that the slot did not run; False if its run began meanwhile.
+
+    That the trigger is removed is not enough: an instance may have read it, and wait for its turn.
+    """
+    why = f"withdrawn by {operator.who}: no instance took it in time"
+    run = SlotRecord(
+        trigger.slot, SlotState.SKIPPED, trigger.when, why=why, triggered_by=trigger.said
+    )
+    ledger = Ledger(link_for(operator.client).port, operator.key)
+    return run_blocking(ledger.create(run))
 
 
 _COMMANDS: Final[dict[str, Callable[[CommandRequest], int]]] = {
