@@ -49,7 +49,7 @@ def main(tier: str, workers: str, *given: str) -> int:
         left = tiers.files_left()
         together, timing, crowd = named(left - later), left & timing, left & crowd
     else:
-        together = ignored(later | tiers.files_left_wholly())
+        together = passed_over(later | tiers.files_left_wholly())
     rewrite()
     os.environ[RUN] = str(run_folder())
     codes = {
@@ -62,10 +62,11 @@ def main(tier: str, workers: str, *given: str) -> int:
 
 
 def quick(workers: str, given: tuple[str, ...]) -> int:
-    """The contract of engines with servers is not even collected: those are most of all tests."""
+    """What needs a server is not even collected: that is half of all tests."""
     served = tiers.TURNS.keys() - {"contract/test_memory.py", "contract/test_sqlite.py"}
-    where = ignored(tiers.files_left_wholly() | served | {"cli", "e2e"})
-    return run(workers, tiers.QUICK, where, given)
+    later = tiers.files_with("timing") | tiers.files_with("crowd")
+    none = served | later | tiers.files_left_wholly() | tiers.files_with_servers()
+    return run(workers, tiers.QUICK, passed_over({*none, "cli", "e2e"}), given)
 
 
 def rewrite() -> None:
@@ -102,8 +103,8 @@ def named(files: set[str]) -> list[str]:
     return [str(tiers.TESTS.relative_to(Path.cwd()) / name) for name in sorted(files)]
 
 
-def ignored(files: set[str]) -> list[str]:
-    return [f"--ignore={file}" for file in named(files)]
+def passed_over(files: set[str]) -> list[str]:
+    return [f"--pass-over={','.join(sorted(files))}"]
 
 
 def run(workers: str, marks: str, where: list[str], given: tuple[str, ...]) -> int:

@@ -57,16 +57,23 @@ SERVER_FIXTURES = {
 }
 
 
-SERVER_MODULES = {
-    *("tests.support.etcd", "tests.support.etcd_cluster", "tests.support.postgresql"),
-    *("tests.support.redis_cluster", "tests.support.redis_sentinels", "tests.support.servers"),
-    *("tests.support.mariadb", "tests.support.kubernetes.server"),
-}
-
-
 def pytest_configure() -> None:
     """The first process of a run makes the folder that its workers share."""
     os.environ[RUN] = str(run_folder())
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    why = "names below tests, a comma between them; --ignore makes paths of all anew for each file"
+    parser.addoption("--pass-over", default="", help=why)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return str(collection_path) in _passed_over(config.getoption("--pass-over")) or None
+
+
+@cache
+def _passed_over(names: str) -> frozenset[str]:
+    return frozenset(str(tiers.TESTS / name) for name in names.split(",") if name)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -101,7 +108,7 @@ def _starts(item: pytest.Item) -> bool:
 @cache
 def _knows_a_server(module: ModuleType) -> bool:
     here = {getattr(it, "__module__", "") for it in vars(module).values() if isinstance(it, type)}
-    return any(name in SERVER_MODULES or name.endswith(".world") for name in here)
+    return any(name in tiers.SERVER_MODULES or name.endswith(".world") for name in here)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

@@ -17,6 +17,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Final
 from zlib import crc32
@@ -195,19 +196,19 @@ def _kept_of(item: pytest.Item) -> Iterator[tuple[str, tuple[str, ...]]]:
     """What says that it is left, each with the cases that are kept."""
     for left in item.iter_markers("left"):
         why, *kept = left.args
-        yield f"{_file(item)}: left({why!r})", tuple(kept)
-    named = _CASES.get(_file(item), {})
+        yield f"{file_of(item)}: left({why!r})", tuple(kept)
+    named = _CASES.get(file_of(item), {})
     if _function(item) in named:
-        yield f"{_file(item)}: {_function(item)}", named[_function(item)]
+        yield f"{file_of(item)}: {_function(item)}", named[_function(item)]
 
 
 def _is_not_its_turn(item: pytest.Item) -> bool:
     """Whether a case of a contract suite has its turn on another side or engine."""
-    sides = TURNS.get(_file(item), ())
-    if _function(item) in PROOFS.get(_file(item), ()):
+    sides = TURNS.get(file_of(item), ())
+    if _function(item) in PROOFS.get(file_of(item), ()):
         sides = _EACH
     side = "uvloop" if item.get_closest_marker("uvloop") else _case(item).partition("-")[0]
-    turn = crc32(f"{_file(item)}::{_function(item)}".encode())
+    turn = crc32(f"{file_of(item)}::{_function(item)}".encode())
     return side in sides and side != sides[turn % len(sides)]
 
 
@@ -215,7 +216,7 @@ def stale(items: Iterable[pytest.Item]) -> list[str]:
     """Kept cases that there are not, in files that were collected whole."""
     cases, named, files = defaultdict(list), set[str](), set[str]()
     for item in items:
-        files.add(_file(item))
+        files.add(file_of(item))
         for said, kept in _kept_of(item):
             named.add(said)
             for one in kept:
@@ -232,14 +233,25 @@ def _any(cases: Iterable[str], kept: str) -> bool:
 
 # -- files, as far as their text tells -------------------------------------------------------------
 
-_WHOLLY = re.compile(
-    r"^pytestmark = [^\n]*(?:\n +[^\n]*)*?mark\.left\((?:[\w.]+|\"[^\"]*\")\)", re.M
+_OF_THE_FILE = r"^pytestmark = [^\n]*(?:\n +[^\n]*)*?mark\."
+_WHOLLY = re.compile(_OF_THE_FILE + r"left\((?:[\w.]+|\"[^\"]*\")\)", re.M)
+_SLOW = re.compile(_OF_THE_FILE + r"(?:slow|server|full)\b", re.M)
+SERVER_MODULES = {
+    *("tests.support.etcd", "tests.support.etcd_cluster", "tests.support.postgresql"),
+    *("tests.support.redis_cluster", "tests.support.redis_sentinels", "tests.support.servers"),
+    *("tests.support.mariadb", "tests.support.kubernetes.server"),
+}
+"""Who imports a class from one of these, or from a `world`, starts servers."""
+_PLACES = "|".join(sorted(name.removesuffix(".server") for name in SERVER_MODULES))
+_SERVED = re.compile(
+    rf"^from (?:{_PLACES}|tests\.[\w.]+\.world) import (?:\([^)]*|[^\n]*)\b[A-Z][a-z]", re.M
 )
 
 
-def files_with(mark: str) -> set[str]:
+def files_with(mark: str, *, wholly: bool = False) -> set[str]:
     """The files in which a test may have this mark: `left`, `full`, `timing` or `crowd`."""
-    return {name for name, text in _texts() if f"mark.{mark}" in text}
+    found = re.compile((_OF_THE_FILE if wholly else r"mark\.") + mark, re.M)
+    return {name for name, text in _texts() if found.search(text)}
 
 
 def files_left() -> set[str]:
@@ -252,12 +264,18 @@ def files_left_wholly() -> set[str]:
     return {name for name, text in _texts() if _WHOLLY.search(text)}
 
 
-def _texts() -> Iterator[tuple[str, str]]:
-    for path in sorted(TESTS.rglob("test_*.py")):
-        yield str(path.relative_to(TESTS)), path.read_text(encoding="utf-8")
+def files_with_servers() -> set[str]:
+    """The files of which `make quick` runs nothing: each test is of a server, or slow."""
+    return {name for name, text in _texts() if _SERVED.search(text) or _SLOW.search(text)}
 
 
-def _file(item: pytest.Item) -> str:
+@cache
+def _texts() -> list[tuple[str, str]]:
+    paths = sorted(TESTS.rglob("test_*.py"))
+    return [(str(path.relative_to(TESTS)), path.read_text(encoding="utf-8")) for path in paths]
+
+
+def file_of(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[0].removeprefix("tests/")
 
 

@@ -1,4 +1,4 @@
-"""The stores see the requests that are recorded, and a comparison shows what is another one."""
+"""A comparison with the recordings shows what is another request."""
 
 from __future__ import annotations
 
@@ -7,23 +7,12 @@ from struct import pack
 
 import pytest
 
-from tests.recorded.__main__ import ENGINES, compare, path_of
+from tests.recorded.__main__ import ENGINES, path_of
 from tests.recorded.normal import normal
 from tests.recorded.recording import Recording, differences, merged, thin, unseen
 from tests.recorded.wire import cut
 
 CLAIM = "0123456789abcdef" * 2
-
-
-@pytest.mark.left("20 s an engine; `python -m tests.recorded` shows all of one that was changed")
-@pytest.mark.crowd("compares what is sent, and a busy machine has requests repeated")
-@pytest.mark.slow
-@pytest.mark.server
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("engine", ENGINES)
-def test_the_stores_see_the_same_requests_as_recorded(engine: str) -> None:
-    """See CONTRIBUTING.md on a change that is meant."""
-    assert compare(engine, "2", only_thin=True) == []
 
 
 @pytest.mark.parametrize("engine", ENGINES)

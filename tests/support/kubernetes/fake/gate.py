@@ -10,11 +10,13 @@ import ssl
 import time
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from typing import Any
-
-from aiohttp import web
+from typing import TYPE_CHECKING, Any
 
 from tests.support.kubernetes.fake.statuses import Json, Kind, Refused, forbidden, status
+
+if TYPE_CHECKING:
+    # Each process that tests has `Settings`, and aiohttp takes as long as pytest.
+    from aiohttp import web
 
 __all__ = ["ADMIN", "Asked", "Gate", "Settings"]
 
