@@ -199,7 +199,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "sentinel: a master that is named again is the one that it was",
         "stores/redis/incarnation.py",
-        "        if term not in (None, self.term):",
+        "        if promotion not in (None, self.promotion):",
         "        if False:",
         "tests/stores/redis/test_incarnation_pure.py",
         "tests/stores/redis/test_sentinel.py",
@@ -422,7 +422,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _d(
         "redis: several grants that too few replicas have are kept",
-        "stores/redis/exchange.py",
+        "stores/redis/runner.py",
         '            takes = zip(plan.parts, cast("list[Any]", outcome), strict=True)',
         "            takes = []",
         "tests/stores/redis/test_multi.py::test_behind_sentinels_all_are_asked_for_at_once_and_no_replica_means_none_of_them",

@@ -67,7 +67,7 @@ class Rules:
     verdict: Verdict = sentinel.verdict
     proves: float = sentinel.PROVES
     old_master_for: float = sentinel.OLD_MASTER_FOR
-    terms: bool = True
+    promotions: bool = True
 
 
 class Belief(NamedTuple):
@@ -225,8 +225,8 @@ class World:
         yield self._delay()
         if not node.leads:
             return
-        connection, term = node.connections, opinion.epoch if self.rules.terms else None
-        met = node.at(self.now).met_by(f"{next(self._names)}", NOW + self.now, term=term)
+        connection, promotion = node.connections, opinion.epoch if self.rules.promotions else None
+        met = node.at(self.now).met_by(f"{next(self._names)}", NOW + self.now, promotion=promotion)
         yield self._delay()
         known = ServerFacts()
         known.learn_from(met, self.now, self.rules.old_master_for)

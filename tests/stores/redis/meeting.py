@@ -34,7 +34,7 @@ class Server:
         fresh: str,
         wall: float | None = None,
         *keys: str,
-        term: int | None = None,
+        promotion: int | None = None,
         longest: int = 0,
     ) -> Handshake:
         keys = keys or (MARKER_KEY,)
@@ -42,7 +42,7 @@ class Server:
             RedisSite(RedisTarget(), "here", proved=True, marker_keys=keys),
             wall=self.clock if wall is None else wall,
             fresh=fresh,
-            term=term,
+            promotion=promotion,
             longest=longest,
         )
         next(program)

@@ -40,7 +40,7 @@ LEFT_OUT = {
     "the newest opinion counts before a majority has heard of it": Rules(verdict=newest_of_any),
     "an answer counts for ever": Rules(proves=inf),
     "nobody waits for requests that are on their way to the old master": Rules(old_master_for=0.0),
-    "a master that is named again is the one that it was": Rules(terms=False),
+    "a master that is named again is the one that it was": Rules(promotions=False),
 }
 
 

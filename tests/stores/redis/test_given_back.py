@@ -17,7 +17,6 @@ from incumbent.model import Ask, Granted, Key, TakeOutcome
 from incumbent.net.pool import Broken
 from incumbent.stores.plan import Plan, run_blocking
 from incumbent.stores.redis.cluster import asking
-from incumbent.stores.redis.exchange import DIALECT, ReplicaConfirmation
 from incumbent.stores.redis.incarnation import (
     Handshake,
     IncarnationMarker,
@@ -27,6 +26,7 @@ from incumbent.stores.redis.incarnation import (
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.records import Naming
 from incumbent.stores.redis.resp import ASKING, SCRIPTS, RespProgram
+from incumbent.stores.redis.runner import DIALECT, ReplicaConfirmation
 from incumbent.stores.redis.site import Outdated, Packer, RedisSite
 from incumbent.stores.redis.take import take_program
 from incumbent.stores.redis.wire import run_program
@@ -58,7 +58,7 @@ class Wire(ServerFacts):
 
 
 class Connections:
-    """An exchange that has this one wire."""
+    """A runner that has this one wire."""
 
     dialect = DIALECT
 

@@ -59,7 +59,7 @@ class FakeWire:
 
 
 class FakeStore:
-    """An exchange: counts its looks, and may be unable to connect."""
+    """A runner: counts its looks, and may be unable to connect."""
 
     def __init__(self) -> None:
         self.ears: list[FakeWire] = []

@@ -63,20 +63,20 @@ def test_a_master_that_is_named_again_is_another_incarnation_though_it_never_was
     server, between = Server(), Server(**PROMOTED)
     server.met_by("aaaa")
     between.clock += 19
-    other = between.met_by("bbbb", term=1).marker
+    other = between.met_by("bbbb", promotion=1).marker
     # The clocks differ by less than the time between the two.
     server.clock += 20
-    again = server.met_by("cccc", term=2).marker
-    assert (again.id, again.promoted, again.term) == ("cccc@2:promoted", True, 2)
+    again = server.met_by("cccc", promotion=2).marker
+    assert (again.id, again.promoted, again.promotion) == ("cccc@2:promoted", True, 2)
     assert again.since == int(server.clock) * 1_000_000
     # Nothing here tells of what was granted there.
     assert again.floor > other.floor
-    assert server.met_by("dddd", term=2).marker == again
+    assert server.met_by("dddd", promotion=2).marker == again
 
 
 def test_a_client_without_sentinels_leaves_the_marker_of_a_promotion_as_it_is() -> None:
     server = Server()
-    server.met_by("aaaa", term=1)
+    server.met_by("aaaa", promotion=1)
     server.clock += 20
     again = server.met_by("bbbb")
     assert (again.marker.id, again.age) == ("aaaa@1", 20.0)
@@ -84,9 +84,9 @@ def test_a_client_without_sentinels_leaves_the_marker_of_a_promotion_as_it_is() 
 
 def test_a_master_of_the_same_promotion_that_restarts_was_not_promoted_again() -> None:
     server = Server()
-    first = server.met_by("aaaa", term=3).marker
+    first = server.met_by("aaaa", promotion=3).marker
     server.info["run_id"] = "run2"
-    second = server.met_by("bbbb", term=3).marker
+    second = server.met_by("bbbb", promotion=3).marker
     assert [(mark.id, mark.promoted) for mark in (first, second)] == [
         ("aaaa@3", False),
         ("bbbb@3", False),
@@ -94,7 +94,7 @@ def test_a_master_of_the_same_promotion_that_restarts_was_not_promoted_again() -
     assert second.floor > first.floor
     server.clock += 2
     server.data.clear()
-    assert server.met_by("cccc", term=3).marker.floor > second.floor
+    assert server.met_by("cccc", promotion=3).marker.floor > second.floor
 
 
 def promoted(server: Server) -> IncarnationMarker:
@@ -154,17 +154,19 @@ EVENTS = (
     st.integers(0, 2),
 )
 def test_tokens_grow_whatever_befalls_a_server_and_are_no_further_ahead_than_a_jump(
-    events: list[tuple[Callable[[Server, str], None], float]], terms: int
+    events: list[tuple[Callable[[Server, str], None], float]], promotions: int
 ) -> None:
     server = Server()
-    floor = server.met_by("0", term=1 if terms else None).marker.floor
+    floor = server.met_by("0", promotion=1 if promotions else None).marker.floor
     assert TOKEN_JUMP < ahead(server, server.met_by("0").marker) <= TOKEN_JUMP + 0.001
     for number, (event, later) in enumerate(events, 1):
         # As many takes of one name as there can be.
         highest = max(floor + int(later * 100_000), int((server.clock + later) * 1e6))
         server.clock += later
         event(server, f"run{number}")
-        mark = server.met_by(f"{number}", term=number * terms + 1 if terms else None).marker
+        mark = server.met_by(
+            f"{number}", promotion=number * promotions + 1 if promotions else None
+        ).marker
         if mark.floor != floor:
             assert mark.floor > highest
         floor = mark.floor

@@ -20,7 +20,7 @@ from incumbent import clock
 from incumbent.errors import ConfigError, StoreError, StoreUnavailable
 from incumbent.model import Gone, Key, Renewal, Renewed, RenewOutcome
 from incumbent.stores.plan import Plan, run_blocking
-from incumbent.stores.redis import exchange, open_store, sentinel
+from incumbent.stores.redis import open_store, runner, sentinel
 from incumbent.stores.redis.aio import AsyncRedisSide
 from incumbent.stores.redis.cluster import KnownCluster, Router, Topology, marker_keys_of
 from incumbent.stores.redis.incarnation import (
@@ -49,7 +49,7 @@ from incumbent.stores.redis.sentinel import (
     verdict,
 )
 from incumbent.stores.redis.site import Packer, RedisSite
-from incumbent.stores.redis.sync import BlockingExchange, BlockingRedisSide
+from incumbent.stores.redis.sync import BlockingRedisSide, BlockingRunner
 from incumbent.stores.redis.wire import Call, RedisSide
 from incumbent.stores.url import parse_hosts
 from tests.support.pace import lasted
@@ -266,9 +266,9 @@ def test_a_connection_is_not_older_because_another_thread_saw_an_older_server(
     async def shake_hands(*_: object) -> Handshake:
         return Handshake(IncarnationMarker("new", 1, 1, "run", "hist"), "key", "hist", 1.7e9, 0.5)
 
-    monkeypatch.setattr(exchange, "run_program", shake_hands)
+    monkeypatch.setattr(runner, "run_program", shake_hands)
     site, wire = Site(RedisTarget(), "here"), Wire()
-    store = BlockingExchange(site, Packer(Naming(None), "here"))
+    store = BlockingRunner(site, Packer(Naming(None), "here"))
     monkeypatch.setattr(store, "dial", AsyncMock(return_value=wire))
     began = clock.now()
     run_blocking(store._connect(began + 5.0))
@@ -426,7 +426,7 @@ class SentAbout:
         self.redirections = redirections
         self.paused = 0.0
 
-    def exchange(self, site: RedisSite, _: Packer) -> Sent:
+    def runner(self, site: RedisSite, _: Packer) -> Sent:
         return Sent(self, NEW if say_address(OLD) in site.where else OLD)
 
     async def gather(self, calls: Sequence[Callable[[float], Any]], until: float) -> list[Any]:

@@ -13,7 +13,7 @@ import pytest
 from incumbent.errors import StoreUnavailable
 from incumbent.stores.plan import run_blocking
 from incumbent.stores.redis.aio import AsyncRedisWire
-from incumbent.stores.redis.exchange import DIALECT
+from incumbent.stores.redis.runner import DIALECT
 from incumbent.stores.redis.site import MARKER_KEY
 from incumbent.stores.redis.sync import RedisWire
 from tests.stores.party import ASK
@@ -27,18 +27,18 @@ def test_a_connection_that_was_being_made_when_all_were_let_go_of_is_not_kept(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with party(redis_server.url) as one:
-        exchange, made = one.engine.store().operations, list[RedisWire]()
-        dial = exchange.dial
+        runner, made = one.engine.store().operations, list[RedisWire]()
+        dial = runner.dial
 
         async def dial_meanwhile(until: float) -> RedisWire:
             made.append(await dial(until))
-            exchange.let_go()
+            runner.let_go()
             return made[-1]
 
-        monkeypatch.setattr(exchange, "dial", dial_meanwhile)
+        monkeypatch.setattr(runner, "dial", dial_meanwhile)
         one.take()
         assert [wire.fileno() for wire in made] == [-1]
-        assert exchange.idle == []
+        assert runner.idle == []
 
 
 def test_a_connection_that_was_being_taken_when_all_were_let_go_of_is_not_kept(
@@ -46,34 +46,34 @@ def test_a_connection_that_was_being_taken_when_all_were_let_go_of_is_not_kept(
 ) -> None:
     with party(redis_server.url) as one:
         one.take()
-        exchange = one.engine.store().operations
-        (kept,) = exchange.idle
-        trusted = exchange.trusted
+        runner = one.engine.store().operations
+        (kept,) = runner.idle
+        trusted = runner.trusted
 
         def trusted_meanwhile(*, trust: bool = True) -> RedisWire | None:
             wire = trusted(trust=trust)
-            exchange.let_go()
+            runner.let_go()
             return wire
 
-        monkeypatch.setattr(exchange, "trusted", trusted_meanwhile)
+        monkeypatch.setattr(runner, "trusted", trusted_meanwhile)
         one.store.read(one.key, soon())
         assert kept.fileno() == -1
-        assert exchange.idle == []
+        assert runner.idle == []
 
 
 def test_no_marker_tells_of_a_promotion_that_was_overtaken_while_a_connection_was_made(
     own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with party(own_redis.url) as one:
-        exchange = one.engine.store().operations
-        site, dial = exchange.site, exchange.dial
+        runner = one.engine.store().operations
+        site, dial = runner.site, runner.dial
 
         async def dial_meanwhile(until: float) -> RedisWire:
             wire = await dial(until)
-            site.target = replace(site.target, term=2)
+            site.target = replace(site.target, promotion=2)
             return wire
 
-        monkeypatch.setattr(exchange, "dial", dial_meanwhile)
+        monkeypatch.setattr(runner, "dial", dial_meanwhile)
         with pytest.raises(StoreUnavailable, match="another server has taken its place"):
             one.take()
         assert own_redis.cli("EXISTS", MARKER_KEY) == "0"
@@ -84,12 +84,12 @@ def test_a_script_that_was_forgotten_is_not_sent_again_to_a_master_that_is_not_m
 ) -> None:
     with party(own_redis.url) as one:
         one.take()
-        exchange = one.engine.store().operations
+        runner = one.engine.store().operations
         meant, again = [True, False], DIALECT.take(one.key, new_claim(), ASK)
-        monkeypatch.setattr(type(exchange.site), "means", lambda *_: meant.pop(0))
+        monkeypatch.setattr(type(runner.site), "means", lambda *_: meant.pop(0))
         own_redis.cli("SCRIPT", "FLUSH")
         with pytest.raises(StoreUnavailable, match="asked again"):
-            run_blocking(exchange.run(again, soon()))
+            run_blocking(runner.run(again, soon()))
 
 
 def test_tasks_share_no_connection_that_was_being_made_when_all_were_let_go_of(

@@ -1,7 +1,7 @@
 """Redis and Valkey: one server, a master that sentinels name, or a cluster.
 
 An operation is a Lua script, which decides on the server, and a module that packs its arguments
-and reads its reply: `take`, `give`, `renew`, `put_read`. `exchange` makes plans of them and carries
+and reads its reply: `take`, `give`, `renew`, `put_read`. `runner` makes plans of them and carries
 these out on the connections to one server (`wire`), for blocking code (`sync`) and for asyncio
 (`aio`). `sentinel` and `cluster` wrap that for more than one server. `subscription` is how waiters
 learn that they may go on. hiredis is imported when the first engine is made.
@@ -13,6 +13,9 @@ learn that they may go on. hiredis is imported when the first engine is made.
 #   record    what is kept of a name beside its lease: a hash (records.FIELDS). A `Record` has both
 #   field     of the record; one that `put` writes is a `Field`
 #   claim     a random id of who asks for the lease, or holds it
+#   site      a server as it was configured, with what this process has learned of it
+#   epoch     the id of an incarnation of a server's data, as its marker and each grant name it
+#   promotion the number of a master's promotion, as sentinels count them
 #   slot      of the model: a run that is claimed once. Of a cluster: a part of all keys
 
 from incumbent.stores.redis.engine import engine_from_client, open_store

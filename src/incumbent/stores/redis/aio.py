@@ -1,4 +1,4 @@
-"""The asynchronous side: one connection for each event loop, and `exchange` awaited.
+"""The asynchronous side: one connection for each event loop, and `runner` awaited.
 
 All tasks of a loop share the connection; while one task makes it, the others wait. Redis answers
 in order, so each answer belongs to the oldest pending request, whether its task still waits or not:
@@ -25,7 +25,6 @@ from incumbent.net.limiter import DIAL_WITHIN, IN_FLIGHT, limits
 from incumbent.net.pool import Broken
 from incumbent.net.readers import SUSPENDING, SharedWakeup
 from incumbent.stores.loops import LoopEnd
-from incumbent.stores.redis.exchange import DIALECT, RedisExchange
 from incumbent.stores.redis.give import give_request, read_give
 from incumbent.stores.redis.incarnation import (
     CHECK_EVERY,
@@ -35,6 +34,7 @@ from incumbent.stores.redis.incarnation import (
 )
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.resp import as_eval, is_forgotten
+from incumbent.stores.redis.runner import DIALECT, RedisRunner
 from incumbent.stores.redis.site import Demoted, Outdated, Packer, ProviderFailed, RedisSite
 from incumbent.stores.redis.take import finish_take, read_take, take_request
 from incumbent.stores.redis.wire import (
@@ -299,7 +299,7 @@ async def dial(site: RedisSite, until: float) -> AsyncRedisWire:
 # -- the store -------------------------------------------------------------------------------------
 
 
-class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
+class AsyncRedisStore(RedisRunner[AsyncRedisWire]):
     """An AsyncStore (see stores.base). It belongs to the loop in which it was made."""
 
     def __init__(self, site: RedisSite, packer: Packer) -> None:
@@ -344,7 +344,7 @@ class AsyncRedisStore(RedisExchange[AsyncRedisWire]):
             return await super().take(key, claim, ask, until)
         try:
             deadline = until + wire.clock_ahead
-            request = take_request(packer, key, claim, ask, wire.incarnation, deadline)
+            request = take_request(packer, key, claim, ask, wire.id_and_floor, deadline)
             outcome: TakeOutcome
             reply = await self._ask(wire, request, until)
             # By `unchanged_at`, of the check that came back: one of another task, sent since, may
@@ -474,7 +474,7 @@ class AsyncRedisSide(RedisSide):
         self.stores: list[AsyncRedisStore] = []
         self._turn = asyncio.Lock()
 
-    def exchange(self, site: RedisSite, packer: Packer) -> RedisExchange[Any]:
+    def runner(self, site: RedisSite, packer: Packer) -> RedisRunner[Any]:
         store = AsyncRedisStore(site, packer)
         self.stores.append(store)
         return store

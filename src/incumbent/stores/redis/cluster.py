@@ -18,7 +18,6 @@ from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Batch, Granted, Key, Record, Renewal, RenewOutcome, Unproved
 from incumbent.net.pool import decoding
 from incumbent.stores.plan import Plan, one_by_one
-from incumbent.stores.redis.exchange import DIALECT, RedisExchange, ignore_late_error, operations_at
 from incumbent.stores.redis.incarnation import RedisOperations, RedisPlan
 from incumbent.stores.redis.options import (
     Address,
@@ -31,6 +30,7 @@ from incumbent.stores.redis.options import (
 from incumbent.stores.redis.records import SLOTS, Naming, slot_of
 from incumbent.stores.redis.renew import NodePart, renew_part, slot_of_lease
 from incumbent.stores.redis.resp import ASKING, RequestBatch, RespProgram, each_step, pack
+from incumbent.stores.redis.runner import DIALECT, RedisRunner, ignore_late_error, operations_at
 from incumbent.stores.redis.site import Moved, Packer, RedisSite, answered_error
 from incumbent.stores.redis.wire import JoinedPlan, RedisSide, at_least, joined
 
@@ -289,7 +289,7 @@ class Router(RedisOperations):
         """Carry out a plan at a node; `moving`: the key is being moved there."""
         if not moving:
             outcome: Any = await node.planned.run(plan, until)
-        elif not isinstance(node.planned, RedisExchange):
+        elif not isinstance(node.planned, RedisRunner):
             raise StoreUnavailable("the key is being moved, and its replicas cannot be asked yet")
         else:
             by_asking = replace(plan, start=lambda server, end: asking(plan.start(server, end)))
@@ -421,7 +421,7 @@ class Router(RedisOperations):
     ) -> None:
         plan: RedisPlan[None] = Plan(
             "renew",
-            lambda server, _: renew_part(server.packer, renewals, part, server.wire, outcomes),
+            lambda server, _: renew_part(server.packer, renewals, part, server.facts, outcomes),
         )
         await self._node(part.address).planned.run(plan, until)
 

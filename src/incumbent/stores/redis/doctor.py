@@ -203,9 +203,9 @@ def _about_marker(site: RedisSite, ttl: float) -> RespProgram[list[Finding]]:
         ]
     except StoreUnavailable as error:
         return [("error", str(error), "stop the other instances first")]
-    start, term = int((now - facts.uptime) * 1e6), site.target.term
+    start, promotion = int((now - facts.uptime) * 1e6), site.target.promotion
     found = (
-        marker for marker in markers if marker is not None and marker.is_of(facts, term, start)
+        marker for marker in markers if marker is not None and marker.is_of(facts, promotion, start)
     )
     marker = next(found, None)
     longest = max((marker.longest / 1000 for marker in markers if marker), default=0.0)

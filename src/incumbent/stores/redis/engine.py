@@ -128,7 +128,7 @@ def _layers(
     site: RedisSite, packer: Packer, options: RedisOptions
 ) -> tuple[Callable[[RedisSide], RedisOperations], Discovery | None]:
     """A function that makes the layers of one side, and the Discovery that all of them share."""
-    from incumbent.stores.redis.exchange import operations_at
+    from incumbent.stores.redis.runner import operations_at
 
     if options.layout == "cluster":
         from incumbent.stores.redis.cluster import KnownCluster, Router

@@ -5,7 +5,7 @@
 The first client that sees a server, or sees it restarted or promoted, writes a new marker. A wipe
 removes it; replicas have it. A take too soon after `since` is refused: see restart_wait.
 
-Behind sentinels the id also has the number of the master's promotion: "<id>@<term>". Nothing else
+Behind sentinels the id also has the number of the master's promotion: "<id>@<number>". Nothing else
 identifies a master that was replaced, did not notice it, and is named again.
 
 INFO is read when a connection is made, and again with a take now and then: settings may change
@@ -96,14 +96,14 @@ class IncarnationMarker(NamedTuple):
         return ":" in self.id
 
     @property
-    def term(self) -> int:
+    def promotion(self) -> int:
         """The number of the promotion, from sentinels; 0 before the first or without sentinels."""
         number = self.id.partition("@")[2].partition(":")[0]
         return int(number) if number.isdecimal() else 0
 
-    def is_of(self, facts: InfoFacts, term: int | None, start: int) -> bool:
+    def is_of(self, facts: InfoFacts, promotion: int | None, start: int) -> bool:
         """Whether the server with these `facts` is still the one that the marker describes."""
-        if term not in (None, self.term):
+        if promotion not in (None, self.promotion):
             return False
         if facts.run:
             same = self.run == facts.run
@@ -162,11 +162,11 @@ class Handshake(NamedTuple):
 
 
 def handshake(
-    site: RedisSite, *, wall: float, fresh: str, term: int | None = None, longest: int = 0
+    site: RedisSite, *, wall: float, fresh: str, promotion: int | None = None, longest: int = 0
 ) -> RespProgram[Handshake]:
     """Look at the server, load the scripts there, and find or write its marker, in all copies.
 
-    `wall`: our wall clock; `fresh`: the id for a new incarnation; `term`: the number of the
+    `wall`: our wall clock; `fresh`: the id for a new incarnation; `promotion`: the number of the
     master's promotion; `longest`: the least that the marker's `longest` must be. One round trip, or
     two if the marker must be written. Raises StoreUnavailable for a server that must not grant
     leases.
@@ -185,7 +185,7 @@ def handshake(
     now, replies = _micros(time), dict(zip(keys, answers, strict=False))
     # In a cluster a slot may have moved to another node, with its copy.
     there = {key: raw for key, raw in replies.items() if raw is None or isinstance(raw, bytes)}
-    new = _NewMarker(facts, now, int(wall * _MICRO), fresh, term, longest)
+    new = _NewMarker(facts, now, int(wall * _MICRO), fresh, promotion, longest)
     marker, is_written = _choose(there, site.where, new)
     problem: StoreError | None = None
     try:
@@ -247,7 +247,7 @@ class _NewMarker(NamedTuple):
     now: int
     written_at: int
     id: str
-    term: int | None
+    promotion: int | None
     longest: int
 
 
@@ -258,20 +258,22 @@ def _choose(
 
     And whether a copy has it already, with this `longest`.
     """
-    facts, term = new.facts, new.term
+    facts, promotion = new.facts, new.promotion
     found = [marker for key, raw in there.items() if (marker := read_marker(raw, where, key))]
     noted = max((marker.longest for marker in found), default=0)
     longest = max(noted, new.longest)
     start = new.now - facts.uptime * _MICRO
-    fitting = [marker for marker in found if marker.is_of(facts, term, start)]
+    fitting = [marker for marker in found if marker.is_of(facts, promotion, start)]
     if fitting:
         # The oldest copy says since when this incarnation exists.
         first = min(fitting, key=lambda marker: (marker.since, marker.id))
         marker = first._replace(replication=facts.replication, longest=longest)
         return marker, noted == longest
     run = facts.run or f"~{start}"
-    promoted = bool(facts.promoted) or any(term not in (None, marker.term) for marker in found)
-    identity = f"{new.id}@{term}" if term else new.id
+    promoted = bool(facts.promoted) or any(
+        promotion not in (None, marker.promotion) for marker in found
+    )
+    identity = f"{new.id}@{promotion}" if promotion else new.id
     if promoted:
         identity += ":promoted"
     floor = _floor(new.now, found)
@@ -300,15 +302,16 @@ class ServerFacts:
     `born`: the latest instant at which the incarnation can have begun; `check_sent`: when the last
     check was sent; `unchanged_at`: when the last one was sent that found it unchanged;
     `clock_ahead`: the least seconds by which the server's clock is ahead of ours; `age_gap`: see
-    Handshake; `old_enough_for`: the largest ttl that has passed since it began; `incarnation`: its
-    marker's id and floor, as an argument of a take; `target`: the server that the connection was
-    made to; `check`, `reread`: the requests that read what may have changed, and the marker alone.
+    Handshake; `old_enough_for`: the largest ttl that has passed since it began; `epoch`: the id of
+    its marker; `id_and_floor`: what a take sends of its marker; `target`: the server that the
+    connection was made to; `marker_request`, `check_request`: packed; the second one reads
+    all that may have changed.
     """
 
     __slots__ = (
-        *("age_gap", "born", "check", "check_sent", "clock_ahead", "epoch", "incarnation"),
-        *("marker", "marker_key", "marker_start", "old_enough_for", "problem", "replication"),
-        *("reread", "target", "unchanged_at"),
+        *("age_gap", "born", "check_request", "check_sent", "clock_ahead", "epoch", "id_and_floor"),
+        *("marker", "marker_key", "marker_request", "marker_start", "old_enough_for", "problem"),
+        *("replication", "target", "unchanged_at"),
     )
 
     def __init__(self) -> None:
@@ -319,7 +322,8 @@ class ServerFacts:
             self.age_gap
         ) = 0.0
         self.marker = IncarnationMarker("", 0, 0, "", "")
-        self.check = self.reread = self.replication = self.incarnation = self.marker_start = b""
+        self.check_request = self.marker_request = self.marker_start = b""
+        self.replication = self.id_and_floor = b""
 
     def learn_from(self, found: Handshake, received: float, old_master_for: float) -> None:
         """Take over the facts of `found`, whose answer came at `received`."""
@@ -332,13 +336,13 @@ class ServerFacts:
         # A handshake stands for no check: the first take brings its own.
         self.check_sent = self.unchanged_at = self.old_enough_for = 0.0
         self.replication = found.replication.encode()
-        self.reread = pack("GET", found.marker_key)
-        self.check = b"".join((self.reread, INFO_CHECK[0], _TIME, INFO_CHECK[1]))
-        self.incarnation = f"{marker.id} {marker.floor}".encode()
+        self.marker_request = pack("GET", found.marker_key)
+        self.check_request = b"".join((self.marker_request, INFO_CHECK[0], _TIME, INFO_CHECK[1]))
+        self.id_and_floor = f"{marker.id} {marker.floor}".encode()
         self.marker_start = f"incumbent{RECORD_FORMAT} {marker.id} ".encode()
 
     def is_marked(self, reply: Any) -> bool:
-        """Whether the reply to `reread` is still the marker of this incarnation."""
+        """Whether the reply to `marker_request` is still the marker of this incarnation."""
         # Its start alone: other clients may have raised `longest` since.
         return type(reply) is bytes and reply.startswith(self.marker_start)
 
@@ -350,7 +354,7 @@ class ServerFacts:
     def compare(
         self, replies: Sequence[Any], sent: float, received: float, *, allow_eviction: bool
     ) -> None:
-        """Note the answers to `check`. Raises Outdated if the server has changed."""
+        """Note the answers to `check_request`. Raises Outdated if the server has changed."""
         raw, info, time, memory = replies
         if [type(each) for each in replies] != [bytes, bytes, list, bytes]:
             raise Outdated("its marker or its INFO cannot be read")
@@ -373,14 +377,11 @@ class ServerFacts:
 
 
 class ServerContext(NamedTuple):
-    """What a program is given: the server's site, what its requests share, and the connection.
-
-    Every AnyWire is a ServerFacts.
-    """
+    """What a program is given. `facts`: those of the connection, which itself is a ServerFacts."""
 
     site: RedisSite
     packer: Packer
-    wire: ServerFacts
+    facts: ServerFacts
 
 
 RedisPlan: TypeAlias = Plan[ServerContext, T]

@@ -72,8 +72,8 @@ def the_same(address: Address) -> Address:
 class RedisTarget:
     """A server's address and login. `path` is that of a unix socket, in place of a host.
 
-    `credentials`: a CredentialProvider of redis-py, which is asked at each connection. `term`: the
-    number of the master's promotion, by the sentinels; None if none were asked.
+    `credentials`: a CredentialProvider of redis-py, which is asked at each connection. `promotion`:
+    the number of the master's promotion, by the sentinels; None if none were asked.
     """
 
     host: str = "localhost"
@@ -84,7 +84,7 @@ class RedisTarget:
     password: str | None = field(default=None, repr=False)
     credentials: Any = field(default=None, repr=False)
     tls: Tls | None = None
-    term: int | None = None
+    promotion: int | None = None
 
     @property
     def secrets(self) -> tuple[str, ...]:

@@ -198,7 +198,7 @@ def renew_part(
     packer: Packer,
     renewals: Sequence[Renewal],
     part: NodePart,
-    known: ServerFacts,
+    facts: ServerFacts,
     outcomes: list[RenewOutcome | StoreError],
 ) -> RespProgram[None]:
     """Renew the leases of one part; note the outcome of each at its index.
@@ -206,8 +206,8 @@ def renew_part(
     A call that fails does not affect the others.
     """
     ready = part.ready
-    if ready is None or ready.epoch != known.epoch:
-        ready = part.ready = _prepare_part(packer.naming, renewals, part, known)
+    if ready is None or ready.epoch != facts.epoch:
+        ready = part.ready = _prepare_part(packer.naming, renewals, part, facts)
     for at in ready.lost:
         outcomes[at] = _RESTARTED
     if not ready.calls:
@@ -229,19 +229,19 @@ def renew_part(
 
 
 def _prepare_part(
-    naming: Naming, renewals: Sequence[Renewal], part: NodePart, known: ServerFacts
+    naming: Naming, renewals: Sequence[Renewal], part: NodePart, facts: ServerFacts
 ) -> _ReadyCalls:
     node = say_address(part.address) if part.address else ""
-    since = clock.wall() - (clock.now() - known.born)
+    since = clock.wall() - (clock.now() - facts.born)
     slots: dict[int, list[int]] = {}
     lost = array("l")
     for at in part.indexes:
-        if _is_known(renewals[at], node, known.epoch, since):
+        if _is_known(renewals[at], node, facts.epoch, since):
             slots.setdefault(slot_of_lease(naming, renewals[at]), []).append(at)
         else:
             lost.append(at)
     calls = [call for indexes in slots.values() for call in _calls_of(naming, renewals, indexes)]
-    return _ReadyCalls(known.epoch, calls, lost)
+    return _ReadyCalls(facts.epoch, calls, lost)
 
 
 def _is_known(renewal: Renewal, node: str, epoch: str, since: float) -> bool:

@@ -17,10 +17,10 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Key
 from incumbent.net.pool import decoding
-from incumbent.stores.redis.exchange import ignore_late_error
 from incumbent.stores.redis.incarnation import RedisOperations, RedisPlan
 from incumbent.stores.redis.options import Address, Reach, RedisOptions, say_address, the_same
 from incumbent.stores.redis.resp import RequestBatch, RespProgram, pack
+from incumbent.stores.redis.runner import ignore_late_error
 from incumbent.stores.redis.site import Demoted, RedisSite, answered_error
 from incumbent.stores.redis.wire import Layer, RedisSide
 
@@ -157,7 +157,7 @@ class Followed:
             sentinel.proved = sentinel.proved or isinstance(answer, Opinion)
         # Another thread may have asked later and got a newer answer.
         if asked_at >= self.asked:
-            target = replace(site.target.at(self.reach(opinion.address)), term=opinion.epoch)
+            target = replace(site.target.at(self.reach(opinion.address)), promotion=opinion.epoch)
             # Compared with the target, not with the last opinion: if both were set by different
             # threads, the next answer puts that right. The same object, for connections know it.
             before = site.target

@@ -30,13 +30,14 @@ QUORUM_KEY: Final = "incumbent:{quorum}:m"
 
 @dataclass(slots=True)
 class RedisSite:
-    """One configured server. `proved`: it has served this process before.
+    """One configured server, and what this process has learned of it.
 
-    `named`: the user named its host, not another server. `marker_keys`: the key of its marker, or
-    in a cluster those of its copies in several slots of the node. `old_master_for`: seconds for
-    which an old master may still be in use after a promotion. `sighted`: the incarnation that this
-    process saw last, and when it saw it first. `meant`: the target that the sentinels named, and
-    until when requests may be sent there; None: `target`, whatever it is.
+    `proved`: it has served this process before. `named`: the user named its host, not another
+    server. `marker_keys`: the key of its marker, or in a cluster those of its copies in several
+    slots of the node. `old_master_for`: seconds for which an old master may still be in use after a
+    promotion. `sighted`: the incarnation that this process saw last, and when it saw it first.
+    `meant`: the target that the sentinels named, and until when requests may be sent there; None:
+    `target`, whatever it is.
     """
 
     target: RedisTarget

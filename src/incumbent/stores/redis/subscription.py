@@ -121,7 +121,7 @@ class LineSubscription(Subscription):
 
 
 class HubStore(Protocol):
-    """What a hub asks of its store (an exchange), which is passed at each call."""
+    """What a hub asks of its store (a RedisRunner), which is passed at each call."""
 
     async def open_subscriber(self, until: float) -> Any:
         """A fresh connection for a subscription. Raises StoreUnavailable."""

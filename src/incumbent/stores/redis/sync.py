@@ -1,4 +1,4 @@
-"""The blocking side: connections, `exchange` in one step, a shorter way for takes and gives."""
+"""The blocking side: connections, `runner` in one step, a shorter way for takes and gives."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from incumbent.net.readers import BLOCKING, ThreadWakeup
 from incumbent.net.wire import STALE_AFTER, BlockingWire
 from incumbent.stores.loops import detach_in_child
 from incumbent.stores.plan import BlockingTogether, run_blocking
-from incumbent.stores.redis.exchange import DIALECT, RedisExchange
 from incumbent.stores.redis.give import give_request, read_give
 from incumbent.stores.redis.incarnation import CHECK_EVERY, ServerContext
 from incumbent.stores.redis.options import RedisTarget
 from incumbent.stores.redis.resp import as_eval
+from incumbent.stores.redis.runner import DIALECT, RedisRunner
 from incumbent.stores.redis.site import Packer, ProviderFailed, RedisSite
 from incumbent.stores.redis.take import finish_take, read_take, take_request
 from incumbent.stores.redis.wire import (
@@ -133,7 +133,7 @@ def _asked(credentials: Any) -> Sequence[str]:
 # -- the store -------------------------------------------------------------------------------------
 
 
-class BlockingExchange(RedisExchange[RedisWire]):
+class BlockingRunner(RedisRunner[RedisWire]):
     """The connections of all threads to one server."""
 
     def __init__(self, site: RedisSite, packer: Packer) -> None:
@@ -155,64 +155,64 @@ class BlockingExchange(RedisExchange[RedisWire]):
         super().detach()
 
 
-class RedisStore(BlockingTogether[BlockingExchange]):
+class RedisStore(BlockingTogether[BlockingRunner]):
     """A Store (see stores.base). With an idle connection, takes and gives need no plan."""
 
     def __init__(self, site: RedisSite, packer: Packer) -> None:
-        super().__init__(BlockingExchange(site, packer))
+        super().__init__(BlockingRunner(site, packer))
 
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        exchange, packer, now = self.operations, self.operations.packer, _now()
+        runner, packer, now = self.operations, self.operations.packer, _now()
         # The list of now: if `let_go` replaces it meanwhile, `put_back` closes the connection.
-        idle = exchange.idle
-        # Only `exchange.take` asks the hub for refusals that need no request. So while any waiter
+        idle = runner.idle
+        # Only `runner.take` asks the hub for refusals that need no request. So while any waiter
         # rests, every take goes that way.
-        wire = None if exchange.hub.resting else self._at_hand(idle, now, ask.ttl)
+        wire = None if runner.hub.resting else self._at_hand(idle, now, ask.ttl)
         if wire is None:
-            return run_blocking(exchange.take(key, claim, ask, until))
+            return run_blocking(runner.take(key, claim, ask, until))
         outcome: TakeOutcome
         try:
             deadline = until + wire.clock_ahead
-            request = take_request(packer, key, claim, ask, wire.incarnation, deadline)
+            request = take_request(packer, key, claim, ask, wire.id_and_floor, deadline)
             reply = wire.ask(request, until)
             if type(reply) is bytes:
                 outcome = read_take(packer, reply, key, claim, ask, wire.epoch)
             else:
-                server = ServerContext(exchange.site, packer, wire)
+                server = ServerContext(runner.site, packer, wire)
                 program = finish_take(server, key, claim, ask, until, now, reply)
                 outcome = run_blocking(run_program(wire, program, until, begun=True))
         except UNUSABLE as error:
             wire.close()
-            outcome = run_blocking(exchange.again(error, DIALECT.take(key, claim, ask), until))
+            outcome = run_blocking(runner.again(error, DIALECT.take(key, claim, ask), until))
         except BaseException as error:
-            exchange.keep_or_close(wire, idle, error)
+            runner.keep_or_close(wire, idle, error)
             raise
         else:
-            exchange.put_back(wire, idle)
-        exchange.hub.note_outcome(claim, now, outcome)
+            runner.put_back(wire, idle)
+        runner.hub.note_outcome(claim, now, outcome)
         return outcome
 
     def give(
         self, key: Key, claim: str, token: int | None, until: float, *, parting: Parting = PLAIN
     ) -> GiveOutcome:
-        exchange, packer = self.operations, self.operations.packer
-        idle = exchange.idle
+        runner, packer = self.operations, self.operations.packer
+        idle = runner.idle
         # A give needs no check of the server: it ends only what it finds there.
         wire = self._at_hand(idle, _now())
         if wire is None:
-            return run_blocking(exchange.give(key, claim, token, until, parting=parting))
+            return run_blocking(runner.give(key, claim, token, until, parting=parting))
         try:
             reply = wire.ask(give_request(packer, key, claim, token, parting), until)
             outcome = read_give(packer, reply, key)
         except UNUSABLE as error:
             wire.close()
             return run_blocking(
-                exchange.again(error, DIALECT.give(key, claim, token, parting), until)
+                runner.again(error, DIALECT.give(key, claim, token, parting), until)
             )
         except BaseException as error:
-            exchange.keep_or_close(wire, idle, error)
+            runner.keep_or_close(wire, idle, error)
             raise
-        exchange.put_back(wire, idle)
+        runner.put_back(wire, idle)
         return outcome
 
     @staticmethod
@@ -229,7 +229,7 @@ class RedisStore(BlockingTogether[BlockingExchange]):
         if (ttl and (ttl > wire.old_enough_for or now - wire.unchanged_at > CHECK_EVERY)) or (
             now - wire.used > STALE_AFTER and wire.is_stale(trust=False)
         ):
-            # For the exchange, which checks its server, or closes it if it is dead.
+            # For the runner, which checks its server, or closes it if it is dead.
             idle.append(wire)
             return None
         wire.used = now
@@ -242,8 +242,8 @@ class RedisStore(BlockingTogether[BlockingExchange]):
 class BlockingRedisSide(RedisSide):
     """The side of blocking callers."""
 
-    def exchange(self, site: RedisSite, packer: Packer) -> RedisExchange[Any]:
-        return BlockingExchange(site, packer)
+    def runner(self, site: RedisSite, packer: Packer) -> RedisRunner[Any]:
+        return BlockingRunner(site, packer)
 
     async def dial(self, site: RedisSite, until: float) -> AnyWire:
         return dial(site, until, RedisWire)

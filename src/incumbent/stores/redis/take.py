@@ -81,7 +81,7 @@ class _PackedTake(NamedTuple):
     """A packed take of one key, without the claim and the time."""
 
     ask: Ask
-    incarnation: bytes
+    id_and_floor: bytes
     keys: bytes
     arguments: bytes
 
@@ -91,20 +91,20 @@ def take_request(
     key: Key,
     claim: str,
     ask: Ask,
-    incarnation: bytes,
+    id_and_floor: bytes,
     server_deadline: float,
     marker_key: str = "",
 ) -> bytes:
     """The request of a take.
 
-    `incarnation`: see ServerFacts; `server_deadline`: the deadline of the answer, by the server's
+    `id_and_floor`: see ServerFacts; `server_deadline`: the deadline of the answer, by the server's
     clock in seconds; `marker_key`: the marker's key, to check the server in the same step.
     """
     # Kept by identity, with the Ask itself so that its identity is not reused: an Ask is made once
     # for each lock, and hashing its fields would cost more than packing them.
     packed: _PackedTake | None = packer.takes.get((key, id(ask)))
-    if packed is None or packed.incarnation is not incarnation or marker_key:
-        packed = _prepare(packer, key, ask, incarnation, marker_key)
+    if packed is None or packed.id_and_floor is not id_and_floor or marker_key:
+        packed = _prepare(packer, key, ask, id_and_floor, marker_key)
     secret = claim.encode()
     return b"%b$%d\r\nincumbent1 %b \r\n%b$16\r\n%016d\r\n" % (
         packed.keys,
@@ -116,7 +116,7 @@ def take_request(
 
 
 def _prepare(
-    packer: Packer, key: Key, ask: Ask, incarnation: bytes, marker_key: str
+    packer: Packer, key: Key, ask: Ask, id_and_floor: bytes, marker_key: str
 ) -> _PackedTake:
     """The keys and arguments in the order of take.lua."""
     names, slot, queue, holder = packer.naming.of(key), ask.slot, ask.queue, quoted(ask.holder)
@@ -124,7 +124,7 @@ def _prepare(
     arguments: list[Part] = [
         f" {milliseconds(ask.ttl)} {holder} ".encode() + ask.meta,
         milliseconds(ask.ttl),
-        b"%d %b" % (keep, incarnation),
+        b"%d %b" % (keep, id_and_floor),
         f" {quoted(slot.name) if slot else '-'} {holder}",
     ]
     special = slot is not None or ask.candidacy > 0 or ask.permits is not None
@@ -145,7 +145,7 @@ def _prepare(
         keys.append(marker_key)
         script = SCRIPTS["take:checking"]
     before = script.open_call(keys, len(arguments) + 2)
-    packed = _PackedTake(ask, incarnation, before, pack_arguments(*arguments))
+    packed = _PackedTake(ask, id_and_floor, before, pack_arguments(*arguments))
     if not marker_key:
         if len(packer.takes) >= PACKED_KEYS:
             packer.takes.clear()
@@ -202,10 +202,10 @@ def take_program(
     server: ServerContext, key: Key, claim: str, ask: Ask, until: float
 ) -> RespProgram[TakeOutcome]:
     """A take, with a check of the server unless the last one was just now."""
-    packer, wire, now = server.packer, server.wire, _now()
-    if now - wire.check_sent > CHECK_EVERY or ask.ttl > wire.old_enough_for:
+    packer, facts, now = server.packer, server.facts, _now()
+    if now - facts.check_sent > CHECK_EVERY or ask.ttl > facts.old_enough_for:
         return (yield from _take_checking(server, key, claim, ask, until))
-    request = take_request(packer, key, claim, ask, wire.incarnation, until + wire.clock_ahead)
+    request = take_request(packer, key, claim, ask, facts.id_and_floor, until + facts.clock_ahead)
     (reply,) = yield RequestBatch(request, 1)
     return (yield from finish_take(server, key, claim, ask, until, now, reply))
 
@@ -214,16 +214,16 @@ def finish_take(
     server: ServerContext, key: Key, claim: str, ask: Ask, until: float, sent: float, reply: Any
 ) -> RespProgram[TakeOutcome]:
     """Finish a take that was sent at `sent` without a check, and got `reply`."""
-    packer, wire = server.packer, server.wire
-    outcome = read_take(packer, reply, key, claim, ask, wire.epoch)
+    packer, facts = server.packer, server.facts
+    outcome = read_take(packer, reply, key, claim, ask, facts.epoch)
     if type(outcome) is not Granted:
         return outcome
     # On asyncio another task may have checked meanwhile: its reply came before this one.
-    believed = sent - wire.unchanged_at <= CHECK_EVERY
+    believed = sent - facts.unchanged_at <= CHECK_EVERY
     if believed and type(reply) is list and len(reply) == 1:
         # The record is not known to be of this incarnation: the data may have been lost since.
-        (marker,) = yield RequestBatch(wire.reread, 1)
-        believed = wire.is_marked(marker)
+        (marker,) = yield RequestBatch(facts.marker_request, 1)
+        believed = facts.is_marked(marker)
     if believed:
         return outcome
     try:
@@ -241,80 +241,80 @@ def _take_checking(
 
     Raises Outdated if the server has changed, after giving back any grant.
     """
-    site, packer, wire = server
+    site, packer, facts = server
     # Before the grant: a client that connects after a restart must know how long to wait.
-    if ask.ttl > max(TTL_DEFAULT, wire.longest):
-        yield from _note_longest(site, wire, ask.ttl)
+    if ask.ttl > max(TTL_DEFAULT, facts.longest):
+        yield from _note_longest(site, facts, ask.ttl)
     # Noted before the answer is there: meanwhile other tasks on this connection need not check too.
-    wire.check_sent = sent = _now()
-    server_deadline = until + wire.clock_ahead
-    reply, check = yield from _take_and_check(packer, wire, key, claim, ask, server_deadline)
-    outcome = read_take(packer, reply, key, claim, ask, wire.epoch)
+    facts.check_sent = sent = _now()
+    server_deadline = until + facts.clock_ahead
+    reply, checked = yield from _take_and_check(packer, facts, key, claim, ask, server_deadline)
+    outcome = read_take(packer, reply, key, claim, ask, facts.epoch)
     try:
-        wire.compare(check, sent, _now(), allow_eviction=site.allow_eviction)
+        facts.compare(checked, sent, _now(), allow_eviction=site.allow_eviction)
     except Outdated:
         # Takes of other tasks that are on their way on this connection are not believed either.
-        wire.unchanged_at = 0.0
+        facts.unchanged_at = 0.0
         if isinstance(outcome, Granted):
             yield from give_back(packer, key, outcome, ask)
         raise
-    wire.old_enough_for = max(wire.old_enough_for, ask.ttl)
+    facts.old_enough_for = max(facts.old_enough_for, ask.ttl)
     return outcome
 
 
 def _take_and_check(
-    packer: Packer, known: ServerFacts, key: Key, claim: str, ask: Ask, server_deadline: float
+    packer: Packer, facts: ServerFacts, key: Key, claim: str, ask: Ask, server_deadline: float
 ) -> RespProgram[tuple[Any, Sequence[Any]]]:
     """The reply to the take, and the replies to the check."""
-    if known.marker_key == MARKER_KEY:
+    if facts.marker_key == MARKER_KEY:
         request = take_request(
-            packer, key, claim, ask, known.incarnation, server_deadline, MARKER_KEY
+            packer, key, claim, ask, facts.id_and_floor, server_deadline, MARKER_KEY
         )
         (reply,) = yield RequestBatch(request, 1)
         if not (type(reply) is hiredis.ReplyError and str(reply).startswith("CROSSSLOT")):
             return (reply[0], reply[1:]) if type(reply) is list else (reply, ())
     # In a cluster the marker has another slot than the lease, and no script may use both.
-    request = take_request(packer, key, claim, ask, known.incarnation, server_deadline)
-    reply, *check = yield RequestBatch(request + known.check, 5)
-    return reply, check
+    request = take_request(packer, key, claim, ask, facts.id_and_floor, server_deadline)
+    reply, *checked = yield RequestBatch(request + facts.check_request, 5)
+    return reply, checked
 
 
 # -- whether the server may grant at all -----------------------------------------------------------
 
 
 def begin_handshake(
-    site: RedisSite, term: int | None, longest: float = 0.0
+    site: RedisSite, promotion: int | None, longest: float = 0.0
 ) -> RespProgram[Handshake]:
     """The program `incarnation.handshake`, with `longest` in seconds."""
     fresh, most = os.urandom(4).hex(), milliseconds(longest) if longest else 0
-    return handshake(site, wall=clock.wall(), fresh=fresh, term=term, longest=most)
+    return handshake(site, wall=clock.wall(), fresh=fresh, promotion=promotion, longest=most)
 
 
-def _note_longest(site: RedisSite, known: ServerFacts, ttl: float) -> RespProgram[None]:
+def _note_longest(site: RedisSite, facts: ServerFacts, ttl: float) -> RespProgram[None]:
     """Note the largest ttl so far in the marker, for clients that connect after a restart.
 
     Raises StoreError if it cannot be written: those clients would not know how long to wait.
     """
-    found = yield from begin_handshake(site, known.marker.term, ttl)
+    found = yield from begin_handshake(site, facts.marker.promotion, ttl)
     if found.problem is not None:
         raise found.problem
     # Another incarnation by now, whose marker says nothing of what this connection knows.
-    if found.marker.id != known.marker.id:
+    if found.marker.id != facts.marker.id:
         raise Outdated("its data are others")
-    known.marker = found.marker
+    facts.marker = found.marker
 
 
-def too_early(site: RedisSite, known: ServerFacts, ttl: float, now: float) -> StoreError | None:
+def too_early(site: RedisSite, facts: ServerFacts, ttl: float, now: float) -> StoreError | None:
     """Why the server may not grant yet: a holder from before its restart may believe in its lease.
 
     Also if it has no marker, which would say since when it has its data. None if it may grant.
     """
-    if known.problem is not None:
-        return known.problem
-    wait = wait_after_restart(site.restart_wait, ttl, known.longest)
-    age, left = now - known.born, known.born + wait - now
+    if facts.problem is not None:
+        return facts.problem
+    wait = wait_after_restart(site.restart_wait, ttl, facts.longest)
+    age, left = now - facts.born, facts.born + wait - now
     if wait <= 0 or left <= 0:
         return None
-    what = "was promoted" if known.marker.promoted else "started, is new, or lost its data"
-    why = restart_words(site.where, what, age, left, apart=known.age_gap)
+    what = "was promoted" if facts.marker.promoted else "started, is new, or lost its data"
+    why = restart_words(site.where, what, age, left, apart=facts.age_gap)
     return StoreUnavailable(why, retry_after=left)

@@ -279,7 +279,7 @@ class RedisSide(ABC):
     """How one kind of caller (blocking or asyncio) connects, waits and runs calls in parallel."""
 
     @abstractmethod
-    def exchange(self, site: RedisSite, packer: Packer) -> RedisOperations:
+    def runner(self, site: RedisSite, packer: Packer) -> RedisOperations:
         """The connections to one server."""
 
     @abstractmethod

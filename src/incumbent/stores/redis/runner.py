@@ -71,7 +71,7 @@ class RedisDialect:
         """A renewal of the leases that this incarnation of the server granted."""
         return Plan(
             "renew",
-            lambda server, _: renew_program(server.packer, renewals, server.wire.epoch),
+            lambda server, _: renew_program(server.packer, renewals, server.facts.epoch),
             renewals=renewals,
         )
 
@@ -110,7 +110,7 @@ class RedisDialect:
 DIALECT: Final = RedisDialect()
 
 
-class RedisExchange(PlanRunner[W, ServerContext], RedisOperations):
+class RedisRunner(PlanRunner[W, ServerContext], RedisOperations):
     """Carries out the plans for one server, on the connections that it keeps."""
 
     dialect = DIALECT
@@ -145,7 +145,7 @@ class RedisExchange(PlanRunner[W, ServerContext], RedisOperations):
         super().let_go()
         self.hub.let_go()
 
-    # -- exchanges ----------------------------------------------------------------------------
+    # -- connections --------------------------------------------------------------------------
 
     async def carry_out(self, wire: W, plan: RedisPlan[T], until: float) -> T:
         wire.used = now = _now()
@@ -176,14 +176,14 @@ class RedisExchange(PlanRunner[W, ServerContext], RedisOperations):
         target = site.target
         wire = await self.dial(until)
         if site.target is not target:
-            # With the old term, a new marker would name an outdated promotion.
+            # With the old number, a new marker would name an outdated promotion.
             wire.close()
             raise self._replaced()
         wire.target = target
         # At once, so that a child that is forked during the handshake releases the descriptor.
         self.all.add(wire)
         try:
-            found = await run_program(wire, begin_handshake(site, target.term), until)
+            found = await run_program(wire, begin_handshake(site, target.promotion), until)
         except UNUSABLE as error:
             wire.close()
             raise StoreUnavailable(f"{site.where} cannot be reached: {error}") from error
@@ -251,17 +251,17 @@ def operations_at(
     options: RedisOptions, site: RedisSite, packer: Packer, side: RedisSide
 ) -> RedisOperations:
     """The connections to one server, with the confirmation by replicas if the options want it."""
-    exchange = side.exchange(site, packer)
+    runner = side.runner(site, packer)
     if options.wait_replicas:
-        return ReplicaConfirmation(exchange, options.wait_replicas, options.wait_timeout)
-    return exchange
+        return ReplicaConfirmation(runner, options.wait_replicas, options.wait_timeout)
+    return runner
 
 
 class ReplicaConfirmation(Layer):
     """Waits for `replicas` replicas to confirm, for at most `timeout` seconds."""
 
-    def __init__(self, exchange: RedisOperations, replicas: int, timeout: float) -> None:
-        super().__init__(exchange)
+    def __init__(self, inner: RedisOperations, replicas: int, timeout: float) -> None:
+        super().__init__(inner)
         self._replicas = replicas
         self._timeout = timeout
 
