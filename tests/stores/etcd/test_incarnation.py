@@ -21,7 +21,7 @@ from incumbent.stores.etcd.incarnation import (
     later,
     status_of,
 )
-from incumbent.stores.etcd.kv import TXN, GatewayRequest, KeyValue, Steps, b64
+from incumbent.stores.etcd.kv import TXN, EtcdProgram, GatewayRequest, KeyValue, b64
 from incumbent.stores.etcd.sessions import ClaimState, Session
 from incumbent.stores.etcd.site import GatewayError, OtherIncarnation
 from incumbent.stores.plan import drive, run_blocking
@@ -134,7 +134,7 @@ def test_nothing_that_was_remembered_of_a_disowned_incarnation_is_left() -> None
     cluster.incarnation = ClusterMarker("e", 500, "", 0.0)
     sessions = cluster.sessions
     session = sessions.add(Session("7", 10, 100.0))
-    sessions.note(
+    sessions.remember(
         ClaimState(Key("default", "job"), "c", session, 104.0, "me", 0.0, 10.0, revision=5)
     )
     cluster.disown()
@@ -283,7 +283,7 @@ def test_what_was_learnt_while_another_thread_noticed_its_end_is_not_believed(
     client.cluster.incarnation = old = ClusterMarker("e", 5, "dmFsdWU=", 0.0)
     client.cluster.disown()
 
-    def learn() -> Steps[ClusterMarker]:
+    def learn() -> EtcdProgram[ClusterMarker]:
         yield from ()
         return old
 

@@ -27,7 +27,7 @@ from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import OVERTAKEN_MOST, Key, Parting, Queue, Queued, Refused
 from incumbent.stores import turns
 from incumbent.stores.etcd import client as etcd_client
-from incumbent.stores.etcd.kv import Steps
+from incumbent.stores.etcd.kv import EtcdProgram
 from incumbent.stores.etcd.obstacles import Obstacles
 from incumbent.stores.etcd.taking import EtcdTake
 from tests import tiers
@@ -313,7 +313,7 @@ def test_a_take_that_joined_and_then_failed_has_to_be_given_up(
     """Its key in line is kept alive with those of its process, and would be the first one day."""
     refusal = EtcdTake._refusal
 
-    def fails_in_line(take: EtcdTake, found: Obstacles) -> Steps[Refused | None]:
+    def fails_in_line(take: EtcdTake, found: Obstacles) -> EtcdProgram[Refused | None]:
         if take.line.entry_in(found):
             raise StoreUnavailable("no time is left")
         return (yield from refusal(take, found))

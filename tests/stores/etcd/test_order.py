@@ -13,7 +13,7 @@ import pytest
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import UNLIMITED, Ask, Gone, Granted, Parting, Queue, Queued, Released, Renewed
 from incumbent.stores.etcd import client, kv
-from incumbent.stores.etcd.kv import Steps
+from incumbent.stores.etcd.kv import EtcdProgram
 from incumbent.stores.etcd.taking import EtcdTake
 from incumbent.stores.plan import run_blocking
 from tests import tiers
@@ -80,7 +80,7 @@ def asking(one: Party, ask: Ask = FAIR) -> EtcdTake:
 def join(one: Party, take: EtcdTake) -> None:
     """Send what puts its claim in line."""
 
-    def program() -> Steps[None]:
+    def program() -> EtcdProgram[None]:
         yield kv.transaction((yield from take.line.join()))
 
     run_blocking(operations(one).run_program(program(), soon()))

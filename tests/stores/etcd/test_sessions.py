@@ -13,7 +13,7 @@ from incumbent.net.pool import Broken
 from incumbent.rules.record import HISTORY_KEPT
 from incumbent.stores.etcd import open_etcd, renewing
 from incumbent.stores.etcd.incarnation import ClusterMarker, NotedTtl
-from incumbent.stores.etcd.kv import Steps
+from incumbent.stores.etcd.kv import EtcdProgram
 from incumbent.stores.etcd.sessions import ClaimState, RenewalGroup, Session, Sessions
 from incumbent.stores.etcd.site import EtcdSite, answer_by, parse_etcd_url
 from incumbent.stores.url import Endpoint
@@ -101,7 +101,7 @@ def test_two_keep_alives_in_flight_prove_no_more_than_the_later_one() -> None:
 def test_no_ttl_means_gone_and_a_late_answer_does_not_revive_it() -> None:
     sessions = Sessions("/p")
     one = session(sessions)
-    sessions.note(mine(one, 110.0))
+    sessions.remember(mine(one, 110.0))
     one.answered(95.0, 0, "2")
     sessions.forget_session(one)
     one.answered(94.0, 10, "2")
@@ -133,7 +133,7 @@ def test_two_threads_may_find_the_etcd_lease_of_their_places_gone_at_once() -> N
     next(first)
     with pytest.raises(StopIteration):
         first.send({"header": {}, "ID": "7", "TTL": "3"})
-    places.note_lease_missing()
+    places.remember_missing_lease()
     later = places.keep_alive(3)
     next(later)
     places._beats = Overtaken(places._beats)
@@ -149,8 +149,8 @@ def test_claims_that_were_not_renewed_are_overdue_though_their_session_lives() -
     sessions = Sessions("/p")
     one = session(sessions, proved=1000.0)
     old, young = mine(one, 104.0, "old"), mine(one, 120.0, "young")
-    sessions.note(old)
-    sessions.note(young)
+    sessions.remember(old)
+    sessions.remember(young)
     assert sessions.overdue(one, 110.0) == [old]
     # It is not looked for at every renewal.
     assert sessions.overdue(one, 110.5) == []
@@ -162,7 +162,7 @@ def test_what_is_renewed_together_is_not_overdue() -> None:
     old, young = mine(one, 104.0, "old"), mine(one, 104.0, "young")
     group = RenewalGroup(104.0)
     for it in (old, young):
-        sessions.note(it)
+        sessions.remember(it)
         it.join(group)
     group.lapses_at = 120.0
     assert sessions.overdue(one, 110.0) == []
@@ -177,20 +177,20 @@ def test_a_claim_that_is_noted_anew_is_not_renewed_with_those_from_before() -> N
     sessions = Sessions("/p")
     one = session(sessions)
     before = mine(one, 104.0)
-    sessions.note(before)
+    sessions.remember(before)
     group = RenewalGroup(104.0)
     before.join(group)
-    sessions.note(mine(one, 110.0))
+    sessions.remember(mine(one, 110.0))
     assert not group.intact
 
 
 def test_a_claim_of_a_short_ttl_is_looked_for_in_time() -> None:
     sessions = Sessions("/p")
     one = session(sessions, proved=1000.0)
-    sessions.note(mine(one, 200.0, "long"))
+    sessions.remember(mine(one, 200.0, "long"))
     assert sessions.overdue(one, 100.0) == []
     short = mine(one, 103.0, "short")
-    sessions.note(short)
+    sessions.remember(short)
     assert sessions.overdue(one, 103.5) == [short]
 
 
@@ -210,8 +210,8 @@ def test_holdings_are_noted_in_a_ring_and_one_that_was_not_granted_takes_no_plac
 def test_a_claim_that_moved_belongs_to_one_session() -> None:
     sessions = Sessions("/p")
     short, long = session(sessions), sessions.add(Session("8", 60, 160.0, "2"))
-    sessions.note(mine(short, 104.0))
-    sessions.note(mine(long, 160.0))
+    sessions.remember(mine(short, 104.0))
+    sessions.remember(mine(long, 160.0))
     sessions.forget_session(short)
     assert sessions.claims[KEY, "c"].session is long
 
@@ -220,7 +220,7 @@ def test_a_claim_that_moved_unheard_of_is_remembered_until_it_is_removed() -> No
     sessions = Sessions("/p")
     old, new = session(sessions), sessions.add(Session("8", 10, 100.0, "3"))
     old.outlived = True
-    sessions.note(mine(old, 104.0))
+    sessions.remember(mine(old, 104.0))
     value = b64encode(b'{"claim":"c"}').decode()
     revisions = {"create_revision": "5", "mod_revision": "6"}
     there = {"key": "", "value": value, "lease": "8", **revisions}
@@ -280,12 +280,12 @@ def test_of_a_batch_nothing_is_proved_of_which_a_part_is_not(
     assert work.outcomes == ([Renewed()] * 2 if proved else [None] * 2)
 
 
-def told(outcome: T) -> Steps[T]:
+def told(outcome: T) -> EtcdProgram[T]:
     yield from ()
     return outcome
 
 
-def outcome_of(steps: Steps[T]) -> T:
+def outcome_of(steps: EtcdProgram[T]) -> T:
     with pytest.raises(StopIteration) as end:
         next(steps)
     found: T = end.value.value

@@ -137,7 +137,7 @@ def test_a_take_in_doubt_asks_for_the_same_seat_again(here: Party, own_etcd: Etc
     seat = take._seat()
     doubted = ClaimState(here.key, take.claim, Session("1", 10, 0.0), soon(), "h", 0.0, 10.0)
     doubted.own_key, doubted.permits = seat, 2
-    take.sessions.note(doubted)
+    take.sessions.remember(doubted)
     other = next(claim for claim in iter(new_claim, "") if first_seat(here, claim) == seat)
     assert isinstance(granted(here, other), Granted)
     # One seat is free, but it is not the one that the first take asked for.

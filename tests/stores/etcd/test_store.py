@@ -127,7 +127,7 @@ def test_a_take_that_never_arrived_does_not_cost_the_next_one_its_lease(
     kept = granted(store, name)
     sessions = store.operations.cluster.sessions
     session = sessions.claims[name, kept.claim].session
-    sessions.note(ClaimState(name, "0" * 32, session, clock.now(), "me", 0.0, TTL))
+    sessions.remember(ClaimState(name, "0" * 32, session, clock.now(), "me", 0.0, TTL))
     keep_alive(store, name, kept, TTL / 4)
     assert not isinstance(take(other, name), Granted)
     assert (name, "0" * 32) not in sessions.claims

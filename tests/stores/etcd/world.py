@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from incumbent.stores.etcd.kv import Steps
+from incumbent.stores.etcd.kv import EtcdProgram
 from incumbent.stores.etcd.sessions import ClaimState
 from incumbent.stores.etcd.taking import EtcdTake
 from incumbent.stores.plan import run_blocking
@@ -103,7 +103,7 @@ def created_of(server: EtcdServer, key: str) -> int:
 def sent(one: Party, take: EtcdTake) -> bool:
     """Whether its request was granted."""
 
-    def program() -> Steps[bool]:
+    def program() -> EtcdProgram[bool]:
         session = yield from take.sessions.session(ASK.ttl)
         state = ClaimState(one.key, take.claim, session, soon(), "h", 0.0, ASK.ttl)
         state.history_key, state.ticket = take.sessions.history_key(one.key), take.ticket

@@ -26,7 +26,7 @@ from incumbent.net.limiter import DIAL_WITHIN, PLACES, limits
 from incumbent.net.pool import Broken, Pool, close_all, until_served
 from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.dialect import EtcdDialect
-from incumbent.stores.etcd.kv import REPEATED, GatewayRequest, Reply, Steps
+from incumbent.stores.etcd.kv import REPEATED, EtcdProgram, GatewayRequest, Reply
 from incumbent.stores.etcd.line import IN_LINE
 from incumbent.stores.etcd.obstacles import read_for_wait
 from incumbent.stores.etcd.site import (
@@ -139,7 +139,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
             lambda: self.run_program(plan.start(None, until), until), until, self.sleep
         )
 
-    async def run_program(self, program: Steps[T], until: float) -> T:
+    async def run_program(self, program: EtcdProgram[T], until: float) -> T:
         """The outcome of a program. Raises StoreError, at `until` at the latest."""
         return await drive(program, lambda request: self.send_checked(request, until))
 
@@ -176,7 +176,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
                 if "header" not in reply and "header" not in reply.get("result", {}):
                     raise Garbled("it does not answer as etcd does")
             except (GatewayError, Broken, Garbled, StoreUnavailable) as error:
-                self._note_failure(tries, endpoint, error)
+                self._judge_failure(tries, endpoint, error)
             else:
                 site.prefer(endpoint)
                 site.proved = True
@@ -189,8 +189,8 @@ class EtcdClient(TakesTurns[None], Generic[W]):
             # The cycle of the error and this frame would keep connections until a collection.
             del tries, failure
 
-    def _note_failure(self, tries: _Tries, endpoint: Endpoint, error: Exception) -> None:
-        """Note the failure, and decide whether to ask another member."""
+    def _judge_failure(self, tries: _Tries, endpoint: Endpoint, error: Exception) -> None:
+        """Remember the failure, and decide whether to ask another member."""
         if isinstance(error, GatewayError):
             if error.lease_missing and not tries.doubt:
                 # In doubt it says nothing: a first try may have been carried out
@@ -423,7 +423,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
 
         await self._run_watches(next_watch, until)
 
-    async def _run_read(self, program: Steps[T], until: float) -> T:
+    async def _run_read(self, program: EtcdProgram[T], until: float) -> T:
         """The outcome of a program that changes nothing. Raises StoreUnavailable."""
         try:
             return await self.run_program(program, until)

@@ -32,7 +32,7 @@ from incumbent.model import (
 from incumbent.net.pool import outcome_of_repeat
 from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.incarnation import Cluster
-from incumbent.stores.etcd.kv import GatewayRequest, KeyValue, Kinds, Reply, Steps
+from incumbent.stores.etcd.kv import EtcdProgram, GatewayRequest, KeyValue, Kinds, Reply
 from incumbent.stores.etcd.renewing import renew
 from incumbent.stores.etcd.sessions import ClaimState, unremembered_state
 from incumbent.stores.etcd.site import LeaseMissing
@@ -79,7 +79,9 @@ class EtcdDialect:
 
     # -- fields -------------------------------------------------------------------------------
 
-    def _write(self, key: Key, field: str, value: bytes | None, guard: Guard) -> Steps[PutOutcome]:
+    def _write(
+        self, key: Key, field: str, value: bytes | None, guard: Guard
+    ) -> EtcdProgram[PutOutcome]:
         names = kv.names_of(self.cluster.prefix, key)
         stored_at, conditions = names.field(field), []
         match guard:
@@ -104,7 +106,7 @@ class EtcdDialect:
 
     # -- reading ------------------------------------------------------------------------------
 
-    def _record(self, key: Key) -> Steps[Record]:
+    def _record(self, key: Key) -> EtcdProgram[Record]:
         names = kv.names_of(self.cluster.prefix, key)
         areas = (names.contenders, names.pause_and_notices, names.record)
         reply = yield kv.transaction([kv.read_all(area) for area in areas])
@@ -112,10 +114,10 @@ class EtcdDialect:
         if not found:
             return Record(key)
         (record,) = yield from self._records(found)
-        self._sessions.note_seen(key, record.seen, kv.revision_of(reply))
+        self._sessions.remember_seen(key, record.seen, kv.revision_of(reply))
         return record
 
-    def _scan(self, namespace: str, name: str) -> Steps[tuple[Record, ...]]:
+    def _scan(self, namespace: str, name: str) -> EtcdProgram[tuple[Record, ...]]:
         prefix = self.cluster.prefix
         ranges = kv.scan_ranges(prefix, namespace, name)
         reply = yield kv.transaction([kv.read(start, end) for start, end in ranges])
@@ -123,7 +125,7 @@ class EtcdDialect:
         known = {key: it for key, it in found.items() if not foreign.is_only_waited_for(it)}
         return (yield from self._records(known))
 
-    def _records(self, found: dict[Key, Kinds]) -> Steps[tuple[Record, ...]]:
+    def _records(self, found: dict[Key, Kinds]) -> EtcdProgram[tuple[Record, ...]]:
         base = yield from self.cluster.token_base()
         # Leases and closings end soon, so their remaining time matters.
         timed = {
@@ -153,7 +155,7 @@ class EtcdDialect:
             (names.pause_and_notices, kv.after(names.pause_and_notices)),
         ]
 
-    def unchanged_since(self, key: Key, seen: str) -> Steps[int]:
+    def unchanged_since(self, key: Key, seen: str) -> EtcdProgram[int]:
         """The revision from which to watch; 0 if the state is not the one that was seen."""
         reply = yield kv.transaction(
             [kv.read(*area, kv.NEWEST) for area in self._watched_ranges(key)]
@@ -188,7 +190,7 @@ class _EtcdGive:
         slot = self.parting.slot
         self.undo_slot = [] if slot is None else [kv.delete(names.slot(slot, self.claim))]
 
-    def run(self) -> Steps[GiveOutcome]:
+    def run(self) -> EtcdProgram[GiveOutcome]:
         if self.token == 0 and self.parting.slot is None:
             yield from self._undo()
             return Gone()
@@ -211,7 +213,7 @@ class _EtcdGive:
         where = self.cluster.site.where
         raise StoreUnavailable(f"{where}: etcd leases vanish as soon as they are made")
 
-    def _held(self, base: int) -> Steps[ClaimState | None]:
+    def _held(self, base: int) -> EtcdProgram[ClaimState | None]:
         """The claim to give back; None if it holds no lease: its slot is free again then."""
         state = yield from self.sessions.find(self.key, self.claim, self.token, base)
         if state is not None:
@@ -222,14 +224,14 @@ class _EtcdGive:
         yield from self._undo()
         return None
 
-    def _undo(self) -> Steps[None]:
+    def _undo(self) -> EtcdProgram[None]:
         """For a claim that holds nothing: leave its slot, and the line."""
         undo = [*self.undo_slot, *self.sessions.places.removal(self.key, self.claim)]
         if undo:
             yield kv.transaction(undo)
         self.sessions.places.forget(self.key, self.claim)
 
-    def _given_up(self) -> Steps[ClaimState | None]:
+    def _given_up(self) -> EtcdProgram[ClaimState | None]:
         """As `_held`, for a claim whose token is not known: first forbid a late take, then read.
 
         The mark that forbids it lives for at least a day.
@@ -251,7 +253,7 @@ class _EtcdGive:
             return known
         return unremembered_state(self.key, entry)
 
-    def _give(self, state: ClaimState, base: int) -> Steps[bool]:
+    def _give(self, state: ClaimState, base: int) -> EtcdProgram[bool]:
         closing, closed_for = None, self.parting.closed_for
         if closed_for > 0:
             # Before the transaction, which names it. If that fails, nothing is

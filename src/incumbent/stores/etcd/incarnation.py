@@ -28,7 +28,7 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.etcd import kv
-from incumbent.stores.etcd.kv import GatewayRequest, KeyValue, Reply, Steps
+from incumbent.stores.etcd.kv import EtcdProgram, GatewayRequest, KeyValue, Reply
 from incumbent.stores.etcd.sessions import Sessions
 from incumbent.stores.etcd.site import EtcdSite, GatewayError, OtherIncarnation
 from incumbent.stores.findings import restart_words, wait_after_restart
@@ -160,7 +160,7 @@ class Cluster:
 
     # -- the present incarnation --------------------------------------------------------------
 
-    def identify(self) -> Steps[ClusterMarker]:
+    def identify(self) -> EtcdProgram[ClusterMarker]:
         """The incarnation of the cluster; the first process to meet a new one writes its marker."""
         known = self.incarnation
         if known is None:
@@ -172,11 +172,11 @@ class Cluster:
             self.incarnation = known
         return known
 
-    def admit(self, ttl: float) -> Steps[ClusterMarker]:
+    def granting_marker(self, ttl: float) -> EtcdProgram[ClusterMarker]:
         """As `identify`; raises StoreUnavailable while an earlier holder may rely on its lease."""
         known = yield from self.identify()
         if not self.noted.covers(ttl, known.value):
-            yield from self._note_ttl(known, ttl)
+            yield from self._write_ttl(known, ttl)
         early = self._grants_at(known, ttl) - _now()
         if early > 0:
             what = "is new, lost its data or was restored"
@@ -187,14 +187,14 @@ class Cluster:
     def _grants_at(self, known: ClusterMarker, ttl: float) -> float:
         return known.at + wait_after_restart(self.site.restart_wait, ttl, self.longest)
 
-    def token_base(self) -> Steps[int]:
+    def token_base(self) -> EtcdProgram[int]:
         """The number that is added to a revision to make a token. Creates no marker."""
         if self.incarnation is not None:
             return self.incarnation.token_base
         found = yield from self.read_marker()
         return int(self._fields(found).get("base", 0)) if found else 0
 
-    def seconds_until_grants(self, endpoint: Endpoint, ttl: float) -> Steps[float | None]:
+    def seconds_until_grants(self, endpoint: Endpoint, ttl: float) -> EtcdProgram[float | None]:
         """Seconds until the cluster grants, by its marker; None: that is of another incarnation.
 
         Writes nothing.
@@ -229,8 +229,8 @@ class Cluster:
             success, failure, where=where, repeatable=repeatable, marker_value=marker
         )
 
-    def read_marker(self) -> Steps[KeyValue | None]:
-        """The marker, by a linearizable read; notes the longest ttl that is stored beside it."""
+    def read_marker(self) -> EtcdProgram[KeyValue | None]:
+        """The marker, by a linearizable read; remembers the longest ttl beside it."""
         asked = {"key": kv.b64(self.marker_key), "range_end": kv.b64(f"{self.marker_key}.")}
         reply = yield GatewayRequest("/v3/kv/range", json.dumps(asked).encode())
         self._cluster_id = str(reply["header"].get("cluster_id", ""))
@@ -248,7 +248,7 @@ class Cluster:
     def _fields(self, entry: KeyValue) -> Reply:
         return kv.check_format(entry, f", then remove it with `etcdctl del '{self.marker_key}'`")
 
-    def _learn(self) -> Steps[ClusterMarker]:
+    def _learn(self) -> EtcdProgram[ClusterMarker]:
         for _ in range(3):
             found = yield from self.read_marker()
             fields = self._fields(found) if found else {}
@@ -290,23 +290,23 @@ class Cluster:
             yield kv.transaction([kv.put(self.marker_key, value)], where=[unchanged])
         raise StoreUnavailable(f"{self.site.where}: its marker {self.marker_key} keeps changing")
 
-    def _note_ttl(self, known: ClusterMarker, ttl: float) -> Steps[None]:
-        """Note the ttl beside the marker, before a holder relies on a lease for so long.
+    def _write_ttl(self, known: ClusterMarker, ttl: float) -> EtcdProgram[None]:
+        """Write the ttl beside the marker, before a holder relies on a lease for so long.
 
         Raises OtherIncarnation, or StoreUnavailable if no time is left.
         """
-        note = f"{self.marker_key}-ttl"
+        key = f"{self.marker_key}-ttl"
         while not self.noted.covers(ttl, known.value):
             changed = yield from self.changed()
             if changed or not self.knows(known.value):
                 raise OtherIncarnation(self.site.where)
             noted = self.noted
             if noted.ttl < ttl:
-                # If another process notes a longer ttl now, nothing is written: read it again.
-                unchanged = [self.marker_compared(known), kv.modified(note, noted.modified)]
-                yield kv.transaction([kv.put(note, kv.packed(ttl=ttl))], where=unchanged)
+                # If another process writes a longer ttl now, nothing is written: read it again.
+                unchanged = [self.marker_compared(known), kv.modified(key, noted.modified)]
+                yield kv.transaction([kv.put(key, kv.packed(ttl=ttl))], where=unchanged)
 
-    def _ages(self, endpoint: Endpoint) -> Steps[tuple[float, float]]:
+    def _ages(self, endpoint: Endpoint) -> EtcdProgram[tuple[float, float]]:
         """The wall clock of a member, and the seconds for which it has run (0.0: unknown)."""
         try:
             reading = yield GatewayRequest("/metrics", b"", endpoint=endpoint)
@@ -327,7 +327,7 @@ class Cluster:
         known = self.incarnation
         return known is not None and known.value == marker
 
-    def changed(self) -> Steps[bool]:
+    def changed(self) -> EtcdProgram[bool]:
         """Whether the cluster is of another incarnation than the known one."""
         known = self.incarnation
         found = yield from self.read_marker()
@@ -355,7 +355,7 @@ class Cluster:
 
         `ended`, `floor`: their values before the request was sent. Raises OutcomeUnknown.
         """
-        self.sessions.term = kv.term_of(reply.get("result", reply))
+        self.sessions.term = kv.raft_term_of(reply.get("result", reply))
         if request.path in kv.LINEARIZABLE:
             header = reply["header"]
             cluster, revision = str(header.get("cluster_id", "")), int(header.get("revision", 0))
@@ -384,7 +384,7 @@ class Cluster:
             " restored, put back, or lost its data"
         )
 
-    def is_other(self, known: ClusterMarker, endpoint: Endpoint) -> Steps[bool]:
+    def is_other(self, known: ClusterMarker, endpoint: Endpoint) -> EtcdProgram[bool]:
         """Whether this member is of another incarnation than the known one."""
         for tries in range(2):
             if tries:
@@ -402,7 +402,7 @@ class Cluster:
                 return False
         return True
 
-    def _propose_nothing(self, endpoint: Endpoint) -> Steps[None]:
+    def _propose_nothing(self, endpoint: Endpoint) -> EtcdProgram[None]:
         """Add an entry to the log that does not raise the revision."""
         try:
             # This key never exists: its removal is an entry even while the database is full.
@@ -410,7 +410,7 @@ class Cluster:
         except GatewayError as error:
             raise self._refused(error) from error
 
-    def status(self, endpoint: Endpoint) -> Steps[Status | None]:
+    def status(self, endpoint: Endpoint) -> EtcdProgram[Status | None]:
         """The status of a member; None if the member does not serve it."""
         try:
             reply = yield GatewayRequest("/v3/maintenance/status", endpoint=endpoint)

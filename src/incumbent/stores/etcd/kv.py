@@ -77,7 +77,7 @@ class GatewayRequest(NamedTuple):
     endpoint: Endpoint | None = None
 
 
-Steps: TypeAlias = Generator[GatewayRequest, Any, T]
+EtcdProgram: TypeAlias = Generator[GatewayRequest, Any, T]
 """The type of a program (see the module)."""
 
 
@@ -156,7 +156,7 @@ def revision_of(reply: Reply) -> int:
     return int(reply["header"].get("revision", 0))
 
 
-def term_of(reply: Reply) -> str:
+def raft_term_of(reply: Reply) -> str:
     """The raft term in which the cluster answered."""
     return str(reply["header"].get("raft_term", ""))
 
@@ -169,7 +169,7 @@ def as_of(reply: Reply, dialled: int = 0) -> AsOf | None:
     """
     revision = revision_of(reply)
     cluster = str(reply["header"].get("cluster_id", ""))
-    return (cluster, term_of(reply), revision, dialled) if revision else None
+    return (cluster, raft_term_of(reply), revision, dialled) if revision else None
 
 
 # -- values ---------------------------------------------------------------------------------------

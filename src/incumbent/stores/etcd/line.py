@@ -27,7 +27,7 @@ from incumbent.model import OVERTAKEN_MOST, Ask, Key, Queue, Queued, Refused
 from incumbent.rules.record import Line, Waiter, micros
 from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.incarnation import Cluster
-from incumbent.stores.etcd.kv import KeyValue, Reply, Steps
+from incumbent.stores.etcd.kv import EtcdProgram, KeyValue, Reply
 from incumbent.stores.etcd.obstacles import OLDEST_FIRST, Obstacles
 from incumbent.stores.etcd.places import EtcdPlace
 
@@ -91,7 +91,7 @@ class TakeInLine:
                 return entry if entry.claim == self._claim else None
         return None
 
-    def note(self, found: Obstacles) -> EtcdPlace | None:
+    def remember(self, found: Obstacles) -> EtcdPlace | None:
         """Remember the claim's place in the line that was found."""
         mine = self.entry_in(found)
         if mine is None:
@@ -103,10 +103,10 @@ class TakeInLine:
         place = EtcdPlace(
             mine.key, mine.created, mine.etcd_lease, heartbeat, self._ask.permits is not None, found
         )
-        self._places.note(self._key, self._claim, place)
+        self._places.remember(self._key, self._claim, place)
         return place
 
-    def note_order(self, found: Obstacles) -> None:
+    def let_first_listen(self, found: Obstacles) -> None:
         """Have the first of our waiters in the line that was found listen."""
         if self._ask.queue is not None and self._may_be_represented:
             self._turns.note_order(self._key, self._ours_in(found))
@@ -141,7 +141,7 @@ class TakeInLine:
         ours = [claim for claim, place in places.items() if place.key in there]
         return sorted(ours, key=lambda claim: places[claim].created)
 
-    def join(self) -> Steps[list[str]]:
+    def join(self) -> EtcdProgram[list[str]]:
         """The operations: join the line, unless the claim is there already, or was given up."""
         queue = self._ask.queue
         if queue is None:
@@ -202,16 +202,16 @@ class TakeInLine:
         return [kv.free(line)]
 
     def served(self, reply: Reply) -> None:
-        """Note what a grant has left of the line."""
+        """Remember what a grant has left of the line."""
         self._places.forget(self._key, self._claim)
         if not self.next_index:
             return
         left = kv.entries_in(reply["responses"][self.next_index])
-        self._places.note_first(self._key, left[0] if left else None)
+        self._places.remember_first(self._key, left[0] if left else None)
         if not left:
             self._turns.let_next_follow(self._key)
 
     def refused(self) -> None:
-        """Note that a request was refused: the line may differ from what was known."""
+        """Remember that a request was refused: the line may differ from what was known."""
         self.first, self.joined = None, self.joined or self.joins
-        self._places.note_first(self._key, None)
+        self._places.remember_first(self._key, None)

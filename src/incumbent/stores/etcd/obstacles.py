@@ -9,7 +9,7 @@ from incumbent.model import Key
 from incumbent.rules.notices import PAUSE
 from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.incarnation import Cluster
-from incumbent.stores.etcd.kv import KeyValue, Names, Reply, Steps
+from incumbent.stores.etcd.kv import EtcdProgram, KeyValue, Names, Reply
 
 OLDEST_FIRST: Final = ',"sort_order":"ASCEND","sort_target":"CREATE"'
 """Option of a read: from the oldest key on."""
@@ -46,7 +46,7 @@ class Obstacles(NamedTuple):
 
 def read_obstacles(
     cluster: Cluster, key: Key, claim: str, *before: str, slot: str = ""
-) -> Steps[Obstacles]:
+) -> EtcdProgram[Obstacles]:
     """Read all possible obstacles, after the operations `before`."""
     names = kv.names_of(cluster.prefix, key)
     reads = [
@@ -68,7 +68,7 @@ def read_obstacles(
     )
 
 
-def read_for_wait(cluster: Cluster, key: Key) -> Steps[Obstacles]:
+def read_for_wait(cluster: Cluster, key: Key) -> EtcdProgram[Obstacles]:
     """Read what a wait in line depends on; `seen` says nothing of fields."""
     names = kv.names_of(cluster.prefix, key)
     reply = yield kv.transaction(_wait_reads(names))

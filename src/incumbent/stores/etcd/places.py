@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from incumbent import clock
 from incumbent.model import Key
 from incumbent.stores.etcd import kv
-from incumbent.stores.etcd.kv import KeyValue, Steps
+from incumbent.stores.etcd.kv import EtcdProgram, KeyValue
 
 if TYPE_CHECKING:
     from incumbent.stores.etcd.obstacles import Obstacles
@@ -68,7 +68,7 @@ class LinePlaces:
         """The places in the line of a name, by claim."""
         return self._places.get(key, {})
 
-    def note(self, key: Key, claim: str, place: EtcdPlace) -> None:
+    def remember(self, key: Key, claim: str, place: EtcdPlace) -> None:
         """Remember a place in line of this process."""
         if len(self._places) >= _NOTED_MAX:
             # The keys of places that are forgotten may still stand in line.
@@ -80,7 +80,7 @@ class LinePlaces:
         """The place in line of this claim, as far as this process knows."""
         return self._places.get(key, {}).get(claim)
 
-    def note_first(self, key: Key, first: KeyValue | None) -> None:
+    def remember_first(self, key: Key, first: KeyValue | None) -> None:
         """Remember the waiter that a grant to this process left behind as the first in line."""
         # The next take of this process may overtake it without reading the line before.
         if len(self.firsts) >= _NOTED_MAX:
@@ -134,7 +134,7 @@ class LinePlaces:
             if not of_name:
                 known.pop(key, None)
 
-    def keep_alive(self, heartbeat: int) -> Steps[str]:
+    def keep_alive(self, heartbeat: int) -> EtcdProgram[str]:
         """Keep alive the etcd lease of all our places with this heartbeat, and return its id."""
         beat = self._beats.get(heartbeat)
         if beat is not None:
@@ -173,7 +173,7 @@ class LinePlaces:
         """The heartbeats of our places."""
         return list(self._beats) if self._places else []
 
-    def note_lease_missing(self) -> None:
-        """Note that one of these etcd leases may be gone."""
+    def remember_missing_lease(self) -> None:
+        """Remember that one of these etcd leases may be gone."""
         for beat in list(self._beats.values()):
             beat.until = 0.0

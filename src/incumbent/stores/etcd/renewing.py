@@ -24,7 +24,7 @@ from incumbent.model import Batch, Gone, Key, Renewal, Renewed, RenewOutcome
 from incumbent.rules.notices import PAUSE, RESIGN, notices_for
 from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.incarnation import Cluster, ClusterMarker
-from incumbent.stores.etcd.kv import GatewayRequest, Reply, Steps
+from incumbent.stores.etcd.kv import EtcdProgram, GatewayRequest, Reply
 from incumbent.stores.etcd.sessions import ClaimState, RenewalGroup, Session, SessionProof, state_of
 from incumbent.stores.etcd.site import LeaseMissing
 from incumbent.stores.etcd.taking import writes
@@ -36,7 +36,7 @@ _RENEWED: Final = Renewed()
 _now = clock.now
 
 
-def renew(cluster: Cluster, renewals: Sequence[Renewal]) -> Steps[list[RenewOutcome]]:
+def renew(cluster: Cluster, renewals: Sequence[Renewal]) -> EtcdProgram[list[RenewOutcome]]:
     """The outcome of each renewal, in the same order."""
     if not renewals:
         return []
@@ -107,7 +107,7 @@ class _Prepared:
             and cluster.incarnation is self.incarnation
         )
 
-    def run(self, cluster: Cluster) -> Steps[bool]:
+    def run(self, cluster: Cluster) -> EtcdProgram[bool]:
         """Renew all leases; False if they have to be checked one by one."""
         session, sent = self.session, _now()
         if cluster is not self.cluster or not self._is_unchanged(sent):
@@ -126,7 +126,7 @@ class _Prepared:
                 # Nothing at all has changed in the cluster since.
                 continue
             reply = yield check.request
-            if not reply.get("succeeded") or not session.confirm(proof, kv.term_of(reply)):
+            if not reply.get("succeeded") or not session.confirm(proof, kv.raft_term_of(reply)):
                 return False
             check.as_of = kv.as_of(reply, cluster.dialled)
             current = current or check.as_of
@@ -173,7 +173,7 @@ class _Renewing:
         self.outcomes: list[RenewOutcome | None] = [None] * len(renewals)
         self._items: dict[int, _Item] = {}
 
-    def run(self) -> Steps[None]:
+    def run(self) -> EtcdProgram[None]:
         self._recall(_now())
         # A missing etcd lease, or a new leader, makes another round necessary.
         for _ in range(3):
@@ -236,7 +236,7 @@ class _Renewing:
             else:
                 self._items[at] = _Item(at, renewal, state, state.session.id)
 
-    def _adopt(self) -> Steps[None]:
+    def _adopt(self) -> EtcdProgram[None]:
         """Read the keys of leases that this process does not remember."""
         unknown = [
             (at, renewal)
@@ -260,10 +260,10 @@ class _Renewing:
             session = Session(entry.etcd_lease, kv.seconds(ttl), 0.0)
             self._sessions.by_id[entry.etcd_lease] = session
         state = state_of(renewal.key, entry, session, _now() + renewal.ttl)
-        self._sessions.note(state)
+        self._sessions.remember(state)
         self._items[at] = _Item(at, renewal, state, session.id)
 
-    def _extend(self) -> Steps[bool]:
+    def _extend(self) -> EtcdProgram[bool]:
         """One round; False if something changed meanwhile, so that another round is needed."""
         sent = _now()
         waiting = [item for item in self._items.values() if self.outcomes[item.at] is None]
@@ -287,7 +287,7 @@ class _Renewing:
             yield from self._sessions.sweep(session)
         return proved
 
-    def _change(self, items: list[_Item]) -> Steps[None]:
+    def _change(self, items: list[_Item]) -> EtcdProgram[None]:
         """Move items to another etcd lease (longer ttl, new leader), and note new metadata."""
         for item in items:
             ttl, meta = item.renewal.ttl, item.renewal.meta
@@ -296,7 +296,7 @@ class _Renewing:
             if meta is not None and meta != item.state.meta:
                 item.change(meta=meta)
 
-    def _verify(self, waiting: list[_Item]) -> Steps[bool]:
+    def _verify(self, waiting: list[_Item]) -> EtcdProgram[bool]:
         """Set the outcomes; True if all of them are proved."""
         quiet = [item for item in waiting if not item.alone]
         each = [item for item in waiting if item.alone]
@@ -314,7 +314,7 @@ class _Renewing:
                     self.outcomes[item.at] = None
         return proved
 
-    def _verify_together(self, batch: list[_Item]) -> Steps[list[_Item] | None]:
+    def _verify_together(self, batch: list[_Item]) -> EtcdProgram[list[_Item] | None]:
         """Check all at once. Returns the items to check one by one; None: not proved."""
         states = [item.state for item in batch]
         proofs = _pending(states)
@@ -335,7 +335,7 @@ class _Renewing:
             single += each
         return single
 
-    def _verify_each(self, batch: list[_Item]) -> Steps[bool]:
+    def _verify_each(self, batch: list[_Item]) -> EtcdProgram[bool]:
         """Check that each lease is ours, read its switches, and write its key if necessary."""
         asked = []
         for item in batch:
@@ -373,7 +373,7 @@ class _Renewing:
             self._sessions.doubt(item.state)
             return
         if item.write:
-            self._sessions.note(item.state)
+            self._sessions.remember(item.state)
             item.write, item.etcd_lease = False, item.state.session.id
         switches = [kv.entries_in(response) for response in found["responses"][:2]]
         pause, resign = (entries[0].value if entries else None for entries in switches)
@@ -414,5 +414,7 @@ def _pending(states: Sequence[ClaimState]) -> dict[Session, SessionProof | None]
 
 def _confirmed(proofs: dict[Session, SessionProof | None], reply: Reply) -> bool:
     # A list first: `all` alone would stop at the first, and the others would not be noted.
-    confirmed = [session.confirm(proof, kv.term_of(reply)) for session, proof in proofs.items()]
+    confirmed = [
+        session.confirm(proof, kv.raft_term_of(reply)) for session, proof in proofs.items()
+    ]
     return all(confirmed)

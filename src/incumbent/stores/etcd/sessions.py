@@ -31,7 +31,7 @@ from incumbent import clock
 from incumbent.model import Key
 from incumbent.rules.record import HISTORY_KEPT
 from incumbent.stores.etcd import kv
-from incumbent.stores.etcd.kv import GatewayRequest, KeyValue, Reply, Steps
+from incumbent.stores.etcd.kv import EtcdProgram, GatewayRequest, KeyValue, Reply
 from incumbent.stores.etcd.places import LinePlaces
 from incumbent.stores.etcd.site import LeaseExists
 
@@ -217,7 +217,7 @@ class Sessions:
 
     # -- claims -------------------------------------------------------------------------------
 
-    def note(self, state: ClaimState) -> None:
+    def remember(self, state: ClaimState) -> None:
         """Remember a claim whose take is about to be sent, or was carried out."""
         claim_id, session = state.id, state.session
         before = self.claims.get(claim_id)
@@ -229,8 +229,8 @@ class Sessions:
         session.earliest = min(session.earliest, state.lapses_at)
 
     def doubt(self, state: ClaimState) -> None:
-        """Note that the state of the claim's key is unknown: it has to be read first."""
-        self.note(replace(state, revision=0, lapses_at=state.ends, group=None))
+        """Remember that the state of the claim's key is unknown: it has to be read first."""
+        self.remember(replace(state, revision=0, lapses_at=state.ends, group=None))
 
     def forget_claim(self, key: Key, claim: str) -> None:
         """Forget a claim of which nothing is left."""
@@ -286,7 +286,7 @@ class Sessions:
             remove.append(kv.nested([same], [kv.delete(names.ticket)]))
         return remove
 
-    def lookup(self, keys: list[Key]) -> Steps[dict[Key, Reply]]:
+    def lookup(self, keys: list[Key]) -> EtcdProgram[dict[Key, Reply]]:
         """Read leases that are not remembered; `kv.entry_of` finds their claims in the replies."""
         # Many may share one name: it is read once.
         each = list(dict.fromkeys(keys))
@@ -294,7 +294,9 @@ class Sessions:
         reply = yield kv.transaction(reads)
         return dict(zip(each, reply["responses"], strict=True))
 
-    def find(self, key: Key, claim: str, token: int | None, base: int) -> Steps[ClaimState | None]:
+    def find(
+        self, key: Key, claim: str, token: int | None, base: int
+    ) -> EtcdProgram[ClaimState | None]:
         """The claim, with this token if one is given, as remembered or else as its key says."""
         state = self.claims.get((key, claim))
         if state is None or not state.has_token(token, base):
@@ -303,8 +305,8 @@ class Sessions:
             state = entry and unremembered_state(key, entry)
         return state if state is not None and state.has_token(token, base) else None
 
-    def note_seen(self, key: Key, seen: str, revision: int) -> None:
-        """Note that a refusal or a record with this `seen` was true at this revision."""
+    def remember_seen(self, key: Key, seen: str, revision: int) -> None:
+        """Remember that a refusal or a record with this `seen` was true at this revision."""
         if len(self.seen_revision) >= NOTED_MAX:
             self.seen_revision.clear()
         self.seen_revision[key] = (seen, revision)
@@ -331,7 +333,7 @@ class Sessions:
 
     # -- etcd leases --------------------------------------------------------------------------
 
-    def grant(self, ttl: int, etcd_lease: int = 0) -> Steps[Session]:
+    def grant(self, ttl: int, etcd_lease: int = 0) -> EtcdProgram[Session]:
         """A new etcd lease of `ttl` whole seconds, with this id or (0) one of etcd's choice.
 
         A grant goes through the cluster's log, so it is proved at once. If the reply before it had
@@ -340,17 +342,17 @@ class Sessions:
         sent, before = _now(), self.term
         named = b',"ID":"%d"' % etcd_lease if etcd_lease else b""
         reply = yield GatewayRequest("/v3/lease/grant", b'{"TTL":"%d"%b}' % (ttl, named))
-        term = kv.term_of(reply)
+        term = kv.raft_term_of(reply)
         proved = sent + int(reply.get("TTL", ttl))
         return Session(str(reply["ID"]), ttl, proved, term if term == before else None)
 
-    def keep_alive(self, session: Session) -> Steps[None]:
+    def keep_alive(self, session: Session) -> EtcdProgram[None]:
         """Renew a session for its whole ttl; the module says when that is proved."""
         # From before the request: etcd counts from when it arrives, which is later.
         sent = _now()
         reply = yield kv.lease_request("keepalive", session.id)
         result = reply.get("result", reply)
-        session.answered(sent, int(result.get("TTL", 0)), kv.term_of(result))
+        session.answered(sent, int(result.get("TTL", 0)), kv.raft_term_of(result))
         if session.gone:
             self.forget_session(session)
 
@@ -359,14 +361,14 @@ class Sessions:
         session = self.by_ttl.get(kv.seconds(ttl))
         return session is not None and not session.outlived and session.proved > _now()
 
-    def session(self, ttl: float, lock_delay: float = 0.0) -> Steps[Session]:
+    def session(self, ttl: float, lock_delay: float = 0.0) -> EtcdProgram[Session]:
         """The etcd lease of all claims of this ttl, with enough time left."""
         session = self.by_ttl.get(kv.seconds(ttl))
         if session is not None and (yield from self._usable(session, lock_delay)):
             return session
         return self.add((yield from self.grant(kv.seconds(ttl))))
 
-    def _usable(self, session: Session, lock_delay: float = 0.0) -> Steps[bool]:
+    def _usable(self, session: Session, lock_delay: float = 0.0) -> EtcdProgram[bool]:
         """Whether enough time is left, perhaps after a keep-alive."""
         now = _now()
         if session.is_fresh(now, lock_delay):
@@ -387,7 +389,7 @@ class Sessions:
         self.by_id[session.id] = self.by_ttl[session.ttl] = session
         return session
 
-    def history_lease(self, keep: float) -> Steps[str]:
+    def history_lease(self, keep: float) -> EtcdProgram[str]:
         """The etcd lease of history and marks, shared by the whole fleet.
 
         One for each period of `keep` seconds, with an id that all processes compute alike; it lives
@@ -407,7 +409,7 @@ class Sessions:
         self.history_leases[lasts] = (str(etcd_lease), period)
         return str(etcd_lease)
 
-    def candidacy(self, candidate: tuple[Key, str], lasts: float) -> Steps[str]:
+    def candidacy(self, candidate: tuple[Key, str], lasts: float) -> EtcdProgram[str]:
         """The etcd lease of a holder's candidacy; the holder's next take uses it again."""
         session = self.candidacies.get(candidate)
         known = session is not None and session.ttl == kv.seconds(lasts)
@@ -418,7 +420,7 @@ class Sessions:
         session = self.candidacies[candidate] = yield from self.grant(kv.seconds(lasts))
         return session.id
 
-    def seconds_left(self, leases: set[str]) -> Steps[dict[str, float]]:
+    def seconds_left(self, leases: set[str]) -> EtcdProgram[dict[str, float]]:
         """The seconds left of etcd leases."""
         found = {}
         for etcd_lease in leases - {"0"}:
@@ -430,7 +432,7 @@ class Sessions:
 
     # -- claims whose time ran out ------------------------------------------------------------
 
-    def sweep(self, session: Session) -> Steps[None]:
+    def sweep(self, session: Session) -> EtcdProgram[None]:
         """Remove claims whose own time ran out although their session, or the next one, lives."""
         now = _now()
         outlived = [one for one in list(self.by_id.values()) if one.outlived and one is not session]
@@ -458,7 +460,7 @@ class Sessions:
         session.earliest = min([session.earliest, *(at for at, _ in ends)])
         return [state for at, state in ends if at <= now]
 
-    def _still_there(self, batch: list[ClaimState]) -> Steps[list[tuple[ClaimState, str]]]:
+    def _still_there(self, batch: list[ClaimState]) -> EtcdProgram[list[tuple[ClaimState, str]]]:
         """The claims with a key on an etcd lease of ours, and that lease (it may have moved)."""
         found = []
         there = yield from self.lookup([state.key for state in batch])

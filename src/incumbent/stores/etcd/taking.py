@@ -19,7 +19,7 @@ from incumbent.rules.record import HISTORY_KEPT, Closing, Grant, LeaseRecord, Mo
 from incumbent.rules.taking import CANDIDATES_KEPT
 from incumbent.stores.etcd import foreign, kv
 from incumbent.stores.etcd.incarnation import Cluster, ClusterMarker
-from incumbent.stores.etcd.kv import GatewayRequest, KeyValue, Reply, Steps
+from incumbent.stores.etcd.kv import EtcdProgram, GatewayRequest, KeyValue, Reply
 from incumbent.stores.etcd.line import TakeInLine, line_of
 from incumbent.stores.etcd.obstacles import OLDEST_FIRST, Obstacles, read_obstacles
 from incumbent.stores.etcd.sessions import ClaimState, state_of
@@ -60,7 +60,7 @@ class EtcdTake:
         self.line = TakeInLine(cluster, key, claim, ask)
         self.history_response = 0
 
-    def run(self) -> Steps[TakeOutcome]:
+    def run(self) -> EtcdProgram[TakeOutcome]:
         """The outcome of the take. Raises StoreError."""
         try:
             return (yield from self._rounds())
@@ -73,11 +73,11 @@ class EtcdTake:
                 str(error), permanent=error.permanent, retry_after=after
             ) from error
 
-    def _rounds(self) -> Steps[TakeOutcome]:
+    def _rounds(self) -> EtcdProgram[TakeOutcome]:
         rounds = _ROUNDS if self.ask.permits is None else _ROUNDS_FOR_A_SEAT
         for _ in range(rounds):
             try:
-                self.incarnation = yield from self.cluster.admit(self.ask.ttl)
+                self.incarnation = yield from self.cluster.granting_marker(self.ask.ttl)
                 outcome = yield from self._round()
             # Nothing was written: a transaction that names a missing etcd lease fails as a whole.
             except LeaseMissing:
@@ -104,10 +104,10 @@ class EtcdTake:
             self.sessions.forget_session(session)
         self.sessions.history_leases.pop(kv.seconds(self.ask.keep_record), None)
         self.sessions.candidacies.pop((self.key, self.ask.holder), None)
-        self.sessions.places.note_lease_missing()
+        self.sessions.places.remember_missing_lease()
         self.slot_lease = ""
 
-    def _round(self) -> Steps[TakeOutcome | None]:
+    def _round(self) -> EtcdProgram[TakeOutcome | None]:
         """The outcome of a round; None if it was not granted, and no obstacle is left to see."""
         ask, sessions = self.ask, self.sessions
         wants_slot = ask.slot is not None and not self.own_slot and not self.slot_lease
@@ -138,7 +138,7 @@ class EtcdTake:
         )
         return (yield from self._send(state))
 
-    def _read_before_grant(self) -> Steps[TakeOutcome | None]:
+    def _read_before_grant(self) -> EtcdProgram[TakeOutcome | None]:
         """Read the obstacles before an etcd lease is made: most takes are refused, and leave none.
 
         Returns the outcome, or None if the take has to be sent.
@@ -147,14 +147,14 @@ class EtcdTake:
         if found:
             outcome = yield from self._obstructed(found)
             if outcome is not None:
-                yield from self._note_candidate(outcome)
+                yield from self._write_candidate(outcome)
                 return outcome
         # If this same claim has taken the slot before, the take neither writes it nor needs an etcd
         # lease for it.
         self.own_slot = bool(found.slots) and not self._slots_of_others(found)
         return None
 
-    def _send(self, state: ClaimState) -> Steps[TakeOutcome | None]:
+    def _send(self, state: ClaimState) -> EtcdProgram[TakeOutcome | None]:
         cluster, sessions, session = self.cluster, self.sessions, state.session
         candidacy = (yield from self._candidacy()) if self.ask.candidacy > 0 else ""
         request = self.request(state, candidacy)
@@ -162,7 +162,7 @@ class EtcdTake:
         # Both from before the request: its reply proves nothing that was asked for later.
         proof, sent = session.pending, _now()
         # Noted before it is sent: if the reply is lost, the claim is removed when its time is over.
-        sessions.note(state)
+        sessions.remember(state)
         try:
             reply = yield request
         except (StoreUnavailable, LeaseMissing):
@@ -172,7 +172,7 @@ class EtcdTake:
         except OutcomeUnknown:
             self._history_written()
             raise
-        session.confirm(proof, kv.term_of(reply))
+        session.confirm(proof, kv.raft_term_of(reply))
         if reply.get("succeeded"):
             self._history_written()
             state.revision = kv.revision_of(reply)
@@ -205,7 +205,7 @@ class EtcdTake:
     def _restore(self, state: ClaimState, before: ClaimState | None) -> None:
         self.sessions.forget_claim(*state.id)
         if before is not None and not before.session.gone:
-            self.sessions.note(before)
+            self.sessions.remember(before)
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class EtcdTake:
             failure.append(kv.read_all(names.line, OLDEST_FIRST))
         if ask.candidacy > 0:
             success.append(kv.delete(names.candidate(state.holder)))
-            failure.append(self._candidate_write(state.since, candidacy))
+            failure.append(self._candidate_operation(state.since, candidacy))
             failure.append(self._count_candidates())
         return self.cluster.transaction(
             self.incarnation, compare, success, failure, repeatable=False
@@ -295,7 +295,7 @@ class EtcdTake:
             given_up=kv.count_of(responses[1]) > 0,
         )
 
-    def _read_obstacles(self, *before: str) -> Steps[Obstacles]:
+    def _read_obstacles(self, *before: str) -> EtcdProgram[Obstacles]:
         """Read all possible obstacles, without a take, after the operations `before`."""
         slot = self.ask.slot
         where = self.names.slot(slot.name) if slot is not None else ""
@@ -306,29 +306,29 @@ class EtcdTake:
 
     # -- candidates ---------------------------------------------------------------------------
 
-    def _candidacy(self) -> Steps[str]:
+    def _candidacy(self) -> EtcdProgram[str]:
         """The etcd lease of the asker's candidacy."""
         return (yield from self.sessions.candidacy((self.key, self.ask.holder), self.ask.candidacy))
 
-    def _note_candidate(self, outcome: TakeOutcome) -> Steps[None]:
-        """Note the candidate also after a refusal that came without a take."""
+    def _write_candidate(self, outcome: TakeOutcome) -> EtcdProgram[None]:
+        """List the asker as a candidate also after a refusal that came without a take."""
         if isinstance(outcome, Refused) and self.ask.candidacy > 0:
-            note = self._candidate_write(clock.wall(), (yield from self._candidacy()))
-            reply = yield kv.transaction([note, self._count_candidates()])
+            write = self._candidate_operation(clock.wall(), (yield from self._candidacy()))
+            reply = yield kv.transaction([write, self._count_candidates()])
             if kv.count_of(reply["responses"][1]) > CANDIDATES_KEPT:
                 yield from self._prune()
 
-    def _candidate_write(self, wall: float, etcd_lease: str) -> str:
+    def _candidate_operation(self, wall: float, etcd_lease: str) -> str:
         """The operation that lists the asker as a candidate, unless its claim was given up."""
         waits, kept = kv.absent(self.names.given_up(self.claim)), self.ask.candidacy
-        noted = kv.packed(kept=kept, until=wall + kept)
+        value = kv.packed(kept=kept, until=wall + kept)
         name = self.names.candidate(self.ask.holder)
-        return kv.nested([waits], [kv.put(name, noted, etcd_lease)])
+        return kv.nested([waits], [kv.put(name, value, etcd_lease)])
 
     def _count_candidates(self) -> str:
         return kv.read(self.names.candidates, kv.after(self.names.record), kv.COUNT)
 
-    def _prune(self) -> Steps[None]:
+    def _prune(self) -> EtcdProgram[None]:
         """Remove surplus candidates: those whose time ends first."""
         reply = yield kv.transaction([kv.read(self.names.candidates, kv.after(self.names.record))])
         surplus = kv.surplus_candidates(kv.entries_in(reply["responses"][0]))
@@ -337,8 +337,8 @@ class EtcdTake:
 
     # -- refusals -----------------------------------------------------------------------------
 
-    def _obstructed(self, found: Obstacles) -> Steps[TakeOutcome | None]:
-        self.sessions.note_seen(self.key, found.seen, found.revision)
+    def _obstructed(self, found: Obstacles) -> EtcdProgram[TakeOutcome | None]:
+        self.sessions.remember_seen(self.key, found.seen, found.revision)
         if found.given_up:
             return Refused("closed", seen=found.seen)
         if found.candidates > CANDIDATES_KEPT:
@@ -349,8 +349,8 @@ class EtcdTake:
         refused = yield from self._refusal(found)
         if refused is None:
             return None
-        place = self.line.note(found)
-        self.line.note_order(found)
+        place = self.line.remember(found)
+        self.line.let_first_listen(found)
         if place is None and self.line.has_to_join(found, refused):
             return (yield from self._join())
         if place is not None and refused.reason == "permits" and place.created == found.revision:
@@ -359,7 +359,7 @@ class EtcdTake:
             self.sessions.places.forget(self.key, self.claim)
         return self.line.marked_in_line(refused)
 
-    def _join(self) -> Steps[TakeOutcome | None]:
+    def _join(self) -> EtcdProgram[TakeOutcome | None]:
         """Join the line, and decide again by what is there then."""
         found = yield from self._read_obstacles(*(yield from self.line.join()))
         self.line.joined = True
@@ -372,10 +372,10 @@ class EtcdTake:
             return None
         return (yield from self._obstructed(found))
 
-    def _refusal(self, found: Obstacles) -> Steps[Refused | None]:
+    def _refusal(self, found: Obstacles) -> EtcdProgram[Refused | None]:
         """The refusal by the rules of a lease.
 
-        Or None, after noting here what the next round may overwrite.
+        Or None, after remembering here what the next round may overwrite.
         """
         share = self.ask.permits is not None
         there = found.foreign if share and found.foreign else found.holders
@@ -386,16 +386,16 @@ class EtcdTake:
         record, used = yield from self._lease_record(found, holdings)
         queue = self.ask.queue if self.line.entry_in(found) else None
         ask = Ask(self.ask.ttl, self.ask.holder, self.ask.permits, queue)
-        outcome = rules.take(record, self.claim, ask, Moment(0, 0), used).outcome
+        outcome = rules.take(record, self.claim, ask, Moment(now=0, wall=0), used).outcome
         if isinstance(outcome, Granted):
-            return self._note_overwritable(found, holdings)
+            return self._remember_overwritable(found, holdings)
         if outcome.reason in ("held", "permits"):
             outcome = replace(outcome, holders=holdings)
         return replace(outcome, seen=found.seen)
 
     def _lease_record(
         self, found: Obstacles, holdings: Sequence[Holding]
-    ) -> Steps[tuple[LeaseRecord, Grant | None]]:
+    ) -> EtcdProgram[tuple[LeaseRecord, Grant | None]]:
         """What was found, as the rules know it at the instant 0; and who has used the slot."""
         # The key of a dead holder disappears with its etcd lease, and a watch shows that.
         grants, mine = tuple(map(_grant_of, holdings)), self.line.entry_in(found)
@@ -418,23 +418,26 @@ class EtcdTake:
         slot, token = slots[0], self.incarnation.token_base + slots[0].created
         holder, kept = str(slot.fields.get("holder", "")), kv.number_in(slot.fields.get("kept"))
         claim, left = unquote(slot.key.rpartition("/")[2]), ends[slot.etcd_lease]
-        return record, Grant(claim, holder, token, micros(kept), left - micros(kept), left)
+        since = left - micros(kept)
+        return record, Grant(claim, holder, token, ttl=micros(kept), since=since, expires=left)
 
-    def _ends(self, entries: Sequence[KeyValue]) -> Steps[dict[str, int]]:
+    def _ends(self, entries: Sequence[KeyValue]) -> EtcdProgram[dict[str, int]]:
         """When the etcd leases of these keys end: in how many microseconds."""
         ids = {entry.etcd_lease for entry in entries}
         lives = yield from self.sessions.seconds_left(ids)
         # At 0 it is over, and etcd is about to delete its key. Without one, it does not end.
         return {it: micros(lives.get(it, self.ask.ttl) or 0.5) for it in ids}
 
-    def _note_overwritable(self, found: Obstacles, holdings: tuple[Holding, ...]) -> Refused | None:
-        """Note what the next round may overwrite: it requires the absence of real obstacles only.
+    def _remember_overwritable(
+        self, found: Obstacles, holdings: tuple[Holding, ...]
+    ) -> Refused | None:
+        """Remember what the next round may overwrite: it requires only real obstacles to be absent.
 
         Refused if the seat is taken for which an earlier take may still arrive.
         """
         if any(entry.key == self._seat() for entry in found.holders):
             return Refused("held", holdings, self.ask.ttl, found.seen)
-        self.line.note(found)
+        self.line.remember(found)
         self.line.first = next(iter(found.line), None)
         self.closing_seen = found.closing.modified if found.closing else 0
         self.own_slot = bool(found.slots)
@@ -448,7 +451,7 @@ class EtcdTake:
 
     # -- the same claim again -----------------------------------------------------------------
 
-    def _same_grant(self, entry: KeyValue) -> Steps[Granted | None]:
+    def _same_grant(self, entry: KeyValue) -> EtcdProgram[Granted | None]:
         """The same grant again, with its token; the ttl becomes max(remaining, ttl)."""
         ask, sessions = self.ask, self.sessions
         ttl = max(ask.ttl, float(entry.fields.get("ttl", 0.0)))
@@ -470,11 +473,11 @@ class EtcdTake:
             # If the reply is lost, the key itself names the etcd lease that it is attached to.
             sessions.doubt(state)
         reply = yield self.repeat(state, entry.etcd_lease, write=moves)
-        session.confirm(proof, kv.term_of(reply))
+        session.confirm(proof, kv.raft_term_of(reply))
         if not reply.get("succeeded"):
             sessions.forget_claim(self.key, self.claim)
             return None
-        sessions.note(state)
+        sessions.remember(state)
         sessions.places.forget(self.key, self.claim)
         return _granted(state, self.incarnation, sent)
 
@@ -498,8 +501,8 @@ def _grant_of(holding: Holding) -> Grant:
     """A holding as the rules know it; how much of its ttl is left is not known."""
     # It holds the name whatever its key says.
     ttl = max(1, micros(holding.ttl or 0.0))
-    who = (holding.claim, holding.holder, holding.token)
-    return Grant(*who, ttl, since=0, expires=ttl, permits=holding.permits)
+    claim, holder, token = holding.claim, holding.holder, holding.token
+    return Grant(claim, holder, token, ttl=ttl, since=0, expires=ttl, permits=holding.permits)
 
 
 def _granted(state: ClaimState, incarnation: ClusterMarker, sent: float) -> Granted:
