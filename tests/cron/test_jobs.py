@@ -210,6 +210,23 @@ def test_a_function_that_waits_for_its_retry_is_not_begun_again_once_its_instanc
     assert len(tries) == 1
 
 
+def test_a_run_that_tries_again_does_not_say_why_the_try_before_failed(
+    store: str, jobs: incumbent.Jobs
+) -> None:
+    shown = []
+
+    @jobs.cron(RARELY, retries=1, retry_backoff=0.01)
+    def flaky() -> None:
+        (run,) = on_record(store, "flaky")
+        shown.append((run.attempt, run.state, run.why, run.code))
+        if run.attempt == 1:
+            raise ValueError("no")
+
+    trigger(jobs, store, "flaky")
+    eventually(lambda: [it.state for it in on_record(store, "flaky")] == [SlotState.OK])
+    assert shown[-1] == (2, SlotState.RUNNING, "", None)
+
+
 def trigger(
     jobs: incumbent.Jobs, store: str, job: str, who: str = "test", reason: str = ""
 ) -> None:

@@ -449,3 +449,17 @@ def test_a_take_that_was_not_sent_leaves_no_doubt() -> None:
         assert store.turns.doubted == {"c"}
 
     play(body)
+
+
+def test_a_wait_that_ended_with_an_error_leaves_no_line_behind() -> None:
+    async def body(store: Store) -> None:
+        async def fails() -> None:
+            raise StoreUnavailable("down")
+
+        await asks(store, "c1")
+        with pytest.raises(StoreUnavailable, match="down"):
+            await store.turns.wait(KEY, "c1", clock.now() + 8, SharedWakeup(), fails)
+        store.turns.notify_all(KEY)
+        assert not store.turns.waits()
+
+    play(body)

@@ -255,7 +255,8 @@ class Attempts:
                 return self._record_end(replace(end, why=why))
             if interrupted := self._wait_to_retry(end, delay, pause):
                 return self._record_end(interrupted)
-            self._record_state(SlotState.RUNNING, attempt=attempts + 1, output="")
+            again = {"attempt": attempts + 1, "code": None, "why": "", "output": ""}
+            self._record_state(SlotState.RUNNING, **again)
 
     def _wait_to_retry(
         self, end: AttemptEnd, delay: float, pause: Callable[[float], bool]

@@ -262,7 +262,7 @@ class Turns:
 
     def notify_all(self, key: Key) -> None:
         """Have all waiters for `key` look."""
-        self.line(key).notify()
+        self._seen(key).notify()
 
     async def wait(
         self,
@@ -296,6 +296,7 @@ class Turns:
         except StoreError:
             # Another waiter may have more luck.
             line.leave(claim)
+            self.tidy(key, line)
             raise
         finally:
             # It keeps its place meanwhile: usually its caller takes, and comes back.

@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from incumbent import clock
-from incumbent.errors import OutcomeUnknown
-from incumbent.model import Ask, Renewed
+from incumbent.errors import OutcomeUnknown, StoreUnavailable
+from incumbent.model import Ask, Key, Parting, Renewed
 from incumbent.net.pool import Broken
 from incumbent.stores.etcd import open_etcd
+from incumbent.stores.etcd.dialect import _EtcdGive
 from incumbent.stores.etcd.kv import TXN, GatewayRequest
 from incumbent.stores.etcd.site import GatewayError, LeaseMissing, OtherIncarnation
 from incumbent.stores.plan import run_blocking
@@ -124,3 +126,22 @@ def test_a_move_whose_first_answer_was_lost_is_proved_by_the_second(
         proxy.close_after_request(b"request_put")
         assert one.store.renew([one.renewal(granted, 2.0)], soon()) == [Renewed()]
         assert one.store.renew([one.renewal(granted, 2.0)], soon()) == [Renewed()]
+
+
+def test_a_give_whose_key_changes_before_each_try_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def returns(value: object) -> Callable[..., Any]:
+        def program(*_: object) -> Any:
+            yield from ()
+            return value
+
+        return program
+
+    cluster = SimpleNamespace(
+        sessions=None, prefix="/p", site=SimpleNamespace(where="etcd://e1"),
+        identify=returns(SimpleNamespace(token_base=0)),
+    )  # fmt: skip
+    give = _EtcdGive(cast(Any, cluster), Key("n", "job"), "claim", 7, Parting())
+    monkeypatch.setattr(give, "_held", returns("state"))
+    monkeypatch.setattr(give, "_give", returns(False))
+    with pytest.raises(StoreUnavailable, match="the key of 'job' was changed before each try"):
+        next(give.run())

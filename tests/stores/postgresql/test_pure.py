@@ -338,7 +338,7 @@ def test_only_a_schema_of_our_format_is_used(found: Any) -> None:
 
 GOOD = {
     "version": "15.4", "user": "app", "standby": False, "read_only": "off", "fsync": "on",
-    "commit": "on", "standbys": "", "replicas": 0, "timeout": 0, "most": 100,
+    "commit": "on", "standbys": "", "replicas": 0, "asynchronous": 0, "timeout": 0, "most": 100,
     "used": 7, "encoding": "UTF8", "pid": 42, "wall": 1000.0,
 }  # fmt: skip
 
@@ -369,6 +369,8 @@ def test_a_good_server_has_nothing_to_settle() -> None:
         ({"pid": 43}, "warning: a pooler"),
         ({"fsync": "off"}, "warning: fsync off"),
         ({"replicas": 2}, "warning: 2 asynchronous standbys"),
+        ({"replicas": 2, "standbys": "*", "commit": "local"}, "warning: 2 asynchronous standbys"),
+        ({"replicas": 2, "standbys": "b", "asynchronous": 1}, "warning: 1 asynchronous standbys"),
         ({"commit": "off"}, "warning: fsync on, synchronous_commit off"),
         ({"timeout": 100}, "warning: statement_timeout"),
         ({"used": 99}, "warning: 99 of 100"),

@@ -195,6 +195,7 @@ class _EtcdGive:
             yield from self._undo()
             return Gone()
         base = (yield from self.cluster.identify()).token_base
+        why = ""
         for _ in range(3):
             try:
                 find = self._given_up() if self.token is None else self._held(base)
@@ -204,14 +205,15 @@ class _EtcdGive:
                 if (yield from self._give(state, base)):
                     return Released()
                 # The key differs from what this process remembers: read it.
+                why = f"the key of {self.key.name!r} was changed before each try to give it back"
             except LeaseMissing:
+                why = "etcd leases vanish as soon as they are made"
                 # The history's etcd lease is gone: it was remembered for too long.
                 self.sessions.history_leases.clear()
                 known = self.sessions.claims.get(self.id)
                 if known is not None:
                     known.history_lease = yield from self.sessions.history_lease(_KEEP_HISTORY)
-        where = self.cluster.site.where
-        raise StoreUnavailable(f"{where}: etcd leases vanish as soon as they are made")
+        raise StoreUnavailable(f"{self.cluster.site.where}: {why}")
 
     def _held(self, base: int) -> EtcdProgram[ClaimState | None]:
         """The claim to give back; None if it holds no lease: its slot is free again then."""

@@ -10,10 +10,14 @@ from incumbent.stores.mysql.wire import MysqlWire
 _STATE: Final = (
     "SELECT CURRENT_USER(),VERSION();"
     "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('innodb_flush_log_at_trx_commit','sync_binlog',"
-    "'log_bin','max_connections','rpl_semi_sync_master_enabled','rpl_semi_sync_source_enabled',"
-    "'wsrep_on','wsrep_sync_wait');"
-    "SHOW GLOBAL STATUS WHERE Variable_name IN ('Threads_connected','wsrep_cluster_size')"
+    "'log_bin','max_connections','wsrep_on','wsrep_sync_wait');"
+    "SHOW GLOBAL STATUS WHERE Variable_name IN ('Threads_connected','wsrep_cluster_size',"
+    "'Rpl_semi_sync_master_status','Rpl_semi_sync_source_status',"
+    "'Rpl_semi_sync_master_clients','Rpl_semi_sync_source_clients')"
 )
+_DURABLE: Final = {"1", "3"}
+"""Values of innodb_flush_log_at_trx_commit that sync at each commit: 3 is MariaDB's, and syncs more
+than once (https://mariadb.com/kb/en/innodb-system-variables/)."""
 
 
 def diagnose(wire: MysqlWire, until: float) -> list[Finding]:
@@ -33,10 +37,15 @@ def _about_data(known: dict[str, Any]) -> list[Finding]:
     flushed, logged, synced = (
         known.get(name, "") for name in ("innodb_flush_log_at_trx_commit", "log_bin", "sync_binlog")
     )
-    semi = "ON" in (known.get(f"rpl_semi_sync_{it}_enabled") for it in ("master", "source"))
+    # By the status: where it is enabled, a commit waits for nobody if no such replica is connected.
+    semi = any(
+        known.get(f"Rpl_semi_sync_{it}_status") == "ON"
+        and int(known.get(f"Rpl_semi_sync_{it}_clients", 0))
+        for it in ("master", "source")
+    )
     return [
         found(
-            flushed == "1",
+            flushed in _DURABLE,
             what := f"innodb_flush_log_at_trx_commit = {flushed}",
             f"{what}: a power loss takes back the newest grants, and nobody notices",
             "set it to 1",

@@ -31,6 +31,9 @@ DIAGNOSE: Final = StatementRequest(
     b"'commit', pg_catalog.current_setting('synchronous_commit'),"
     b"'standbys', pg_catalog.current_setting('synchronous_standby_names'),"
     b"'replicas', (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_replication),"
+    # Hidden from roles without pg_read_all_stats: then none is counted.
+    b"'asynchronous', (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_replication"
+    b" WHERE sync_state = 'async'),"
     b"'timeout', (SELECT setting::int FROM pg_catalog.pg_settings"
     b" WHERE name = 'statement_timeout'),"
     b"'most', pg_catalog.current_setting('max_connections')::int,"
@@ -111,6 +114,8 @@ def _about_writes(server: dict[str, Any]) -> Finding:
 def _about_data(server: dict[str, Any]) -> list[Finding]:
     synced = server["fsync"] == "on"
     disk = f"fsync {server['fsync']}, synchronous_commit {server['commit']}"
+    awaited = server["standbys"] and server["commit"] not in {"off", "local"}
+    unawaited = server["asynchronous"] if awaited else server["replicas"]
     return [
         found(
             synced and server["commit"] != "off",
@@ -121,9 +126,9 @@ def _about_data(server: dict[str, Any]) -> list[Finding]:
             else "set fsync = on: a crash of the machine may destroy the database",
         ),
         found(
-            not server["replicas"] or bool(server["standbys"]),
+            not unawaited,
             "no asynchronous standby is connected",
-            f"{server['replicas']} asynchronous standbys: a failover may lose the last used slots",
+            f"{unawaited} asynchronous standbys: a failover may lose the last used slots",
             "set synchronous_standby_names, and synchronous_commit = remote_apply",
         ),
     ]

@@ -174,7 +174,7 @@ class _NodeView:
 
     def __init__(self, quorum: Quorum, key: Key, replies: Sequence[Any]) -> None:
         time, raw, left, beside, standing, floor, past, self.marker = replies
-        for reply in (time, raw, beside, floor):
+        for reply in (time, raw, left, beside, floor):
             if isinstance(reply, Exception):
                 raise ValueError(str(reply))
         now = int(time[0]) + int(time[1]) / 1e6

@@ -114,9 +114,8 @@ def _read_all(packer: Packer, keys: Sequence[Key]) -> RespProgram[list[Any]]:
     records: list[Any] = []
     for at, names in enumerate(all_names):
         raw, left, hash_, candidates = replies[4 * at : 4 * at + 4]
-        errors = [reply for reply in (raw, hash_) if isinstance(reply, Exception)]
-        if errors:
-            records.append(errors[0])
+        if error := _first_error(raw, left, hash_):
+            records.append(error)
             continue
         check_format(raw or b"", packer.where, names.lease)
         fields, slots = pairs(hash_), dict[str, float]()
@@ -124,6 +123,9 @@ def _read_all(packer: Packer, keys: Sequence[Key]) -> RespProgram[list[Any]]:
         if named := slots_named(history):
             asked = b"".join(pack("PTTL", names.slot(slot)) for slot in named)
             lefts = yield RequestBatch(asked, len(named))
+            if error := _first_error(*lefts):
+                records.append(error)
+                continue
             slots = {slot: ms / 1000 for slot, ms in zip(named, lefts, strict=True) if ms > 0}
         sharing: list[Holding] = []
         if is_shared(raw):
@@ -132,3 +134,8 @@ def _read_all(packer: Packer, keys: Sequence[Key]) -> RespProgram[list[Any]]:
         about = (raw, left, fields, history, slots, candidates, now, sharing)
         records.append(record_of(names.key, *about))
     return records
+
+
+def _first_error(*replies: object) -> Exception | None:
+    # Each may be one of its own: a cluster moves a slot key by key, and redirects some of them.
+    return next((reply for reply in replies if isinstance(reply, Exception)), None)
