@@ -76,7 +76,7 @@ def test_a_new_schema_says_how_long_it_grants_nothing(recipe: Recipe) -> None:
 
 
 def test_of_two_hosts_one_closes_the_books(old: Recipe, books: Callable[[], int]) -> None:
-    first = held(old, 15)
+    first = held(old, 25)
     assert "books" in old.run(*COMMAND)
     assert first.process.wait(60) == 0, first.said
     assert books() == 1
@@ -118,7 +118,7 @@ for name, staff in ("ann", True), ("bob", False):
 def test_a_command_that_was_frozen_writes_nothing_after_a_later_one(
     old: Recipe, books: Callable[[], int]
 ) -> None:
-    first = held(old, 15)
+    first = held(old, 25)
     first.process.send_signal(signal.SIGSTOP)
     eventually(lambda: "closed" in old.run(*COMMAND), within=40)
     first.process.send_signal(signal.SIGCONT)

@@ -63,7 +63,7 @@ def test_new_tables_say_how_long_they_grant_nothing(recipe: Recipe) -> None:
 
 
 def test_of_two_hosts_one_closes_the_books(old: Recipe, books: Callable[[], int]) -> None:
-    first = held(old, 15)
+    first = held(old, 25)
     assert "books" in old.run(*COMMAND)
     assert first.process.wait(60) == 0, first.said
     assert books() == 1
@@ -74,7 +74,7 @@ def test_of_two_hosts_one_closes_the_books(old: Recipe, books: Callable[[], int]
 def test_a_command_that_was_frozen_writes_nothing_after_a_later_one(
     old: Recipe, books: Callable[[], int]
 ) -> None:
-    first = held(old, 15)
+    first = held(old, 25)
     first.process.send_signal(signal.SIGSTOP)
     eventually(lambda: "closed" in old.run(*COMMAND), within=60)
     first.process.send_signal(signal.SIGCONT)

@@ -98,7 +98,7 @@ def test_an_endpoint_that_is_not_there_does_not_stop_the_others(endpoint: Endpoi
 def test_an_endpoint_that_never_answers_fails_in_time(endpoint: Endpoint) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
-        done = sync("--timeout", "0.2", "--url", url, "--url", endpoint.url(200))
+        done = sync("--timeout", "2", "--url", url, "--url", endpoint.url(200))
     assert done.returncode == 1
     assert f"FAIL {url} timed out" in done.stdout
     assert endpoint.calls == ["GET /200"]

@@ -17,6 +17,7 @@ from incumbent import clock
 from tests import tiers
 from tests.cli.tool import incumbent
 from tests.e2e.fleet import TTL, Fleet, Place, died_within
+from tests.support.pace import BUSY
 from tests.support.proxy import FaultProxy
 from tests.support.redis_age import pretend_age
 from tests.support.servers import RedisServer
@@ -74,10 +75,10 @@ def test_the_worker_dies_inside_the_lease_when_the_store_is_away(
 @pytest.mark.left(tiers.STORES, "redis")
 def test_a_short_outage_stops_nobody(place: Place, fleet: Fleet) -> None:
     begin, end = place.faults["silent"]
-    # Long enough for a busy machine; a renewal, every 0.6 s, falls into the outage.
-    only = fleet.begin("--ttl", "3", worker=("--for", "3.2"))
+    # Long enough for a busy machine; a renewal, every 1.2 s, falls into the outage.
+    only = fleet.begin("--ttl", "6", worker=("--for", "6.2"))
     begin()
-    time.sleep(0.7)
+    time.sleep(1.3)
     end()
     assert only.wait(40) == 0
     fleet.judge()
@@ -131,7 +132,7 @@ def test_an_instance_that_was_frozen_past_its_lease_kills_at_once(fleet: Fleet) 
     first.send_signal(signal.SIGSTOP)
     time.sleep(1.3 * TTL)
     first.send_signal(signal.SIGCONT)
-    died_within(fleet, clock.now(), 1.0)
+    died_within(fleet, clock.now(), BUSY)
     assert first.wait(40) == 123
 
 

@@ -103,7 +103,7 @@ def test_a_candidate_obeys_signals(fleet: Fleet) -> None:
 @pytest.mark.left(tiers.STORES, "etcd")
 def test_a_command_that_ends_gives_the_others_their_turn(fleet: Fleet) -> None:
     leads = {name: lead(fleet, name, CALM, worker=("--for", "0.1")) for name in "abc"}
-    eventually(lambda: len(fleet.begun) >= 8, within=30)
+    eventually(lambda: len(fleet.begun) >= 8)
     for instance in leads.values():
         instance.terminate()
     said = [instance.communicate(timeout=60)[1] for instance in leads.values()]

@@ -89,7 +89,7 @@ def redis() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def fleet(tmp_path: Path, redis: RedisServer) -> Iterator[Fleet]:
-    made = Fleet(tmp_path, f"{redis.url}?restart_wait=15s")
+    made = Fleet(tmp_path, f"{redis.url}?restart_wait=30s")
     yield made
     made.close()
 
@@ -112,7 +112,7 @@ def test_what_an_operator_reads_is_true_at_each_step(fleet: Fleet, redis: RedisS
     # Three instances come up; a job fails.
     first, second, third = fleet.start("i1"), fleet.start("i2"), fleet.start("i3", AHEAD)
     eventually(lambda: "3 up: i1, i2, i3" in fleet.says("jobs"))
-    eventually(lambda: re.search(r"tick .* ok ", fleet.says("jobs")))
+    eventually(lambda: re.search(r"tick .* ok ", fleet.says("jobs")), within=90)
     assert answer("-s", fleet.store, "status", "breaks")["state"] == "free"
     assert fleet.ask("trigger", "breaks").returncode == 0
     eventually(lambda: "failed (3)" in fleet.says("history", "breaks"))

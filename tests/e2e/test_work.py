@@ -61,7 +61,7 @@ def command_of(pid: int) -> list[str]:
 @pytest.mark.left(tiers.STORES, "postgresql")
 def test_one_of_four_works_and_term_drains(fleet: Fleet) -> None:
     service = work(fleet, 1, *worker(fleet, "--for", "0.5"))
-    eventually(lambda: len(fleet.begun) >= 4, within=20)
+    eventually(lambda: len(fleet.begun) >= 4)
     service.terminate()
     _, said = service.communicate(timeout=60)
     assert service.returncode == 0, said

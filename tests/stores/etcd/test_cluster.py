@@ -66,7 +66,7 @@ def test_a_client_acts_again_soon_after_its_endpoint_went(cluster: EtcdCluster, 
     mine = cluster.followers[0]
     with Client(cluster.store_url(mine)) as client:
         etcd_lease = client.lock("held").acquire()
-        acts(client, "before", 1.0)
+        acts(client, "before", AGAIN_WITHIN)
         since = clock.now()
         FAULTS[fault](mine)
         acts(client, "after", AGAIN_WITHIN)

@@ -72,8 +72,8 @@ with Lock(name, store=url, ttl=float(ttl), fair=fair == "True") as lease:
     time.sleep(0.5)
 """
 
-TTL, HEARTBEAT = 6.0, 2.0
-LATE = 1.5
+TTL, HEARTBEAT = 9.0, 3.0
+LATE = 2.5
 """A busy machine may be so late, and a second heartbeat would be later."""
 
 BEFORE = "return redis.call('ZADD', KEYS[1], 1, redis.call('ZRANGE', KEYS[1], 0, 0)[1])"

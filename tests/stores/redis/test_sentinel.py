@@ -168,7 +168,7 @@ def test_an_old_master_that_is_named_again_waits_for_the_leases_of_the_one_betwe
 
 def patiently(take: Callable[[], Granted], but_for: str = "no such words") -> Granted:
     """As a caller does: again once the store says that it may be worth it."""
-    give_up = time.monotonic() + 10
+    give_up = time.monotonic() + 40
     while True:
         try:
             return take()

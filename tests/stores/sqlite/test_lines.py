@@ -15,7 +15,7 @@ import pytest
 
 from incumbent import Lock, clock
 from tests import tiers
-from tests.support.pace import took
+from tests.support.pace import BUSY, took
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.crowd(tiers.MANY)
@@ -106,21 +106,22 @@ def test_waiters_that_died_or_froze_keep_a_free_name_from_nobody_for_long(
 ) -> None:
     path = tmp_path / "leases.db"
     holder = Lock("hot", store=f"sqlite://{path}", ttl=10).acquire()
-    silent = [start(path, "blocking", 1) for _ in range(3)]
+    silent = [start(path, "blocking", 1) for _ in range(5)]
     last = start(path, "blocking", 1)
     try:
         for count, process in enumerate(silent, 1):
             go([process])
             eventually(partial(stand_in_line, path, count))
         go([last])
-        eventually(partial(stand_in_line, path, 4))
+        eventually(partial(stand_in_line, path, 6))
         for process in silent:
             os.kill(process.pid, how)
         before = clock.now()
         holder.release()
         assert last.stdout is not None
         assert last.stdout.readline() == "done\n"
-        assert took(before) < 2.0
+        # A heartbeat is a second at most: one of them may cost it, and not each.
+        assert took(before) < 1.0 + BUSY
     finally:
         for process in (*silent, last):
             end(process)
