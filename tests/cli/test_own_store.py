@@ -55,7 +55,9 @@ def bare(installed: Path) -> Path:
     return installed
 
 
-def run(site: Path | None, *command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(
+    site: Path | None, *command: str, cwd: Path, within: float = 170.0
+) -> subprocess.CompletedProcess[str]:
     known = {name: value for name, value in os.environ.items() if not name.startswith("INCUMBENT_")}
     path = {} if site is None else {"PYTHONPATH": str(site)}
     return subprocess.run(
@@ -63,7 +65,7 @@ def run(site: Path | None, *command: str, cwd: Path) -> subprocess.CompletedProc
         check=False,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=within,
         cwd=cwd,
         env={**known, **path},
     )
@@ -143,13 +145,14 @@ def test_without_the_package_the_scheme_is_unknown(tmp_path: Path) -> None:
 
 
 @pytest.mark.left(tiers.LONG)
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 def test_the_template_keeps_the_contract_by_its_one_fixture(
     installed: Path, tmp_path: Path
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(TEMPLATE / "tests", copy)
-    done = run(installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(copy), cwd=tmp_path)
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", str(copy))
+    done = run(installed, *words, cwd=tmp_path, within=800.0)
     assert done.returncode == 0, done.stdout + done.stderr
     passed = int(done.stdout.rstrip().splitlines()[-1].split()[0])
     assert passed > 450, done.stdout

@@ -189,11 +189,13 @@ def ask_all(url: str) -> Said:
     jobs = {job["name"]: job for job in answer("-s", url, "jobs")["jobs"]}
     page = page_of(url)
     for name in NAMES:
+        status = answer("-s", url, "status", name)
         # One look has a second, and a busy machine needs more now and then.
-        looks = (incumbent("-s", url, "wait", name, "--timeout", "0") for _ in range(3))
+        times = 1 if status["state"] == UNKNOWN else 20
+        looks = (incumbent("-s", url, "wait", name, "--timeout", "0") for _ in range(times))
         waited = next((it for it in looks if it.returncode != 69), None)
         said[name] = {
-            "status": answer("-s", url, "status", name),
+            "status": status,
             "listed": listed.get(name),
             "row": next((line for line in drawn if line.startswith(f"{name} ")), None),
             "why": answer("-s", url, "why", name),

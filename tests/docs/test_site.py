@@ -16,7 +16,11 @@ import pytest
 from tests.docs.test_drawings import DRAWINGS
 from tests.support.browser import chromium
 
-pytestmark = pytest.mark.left("needs MkDocs and a browser; `make docs` builds the site")
+pytestmark = [
+    pytest.mark.left("needs MkDocs and a browser; `make docs` builds the site"),
+    # The first test builds the site.
+    pytest.mark.timeout(600),
+]
 
 ROOT = Path(__file__).parent.parent.parent
 LOADS = re.compile(

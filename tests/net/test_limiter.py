@@ -132,7 +132,7 @@ def test_one_that_is_cancelled_with_its_place_in_hand_loses_no_place() -> None:
             await waits
         del waits, place
         gc.collect()
-        (await here.enter(soon(1.0))).leave(answered=True)
+        (await here.enter(soon())).leave(answered=True)
 
     asyncio.run(main())
 
@@ -141,7 +141,7 @@ def test_a_place_whose_caller_was_interrupted_is_made_anew() -> None:
     here = gate(blocking=True)
     entered(here)
     gc.collect()
-    run_blocking(here.enter(soon(1.0))).leave(answered=True)
+    run_blocking(here.enter(soon())).leave(answered=True)
 
 
 def test_a_place_that_was_lost_while_another_waited_is_made_anew() -> None:
@@ -153,7 +153,7 @@ def test_a_place_that_was_lost_while_another_waited_is_made_anew() -> None:
         # Its caller is interrupted before it can leave.
         del place
         gc.collect()
-        (await here.enter(soon(1.0))).leave(answered=True)
+        (await here.enter(soon())).leave(answered=True)
         entered(here)
         assert here.enter_now() is None
 

@@ -660,10 +660,11 @@ def test_a_renewal_does_not_stand_behind_others(
     other = Key("default", "other")
     kept = granted(store, key=other)
     store.give(_KEY, _ONE, granted(store).token, soon())
-    with _locked(postgres_server, database) as operator, ThreadPoolExecutor(12) as pool:
-        takes = [pool.submit(store.take, _KEY, f"{n:032}", _ASK, soon(20)) for n in range(12)]
+    with _locked(postgres_server, database) as operator, ThreadPoolExecutor(60) as pool:
+        takes = [pool.submit(store.take, _KEY, f"{n:032}", _ASK, soon(20)) for n in range(60)]
         _blocked(run, 10)
         asked = Renewal(other, _ONE, kept.token, 30.0, kept.epoch)
-        assert store.renew([asked], soon(0.9)) == [Renewed()]
+        # Each ten of them wait for a second, their lock_timeout.
+        assert store.renew([asked], soon(3.0)) == [Renewed()]
         operator.commit()
         assert [type(take.result()) for take in takes].count(Granted) == 1

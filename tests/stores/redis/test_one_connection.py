@@ -225,14 +225,14 @@ def test_a_connection_that_fell_silent_gets_no_further_request(redis_server: Red
         await one.take_async()
         silent = shared(store)
         proxy.drop_requests()
-        patient = asyncio.create_task(store.take(a_key(), new_claim(), ASK, soon(1.5)))
+        patient = asyncio.create_task(store.take(a_key(), new_claim(), ASK, soon(3.0)))
         with pytest.raises(OutcomeUnknown):
             await one.take_async(within=0.1)
         # Who waits on it still does; who comes now gets another.
         assert silent.retired
         assert not silent.closed
         proxy._set(lost=frozenset())
-        assert (await one.take_async(within=1.0)).claim == one.claim
+        assert (await one.take_async()).claim == one.claim
         assert proxy.accepted == 2
         with pytest.raises(OutcomeUnknown):
             await patient
@@ -284,8 +284,8 @@ def test_cancellations_do_not_keep_a_silent_connection_in_use(redis_server: Redi
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await one.take_async(within=0.1)
-        await asyncio.sleep(0.1)
-        assert silent.closed
+        while not silent.closed:
+            await asyncio.sleep(0.01)
 
     with FaultProxy(redis_server.port) as proxy, party(proxy.url) as one:
         asyncio.run(main(one, proxy))
@@ -302,9 +302,9 @@ def test_a_frozen_server_holds_nobody_beyond_his_own_deadline(own_redis: RedisSe
         store = one.engine.async_store()
         await one.take_async()
         own_redis.freeze()
-        late = await asyncio.gather(*(one_take(store, 0.1 + 0.1 * i) for i in range(9)))
-        # Who had to wait for the others would be late by 0.8 s.
-        assert max(late) < 0.4
+        late = await asyncio.gather(*(one_take(store, 0.3 * i) for i in range(1, 12)))
+        # Who had to wait for the others would be late by three seconds.
+        assert max(late) < BUSY
         own_redis.thaw()
         assert (await one.take_async()).claim == one.claim
 

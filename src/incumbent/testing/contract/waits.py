@@ -43,7 +43,7 @@ class WaitCases:
     def test_a_wait_whose_time_is_over_returns_at_once(self, bench: Bench) -> None:
         bench.granted()
         seen = bench.refused().seen
-        assert _took(lambda: bench.waited(seen, -1)) < 1
+        assert _took(lambda: bench.waited(seen, -1)) < HINTED_WITHIN
 
     def test_a_waiter_is_told_of_a_release(self, bench: Bench) -> None:
         grant = bench.granted()
@@ -132,7 +132,7 @@ class WaitCases:
             lambda: bench.store.give(key, bench.draw(), None, over),
             lambda: bench.store.renew([], over),
         ):
-            assert _took(ask) < 1
+            assert _took(ask) < HINTED_WITHIN
 
 
 def _took(ask: Callable[[], object]) -> float:
