@@ -44,7 +44,7 @@ class FencedFile:
 def main() -> None:
     """See above."""
     url, name, ttl, path = sys.argv[1:]
-    lease = Lock(name, store=url, ttl=float(ttl)).acquire(timeout=10)
+    lease = Lock(name, store=url, ttl=float(ttl)).acquire(timeout=40)
     _say({"token": lease.fencing_token})
     lease.check()
     _say({"looked": True})

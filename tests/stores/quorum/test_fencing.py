@@ -30,7 +30,7 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.server
 
-TTL = 1.0
+TTL = 3.0
 NAME = "fenced"
 
 
@@ -72,7 +72,7 @@ def test_a_holder_that_was_paused_before_its_write_is_refused_by_the_fence(tmp_p
         first = paused.hear()["token"]
         assert paused.hear()["looked"]
         paused.process.send_signal(signal.SIGSTOP)
-        with Lock(NAME, store=members.url(), ttl=TTL).acquire(timeout=10) as lease:
+        with Lock(NAME, store=members.url(), ttl=TTL).acquire(timeout=40) as lease:
             assert lease.fencing_token > first
             assert fenced.write(lease.fencing_token, "of the next holder")
             paused.process.send_signal(signal.SIGCONT)

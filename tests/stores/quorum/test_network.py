@@ -135,23 +135,21 @@ def test_no_master_keeps_a_claim_whose_answers_were_lost(
 def test_a_slow_master_holds_up_nobody(three: Members, here: Party) -> None:
     whole_life(here)
     three.all[1].begin("slow")
-    assert fastest_of(5, lambda: whole_life(here)) < 2 * SLOW
+    # Who waited for it would be slow each time; a busy machine is now and then.
+    eventually(lambda: seconds_of_life(here) < 2 * SLOW)
 
 
-def fastest_of(times: int, work: object) -> float:
-    taken = []
-    for _ in range(times):
-        began = time.perf_counter()
-        work()  # type: ignore[operator]
-        taken.append(time.perf_counter() - began)
-    return min(taken)
+def seconds_of_life(one: Party) -> float:
+    began = time.perf_counter()
+    whole_life(one)
+    return time.perf_counter() - began
 
 
 def test_a_frozen_master_holds_up_only_once(three: Members, here: Party) -> None:
     whole_life(here)
     three.all[2].begin("frozen")
     whole_life(here)
-    assert fastest_of(5, lambda: whole_life(here)) < 0.2
+    eventually(lambda: seconds_of_life(here) < 0.2)
 
 
 def test_a_refusal_names_the_holder_and_changes_nothing(three: Members, here: Party) -> None:
