@@ -112,6 +112,24 @@ def test_the_next_address_is_tried(
     asyncio.run(main())
 
 
+def test_an_address_that_never_answers_leaves_time_for_the_next_one(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead, port = "127.0.0.2", port_of(listener)
+    for module in ("dial", "aiowire"):
+        monkeypatch.setattr(f"incumbent.net.{module}.look_up", lambda *_: [dead, HERE])
+
+    async def main() -> None:
+        async with asyncio.timeout(3):
+            made = await aiowire.connect(Silent, "name.example", port, until=soon(3))
+        await made.close()
+
+    # A full backlog: the kernel answers no further handshake.
+    with socket.create_server((dead, port), backlog=0), socket.create_connection((dead, port)):
+        connect("name.example", port, soon(3)).close()
+        asyncio.run(main())
+
+
 class Silent(asyncio.Protocol):
     """Has nothing to say."""
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from incumbent import clock
 from incumbent.interrupts import is_from_signal, raise_if_from_signal
-from incumbent.net.dial import leave_to_parent, literal_address, look_up, tune
+from incumbent.net.dial import PARTS, leave_to_parent, literal_address, look_up, shared, tune
 from incumbent.net.limiter import DIAL_WITHIN
 from incumbent.net.pool import Broken, Ended
 from incumbent.unpatched import start_bare_thread
@@ -275,19 +275,25 @@ def _keep(keep: Callable[[W], None], task: asyncio.Task[W]) -> None:
 
 
 async def connect(
-    make: Callable[[], P], host: str, port: int, *, tls: ssl.SSLContext | None = None
+    make: Callable[[], P],
+    host: str,
+    port: int,
+    *,
+    tls: ssl.SSLContext | None = None,
+    until: float = inf,
 ) -> P:
     """A protocol from `make`, connected to the first address of `host` that accepts.
 
-    With `tls` the server's certificate is checked against `host`. Raises OSError.
+    As `dial.connect`, but the caller ends it at `until`. Raises OSError.
     """
     loop = asyncio.get_running_loop()
     failure = OSError("the name has no address")
-    for address in await resolve(host, port):
+    for address, share in shared(await resolve(host, port), until, inf, PARTS):
         try:
-            transport, protocol = await loop.create_connection(
-                make, address, port, ssl=tls, server_hostname=None if tls is None else host
-            )
+            async with asyncio.timeout(min(_LONGEST, share - _now())):
+                transport, protocol = await loop.create_connection(
+                    make, address, port, ssl=tls, server_hostname=None if tls is None else host
+                )
         except OSError as error:
             raise_if_from_signal(error)
             failure = error

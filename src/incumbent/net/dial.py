@@ -11,8 +11,8 @@ import errno
 import os
 import select
 import socket
-from collections.abc import Callable, Sequence
-from math import ceil
+from collections.abc import Callable, Iterator, Sequence
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import ref
 
@@ -30,6 +30,8 @@ _SLICE: Final = 1.0
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3))
 """A subscription may receive nothing for hours, and must still notice that a host vanished."""
 _UNDER_WAY: Final = (errno.EINPROGRESS, getattr(errno, "WSAEWOULDBLOCK", errno.EINPROGRESS))
+PARTS: Final = 2
+"""An address gets half of the time that is left; less could be too little for a slow handshake."""
 _NO_CONNECTION: Final = "no connection in time"
 _NO_NAME: Final = "the name was not resolved in time"
 
@@ -41,18 +43,31 @@ def connect(
 ) -> socket.socket:
     """A non-blocking socket, connected to the first address of `host` that accepts.
 
-    With `tls`, the certificate must match `host`. Raises OSError, at `until` at the latest.
+    With `tls`, the certificate must match `host`. Each address but the last has half of the time
+    that is left: then the next may answer. Raises OSError, at `until` at the latest.
     """
     failure = OSError("the name has no address")
-    for address in resolve(host, port, until):
+    for address, share in shared(resolve(host, port, until), until, until, PARTS):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
-            sock = _connected(family, (address, port), until)
-            return sock if tls is None else wrap_tls(tls, sock, host, until)
+            sock = _connected(family, (address, port), share)
+            return sock if tls is None else wrap_tls(tls, sock, host, share)
         except OSError as error:
             raise_if_from_signal(error)
             failure = error
     raise failure
+
+
+def shared(
+    among: Sequence[T], until: float, lasts: float, parts: float = inf
+) -> Iterator[tuple[T, float]]:
+    """Yield each item with its deadline: an equal share of the time that is left by then.
+
+    No share is less than one of `parts`. The last one has the time after `until` as well.
+    """
+    for left, each in zip(range(len(among), 0, -1), among, strict=True):
+        now = _now()
+        yield each, lasts if left == 1 else now + (until - now) / min(left, parts)
 
 
 def connect_unix(path: str, until: float) -> socket.socket:

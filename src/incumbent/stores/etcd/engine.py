@@ -76,7 +76,7 @@ class AsyncEtcdStore(EtcdClient["AsyncStream"]):
         await self._end.watch()
         try:
             async with asyncio.timeout(min(_LONGEST, until - clock.now())):
-                return await connect(AsyncStream, endpoint.host, endpoint.port, tls=self.site.tls)
+                return await connect(AsyncStream, *endpoint, tls=self.site.tls, until=until)
         except TimeoutError as error:
             raise_if_from_signal(error)
             raise TimeoutError("no connection in time") from error

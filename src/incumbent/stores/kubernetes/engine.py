@@ -112,7 +112,7 @@ class AsyncKubernetes(KubernetesClient["AsyncStream"]):
         tls = site.login.context(site.tls) if site.tls else None
         try:
             async with asyncio.timeout(min(_LONGEST, until - clock.now())):
-                return await connect(AsyncStream, site.endpoint.host, site.endpoint.port, tls=tls)
+                return await connect(AsyncStream, *site.endpoint, tls=tls, until=until)
         except TimeoutError as error:
             raise_if_from_signal(error)
             raise TimeoutError("no connection in time") from error

@@ -7,7 +7,7 @@ host gets its share of the time that is left, so that a dead host does not use u
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from math import inf
 from typing import Any, Final, TypeVar
@@ -16,7 +16,7 @@ from zlib import crc32
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.interrupts import raise_if_from_signal
-from incumbent.net.dial import is_ready, is_unknown, leave_to_parent, resolve, wait_ready
+from incumbent.net.dial import is_ready, is_unknown, leave_to_parent, resolve, shared, wait_ready
 from incumbent.net.limiter import DIAL_WITHIN
 from incumbent.net.pool import Broken
 from incumbent.net.readers import SharedWakeup, ThreadWakeup, Wakeup
@@ -125,16 +125,6 @@ class _Failed(Exception):
         self.final = final
 
 
-def _shared(among: Sequence[T], until: float, lasts: float) -> Iterator[tuple[T, float]]:
-    """Yield each item with its deadline: an equal share of the time that is left by then.
-
-    The last one has the time after `until` as well.
-    """
-    for step, each in enumerate(among, 1):
-        now = _now()
-        yield each, lasts if step == len(among) else now + (until - now) / (len(among) - step + 1)
-
-
 async def connect(site: PostgresSite, side: PostgresSide, until: float, lasts: float = -inf) -> Any:
     """A connection of libpq that is logged in to a writable server.
 
@@ -144,7 +134,7 @@ async def connect(site: PostgresSite, side: PostgresSide, until: float, lasts: f
     until = min(until, _now() + _LONGEST)
     lasts = max(until, lasts)
     failures: list[_Failed] = []
-    for target, share in _shared(site.targets, until, lasts):
+    for target, share in shared(site.targets, until, lasts):
         if _now() >= share:
             continue
         try:
@@ -170,7 +160,7 @@ async def _connect_host(
         text = f"the host name {host} cannot be resolved: {why}"
         raise _Failed(text, final=is_unknown(error)) from error
     failure = _Failed(f"the host name {host} has no address")
-    for address, share in _shared(addresses, until, lasts):
+    for address, share in shared(addresses, until, lasts):
         try:
             return await _attempt(site, side, site.conninfo(target, address), share)
         except _Failed as error:

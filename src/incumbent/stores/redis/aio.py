@@ -279,7 +279,7 @@ async def dial(site: RedisSite, until: float) -> AsyncRedisWire:
     async def connected(target: RedisTarget, tls: SSLContext | None) -> AsyncRedisWire:
         if target.path:
             return await connect_unix(AsyncRedisWire, target.path)
-        return await connect(AsyncRedisWire, target.host, target.port, tls=tls)
+        return await connect(AsyncRedisWire, target.host, target.port, tls=tls, until=until)
 
     async def login(credentials: Any) -> Sequence[str]:
         try:
