@@ -90,6 +90,8 @@ class MemoryTable:
 
     def __init__(self, started: float | None = None) -> None:
         self._kept: dict[Key, _KeptName] = {}
+        # Another one for each look at a name.
+        self._look = object()
         self._started = started
         self._longest = 0.0
         self._takes = 0
@@ -118,10 +120,9 @@ class MemoryTable:
         """See Store.take; `restart_wait`: see wait_after_restart."""
         self._admit(wait_after_restart(restart_wait, ask.ttl, self._longest), now)
         self._sweep(now)
-        kept = self._of(key)
-        used = kept.use_of(ask.slot and ask.slot.name)
-        return self._apply(
-            key, now, taking.take(kept.record, claim, ask, self._at(now, wall), used)
+        at, slot = self._at(now, wall), ask.slot and ask.slot.name
+        return self._decide(
+            key, now, lambda it: taking.take(it.record, claim, ask, at, it.use_of(slot))
         )
 
     def _admit(self, wait: float, now: float) -> None:
@@ -133,8 +134,8 @@ class MemoryTable:
 
     def renew(self, renewal: Renewal, now: float) -> RenewOutcome:
         """See Store.renew, for one lease."""
-        ruling = keeping.renew(self._of(renewal.key).record, renewal, self._at(now))
-        return self._apply(renewal.key, now, ruling)
+        at = self._at(now)
+        return self._decide(renewal.key, now, lambda it: keeping.renew(it.record, renewal, at))
 
     def give(
         self,
@@ -146,19 +147,20 @@ class MemoryTable:
         parting: Parting = PLAIN,
     ) -> GiveOutcome:
         """See Store.give."""
-        kept = self._of(key)
-        ruling = keeping.give(
-            *(kept.record, claim, token, self._at(now, wall), parting),
-            used=kept.use_of(parting.slot),
-            late_kept=self.late_kept,
-        )
-        return self._apply(key, now, ruling)
+        at = self._at(now, wall)
+
+        def rule(it: _KeptName) -> Ruling[GiveOutcome]:
+            used, late = it.use_of(parting.slot), self.late_kept
+            return keeping.give(it.record, claim, token, at, parting, used=used, late_kept=late)
+
+        return self._decide(key, now, rule)
 
     def put(self, key: Key, name: str, value: bytes | None, guard: Guard, now: float) -> PutOutcome:
         """See Store.put."""
-        kept = self._of(key)
-        ruling = keeping.put(kept.record, name, value, guard, self._at(now), kept.field(name))
-        return self._apply(key, now, ruling)
+        at = self._at(now)
+        return self._decide(
+            key, now, lambda it: keeping.put(it.record, name, value, guard, at, it.field(name))
+        )
 
     def read(self, key: Key, now: float) -> Record:
         """See Store.read."""
@@ -168,10 +170,11 @@ class MemoryTable:
 
     def scan(self, namespace: str, prefix: str, now: float) -> tuple[Record, ...]:
         """See Store.scan."""
-        keys = sorted(
-            key for key in self._kept if key.namespace == namespace and key.name.startswith(prefix)
+        return tuple(
+            self.read(key, now)
+            for key in sorted(self._kept)
+            if key.namespace == namespace and key.name.startswith(prefix)
         )
-        return tuple(self.read(key, now) for key in keys)
 
     def expire(self, name: str, claim: str | None, now: float) -> None:
         """Let the holding of `claim` under `name` run out; of None, each of them. For tests."""
@@ -197,17 +200,28 @@ class MemoryTable:
     def _at(self, now: float, wall: float = 0.0) -> Moment:
         return Moment(micros(now), micros(wall), 0, self.epoch)
 
-    def _apply(self, key: Key, now: float, ruling: Ruling[T]) -> T:
-        """Write what a rule decided. Nobody else writes meanwhile."""
-        if ruling.record is not None:
+    def _decide(self, key: Key, now: float, rule: Callable[[_KeptName], Ruling[T]]) -> T:
+        """Write what a rule decides. No other thread writes meanwhile."""
+        while True:
+            # Before it looks: a signal handler's operation, which may come at any call, looks too.
+            look = self._look = object()
+            kept = self._of(key)
+            ruling = rule(kept)
             # Kept only with a record: a name that was merely asked for is forgotten at once.
-            kept = self._kept.setdefault(key, _KeptName())
-            kept.record = dated(ruling.record, micros(now))
+            if ruling.record is None:
+                break
+            entries = kept.entries.copy()
             for kind, name, value in ruling.entries:
                 if value is None:
-                    kept.entries.pop((kind, name), None)
+                    entries.pop((kind, name), None)
                 else:
-                    kept.entries[kind, name] = dated_value(value, micros(now))
+                    entries[kind, name] = dated_value(value, micros(now))
+            decided = _KeptName(dated(ruling.record, micros(now)), entries)
+            # If one came meanwhile, the rule is asked anew. None comes between these two lines:
+            # they call nothing.
+            if self._look is look:
+                self._kept[key] = decided
+                break
         # After the write: a waiter that wakes up looks at once.
         if ruling.wake:
             self.changed()
@@ -217,8 +231,11 @@ class MemoryTable:
         self._takes += 1
         if self._takes % _SWEEP_EVERY:
             return
-        for key in [key for key, kept in self._kept.items() if kept.may_go(micros(now))]:
-            del self._kept[key]
+        for key in list(self._kept):
+            look = self._look = object()
+            # As in `_decide`.
+            if self._of(key).may_go(micros(now)) and self._look is look:
+                self._kept.pop(key, None)
 
 
 class MemoryStore:
@@ -297,7 +314,7 @@ class MemoryStore:
 
     def _notify(self) -> None:
         self._changed.notify_all()
-        for notify in self._listeners:
+        for notify in list(self._listeners):
             notify()
 
     def close(self) -> None:
