@@ -96,7 +96,9 @@ def is_new(path: Path) -> bool:
 
 
 def environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != NO_BYTECODE}
+    """Plugins of hypothesis are none that tests use; that of trio imports it into each worker."""
+    kept = {name: value for name, value in os.environ.items() if name != NO_BYTECODE}
+    return {**kept, "HYPOTHESIS_NO_PLUGINS": "1"}
 
 
 def named(files: set[str]) -> list[str]:

@@ -204,11 +204,12 @@ def _kept_of(item: pytest.Item) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 def _is_not_its_turn(item: pytest.Item) -> bool:
     """Whether a case of a contract suite has its turn on another side or engine."""
-    sides = TURNS.get(file_of(item), ())
-    if _function(item) in PROOFS.get(file_of(item), ()):
-        sides = _EACH
+    file = file_of(item)
+    if file not in TURNS:
+        return False
+    sides = _EACH if _function(item) in PROOFS.get(file, ()) else TURNS[file]
     side = "uvloop" if item.get_closest_marker("uvloop") else _case(item).partition("-")[0]
-    turn = crc32(f"{file_of(item)}::{_function(item)}".encode())
+    turn = crc32(f"{file}::{_function(item)}".encode())
     return side in sides and side != sides[turn % len(sides)]
 
 
@@ -233,7 +234,7 @@ def _any(cases: Iterable[str], kept: str) -> bool:
 
 # -- files, as far as their text tells -------------------------------------------------------------
 
-_OF_THE_FILE = r"^pytestmark = [^\n]*(?:\n +[^\n]*)*?mark\."
+_OF_THE_FILE = r"^pytestmark = [^\n]*(?:\n [^\n]*)*?mark\."
 _WHOLLY = re.compile(_OF_THE_FILE + r"left\((?:[\w.]+|\"[^\"]*\")\)", re.M)
 _SLOW = re.compile(_OF_THE_FILE + r"(?:slow|server|full)\b", re.M)
 SERVER_MODULES = {
@@ -250,8 +251,9 @@ _SERVED = re.compile(
 
 def files_with(mark: str, *, wholly: bool = False) -> set[str]:
     """The files in which a test may have this mark: `left`, `full`, `timing` or `crowd`."""
-    found = re.compile((_OF_THE_FILE if wholly else r"mark\.") + mark, re.M)
-    return {name for name, text in _texts() if found.search(text)}
+    some = [(name, text) for name, text in _texts() if f"mark.{mark}" in text]
+    of_the_file = re.compile(_OF_THE_FILE + mark, re.M)
+    return {name for name, text in some if not wholly or of_the_file.search(text)}
 
 
 def files_left() -> set[str]:
@@ -261,7 +263,7 @@ def files_left() -> set[str]:
 
 def files_left_wholly() -> set[str]:
     """The files that `make test` need not even collect."""
-    return {name for name, text in _texts() if _WHOLLY.search(text)}
+    return {name for name, text in _texts() if "mark.left(" in text and _WHOLLY.search(text)}
 
 
 def files_with_servers() -> set[str]:

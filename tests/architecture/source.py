@@ -32,13 +32,22 @@ def tree(module: str) -> ast.Module:
     return ast.parse(modules()[module].read_text(encoding="utf-8"))
 
 
-def imports(module: str, *, at_run_time: bool = False) -> Iterator[str]:
+@cache
+def nodes(module: str) -> list[ast.AST]:
+    """All of its tree."""
+    return list(ast.walk(tree(module)))
+
+
+@cache
+def imports(module: str, *, at_run_time: bool = False) -> list[str]:
     """Absolute dotted names of all that is imported anywhere in the file, also only for types."""
-    for node in ast.walk(_without_types(tree(module)) if at_run_time else tree(module)):
+    found: list[str] = []
+    for node in ast.walk(_without_types(tree(module))) if at_run_time else nodes(module):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield from _imported_from(module, node)
+            found += _imported_from(module, node)
+    return found
 
 
 def _without_types(whole: ast.Module) -> ast.Module:
@@ -76,7 +85,7 @@ def own_imports(module: str, *, at_run_time: bool = False) -> Iterator[str]:
 
 def private_reads(module: str) -> Iterator[ast.Attribute]:
     """Every `x._y`, apart from those of `self`, `cls` and `super()`."""
-    for node in ast.walk(tree(module)):
+    for node in nodes(module):
         if not isinstance(node, ast.Attribute) or not re.match("_[^_]", node.attr):
             continue
         if ast.unparse(node.value) not in {"self", "cls", "super()"}:
@@ -87,7 +96,7 @@ def private_reads(module: str) -> Iterator[ast.Attribute]:
 def private_names(module: str) -> frozenset[str]:
     """What the module itself defines with one underscore before its name."""
     names: set[str] = set()
-    for node in ast.walk(tree(module)):
+    for node in nodes(module):
         if isinstance(node, ast.ClassDef | FunctionNode):
             names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -102,7 +111,7 @@ def private_names(module: str) -> frozenset[str]:
 
 
 def functions(module: str) -> Iterator[FunctionNode]:
-    for node in ast.walk(tree(module)):
+    for node in nodes(module):
         if isinstance(node, FunctionNode):
             yield node
 
@@ -118,7 +127,7 @@ def length(function: FunctionNode) -> int:
 
 def public_names(module: str) -> Iterator[tuple[str, int]]:
     """Names a user can come to write: of classes, functions, their arguments and fields."""
-    for node in ast.walk(tree(module)):
+    for node in nodes(module):
         if isinstance(node, ast.ClassDef | FunctionNode):
             yield node.name, node.lineno
         elif isinstance(node, ast.arg):

@@ -121,7 +121,7 @@ def test_nothing_in_the_product_rests_on_an_assert() -> None:
         f"{module}, line {node.lineno}"
         for module in MODULES
         if not within(module, "testing")
-        for node in ast.walk(source.tree(module))
+        for node in source.nodes(module)
         if isinstance(node, ast.Assert)
     ]
 
@@ -175,7 +175,7 @@ def test_sockets_to_stores_are_in_net_only() -> None:
     assert not [
         f"{name}, line {node.lineno}: {node.attr}"
         for name in stores
-        for node in ast.walk(source.tree(name))
+        for node in source.nodes(name)
         if isinstance(node, ast.Attribute) and node.attr in TRANSPORTS
     ]
 

@@ -19,7 +19,7 @@ SAME: dict[str, str] = {
 def test_a_class_name_is_borne_once() -> None:
     borne = defaultdict(list)
     for module in source.modules():
-        for node in ast.walk(source.tree(module)):
+        for node in source.nodes(module):
             if isinstance(node, ast.ClassDef):
                 borne[node.name.lstrip("_")].append(f"{module}.{node.name}")
     several = {name: places for name, places in borne.items() if len(places) > 1}

@@ -68,6 +68,9 @@ def answer(*arguments: str | Path) -> Any:
 
 
 def _asks(words: list[str]) -> bool:
+    # A check of a module imports that, and what one test imports is there for the next.
+    if "--check" in words and "cron" in words:
+        return any(Path(word).is_file() for word in words)
     return next((word in ASKS for word in words if word in ASKS | ACTS), False)
 
 

@@ -68,9 +68,18 @@ def _of_call(node: ast.Call, values: dict[str, list[str]]) -> Iterator[str]:
             yield from values.get(given.id, ())
 
 
-def _assigned(tree: ast.AST) -> dict[str, list[str]]:
+@cache
+def _sources() -> dict[str, list[ast.AST]]:
+    """By path: all that stands in each file."""
+    return {
+        str(path.relative_to(ROOT)): [*ast.walk(ast.parse(path.read_text()))]
+        for path in sorted(SRC.rglob("*.py"))
+    }
+
+
+def _assigned(nodes: Iterable[ast.AST]) -> dict[str, list[str]]:
     values: dict[str, list[str]] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             values.setdefault(node.targets[0].id, []).extend(texts_of(node.value))
     return values
@@ -90,10 +99,10 @@ def _of_function(node: ast.FunctionDef) -> Iterator[str]:
             yield from texts_of(part.value)
 
 
-def _spoken(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, text) of everything below `tree` that a reader may see."""
-    values = _assigned(tree)
-    for node in ast.walk(tree):
+def _spoken(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
+    """(line, text) of everything that a reader may see."""
+    values = _assigned(nodes)
+    for node in nodes:
         texts: Iterable[str] = ()
         if isinstance(node, ast.Call) and _called(node) in ERRORS:
             texts = _of_call(node, values)
@@ -109,20 +118,19 @@ def _spoken(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def messages() -> dict[str, str]:
     """Where each text stands, for all that have words of their own."""
     found = {}
-    for path in sorted(SRC.rglob("*.py")):
-        if "testing/contract" in str(path):
+    for path, nodes in _sources().items():
+        if "testing/contract" in path:
             continue
-        for line, text in _spoken(ast.parse(path.read_text())):
+        for line, text in _spoken(nodes):
             if " " in text and len(re.findall(r"[A-Za-z]", text)) >= OWN_WORDS:
-                found[text] = f"{path.relative_to(ROOT)}:{line}"
+                found[text] = f"{path}:{line}"
     return found
 
 
 @cache
 def all_texts() -> frozenset[str]:
     """Every text of the source, also those that become a message on their way."""
-    trees = [ast.parse(path.read_text()) for path in SRC.rglob("*.py")]
-    nodes = [node for tree in trees for node in ast.walk(tree)]
+    nodes = [node for found in _sources().values() for node in found]
     return frozenset(
         text for node in nodes if isinstance(node, ast.expr) for text in texts_of(node)
     )
