@@ -128,10 +128,8 @@ _latest: list[tuple[float, Policy | None, float, float]] = [(-inf, None, -inf, -
 
 
 def _prove_anew(sent: float, policy: Policy) -> tuple[float, float]:
-    """`stop_at` and `deadline` as a request proves them that was sent at `sent`.
-
-    All leases of one request share these objects, so that ten thousand leases need no own ones.
-    """
+    """`stop_at` and `deadline` as a request proves them that was sent at `sent`."""
+    # All leases of one request share these objects, so that ten thousand leases need no own ones.
     stop_at = sent + policy.renew_deadline
     deadline = stop_at + policy.grace
     _latest[0] = (sent, policy, stop_at, deadline)

@@ -257,10 +257,9 @@ def _trigger_and_wait(operator: Operator, timeout: float) -> int:
 
 
 def _withdraw(operator: Operator, trigger: fleet.Trigger) -> bool:
-    """Put on record that the slot did not run; False if its run began meanwhile.
-
-    That the trigger is removed is not enough: an instance may have read it, and wait for its turn.
-    """
+    """Put on record that the slot did not run; False if its run began meanwhile."""
+    # That the trigger is removed is not enough: an instance may have read it, and wait for its
+    # turn.
     why = f"withdrawn by {operator.who}: no instance took it in time"
     run = SlotRecord(
         trigger.slot, SlotState.SKIPPED, trigger.when, why=why, triggered_by=trigger.said

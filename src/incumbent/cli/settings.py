@@ -122,10 +122,8 @@ def _page(request: CommandRequest, stack: ExitStack) -> Routes:
 
 
 def _is_inherited_listen(request: CommandRequest, error: ConfigError) -> bool:
-    """Whether a `run` has only inherited its `--listen`, and another process has the port.
-
-    The variable is for the main process of a container; other processes there inherit it.
-    """
+    """Whether a `run` has only inherited its `--listen`, and another process has the port."""
+    # The variable is for the main process of a container; other processes there inherit it.
     used = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
     inherited = request.text("listen") == os.environ.get("INCUMBENT_LISTEN")
     return request.command == "run" and used and inherited

@@ -164,10 +164,8 @@ class _AcquireAttempt:
         _log.info("%s: acquired after %s", name, say_seconds(waited), extra=facts)
 
     async def _finish_single_try(self, outcome: Refused | StoreError) -> None:
-        """End an acquire that tries once. Returns if granted; else raises.
-
-        A take of unknown outcome is repeated: with the same claim that is safe, and decides it.
-        """
+        """End an acquire that tries once. Returns if granted; else raises."""
+        # A take of unknown outcome is repeated: with the same claim that is safe, and decides it.
         port, claim, until = self.port, self.claim, self.until
         if isinstance(outcome, Refused) and outcome.holder_may_be_dead:
             # Without this, a dead holder would keep out a Kubernetes CronJob for ever: each of its
@@ -238,11 +236,9 @@ class _AcquireAttempt:
                 outcome = answer
 
     def _is_in_vain(self, refused: Refused, now: float) -> bool:
-        """Whether waiting is pointless: the slot stays used for longer than this acquire waits.
-
-        Without a timeout that is always so: nobody means to wait for a used slot without end. All
-        else may end sooner than the refusal says: a holder releases, a pause is lifted.
-        """
+        """Whether waiting is pointless: the slot stays used for longer than this acquire waits."""
+        # Without a timeout that is always so: nobody means to wait for a used slot without end. All
+        # else may end sooner than the refusal says: a holder releases, a pause is lifted.
         if refused.reason != "used" or self.claim.wanted.outwaits_slots:
             return False
         return self.until == inf or now + (refused.retry_after or 0.0) > self.until
@@ -376,10 +372,9 @@ def _believe(port: Port, claim: Claim, grant: Granted, sent: float) -> Granted |
 
 
 def _yields_for(wanted: LeaseRequest, place: int, jitter: float) -> float:
-    """Seconds that a waiter further back in line leaves to the waiters before it.
-
-    The store wakes a waiter that becomes the first. This is for waiters that died with the holder.
-    """
+    """Seconds that a waiter further back in line leaves to the waiters before it."""
+    # The store wakes a waiter that becomes the first. This is for waiters that died with the
+    # holder.
     queue = wanted.queued.queue
     if queue is None:
         return 0.0

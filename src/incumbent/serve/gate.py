@@ -160,10 +160,8 @@ def name_of(text: str) -> str:
 
 
 def _is_from_here(request: HttpRequest) -> bool:
-    """Whether a form of our own sent the request: browsers name the origin of a POST.
-
-    Behind a proxy the Host may be another. There Sec-Fetch-Site tells, which no script can set.
-    """
+    """Whether a form of our own sent the request: browsers name the origin of a POST."""
+    # Behind a proxy the Host may be another. There Sec-Fetch-Site tells, which no script can set.
     if request.headers.get("sec-fetch-site") == "same-origin":
         return True
     origin = urlsplit(request.headers.get("origin", "")).netloc
@@ -171,10 +169,8 @@ def _is_from_here(request: HttpRequest) -> bool:
 
 
 def _is_of_a_program(request: HttpRequest) -> bool:
-    """Whether no page of others can have caused the request.
-
-    A proxy may add the token to whatever a browser sends, or name its user by a cookie.
-    """
+    """Whether no page of others can have caused the request."""
+    # A proxy may add the token to whatever a browser sends, or name its user by a cookie.
     of_a_browser = bool({"origin", "sec-fetch-site"} & request.headers.keys())
     return "authorization" in request.headers and not of_a_browser
 

@@ -72,10 +72,8 @@ class TermNews:
         self._outbox.beat(self.every, proved)
 
     def _of_term(self, lease: Lease, ending: TermEnding | None) -> Webhook | None:
-        """The message about a term, made in the outbox's thread.
-
-        That a name flaps is told once, and then nothing until it has calmed down.
-        """
+        """The message about a term, made in the outbox's thread."""
+        # That a name flaps is told once, and then nothing until it has calmed down.
         facts = {
             "namespace": lease.belief.key.namespace,
             "name": lease.name,

@@ -234,10 +234,8 @@ class _EtcdGive:
         self.sessions.places.forget(self.key, self.claim)
 
     def _given_up(self) -> EtcdProgram[ClaimState | None]:
-        """As `_held`, for a claim whose token is not known: first forbid a late take, then read.
-
-        The mark that forbids it lives for at least a day.
-        """
+        """As `_held`, for a claim whose token is not known: first forbid a late take, then read."""
+        # The mark that forbids it lives for at least a day.
         known = self.sessions.claims.get(self.id)
         history = yield from self.sessions.history_lease(_KEEP_HISTORY)
         mark = kv.packed(given_up=clock.wall())

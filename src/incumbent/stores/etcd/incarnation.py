@@ -427,10 +427,8 @@ class Cluster:
 
 
 def _highest_in(entry: KeyValue, fields: Reply, wall: float, revision: int) -> int:
-    """The highest token that the incarnation of this marker can have granted up to a revision.
-
-    At most one was granted each microsecond, however far a restore has raised the revision.
-    """
+    """The highest token that the incarnation of this marker can have granted up to a revision."""
+    # At most one was granted each microsecond, however far a restore has raised the revision.
     age = max(0.0, wall - float(fields.get("at", wall)))
     return int(fields["base"]) + min(revision, entry.modified + int(age * 1_000_000))
 

@@ -391,10 +391,8 @@ class _Renewing:
 
 
 def _in_rounds(items: Sequence[_Item]) -> list[list[_Item]]:
-    """The items, in batches that fit into one transaction, which must not write a key twice.
-
-    An old claim of ours on a name may still be remembered beside the new claim.
-    """
+    """The items, in batches that fit into one transaction, which must not write a key twice."""
+    # An old claim of ours on a name may still be remembered beside the new claim.
     rounds: list[list[_Item]] = []
     times: Counter[tuple[Key, str]] = Counter()
     for item in items:

@@ -379,11 +379,9 @@ class PostgresWire:
 
 
 def _note(last_words: list[str], result: Any) -> None:
-    """Keep the text of a notice that ends the session.
-
-    libpq takes an error between requests, or one that comes with the reply before, for a notice;
-    the next request would only report that the connection is closed.
-    """
+    """Keep the text of a notice that ends the session."""
+    # libpq takes an error between requests, or one that comes with the reply before, for a notice;
+    # the next request would only report that the connection is closed.
     if (result.error_field(_SEVERITY) or b"") in _ENDS:
         text = result.error_field(_MESSAGE) or b""
         last_words.append(text.decode("utf-8", "replace") or "the connection ended")

@@ -323,10 +323,8 @@ class Records:
 
 
 def _must_last(swap: Swap) -> bool:
-    """Whether a change must outlive a power loss: of a slot, a field, a closing or a notice.
-
-    What a grant takes away need not: the next grant does it again.
-    """
+    """Whether a change must outlive a power loss: of a slot, a field, a closing or a notice."""
+    # What a grant takes away need not: the next grant does it again.
     old, new = swap.seen.record, swap.record
     if any(entry.kind != "past" for entry in swap.entries) or new.pause != old.pause:
         return True
