@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Collector", "text"]
 
 _Series = dict[tuple[str, Labels], float]
+_ESCAPED = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 meters.begin()
 
@@ -35,8 +36,10 @@ def text(*more: Provider) -> str:
         metric = METRICS[name]
         lines += (f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind}")
         for (suffix, labels), value in series.items():
-            pairs = ",".join(f'{label}="{_escape(words)}"' for label, words in labels)
-            lines.append(f"{name}{suffix}{{{pairs}}} {_format(value)}")
+            pairs = ",".join(f'{label}="{words.translate(_ESCAPED)}"' for label, words in labels)
+            # Whole numbers with all digits: 1.7e+15 would lose the last digits of a term.
+            digits = str(int(value)) if value == int(value) else repr(float(value))
+            lines.append(f"{name}{suffix}{{{pairs}}} {digits}")
     return "\n".join(lines) + "\n"
 
 
@@ -100,12 +103,3 @@ def package_version() -> str:
         return version("incumbent")
     except PackageNotFoundError:
         return "unknown"
-
-
-def _escape(words: str) -> str:
-    return words.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-def _format(value: float) -> str:
-    # Whole numbers with all digits: 1.7e+15 would lose the last digits of a term.
-    return str(int(value)) if value == int(value) else repr(float(value))

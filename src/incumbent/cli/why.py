@@ -46,12 +46,12 @@ from incumbent.stores.findings import (
 )
 from incumbent.supervise.codes import OK
 
+# The number of past holdings that are shown.
 _LAST = 3
-"""The number of past holdings that are shown."""
+# The number of present holders that are shown.
 _SHARERS = 10
-"""The number of present holders that are shown."""
+# Share of the ttl: a holder renews every fifth of it, so that less is left only after failures.
 _NEARLY_OUT = 0.55
-"""Share of the ttl: a holder renews every fifth of it, so that less is left only after failures."""
 
 
 def command(request: CommandRequest) -> int:
@@ -203,8 +203,8 @@ def _history_lines(record: Record) -> Iterator[str]:
 # -- why a job ran or did not ----------------------------------------------------------------------
 
 _LAST_RUNS = 3
+# Seconds by which a start or an instance's clock may be off without being mentioned.
 _CLOCK_OFF = 2.0
-"""Seconds by which a start or an instance's clock may be off without being mentioned."""
 
 
 def explain_job(

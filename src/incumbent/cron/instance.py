@@ -50,16 +50,16 @@ from incumbent.unpatched import start_thread
 
 AHEAD: Final = 15.0
 """Seconds ahead for which workers are prepared."""
+# Prepared workers, about 13 MB each; the workers of more runs are forked when due, more slowly.
 _MOST: Final = 24
-"""Prepared workers, about 13 MB each; the workers of more runs are forked when due, more slowly."""
+# The factor on the even share of runs: chance spreads them unevenly over the instances.
 _MORE: Final = 1.25
-"""The factor on the even share of runs: chance spreads them unevenly over the instances."""
+# Seconds for which surplus workers are kept, so that none ends in the middle of a burst.
 _LINGER: Final = 3.0
-"""Seconds for which surplus workers are kept, so that none ends in the middle of a burst."""
+# Seconds between two claims due at one instant, so that the instances of a fleet mix.
 _SPREAD, _SPREAD_MOST = 0.004, 0.3
-"""Seconds between two claims due at one instant, so that the instances of a fleet mix."""
+# Seconds before a single claim: up to the first by chance, and the second for each run here.
 _FIRST_SPREAD, _A_RUN = 0.02, 0.005
-"""Seconds before a single claim: up to the first by chance, and the second for each run here."""
 # The count only says how many workers stand by and how fast this instance claims: it may be old.
 _COUNT_EVERY: Final = 60.0
 _WITHIN: Final = 1.0
@@ -114,25 +114,25 @@ class Capacity:
 
 # -- the instance ----------------------------------------------------------------------------------
 
+# Seconds after which the control key is read even without a notification.
 _CONTROL_READ_EVERY: Final = 5.0
-"""Seconds after which the control key is read even without a notification."""
+# Seconds within which the loop notices that the wall clock was set.
 _LONGEST_SLEEP: Final = 5.0
-"""Seconds within which the loop notices that the wall clock was set."""
 # While it drains, the loop that calls `step` looks this often whether its time is over.
 _DRAINING_SLEEP: Final = 0.5
+# Seconds that a step may take with a slow store before the health page reports it.
 _STEP_WITHIN: Final = 60.0
-"""Seconds that a step may take with a slow store before the health page reports it."""
+# Seconds by which the wall clock moves between two steps only if it was set.
 _CLOCK_SET: Final = 1.0
-"""Seconds by which the wall clock moves between two steps only if it was set."""
 _SCAN_WITHIN: Final = 30.0
 # A request or two for each: more in one step would delay the slots that are due meanwhile.
 _REGISTER_AT_ONCE: Final = 20
+# The least seconds between signs of life, however short the ttl is.
 _SIGN_LEAST: Final = 5.0
-"""The least seconds between signs of life, however short the ttl is."""
 # A third of LOOK_BACK_FOR, so that a sweep or two may fail.
 _SWEEP_EVERY: Final = 600.0
+# Starts at a time: a start costs more than a run, and each finished start makes room for one.
 _STARTS_MOST: Final = 32
-"""Starts at a time: a start costs more than a run, and each finished start makes room for one."""
 _FULL_EVERY: Final = 60.0
 _COUNTED: Final = 1000
 

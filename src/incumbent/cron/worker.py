@@ -344,19 +344,18 @@ class _CommandRun:
         if ended is not None:
             # After the end is on record, which has the output: no reader finds it in neither place.
             self._attempts.hide_output()
-        if ended is not None and self._failed_for_good(ended):
-            self._on_failure(ended)
+            if ended.state is SlotState.LOST:
+                # Stopped with its instance: one that finds the record retries it, if it may.
+                over = ended.attempt > self._spec.retries
+            else:
+                over = ended.state in (SlotState.FAILED, SlotState.TIMED_OUT)
+            if over:
+                self._on_failure(ended)
         # What outlived KILL may still write: then only the ttl ends the lease.
         if not self._survived:
             release_unless_lost(self._lease)
         self._attempts.prune()
         return code_of(ended)
-
-    def _failed_for_good(self, ended: SlotRecord) -> bool:
-        if ended.state is SlotState.LOST:
-            # Stopped with its instance: an instance that finds the record retries it, if it may.
-            return ended.attempt > self._spec.retries
-        return ended.state in (SlotState.FAILED, SlotState.TIMED_OUT)
 
     def _report(self, course: Course) -> None:
         if course.phase is Phase.RUNNING:

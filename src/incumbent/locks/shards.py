@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
     from incumbent.runtime.link import StoreLike
 
+# The instants in a renewal interval at which a process renews shards.
 _REQUESTS = 4
-"""The instants in a renewal interval at which a process renews shards."""
 _USE_ASYNC = "coroutines belong to AsyncShards"
 _USE_BLOCKING = "blocking work belongs to Shards"
 

@@ -37,9 +37,9 @@ DIAL_WITHIN: Final = 2.0
 PLACES: Final = KEPT // 2
 """The places of one gate if each request needs a connection of its own: half of the kept
 connections, because there is a gate for takes and one for gives."""
+# As the `until` of a wait: it returns at once, after other tasks have run. With thousands of tasks
+# that alone may take longer than `patience`, so the patience is counted only afterwards.
 _AT_ONCE: Final = -inf
-"""As the `until` of a wait: it returns at once, after other tasks have run. With thousands of tasks
-that alone may take longer than `patience`, so the patience is counted only afterwards."""
 IN_FLIGHT: Final = 64
 """Places where one connection carries the requests of all tasks. More of them would save system
 calls, but make the steps of the event loop longer: too long beside busy processes."""

@@ -85,8 +85,8 @@ Facts = TypeVar("Facts")
 
 KEPT: Final = 64
 """Most unused connections that are kept."""
+# Seconds: a refusal that asks for a longer pause is not for a moment.
 _SOON: Final = 0.5
-"""Seconds: a refusal that asks for a longer pause is not for a moment."""
 # Full jitter alone would sometimes ask again at once.
 _PAUSE_LEAST: Final = 0.01
 

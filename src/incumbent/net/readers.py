@@ -29,8 +29,8 @@ CONNECTED: Final = object()
 Message: TypeAlias = "tuple[int, Any]"
 """A node, with CONNECTED, a message from it, or the error that ended its connection."""
 
+# The node number that means: the reader was woken.
 _WOKEN: Final = -1
-"""The node number that means: the reader was woken."""
 
 _now = clock.now
 

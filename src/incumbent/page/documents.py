@@ -158,7 +158,10 @@ def detail(
         if rows[key]
     ]
     if permit:
-        shown.append(_section("Act", _forms(name, permit, is_job=bool(rows["jobs"]))))
+        more = _OF_A_JOB if rows["jobs"] else {}
+        wishes = {one: words for one, words in WISHES.items() if more or one != "trigger"} | more
+        forms = (_form(name, wish, words, permit) for wish, words in wishes.items())
+        shown.append(_section("Act", joined(forms)))
     shown.append(
         _section(f"Time line, {view.window} until now", tag("ul", rows["terms"], id="terms"))
     )
@@ -167,13 +170,6 @@ def detail(
     shown.append(_section("Events", tag("ol", rows["events"], id="events")))
     main = tag("main", *shown, data_view=view.query(), data_edition=edition)
     return _document(snapshot, header, main, Html(""))
-
-
-def _forms(name: str, permit: str, *, is_job: bool) -> Html:
-    wishes = (
-        WISHES | _OF_A_JOB if is_job else {one: WISHES[one] for one in WISHES if one != "trigger"}
-    )
-    return joined(_form(name, wish, words, permit) for wish, words in wishes.items())
 
 
 def _form(name: str, wish: str, words: str, permit: str) -> Html:

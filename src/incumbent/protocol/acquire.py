@@ -42,12 +42,12 @@ _log = logging.getLogger("incumbent")
 
 _HELD = LeaseState.HELD
 _ON_ITS_WAY = (LeaseState.ASKING, LeaseState.ASKING_AGAIN)
+# Seconds: a store that wants to be asked again within this time is away for a moment only.
 _SOON = 1.0
-"""Seconds: a store that wants to be asked again within this time is away for a moment only."""
+# A store counts a watched lease with a margin for clocks that run at different speeds.
 _CLOCK_MARGIN = 1.02
-"""A store counts a watched lease with a margin for clocks that run at different speeds."""
+# Seconds over which waiters spread when the holder's ttl runs out.
 _SPREAD = 0.002
-"""Seconds over which waiters spread when the holder's ttl runs out."""
 
 
 async def acquire(

@@ -36,10 +36,10 @@ MEMBER: Final = "@"
 """The prefix of members' names; the names of shards are digits."""
 WATCHED: Final = 3
 """The number of others that a member checks: several, so that a frozen member delays no strike."""
+# The least seconds between two readings of a lease that is about to run out.
 _LEAST: Final = 0.02
-"""The least seconds between two readings of a lease that is about to run out."""
+# Seconds over which members spread their readings of a lease that ends, and their takes.
 _SPREAD: Final = 0.002
-"""Seconds over which members spread their readings of a lease that ends, and their takes."""
 
 
 class _KnownMember(NamedTuple):
@@ -281,9 +281,9 @@ def _members(record: Record) -> dict[str, Field]:
 # -- shards ----------------------------------------------------------------------------------------
 
 _RETRY_FIRST: Final = 0.02
+# Seconds between two takes of a shard that another member still holds; at most half a renewal
+# interval. They double from the first: a hand-over takes as long as the former body needs to end.
 _RETRY_MOST: Final = 1.0
-"""Seconds between two takes of a shard that another member still holds; at most half a renewal
-interval. They double from the first: a hand-over takes as long as the former body needs to end."""
 
 
 class Bodies(Protocol):

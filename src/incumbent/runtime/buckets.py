@@ -32,8 +32,8 @@ from incumbent.protocol.renew import Batches
 FULL = 500
 """The most leases in a request, and in a bucket: a bucket gets more only if no other has room."""
 
+# The least number of buckets in a renewal interval; at most twice as many.
 _PARTS = 16
-"""The least number of buckets in a renewal interval; at most twice as many."""
 
 
 class Bucket(dict["weakref.ref[Claim]", None]):

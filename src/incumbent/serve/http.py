@@ -44,23 +44,23 @@ from incumbent.serve.pages import (
 
 _log = logging.getLogger("incumbent")
 
+# Turns of the loop from accepting a connection to its handler: task, transport, handler.
 _TURNS: Final = 4
-"""Turns of the loop from accepting a connection to its handler: task, transport, handler."""
+# Turns of the loop after which what came with the connection is read.
 _TO_READ: Final = 3
-"""Turns of the loop after which what came with the connection is read."""
+# Seconds for the head of a request to arrive and for the response to be taken.
 _TIMEOUT: Final = 2.0
-"""Seconds for the head of a request to arrive and for the response to be taken."""
 # About what other servers allow; a token and a cookie need far less.
 _LONGEST_HEAD: Final = 8192
 _READING: Final = 512
+# Pages in memory: each may be large, and stays until the peer has taken it. Probes and refusals
+# are small, and take no place.
 _ANSWERS: Final = 16
-"""Pages in memory: each may be large, and stays until the peer has taken it. Probes and refusals
-are small, and take no place."""
 _VIEWERS: Final = 1000
+# Seconds for a handler that waits, and for a viewer to read the data that it gets.
 _VIEWER_TIMEOUT: Final = 10.0
-"""Seconds for a handler that waits, and for a viewer to read the data that it gets."""
+# Bytes that are written to a connection before waiting until it takes them.
 _PIECE: Final = 65_536
-"""Bytes that are written to a connection before waiting until it takes them."""
 _ADDRESS: Final = re.compile(
     r"(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\[\]:/@\s]*)):(?P<port>\d{1,5})"
 )

@@ -20,18 +20,18 @@ from incumbent.meters import LOSSES, Sample
 from incumbent.model import Refused
 from incumbent.runtime.keeper import Keeper
 
+# Causes (the part before a colon) that are no loss; "": the command ended by itself.
 _INTENDED: Final = frozenset({"", "signal", "resign", "resigned", "transfer", "transferred"})
-"""Causes (the part before a colon) that are no loss; "": the command ended by itself."""
 
+# Roles of an instance that does not lead.
 _NOT_LEADING: Final = ("standby", "ended", "backing_off")
-"""Roles of an instance that does not lead."""
+# Fields of a view: their changes are reported at once, others at the next regular report.
 _VISIBLE: Final = ("role", "leader", "store_up", "doing")
-"""Fields of a view: their changes are reported at once, others at the next regular report."""
 
+# Seconds that the main loop has until its first turn.
 _START_UP: Final = 30.0
-"""Seconds that the main loop has until its first turn."""
+# Seconds by which the main loop may be late on a busy machine.
 _SLACK: Final = 5.0
-"""Seconds by which the main loop may be late on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ from incumbent.rules.record import Instant, dated
 from incumbent.stores.registers import Incarnation, Seen, Swap, Wanted
 
 _NAMES: Final = 1000
+# Seconds after which others have most likely written something else.
 _FRESH: Final = 10.0
-"""Seconds after which others have most likely written something else."""
+# So that a store's clock is never taken for later than it is, even if it runs slowly.
 _SLOWER: Final = 0.999
-"""So that a store's clock is never taken for later than it is, even if it runs slowly."""
 
 _now = clock.now
 

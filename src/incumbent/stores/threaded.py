@@ -59,12 +59,12 @@ T = TypeVar("T")
 Polling = TypeVar("Polling", bound=PollingOperations)
 Answer: TypeAlias = Future[tuple[T | None, BaseException | None]]
 
+# Seconds after `until` to wait for the thread's own error, which says more.
 _LATE = 0.2
-"""Seconds after `until` to wait for the thread's own error, which says more."""
+# Seconds of one blocking wait for a change: a cancelled wait keeps its thread for that long.
 _SLICE = 5.0
-"""Seconds of one blocking wait for a change: a cancelled wait keeps its thread for that long."""
+# Seconds, half more or less, until a waiter without a thread asks again.
 _POLL = 0.5
-"""Seconds, half more or less, until a waiter without a thread asks again."""
 _CLOSE_WITHIN = 1.0
 
 

@@ -39,19 +39,18 @@ if TYPE_CHECKING:
 ENDING_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 """Signals that begin an orderly stop; other signals are for CMD alone."""
 
+# Seconds: a longer pause between terms is worth a line.
 _SAID_FROM = 1.0
-"""Seconds: a longer pause between terms is worth a line."""
+# Seconds of the first and of the longest pause between terms.
 _BASE, _CAP = 0.5, 30.0
-"""Seconds of the first and of the longest pause between terms."""
+# The reason of LeaseLost after `resign`, `transfer` and `break`.
 _ASKED_TO_STOP: Final = "broken"
-"""The reason of LeaseLost after `resign`, `transfer` and `break`."""
+# Seconds beyond one ttl for which the loop may be silent: a request and its backoff.
 _SLACK = 10.0
-"""Seconds beyond one ttl for which the loop may be silent: a request and its backoff."""
+# Seconds that CMD may take to stop before the record says "stopping".
+#
+# If it stops sooner, the release is news enough.
 _SHOWN_AFTER = 0.1
-"""Seconds that CMD may take to stop before the record says "stopping".
-
-If it stops sooner, the release is news enough.
-"""
 
 
 # -- what follows a term -------------------------------------------------------------------------

@@ -37,14 +37,14 @@ _SEVERITY: Final = pq.DiagnosticField.SEVERITY_NONLOCALIZED
 _ENDS: Final = (b"FATAL", b"PANIC")
 _SQLSTATE: Final = pq.DiagnosticField.SQLSTATE
 _MESSAGE: Final = pq.DiagnosticField.MESSAGE_PRIMARY
+# Seconds: a connection unused for longer is checked before use, by one system call.
 _STALE_AFTER: Final = 0.05
-"""Seconds: a connection unused for longer is checked before use, by one system call."""
 
+# The server ended a session that idled too long (idle_session_timeout). It does so only between
+# requests, so that a request with this reply was not carried out.
 _IDLED: Final = "57P05"
-"""The server ended a session that idled too long (idle_session_timeout). It does so only between
-requests, so that a request with this reply was not carried out."""
+# No such prepared statement; there is one of that name already.
 _NOT_PREPARED: Final = ("26000", "42P05")
-"""No such prepared statement; there is one of that name already."""
 
 _now = clock.now
 

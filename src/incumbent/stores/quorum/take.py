@@ -42,14 +42,14 @@ from incumbent.stores.quorum.nodes import (
 )
 from incumbent.stores.redis.resp import RequestBatch
 
+# Rounds of one take before a split vote counts as a refusal, if most nodes refuse.
 _TURNS: Final = 10
-"""Rounds of one take before a split vote counts as a refusal, if most nodes refuse."""
+# Rounds of one take before it fails without a majority, if most nodes do not refuse.
 _TURNS_MOST: Final = 20
-"""Rounds of one take before it fails without a majority, if most nodes do not refuse."""
 _BACK_OFF: Final = 0.001
 _BACK_OFF_MOST: Final = 0.03
+# Seconds for taking votes back when the time of the take itself is over.
 _TAKE_BACK_WITHIN: Final = 0.05
-"""Seconds for taking votes back when the time of the take itself is over."""
 
 
 async def take(

@@ -38,10 +38,10 @@ T = TypeVar("T")
 
 _now = clock.now
 
+# Seconds after which the nodes are asked for the topology again.
 _AGAIN: Final = 0.1
-"""Seconds after which the nodes are asked for the topology again."""
+# The largest share of the remaining time that asking for the topology may take.
 _FOR_ASKING: Final = 0.5
-"""The largest share of the remaining time that asking for the topology may take."""
 _COPIES: Final = 3
 _NUMBERS_TRIED: Final = 2000
 
@@ -241,13 +241,13 @@ class KnownCluster:
 # -- routing ---------------------------------------------------------------------------------------
 
 
+# The kinds of plans that may run at a node to which the key is being moved.
 _CHANGES: Final = frozenset({"take", "give", "put"})
-"""The kinds of plans that may run at a node to which the key is being moved."""
+# Redirections that one operation follows without a pause.
 _HOPS: Final = 5
-"""Redirections that one operation follows without a pause."""
+# Seconds between later redirections: nodes learn late that a slot has moved, and redirect to each
+# other until then.
 _APART: Final = 0.02
-"""Seconds between later redirections: nodes learn late that a slot has moved, and redirect to each
-other until then."""
 
 
 class _RouterNode(NamedTuple):
