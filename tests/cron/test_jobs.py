@@ -53,6 +53,22 @@ def on_record(store: str, job: str) -> list[SlotRecord]:
     return [run for run, _ in runs_of(fields).values()]
 
 
+def test_jobs_end_with_their_client_and_say_so(store: str) -> None:
+    client, seen, said = incumbent.Client(store), list[None](), list[str]()
+    jobs = incumbent.Jobs(client, ttl=5, grace=1)
+
+    @jobs.every("1s")
+    def tick() -> None:
+        seen.append(None)
+
+    jobs.start(on_event=lambda event, /, **facts: said.append(f"{event} {facts.get('why')}"))
+    eventually(lambda: seen)
+    client.close()
+    eventually(lambda: "fault the client that this came from was closed" in said)
+    assert jobs.stop()
+    assert not incumbent.Lock("tick", store=store).locked()
+
+
 def test_a_function_runs_in_each_slot_and_is_on_record(store: str, jobs: incumbent.Jobs) -> None:
     seen: list[incumbent.JobRun] = []
 

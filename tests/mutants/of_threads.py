@@ -8,6 +8,7 @@ _LIVES = ("tests/protocol/test_keeper_lives.py",)
 _DEADLINES = ("tests/protocol/test_deadlines.py",)
 _WAITS = ("tests/top/test_waits_for_loss.py",)
 _THREADED = ("tests/stores/test_threaded.py",)
+_CLOSED = ("tests/top/test_closed_clients.py",)
 _ONCE = ("tests/cron/test_once_interrupted.py",)
 
 _p = in_area("protocol")
@@ -75,6 +76,34 @@ MUTATIONS: tuple[Mutation, ...] = (
         "            self._state.deadlines.watch(claim, ahead)",
         "            pass",
         *_DEADLINES,
+    ),
+    _p(
+        "a lease that comes after the close is kept, and never renewed",
+        "runtime/keeper.py",
+        "        if self.end.closed:\n            # The caller",
+        "        if False:\n            # The caller",
+        *_CLOSED,
+    ),
+    _p(
+        "who begins to wait beside the close is not ended",
+        "runtime/keeper.py",
+        "        again = now + _AGAIN if None in self.end.waits.copy().values() else inf",
+        "        again = inf",
+        *_CLOSED,
+    ),
+    _p(
+        "a close wakes nobody",
+        "runtime/sync.py",
+        "                if end is not None:\n",
+        "                if False:\n",
+        *_CLOSED,
+    ),
+    _p(
+        "what is owed after the close is not paid",
+        "runtime/keeper.py",
+        "        return now if asked else min(again, state.debts.first(now - _PAID_FOR))",
+        "        return now if asked else again",
+        *_CLOSED,
     ),
     _p(
         "gone is a loss also after the deadline",

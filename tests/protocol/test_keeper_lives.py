@@ -76,13 +76,15 @@ def test_a_thread_that_dies_at_every_step_does_not_spin(
 
     def plan() -> float:
         lives.append(clock.now())
+        if thread.ends_when_idle:
+            return inf
         raise OverflowError
 
     thread = AlarmThread("dying", plan, lambda: None)
     with caplog.at_level(logging.CRITICAL, "incumbent"):
         thread.wake()
         eventually(lambda: len(lives) >= 5)
-        thread.stop()
+        thread.ends_when_idle = True
     pauses = [after - before for before, after in pairwise(lives)]
     assert all(pause >= 0.019 * 2**at for at, pause in enumerate(pauses[:4]))
 

@@ -168,7 +168,8 @@ def test_a_thread_whose_start_was_interrupted_is_started_by_the_next_wake() -> N
     eventually(lambda: thread.alarm is not None)
     thread.wake()
     eventually(lambda: acted)
-    thread.stop()
+    thread.ends_when_idle = True
+    thread.wake()
 
 
 class TakenThenInterrupted(list[bool]):

@@ -80,7 +80,7 @@ def test_who_waits_for_a_renewal_is_told_at_once_of_a_release(
 
     started, lease = clock.now(), kind("a", store=engine, ttl=60).acquire()
     # As if it waited for a slow store: then the thread itself does not find the lease released.
-    lease._link.keeper._state.thread.stop()
+    lease._link.keeper._state.thread._act = lambda: None
     others = [threading.Thread(target=renew, args=(lease,)) for _ in range(3)]
     for other in others:
         other.start()
@@ -95,7 +95,7 @@ def test_who_waits_for_a_renewal_is_told_at_once_of_a_release(
 def test_a_task_that_waits_for_a_renewal_is_told_at_once_of_a_release(engine: FaultyEngine) -> None:
     async def wait() -> None:
         lease = await AsyncLock("a", store=engine, ttl=60).acquire()
-        lease._link.keeper._state.thread.stop()
+        lease._link.keeper._state.thread._act = lambda: None
         task = asyncio.create_task(lease.renew())
         while not lease._claim.on_next_renewal:
             await asyncio.sleep(0)

@@ -135,7 +135,7 @@ class Background:
             self._loop_thread.start()
         self.loop = loop
         self._begun = threading.Event()
-        self._error: StoreError | None = None
+        self._error: StoreError | Misuse | None = None
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="incumbent-jobs", daemon=True)
 
@@ -187,8 +187,11 @@ class Background:
                 self._instance.step()
                 if self._instance.ready:
                     self._begun.set()
-        except StoreError as error:
+        except (StoreError, Misuse) as error:
             self._error = error
+            if isinstance(error, Misuse):
+                # Its client was closed. Nobody may ask for the error any more.
+                self._emit("fault", why=str(error))
         finally:
             self._begun.set()
             self._instance.close()

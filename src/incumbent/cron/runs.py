@@ -78,6 +78,7 @@ class Claimer:
         Raises StoreError; then no lease is held, and one that may be in the store is given back.
         """
         name = slot.name
+        self.link.client_end.refuse()
         wanted = self.wanted(spec).asking(slot=StoreSlot(name, SLOT_KEEP), meta=name.encode())
         # NotAcquired has only words, and the dispatcher needs the refusal itself.
         replies: list[Refused | StoreError] = []

@@ -130,8 +130,7 @@ class GroupHandle:
 
     @contextmanager
     def _one_membership(self) -> Iterator[None]:
-        if self._link.closed:
-            raise Misuse(f"{self.name!r}: the client that this came from was closed")
+        self._link.client_end.refuse(f"{self.name!r}: ")
         with self._joined.enter() as alone:
             if not alone or self._is_in_already():
                 raise Misuse(

@@ -61,8 +61,8 @@ L = TypeVar("L", bound="SingleLease")
 _log = logging.getLogger("incumbent")
 
 _DRIVERS: Final = frozenset({"hiredis", "incumbent", "psycopg", "sqlite3"})
+# Seconds, at most half of the grace, by which the exit is early: the interpreter may be busy.
 _EXIT_AHEAD = 0.1
-"""Seconds, at most half of the grace, by which the exit is early: the interpreter may be busy."""
 _RELEASED = frozenset({LeaseState.LEAVING, LeaseState.RELEASED})
 
 
@@ -253,6 +253,7 @@ class AnyLease:
     def _renewal_verdict(self) -> float:
         """The seconds proved after a requested renewal. Raises StoreUnavailable if it failed."""
         self.check()
+        self._link.client_end.refuse()
         for claim in self._claims:
             if claim.failures:
                 name = claim.wanted.key.name

@@ -115,21 +115,13 @@ class AnyLock(Generic[A]):
 
     def _seconds_to_wait(self, timeout: Duration | EllipsisType | None) -> float | None:
         """The checked timeout. Raises Misuse if the caller would wait for itself."""
-        self._refuse_if_closed()
+        if self._link.client_end.closed:
+            self._link.client_end.refuse(f"{self._names()}: ")
         wait = self._timeout if timeout is ... else parse_timeout(timeout)
         if wait != 0 and (bodies := self._bodies()):
             for wanted in self._all_wanted():
                 refuse_waiting_for_oneself(wanted, self._link.identity, bodies)
         return wait
-
-    def _refuse_if_closed(self, claims: Sequence[Claim] = ()) -> None:
-        """Raise Misuse after a close: nobody would renew a lease. `claims`: granted just now."""
-        if self._link.closed:
-            if claims:
-                give_up_all(self._link, claims, undo_slot=True)
-                # Once more: this pays what is owed now, and the wait may have connected anew.
-                self._link.close()
-            raise Misuse(f"{self._names()}: the client that this came from was closed")
 
     def _caller_ref(self) -> weakref.ref[Any] | None:
         caller = self._caller()
@@ -223,7 +215,6 @@ class SingleLock(AnyLock[L], Generic[L]):
 
     def _arm(self, claim: Claim) -> tuple[Link, Sequence[Claim], OnLost | None, IfLost]:
         """Make the keeper renew `claim`; return the arguments of its lease object."""
-        self._refuse_if_closed((claim,))
         claim.on_trouble = self._on_trouble
         self._link.keeper.arm(claim)
         if self._reentrant:

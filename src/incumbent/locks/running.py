@@ -35,8 +35,8 @@ V = TypeVar("V")
 
 _log = logging.getLogger("incumbent")
 
+# The most seconds until a candidate that waits for the store notices its end.
 _POLL_EVERY: Final = 1.0
-"""The most seconds until a candidate that waits for the store notices its end."""
 
 
 # -- functions that may run under a lease ----------------------------------------------------------
@@ -170,33 +170,34 @@ class EndablePort(SyncPort):
     def __init__(self, link: Link, poll_every: float = _POLL_EVERY) -> None:
         super().__init__(link.store, link.keeper)
         self._poll_every = poll_every
-        self._over = threading.Event()
-
-    @property
-    def over(self) -> bool:
-        """Whether `end` was called."""
-        return self._over.is_set()
+        self.over = False
+        self._woken = threading.Event()
 
     def end(self) -> None:
         """End all waits, now and later."""
-        self._over.set()
+        self.over = True
+        self._woken.set()
 
     async def sleep_until(self, instant: float) -> None:
-        if self._over.wait(max(0.0, instant - clock.now())):
+        self._raise_if_over()
+        with self.client_end.wait(self._woken.set):
+            self._woken.wait(max(0.0, instant - clock.now()))
+            self._raise_if_over()
+
+    def _raise_if_over(self) -> None:
+        if self.over:
             raise CandidacyEnded
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         """Wait in parts; a change between two parts is found by `seen`."""
         while True:
-            if self.over:
-                raise CandidacyEnded
+            self._raise_if_over()
             part = min(until, clock.now() + self._poll_every)
-            self.store.wait_change(key, seen, part)
+            await super().wait_change(key, seen, part)
             # It came back early, so something changed, or the whole wait is over.
             if clock.now() < part or part >= until:
                 break
-        if self.over:
-            raise CandidacyEnded
+        self._raise_if_over()
 
 
 @contextmanager
@@ -307,6 +308,7 @@ class _Observer(Generic[V]):
         self._timeout = parse_timeout(timeout)
 
     async def _await_news(self, port: WritingPort) -> bool:
+        self._link.client_end.refuse()
         until = inf if self._timeout is None else clock.now() + self._timeout
         return await await_news(port, self._watched, until)
 

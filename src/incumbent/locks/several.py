@@ -166,7 +166,6 @@ class MultiLock(MultiHandle[MultiLease]):
             shorten(error)
             raise
         try:
-            self._refuse_if_closed(claims)
             for claim in claims:
                 claim.on_trouble = self._on_trouble
             return keep(MultiLease(link, claims, self._on_lost, self._if_lost))
@@ -210,7 +209,6 @@ class AsyncMultiLock(MultiHandle[AsyncMultiLease]):
         link, wait = self._link, self._seconds_to_wait(timeout)
         with trimmed_traceback:
             claims = await acquire_all(link.async_port(), link.keeper, self._all_wanted(), wait)
-        self._refuse_if_closed(claims)
         for claim in claims:
             claim.on_trouble = self._on_trouble
         return AsyncMultiLease(link, claims, self._on_lost, self._if_lost)

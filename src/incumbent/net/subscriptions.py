@@ -44,8 +44,8 @@ from incumbent.interrupts import raise_if_from_signal
 from incumbent.net.pool import Broken
 from incumbent.net.readers import CONNECTED, ReaderSide, Subscriber, Wakeup
 
+# Channels of one subscription; above that, channels without a waiter are unsubscribed.
 _CHANNELS: Final = 100
-"""Channels of one subscription; above that, channels without a waiter are unsubscribed."""
 _WARN_EVERY: Final = 60.0
 
 _log = logging.getLogger("incumbent")
@@ -438,7 +438,8 @@ class SubscriptionHub(Generic[H, S, W]):
             # A waiter has the role, or was just faster: it closes them when it leaves.
             if subscriber is not None:
                 subscriber.wake()
-        self._end_waits()
+        for waiter in list(self._waiters):
+            waiter.notify()
 
     def detach(self) -> None:
         """In a fork's child: forget the waiters and connections, which are the parent's."""

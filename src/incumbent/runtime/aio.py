@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import TypeAlias, TypeVar
@@ -41,13 +42,13 @@ class AsyncPort:
 
     def __init__(self, store: AsyncStore, keeper: Upkeep) -> None:
         self._store = store
+        self._client_end = keeper.end
         self.limits: Limits = getattr(store, "limits", NO_LIMITS)
         self.owe = keeper.owe
         self.log_outage = keeper.log_outage
         self.take = store.take
         self.renew = store.renew
         self.give = store.give
-        self.wait_change = store.wait_change
 
     async def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
@@ -80,8 +81,27 @@ class AsyncPort:
             return await self._store.give_all(gives, until)
         return await one_by_one(lambda it: self.give(*it, until), gives)
 
+    async def wait_change(self, key: Key, seen: str, until: float) -> None:
+        await self._wait(partial(self._store.wait_change, key, seen, until))
+
     async def sleep_until(self, instant: float) -> None:
-        await asyncio.sleep(max(0.0, instant - clock.now()))
+        await self._wait(partial(asyncio.sleep, max(0.0, instant - clock.now())))
+
+    async def _wait(self, ask: Callable[[], Awaitable[None]]) -> None:
+        loop, scope = asyncio.get_running_loop(), asyncio.timeout(None)
+
+        def end() -> None:
+            with suppress(RuntimeError):  # the wait has just ended by itself
+                scope.reschedule(loop.time())
+
+        try:
+            async with scope:
+                with self._client_end.wait(partial(loop.call_soon_threadsafe, end)):
+                    await ask()
+        except TimeoutError as error:
+            raise_if_from_signal(error)
+            self._client_end.refuse()
+            raise
 
 
 class LeaseScope:

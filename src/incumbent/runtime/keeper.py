@@ -33,12 +33,12 @@ from incumbent.lease import LeaseState
 from incumbent.model import Key
 from incumbent.protocol.claim import Claim
 from incumbent.protocol.port import Debt, Port
-from incumbent.protocol.release import settle
+from incumbent.protocol.release import give_up, settle
 from incumbent.protocol.renew import SOONEST, Batches, RenewalAttempt, first_due, next_due, renew
 from incumbent.protocol.words import waiting_so_far
 from incumbent.runtime.buckets import FULL, Bucket, Buckets
 from incumbent.runtime.deadlines import Deadlines
-from incumbent.runtime.sync import SyncPort
+from incumbent.runtime.sync import ClientEnd, SyncPort
 from incumbent.runtime.threads import AlarmThread, call_guarded, notifier, program_may_run
 from incumbent.stores.base import Store
 from incumbent.stores.plan import run_blocking
@@ -46,24 +46,28 @@ from incumbent.unpatched import original
 
 _log = logging.getLogger("incumbent")
 
+# The most leases in a request for several buckets, as when the thread is late: with
+# CPU-bound threads, each request costs a few GIL switches, however many leases it has.
 _FULL_WHEN_LATE = 4 * FULL
-"""The most leases in a request for several buckets, as when the thread is late: with
-CPU-bound threads, each request costs a few GIL switches, however many leases it has."""
+# A bucket with fewer leases shares a request with the other buckets that are due.
 _FEW = 64
-"""A bucket with fewer leases shares a request with the other buckets that are due."""
+# The most leases that wait until the thread wakes and gives them buckets: so few that it does not
+# matter if their renewals then coincide.
 _NEW = 64
-"""The most leases that wait until the thread wakes and gives them buckets: so few that it does not
-matter if their renewals then coincide."""
+# The most seconds that closing a client spends on its debts; the thread pays what is left.
 _DRAIN = 0.5
-"""The most seconds that closing a client spends on its debts."""
+# Seconds after which a store is closed once more, as long as somebody waits in it.
+_AGAIN = 0.05
+# Seconds after the ttl has ended a claim until a keeper that was closed leaves its debt unpaid.
+_PAID_FOR = 5.0
+# The most seconds that the end of the interpreter waits for the stores.
 _AT_EXIT = 1.0
-"""The most seconds that the end of the interpreter waits for the stores."""
+# Seconds from the first log line about an outage to the second, and the most between two lines.
 _OUTAGE_FIRST, _OUTAGE_MOST = 5.0, 600.0
-"""Seconds from the first log line about an outage to the second, and the most between two lines."""
+# Seconds without an error after which the next error begins another outage.
 _OUTAGE_OVER = 60.0
-"""Seconds without an error after which the next error begins another outage."""
+# Seconds by which a thread may be late on any busy machine.
 _LATE = 0.1
-"""Seconds by which a thread may be late on any busy machine."""
 _LATE_AND_SAID = 1.0
 
 
@@ -90,10 +94,11 @@ class Debts:
         """Add a debt that is due at once. Never blocks."""
         self._owed.append(_Owed(debt))
 
-    def first(self) -> float:
-        """The instant at which the next debt is due."""
+    def first(self, since: float = -inf) -> float:
+        """The instant at which the next debt is due; of those whose claim the ttl ends `since`."""
         # A copy, made in one step: another thread may add a debt meanwhile.
-        return min((owed.due for owed in list(self._owed)), default=inf)
+        due = (owed.due for owed in list(self._owed) if owed.debt.until >= since)
+        return min(due, default=inf)
 
     def pay(self, port: Port, renewals_due: float) -> None:
         """Pay the debts that are due, until the next renewals are due, which matter more.
@@ -141,12 +146,12 @@ class Debts:
                 # else removes one while we have the lock.
                 owed = self._owed[0]
                 try:
-                    run_blocking(settle(port, owed.debt, until - clock.now()))
+                    if not run_blocking(settle(port, owed.debt, until - clock.now())):
+                        failed.append(owed)
                 except Exception as its_error:  # noqa: BLE001 - it is raised below
                     error = error or its_error
                     failed.append(owed)
-                # Also if it could not be paid: what is left of the time goes to the others, and the
-                # ttl ends it.
+                # Also if it could not be paid: what is left of the time goes to the others.
                 self._owed.popleft()
         finally:
             # Still owed, behind the others.
@@ -205,6 +210,7 @@ class _KeeperState:
         self.thread = AlarmThread(
             "incumbent-keeper", lambda: keeper._plan_sleep(self), lambda: keeper._act(self)
         )
+        self.thread.ends_when_idle = keeper.end.closed
         self.deadlines = Deadlines(keeper._call_watchers)
         self.unscheduled = (0.0, 0.0)
         self.outage = _Outage()
@@ -223,6 +229,7 @@ class Keeper:
     """The keeper of one store. All methods may be called from any thread and in signal handlers."""
 
     def __init__(self, store: Store) -> None:
+        self.end = ClientEnd()
         self.port = SyncPort(store, self)
         self.spread: bool = getattr(store, "renews_one_by_one", False)
         self._state = _KeeperState(self)
@@ -232,7 +239,11 @@ class Keeper:
     # -- for leases --------------------------------------------------------------------------
 
     def arm(self, claim: Claim) -> None:
-        """Renew `claim` from now on, until it ends or is dropped."""
+        """Renew `claim` from now on, until it ends or is dropped. Raises Misuse after a close."""
+        if self.end.closed:
+            # The caller may not know of it yet: what it does after an error must not matter.
+            give_up(claim.port, claim, undo_slot=True)
+            self.end.refuse(f"{claim.wanted.key.name!r}: ")
         state = self._state
         new = state.new
         new[claim.ref] = None
@@ -311,20 +322,24 @@ class Keeper:
         self, key: Key, error: StoreError, waited: float = 0.0, timeout: float | None = None
     ) -> None:
         now, outage = clock.now(), self._state.outage
-        if outage.is_worth_a_line(now):
+        # After a close nobody waits: what fails is the end of the connections.
+        if not self.end.closed and outage.is_worth_a_line(now):
             how_long = waiting_so_far(max(waited, now - outage.since), timeout)
             _log.warning("%s: waiting for the store%s: %s", key.name, how_long, error)
 
     def close(self) -> None:
-        """Pay debts briefly, then end the thread; leases are renewed no longer.
+        """Renew leases no longer, end all waits, and pay debts; the thread ends when all are paid.
 
         The watchers of a lease are still called when it runs out.
         """
-        # Before the stop: the thread may be paying some of them just now.
+        self.end.close()
+        thread = self._state.thread
+        thread.ends_when_idle = True
         try:
             self.drain(_DRAIN)
         finally:
-            self._state.thread.stop()
+            if thread.alarm is not None or self._plan_sleep(self._state) < inf:
+                thread.wake()
 
     def drain(self, timeout: float) -> None:
         """Pay debts for at most `timeout` seconds."""
@@ -334,6 +349,7 @@ class Keeper:
         """Reset in the child of a fork: it holds nothing, owes nothing, and has no thread."""
         # All of it is new: the parent's threads are not here, and may have left the mutex locked.
         before, self._state = self._state, _KeeperState(self)
+        self.end.waits = {}
         self.stats = Stats()
         for ref in before.refs():
             if (claim := ref()) is not None:
@@ -363,7 +379,9 @@ class Keeper:
         with state.mutex:
             # Written before `new` is read: see `arm`.
             state.thread.planned = min(state.buckets.first(), state.debts.first())
-            for ref in list(state.new):
+            if self.end.closed:
+                state.thread.planned = self._plan_after_close(state)
+            for ref in () if self.end.closed else list(state.new):
                 claim = ref()
                 if (
                     claim is None
@@ -375,7 +393,24 @@ class Keeper:
                     self._put_in_bucket(state, claim)
             return state.thread.planned
 
+    def _plan_after_close(self, state: _KeeperState) -> float:
+        now = clock.now()
+        asked = any(claim.on_next_renewal for ref in state.refs() if (claim := ref()))
+        again = now + _AGAIN if None in self.end.waits.copy().values() else inf
+        return now if asked else min(again, state.debts.first(now - _PAID_FOR))
+
+    def _act_after_close(self, state: _KeeperState) -> None:
+        for ref in state.refs():
+            if claim := ref():
+                self._call_askers(claim)
+        state.debts.pay(self.port, inf)
+        # That may have connected anew; and a wait that began beside the close ends by this one.
+        self.port.store.close()
+
     def _act(self, state: _KeeperState) -> None:
+        if self.end.closed:
+            self._act_after_close(state)
+            return
         now = clock.now()
         self._notice_lateness(state, now)
         due = state.buckets.take(now)
@@ -458,11 +493,14 @@ class Keeper:
                     self._call_watchers(claim)
             elif claim.failures or claim.machine.ends_by_at_most_for:
                 self._make_due(claim, next_due(claim, sent, now, draw_jitter()))
-            # Taken as in `_call_watchers`: a release meanwhile must not call them a second time.
-            with self._state.mutex:
-                askers, claim.on_next_renewal = claim.on_next_renewal, ()
-            for asker in askers:
-                asker()
+            self._call_askers(claim)
+
+    def _call_askers(self, claim: Claim) -> None:
+        # Taken as in `_call_watchers`: a release meanwhile must not call them a second time.
+        with self._state.mutex:
+            askers, claim.on_next_renewal = claim.on_next_renewal, ()
+        for asker in askers:
+            asker()
 
     def _count(self, asked: int, unproved: int, error: StoreError | None, took: float) -> None:
         if not asked:

@@ -41,12 +41,11 @@ class Link:
         self.store = engine.store()
         self.keeper = Keeper(self.store)
         self.port = self.keeper.port
+        self.client_end = self.keeper.end
         self._loops: weakref.WeakKeyDictionary[AbstractEventLoop, AsyncPort] = (
             weakref.WeakKeyDictionary()
         )
         self._latest: _Latest | None = None
-        self.closed = False
-        """Whether the keeper has ended: no lease may be taken, for none is renewed."""
 
     @property
     def _link(self) -> Link:
@@ -86,17 +85,20 @@ class Link:
         return port
 
     def close(self) -> None:
-        """End the keeper and close the blocking connections; leases are not given back."""
-        # First: a lease that is taken from here on would never be renewed.
-        self.closed = True
-        # Before the store: the debts are paid on its connections.
+        """End the keeper, close the blocking connections; leases are not given back."""
+        self.client_end.close()
         try:
+            if None in self.client_end.waits.values():
+                self.store.close()
+            # Before the store: the debts are paid on its connections.
             self.keeper.close()
         finally:
             self.store.close()
 
     async def aclose(self) -> None:
         """`close`, which also closes the running loop's connections."""
+        # First: who waits must not connect anew.
+        self.client_end.close()
         await self.engine.async_store().aclose()
         self.close()
 

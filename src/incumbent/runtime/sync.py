@@ -2,22 +2,62 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from incumbent import clock
 from incumbent.chance import draw_claim, draw_jitter
-from incumbent.errors import StoreError
+from incumbent.errors import Misuse, StoreError
 from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, TakeOutcome
+from incumbent.net.readers import ThreadWakeup
 from incumbent.protocol.port import Debt
 from incumbent.stores.base import NO_LIMITS, Gave, Give, Limits, Store, Take, Together, Took
 from incumbent.stores.inline import InlineAsyncStore
 from incumbent.stores.plan import one_by_one
 
 
+class ClientEnd:
+    """Whether a client was closed, and the waits on it, which end then in Misuse."""
+
+    # A wait is listed before it looks, and a close is noted before it looks: one of the two sees
+    # the other. There is no lock that a signal handler could find taken.
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.waits: dict[object, Callable[[], object] | None] = {}
+        """What ends each wait; None for one in the store, which ends when that is closed."""
+
+    def close(self) -> None:
+        self.closed = True
+        for end in self.waits.copy().values():
+            # The loop of a task that waits may be closed too.
+            with suppress(RuntimeError):
+                if end is not None:
+                    end()
+
+    def refuse(self, what: str = "") -> None:
+        """Raise Misuse after a close: nobody would renew a lease."""
+        if self.closed:
+            raise Misuse(f"{what}the client that this came from was closed")
+
+    @contextmanager
+    def wait(self, end: Callable[[], object] | None) -> Iterator[None]:
+        """A wait, which a close ends by calling `end` from any thread; see `waits`."""
+        mark = object()
+        self.waits[mark] = end
+        try:
+            self.refuse()
+            yield
+            self.refuse()
+        finally:
+            self.waits.pop(mark, None)
+
+
 class Upkeep(Protocol):
     """A keeper, as far as a port needs it; see Port."""
+
+    end: ClientEnd
 
     def owe(self, debt: Debt) -> None: ...
 
@@ -36,6 +76,7 @@ class SyncPort(InlineAsyncStore):
     def __init__(self, store: Store, keeper: Upkeep) -> None:
         super().__init__(store)
         self.limits: Limits = getattr(store, "limits", NO_LIMITS)
+        self.client_end = keeper.end
         self.owe = keeper.owe
         self.log_outage = keeper.log_outage
 
@@ -49,7 +90,8 @@ class SyncPort(InlineAsyncStore):
         return self.store.give(key, claim, token, until, parting=parting)
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        self.store.wait_change(key, seen, until)
+        with self.client_end.wait(None):
+            self.store.wait_change(key, seen, until)
 
     async def take_all(self, takes: Sequence[Take], until: float) -> Took:
         """See Together; if the store cannot, one take after another up to the first refusal."""
@@ -64,6 +106,7 @@ class SyncPort(InlineAsyncStore):
 
     async def sleep_until(self, instant: float) -> None:
         """See Port.sleep_until; signal handlers run during the sleep, and may end it by raising."""
-        left = instant - clock.now()
-        if left > 0:
-            time.sleep(left)  # noqa: ASYNC251 - blocking is what this driver is for
+        wakeup = ThreadWakeup()
+        with self.client_end.wait(wakeup.wake):
+            while clock.now() < instant and not self.client_end.closed:
+                await wakeup.wait(instant)

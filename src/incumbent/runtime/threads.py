@@ -41,8 +41,8 @@ _log = logging.getLogger("incumbent")
 # Linux's numbers, of time.h and sys/timerfd.h: Python has timerfd only from 3.13 on.
 _CLOCK_BOOTTIME = 7
 _ABSOLUTE = 1
+# Seconds since boot that no machine reaches, but to which a timer can be set.
 _FAR = 1e9
-"""Seconds since boot that no machine reaches, but to which a timer can be set."""
 _NONBLOCK_CLOEXEC = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
 
 
@@ -157,8 +157,8 @@ def make_alarm() -> Alarm:
 
 # -- the thread ------------------------------------------------------------------------------------
 
+# Seconds until a thread that failed is started again; they double each time until it acts.
 _PAUSE = 0.02
-"""Seconds until a thread that failed is started again; they double each time until it acts."""
 _PAUSE_MOST = 1.0
 
 
@@ -180,7 +180,7 @@ class AlarmThread:
         self.name = name
         self._plan = plan
         self._act = act
-        self._ends_when_idle = ends_when_idle
+        self.ends_when_idle = ends_when_idle
         self._absent = {True}
         """Not empty while there is no thread. The caller that removes the entry starts one."""
         self._woken = False
@@ -189,7 +189,6 @@ class AlarmThread:
         self.alarm: Alarm | None = None
         self.planned = inf
         """The end of the present sleep, written by `plan`; earlier plans have to `wake`."""
-        self.stopped = False
 
     def wake(self) -> None:
         """Make the thread plan anew; from any thread, and in signal handlers. Never raises."""
@@ -201,14 +200,8 @@ class AlarmThread:
         alarm = self.alarm
         if alarm is not None:
             self._end_sleep(alarm)
-        elif not self.stopped:
+        else:
             self._start()
-
-    def stop(self) -> None:
-        """End the thread for good."""
-        # First: the thread that this wakes, or that `wake` would start, must find it.
-        self.stopped = True
-        self.wake()
 
     # -- one life ----------------------------------------------------------------------------
 
@@ -249,11 +242,11 @@ class AlarmThread:
 
     def _loop(self, alarm: Alarm) -> None:
         try:
-            while self.alarm is alarm and not self.stopped:
+            while self.alarm is alarm:
                 # Reset before the plan, which may miss what a later `wake` is about.
                 self._woken = False
                 until = self._plan()
-                if until == inf and self._ends_when_idle:
+                if until == inf and self.ends_when_idle:
                     break
                 alarm.wait_until(until)
                 self._act()
@@ -293,8 +286,8 @@ def call_guarded(callback: Callable[[], None]) -> None:
 
 # -- callbacks -------------------------------------------------------------------------------------
 
+# Seconds after which a callback that delays the others is reported.
 _BUDGET = 1.0
-"""Seconds after which a callback that delays the others is reported."""
 
 
 class Notifier:

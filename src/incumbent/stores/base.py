@@ -177,7 +177,7 @@ class Store(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the connections; leases are not given back."""
+        """Close the connections, and end the waits for a change; leases are not given back."""
         ...
 
 

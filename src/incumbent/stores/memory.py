@@ -254,6 +254,7 @@ class MemoryStore:
         self._table.changed = self._notify
         self._changed = threading.Condition()
         self._listeners: set[Callable[[], None]] = set()
+        self._hints = 0
 
     def _step(self, operation: Callable[[float], T]) -> T:
         """Run an operation at one instant, under the mutex."""
@@ -288,8 +289,10 @@ class MemoryStore:
 
     def wait_change(self, key: Key, seen: str, until: float) -> None:
         with self._changed:
+            hints = self._hints
             self._changed.wait_for(
-                lambda: self._table.seen(key) != seen, max(0.0, until - clock.now())
+                lambda: self._hints != hints or self._table.seen(key) != seen,
+                max(0.0, until - clock.now()),
             )
 
     def restart(self, *, empty: bool) -> None:
@@ -318,7 +321,10 @@ class MemoryStore:
             notify()
 
     def close(self) -> None:
-        """See Store.close: there is nothing to close."""
+        """See Store.close: end the waits, which is all that there is to close."""
+        with self._changed:
+            self._hints += 1
+            self._notify()
 
 
 class AsyncMemoryStore(InlineAsyncStore):

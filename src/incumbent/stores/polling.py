@@ -33,8 +33,8 @@ from incumbent.stores.registers import Seen
 
 IN_LINE: Final = "|"
 """Separates the state that a waiter has seen from the claim with which it stands in line."""
+# Seconds after which another waiter asks instead of an asker that should have asked.
 _SILENT: Final = 2.0
-"""Seconds after which another waiter asks instead of an asker that should have asked."""
 _LOOK_WITHIN: Final = 5.0
 
 _now = clock.now
@@ -122,6 +122,13 @@ class Looks:
         name = self._names.get(key)
         if name is not None:
             self._at_once(name)
+
+    def end_waits(self) -> None:
+        """Have all waiters return."""
+        for name in self._names.copy().values():
+            for waiter in name.waiters.copy().values():
+                waiter.notified = True
+                waiter.wakeup.wake()
 
     def _at_once(self, name: _Name) -> None:
         # The instant before the wake-up: a woken asker reads it at once.

@@ -156,7 +156,8 @@ class RegisterOperations(PollingOperations):
         return self._wakeup()
 
     def let_go(self) -> None:
-        """Do nothing: the engine that made the registers closes them."""
+        """End the waits; the engine that made the registers closes them."""
+        self.looks.end_waits()
 
 
 class RegisterStore(BlockingTogether[RegisterOperations]):

@@ -44,10 +44,10 @@ from incumbent.model import (
 from incumbent.net.readers import Wakeup
 from incumbent.stores.plan import Planned
 
+# Seconds for which new waiters share a refusal, or wait for an answer that is on its way.
 _FRESH: Final = 0.5
-"""Seconds for which new waiters share a refusal, or wait for an answer that is on its way."""
+# Seconds of silence after which a waiter loses its place in line.
 _SILENT: Final = 15.0
-"""Seconds of silence after which a waiter loses its place in line."""
 _BRIEF: Final = 0.01
 TURN: Final = 0.05
 """The most seconds for which a process lets its own waiters follow each other."""
@@ -260,9 +260,10 @@ class Turns:
         """Whether there is a waiter, for `key` or (None) at all."""
         return bool(self._lines if key is None else self._seen(key).waiters)
 
-    def notify_all(self, key: Key) -> None:
-        """Have all waiters for `key` look."""
-        self._seen(key).notify()
+    def notify_all(self, *keys: Key) -> None:
+        """Have all waiters for these keys look; without one, all at all."""
+        for key in keys or self._lines.copy():
+            self._seen(key).notify()
 
     async def wait(
         self,

@@ -32,7 +32,6 @@ from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.lease import LeaseState
 from incumbent.locks.leases import SingleLease
-from incumbent.model import Key
 from incumbent.protocol.claim import Claim
 from incumbent.runtime import keeper as keepers
 from incumbent.runtime import link, threads
@@ -130,11 +129,11 @@ class World:
     def _notice_time(self) -> None:
         """Make all waiters, keepers and scopes notice the present time."""
         # The store first: the keepers that are woken next ask it at the new time.
-        self._memory.notify_all()
+        self._memory.close()
         for keeper in list(keepers._keepers):
             for thread in (keeper._state.thread, keeper._state.deadlines.thread):
                 # A thread that ends meanwhile may be started anew when it is woken.
-                while isinstance(thread.alarm, _MovedAlarm) and not thread.stopped:
+                while isinstance(thread.alarm, _MovedAlarm):
                     if thread.alarm.wake_until_asleep(thread):
                         break
         for claim in self._held_claims():
@@ -244,7 +243,7 @@ class _MovedAlarm:
             self._woken, self._asleep = True, False
             self._changed.notify_all()
             while not self._asleep and _real_now() < until:
-                if thread.alarm is not self or thread.stopped:
+                if thread.alarm is not self:
                     return False
                 # The end of a thread notifies nobody, so poll.
                 self._changed.wait(_STEP)
@@ -257,28 +256,13 @@ class _WorldStore(MemoryStore):
     def __init__(self, world: World) -> None:
         super().__init__(world.now, world.wall)
         self.cut = False
-        self._hints = 0
 
     def _step(self, operation: Callable[[float], T]) -> T:
         if self.cut:
             raise StoreUnavailable("the test has cut the store off")
         return super()._step(operation)
 
-    def notify_all(self) -> None:
-        """Give all waiters a hint, because the time has changed."""
-        with self._changed:
-            self._hints += 1
-            self._notify()
-
     def forget(self, name: str, claim: str | None) -> None:
         """Let the holding of `claim` under `name` run out; if `claim` is None, each of them."""
         with self._changed:
             self._table.expire(name, claim, self._now())
-
-    def wait_change(self, key: Key, seen: str, until: float) -> None:
-        with self._changed:
-            hints = self._hints
-            self._changed.wait_for(
-                lambda: self._hints != hints or self._table.seen(key) != seen,
-                max(0.0, until - self._now()),
-            )

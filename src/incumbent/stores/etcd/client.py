@@ -125,6 +125,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         # A copy: a thread that ends its watch at this moment may still have this set in hand.
         for wire in list(streams):
             wire.hang_up()
+        self.turns.notify_all()
 
     def detach(self) -> None:
         """In a forked child: close the descriptors. Exchanges under way are the parent's."""

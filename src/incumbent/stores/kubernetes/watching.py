@@ -107,6 +107,7 @@ class NamespaceWatch:
         if wire is not None:
             wire.hang_up()
         self._rest.wake()
+        self._tell_all(None)
 
     # -- the thread ---------------------------------------------------------------------------
 

@@ -44,6 +44,10 @@ class Operations(PooledOperations[MysqlWire]):
         super().__init__(site.where, site.hosts, dialect)
         self.site = site
 
+    def let_go(self) -> None:
+        super().let_go()
+        self.looks.end_waits()
+
     def open(self, place: Any, until: float) -> MysqlWire:
         return MysqlWire(self.site, place, until)
 

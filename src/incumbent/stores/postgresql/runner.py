@@ -107,8 +107,9 @@ class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[PostgresWi
             await self._poll(key, seen, until)
 
     async def _poll(self, key: Key, seen: str, until: float) -> None:
-        pause = _FIRST_PAUSE
-        while await self._is_same(key, seen, until):
+        pause, idle = _FIRST_PAUSE, self.idle
+        # Another list: the store was closed.
+        while await self._is_same(key, seen, until) and idle is self.idle:
             left = until - _now()
             if left <= 0:
                 return
@@ -122,6 +123,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[PostgresWi
     def let_go(self) -> None:
         super().let_go()
         self._subscriber.close()
+        self.turns.notify_all()
 
     # -- exchanges ----------------------------------------------------------------------------
 

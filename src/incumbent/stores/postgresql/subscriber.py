@@ -13,6 +13,7 @@ import random
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Final
 
 from incumbent import clock
 from incumbent.net.pool import Broken
@@ -20,6 +21,7 @@ from incumbent.net.readers import Wakeup
 from incumbent.stores.postgresql.exchange import CLAIM_SEPARATOR, LISTEN
 from incumbent.stores.postgresql.wire import PostgresWire
 
+_SLICE: Final = 0.5
 _now = clock.now
 
 
@@ -91,7 +93,8 @@ class NotificationListener:
                     other.wakeup.wake()
 
     def close(self) -> None:
-        """Close the connection, unless a waiter reads from it."""
+        """End all waits, and close the connection unless a waiter reads from it."""
+        self._notify()
         if self._reading.acquire(blocking=False):
             try:
                 self._drop()
@@ -111,7 +114,8 @@ class NotificationListener:
             if not await is_same():
                 return
             while not waiter.notified and _now() < until:
-                for payload in await wire.notified(until):
+                # In parts: nothing wakes a thread that reads.
+                for payload in await wire.notified(min(until, _now() + _SLICE)):
                     self._notify(*payload.split(CLAIM_SEPARATOR, 1))
         except Broken:
             # All waiters return; their callers take again, and then wait on another connection.

@@ -143,6 +143,7 @@ class SqliteOperations(PollingOperations):
     def let_go(self) -> None:
         """Close the connections; a later operation opens the file again."""
         self.file.close()
+        self.looks.end_waits()
 
 
 def _with_short_heartbeat(ask: Ask) -> Ask:
