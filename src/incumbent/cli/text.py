@@ -251,8 +251,8 @@ def source_of(error: BaseException) -> str:
 # -- standard error while a command runs: lines of text, or JSON for programs ----------------------
 
 _OWN: Final = "incumbent.cli"
+# Attributes that every record of `logging` has; others are our fields, or the user's.
 _STANDARD: Final = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
-"""Attributes that every record of `logging` has; others are our fields, or the user's."""
 _as_json = False
 
 
@@ -283,10 +283,9 @@ def log_line(label: str, line: str) -> None:
         _write(f"incumbent: {_stamp(now)} {label}: {printable(line)}")
 
 
+# Seconds: a reader of stderr that stands still loses lines. It must keep no instance from
+# campaigning, leading or ending, and no keeper from renewing.
 _TYPED_WITHIN: Final = 0.5
-"""Seconds: a reader of stderr that stands still loses lines. It must keep no instance from
-campaigning, leading or ending, and no keeper from renewing.
-"""
 
 
 def _write(line: str) -> None:

@@ -184,19 +184,19 @@ def _pop_ready(entry: _AgendaEntry, wall: float) -> list[JobSlot]:
 
 # -- orders ----------------------------------------------------------------------------------------
 
+# Seconds: the ledger is read before an older slot is claimed: the store may have forgotten it.
 _CHECK_FIRST: Final = SLOT_KEEP / 3
-"""Seconds: the ledger is read before an older slot is claimed: the store may have forgotten it."""
+# The most seconds by which instances spread their checks of a slot that another one holds.
 _HELD_SPREAD: Final = 0.5
-"""The most seconds by which instances spread their checks of a slot that another one holds."""
+# Seconds from a refusal as "used" or "closed" to the check: the slot most likely ran, so there is
+# no hurry, and one check serves many slots.
 _CLOSED_AFTER: Final = 2.0
-"""Seconds from a refusal as "used" or "closed" to the check: the slot most likely ran, so there is
-no hurry, and one check serves many slots."""
+# Seconds within which checks of one job are made together.
 _MERGED: Final = 1.0
-"""Seconds within which checks of one job are made together."""
+# Seconds: a slot that is claimed within this time after its instant is not late.
 _PUNCTUAL: Final = 2.0
-"""Seconds: a slot that is claimed within this time after its instant is not late."""
+# Seconds between checks for free capacity; one check serves all slots that wait for it.
 _ROOM_EVERY: Final = 0.25
-"""Seconds between checks for free capacity; one check serves all slots that wait for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,20 +110,20 @@ UP: Final = "up/"
 PRESENT_EVERY: Final = 30.0
 """The most seconds between signs of life: a ttl, if that is shorter. An instance counts as gone
 after three times this without one."""
+# Seconds by which the clocks of two instances may differ without one being called silent.
 _SILENT_LEAST: Final = 10.0
-"""Seconds by which the clocks of two instances may differ without one being called silent."""
 GONE_AFTER: Final = 3 * PRESENT_EVERY
 KNOWN: Final = "@cron/jobs"
 SET: Final = "set/"
 GONE: Final = "gone"
 """The fact registered of a job with the instant since which no instance has had the job."""
+# Seconds after which the records of a job that no instance has are removed.
 _FORGET_AFTER: Final = 30 * 86_400.0
-"""Seconds after which the records of a job that no instance has are removed."""
 _DIGEST_SIZE: Final = 4
+# Seconds between writes of a set: a sweep may have removed that of a long silent instance.
 _WRITE_SET_EVERY: Final = 3600.0
-"""Seconds between writes of a set: a sweep may have removed that of a long silent instance."""
+# Seconds after which the sign of life of a vanished instance is removed.
 _FORGOTTEN: Final = 86_400.0
-"""Seconds after which the sign of life of a vanished instance is removed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,24 +38,24 @@ from incumbent.interrupts import raise_if_from_signal
 # As much as a pipe holds.
 _AT_ONCE: Final = 65_536
 _WAITING: Final = 1 << 20
+# Bytes that are made into events at once: lines of one letter become a hundred times as many.
 _ENCODED_AT_ONCE: Final = 8192
-"""Bytes that are made into events at once: lines of one letter become a hundred times as many."""
 _WRITTEN_AT_ONCE: Final = 64
+# Characters; a longer line is passed on in pieces.
 _LONGEST_LINE: Final = 2048
-"""Characters; a longer line is passed on in pieces."""
+# Blocks that are read after the end: what outlived the command may write for ever.
 _TURNS_TO_SETTLE: Final = 16
-"""Blocks that are read after the end: what outlived the command may write for ever."""
+# Seconds: a reader that keeps up is not always there at once.
 _WRITE_WITHIN: Final = 0.25
-"""Seconds: a reader that keeps up is not always there at once."""
 # The end of a run goes on record after this: a log that hangs delays it by no more.
 _DRAIN_WITHIN: Final = 5.0
 _CLOSE_WITHIN: Final = 15.0
+# Seconds: a reader that takes nothing for so long at the end is given up.
 _LAST_WRITE_WITHIN: Final = 0.5
-"""Seconds: a reader that takes nothing for so long at the end is given up."""
 
 
+# Seconds until the tail is shown: at most 12 times a minute.
 _FIRST_SHOWN, _SHOWN_EVERY = 2.0, 5.0
-"""Seconds until the tail is shown: at most 12 times a minute."""
 # A little longer than a request to the ledger may take.
 _SHOWN_WITHIN: Final = 2.5
 

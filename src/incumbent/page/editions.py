@@ -24,15 +24,15 @@ from incumbent.page.view import View, entries_of
 T = TypeVar("T")
 _log = logging.getLogger("incumbent")
 
+# The least number of seconds between two readings.
 _EVERY: Final = 1.0
-"""The least number of seconds between two readings."""
+# Records that are read a second at most: a Redis is asked two or three times for so many.
 _RECORDS: Final = 125
-"""Records that are read a second at most: a Redis is asked two or three times for so many."""
+# Share of a core for reading and rendering while somebody follows; sending comes on top.
 _SHARE: Final = 0.008
-"""Share of a core for reading and rendering while somebody follows; sending comes on top."""
 _SLOWEST: Final = 60.0
+# Editions that are kept: of the views that were asked for last. Searches make ever new ones.
 _VIEWS_MOST: Final = 256
-"""Editions that are kept: of the views that were asked for last. Searches make ever new ones."""
 
 
 @dataclass(frozen=True, slots=True)

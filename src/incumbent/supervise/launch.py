@@ -50,12 +50,12 @@ _OF_THE_SERVICE: Final = (
 """Variables of our service: CMD must not notify anybody for us, nor take our port."""
 
 _BACKLOG: Final = 128
+# Answers per turn of the loop: a flood of connections must not delay a KILL.
 _AT_ONCE: Final = 32
-"""Answers per turn of the loop: a flood of connections must not delay a KILL."""
+# Seconds before the next turn if a connection cannot be accepted.
 _BREATH: Final = 0.01
-"""Seconds before the next turn if a connection cannot be accepted."""
+# Bytes of the socket's path; unix(7) allows 107, other systems 103.
 _LONGEST_PATH: Final = 100
-"""Bytes of the socket's path; unix(7) allows 107, other systems 103."""
 
 
 class LeaseSocket:
@@ -170,12 +170,12 @@ def child_environment(
 
 # -- the term --------------------------------------------------------------------------------------
 
+# The most seconds from sending the command to the exec; the guard's answer may take one.
 _WITHIN: Final = 3.0
-"""The most seconds from sending the command to the exec; the guard's answer may take one."""
+# The report, in place of an errno, that the guard did not answer.
 _UNGUARDED: Final = 255
-"""The report, in place of an errno, that the guard did not answer."""
+# Signals that Python ignores, but that CMD gets as every other program does.
 _RESTORED: Final = (signal.SIGPIPE, signal.SIGXFSZ)
-"""Signals that Python ignores, but that CMD gets as every other program does."""
 
 
 class PreparedCommand:

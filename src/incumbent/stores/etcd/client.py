@@ -45,14 +45,14 @@ from incumbent.stores.url import Endpoint
 
 _RECHECK_EVERY: Final = 5.0
 _SOON: Final = 2.0
+# Fraction of a heartbeat after which a waiter keeps the places in line of its process alive.
 _BEAT: Final = 0.3
-"""Fraction of a heartbeat after which a waiter keeps the places in line of its process alive."""
+# Seconds after which a watch that has not begun is considered lost.
 _BEGUN_WITHIN: Final = 0.5
-"""Seconds after which a watch that has not begun is considered lost."""
+# Most log-ins for one request: a token may expire right after it was issued.
 _LOGINS: Final = 2
-"""Most log-ins for one request: a token may expire right after it was issued."""
+# The token if the server has authentication off, so that no log-in is needed.
 _OFF: Final = "-"
-"""The token if the server has authentication off, so that no log-in is needed."""
 _GATEWAY_STATUS: Final = (200, 400, 401, 403, 404, 409, 412, 429, 499, 500, 501, 503, 504)
 
 T = TypeVar("T")

@@ -36,14 +36,14 @@ from incumbent.stores.turns import Turns
 from incumbent.stores.url import Endpoint
 
 _STARTED: Final = re.compile(rb"^process_start_time_seconds ([0-9.e+]+)$", re.MULTILINE)
+# The most writes that a restore may lose where a clock is behind.
 _LOST: Final = 100_000
-"""The most writes that a restore may lose where a clock is behind."""
 
+# Number of no-op entries in the log before a marker. A log that begins anew has, for N members, up
+# to 2 N + 4 entries of its own (one for each member, a leader, one that each member publishes, two
+# versions, one of ours), and the first log had at least N + 1 of these: so this suffices for seven
+# members, and for some elections.
 _AHEAD: Final = 16
-"""Number of no-op entries in the log before a marker. A log that begins anew has, for N members, up
-to 2 N + 4 entries of its own (one for each member, a leader, one that each member publishes, two
-versions, one of ours), and the first log had at least N + 1 of these: so this suffices for seven
-members, and for some elections."""
 
 _now = clock.now
 

@@ -37,16 +37,16 @@ class VoteAndCheck(RequestBatch):
     """A step that asks for a vote, and for the settings that may have made the server unfit."""
 
 
+# Seconds to wait for a node that is being connected once a majority is connected.
 _GRACE: Final = 0.03
-"""Seconds to wait for a node that is being connected once a majority is connected."""
+# The same for a node never connected in this process. Both: at most half of the time left.
 _FIRST_GRACE: Final = 0.5
-"""The same for a node never connected in this process. Both: at most half of the time left."""
 LONGEST: Final = 2.0
 """Seconds that making a connection may take, even if its caller has less time."""
+# Seconds after which an unfinished connection no longer keeps another from being begun.
 _AFRESH: Final = 0.5
-"""Seconds after which an unfinished connection no longer keeps another from being begun."""
+# Seconds to wait for the remaining replies once the replies so far suffice.
 _GLANCE: Final = 0.01
-"""Seconds to wait for the remaining replies once the replies so far suffice."""
 
 
 class Dialer(ABC, Generic[W]):

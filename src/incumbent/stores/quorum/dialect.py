@@ -48,12 +48,12 @@ MARKER: Final = QUORUM_KEY
 """The key of the node's marker: one in each database of each server."""
 
 _CACHED: Final = 4096
+# Least seconds for which a node keeps its floor: until a ballot a minute ahead of its clock is
+# more than a minute behind it. A node without a floor takes a minute behind its clock for it.
 _KEEP_LEAST: Final = 180.0
-"""Least seconds for which a node keeps its floor: until a ballot a minute ahead of its clock is
-more than a minute behind it. A node without a floor takes a minute behind its clock for it."""
+# Seconds for which a node keeps its state after the last field was removed and the last slot
+# ended. A node that was away for longer might bring old entries back.
 _STATE_KEPT: Final = 35 * 86_400.0
-"""Seconds for which a node keeps its state after the last field was removed and the last slot
-ended. A node that was away for longer might bring old entries back."""
 _echoes = count()
 
 
