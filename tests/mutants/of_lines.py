@@ -26,7 +26,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _lua(
         "redis: one that was silent in its turn has a second one after one that did not wait",
         _LINE,
-        "    if turn.due <= now_ms then turn.due = SILENT end\n",
+        "    if turn.lapses_at <= now_ms then turn.lapses_at = SILENT end\n",
         "",
         _WORDS,
     ),

@@ -336,14 +336,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     _lua(
         "redis: anybody renews",
         "stores/redis/renew.lua",
-        "  if type(value) ~= 'string' or string.sub(value, 1, #head) ~= head then return 0 end",
+        "  if type(value) ~= 'string' or string.sub(value, 1, #value_start) ~= value_start then return 0 end",
         "  if type(value) ~= 'string' then return 0 end",
         *_redis("test_a_stranger_cannot_renew"),
     ),
     _lua(
         "redis: anybody releases",
         "stores/redis/give.lua",
-        "if not value or not starts_with(value, head) then",
+        "if not value or not starts_with(value, value_start) then",
         "if not value then",
         *_redis(
             "test_a_stranger_cannot_release", "test_a_late_release_does_not_hit_the_next_holder"

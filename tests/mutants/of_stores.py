@@ -579,7 +579,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _lua(
         "quorum: anybody renews",
         "stores/quorum/node.lua",
-        "  if type(value) == 'string' and starts_with(value, head) then",
+        "  if type(value) == 'string' and starts_with(value, value_start) then",
         "  if type(value) == 'string' then",
         *_NODE,
     ),

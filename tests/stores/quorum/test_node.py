@@ -324,7 +324,7 @@ BUGS: dict[Callable[[Node], None], tuple[str, str, str]] = {
     a_vote_that_comes_after_it_was_taken_back_is_refused: ("revoke", "local raises = ballot", "local raises = false and ballot"),
     a_ballot_far_behind_is_refused_once_it_was_taken_back: ("revoke", "ballot - now <= 2 * MINUTE", "ballot - now > -MINUTE"),
     only_what_was_asked_by_then_is_taken_back: ("revoke", "if stored - ballot <= 0", "if true"),
-    a_renewal_needs_exactly_the_token: ("renew", "starts_with(value, head)", "true"),
+    a_renewal_needs_exactly_the_token: ("renew", "starts_with(value, value_start)", "true"),
     a_renewal_tells_of_a_free_place_and_its_floor: ("renew", "'f' .. (floor_of(kept) or '')", "'f'"),
     a_blank_node_is_no_place_to_plant: ("renew", "if value or not votes then", "if value then"),
     planting_keeps_a_floor_that_is_higher: ("plant", "token - floor > 0", "true"),

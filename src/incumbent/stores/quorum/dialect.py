@@ -154,7 +154,7 @@ class QuorumDialect:
         if ask.candidacy > 0:
             keys += (self.keys(key).candidates,)
             more.append(milliseconds(ask.candidacy))
-        parts = (*keys, _head_of(claim), ballot, *self._ask_parts(ask), *more)
+        parts = (*keys, _value_start(claim), ballot, *self._ask_parts(ask), *more)
         return SCRIPTS["take"].call(len(keys), *parts)
 
     def _ask_parts(self, ask: Ask) -> tuple[bytes | str | int, ...]:
@@ -203,7 +203,7 @@ class QuorumDialect:
     ) -> bytes:
         """The request of a give. `now`: unix us by the nodes' clocks, for the history."""
         # Not before its beginning: a token may be ahead of the clocks.
-        held, ended = _head_of(claim, token).encode(), b" %d" % max(now, token or 0)
+        held, ended = _value_start(claim, token).encode(), b" %d" % max(now, token or 0)
         keys = self.keys(key)
         if parting.closed_for > 0:
             successor = (quoted(parting.reserve_for),) if parting.reserve_for else ()
@@ -217,7 +217,7 @@ class QuorumDialect:
         `ended`: unix us by the nodes' clocks, if it was perhaps a holding, for the history.
         """
         at, more = self.keys(key), (ended,) if ended else ()
-        return SCRIPTS["revoke"].call(2, at.lease, at.floor, _head_of(claim), ballot, *more)
+        return SCRIPTS["revoke"].call(2, at.lease, at.floor, _value_start(claim), ballot, *more)
 
     def renew(self, batch: Sequence[Renewal]) -> tuple[bytes, bytes]:
         """One request for many leases, and the echo with which its reply begins."""
@@ -229,8 +229,8 @@ class QuorumDialect:
             lease, record = self.naming.keys_of(renewal.key)
             keys += (lease, record[:-1] + b"b", record)
             meta = b"-" if renewal.meta is None else b"=" + renewal.meta
-            head = _head_of(renewal.claim, renewal.token)
-            arguments += [head, milliseconds(renewal.ttl), meta]
+            start = _value_start(renewal.claim, renewal.token)
+            arguments += [start, milliseconds(renewal.ttl), meta]
         return SCRIPTS["renew"].call(len(keys), *keys, *arguments), echo
 
     def plant(self, renewal: Renewal, value: bytes, floor: bytes) -> bytes:
@@ -321,13 +321,13 @@ class QuorumDialect:
         )
 
 
-def _head_of(claim: str, token: int | None = None) -> str:
+def _value_start(claim: str, token: int | None = None) -> str:
     return f"incumbent1 {claim} " if token is None else f"incumbent1 {claim} {token} "
 
 
 def _ballot_of(reply: Any, claim: str) -> int:
-    head, _, ballot = reply.rpartition(b" ")
-    if head != b"incumbent1 " + claim.encode():
+    start, _, ballot = reply.rpartition(b" ")
+    if start != b"incumbent1 " + claim.encode():
         raise Mismatch("the answer is another claim's")
     return int(ballot)
 
@@ -341,7 +341,7 @@ def node_failure(reply: Any, where: str) -> tuple[StoreError, bool]:
 
 
 def _held_by(held: ByClaim | None) -> str:
-    return "" if held is None else _head_of(held.claim, held.token)
+    return "" if held is None else _value_start(held.claim, held.token)
 
 
 def _refused_for(raw: bytes, kind: str) -> bytes:

@@ -61,7 +61,7 @@ return call('SET', KEYS[1], founded, 'NX') and 1 or 0
 -- INCLUDE node:node
 -- INCLUDE node:floor
 local lease, floor_key, marker_key, past, fields, candidates = unpack(KEYS)
-local head, ballot, rest, ttl, keep, founded, quarantine, holder, raises, candidacy = unpack(ARGV)
+local value_start, ballot, rest, ttl, keep, founded, quarantine, holder, raises, candidacy = unpack(ARGV)
 local kept, marker, now = call('GET', floor_key), call('GET', marker_key), unix_us()
 
 local function no(kind, value, left, floor)
@@ -143,13 +143,13 @@ end
 local may_vote, how, value, is_reserved = verdict == 'ok' and not paused, 'NX'
 repeat
   if may_vote
-      and call('SET', lease, head .. ballot .. ' 0 ' .. ballot .. rest, how, 'PX', ttl) then
+      and call('SET', lease, value_start .. ballot .. ' 0 ' .. ballot .. rest, how, 'PX', ttl) then
     note_vote()
     if candidacy then
       try('ZREM', candidates, string.sub(holder, 2))
       call('PUBLISH', floor_key, '')
     end
-    return head .. ballot
+    return value_start .. ballot
   end
   value = call('GET', lease)
   -- A reservation for the asker counts as free: try once more, and replace it.
@@ -158,11 +158,11 @@ repeat
   how = how == 'NX' and is_reserved and may_vote and 'XX'
 until not how
 
-if value and starts_with(value, head) then
-  local stored, left = string.match(value, '^%d+', #head + 1), call('PTTL', lease)
+if value and starts_with(value, value_start) then
+  local stored, left = string.match(value, '^%d+', #value_start + 1), call('PTTL', lease)
   if raises == '+' and stored ~= ballot then
     if verdict ~= 'ok' then return no(verdict, value, left, floor) end
-    call('SET', lease, head .. ballot .. string.sub(value, #head + #stored + 1), 'KEEPTTL')
+    call('SET', lease, value_start .. ballot .. string.sub(value, #value_start + #stored + 1), 'KEEPTTL')
     -- Replace the last holding, which is this one: it goes on with its new token.
     local before = string.match(last_of(kept), '^.*\n') or ''
     local longer = math.ceil(keep * 1.25)
@@ -175,7 +175,7 @@ if value and starts_with(value, head) then
     left = ttl + 0
     call('PEXPIRE', lease, left)
   end
-  return { head .. stored, left }
+  return { value_start .. stored, left }
 end
 
 local what = value and string.match(value, '^incumbent1 (%S+) ')
@@ -227,16 +227,18 @@ local function change_meta(lease, channel, value, meta)
   if new ~= value and try('SET', lease, new, 'KEEPTTL').ok then call('PUBLISH', channel, '') end
 end
 
-local function notices(fields, head)
+local function notices(fields, value_start)
   local pause, resign = unpack(try('HMGET', fields, FIELD.pause, FIELD.resign))
   -- A request from before this holder was granted was meant for an earlier one.
-  if resign and string.match(resign, '^%d+') - string.match(head, '(%d+) $') < 0 then resign = false end
+  if resign and string.match(resign, '^%d+') - string.match(value_start, '(%d+) $') < 0 then
+    resign = false
+  end
   return (pause or resign) and { pause, resign } or 1
 end
 
-local function renew(lease, floor_key, fields, head, ttl, meta)
+local function renew(lease, floor_key, fields, value_start, ttl, meta)
   local value = try('GET', lease)
-  if type(value) == 'string' and starts_with(value, head) then
+  if type(value) == 'string' and starts_with(value, value_start) then
     if meta ~= '-' then change_meta(lease, floor_key, value, string.sub(meta, 2)) end
     if call('PTTL', lease) < ttl then call('PEXPIRE', lease, ttl) end
     local kept = try('GET', floor_key)
@@ -247,7 +249,7 @@ local function renew(lease, floor_key, fields, head, ttl, meta)
       try('SET', floor_key, floor_value(token, ' + ', till, token .. holder), 'PX', DAY_MS)
     end
     local may_be_told = not kept or type(kept) == 'string' and flag_of(kept) == ' + '
-    return may_be_told and notices(fields, head) or 1
+    return may_be_told and notices(fields, value_start) or 1
   end
   if value or not votes then return 0 end
   local kept = try('GET', floor_key)
@@ -257,8 +259,8 @@ end
 
 local answers = { echo }
 for at = 2, #KEYS, 3 do
-  local head, ttl, meta = ARGV[at + 3], tonumber(ARGV[at + 4]), ARGV[at + 5]
-  answers[#answers + 1] = renew(KEYS[at], KEYS[at + 1], KEYS[at + 2], head, ttl, meta)
+  local value_start, ttl, meta = ARGV[at + 3], tonumber(ARGV[at + 4]), ARGV[at + 5]
+  answers[#answers + 1] = renew(KEYS[at], KEYS[at + 1], KEYS[at + 2], value_start, ttl, meta)
 end
 return answers
 
@@ -271,9 +273,9 @@ return answers
 -- INCLUDE node:node
 -- INCLUDE node:floor
 local lease, floor_key = unpack(KEYS)
-local head, ended, closed_ms, successor = unpack(ARGV)
+local value_start, ended, closed_ms, successor = unpack(ARGV)
 local value = call('GET', lease)
-if not value or not starts_with(value, head) then return 0 end
+if not value or not starts_with(value, value_start) then return 0 end
 
 if closed_ms then
   local word, token, rest = 'closed', string.match(value, '^%S+ %S+ (%d+)( .*)$')
@@ -293,9 +295,9 @@ if try('APPEND', floor_key, ended) == #ended then
   call('SET', floor_key, floor_value(token, ' + ', till, token .. holder .. ended), 'PX', DAY_MS)
 end
 
--- A waiter has marked the lease (see look), so its end is published. If `head` has no token, this
+-- A waiter has marked the lease (see look), so its end is published. If `value_start` has no token, this
 -- byte is not the mark, so the end is published in any case.
-local is_marked = string.byte(value, #head + 1) ~= 48
+local is_marked = string.byte(value, #value_start + 1) ~= 48
 if closed_ms or is_marked then call('PUBLISH', floor_key, '') end
 return 1
 
@@ -312,12 +314,12 @@ return 1
 -- INCLUDE node:node
 -- INCLUDE node:floor
 local lease, floor_key = unpack(KEYS)
-local head, ballot, ended = unpack(ARGV)
+local value_start, ballot, ended = unpack(ARGV)
 local KEEP_MS = 600000
 local value, kept = call('GET', lease), call('GET', floor_key)
 local last, freed = last_of(kept), 0
-if value and starts_with(value, head) then
-  local stored = string.match(value, '^%d+', #head + 1)
+if value and starts_with(value, value_start) then
+  local stored = string.match(value, '^%d+', #value_start + 1)
   if stored - ballot <= 0 then
     call('DEL', lease)
     call('PUBLISH', floor_key, '')

@@ -13,16 +13,16 @@
 --         incarnation, later takes have to check the record again
 --       7 "shared" if the lease is shared
 -- Returns 1, or 0 if the claim does not hold it.
-local call, try, head = redis.call, redis.pcall, ARGV[1]
+local call, try, value_start = redis.call, redis.pcall, ARGV[1]
 local value, time = call('GET', KEYS[1]), call('TIME')
 local quiet_note = try('HGET', KEYS[2], FIELD.quiet_note)
 
 if type(quiet_note) == 'string' and quiet_note ~= '0' and value and not ARGV[3]
-    and string.sub(value, 1, #head) == head then
+    and string.sub(value, 1, #value_start) == value_start then
   -- The short way, which nearly all gives go: the record is there, and nobody waits.
   -- Before the history, which a server out of memory refuses to write.
   call('DEL', KEYS[1])
-  try('HSET', KEYS[2], FIELD.ended .. string.match(value, '^%d+', #head + 1),
+  try('HSET', KEYS[2], FIELD.ended .. string.match(value, '^%d+', #value_start + 1),
     time[1] .. ' ' .. time[2])
   call('PUBLISH', ARGV[2], 'given')
   return 1
@@ -30,11 +30,11 @@ end
 
 -- Longer than 45: with a token. Without one the claim is in doubt, which the long way notes.
 if type(quiet_note) == 'string' and quiet_note ~= '0' and value and ARGV[7] and ARGV[6] == ''
-    and string.sub(value, 1, 18) == 'incumbent1 shared ' and #head > 45 then
+    and string.sub(value, 1, 18) == 'incumbent1 shared ' and #value_start > 45 then
   -- The same for a lease that is shared, but by this claim alone, which came last.
   local token, index = string.match(value, '^%S+ %S+ (%d+) (%d+)')
-  if token == string.sub(head, 45, -2) and call('ZCARD', KEYS[4]) == 1
-      and try('HDEL', KEYS[2], FIELD.sharer .. string.sub(head, 12, 43)) == 1 then
+  if token == string.sub(value_start, 45, -2) and call('ZCARD', KEYS[4]) == 1
+      and try('HDEL', KEYS[2], FIELD.sharer .. string.sub(value_start, 12, 43)) == 1 then
     call('DEL', KEYS[1], KEYS[4])
     try('HSET', KEYS[2], FIELD.ended .. index, time[1] .. ' ' .. time[2])
     call('PUBLISH', ARGV[2], 'given')
@@ -44,7 +44,7 @@ end
 
 -- INCLUDE line
 local channel, closed_ms = ARGV[2], ARGV[3] or '0'
-local any_token = ARGV[4] or string.match(head, '^%S+ %S+ ')
+local any_token = ARGV[4] or string.match(value_start, '^%S+ %S+ ')
 local successor, is_believed = ARGV[5] ~= '' and ARGV[5], (ARGV[6] or '') == ''
 local sharers = ARGV[7] and KEYS[4]
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -95,7 +95,7 @@ if not is_believed and type(quiet_note) == 'string' then
   try('HSET', KEYS[2], FIELD.quiet_note, '0')
 end
 -- Before the lease is looked at, and whatever is found: a take may still arrive.
-if head == any_token then note_doubt(string.sub(head, 12, -2)) end
+if value_start == any_token then note_doubt(string.sub(value_start, 12, -2)) end
 
 local part = sharers and end_part(string.sub(any_token, 12, -2))
 if part then
@@ -104,7 +104,7 @@ if part then
   call('PUBLISH', channel, 'given')
   return 1
 end
-if not value or not starts_with(value, head) then
+if not value or not starts_with(value, value_start) then
   if is_freed then call('PUBLISH', channel, '') end
   if turn then leave(string.sub(any_token, 12, -2)) end
   return 0

@@ -26,7 +26,7 @@ end
 
 local function grant(condition, is_first)
   local index, recheck_in = ((last_index or -1) + 1) % 20, ttl
-  local value = head .. token .. ' ' .. index .. ' ' .. now .. ARGV[2]
+  local value = value_start .. token .. ' ' .. index .. ' ' .. now .. ARGV[2]
   if permits then
     recheck_in = share(index, claim .. ' ' .. token, is_first)
   elseif not call('SET', KEYS[1], value, condition, 'PX', ttl) then
@@ -57,7 +57,7 @@ local function grant(condition, is_first)
     try('ZREM', candidates, holder)
     call('PUBLISH', ARGV[9], '')
   end
-  return is_known and head .. token or { head .. token }
+  return is_known and value_start .. token or { value_start .. token }
 end
 
 local function share_again(mine)
@@ -74,7 +74,7 @@ local function share_again(mine)
   for _, key in ipairs({ KEYS[1], sharers }) do
     if call('PTTL', key) < left then call('PEXPIRE', key, left) end
   end
-  return { head .. own, left }
+  return { value_start .. own, left }
 end
 
 -- PART give
@@ -83,7 +83,7 @@ local function end_part(claim)
   -- Returns the claim's part in the lease, if it had one that was not over.
   if not value or not starts_with(value, 'incumbent1 shared ') then return end
   local part = try('HGET', KEYS[2], FIELD.sharer .. claim)
-  local token = string.match(head, '^%S+ %S+ (%d+)') or part and string.match(part, '^%d+')
+  local token = string.match(value_start, '^%S+ %S+ (%d+)') or part and string.match(part, '^%d+')
   local ends = token and call('ZSCORE', sharers, claim .. ' ' .. token)
   if not ends then return end
   call('ZREM', sharers, claim .. ' ' .. token)

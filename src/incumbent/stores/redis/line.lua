@@ -2,7 +2,7 @@
 -- KEYS[3] is a sorted set of waiters by their time of arrival, each "<claim> <inbox> <f: fair, b: not>
 -- <heartbeat, ms> <holder>". A waiter is named "<inbox>/<id>". The turn is a field of the record: see
 -- records.FIELDS.
--- SILENT: `due` of a first waiter that did not use its turn, after another was granted the lease.
+-- SILENT: `lapses_at` of a first waiter that did not use its turn, after another was granted the lease.
 local SILENT = 0
 local function id_of(waiter) return string.sub(waiter, 1, 16) end
 local function inbox_of(waiter) return string.match(waiter, '^%S+ (%S+)') end
@@ -19,14 +19,14 @@ local function notify(waiter, word, ms)
 end
 
 local function read_turn(text)
-  local due, overtaken, watcher, recheck_at, first =
+  local lapses_at, overtaken, watcher, recheck_at, first =
     string.match(text, '^(%d+) (%d+) (%S+) (%d+) (.*)$')
-  return { due = tonumber(due), overtaken = tonumber(overtaken), watcher = watcher,
+  return { lapses_at = tonumber(lapses_at), overtaken = tonumber(overtaken), watcher = watcher,
     recheck_at = tonumber(recheck_at), first = first }
 end
 
 local function write_turn(turn)
-  return try('HSET', KEYS[2], FIELD.turn, string.format('%.0f %.0f %s %.0f %s', turn.due,
+  return try('HSET', KEYS[2], FIELD.turn, string.format('%.0f %.0f %s %.0f %s', turn.lapses_at,
     turn.overtaken, turn.watcher, turn.recheck_at, turn.first), FIELD.quiet_note, '0')
 end
 
@@ -46,7 +46,7 @@ local function begin_turn(from)
     call('HDEL', KEYS[2], FIELD.turn)
     return
   end
-  turn.due, turn.overtaken = from + heartbeat_of(turn.first), 0
+  turn.lapses_at, turn.overtaken = from + heartbeat_of(turn.first), 0
   write_turn(turn)
 end
 
@@ -86,7 +86,7 @@ after_grant = function(recheck_in)
   local was_first = starts_with(turn.first, claim .. ' ')
   if me then try('ZREM', KEYS[3], me) end
   unwatch()
-  if me and (was_first or turn.due <= now_ms) then
+  if me and (was_first or turn.lapses_at <= now_ms) then
     if not was_first then drop_silent() end
     begin_turn(recheck_in == 0 and now_ms or now_ms + ttl)
     -- A watcher asks before the lease can end, and sees to it that the first asks too. Without a
@@ -100,7 +100,7 @@ after_grant = function(recheck_in)
     turn.overtaken = turn.overtaken + 1
     -- A take without a queue does not have the key of the line, so it cannot drop the silent first
     -- waiter. The next script that has the key does.
-    if turn.due <= now_ms then turn.due = SILENT end
+    if turn.lapses_at <= now_ms then turn.lapses_at = SILENT end
     write_turn(turn)
   end
 end
@@ -109,7 +109,7 @@ stand_in_line = function(reason, value, left)
   -- Returns the place, or nothing if it cannot be had.
   turn = turn or { watcher = '-', recheck_at = 0 }
   unwatch()
-  if turn.first and turn.due <= now_ms and (turn.first ~= me or turn.due == SILENT) then
+  if turn.first and turn.lapses_at <= now_ms and (turn.first ~= me or turn.lapses_at == SILENT) then
     drop_silent()
     turn.first = nil
   end
@@ -121,7 +121,7 @@ stand_in_line = function(reason, value, left)
   if is_new_turn then begin_turn(now_ms) end
   if turn.first == me then
     local recheck_in = math.min(left < 0 and 1e12 or left, tonumber(ttl))
-    turn.due = now_ms + recheck_in + heartbeat_of(me)
+    turn.lapses_at = now_ms + recheck_in + heartbeat_of(me)
     write_turn(turn)
     -- Not if the holding is younger than a second: then the others will not ask for a while anyway.
     -- Nor for a foreign client's key: there the first polls, and the others do not.
@@ -137,7 +137,7 @@ stand_in_line = function(reason, value, left)
   elseif reason == 'turn' then
     -- A claim that is refused because of a turn asks again when that turn is over.
     if turn.recheck_at == 0 and inbox_of(turn.first) ~= inbox_of(me) then
-      turn.watcher, turn.recheck_at = name_of(me), turn.due
+      turn.watcher, turn.recheck_at = name_of(me), turn.lapses_at
       write_turn(turn)
     end
   elseif added == 0 and turn.recheck_at == 0 then
@@ -171,7 +171,7 @@ end
 local function offer_turn(left)
   -- The turn of the first whose process is connected begins in `left` ms: at once if the lease is
   -- free.
-  if turn.due == SILENT then call('ZREM', KEYS[3], turn.first) end
+  if turn.lapses_at == SILENT then call('ZREM', KEYS[3], turn.first) end
   while true do
     local first, since = unpack(try('ZRANGE', KEYS[3], 0, 0, 'WITHSCORES'))
     if not first then
@@ -182,7 +182,7 @@ local function offer_turn(left)
     -- A waiter that has just come may not listen yet: it asks once it does.
     if notify(first, left > 0 and 'look' or 'turn', left) or since / 1000 + heartbeat >= now_ms then
       if first ~= turn.first then turn.first, turn.overtaken = first, 0 end
-      turn.due = now_ms + left + heartbeat
+      turn.lapses_at = now_ms + left + heartbeat
       if left == 0 and (turn.recheck_at <= now_ms or starts_with(turn.watcher, inbox_of(first) .. '/'))
       then
         appoint(heartbeat)
@@ -213,7 +213,7 @@ local function leave(claim)
     offer_turn(left)
   elseif watched then
     -- The waiter that leaves was to ask for the others.
-    if left == 0 and turn.due > now_ms then appoint(turn.due - now_ms) end
+    if left == 0 and turn.lapses_at > now_ms then appoint(turn.lapses_at - now_ms) end
     write_turn(turn)
   end
 end

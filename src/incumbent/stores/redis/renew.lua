@@ -22,11 +22,11 @@ local function restore(record, value)
   end
 end
 
-local function renew(index, head, ttl, meta)
+local function renew(index, value_start, ttl, meta)
   local key, record = KEYS[2 * index - 1], KEYS[2 * index]
   local value = try('GET', key)
   -- A key that is a list or a hash now is lost for its holder; the other leases must not fail for it.
-  if type(value) ~= 'string' or string.sub(value, 1, #head) ~= head then return 0 end
+  if type(value) ~= 'string' or string.sub(value, 1, #value_start) ~= value_start then return 0 end
   if meta ~= '-' then change_meta(key, record, value, string.sub(meta, 2)) end
   -- Never shorter: an earlier answer may have been believed already, with a longer ttl.
   if call('PTTL', key) < ttl then call('PEXPIRE', key, ttl) end

@@ -25,7 +25,7 @@
 --    take: refused                      give: the lease is free, the first in line gets "turn"
 --         |                                                |
 --         v      all before it are gone                    v
---      in line -------------------------> first -------> its turn, until `due`
+--      in line -------------------------> first -------> its turn, until `lapses_at`
 --       |   |                               |              |
 --       |   +-- "held": the first asks      | it asks      +-- it takes: granted, the next is first
 --       |   |   when the lease ends         | when the     |
@@ -53,7 +53,7 @@
 -- Returns "incumbent1 <claim> <token>", in a list of its own if the record is not known to be of
 -- that incarnation; {the same, ms left} if the claim holds the lease already; 0 if it came too
 -- late; or {reason, the value that is in the way, its ms left or -1, now, place in line}.
-local call, try, head, count = redis.call, redis.pcall, ARGV[1], #ARGV
+local call, try, value_start, count = redis.call, redis.pcall, ARGV[1], #ARGV
 local deadline = ARGV[count]
 ARGV[count] = nil
 local stored = call('HMGET', KEYS[2], FIELD.token, FIELD.history_index, FIELD.quiet_note)
@@ -74,7 +74,7 @@ if is_quiet and (not ARGV[7] or permits and ARGV[8] == '-') then
   -- three times.
   local index, token = tostring((last_index + 1) % 20), now
   if last_token >= now then token = string.format('%.0f', last_token + 1) end
-  local granted, since = head .. token, ' ' .. now
+  local granted, since = value_start .. token, ' ' .. now
   local value, part = granted .. ' ' .. index .. since .. ARGV[2]
   if permits then
     part = token .. ' ' .. index .. since
@@ -85,10 +85,10 @@ if is_quiet and (not ARGV[7] or permits and ARGV[8] == '-') then
     if permits then
       -- It is the first to share the lease: other entries are left over from a lease that was deleted.
       call('DEL', sharers)
-      call('ZADD', sharers, string.sub(now, 1, -4) + ARGV[3], string.sub(head, 12) .. token)
+      call('ZADD', sharers, string.sub(now, 1, -4) + ARGV[3], string.sub(value_start, 12) .. token)
       call('PEXPIRE', sharers, ARGV[3])
       call('HSET', KEYS[2], FIELD.token, token, FIELD.history_index, index, FIELD.holding .. index,
-        token .. since .. ARGV[5], FIELD.sharer .. string.sub(head, 12, -2), part .. ARGV[2])
+        token .. since .. ARGV[5], FIELD.sharer .. string.sub(value_start, 12, -2), part .. ARGV[2])
     else
       call('HSET', KEYS[2], FIELD.token, token, FIELD.history_index, index, FIELD.holding .. index,
         token .. since .. ARGV[5])
@@ -98,9 +98,9 @@ if is_quiet and (not ARGV[7] or permits and ARGV[8] == '-') then
 end
 
 local function asked_for(argument) return argument and argument ~= '-' and argument end
-local function is_of_claim(text) return string.sub(text, 1, #head) == head end
+local function is_of_claim(text) return string.sub(text, 1, #value_start) == value_start end
 
-local claim, now_ms, ttl = string.sub(head, 12, -2), tonumber(string.sub(now, 1, -4)), ARGV[3]
+local claim, now_ms, ttl = string.sub(value_start, 12, -2), tonumber(string.sub(now, 1, -4)), ARGV[3]
 local keep, incarnation = string.match(ARGV[4], '^(%d+) (.*)$')
 local holder, least_token = string.match(ARGV[5], ' (%S*)$'), string.match(incarnation, '%d+$')
 local waits, slot_keep, candidacy = asked_for(ARGV[6]), asked_for(ARGV[7]), asked_for(ARGV[8])
@@ -133,7 +133,7 @@ if turn or waits then
   if turn then
     turn = read_turn(turn)
     -- The first waiter goes before this claim if it is fair, or was overtaken often enough.
-    must_yield = not starts_with(turn.first, claim .. ' ') and turn.due > now_ms
+    must_yield = not starts_with(turn.first, claim .. ' ') and turn.lapses_at > now_ms
       and (turn.overtaken >= 4 or string.match(turn.first, '^%S+ %S+ f'))
   end
 
@@ -172,7 +172,7 @@ if not paused and not used and not must_yield and not value then
 end
 if not permits then value = call('GET', KEYS[1]) end
 if value and is_of_claim(value) then
-  if string.match(value, '^%d+', #head + 1) - least_token < 0 then
+  if string.match(value, '^%d+', #value_start + 1) - least_token < 0 then
     -- Granted before a promotion, with a token that may be too small: it is granted anew.
     return grant('XX')
   end
@@ -213,7 +213,7 @@ elseif used then
 elseif paused then
   reason, value = 'paused', paused
 else
-  reason, value, left = 'turn', turn.first, turn.due - now_ms
+  reason, value, left = 'turn', turn.first, turn.lapses_at - now_ms
 end
 -- Waiting does not help against another number of permits. A record without a token and a field has
 -- expired during a long holding: without its last token there is no line until a renewal restores it.

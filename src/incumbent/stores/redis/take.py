@@ -174,8 +174,8 @@ def read_take(
     Raises Mismatch if the reply is another claim's, TooLate if the take came too late.
     """
     if type(reply) is bytes:
-        head, _, token = reply.rpartition(b" ")
-        if head != b"incumbent1 " + claim.encode():
+        start, _, token = reply.rpartition(b" ")
+        if start != b"incumbent1 " + claim.encode():
             raise Mismatch("the answer is another claim's")
         return Granted(claim, int(token), ask.ttl, epoch)
     if type(reply) is int:
