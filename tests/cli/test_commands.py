@@ -18,7 +18,7 @@ from incumbent import Client, Lock, clock
 from incumbent.model import Ask, Granted, Key
 from incumbent.runtime.link import link_for
 from tests import tiers
-from tests.cli.tool import incumbent, start
+from tests.cli.tool import answer, incumbent, start
 
 
 def status(store: str, *options: str) -> Any:
@@ -159,7 +159,7 @@ def test_history_says_who_held_it_when(store: str) -> None:
         incumbent("-s", store, "run", "job", "--holder", who, "--", "true")
     shown = incumbent("-s", store, "history", "job").stdout.splitlines()
     assert [line.split()[3] for line in shown] == ["TOKEN", "first", "second"]
-    past = json.loads(incumbent("-s", store, "history", "job", "--json").stdout)["result"]
+    past = answer("-s", store, "history", "job")
     assert [it["holder"] for it in past] == ["first", "second"]
     assert past[0]["token"] < past[1]["token"]
     assert all(it["seconds"] >= 0 for it in past)

@@ -165,7 +165,7 @@ def test_a_slot_of_run_is_claimed_once_and_is_on_record(store: str) -> None:
     again = incumbent("-s", store, "run", "job", "--slot", "2026-01-01", "--", "true")
     other = incumbent("-s", store, "run", "job", "--once-per", "1h", "--", "true")
     assert (first.returncode, again.returncode, other.returncode) == (3, 75, 0)
-    runs = json.loads(incumbent("-s", store, "history", "job", "--json").stdout)["result"]
+    runs = answer("-s", store, "history", "job")
     assert [(run["state"], run["exit_code"]) for run in runs] == [("failed", 3), ("ok", 0)]
 
 

@@ -20,7 +20,7 @@ from incumbent.durations import parse_duration
 from incumbent.model import Ask, Granted, Key
 from incumbent.runtime.link import link_for
 from tests import tiers
-from tests.cli.tool import command_line, environment, incumbent, python, start
+from tests.cli.tool import answer, command_line, environment, incumbent, python, start
 from tests.support.servers import RedisServer, free_port
 from tests.support.waiting import eventually
 
@@ -274,7 +274,7 @@ def test_an_end_that_the_ledger_cannot_be_told_in_time_is_lost_here_and_there(
 
 
 def history_of(store: str) -> str:
-    return incumbent("-s", store, "history", "job", "--json").stdout
+    return json.dumps(answer("-s", store, "history", "job"))
 
 
 @pytest.mark.left(tiers.FORMS, "7")

@@ -18,7 +18,7 @@ from incumbent.cli.main import main
 from incumbent.cron.ledger import JOB, RUN, SlotRecord, SlotState, encode
 from incumbent.model import Ask, Granted, Key, Record
 from incumbent.runtime.link import link_for
-from tests.cli.tool import incumbent, start
+from tests.cli.tool import answer, incumbent, start
 from tests.support.servers import RedisServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -88,7 +88,7 @@ def test_the_output_of_the_last_run_is_on_stdout_alone(store: str, job: Job) -> 
     assert done.stderr == "incumbent: nightly 2: failed (3) on i1: exit 3\n"
     assert incumbent("-s", store, "-q", "logs", "nightly").stderr == ""
     assert incumbent("-s", store, "logs", "nightly", "-n", "2").stdout.startswith("old\na\n")
-    (run,) = json.loads(incumbent("-s", store, "logs", "nightly", "--json").stdout)["result"]
+    (run,) = answer("-s", store, "logs", "nightly")
     assert (run["slot"], run["output"]) == ("2", "a\nb\x1b[31m")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -99,7 +98,7 @@ command = "false"
 
 
 def jobs(store: str, *words: str) -> set[str]:
-    found: Any = json.loads(incumbent("-s", store, "jobs", *words, "--json").stdout)["result"]
+    found: Any = answer("-s", store, "jobs", *words)
     return {job["name"] for job in found["jobs"]}
 
 

@@ -70,7 +70,7 @@ class Fleet:
         """Start one, and return when its worker works."""
         before = len(self.begun)
         # One try has a fifth of a second of the store's time: a busy machine may take longer.
-        patience = () if any(it.startswith("--wait") for it in options) else ("--wait=20",)
+        patience = () if any(it.startswith("--wait") for it in options) else ("--wait=40",)
         instance = self.start(*patience, *options, worker=worker)
         eventually(lambda: len(self.begun) > before or instance.poll() is not None)
         assert len(self.begun) > before, instance.communicate()

@@ -96,17 +96,17 @@ def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Service]
 
 @pytest.mark.left(tiers.STORES, "sqlite")
 def test_every_worker_gets_its_turn_and_none_prints_into_another_s(service: Service) -> None:
-    eventually(lambda: service.workers_since(0) == {0, 1, 2, 3})
+    eventually(lambda: service.workers_since(0) == {0, 1, 2, 3}, within=90)
     judge(service.lines())
 
 
 @pytest.mark.left(tiers.LONG)
 def test_a_killed_worker_is_restarted_and_its_lease_is_taken_over(service: Service) -> None:
-    eventually(lambda: service.workers_since(0) == {0, 1, 2, 3})
+    eventually(lambda: service.workers_since(0) == {0, 1, 2, 3}, within=90)
     killed = service.pid_that_prints()
     os.kill(killed, signal.SIGKILL)
     term = service.last_term()
-    eventually(lambda: service.workers_since(term) == {0, 1, 2, 3})
+    eventually(lambda: service.workers_since(term) == {0, 1, 2, 3}, within=90)
     lines = service.lines()
     assert killed not in {line.pid for line in lines if line.term > term}
     judge(lines)

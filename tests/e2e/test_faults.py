@@ -15,7 +15,7 @@ import pytest
 
 from incumbent import clock
 from tests import tiers
-from tests.cli.tool import incumbent
+from tests.cli.tool import answer
 from tests.e2e.fleet import TTL, Fleet, Place, died_within
 from tests.support.pace import BUSY
 from tests.support.proxy import FaultProxy
@@ -98,8 +98,8 @@ def test_a_signal_during_a_slow_take_leaves_nothing_in_the_store(
     proxy.delay(0.0, reply=0.1)
     only.terminate()
     assert only.wait(40) == 128 + signal.SIGTERM
-    state = incumbent("-s", f"{own_redis.url}?restart_wait=0", "status", "job", "--json").stdout
-    assert '"free"' in state
+    record = answer("-s", f"{own_redis.url}?restart_wait=0", "status", "job")
+    assert record["state"] == "free"
     assert not fleet.begun
     fleet.close()
 
@@ -145,8 +145,7 @@ def test_what_the_command_leaves_behind_is_stopped_before_the_release(
     assert second.wait(40) == 0
     assert first.wait(40) == 0
     fleet.judge()
-    record = incumbent("-s", place.url, "status", "job", "--json").stdout
-    assert '"state": "free"' in record
+    assert answer("-s", place.url, "status", "job")["state"] == "free"
 
 
 @pytest.mark.left(tiers.LONG)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -37,7 +36,7 @@ def three(fleet: Fleet, times: tuple[str, ...] = CALM) -> dict[str, subprocess.P
 
 
 def record(fleet: Fleet) -> dict[str, object]:
-    found = json.loads(incumbent("-s", fleet.store, "status", "job", "--json").stdout)["result"]
+    found = answer("-s", fleet.store, "status", "job")
     assert isinstance(found, dict)
     return found
 

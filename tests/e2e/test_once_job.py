@@ -63,7 +63,8 @@ def job(endpoint: Endpoint) -> list[str]:
 def start_fleet(place: Place, command: list[str]) -> list[subprocess.Popen[str]]:
     fleet = []
     for number in range(INSTANCES):
-        options = ("--once-per", "12h", "--holder", f"instance-{number}")
+        # On a busy machine the store may not answer within the time of one try.
+        options = ("--once-per", "12h", "--wait=20s", "--holder", f"instance-{number}")
         fleet.append(start("-s", place.url, "run", "nightly", *options, "--", *command))
         time.sleep(SPREAD / (INSTANCES - 1))
     return fleet
@@ -79,8 +80,8 @@ def test_of_five_instances_one_calls_and_four_say_who_did(place: Place, endpoint
     assert len(endpoint.terms) == 1
     assert None not in endpoint.terms
     who = f"instance-{codes.index(0)}"
-    skipped = [line for line, code in zip(said, codes, strict=True) if code == 75]
-    assert all(f"by {who}" in line and line.count("\n") == 1 for line in skipped)
+    skipped = [lines for lines, code in zip(said, codes, strict=True) if code == 75]
+    assert all(f"by {who}" in lines.splitlines()[-1] for lines in skipped)
 
 
 @pytest.mark.left(tiers.LONG)
@@ -101,7 +102,7 @@ def test_the_next_slot_runs_after_its_holder_was_killed(place: Place, fleet: Fle
 def test_a_lock_inside_the_command_fails_closed(place: Place, tmp_path: Path) -> None:
     script = "import incumbent; incumbent.Lock('other').acquire()"
     env = {"INCUMBENT_STORE": place.url, "XDG_STATE_HOME": str(tmp_path)}
-    done = incumbent("run", "job", "--", sys.executable, "-c", script, env=env)
+    done = incumbent("run", "job", "--wait=20s", "--", sys.executable, "-c", script, env=env)
     assert done.returncode == 1
     assert "ConfigError: the store is withheld" in done.stderr
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]

@@ -17,7 +17,7 @@ import pytest
 from incumbent import clock
 from incumbent.net.dial import is_ready
 from tests import tiers
-from tests.cli.tool import command_line, environment, incumbent
+from tests.cli.tool import answer, command_line, environment
 from tests.e2e.fleet import locked_file
 from tests.support.pace import BUSY, took
 
@@ -122,7 +122,7 @@ def test_ctrl_c_ends_the_command_by_its_signal(sessions: list[Session], store: s
     session.expect("ready")
     session.press(CTRL_C)
     assert session.ended() == 128 + signal.SIGINT
-    assert '"free"' in incumbent("-s", store, "status", "job", "--json").stdout
+    assert answer("-s", store, "status", "job")["state"] == "free"
 
 
 def test_ctrl_c_arrives_once(sessions: list[Session], store: str) -> None:
@@ -140,7 +140,7 @@ def test_ctrl_z_stops_the_command_and_keeps_the_lease(sessions: list[Session], s
     time.sleep(1.4 * TTL)
     session.read(0)
     assert "tick" not in session.read(0.3)
-    assert '"held"' in incumbent("-s", store, "status", "job", "--json").stdout
+    assert answer("-s", store, "status", "job")["state"] == "held"
     session.seen = ""
     session.press(CTRL_Z)
     session.expect("tick")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import tiers
-from tests.cli.tool import incumbent, start
+from tests.cli.tool import answer, start
 from tests.e2e.fleet import TIMES, WORKER, Fleet
 from tests.support.waiting import eventually
 
@@ -28,7 +27,7 @@ def worker(fleet: Fleet, *options: str) -> list[str]:
 
 
 def records(fleet: Fleet) -> list[dict[str, object]]:
-    found = json.loads(incumbent("-s", fleet.store, "status", "--all", "--json").stdout)["result"]
+    found = answer("-s", fleet.store, "status", "--all")
     assert isinstance(found, list)
     return found
 

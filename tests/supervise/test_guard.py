@@ -18,7 +18,7 @@ import pytest
 
 from incumbent import clock
 from tests import tiers
-from tests.cli.tool import command_line, incumbent, start
+from tests.cli.tool import answer, command_line, incumbent, start
 from tests.e2e.fleet import TTL, Fleet, died_within
 from tests.support.etcd import EtcdServer
 from tests.support.needs import needs
@@ -233,7 +233,7 @@ def test_the_death_of_the_guard_is_a_fault_of_ours_and_gives_the_lease_back(
     _, said = instance.process.communicate(timeout=60)
     assert instance.process.returncode == 125
     assert "the guard is dead" in said
-    assert '"free"' in incumbent("-s", fleet.store, "status", "job", "--json").stdout
+    assert answer("-s", fleet.store, "status", "job")["state"] == "free"
     assert not fleet.worker_lives()
 
 
