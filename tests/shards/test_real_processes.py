@@ -17,7 +17,7 @@ from tests.shards.fleet import TTL, Fleet, longest_gap
 from tests.shards.worker import SHARDS
 from tests.support.waiting import eventually
 
-BUSY = 3.0
+BUSY = 8.0
 """Seconds for what a machine with other things to do may take on top."""
 
 

@@ -22,6 +22,7 @@ from tests.cli.tool import answer, command_line, incumbent, start
 from tests.e2e.fleet import TTL, Fleet, died_within
 from tests.support.etcd import EtcdServer
 from tests.support.needs import needs
+from tests.support.pace import BUSY
 from tests.support.waiting import eventually
 
 ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
@@ -152,7 +153,7 @@ def test_the_tree_is_dead_before_another_can_lead(
     fleet: Fleet, isolation: str, fault: str, worker: tuple[str, ...]
 ) -> None:
     instance = begin(fleet, isolation, *worker)
-    second = fleet.start("--wait=20", "--isolate", isolation)
+    second = fleet.start("--wait=40", "--isolate", isolation)
     for pid, signum in FAULTS[fault](instance):
         instance.send(pid, signum)
     since = clock.now()
@@ -198,7 +199,7 @@ def test_with_supervisor_and_guard_stopped_the_command_outlives_the_lease(
     since = clock.now()
     instance.thaw()
     assert lives, "better than promised: docs/supervision.md says that they overlap"
-    died_within(fleet, since, 1.0)
+    died_within(fleet, since, BUSY)
     assert instance.process.wait(60) == 123
 
 
@@ -323,7 +324,7 @@ def test_without_the_right_to_it_a_namespace_is_refused_and_auto_does_with_less(
 
     def run(*line: str) -> subprocess.CompletedProcess[str]:
         command = [*tool, *line]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
     refused = run("run", "job", "--isolate", "pidns", "--", "true")
     assert refused.returncode == 64

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -10,12 +9,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from incumbent import clock
 from tests import tiers
-from tests.cli.tool import command_line, environment, incumbent, start
+from tests.cli.tool import answer, command_line, environment, start
 from tests.e2e.fleet import TIMES, TTL, WORKER, Fleet, died_within
 from tests.supervise.test_guard import BOTH, DAEMON, ROOT, gone, guard_of, named, parent_of
 from tests.support.needs import needs
@@ -52,8 +52,8 @@ def lead(fleet: Fleet, folders: Path, *options: str) -> subprocess.Popen[str]:
     return fleet.started[-1]
 
 
-def status(fleet: Fleet) -> str:
-    return incumbent("-s", fleet.store, "status", "job", "--json").stdout
+def status(fleet: Fleet) -> Any:
+    return answer("-s", fleet.store, "status", "job")
 
 
 def two(fleet: Fleet, folders: Path, *options: str) -> list[subprocess.Popen[str]]:
@@ -61,7 +61,7 @@ def two(fleet: Fleet, folders: Path, *options: str) -> list[subprocess.Popen[str
     first = lead(fleet, folders, *options)
     eventually(lambda: fleet.begun)
     second = lead(fleet, folders, "--holder", "standby", *options)
-    eventually(lambda: json.loads(status(fleet))["result"]["candidates"] == ["standby"])
+    eventually(lambda: status(fleet)["candidates"] == ["standby"])
     return [first, second]
 
 
@@ -133,7 +133,7 @@ def test_a_candidate_whose_guard_froze_ends_when_it_is_elected(
     assert second.returncode == 125
     assert "the command could not be put under the guard: no command may run any more" in said
     assert len(fleet.begun) == 1
-    assert json.loads(status(fleet))["result"]["state"] == "free"
+    assert status(fleet)["state"] == "free"
 
 
 # -- standing by ---------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def test_a_supervisor_that_is_killed_leaves_no_folder(
 
 def contained(fleet: Fleet, *options: str) -> tuple[subprocess.Popen[str], int]:
     """As a container runs it, and the number of its PID 1 as we see it."""
-    line = ("-s", fleet.store, "run", "job", "--wait=20", *TIMES, "--isolate", "container", "--")
+    line = ("-s", fleet.store, "run", "job", "--wait=40", *TIMES, "--isolate", "container", "--")
     jail = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     process = subprocess.Popen(
         [*jail, *command_line(*line, *worker(fleet, *options))],
@@ -235,4 +235,4 @@ def test_in_a_container_the_commands_own_code_comes_out(fleet: Fleet) -> None:
     process, _ = contained(fleet)
     (fleet.folder / "stop").touch()
     assert process.wait(60) == 0
-    assert json.loads(status(fleet))["result"]["state"] == "free"
+    assert status(fleet)["state"] == "free"
