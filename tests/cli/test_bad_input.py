@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import tiers
-from tests.cli.tool import command_line, environment, incumbent, start
+from tests.cli.tool import called, command_line, environment, incumbent, start
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
@@ -33,9 +33,13 @@ def touched(tmp_path: Path) -> Iterator[Path]:
     assert not path.exists()
 
 
+def words_of(store: str, touched: Path, *options: str) -> list[str]:
+    return ["-s", store, "run", *(options or ("job",)), "--", "touch", str(touched)]
+
+
 def run(store: str, touched: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
-    words = ("-s", store, "run", *(options or ("job",)), "--", "touch", str(touched))
-    return incumbent(*words, env=env)
+    """What is refused before it begins needs no process of its own."""
+    return called(words_of(store, touched, *options), environment(env))
 
 
 def refused(done: subprocess.CompletedProcess[str], said: str, code: int = 64) -> None:
@@ -140,7 +144,7 @@ def test_a_missing_extra_says_what_to_install(tmp_path: Path, touched: Path) -> 
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\nfor name in ('redis', 'hiredis'):\n    sys.modules[name] = None\n"
     )
-    done = run("redis://host", touched, PYTHONPATH=str(tmp_path))
+    done = incumbent(*words_of("redis://host", touched), env={"PYTHONPATH": str(tmp_path)})
     refused(done, "pip install 'incumbent[redis]' (hiredis>=3.0)")
 
 
@@ -324,7 +328,7 @@ def test_a_foreign_value_counts_as_held_and_stays(
     key = f"theirs-{write[0]}"
     redis_server.cli(write[0], key, write[1])
     store = f"{redis_server.url}?restart_wait=0&key={{name}}"
-    done = run(store, touched, key)
+    done = incumbent(*words_of(store, touched, key))
     assert done.returncode in (69, 75), done.stderr
     assert key in done.stderr
     assert len(done.stderr.splitlines()) == 1

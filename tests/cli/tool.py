@@ -45,7 +45,7 @@ def incumbent(
     """
     words = [str(it) for it in arguments]
     if _asks(words) and threading.current_thread() is threading.main_thread():
-        return _called(words, environment(env))
+        return called(words, environment(env))
     return subprocess.run(
         command_line(*arguments),
         env=environment(env),
@@ -74,7 +74,8 @@ def _asks(words: list[str]) -> bool:
     return next((word in ASKS for word in words if word in ASKS | ACTS), False)
 
 
-def _called(words: list[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def called(words: list[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """In this process, which `env` replaces; for what asks, or is refused before it begins."""
     out, errors = io.StringIO(), io.StringIO()
     with (
         mock.patch.dict(os.environ, env, clear=True),

@@ -14,12 +14,13 @@ import subprocess
 import tempfile
 import time
 import urllib.request
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tests.support.etcd_tls import ClientCertificate, EtcdTls
 from tests.support.servers import ServerFailed, find_server, free_port
@@ -250,11 +251,32 @@ class EtcdServer:
 
     def leases(self) -> list[int]:
         """The ids of all leases that there are."""
-        said = json.loads(self.etcdctl("lease", "list", "-w", "json"))
-        return sorted(lease["id"] for lease in said.get("leases") or [])
+        return sorted(int(lease["ID"]) for lease in self._read("lease/leases").get("leases", ()))
 
     def keys(self, prefix: str = "") -> list[str]:
-        return self.etcdctl("get", "--prefix", prefix, "--keys-only").split()
+        if self.tls or self.password:
+            return self.etcdctl("get", "--prefix", prefix, "--keys-only").split()
+        return list(self.values(prefix))
+
+    def values(self, prefix: str = "", *, by_age: bool = False) -> dict[str, str]:
+        """The keys below a prefix with their values, in their order or that of their creation."""
+        first = prefix.encode() or b"\0"
+        end = first[:-1] + bytes([first[-1] + 1]) if prefix else b"\0"
+        asked = {"key": b64encode(first).decode(), "range_end": b64encode(end).decode()}
+        order = {"sort_order": "ASCEND", "sort_target": "CREATE"} if by_age else {}
+        found = self._read("kv/range", **asked, **order).get("kvs", ())
+        return {
+            b64decode(it["key"]).decode(): b64decode(it.get("value", "")).decode() for it in found
+        }
+
+    def _read(self, what: str, **asked: str) -> dict[str, Any]:
+        """From the gateway: tests look again and again, and each etcdctl is a process."""
+        request = urllib.request.Request(f"{self.http}/v3/{what}", json.dumps(asked).encode())
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                return dict(json.load(answer))
+        except OSError as error:
+            raise ServerFailed(f"etcd said {error} to {what}") from error
 
     def metrics(self) -> str:
         with urllib.request.urlopen(f"{self.place.status}/metrics", timeout=10) as answer:

@@ -85,10 +85,7 @@ with Client(sys.argv[1]) as client, client.lock("one", ttl=60):
 
 def _line(server: EtcdServer) -> list[str]:
     """The keys of the processes whose waiters wait, in the order of the line."""
-    found = server.etcdctl(
-        "get", "--prefix", "/incumbent/default!l/", "--keys-only", "--sort-by", "CREATE"
-    )
-    return found.split()
+    return list(server.values("/incumbent/default!l/", by_age=True))
 
 
 def _program(text: str, *args: object) -> subprocess.Popen[str]:
@@ -292,7 +289,7 @@ def test_a_named_successor_hears_of_it_wherever_it_stands(own_etcd: EtcdServer) 
 
 
 def _places(server: EtcdServer) -> list[str]:
-    return server.etcdctl("get", "--prefix", "/incumbent/faults!l/", "--keys-only").split()
+    return server.keys("/incumbent/faults!l/")
 
 
 def test_waiting_is_no_change_and_shows_nowhere(own_etcd: EtcdServer) -> None:

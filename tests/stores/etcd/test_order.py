@@ -53,10 +53,8 @@ def area(one: Party) -> str:
 
 def places(server: EtcdServer, one: Party) -> dict[str, str]:
     """The key of each claim in line, in its order."""
-    found = server.etcdctl("get", "--prefix", area(one), "--sort-by", "CREATE").splitlines()
-    return {
-        json.loads(value)["claim"]: key for key, value in zip(found[::2], found[1::2], strict=True)
-    }
+    found = server.values(area(one), by_age=True)
+    return {json.loads(value)["claim"]: key for key, value in found.items()}
 
 
 def line(server: EtcdServer, one: Party) -> list[str]:
