@@ -221,7 +221,7 @@ class MariaServer:
     # -- inside
 
     def _command(self) -> list[str]:
-        where = [f"datadir={self.data}", f"port={self.port}", f"socket={self.socket}"]
+        where = [*_folders(self.data), f"port={self.port}", f"socket={self.socket}"]
         return [*_program(), *(f"--{setting}" for setting in (*where, *SETTINGS, *self.options))]
 
     def _start_on_a_free_port(self) -> None:
@@ -282,6 +282,11 @@ def _unpacked() -> Path:
     return root if (root / "sbin" / "mariadbd").exists() else Path("/nonexistent")
 
 
+def _folders(data: Path) -> list[str]:
+    # A server that starts removes the temporary tables of others from a folder that they share.
+    return [f"datadir={data}", f"tmpdir={data}"]
+
+
 def _template() -> Path:
     """A data folder that is copied: to make one takes a second."""
     return once_a_run("mariadb", _make_template)
@@ -294,7 +299,7 @@ def _make_template(data: Path) -> None:
         (share / f"mysql_system_tables{part}.sql").read_text(errors="replace")
         for part in ("", "_data")
     ]
-    settings = [f"--{setting}" for setting in (f"datadir={data}", *SETTINGS)]
+    settings = [f"--{setting}" for setting in (*_folders(data), *SETTINGS)]
     done = subprocess.run(
         [*_program(), "--bootstrap", *settings],
         check=False,
