@@ -336,6 +336,32 @@ def test_a_proxy_that_reads_from_a_replica_is_refused_and_begins_nothing(
     assert maria_server.sql("SELECT id FROM incumbent_marker", database) == before
 
 
+def test_a_proxy_that_leads_each_request_elsewhere_is_asked_three_times(
+    here: Party, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.take()
+    ask, asked_for = MysqlWire.ask, list[str]()
+
+    def elsewhere(self: MysqlWire, asked: str, until: float, *, in_doubt: bool) -> list[Reply]:
+        replies = ask(self, asked, until, in_doubt=in_doubt)
+        if asked != statements.HANDSHAKE:
+            asked_for.append(asked)
+            rows = [("another", *row[1:]) for row in replies[0].rows]
+            replies[0] = replies[0]._replace(rows=rows)
+        return replies
+
+    monkeypatch.setattr(MysqlWire, "ask", elsewhere)
+    for look in (
+        lambda: here.store.read(here.key, soon()),
+        lambda: here.store.scan(here.key.namespace, "", soon()),
+    ):
+        asked_for.clear()
+        with pytest.raises(StoreUnavailable, match="what it reads is not what it writes") as caught:
+            look()
+        assert not caught.value.permanent
+        assert len(asked_for) == 3
+
+
 def test_autocommit_that_stays_off_is_refused(
     maria_server: MariaServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

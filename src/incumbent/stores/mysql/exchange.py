@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 from zlib import crc32
 
-from incumbent.errors import StoreError
+from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Batch, Granted, Key, Released, Renewal, Renewed
 from incumbent.rules.codec import encoded_entry, encoded_waiter
 from incumbent.rules.columns import columns_of
@@ -14,7 +14,7 @@ from incumbent.rules.record import NOTHING, LastGrant, micros, us_after_write
 from incumbent.stores import registers
 from incumbent.stores.findings import wait_after_restart
 from incumbent.stores.mysql import statements
-from incumbent.stores.mysql.server import handshake
+from incumbent.stores.mysql.server import SPLIT, TRIES, handshake
 from incumbent.stores.mysql.site import MysqlSite
 from incumbent.stores.mysql.wire import MysqlWire, Reply
 from incumbent.stores.names import flat, unflat
@@ -103,8 +103,7 @@ class MysqlExchange:
     # -- reading ------------------------------------------------------------------------------
 
     def load(self, wanted: Sequence[registers.Wanted], until: float) -> list[_Found]:
-        asked = ";".join(self._selects(wanted))
-        return self._seen(wanted, self._wire.ask(asked, until, in_doubt=False), until)
+        return self._seen(wanted, (), until)
 
     def _selects(self, wanted: Sequence[registers.Wanted]) -> tuple[str, str]:
         """The rows first: if a value beside one is newer, its version is, too."""
@@ -122,23 +121,27 @@ class MysqlExchange:
     def _seen(
         self, wanted: Sequence[registers.Wanted], replies: Sequence[Reply], until: float
     ) -> list[_Found]:
-        found = self._rows(replies, until)
-        # By what the handshake has just learnt: the first answer was of another incarnation.
-        if found is None:
-            return self.load(wanted, until)
-        return [found[1](it.key) for it in wanted]
+        _, seen = self._rows(";".join(self._selects(wanted)), replies, until)
+        return [seen(it.key) for it in wanted]
+
+    def _answers(self, asked: str, replies: Sequence[Reply], until: float) -> Sequence[Reply]:
+        """Answers of the incarnation that is known. `replies`: if some have come already."""
+        for _ in range(TRIES):
+            replies = replies or self._wire.ask(asked, until, in_doubt=False)
+            found, facts = replies[0].rows, self._wire.facts
+            if found and found[0][:2] == (facts.id, facts.here):
+                return replies
+            # It serves another incarnation than it did: asked anew by what is known from here on.
+            handshake(self._wire, self._site.where, until)
+            replies = ()
+        raise StoreUnavailable(f"{self._site.where}: {SPLIT}", retry_after=1.0)
 
     def _rows(
-        self, replies: Sequence[Reply], until: float
-    ) -> tuple[Iterable[str], Callable[[Key], _Found]] | None:
-        """The names that are known, and what is seen of any.
-
-        None if it serves another incarnation than it did; from here on its own is known.
-        """
+        self, asked: str, replies: Sequence[Reply], until: float
+    ) -> tuple[Iterable[str], Callable[[Key], _Found]]:
+        """The names that are known, and what is seen of any."""
+        replies = self._answers(asked, replies, until)
         found, facts = replies[0].rows, self._wire.facts
-        if not found or found[0][:2] != (facts.id, facts.here):
-            handshake(self._wire, self._site.where, until)
-            return None
         beside = dict[str, list[RowBeside]]()
         for name, *value in replies[1].rows:
             beside.setdefault(name, []).append(RowBeside(*value))
@@ -159,10 +162,8 @@ class MysqlExchange:
         # "{" comes after all that a name may have.
         names = self._wire.quoted("name BETWEEN %s AND %s", first, first + "{")
         asked = f"{statements.load(names, past=True)};{statements.beside(names)}"
-        found = self._rows(self._wire.ask(asked, until, in_doubt=False), until)
-        if found is None:
-            return self.scan(namespace, prefix, until)
-        pairs = [(key, found[1](key)) for key in map(unflat, found[0])]
+        known, seen = self._rows(asked, (), until)
+        pairs = [(key, seen(key)) for key in map(unflat, known)]
         return [(key, one) for key, one in pairs if isinstance(one, registers.Seen)]
 
     # -- swaps --------------------------------------------------------------------------------

@@ -33,7 +33,9 @@ _OTHER_FORMAT: Final = (
     f"its tables have format {{}}, and this version of incumbent speaks format {FORMAT}:"
     " stop the instances of the other version, or use another database"
 )
-_SPLIT: Final = (
+TRIES: Final = 3
+"""How often a server is asked that is another one each time."""
+SPLIT: Final = (
     "what it reads is not what it writes, as when a proxy sends both to different servers: name the"
     " primary itself"
 )
@@ -41,7 +43,7 @@ _SPLIT: Final = (
 
 def handshake(wire: MysqlWire, where: str, until: float) -> None:
     """Find out the server's facts. Raises StoreUnavailable if it is not fit to grant leases."""
-    for _ in range(3):
+    for _ in range(TRIES):
         *_, state, tables, marker = wire.ask(HANDSHAKE, until, in_doubt=False)
         # After the answer: so `ahead` is the least by which its clock can be ahead of ours.
         after = clock.now()
@@ -63,7 +65,7 @@ def handshake(wire: MysqlWire, where: str, until: float) -> None:
         # Begin an incarnation, and read again: another client may have been first.
         mine = token_hex(16)
         wire.ask(wire.quoted(BEGIN, mine, made, known[1], made, mine), until, in_doubt=True)
-    _check(where, _SPLIT, bad=True)
+    _check(where, SPLIT, bad=True)
 
 
 def _check(where: str, why: str, *, bad: bool, retry_after: float | None = None) -> None:
