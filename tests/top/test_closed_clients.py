@@ -12,6 +12,7 @@ import pytest
 
 import incumbent
 from incumbent import AsyncClient, Client, Lock, Misuse, clock
+from incumbent.stores.plan import run_blocking
 from tests import tiers
 from tests.support.faulty import Fault, FaultyEngine
 from tests.support.pace import LONG, WOKEN, took
@@ -154,6 +155,23 @@ def test_who_waits_out_an_outage_hears_of_the_close_at_once(engine: FaultyEngine
     assert all(isinstance(error(), Misuse) for error in errors)
 
 
+def test_a_sleep_ends_with_the_close(engine: FaultyEngine) -> None:
+    """Not only what waits in the store, whose close ends that."""
+    client, long = Client(engine), clock.now() + TTL
+    error = in_thread(lambda: run_blocking(client._link.port.sleep_until(long)))
+
+    async def scenario() -> None:
+        task = asyncio.create_task(client._link.async_port().sleep_until(long))
+        while not waits(client, 2)():
+            await asyncio.sleep(0.01)
+        client.close()
+        with pytest.raises(Misuse, match=CLOSED):
+            await asyncio.wait_for(task, LONG)
+
+    asyncio.run(scenario())
+    assert isinstance(error(), Misuse)
+
+
 def test_a_member_of_a_group_hears_of_the_close(
     engine: FaultyEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -191,7 +209,7 @@ def test_shards_end_with_their_client(engine: FaultyEngine) -> None:
     eventually(waits(client, 1))
     client.close()
     assert isinstance(error(), Misuse)
-    assert not Lock("s/0", store=engine).locked()
+    eventually(lambda: not Lock("s/0", store=engine).locked())
 
 
 def test_a_candidate_beside_a_body_hears_of_the_close(engine: FaultyEngine) -> None:
@@ -219,7 +237,7 @@ def test_a_candidacy_that_was_over_before_the_close_ends_without_an_error(
     with client.election("a").running(work):
         assert begun.wait(LONG)
         client.close()
-    assert not Lock("a", store=engine).locked()
+    eventually(lambda: not Lock("a", store=engine).locked())
 
 
 @pytest.mark.parametrize("names", [["a"], ["a", "b"]])

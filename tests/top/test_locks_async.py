@@ -75,8 +75,11 @@ def test_a_task_that_waits_while_the_client_is_closed_takes_nothing(engine: Faul
             await holder.release()
             with pytest.raises(incumbent.Misuse, match="was closed"):
                 await asyncio.wait_for(waiter, 30)
-            assert not await AsyncLock("a", store=engine).locked()
-            assert not await AsyncLock("b", store=engine).locked()
+            # What was granted all the same is given back by the keeper's thread.
+            async with asyncio.timeout(30):
+                for name in ("a", "b"):
+                    while await AsyncLock(name, store=engine).locked():
+                        await asyncio.sleep(0.01)
 
     run(scenario())
 

@@ -516,8 +516,8 @@ def test_who_waits_while_the_client_is_closed_takes_nothing_that_nobody_would_re
     holder.release()
     waiter.join(30)
     assert "was closed" in refused[0]
-    assert not Lock("a", store=engine).locked()
-    assert not Lock("b", store=engine).locked()
+    # What was granted all the same is given back by the keeper's thread.
+    eventually(lambda: not any(Lock(name, store=engine).locked() for name in ("a", "b")))
 
 
 def test_a_client_that_is_closed_ends_no_renewals_but_its_own(

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from incumbent import AsyncLock, AsyncMultiLock, Election, Lock, Misuse, MultiLock
+from incumbent import (
+    AsyncLock,
+    AsyncMultiLock,
+    AsyncSemaphore,
+    Election,
+    Lock,
+    Misuse,
+    MultiLock,
+    ReadWriteLock,
+    Semaphore,
+)
 from tests.support.faulty import FaultyEngine
 from tests.support.waiting import eventually
 
@@ -86,3 +98,60 @@ def test_a_lease_that_is_dropped_is_given_back_at_once_whoever_asked_for_its_los
         eventually(lambda: not Lock("a", store=engine).locked())
     finally:
         gc.enable()
+
+
+def kept_open(lock: Any) -> Iterator[Any]:
+    """As a dependency of a web framework, whose threads take turns in its steps."""
+    with lock as lease:
+        yield lease
+
+
+async def kept_open_by_tasks(lock: Any) -> AsyncGenerator[Any, None]:
+    async with lock as lease:
+        yield lease
+
+
+@pytest.mark.parametrize(
+    "make", [lambda **of: Semaphore("a", 2, **of), lambda **of: ReadWriteLock("a", **of).read]
+)
+def test_a_generator_that_another_thread_resumes_ends_its_own_lease_alone(
+    engine: FaultyEngine, make: Any
+) -> None:
+    lock = make(store=engine)
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
+        first, second = kept_open(lock), kept_open(lock)
+        mine, theirs = one.submit(next, first).result(), two.submit(next, second).result()
+        two.submit(next, first, None).result()
+        assert theirs.valid
+        assert not mine.valid
+        one.submit(next, second, None).result()
+        assert not theirs.valid
+    assert not lock._holdings()
+
+
+def test_a_generator_that_another_task_resumes_ends_its_own_lease_alone(
+    engine: FaultyEngine,
+) -> None:
+    async def scenario() -> None:
+        lock = AsyncSemaphore("a", 2, store=engine)
+        first, second = kept_open_by_tasks(lock), kept_open_by_tasks(lock)
+        mine = await asyncio.create_task(first.__anext__())
+        entered, go_on = asyncio.Event(), asyncio.Event()
+
+        async def other() -> None:
+            theirs = await anext(second)
+            entered.set()
+            await go_on.wait()
+            await anext(first, None)
+            assert theirs.valid
+            assert not mine.valid
+            await anext(second, None)
+            assert not theirs.valid
+
+        task = asyncio.create_task(other())
+        await entered.wait()
+        go_on.set()
+        await task
+        assert not await lock._holdings()
+
+    asyncio.run(scenario())

@@ -8,6 +8,7 @@ The child of a fork is another caller: it inherits the objects, but holds none o
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import threading
@@ -22,11 +23,14 @@ from incumbent.lease import LeaseState
 from incumbent.protocol.words import waits_for_itself
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from incumbent.model import Key
     from incumbent.protocol.claim import Claim, LeaseRequest
     from incumbent.runtime.link import Link
 
 T = TypeVar("T")
+_GENERATORS: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
 def present_caller() -> Any:
@@ -46,6 +50,16 @@ def current_task() -> Any:
         return None if asyncio is None else asyncio.current_task()
     except RuntimeError:
         return None
+
+
+def enclosing_generator() -> FrameType | None:
+    """The frame of the generator, blocking or not, whose `with` is entered or left at present."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("incumbent."):
+        frame = frame.f_back
+    # Another frame would be kept alive by what notes it, with all that it knows, when it has ended.
+    is_generator = frame is not None and frame.f_code.co_flags & _GENERATORS
+    return frame if is_generator else None
 
 
 class ByCaller(Generic[T]):

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import EllipsisType
+from types import EllipsisType, FrameType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Never, NoReturn, TypeVar, Unpack
 
 from incumbent import clock
@@ -17,6 +17,7 @@ from incumbent.locks.callers import (
     bodies_of_task,
     bodies_of_thread,
     current_task,
+    enclosing_generator,
     enter_again,
     has_ended,
     present_caller,
@@ -59,13 +60,14 @@ class LockEntry(NamedTuple, Generic[A]):
     """A lease on a lock: whose it is, and whether a `with` of the lock will release it.
 
     `home`: the thread or task whose end removes the entry; None: the `with` removes it. A thread
-    may be the home of its tasks' leases.
+    may be the home of its tasks' leases. `generator`: the frame of the generator that entered it.
     """
 
     caller: weakref.ref[Any] | None
     lease: A
     entered: bool
     home: weakref.ref[Any] | None = None
+    generator: FrameType | None = None
 
 
 class AnyLock(Generic[A]):
@@ -133,10 +135,11 @@ class AnyLock(Generic[A]):
         return lease
 
     def _note_entered(self, lease: A) -> None:
-        self._entries.append(LockEntry(self._caller_ref(), lease, entered=True))
+        caller, within = self._caller_ref(), enclosing_generator()
+        self._entries.append(LockEntry(caller, lease, entered=True, generator=within))
 
     def _pop_entered(self) -> A:
-        """Remove and return the lease that the caller entered last.
+        """Remove and return the lease that this generator, or the caller, entered last.
 
         If it entered none, that of the only caller inside. Raises NotHeld.
         """
@@ -157,6 +160,11 @@ class AnyLock(Generic[A]):
         # From a copy: while other threads remove entries, an iteration of the list skips some.
         me, entries = self._caller_ref(), self._entries.copy()
         inside = [entry for entry in entries if entry.entered]
+        # A generator may be left by another caller than the one that entered it, who is inside too:
+        # of a semaphore, that one's own lease goes on.
+        within = enclosing_generator()
+        if within is not None and (ours := [it for it in inside if it.generator is within]):
+            return ours[-1]
         # Weak references of one object are equal, also when they are not the same.
         own = [entry for entry in inside if entry.caller == me] or inside
         if not own or any(entry.caller != own[0].caller for entry in own):
