@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any
 
@@ -263,6 +265,9 @@ def test_what_a_blocking_function_returns_must_not_run_on_without_the_lease(
         "generator": lambda: (row for row in [1]),
         "async_generator": arows().__aiter__,
         "Later": Later,
+        "_GeneratorContextManager": contextlib.contextmanager(lambda: (row for row in [1])),
+        "_AsyncGeneratorContextManager": contextlib.asynccontextmanager(arows),
+        "Future": concurrent.futures.Future,
     }
     for kind, begin in kinds.items():
         with pytest.raises(incumbent.Misuse, match=f"a {kind}, which runs without the lease"):

@@ -21,6 +21,7 @@ from incumbent import (
     ReadWriteLock,
     Semaphore,
 )
+from incumbent.locks.callers import bodies_of_thread
 from tests.support.faulty import FaultyEngine
 from tests.support.waiting import eventually
 
@@ -39,6 +40,14 @@ def test_a_lease_that_is_entered_twice_is_refused_and_the_first_body_keeps_it(
             pass
         assert lease.valid
     assert not Lock("a", store=engine).locked()
+
+
+def test_a_thread_that_leaves_a_body_is_in_none(engine: FaultyEngine) -> None:
+    lock = MultiLock(["a", "b"], store=engine)
+    for _ in range(3):
+        with lock:
+            assert len(bodies_of_thread()) == 2
+    assert not bodies_of_thread()
 
 
 @pytest.mark.parametrize("make", [AsyncLock, lambda name, **of: AsyncMultiLock([name, "b"], **of)])

@@ -10,7 +10,12 @@ import logging
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import _GeneratorContextManager, asynccontextmanager, contextmanager
+from contextlib import (
+    _AsyncGeneratorContextManager,
+    _GeneratorContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
 from functools import wraps
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Self, TypeVar
@@ -74,10 +79,19 @@ def refuse_coroutine(value: V, function: Callable[..., Any], advice: str) -> V:
         raise Misuse(f"{name_of(function)} returned a coroutine, of which nothing ran: {advice}")
     if inspect.isgenerator(value) or inspect.isasyncgen(value):
         advice = "take the lease inside of it, or use it up inside of the function"
-    elif not isinstance(value, Awaitable):
+    elif isinstance(value, (_GeneratorContextManager, _AsyncGeneratorContextManager)):
+        # Not every context manager: an open file is one, and may be used after the lease.
+        advice = "take the lease inside of it"
+    elif not isinstance(value, Awaitable) and not _is_future(value):
         return value
     kind = type(value).__name__
     raise Misuse(f"{name_of(function)} returned a {kind}, which runs without the lease: {advice}")
+
+
+def _is_future(value: object) -> bool:
+    # Only if the program has imported it, so that a start costs nothing.
+    futures = sys.modules.get("concurrent.futures")
+    return futures is not None and isinstance(value, futures.Future)
 
 
 class _LeasedBody(_GeneratorContextManager[V]):

@@ -181,7 +181,7 @@ class MultiLock(MultiHandle[MultiLease]):
             return None
 
     def __enter__(self) -> MultiLease:
-        return self._acquire(lambda lease: self._enter(lease.__enter__()))
+        return self._acquire(self._enter)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._pop_entered().__exit__(kind, error, trace)
