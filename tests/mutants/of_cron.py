@@ -24,7 +24,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "output is shown to a store that owes the renewals an answer",
         "cron/runs.py",
-        "(self._lease.valid and belief.answered)",
+        "(self._lease.valid and view.answered)",
         "self._lease.valid",
         "tests/cron/test_on_failure.py::test_output_that_cannot_be_shown_is_in_no_runs_way",
     ),

@@ -282,15 +282,15 @@ class Attempts:
         self.slot_record = moved or transition(run, state, **changes)
 
     def _record_end(self, end: AttemptEnd) -> SlotRecord | None:
-        belief, run = self._lease.belief, self.slot_record
+        view, run = self._lease.belief, self.slot_record
         # As long as the lease lasts: after it, others find the run and record it as lost.
-        until = max(belief.proof.deadline, clock.now() + 1.0)
+        until = max(view.proof.deadline, clock.now() + 1.0)
         # Not by the wall clock: that may have been set while the run went on.
         took = clock.now() - self._began
         ended_at = (run.started or clock.wall()) + took
         changes = {"ended": ended_at, "code": end.code, "why": end.why, "output": end.output}
         ended = run_blocking(
-            self._ledger.record_until(run, end.state, belief.claim_id, until, **changes)
+            self._ledger.record_until(run, end.state, view.claim_id, until, **changes)
         )
         event, why = str(end.state), end.why or None
         if ended is None:
@@ -307,13 +307,13 @@ class Attempts:
 
         From any thread. A store that is in trouble has the renewals to answer first.
         """
-        run, belief = self.slot_record, self._lease.belief
-        if run.state is not SlotState.RUNNING or not (self._lease.valid and belief.answered):
+        run, view = self.slot_record, self._lease.belief
+        if run.state is not SlotState.RUNNING or not (self._lease.valid and view.answered):
             return False
         # Before it is sent: a request without an answer may have been applied.
         self._shown = True
         try:
-            return run_blocking(self._ledger.show(run, output, belief.claim_id, clock.wall()))
+            return run_blocking(self._ledger.show(run, output, view.claim_id, clock.wall()))
         except StoreError:
             return False
 

@@ -3,7 +3,8 @@
 The road of `Lock.acquire`, from here down; each line calls the next:
 
     locks.lock        Lock: the caller, reentry, what is kept for `release`
-    protocol.acquire  one claim for all tries: take, wait, take again
+    protocol.acquire  one claim for all tries: take, wait, take again; a coroutine, which blocking
+                      code runs in one step (`stores.plan.run_blocking`)
     runtime.sync      the port of blocking code (runtime.aio: of asyncio)
     stores.STORE      take, renew, give on one store (before those marked *: stores.turns)
     net               its connections, the gate before them (limiter), the messages that end a wait

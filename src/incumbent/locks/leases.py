@@ -295,7 +295,7 @@ class SingleLease(AnyLease):
 
     @property
     def belief(self) -> LeaseView:
-        """The view for other parts of this package only: it changes without notice."""
+        """The LeaseView, for other parts of this package only: it changes without notice."""
         return LeaseView(self._link, self._claim)
 
     def __repr__(self) -> str:

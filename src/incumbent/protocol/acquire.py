@@ -170,7 +170,7 @@ class _AcquireAttempt:
         if isinstance(outcome, Refused) and outcome.holder_may_be_dead:
             # Without this, a dead holder would keep out a Kubernetes CronJob for ever: each of its
             # pods tries only once, and none would watch long enough to see that the holder is dead.
-            if isinstance(proved := await self._outwatch(outcome), Granted):
+            if isinstance(proved := await self._watch_holder(outcome), Granted):
                 return
             outcome = proved
         if isinstance(outcome, OutcomeUnknown) and not outcome.permanent:
@@ -184,7 +184,7 @@ class _AcquireAttempt:
             raise outcome
         raise not_acquired(claim.wanted, outcome, port.now() - self.started, timed_out=False)
 
-    async def _outwatch(self, refused: Refused) -> Granted | Refused | StoreError:
+    async def _watch_holder(self, refused: Refused) -> Granted | Refused | StoreError:
         """Watch the holder that is in the way until it is known whether it is dead."""
         port, wanted = self.port, self.claim.wanted
         outcome: Granted | Refused | StoreError = refused
@@ -212,7 +212,7 @@ class _AcquireAttempt:
         while True:
             if isinstance(outcome, StoreError):
                 failures += 1
-                await self._outlast(outcome, failures)
+                await self._back_off(outcome, failures)
             elif (now := port.now()) >= until:
                 raise not_acquired(wanted, outcome, now - self.started, timed_out=True)
             elif self._is_in_vain(outcome, now):
@@ -249,7 +249,7 @@ class _AcquireAttempt:
             self.on_refusal(outcome)
         return outcome
 
-    async def _outlast(self, error: StoreError, failures: int) -> None:
+    async def _back_off(self, error: StoreError, failures: int) -> None:
         """Back off before the next try. Raises a permanent `error` at once, others at the timeout.
 
         Others are not raised earlier (but see LeaseRequest.outage_most), or a caller that retries
@@ -293,9 +293,9 @@ class _AcquireAttempt:
         await pace(port, unchanged, wake)
         try:
             # If the first in line stays silent during its turn, any claim may take the lease.
-            further_back = place and refused.reason not in ("reserved", "turn")
-            yields = _yields_for(wanted, place, port.jitter()) if place and further_back else 0.0
-            await port.wait_change(wanted.key, refused.seen, min(until, wake + yields))
+            behind = place and refused.reason not in ("reserved", "turn")
+            head_start = _head_start(wanted, place, port.jitter()) if place and behind else 0.0
+            await port.wait_change(wanted.key, refused.seen, min(until, wake + head_start))
         # Without hints it asks when the ttl runs out; what is wrong, that take will say.
         except StoreError:
             await port.sleep_until(wake)
@@ -371,8 +371,8 @@ def _believe(port: Port, claim: Claim, grant: Granted, sent: float) -> Granted |
     return grant
 
 
-def _yields_for(wanted: LeaseRequest, place: int, jitter: float) -> float:
-    """Seconds that a waiter further back in line leaves to the waiters before it."""
+def _head_start(wanted: LeaseRequest, place: int, jitter: float) -> float:
+    """Seconds for which a waiter further back in line lets those before it ask first."""
     # The store wakes a waiter that becomes the first. This is for waiters that died with the
     # holder.
     queue = wanted.queued.queue
@@ -523,12 +523,12 @@ class _AcquireAll:
 
     async def _wait_for(self, claim: Claim, outcome: Refused | StoreError) -> None:
         """Acquire this lease, after its first take had `outcome`."""
-        port, waiting = self.port, claim.wanted.queued
+        port, queued = self.port, claim.wanted.queued
         attempt = _AcquireAttempt(port, claim, self.started, self.until)
-        queues = waiting.queue is not None and isinstance(outcome, Refused)
-        if self.timeout != 0 and queues and port.now() < self.until:
+        joins = queued.queue is not None and isinstance(outcome, Refused)
+        if self.timeout != 0 and joins and port.now() < self.until:
             # Takes that are sent together do not join the line.
-            second = await _take(port, claim, waiting, self.until)
+            second = await _take(port, claim, queued, self.until)
             if isinstance(second, Granted):
                 return
             outcome = second

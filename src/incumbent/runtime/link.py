@@ -149,7 +149,7 @@ def ignore() -> None:
 
 
 class LeaseView:
-    """The view of a lease for the rest of this package. `link`: the drivers of its store."""
+    """What this process knows of a lease and may do to it; for the rest of this package."""
 
     __slots__ = ("_claim", "link")
 

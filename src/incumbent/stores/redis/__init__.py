@@ -18,6 +18,20 @@ learn that they may go on. hiredis is imported when the first engine is made.
 #   promotion the number of a master's promotion, as sentinels count them
 #   slot      of the model: a run that is claimed once. Of a cluster: a part of all keys
 
+# The road of a take on one server:
+#
+#   sync.RedisStore.take    an idle connection to a server that was checked just now: packs the
+#                           request, asks, reads the reply (`take`), without a plan. Otherwise:
+#   runner.RedisRunner.run  is a refusal known that still holds (`subscription`)? Then no request
+#   net.pool                `carry`: an idle connection, or a new one, which begins with the
+#                           `incarnation.handshake`
+#   runner                  `carry_out`: is it too early to grant? Else the plan's program begins:
+#   take.take_program       a take, mostly with a check of the server
+#   wire.run_program        sends each request of the program, and gives it the replies
+#   take.lua                decides
+#
+# asyncio: the same, with aio.AsyncRedisStore in the place of the first two.
+
 from incumbent.stores.redis.engine import engine_from_client, open_store
 
 __all__ = ["engine_from_client", "open_store"]
