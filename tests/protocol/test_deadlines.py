@@ -128,12 +128,12 @@ def test_what_was_released_leaves_nothing_to_watch(engine: FaultyEngine) -> None
 
 @pytest.mark.parametrize("aheads", [(0.0,) * 20, (0.1, 0.0) * 10, (0.0, 0.1) * 10])
 def test_who_watches_through_many_deadlines_has_one_place(
-    engine: FaultyEngine, aheads: tuple[float, ...]
+    engine: FaultyEngine, aheads: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = Lock("a", store=engine, ttl=60).acquire()
     claim, deadlines = lease._claim, Deadlines(lambda claim: None)
     # The test takes the thread's steps.
-    deadlines.thread.stopped = True
+    monkeypatch.setattr(deadlines.thread, "wake", lambda: None)
     for ahead in aheads:
         claim.machine.deadline = clock.now()
         deadlines.watch(claim, ahead)
