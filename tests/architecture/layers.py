@@ -107,7 +107,6 @@ NO_HANDLER = {
         "renewed_claims": "reads a set",
     },
     "runtime.link": {"async_port": "asks for the loop", "_find_port": "asks for the loop"},
-    "stores.quorum.connecting": {"_connect_apart": "raised by who waits for the connection"},
     "stores.sqlite.engine": {"default_path": "asks for the home folder"},
     "stores.sqlite.file": {"after_fork": "releases a lock"},
     "stores.turns": {"first": "reads a dictionary"},

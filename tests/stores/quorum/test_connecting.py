@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
-from incumbent import clock
+from incumbent import AsyncClient, clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Ask, Granted
 from incumbent.stores.quorum.connecting import Dialer
 from incumbent.stores.quorum.links import QuorumLink
+from incumbent.stores.redis.aio import AsyncRedisWire, dial
+from incumbent.stores.redis.site import RedisSite
 from tests.stores.quorum.world import Members, Party, party
 from tests.support.pace import BUSY, took
 
@@ -94,3 +98,34 @@ def test_a_connection_that_hangs_does_not_keep_new_ones_from_being_tried(
         began = clock.now()
         assert try_for(one, 20.0, within=0.3)[1] is not None
         assert took(began) < BUSY
+
+
+def test_what_a_signal_handler_raises_is_no_absence_of_the_server_that_is_being_connected(
+    three: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    async def interrupted(site: RedisSite, until: float) -> AsyncRedisWire:
+        tried.append(site.where)
+        if len(tried) == 3:
+            signal.raise_signal(signal.SIGUSR1)
+        return await dial(site, until)
+
+    def handle(*_: object) -> None:
+        raise TimeoutError("the handler's own")
+
+    async def main() -> None:
+        async with AsyncClient(three.url(TRUSTED)) as client:
+            with pytest.raises(TimeoutError, match="the handler's own"):
+                await client.lock("job").acquire(timeout=BUSY)
+            async with await client.lock("job").acquire(timeout=BUSY):
+                pass
+            # The one that was interrupted is asked again at once, as it has not failed.
+            assert tried.count(tried[2]) == 2
+
+    monkeypatch.setattr("incumbent.stores.quorum.aio.dial", interrupted)
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        asyncio.run(main())
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 from incumbent.clock import now as _now
 from incumbent.errors import StoreUnavailable
+from incumbent.interrupts import is_from_signal
 from incumbent.net.pool import Broken, decoding, exchange_error
 from incumbent.net.readers import ReaderSide, Wakeup
 from incumbent.stores.quorum.ballots import UNFIT, Silent
@@ -70,6 +71,8 @@ class Dialer(ABC, Generic[W]):
         """For each node, the instants at which its unfinished connections were begun."""
         self._waiting: dict[Wakeup, set[int]] = {}
         """The nodes that each caller waits for; it is woken when a connection is made or fails."""
+        self._raised: list[Exception] = []
+        """What signal handlers raised where a connection is made: each is for one who waits."""
 
     @abstractmethod
     async def _dial(self, site: RedisSite, until: float) -> W:
@@ -82,7 +85,7 @@ class Dialer(ABC, Generic[W]):
     async def fill(self, links: list[W | None], until: float) -> None:
         """Fill the empty places with connections, as far as they can be made by `until`.
 
-        Raises only defects.
+        Raises only defects, and what a signal handler raised.
         """
         spare, need = self.spare, self.quorum.need
         _take_spare(links, spare)
@@ -93,13 +96,16 @@ class Dialer(ABC, Generic[W]):
             for node, link in enumerate(links)
             if link is None and (short or self._is_due(node, now))
         }
-        waiting, dialing = self._waiting, self._dialing
+        waiting, dialing, raised = self._waiting, self._dialing, self._raised
+        if not waiting:
+            # Who waited for these was cancelled.
+            raised.clear()
         # Before they are begun: a connection that is there at once has to wake this caller.
         waiting[wakeup] = wanted
         try:
             for node in wanted:
                 self._begin(node, until, spare[node])
-            while wanted:
+            while wanted and not raised:
                 present = len(links) - links.count(None)
                 if present >= need and self.shared:
                     # A node that failed before is awaited only if it is needed for a majority.
@@ -115,6 +121,8 @@ class Dialer(ABC, Generic[W]):
         finally:
             del waiting[wakeup]
         _take_spare(links, spare)
+        if raised:
+            raise raised.pop()
         if len(links) - links.count(None) < need:
             for each, link in zip(self.nodes, links, strict=True):
                 # An error of our own code that keeps a node from the panel is no outage.
@@ -135,7 +143,7 @@ class Dialer(ABC, Generic[W]):
         """Begin a connection for one more caller, unless an unfinished one is left over for it."""
         # Otherwise callers with less time than a connection takes would begin ever more of them,
         # which slows down all. But a connection that hangs must not prevent a new one.
-        now, begun, waiting = _now(), self._dialing[node], self._waiting
+        now, begun, waiting, raised = _now(), self._dialing[node], self._waiting, self._raised
         recent = sum(now - at < _AFRESH for at in list(begun))
         awaited = sum(node in nodes for nodes in list(waiting.values()))
         if recent >= (min(awaited, 1) if self.shared else awaited):
@@ -151,6 +159,10 @@ class Dialer(ABC, Generic[W]):
             begun.remove(now)
             for wakeup in list(waiting):
                 wakeup.wake()
+            if isinstance(link, Exception) and is_from_signal(link):
+                if not waiting:
+                    raise link  # for the loop's log
+                raised.append(link)
 
         self.connect_apart(node, max(until, now + LONGEST), arrive)
 
@@ -168,8 +180,9 @@ class Dialer(ABC, Generic[W]):
             made = await self.connect(node, until)
         except Exception as error:  # noqa: BLE001 - raised where it is awaited, if it is a defect
             made = error
-            self.nodes[node].failed(error)
-            self.quorum.members.failed(self.quorum.names[node], error)
+            if not is_from_signal(error):
+                self.nodes[node].failed(error)
+                self.quorum.members.failed(self.quorum.names[node], error)
         except BaseException as error:
             # Its waiters must be woken also if this thread or task is interrupted.
             arrive(StoreUnavailable(str(error)))
