@@ -489,7 +489,7 @@ class SimInstance:
         grant.machine.forked()
         self.executor.dispatcher.check_at(spec.name, slot, self.world.t + POLICY.ttl)
 
-    def failed(self, spec: JobSpec, run: SlotRecord) -> None:
+    def run_on_failure(self, spec: JobSpec, run: SlotRecord) -> None:
         pass
 
 

@@ -43,7 +43,7 @@ class Launches:
     def launch(self, spec: JobSpec, slot: JobSlot, grant: object) -> None:
         raise AssertionError
 
-    def failed(self, spec: JobSpec, run: SlotRecord) -> None:
+    def run_on_failure(self, spec: JobSpec, run: SlotRecord) -> None:
         pass
 
 

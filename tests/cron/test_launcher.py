@@ -61,7 +61,7 @@ def test_a_zygote_that_is_gone_is_noticed_whatever_it_was_to_do() -> None:
     zygote = FakeZygote()
     it = launcher(zygote)
     zygote.dead = True
-    it.failed(SPEC, SlotRecord(SLOT.name, SlotState.LOST, SLOT.due))
+    it.run_on_failure(SPEC, SlotRecord(SLOT.name, SlotState.LOST, SLOT.due))
     assert it.gone
     it.stop_all()
 

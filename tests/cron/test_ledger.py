@@ -156,7 +156,7 @@ def test_a_run_is_lost_once_its_token_no_longer_holds_the_lease() -> None:
 
 def test_who_sees_a_run_go_on_looks_again_when_its_lease_ends() -> None:
     found = judge(SPEC, record((run(),), (holding(left=4.0),)), [SLOT], NOW)
-    assert [(round(delay), slot) for delay, slot in found.again] == [(4, SLOT)]
+    assert [(round(delay), slot) for delay, slot in found.rechecks] == [(4, SLOT)]
 
 
 def test_a_lost_run_is_retried_as_often_as_the_job_says() -> None:
@@ -171,7 +171,7 @@ def test_a_lost_run_whose_lease_was_not_given_back_is_retried_when_that_ends() -
     spec, lost = replace(SPEC, retries=1), run(SlotState.LOST)
     found = judge(spec, record((lost,), (holding(left=4.0),)), [SLOT], NOW)
     assert found.claims == []
-    assert [(round(delay), slot) for delay, slot in found.again] == [(4, SLOT)]
+    assert [(round(delay), slot) for delay, slot in found.rechecks] == [(4, SLOT)]
     assert [it.name for it in judge(spec, record((lost,)), [SLOT], NOW).claims] == [
         SLOT.name + "#2"
     ]
@@ -186,12 +186,12 @@ def test_a_retry_that_somebody_has_is_left_to_it() -> None:
 
 def test_a_retry_that_meets_a_newer_run_is_skipped_with_why_or_waits_as_the_job_says() -> None:
     held = record((run(SlotState.LOST),), (holding(9, meta="2001-01-01T00:00:00Z"),))
-    retry = JobSlot(SLOT.name, DUE).again()
-    (note,) = judge(SPEC, held, [retry], NOW).notes
+    retry = JobSlot(SLOT.name, DUE).next_attempt()
+    (note,) = judge(SPEC, held, [retry], NOW).unrun
     assert (note.slot, note.state, note.attempt) == (f"{SLOT.name}#2", SlotState.SKIPPED, 2)
     assert note.why == "held by i1, which runs 2001-01-01T00:00:00Z"
     queued = judge(replace(SPEC, overlap="queue"), held, [retry], NOW)
-    assert (queued.notes, [slot.name for _, slot in queued.again]) == ([], [retry.name])
+    assert (queued.unrun, [slot.name for _, slot in queued.rechecks]) == ([], [retry.name])
 
 
 def test_the_last_run_on_record_is_retried_if_nobody_saw_to_that() -> None:
@@ -206,52 +206,52 @@ def test_the_last_run_on_record_is_retried_if_nobody_saw_to_that() -> None:
 
 def test_a_slot_that_was_claimed_and_never_begun_is_lost() -> None:
     early = record(slots={SLOT.name: SLOT_KEEP - 1})
-    assert judge(SPEC, early, [SLOT], NOW).notes == []
+    assert judge(SPEC, early, [SLOT], NOW).unrun == []
     late = record(slots={SLOT.name: SLOT_KEEP - 10})
-    (note,) = judge(SPEC, late, [SLOT], NOW).notes
+    (note,) = judge(SPEC, late, [SLOT], NOW).unrun
     assert note.state is SlotState.LOST
 
 
 def test_a_slot_of_a_paused_job_is_skipped_with_who_paused_it() -> None:
     paused = record(pause=b'{"who": "ann", "reason": "month end"}')
-    (note,) = judge(SPEC, paused, [SLOT], NOW).notes
+    (note,) = judge(SPEC, paused, [SLOT], NOW).unrun
     assert (note.state, note.why) == (SlotState.SKIPPED, "paused by ann (month end)")
 
 
 def test_a_slot_that_meets_another_run_is_skipped_or_queued_as_the_job_says() -> None:
     held = record((), (holding(meta="2001-01-01T00:00:00Z"),))
-    (note,) = judge(SPEC, held, [SLOT], NOW).notes
+    (note,) = judge(SPEC, held, [SLOT], NOW).unrun
     assert (note.state, note.why) == (
         SlotState.SKIPPED,
         "held by i1, which runs 2001-01-01T00:00:00Z",
     )
     queued = judge(replace(SPEC, overlap="queue"), held, [SLOT], NOW)
-    assert (queued.notes, [slot.name for _, slot in queued.again]) == ([], [SLOT.name])
+    assert (queued.unrun, [slot.name for _, slot in queued.rechecks]) == ([], [SLOT.name])
 
 
 @pytest.mark.parametrize("meta", ["", "two\nlines", "x" * 60])
 def test_why_names_nothing_that_a_stranger_wrote_beside_its_lease(meta: str) -> None:
-    (note,) = judge(SPEC, record((), (holding(meta=meta),)), [SLOT], NOW).notes
+    (note,) = judge(SPEC, record((), (holding(meta=meta),)), [SLOT], NOW).unrun
     assert note.why == "held by i1"
 
 
 def test_nothing_is_missed_before_the_slowest_clock_has_had_its_turn() -> None:
     missed = replace(SLOT, only_check=True)
     early = judge(SPEC, record(), [missed], DUE + MISSED_AFTER - 10)
-    assert (early.notes, [round(delay) for delay, _ in early.again]) == ([], [11])
-    (note,) = judge(SPEC, record(), [missed], DUE + MISSED_AFTER).notes
+    assert (early.unrun, [round(delay) for delay, _ in early.rechecks]) == ([], [11])
+    (note,) = judge(SPEC, record(), [missed], DUE + MISSED_AFTER).unrun
     assert note.state is SlotState.MISSED
 
 
 def test_many_missed_slots_are_one_record_that_counts_them() -> None:
     slots = [JobSlot.at(DUE + 60 * number, only_check=True) for number in range(5)]
-    (note,) = judge(SPEC, record(), slots, NOW + 10_000).notes
+    (note,) = judge(SPEC, record(), slots, NOW + 10_000).unrun
     assert (note.count, note.first, note.due) == (5, DUE, DUE + 240)
 
 
 def test_a_record_of_missed_slots_reaches_back_to_the_last_run() -> None:
     before = run(SlotState.OK, DUE - 600)
-    (note,) = judge(SPEC, record((before,)), [JobSlot.at(DUE, only_check=True)], NOW + 1000).notes
+    (note,) = judge(SPEC, record((before,)), [JobSlot.at(DUE, only_check=True)], NOW + 1000).unrun
     assert (note.count, note.first) == (10, DUE - 540)
 
 
@@ -277,7 +277,7 @@ def test_a_slot_that_was_claimed_and_never_begun_is_found_at_the_next_start() ->
     claimed = record(runs, slots={slot_id(DUE - 60): SLOT_KEEP - 60}, job=facts)
     (found,) = gaps(SPEC, claimed)
     assert found.due == DUE - 60
-    assert [note.state for note in judge(SPEC, claimed, [found], NOW).notes] == [SlotState.LOST]
+    assert [note.state for note in judge(SPEC, claimed, [found], NOW).unrun] == [SlotState.LOST]
 
 
 @pytest.mark.parametrize("since", [b"null", b'"today"'])

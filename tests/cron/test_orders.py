@@ -74,7 +74,7 @@ class Idle:
     def launch(self, spec: JobSpec, slot: JobSlot, grant: object) -> None:
         raise AssertionError
 
-    def failed(self, spec: JobSpec, run: SlotRecord) -> None:
+    def run_on_failure(self, spec: JobSpec, run: SlotRecord) -> None:
         raise AssertionError
 
 
@@ -90,7 +90,7 @@ GONE = SlotRecord(LATE.name, SlotState.RUNNING, LATE.due, "gone", 3, LATE.due)
         pytest.param(
             1,
             replace(GONE, state=SlotState.LOST),
-            LATE.again(),
+            LATE.next_attempt(),
             True,
             [("skipped", 2)],
             id="skipped",
@@ -111,7 +111,7 @@ def test_the_failure_of_a_lost_run_is_told_once_no_attempt_is_to_come(
     heard: list[tuple[str, int]] = []
 
     class Told(Idle):
-        def failed(self, spec: JobSpec, run: SlotRecord) -> None:
+        def run_on_failure(self, spec: JobSpec, run: SlotRecord) -> None:
             heard.append((str(run.state), run.attempt))
 
     key = Key("n", "job")

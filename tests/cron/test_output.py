@@ -56,7 +56,7 @@ class Log:
 def followed(log: Log, most: int = 0) -> Iterator[tuple[Output, Events]]:
     output, events = Output(log.writing), Events(log.writing, job="x")
     output.follow(most, events, SLOT)
-    yield output, events.via(output.put)
+    yield output, events.written_by(output.put)
     output.drain()
     assert output.close()
 
@@ -311,7 +311,7 @@ def test_the_tail_is_shown_when_it_is_another_and_again_if_it_could_not_be(
         seen.append(text)
         return len(seen) > 1
 
-    with module.shown(lambda: tails.popleft() if len(tails) > 1 else tails[0], show):
+    with module.showing(lambda: tails.popleft() if len(tails) > 1 else tails[0], show):
         eventually(lambda: len(tails) == 1)
     assert seen == ["a", "a", "b"]
 
@@ -325,7 +325,7 @@ def test_a_store_that_hangs_keeps_no_run_from_its_end(monkeypatch: pytest.Monkey
         asked.set()
         return go.wait(60)
 
-    with module.shown(lambda: "a", show):
+    with module.showing(lambda: "a", show):
         assert asked.wait(60)
     assert not go.is_set()
     go.set()
@@ -344,6 +344,6 @@ def test_a_run_goes_on_if_no_thread_is_to_be_had_for_its_output(
 
     ran = []
     monkeypatch.setattr(threading.Thread, "start", start)
-    with module.shown(lambda: "some", lambda _: True):
+    with module.showing(lambda: "some", lambda _: True):
         ran.append("the command")
     assert ran

@@ -166,10 +166,10 @@ def test_a_slot_in_a_fold_is_named_by_the_time_for_which_it_comes() -> None:
         JobSlot.at(NOW),
         JobSlot.at(NOW + HOUR + 1),
         JobSlot("manual/x", NOW + 20),
-        slot.again(),
+        slot.next_attempt(),
     ):
         assert fold.named(other) == other
-    retry = fold.named(slot).again()
+    retry = fold.named(slot).next_attempt()
     assert retry.name == f"{slot.name}~3#2"
     assert fold_number(retry.name) == 3
     assert JobSlot.from_holder(retry.name, 0.0) == JobSlot(retry.name, slot.due, 2, only_check=True)

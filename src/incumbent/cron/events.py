@@ -53,7 +53,7 @@ class Events:
         made._dropped = self._dropped
         return made
 
-    def via(self, put: Callable[[bytes], bool]) -> Events:
+    def written_by(self, put: Callable[[bytes], bool]) -> Events:
         """A copy that passes its lines to `put`, which says whether it takes them."""
         made = self.with_facts()
         made._put = put

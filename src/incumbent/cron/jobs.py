@@ -233,7 +233,7 @@ class Background:
             self.runs.running.pop((spec.name, slot.name), None)
             self._instance.wake()
 
-    def failed(self, spec: JobSpec, run: SlotRecord) -> None:
+    def run_on_failure(self, spec: JobSpec, run: SlotRecord) -> None:
         """Do nothing: a function has no on_failure command."""
 
 

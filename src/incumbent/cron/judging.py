@@ -60,12 +60,12 @@ _PUNCTUAL_AT_ONCE: Final = 3
 
 @dataclass(slots=True)
 class Findings:
-    """The records to write, the slots to claim, and those to check again after some seconds."""
+    """The runs to record as lost, the slots to record as `unrun`, to claim, and to check later."""
 
     lost: list[tuple[SlotRecord, int, str]] = field(default_factory=list)
-    notes: list[SlotRecord] = field(default_factory=list)
+    unrun: list[SlotRecord] = field(default_factory=list)
     claims: list[JobSlot] = field(default_factory=list)
-    again: list[tuple[float, JobSlot]] = field(default_factory=list)
+    rechecks: list[tuple[float, JobSlot]] = field(default_factory=list)
 
 
 def judge(spec: JobSpec, record: Record, slots: Iterable[JobSlot], now: float) -> Findings:
@@ -76,7 +76,7 @@ def judge(spec: JobSpec, record: Record, slots: Iterable[JobSlot], now: float) -
         _retry(spec, record, transition(run, SlotState.LOST), now, found)
     for slot in slots:
         _judge_slot(spec, record, slot, now, found)
-    found.notes = _collapsed(spec, record, found.notes, now)
+    found.unrun = _collapsed(spec, record, found.unrun, now)
     return found
 
 
@@ -85,13 +85,13 @@ def _judge_slot(spec: JobSpec, record: Record, slot: JobSlot, now: float, found:
     if run is not None:
         # A worker that was killed just after it recorded its run as lost still holds the lease.
         if (run.state is SlotState.LOST or not run.state.ended) and alive(record, run):
-            found.again.append((_lease_ends(record), slot))
+            found.rechecks.append((_lease_ends(record), slot))
         elif run.state is SlotState.LOST:
             _retry(spec, record, run, now, found)
     elif is_finished(record.fields, slot.name, slot.due):
         return
     elif holds_slot(record, slot.name):
-        found.again.append((_lease_ends(record), slot))
+        found.rechecks.append((_lease_ends(record), slot))
     elif slot.name in record.slots:
         _claimed_unreported(record, slot, found)
     else:
@@ -101,7 +101,7 @@ def _judge_slot(spec: JobSpec, record: Record, slot: JobSlot, now: float, found:
 def _retry(spec: JobSpec, record: Record, run: SlotRecord, now: float, found: Findings) -> None:
     """Claim the next attempt of a lost run, if it has one left that no instance claimed."""
     slot = JobSlot(run.slot, run.due, run.attempt, triggered_by=run.triggered_by)
-    following = slot.again()
+    following = slot.next_attempt()
     # Another instance may have judged the same record, and begun the attempt already.
     known = RUN + following.name in record.fields
     if is_retried(spec, run, now) and not known and following not in found.claims:
@@ -124,13 +124,13 @@ def fails_for_good(spec: JobSpec, run: SlotRecord, now: float) -> bool:
 def _claimed_unreported(record: Record, slot: JobSlot, found: Findings) -> None:
     age = SLOT_KEEP - record.slots[slot.name]
     if age < _REPORTS_WITHIN:
-        found.again.append((_REPORTS_WITHIN - age + _SOON, slot))
+        found.rechecks.append((_REPORTS_WITHIN - age + _SOON, slot))
         return
     # By the store's own count of how long ago it was claimed: the instances' clocks may differ.
     why = "claimed, and its holder vanished before it began"
-    found.notes.append(_record(slot, SlotState.LOST, why))
+    found.unrun.append(_record(slot, SlotState.LOST, why))
     # Once it is recorded as lost, it may be retried.
-    found.again.append((_SOON, slot))
+    found.rechecks.append((_SOON, slot))
 
 
 def _unclaimed(spec: JobSpec, record: Record, slot: JobSlot, now: float, found: Findings) -> None:
@@ -144,7 +144,7 @@ def _unclaimed(spec: JobSpec, record: Record, slot: JobSlot, now: float, found: 
     elif holder is not None and (spec.overlap == "queue" or slot.keeps_turn):
         # It was in time, and must not count as late when its turn comes.
         waiting = replace(slot, keeps_turn=True)
-        found.again.append((min(_SOON, holder.remaining or _SOON), waiting))
+        found.rechecks.append((min(_SOON, holder.remaining or _SOON), waiting))
         return
     elif holder is not None:
         runs = holder.meta.decode("utf-8", "replace")
@@ -155,7 +155,7 @@ def _unclaimed(spec: JobSpec, record: Record, slot: JobSlot, now: float, found: 
     else:
         found.claims.append(slot)
         return
-    found.notes.append(_record(slot, SlotState.SKIPPED, why))
+    found.unrun.append(_record(slot, SlotState.SKIPPED, why))
 
 
 NOT_CLAIMED: Final = "no instance claimed it in time: none was up, or none reached the store"
@@ -164,9 +164,9 @@ NOT_CLAIMED: Final = "no instance claimed it in time: none was up, or none reach
 def _wait_or_miss(slot: JobSlot, now: float, found: Findings) -> None:
     left = slot.due + MISSED_AFTER - now
     if left > 0:
-        found.again.append((left + _SOON, slot))
+        found.rechecks.append((left + _SOON, slot))
     else:
-        found.notes.append(_record(slot, SlotState.MISSED, NOT_CLAIMED))
+        found.unrun.append(_record(slot, SlotState.MISSED, NOT_CLAIMED))
 
 
 def _record(slot: JobSlot, state: SlotState, why: str) -> SlotRecord:
@@ -184,7 +184,7 @@ def _lease_ends(record: Record) -> float:
 
 
 def _collapsed(
-    spec: JobSpec, record: Record, notes: list[SlotRecord], now: float
+    spec: JobSpec, record: Record, unrun: list[SlotRecord], now: float
 ) -> list[SlotRecord]:
     """Replace several missed slots by one record: the last, with their number and the first.
 
@@ -192,10 +192,10 @@ def _collapsed(
     are checked.
     """
     missed = sorted(
-        (run for run in notes if run.state is SlotState.MISSED), key=lambda run: run.due
+        (run for run in unrun if run.state is SlotState.MISSED), key=lambda run: run.due
     )
     if not missed:
-        return notes
+        return unrun
     first = missed[0].due
     before = _accounted_before(record, first)
     if before is not None:
@@ -205,7 +205,7 @@ def _collapsed(
     count = len(missed) + _count_between(spec, first, missed[0].due)
     if count > 1:
         missed = [replace(missed[-1], count=count, first=first)]
-    return [*(run for run in notes if run.state is not SlotState.MISSED), *missed]
+    return [*(run for run in unrun if run.state is not SlotState.MISSED), *missed]
 
 
 def _accounted_before(record: Record, due: float) -> float | None:

@@ -107,7 +107,7 @@ class IllegalTransition(Error, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class SlotRecord:
-    """One slot's record. Instants are epoch seconds by the writing instance's clock.
+    """One slot's record: a `run`, or why there was none. Instants: the writer's epoch seconds.
 
     `due`: the scheduled instant. `attempt` counts from 1. `code`: the exit code. `why`: in words.
     `count`: the slots that this record stands for, `first`: the first of them (for missed slots).

@@ -62,7 +62,7 @@ class Launcher(Protocol[T]):
         """Start the run. Raises CannotLaunch; then the slot was given back."""
         ...
 
-    def failed(self, spec: JobSpec, run: SlotRecord) -> None:
+    def run_on_failure(self, spec: JobSpec, run: SlotRecord) -> None:
         """A run is lost for good: run the job's on_failure command, if it has one."""
         ...
 
@@ -195,7 +195,7 @@ class Executor:
             except StoreError as error:
                 self._report_outage(error)
                 # The rest would meet the same outage.
-                dispatcher.failed(orders[number:], self._port.now(), error.retry_after)
+                dispatcher.unanswered(orders[number:], self._port.now(), error.retry_after)
                 break
         return turned_away
 
@@ -229,7 +229,7 @@ class Executor:
         for run, version, why in findings.lost:
             if run_blocking(ledger.lose(run, version, why, self._wall())):
                 self._report_record(spec, replace(run, state=SlotState.LOST, why=why))
-        for run in findings.notes:
+        for run in findings.unrun:
             # Many instances judge alike: the one whose record the store took tells it.
             if run_blocking(ledger.record_unrun(run)):
                 self._report_record(spec, run)
@@ -264,14 +264,14 @@ class Executor:
 
     def _drop_early_misses(self, order: LedgerOrder, findings: Findings) -> None:
         """Do not record slots as missed that others have yet to reach: our clock may be wrong."""
-        missed = [run for run in findings.notes if run.state is SlotState.MISSED]
+        missed = [run for run in findings.unrun if run.state is SlotState.MISSED]
         if not missed:
             return
         # Read only if there is something to record: a check of a slot is one request otherwise.
         peers = self._read_presences()
         if self._peers.any_behind(peers, missed[-1].due, self._port.now()):
-            findings.notes = [run for run in findings.notes if run.state is not SlotState.MISSED]
-            findings.again += [(PRESENT_EVERY, slot) for slot in order.slots if slot.only_check]
+            findings.unrun = [run for run in findings.unrun if run.state is not SlotState.MISSED]
+            findings.rechecks += [(PRESENT_EVERY, slot) for slot in order.slots if slot.only_check]
 
     def _report_record(self, spec: JobSpec, run: SlotRecord) -> None:
         count, by = run.count if run.count > 1 else None, run.instance or None
@@ -279,7 +279,7 @@ class Executor:
         self.numbers.count_record(spec.name, run)
         self._noted(spec, run)
         if fails_for_good(spec, run, self._wall()):
-            self._launcher.failed(spec, run)
+            self._launcher.run_on_failure(spec, run)
 
     # -- outages -------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ command nor its lease, nor the command, whose pipe is read in blocks and before 
    until it has caught up, a reader that is too slow loses lines and delays nobody.
 2. Events of the run wait in the same line, so that none overtakes the output before it. They are
    not dropped.
-3. While the command runs, its tail is shown to people now and then (`shown`).
+3. While the command runs, its tail is shown to people now and then (`showing`).
 4. `drain`: the command has ended, so everything it wrote is read, and the tail is whole. The lines
    are written later, when the lease is given back: `close` waits for that while the reader reads.
 """
@@ -266,7 +266,7 @@ class Output:
 
 
 @contextmanager
-def shown(tail: Callable[[], str], show: Callable[[str], bool]) -> Iterator[None]:
+def showing(tail: Callable[[], str], show: Callable[[str], bool]) -> Iterator[None]:
     """Until the block ends, `show` the tail every few seconds if it is another; see Ledger.show.
 
     In a thread of its own: nobody waits for a store but the end of the block, for one request.

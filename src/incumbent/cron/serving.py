@@ -75,7 +75,7 @@ class CommandLauncher:
         self.runs.running[spec.name, slot.name] = slot
         self.runs.starting.add((spec.name, slot.name))
 
-    def failed(self, spec: JobSpec, run: SlotRecord) -> None:
+    def run_on_failure(self, spec: JobSpec, run: SlotRecord) -> None:
         if spec.on_failure is not None:
             self._zygote.send(RunOnFailure(without_schedule(spec), run))
 

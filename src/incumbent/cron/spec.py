@@ -138,7 +138,7 @@ class JobSlot:
         except (ConfigError, ValueError):
             return None
 
-    def again(self) -> JobSlot:
+    def next_attempt(self) -> JobSlot:
         """The next attempt, after a holder vanished."""
         attempt = self.attempt + 1
         name = f"{self.name.partition('#')[0]}#{attempt}"

@@ -27,7 +27,7 @@ from incumbent import clock
 from incumbent.cron.events import Events
 from incumbent.cron.fleet import CONTROL
 from incumbent.cron.ledger import OUTPUT_MOST, SlotRecord, SlotState
-from incumbent.cron.output import Output, shown
+from incumbent.cron.output import Output, showing
 from incumbent.cron.runs import (
     ALREADY_RECORDED,
     GAVE_BACK,
@@ -326,7 +326,7 @@ class _CommandRun:
         self._worker = worker
         self._output = worker.output()
         self._output.follow(min(task.spec.keep_output, OUTPUT_MOST), events, self._slot)
-        self._events = events.via(self._output.put)
+        self._events = events.written_by(self._output.put)
         self._survived = False
         self._attempts = Attempts(lease, task.spec, task.slot, self._events)
 
@@ -339,7 +339,7 @@ class _CommandRun:
             if code == ALREADY_RECORDED:
                 self._events("skipped", slot=self._slot, why="it has had its turn already")
             return code
-        with shown(self._output.tail, self._attempts.show_output):
+        with showing(self._output.tail, self._attempts.show_output):
             ended = self._attempts.run_attempts(self._attempt, self._pause)
         if ended is not None:
             # After the end is on record, which has the output: no reader finds it in neither place.
@@ -477,7 +477,7 @@ def handle_lost_run(fleet: FleetSettings, spec: JobSpec, ended: SlotRecord, even
         output.become_stdout()
         events = events.with_facts(standard, job=spec.name)
         output.follow(0, events, ended.slot)
-        run_on_failure(spec, ended, fleet.shared_store, output, events.via(output.put))
+        run_on_failure(spec, ended, fleet.shared_store, output, events.written_by(output.put))
 
 
 def _facts_of(spec: JobSpec, ended: SlotRecord) -> dict[str, str]:
