@@ -27,9 +27,8 @@ __all__ = [
 
 
 class Error(Exception):
-    """Base class of all errors of this package, except where Python's own fit.
-
-    Those are TypeError, for a wrong call and for copying or pickling a lease, and cancellations.
+    """Base class of our errors. Python's own are TypeError (a wrong call, a copied lease) and
+    cancellations.
     """
 
 
@@ -72,7 +71,7 @@ class NotAcquired(LockError):
 
 
 class AcquireTimeout(NotAcquired, TimeoutError):
-    """Refused until the `timeout` ended; or at once, as the slot stays used for longer."""
+    """Refused until `timeout` ran out; or at once, if the slot stays used for longer than it."""
 
 
 class NotCandidate(LockError):

@@ -67,7 +67,7 @@ def test_an_order_without_an_answer_stands_and_the_others_wait_for_it() -> None:
     it = dispatcher(spec(name="a"), spec(name="b"))
     orders = it.orders(20, WALL + 20)
     assert len(orders) == 2
-    it.unanswered(orders, 20)
+    it.silent(orders, 20)
     assert it.orders(20.01, WALL + 20.01) == []
     (probe,) = it.orders(25, WALL + 25)
     assert isinstance(probe, ClaimOrder)
@@ -79,14 +79,14 @@ def test_an_order_without_an_answer_stands_and_the_others_wait_for_it() -> None:
 def test_a_store_that_says_for_how_long_it_grants_nothing_is_left_alone_for_that_long() -> None:
     it = dispatcher(spec())
     (order,) = it.orders(20, WALL + 20)
-    it.unanswered([order], 20, retry_after=15.0)
+    it.silent([order], 20, retry_after=15.0)
     assert it.next_in(20, WALL + 20) >= 15
 
 
 def test_one_request_without_an_answer_counts_once_however_many_orders_wait_for_it() -> None:
     one, many = dispatcher(spec()), dispatcher(*(spec(name=f"j{it}") for it in range(50)))
     for each in (one, many):
-        each.unanswered(each.orders(20, WALL + 20), 20)
+        each.silent(each.orders(20, WALL + 20), 20)
     assert one.next_in(20, WALL + 20) == many.next_in(20, WALL + 20) == pytest.approx(0.2)
     # Its answer to the next one frees all the others.
     assert len(many.orders(21, WALL + 21)) == 1
@@ -97,7 +97,7 @@ def test_one_request_without_an_answer_counts_once_however_many_orders_wait_for_
 def _late(rule: CatchUp) -> LedgerOrder:
     it = dispatcher(spec(catch_up=rule))
     (order,) = it.orders(20, WALL + 20)
-    it.unanswered([order], 20, retry_after=100.0)
+    it.silent([order], 20, retry_after=100.0)
     # The first request after an outage is a probe; the others follow its answer.
     while True:
         (order, *_) = it.orders(120, WALL + 120)
@@ -143,7 +143,7 @@ def test_a_slot_in_time_waits_for_those_that_are_caught_up_before_it() -> None:
 
 def test_a_job_that_is_gone_is_asked_for_no_more() -> None:
     it = dispatcher(spec(name="a"), spec(name="b"))
-    it.unanswered(it.orders(20, WALL + 20), 20)
+    it.silent(it.orders(20, WALL + 20), 20)
     it.reload([spec(name="b")], WALL + 21)
     for now in (30, 31):
         for order in it.orders(now, WALL + now):

@@ -235,7 +235,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "an operator's wish is not heard",
         "protocol/renew.py",
-        "                machine.broken(_NOTICED[claim.notice.kind])",
+        "                machine.broken(_LOSS_BY_NOTICE[claim.notice.kind])",
         "                machine.ends_by_at_most_for",
         "tests/sim/test_simulator.py::test_no_history_breaks_a_rule[operators-0]",
     ),

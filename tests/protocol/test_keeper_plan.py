@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from incumbent import Lease, Lock, clock
 from incumbent.model import Key
 from incumbent.protocol.port import Debt
-from incumbent.protocol.renew import SOONEST
+from incumbent.protocol.renew import FIRST_FROM
 from incumbent.runtime import threads
 from incumbent.runtime.keeper import Keeper
 from incumbent.runtime.link import link_for
@@ -123,7 +123,7 @@ class Bench:
             held = lease._claim
             bucket: Any = held.bucket
             every = held.wanted.policy.renew_every
-            dues.append(held.began + SOONEST * every if bucket is None else bucket.due)
+            dues.append(held.began + FIRST_FROM * every if bucket is None else bucket.due)
         return min(dues, default=inf)
 
     def end(self) -> None:

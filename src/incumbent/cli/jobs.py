@@ -13,14 +13,14 @@ from incumbent import clock
 from incumbent.cli.operator import (
     REQUEST_TIMEOUT,
     Operator,
+    describe_unknown,
     open_client,
     read_until,
-    say_unknown,
     watch,
 )
 from incumbent.cli.parser import CommandRequest
 from incumbent.cli.settings import number
-from incumbent.cli.text import draw, iso, print_json, say, since_of, table, waiting
+from incumbent.cli.text import announce_wait, draw, iso, parse_since, print_json, say, table
 from incumbent.cron import fleet
 from incumbent.cron.ledger import JOB, Ledger, SlotRecord, SlotState, runs_of
 from incumbent.cron.schedule import slot_id
@@ -46,7 +46,7 @@ _HOLDINGS_HEAD = ("STARTED", "DURATION", "HOLDER", "TOKEN", "HOW IT ENDED")
 _WAIT: Final = "15s"
 _REREAD_AFTER: Final = 0.25
 _MOST_SHOWN: Final = 1_000_000
-_NOT_CARRIED_OUT: Final = (SlotState.SKIPPED, SlotState.MISSED, SlotState.LOST)
+_NO_RESULT: Final = (SlotState.SKIPPED, SlotState.MISSED, SlotState.LOST)
 
 
 def command(request: CommandRequest) -> int:
@@ -129,10 +129,10 @@ def describe_up(present: Iterable[fleet.SignOfLife], now: float) -> str:
 
 def _history(request: CommandRequest) -> int:
     since = request.text("since")
-    start = float("-inf") if since is None else since_of(since, clock.wall())
+    start = float("-inf") if since is None else parse_since(since, clock.wall())
     with open_client(request) as client:
         record = client.read(request.name, REQUEST_TIMEOUT)
-        if unknown := say_unknown(client, record):
+        if unknown := describe_unknown(client, record):
             say(f"{request.name}: {unknown}")
     most = number(request, "last", 1, _MOST_SHOWN, _MOST_SHOWN)
     runs = fleet.runs_in(record)
@@ -239,7 +239,7 @@ def _trigger_and_wait(operator: Operator, timeout: float) -> int:
         return trigger.slot in runs_of(record.fields)
 
     until = clock.now() + timeout
-    with waiting(operator.request, until, lambda: "no instance has taken it yet"):
+    with announce_wait(operator.request, until, lambda: "no instance has taken it yet"):
         record = read_until(operator.client, name, until, is_taken, _REREAD_AFTER)
     if not is_taken(record):
         withdrawn = _withdraw(operator, trigger)
@@ -249,7 +249,7 @@ def _trigger_and_wait(operator: Operator, timeout: float) -> int:
             return operator.answer("not_taken", line, BUSY, slot=trigger.slot)
         record = operator.read()
     run = runs_of(record.fields)[trigger.slot][0]
-    if run.state in _NOT_CARRIED_OUT:
+    if run.state in _NO_RESULT:
         line = f"{fleet.result_of(run)}: {run.why}"
         return operator.answer(str(run.state), line, BUSY, slot=run.slot)
     line = f"{fleet.result_of(run)} on {run.instance} as {run.slot}"

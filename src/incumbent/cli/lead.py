@@ -165,8 +165,8 @@ def _report_for_all(
                             situation.stopping()
                         _forward(signum, pid)
         finally:
-            # We leave by an error of our own: the workers end in order, and nobody reaps them but
-            # us.
+            # We leave by an error of our own: the workers stop their work first, and only we can
+            # reap them.
             if code is None:
                 os.kill(pid, signal.SIGTERM)
                 os.waitpid(pid, 0)

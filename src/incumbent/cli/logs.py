@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from incumbent import clock
-from incumbent.cli.operator import REQUEST_TIMEOUT, open_client, read_until, say_unknown
+from incumbent.cli.operator import REQUEST_TIMEOUT, describe_unknown, open_client, read_until
 from incumbent.cli.parser import CommandRequest
 from incumbent.cli.settings import number
 from incumbent.cli.text import print_json, say
@@ -38,7 +38,7 @@ def command(request: CommandRequest) -> int:
                 return OK
             until = clock.now() + _ANSWER_WITHIN
             record = read_until(client, request.name, until, follower.lacks, _LOOKS_EVERY)
-        unknown = say_unknown(client, record) or "this is no job: only jobs keep their output"
+        unknown = describe_unknown(client, record) or "this is no job: only jobs keep their output"
         say(f"{request.name}: {unknown}; see `incumbent jobs`")
     return USAGE
 

@@ -8,16 +8,16 @@ from functools import partial
 from incumbent import clock
 from incumbent.cli.operator import (
     REQUEST_TIMEOUT,
+    describe_unknown,
     open_client,
     read_places,
     read_until,
-    say_unknown,
     store_state,
     wait_for_change,
     watch,
 )
 from incumbent.cli.parser import CommandRequest
-from incumbent.cli.text import draw, held, print_json, say, waiting
+from incumbent.cli.text import announce_wait, draw, held, print_json, say
 from incumbent.cron.fleet import failure_of, is_by_the_clock, is_job, jobs_of, result_of, runs_in
 from incumbent.cron.ledger import read_job
 from incumbent.durations import parse_duration, say_seconds
@@ -78,9 +78,9 @@ def _wait(request: CommandRequest) -> int:
 
         until = clock.now() + timeout
         # Read again without a hint: a record does not change when its store grants again.
-        with waiting(request, until, what):
+        with announce_wait(request, until, what):
             record = read_until(client, request.name, until, is_free, _REREAD_AFTER)
-        unknown = say_unknown(client, record, if_misspelt=True)
+        unknown = describe_unknown(client, record, if_misspelt=True)
     if unknown:
         say(f"{request.name}: {unknown}")
     if request.on("json"):
@@ -106,7 +106,7 @@ def _show(request: CommandRequest, client: Client) -> Record | None:
             places = [] if record.holdings else read_places(client, record.key.name)
             about = [("place", line) for line in places]
             about += [("store", line) for line in beside_state(state, store)]
-            if not places and (unknown := say_unknown(client, record)):
+            if not places and (unknown := describe_unknown(client, record)):
                 about.append(("record", unknown))
             draw(request, [*_facts(record, state), *about])
         return record

@@ -9,7 +9,7 @@ from typing import Literal
 
 from incumbent import clock
 from incumbent.cli.parser import CommandRequest
-from incumbent.cli.text import held, print_json, say, waiting
+from incumbent.cli.text import announce_wait, held, print_json, say
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError, StoreError
 from incumbent.locks.clients import Client
@@ -59,7 +59,7 @@ def read_places(client: Client, name: str) -> list[str]:
     ]
 
 
-def say_unknown(client: Client, record: Record, *, if_misspelt: bool = False) -> str:
+def describe_unknown(client: Client, record: Record, *, if_misspelt: bool = False) -> str:
     """A line about a name of which the store knows nothing; "" if it does know something.
 
     `if_misspelt`: only for a name that is like one on record.
@@ -203,7 +203,7 @@ class Operator:
 
     def hint(self, record: Record) -> str:
         """What to add to an answer about a name that was never used, if it looks misspelt."""
-        unknown = say_unknown(self.client, record, if_misspelt=True)
+        unknown = describe_unknown(self.client, record, if_misspelt=True)
         return f" ({unknown})" if unknown else ""
 
     def answer(self, outcome: str, line: str, code: int = OK, **more: object) -> int:
@@ -232,7 +232,7 @@ class Operator:
 
         until = clock.now() + _time_to_end(holding)
         # The holder's next renewal brings it the notice; then its work has to end.
-        with waiting(self.request, until, lambda: held([holding])):
+        with announce_wait(self.request, until, lambda: held([holding])):
             record = read_until(self.client, self.key.name, until, gone)
         if not gone(record):
             return record, None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from incumbent import clock
 from incumbent.cli.parser import CommandRequest
 from incumbent.cli.settings import cmd_of, health, lock_settings, news_of, number
-from incumbent.cli.text import as_json, fault_line, refusal_line, say, wait_line, waiting
+from incumbent.cli.text import announce_wait, as_json, fault_line, refusal_line, say, wait_line
 from incumbent.durations import parse_duration, say_seconds, utc
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
 from incumbent.locks.leases import Lease
@@ -167,7 +167,7 @@ class _RunCommand:
         until = inf if timeout is None else clock.now() + timeout
         try:
             pulse()
-            with self.signals.interrupting(), waiting(request, until, what):
+            with self.signals.interrupting(), announce_wait(request, until, what):
                 lease = lock.take(timeout, note_refusal)
         except NotAcquired as error:
             line = f"skipped: {refusal_line(error, _permits_of(request))}"

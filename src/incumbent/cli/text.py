@@ -81,7 +81,7 @@ def held(holders: Sequence[Holding]) -> str:
 
 
 @contextmanager
-def waiting(request: CommandRequest, until: float, what: Callable[[], str]) -> Iterator[None]:
+def announce_wait(request: CommandRequest, until: float, what: Callable[[], str]) -> Iterator[None]:
     """On a terminal, say what the body waits for (`what`, "" for nothing yet) after a second."""
     if request.on("quiet") or not sys.stderr.isatty():
         yield
@@ -109,7 +109,7 @@ def iso(instant: float) -> str:
     return local.isoformat(sep=" ", timespec="seconds")
 
 
-def since_of(text: str, now: float) -> float:
+def parse_since(text: str, now: float) -> float:
     """The instant `2h` before `now`, or an instant as in instant_of. Raises ConfigError."""
     try:
         return now - parse_duration(text, "since")

@@ -12,9 +12,9 @@ from incumbent import clock
 from incumbent.cli.jobs import describe_up
 from incumbent.cli.operator import (
     REQUEST_TIMEOUT,
+    describe_unknown,
     open_client,
     read_places,
-    say_unknown,
     store_state,
 )
 from incumbent.cli.parser import CommandRequest
@@ -62,7 +62,7 @@ def command(request: CommandRequest) -> int:
         known = client.read(fleet.KNOWN, REQUEST_TIMEOUT) if present is not None else None
         store = store_state(client)
         places = [] if record.holdings else read_places(client, request.name)
-        unknown = "" if places else say_unknown(client, record)
+        unknown = "" if places else describe_unknown(client, record)
     zone = _zone_of(record)
     instant = None if at is None else instant_of(at, "at", clock.wall(), zone=zone)
     # Read the clock only now: "held for" in the record counts until the reading.

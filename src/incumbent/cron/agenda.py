@@ -355,9 +355,7 @@ class Dispatcher:
         for delay, slot in findings.rechecks:
             self.check_at(name, slot, now + delay + self._jitter() * _HELD_SPREAD)
 
-    def unanswered(
-        self, orders: Iterable[Order], now: float, retry_after: float | None = None
-    ) -> None:
+    def silent(self, orders: Iterable[Order], now: float, retry_after: float | None = None) -> None:
         """The store did not reply to the first of these: keep all, and wait before the next."""
         # Once: the more orders wait, the longer each would wait for one reply that was lost.
         self._failures += 1

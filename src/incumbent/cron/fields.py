@@ -37,9 +37,9 @@ _ADVICE: Final = (
     (r".*\?.*", "write * instead of ?"),
     (r"H(\(.*\))?(/\d+)?", f"there is no H: {_SPREAD}"),
     (r".*~.*", f"there are no random times, on which instances could not agree: {_SPREAD}"),
-    (r"\d*W", "there is no nearest weekday, but LW, the last one of the month: write a day"),
-    (r".*#.*", "MON#2, the second Monday of the month, is a day of the week; #1 to #5"),
-    (r"L(-\d+)?|\d*L|LW", "L and LW are days of the month; 5L, its last Friday, a day of the week"),
+    (r"\d*W", "there is no nearest weekday (W): write a day, or LW, the month's last weekday"),
+    (r".*#.*", "MON#2 (the second Monday) belongs in day-of-week; #1 to #5"),
+    (r"L(-\d+)?|\d*L|LW", "L and LW belong in day-of-month; 5L (the last Friday) in day-of-week"),
     (r".*/0*", "a step is at least 1"),
     (r"-.*", "leave out the - at the beginning, which keeps cronie from writing to syslog"),
 )

@@ -195,7 +195,7 @@ class Executor:
             except StoreError as error:
                 self._report_outage(error)
                 # The rest would meet the same outage.
-                dispatcher.unanswered(orders[number:], self._port.now(), error.retry_after)
+                dispatcher.silent(orders[number:], self._port.now(), error.retry_after)
                 break
         return turned_away
 

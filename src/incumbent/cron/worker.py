@@ -194,7 +194,7 @@ class _TaskRunner:
         self._ready: PreparedCommand | None = None
 
     def instance_died(self) -> bool:
-        """Whether the instance has ended: one that stops in order waits for its workers."""
+        """Whether the instance has ended: one that only stops waits for its workers."""
         return any(map(readable, self._instance))
 
     def send_codes(self, *codes: int) -> None:

@@ -1,8 +1,7 @@
 """The process that forks workers: it never has a thread or a connection, so that a fork is safe.
 
 The instance sends it the granted tasks. It gives each to a worker, and reports how the task ended.
-When the instance is gone, the workers get TERM: they stop their commands in order, under their
-leases.
+When the instance is gone, the workers get TERM: they stop their commands while their leases hold.
 
     instance --- tasks --> zygote --- fork, tasks --> workers --- commands
              <-- codes ---        <-- codes ---------
@@ -38,7 +37,7 @@ from incumbent.supervise.kernel import die_with_parent, libc, name_process, pidf
 _LEFT_ALONE: Final = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
 # Python ignores these: a run must not end because a reader of our events goes away.
 _IGNORED_BY_PYTHON: Final = {signal.SIGPIPE, signal.SIGXFSZ}
-_TO_END: Final = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_ENDING_SIGNALS: Final = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 class Stop:
@@ -177,7 +176,7 @@ class _ZygoteLoop:
                 self._pool.reap()
             for fd in ready - {channel, self._wake}:
                 self._pool.receive(fd)
-            # Last: a worker that is forked for a message may get the number of a channel that was
+            # Last: a message may fork a worker, whose channel may get the number of one that was
             # closed above, and that `ready` still has.
             if channel in ready:
                 try:
@@ -193,33 +192,33 @@ class _ZygoteLoop:
     def _handle_message(self, message: Message) -> None:
         match message:
             case Task():
-                self._pool.do(message)
+                self._pool.run_task(message)
             case StandBy():
                 self._pool.stand_by(message.ready, message.kept)
             case RunOnFailure(spec, run):
                 work = partial(handle_lost_run, self._fleet, spec, run, self._events)
-                if pid := self._fork(spec.name, work):
-                    self._pool.others.add(pid)
+                if (pid := self._fork(spec.name, work)) is not None:
+                    self._pool.not_workers.add(pid)
             case _:
                 self._pool.stop()
 
     def _fork_worker(self, task: Task | None) -> Worker | None:
         ours, its = socket.socketpair()
-        # Our copy of the worker's end is closed before this returns: else its end would never be
-        # seen.
+        # Our copy of the worker's end is closed before this returns: else we would never see the
+        # channel end with the worker.
         with its:
             work = partial(run_worker, self._fleet, its, task, self._events, self._instance)
             pid = self._fork(task.spec.name if task else "", work, ours)
-        if pid == 0:
+        if pid is None:
             ours.close()
             return None
         return Worker(pid, ours, task.key if task else None, preparing=task is None)
 
-    def _fork(self, job: str, work: Callable[[], None], *closing: socket.socket) -> int:
-        """Fork a child that does `work` and ends; its pid, or 0 (and an event) if fork failed."""
+    def _fork(self, job: str, work: Callable[[], None], *closing: socket.socket) -> int | None:
+        """Fork a child that does `work` and ends; its pid, or None (and an event) if that fails."""
         die = die_with_parent(signal.SIGTERM)
         # A new child ignores the signals that we ignore: signals must wait until it has handlers.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _TO_END)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)
         try:
             pid = os.fork()
         except OSError as error:
@@ -229,8 +228,8 @@ class _ZygoteLoop:
             if die is not None:
                 die()
             self._run_child(job, work, closing)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_END)
-        return max(0, pid)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
+        return pid if pid > 0 else None
 
     def _run_child(
         self, job: str, work: Callable[[], None], closing: Iterable[socket.socket]
@@ -243,7 +242,7 @@ class _ZygoteLoop:
             for signum in signal.valid_signals() - kept:
                 if signum < signal.SIGRTMIN:
                     signal.signal(signum, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_END)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
             for fd in (self._wake, self._write):
                 os.close(fd)
             # These channels must end with the zygote, not with this child.
@@ -267,7 +266,7 @@ class _ZygoteLoop:
 
 _AGAIN_AFTER: Final = 10.0
 """Seconds from a worker's failure to prepare itself until the next one is forked."""
-_HANDED_MOST: Final = 65_536
+_LARGEST_SENT: Final = 65_536
 """Bytes that a socket takes without blocking; a larger task goes to a new worker by its fork."""
 _SHORT: Final = 5.0
 """Seconds from the start of a task in which its worker is expected to be idle again."""
@@ -304,13 +303,13 @@ class WorkerPool:
         self._poll = poll
         self._by_fd: dict[int, Worker] = {}
         self._by_pid: dict[int, Worker] = {}
-        self.others: set[int] = set()
+        self.not_workers: set[int] = set()
         """Processes that are not workers; they are reaped and stopped like workers."""
         self._ready = self._kept = 0
-        self._not_before = 0.0
+        self._no_fork_before = 0.0
 
     def __len__(self) -> int:
-        return len(self._by_pid) + len(self.others)
+        return len(self._by_pid) + len(self.not_workers)
 
     @property
     def channels(self) -> list[socket.socket]:
@@ -319,10 +318,10 @@ class WorkerPool:
 
     # -- requests of the instance ----------------------------------------------------------------
 
-    def do(self, task: Task) -> None:
+    def run_task(self, task: Task) -> None:
         """Have a task run at once: by a prepared worker, else by an idle one, else by a new one."""
         data = packed(task)
-        fits = len(data) <= _HANDED_MOST
+        fits = len(data) <= _LARGEST_SENT
         for worker in sorted(self._idle() if fits else (), key=lambda worker: not worker.prepared):
             if self._send_task(worker, data):
                 # Only after all of it was taken: a worker that got no task may be replaced by
@@ -351,15 +350,15 @@ class WorkerPool:
         back_soon = sum(now - worker.since < _SHORT for worker in busy)
         if len(idle) + back_soon >= self._ready or any(worker.preparing for worker in idle):
             return None
-        if now >= self._not_before:
+        if now >= self._no_fork_before:
             if self._start(None) is not None:
                 return None
-            self._not_before = now + _AGAIN_AFTER
-        return ceil((self._not_before - now) * 1000)
+            self._no_fork_before = now + _AGAIN_AFTER
+        return ceil((self._no_fork_before - now) * 1000)
 
     def stop(self) -> None:
         """Send TERM to every worker."""
-        for pid in (*self._by_pid, *self.others):
+        for pid in (*self._by_pid, *self.not_workers):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 
@@ -437,7 +436,7 @@ class WorkerPool:
                 return
             if pid == 0:
                 return
-            self.others.discard(pid)
+            self.not_workers.discard(pid)
             if (worker := self._by_pid.get(pid)) is not None:
                 self._after_exit(worker, os.waitstatus_to_exitcode(status))
 
@@ -454,4 +453,4 @@ class WorkerPool:
     def _delay_next_fork(self, worker: Worker) -> None:
         """Delay the next fork if a worker ended before it was prepared: the next may fail too."""
         if worker.preparing and worker.channel.fileno() >= 0:
-            self._not_before = clock.now() + _AGAIN_AFTER
+            self._no_fork_before = clock.now() + _AGAIN_AFTER

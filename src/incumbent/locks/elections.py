@@ -251,7 +251,7 @@ class Election(ElectionHandle[Term]):
         raise StoreUnavailable(f"{self.name!r}: the metadata was not confirmed", name=self.name)
 
     def resign(self, timeout: Duration | None = None) -> bool:
-        """End the current term in order: ask the work to stop, wait for its end, release.
+        """End the current term: ask the work to stop, wait for its end, release.
 
         True if the store confirmed the release within `timeout` seconds. If the work itself calls
         this, it only sets `stopping`: return then. A term outside of any `with` is released at
@@ -416,7 +416,7 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
         raise StoreUnavailable(f"{self.name!r}: the metadata was not confirmed", name=self.name)
 
     async def resign(self, timeout: Duration | None = None) -> bool:
-        """End the current term in order: cancel the body, wait for its end, release.
+        """End the current term: cancel the body, wait for its end, release.
 
         If the body itself calls this, it is cancelled right there. Otherwise as Election.resign.
         """

@@ -12,10 +12,10 @@ from incumbent.model import Batch, Gone, Renewal, Renewed, RenewOutcome
 from incumbent.protocol.claim import Claim
 from incumbent.protocol.port import Port
 
-SOONEST = 0.9
+FIRST_FROM = 0.9
 """The part of a renewal interval after which the first renewal is due at the earliest."""
 _HELD = LeaseState.HELD
-_NOTICED = {"pause": "paused", "resign": "broken", "transfer": "broken", "break": "broken"}
+_LOSS_BY_NOTICE = {"pause": "paused", "resign": "broken", "transfer": "broken", "break": "broken"}
 
 
 class Batches:
@@ -25,23 +25,23 @@ class Batches:
     leases, each object is a cache miss.
     """
 
-    __slots__ = ("_before", "_now")
+    __slots__ = ("_last", "_this")
 
     def __init__(self) -> None:
-        self._before: tuple[Batch, ...] = ()
-        self._now: tuple[Batch, ...] = ()
+        self._last: tuple[Batch, ...] = ()
+        self._this: tuple[Batch, ...] = ()
 
     def begin(self) -> None:
         """Begin another round: batches that the last round did not send are forgotten."""
-        self._before, self._now = self._now, ()
+        self._last, self._this = self._this, ()
 
     def of(self, renewals: tuple[Renewal, ...]) -> Batch:
         """The batch that was last sent with exactly these renewals, or a new one."""
         # Compared with what would be sent, not by the leases: a lease that was renewed by another
         # bucket meanwhile may have other metadata. Renewals that did not change are one object, so
         # comparing costs no look into them.
-        batch = next((sent for sent in self._before if sent == renewals), None) or Batch(renewals)
-        self._now += (batch,)
+        batch = next((sent for sent in self._last if sent == renewals), None) or Batch(renewals)
+        self._this += (batch,)
         return batch
 
 
@@ -58,7 +58,7 @@ class RenewalAttempt:
         self.skipped: list[Claim] = []
         """The leases that no renewal was sent for."""
         self.needs_more: list[Claim] = []
-        """The asked leases that need more than their next renewal: failed, bounded or followed."""
+        """The asked leases that need more than a renewal: failed, near at_most_for, or followed."""
 
 
 async def renew(
@@ -93,7 +93,7 @@ async def renew(
     finally:
         if not answered:
             for claim in asked:
-                # However this was interrupted: a renewal that stays pending would be the last one.
+                # However this was interrupted: left `renewing`, it would never be renewed again.
                 if claim.machine.renewing:
                     _note_failure(claim)
             attempt.needs_more += asked
@@ -140,7 +140,7 @@ def _apply(
             # After `renewed`: an answer past the deadline is a loss by time, not by an operator.
             if outcome.notices:
                 claim.notice = outcome.notices[0]
-                machine.broken(_NOTICED[claim.notice.kind])
+                machine.broken(_LOSS_BY_NOTICE[claim.notice.kind])
             if (
                 machine.state is not _HELD
                 or machine.stop_at >= machine.at_most_until
@@ -164,7 +164,7 @@ def _note_failure(claim: Claim) -> None:
 def first_due(claim: Claim, jitter: float) -> float:
     """The instant of the first renewal; leases taken together must not stay synchronised."""
     every = claim.wanted.policy.renew_every
-    return claim.began + every * (SOONEST + (1 - SOONEST) * jitter)
+    return claim.began + every * (FIRST_FROM + (1 - FIRST_FROM) * jitter)
 
 
 def next_due(claim: Claim, sent: float, now: float, jitter: float) -> float:

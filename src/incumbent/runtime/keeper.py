@@ -34,7 +34,7 @@ from incumbent.model import Key
 from incumbent.protocol.claim import Claim
 from incumbent.protocol.port import Debt, Port
 from incumbent.protocol.release import give_up, settle
-from incumbent.protocol.renew import SOONEST, Batches, RenewalAttempt, first_due, next_due, renew
+from incumbent.protocol.renew import FIRST_FROM, Batches, RenewalAttempt, first_due, next_due, renew
 from incumbent.protocol.words import waiting_so_far
 from incumbent.runtime.buckets import FULL, Bucket, Buckets
 from incumbent.runtime.deadlines import Deadlines
@@ -249,7 +249,7 @@ class Keeper:
         new[claim.ref] = None
         # Write first, then compare. The thread does the reverse (it writes `planned`, then looks
         # for new leases), so at least one of the two sees what the other wrote.
-        soonest = claim.began + claim.machine.policy.renew_every * SOONEST
+        soonest = claim.began + claim.machine.policy.renew_every * FIRST_FROM
         # Most leases end before the thread wakes by itself: then neither a bucket nor a wake was
         # needed.
         if self.spread or soonest < state.thread.planned or len(new) > _NEW:

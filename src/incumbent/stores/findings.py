@@ -171,14 +171,14 @@ def examine(engine: Engine, until: float) -> NameState:
 def at(where: str, findings: Iterable[Finding]) -> list[Finding]:
     """The findings of one part of a store, with `where` before each."""
     there: list[Finding] = []
-    for finding in findings:
-        level, what, todo = finding
+    for each in findings:
+        level, what, todo = each
         placed = (level, f"{where}: {what}", todo)
-        there.append(type(finding)(placed) if isinstance(finding, Verdict) else placed)
+        there.append(type(each)(placed) if isinstance(each, Verdict) else placed)
     return there
 
 
-def found(
+def finding(
     fine: bool, what: str, otherwise: str = "", advice: str = "", *, level: str = "warning"
 ) -> Finding:
     """The finding `what` if all is fine, else `otherwise` (or `what` again) with `advice`."""
@@ -199,7 +199,7 @@ def about_start(what: str, age: float, wait: float) -> Finding:
 def about_clock(apart: float) -> Finding:
     """The finding about a store's clock that is `apart` seconds from ours."""
     what = f"its clock and this machine's are {say_seconds(apart)} apart"
-    return found(
+    return finding(
         apart <= 1, what, advice="synchronise both: a jump of the server's clock moves every ttl"
     )
 
@@ -208,7 +208,7 @@ def about_trip(trip: float, ttl: float, what: str = "a round trip") -> Finding:
     """The finding about a request that takes `trip` seconds, compared with the ttl."""
     what = f"{what} takes {say_seconds(trip)}"
     otherwise = f"{what}, much for a ttl of {say_seconds(ttl)}"
-    return found(trip <= ttl / 30, what, otherwise, "use a longer ttl")
+    return finding(trip <= ttl / 30, what, otherwise, "use a longer ttl")
 
 
 # -- after a restart -------------------------------------------------------------------------------

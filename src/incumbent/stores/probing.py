@@ -20,7 +20,7 @@ from incumbent.stores.findings import (
     about_clock,
     about_start,
     about_trip,
-    found,
+    finding,
     wait_after_restart,
 )
 from incumbent.stores.registers import Load, Place, Registers, Seen, Swap, Swaps, Wanted
@@ -95,9 +95,9 @@ def about_registers(
     wait = wait_after_restart(restart_wait, ttl, seen.incarnation.longest)
     unknown = f"it may not know the ttl of {say_seconds(ttl)} of leases from before"
     return [
-        found(True, "it compares what it should"),
+        finding(True, "it compares what it should"),
         about_start("the same server and data for", seen.incarnation.age, wait),
-        found(
+        finding(
             restart_wait is not None or ttl <= TTL_DEFAULT,
             "after a failover it waits for holders that may still believe",
             f"after a failover {unknown}",

@@ -4,7 +4,7 @@
         |           :
       guard ------ init of CMD's PID namespace
 
-The supervisor follows the lease and ends CMD's tree in order. If the supervisor is dead or frozen,
+The supervisor follows the lease and ends CMD's tree. If the supervisor is dead or frozen,
 the guard (`guarding`) kills the tree at the latest deadline that it received. docs/supervision.md
 says what that guarantees under each isolation; if supervisor *and* guard are frozen, nothing kills.
 The lease is renewed as long as any process of the tree lives.
@@ -88,7 +88,7 @@ def supervise(
 ) -> Ending:
     """Run `command` to its end, or to the end of the lease, and give the lease back.
 
-    `stop_on`: signals that end the term in order: CMD gets them, and KILL after the grace. `report`
+    `stop_on`: signals that end the term: CMD gets them, and KILL after the grace. `report`
     is called with the course in each phase, also the first, and after a signal to leave; `turned`
     at every turn of the loop, at least once a ttl. `ready`: the prepared CMD, made now if missing;
     closed at the end. `keep`: the caller gives the lease back, and may use it until then; only

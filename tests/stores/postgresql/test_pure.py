@@ -277,7 +277,7 @@ def test_an_error_after_a_part_was_done_leaves_the_outcome_open(
         ("25006", False, "primary"),
         ("57014", False, "statement_timeout"),
         ("55P03", False, "locked"),
-        ("40001", False, "order"),
+        ("40001", False, "conflicted"),
         ("40P01", False, "deadlock"),
         ("53100", False, "disk"),
         ("99999", False, "log"),
@@ -389,7 +389,7 @@ def test_a_diagnosis_knows_slow_networks_and_young_stores() -> None:
 
 
 def test_a_diagnosis_knows_what_a_crash_may_hide() -> None:
-    assert "ttl of 40s is not known" in levels({}, ttl=40.0)[0]
+    assert "ttl of 40s is unknown then" in levels({}, ttl=40.0)[0]
     assert levels({}, ttl=40.0, named=True) == []
     assert levels({"replicas": 1, "standbys": "*"}) == []
 

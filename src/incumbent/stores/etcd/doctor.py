@@ -13,7 +13,7 @@ from incumbent.net.http import Garbled, parse
 from incumbent.stores.etcd.client import EtcdClient
 from incumbent.stores.etcd.kv import GatewayRequest
 from incumbent.stores.etcd.site import GatewayError
-from incumbent.stores.findings import Finding, about_trip, cannot_tell, found, grants_nothing
+from incumbent.stores.findings import Finding, about_trip, cannot_tell, finding, grants_nothing
 from incumbent.stores.url import Endpoint
 
 _OLDEST: Final = (3, 4)
@@ -35,7 +35,7 @@ async def diagnose(client: EtcdClient[Any], ttl: float, until: float) -> list[Fi
     for check in (_alarms, _members, _incarnation, _trip):
         here = await _findings_of(check(client, well[0], ttl, until), "the cluster")
         here = list(map(_as_untold, here)) if check is _incarnation else here
-        findings += [finding for finding in here if finding not in findings]
+        findings += [each for each in here if each not in findings]
     if client.site.restart_wait == 0:
         findings.append((
             "warning",
@@ -45,10 +45,10 @@ async def diagnose(client: EtcdClient[Any], ttl: float, until: float) -> list[Fi
     return findings
 
 
-def _as_untold(finding: Finding) -> Finding:
+def _as_untold(told: Finding) -> Finding:
     """The finding; an error becomes a CannotTell, as it hides whether leases are granted."""
-    level, what, todo = finding
-    return cannot_tell(what, todo) if level == "error" else finding
+    level, what, todo = told
+    return cannot_tell(what, todo) if level == "error" else told
 
 
 async def _findings_of(check: Coroutine[Any, Any, list[Finding]], who: str) -> list[Finding]:
@@ -79,7 +79,7 @@ async def _member(
     leader = str(status.get("leader", "0"))
     if leader == "0":
         return [("error", f"{endpoint} (etcd {version}) has no leader", "too few members are up")]
-    findings = [found(True, f"{endpoint} runs etcd {version} and has a leader")]
+    findings = [finding(True, f"{endpoint} runs etcd {version} and has a leader")]
     size = int(status.get("dbSize", 0))
     if size > _QUOTA * 0.8:
         what = f"its database has {size / 1024**2:.0f} MiB; the default quota is 2048"
@@ -111,7 +111,7 @@ async def _members(
     if count < 3:
         findings = [("warning", f"{what}: none may fail", "three members survive one")]
     else:
-        findings = [found(count % 2 == 1, what, advice="an odd number is better")]
+        findings = [finding(count % 2 == 1, what, advice="an odd number is better")]
     if named < count:
         what = f"the URL names {named} of {count} members"
         findings.append(("warning", what, "name them all: etcd://h1,h2,h3"))

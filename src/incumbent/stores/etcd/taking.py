@@ -388,7 +388,7 @@ class EtcdTake:
         ask = Ask(self.ask.ttl, self.ask.holder, self.ask.permits, queue)
         outcome = rules.take(record, self.claim, ask, Moment(now=0, wall=0), used).outcome
         if isinstance(outcome, Granted):
-            return self._remember_overwritable(found, holdings)
+            return self._plan_overwriting(found, holdings)
         if outcome.reason in ("held", "permits"):
             outcome = replace(outcome, holders=holdings)
         return replace(outcome, seen=found.seen)
@@ -428,9 +428,7 @@ class EtcdTake:
         # At 0 it is over, and etcd is about to delete its key. Without one, it does not end.
         return {it: micros(lives.get(it, self.ask.ttl) or 0.5) for it in ids}
 
-    def _remember_overwritable(
-        self, found: Obstacles, holdings: tuple[Holding, ...]
-    ) -> Refused | None:
+    def _plan_overwriting(self, found: Obstacles, holdings: tuple[Holding, ...]) -> Refused | None:
         """Remember what the next round may overwrite: it requires only real obstacles to be absent.
 
         Refused if the seat is taken for which an earlier take may still arrive.

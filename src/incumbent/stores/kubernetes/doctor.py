@@ -8,7 +8,7 @@ from typing import Any, Final
 from incumbent.errors import StoreError
 from incumbent.net.http import Garbled
 from incumbent.net.pool import Broken
-from incumbent.stores.findings import Finding, cannot_tell, found, grants_nothing
+from incumbent.stores.findings import Finding, cannot_tell, finding, grants_nothing
 from incumbent.stores.kubernetes.client import KubernetesClient
 from incumbent.stores.kubernetes.errors import VERBS, grant_commands
 from incumbent.stores.plan import Plan, run_blocking
@@ -79,13 +79,13 @@ async def _of_the_server(
     checked = site.tls is not None and site.tls.cert_reqs != "none"
     return [
         ("ok", f"Kubernetes {version.body.get('gitVersion', '(of unknown version)')}", ""),
-        found(
+        finding(
             checked,
             "TLS is used, and the server's certificate is checked",
             "the server's certificate is not checked: whoever is between can grant leases twice",
             "name its certificate-authority in the kubeconfig",
         ),
-        found(
+        finding(
             not denied,
             f"we may {', '.join(VERBS)} leases in {namespace}",
             f"we may not {', '.join(denied)} leases in {namespace}",

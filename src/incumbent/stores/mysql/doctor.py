@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from incumbent.stores.findings import Finding, found
+from incumbent.stores.findings import Finding, finding
 from incumbent.stores.mysql.wire import MysqlWire
 
 _STATE: Final = (
@@ -43,21 +43,22 @@ def _about_data(known: dict[str, Any]) -> list[Finding]:
         and int(known.get(f"Rpl_semi_sync_{it}_clients", 0))
         for it in ("master", "source")
     )
+    flush = f"innodb_flush_log_at_trx_commit = {flushed}"
     return [
-        found(
+        finding(
             flushed in _DURABLE,
-            what := f"innodb_flush_log_at_trx_commit = {flushed}",
-            f"{what}: a power loss takes back the newest grants, and nobody notices",
+            flush,
+            f"{flush}: a power loss takes back the newest grants, and nobody notices",
             "set it to 1",
             level="error",
         ),
-        found(
+        finding(
             logged != "ON" or synced == "1",
             "the binary log is as durable, or there is none",
             f"sync_binlog = {synced}: after a power loss replicas may have what this server lost",
             "set it to 1",
         ),
-        found(
+        finding(
             logged != "ON" or semi,
             "there is no binary log, or a replica confirms each commit",
             "replicas are asynchronous: a failover may lose the newest grants and used slots",
@@ -72,13 +73,13 @@ def _about_limits(known: dict[str, Any]) -> list[Finding]:
     size, waits = known.get("wsrep_cluster_size"), known.get("wsrep_sync_wait") not in ("0", None)
     node = f"a node of a Galera cluster of {size}"
     return [
-        found(
+        finding(
             used <= 0.9 * most,
             f"{used} of {most} connections are used",
             advice="raise max_connections",
         ),
         *(
-            [found(waits, node, f"{node}, which may read what is past", "set wsrep_sync_wait = 1")]
+            [finding(waits, node, f"{node}, whose reads may be stale", "set wsrep_sync_wait = 1")]
             if cluster
             else []
         ),

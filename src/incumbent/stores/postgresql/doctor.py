@@ -12,7 +12,7 @@ from incumbent.stores.findings import (
     about_clock,
     about_start,
     about_trip,
-    found,
+    finding,
     grants_nothing,
     wait_after_restart,
 )
@@ -68,7 +68,7 @@ def findings(
 ) -> list[Finding]:
     """The findings for the server's replies; `trip`: seconds of a round trip, `wall`: our clock."""
     return [
-        found(
+        finding(
             wire.version >= OLDEST,
             f"PostgreSQL {server['version']}, as role {server['user']}",
             advice="version 13 or later is needed",
@@ -76,22 +76,21 @@ def findings(
         ),
         ("ok", f"the schema incumbent has format {hello['format']}", ""),
         _about_writes(server),
-        found(
+        finding(
             server["pid"] == wire.backend,
             "no pooler stands between: waiters are woken (LISTEN)",
             "a pooler stands between: waiters poll",
             "name the server itself",
         ),
         about_start(
-            "unbroken for",
+            "no crash for",
             float(hello["up"]),
             wait_after_restart(restart_wait, ttl, hello["longest"] / 1e6),
         ),
-        found(
+        finding(
             restart_wait is not None or ttl <= TTL_DEFAULT,
             "after a crash or a promotion it waits until no earlier holder can believe it leads",
-            "a crash may take back the newest grants: their ttl of"
-            f" {say_seconds(ttl)} is not known",
+            f"a crash may take back the newest grants: a ttl of {say_seconds(ttl)} is unknown then",
             f"say ?restart_wait={say_seconds(ttl)} in every URL",
         ),
         *_about_data(server),
@@ -117,7 +116,7 @@ def _about_data(server: dict[str, Any]) -> list[Finding]:
     awaited = server["standbys"] and server["commit"] not in {"off", "local"}
     unawaited = server["asynchronous"] if awaited else server["replicas"]
     return [
-        found(
+        finding(
             synced and server["commit"] != "off",
             f"{disk}: switches and slots are on disk when they are answered",
             f"{disk}: a crash may lose a switch or a slot",
@@ -125,7 +124,7 @@ def _about_data(server: dict[str, Any]) -> list[Finding]:
             if synced
             else "set fsync = on: a crash of the machine may destroy the database",
         ),
-        found(
+        finding(
             not unawaited,
             "no asynchronous standby is connected",
             f"{unawaited} asynchronous standbys: a failover may lose the last used slots",
@@ -137,19 +136,19 @@ def _about_data(server: dict[str, Any]) -> list[Finding]:
 def _about_limits(server: dict[str, Any], ttl: float) -> list[Finding]:
     timeout = server["timeout"] / 1000
     return [
-        found(
+        finding(
             not 0 < timeout < ttl / 30,
             f"statement_timeout is {say_seconds(timeout) if timeout else 'off'}",
             advice="requests may be cancelled: raise it for this role",
         ),
-        found(
+        finding(
             server["used"] <= 0.9 * server["most"],
             f"{server['used']} of {server['most']} connections are used",
             advice="raise max_connections, or put a pooler before it",
         ),
-        found(
+        finding(
             server["encoding"] == "UTF8",
             f"encoding {server['encoding']}",
-            advice="names of holders beyond it are refused",
+            advice="use UTF8: it refuses names of holders that it cannot encode",
         ),
     ]

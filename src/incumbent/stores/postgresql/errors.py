@@ -55,7 +55,7 @@ _ANSWERS: Final[dict[str, _StateMeaning]] = {
         " FUNCTIONS IN SCHEMA incumbent TO it",
         final=True,
     ),
-    "40001": _StateMeaning("it could not order the transactions of two clients", retry_after=0.05),
+    "40001": _StateMeaning("the transactions of two clients conflicted", retry_after=0.05),
     "40P01": _StateMeaning("it broke a deadlock of two clients", retry_after=0.05),
     "55P03": _StateMeaning("somebody else keeps the lease's row locked", retry_after=0.5),
     "57014": _StateMeaning(

@@ -17,7 +17,7 @@ from incumbent.stores.findings import (
     about_trip,
     at,
     cannot_tell,
-    found,
+    finding,
     grants_nothing,
     wait_after_restart,
 )
@@ -108,7 +108,7 @@ def diagnosis(ttl: float, *, in_quorum: bool = False) -> RespProgram[list[Findin
         "use the address of the master",
         f"{facts.product} {facts.version}, role {facts.role}",
     )
-    is_master = found(facts.role == "master", role, advice=advice, level="error")
+    is_master = finding(facts.role == "master", role, advice=advice, level="error")
     findings = [is_master, *_about_replication(facts, in_quorum=in_quorum)]
     findings += [*_about_settings(facts, settings), *_about_writes(facts, settings)]
     apart = abs(int(time[0]) + int(time[1]) / 1e6 - clock.wall())
@@ -134,14 +134,14 @@ def _about_settings(facts: InfoFacts, settings: dict[str, str]) -> list[Finding]
     memory = f"maxmemory {facts.maxmemory or 'unlimited'}, policy {facts.policy}: leases"
     how = f", save {settings['save'] or 'off'}" if "save" in settings else ""
     findings = [
-        found(
+        finding(
             not facts.evicts,
             f"{memory} are not evicted",
             f"{memory} may be evicted",
             "set maxmemory-policy noeviction",
             level="error",
         ),
-        found(
+        finding(
             facts.aof,
             "appendonly is on: tokens, history and used slots survive a restart",
             f"appendonly is off{how}: a restart loses leases; restart_wait covers their holders",

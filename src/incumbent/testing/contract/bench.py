@@ -217,14 +217,14 @@ class Bench:
 
     @contextmanager
     def another(self) -> Iterator[Self]:
-        """A bench for the same client in another thread, with a driver of its own."""
+        """A bench of the same client for another thread, with a driver of its own."""
         mine = type(self)(self.world, self._driver, self.ttl, self.namespace, self._engine)
         with closing(mine):
             yield mine
 
     @contextmanager
     def client(self, engine: Engine) -> Iterator[Self]:
-        """A bench for another client, which is closed afterwards."""
+        """A bench of another client, `engine`, which is closed afterwards."""
         mine = type(self)(self.world, self._driver, self.ttl, self.namespace, engine)
         try:
             with closing(mine):
@@ -234,7 +234,7 @@ class Bench:
                 engine.store().close()
 
     def other(self, clock_offset: float = 0.0) -> AbstractContextManager[Self]:
-        """A bench for the world's other client, whose clock is off."""
+        """A bench of the world's other client, whose clock is `clock_offset` seconds off."""
         return self.client(self.world.other_client(clock_offset))
 
     def in_threads(self, count: int, work: Callable[[Bench, int], _T]) -> list[_T]:
@@ -247,8 +247,8 @@ class Bench:
     ) -> list[list[_T]]:
         """Run `work(bench, index, round)` in `count` threads, which begin each round together.
 
-        Every other thread is another client's, and each has a loop of its own. Returns, for each
-        round, what each thread found.
+        The threads of odd index are another client's; each thread has a loop of its own. Returns,
+        for each round, what `work` returned in each thread.
         """
         starts = [StartingLine(count) for _ in range(rounds)]
 
