@@ -221,7 +221,7 @@ def test_once_asked_to_stop_a_term_stays_stopping_whatever_is_proved_later(
     engine: FaultyEngine,
 ) -> None:
     # When it is asked to stop, three seconds are left to prove more.
-    with election(engine, ttl=4.5, grace=3).lead() as term:
+    with election(engine, ttl=5.5, grace=3).lead() as term:
         engine.faulty.down = True
         assert term.wait_stop(20)
         engine.faulty.down = False
