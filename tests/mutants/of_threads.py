@@ -66,8 +66,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "a watcher that fails silences the others",
         "runtime/keeper.py",
-        "            call_guarded(watcher)",
-        "            watcher()",
+        "[error for watcher in watchers if (error := call_guarded(watcher))]",
+        "[error for watcher in watchers if (error := watcher())]",
         *_LIVES,
     ),
     _p(

@@ -8,12 +8,13 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 import incumbent
-from incumbent import AsyncLock, AsyncMultiLock, clock
+from incumbent import AsyncLock, AsyncMultiLock, LeaseLost, clock
 from tests.support.faulty import Fault, FaultyEngine
 from tests.support.pace import took
 from tests.support.waiting import eventually
@@ -317,6 +318,34 @@ def test_a_body_whose_lease_another_task_releases_is_cancelled_and_hears_why(
     run(scenario())
 
 
+def test_a_body_whose_lease_another_task_releases_ends_before_the_store_answers(
+    engine: FaultyEngine,
+) -> None:
+    entered, steps = list[incumbent.AsyncLease](), list[str]()
+
+    async def body() -> None:
+        async with AsyncLock("a", store=engine) as lease:
+            entered.append(lease)
+            try:
+                await asyncio.sleep(60)
+            finally:
+                steps.append("ended")
+
+    async def scenario() -> None:
+        task = asyncio.create_task(body())
+        while not entered:
+            await asyncio.sleep(0)
+        engine.faulty.delay = 1.0
+        release = asyncio.create_task(entered[0].release())
+        with pytest.raises(incumbent.AlreadyReleased):
+            await task
+        steps.append("answered" if release.done() else "asked")
+        await release
+
+    run(scenario())
+    assert steps == ["ended", "asked"]
+
+
 def test_cancelled_at_any_await_of_release_nothing_is_believed(engine: FaultyEngine) -> None:
     async def scenario() -> None:
         for steps in range(6):
@@ -411,3 +440,40 @@ def test_a_signal_handler_that_releases_wakes_the_loop_that_waits_for_the_lease(
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_body_that_is_entered_in_the_grace_leaves_no_cancellation_behind(
+    engine: FaultyEngine, again: bool
+) -> None:
+    async def scenario() -> None:
+        lock = AsyncLock("a", store=engine, ttl=60, at_most_for=0.1, reentrant=again)
+        lease = await lock.acquire()
+        while clock.now() < lease._claims[0].machine.stop_at:
+            await asyncio.sleep(0.02)
+        assert lease.valid
+        with suppress(LeaseLost):
+            async with lease:
+                pass
+        # A cancellation that nobody took back would arrive here.
+        await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+
+
+def test_a_clean_up_in_its_grace_may_enter_a_reentrant_lock_again(engine: FaultyEngine) -> None:
+    steps = []
+
+    async def scenario() -> None:
+        lock = AsyncLock("a", store=engine, ttl=60, at_most_for=0.1, reentrant=True)
+        with pytest.raises(LeaseLost, match="at_most_for"):
+            async with lock:
+                try:
+                    await asyncio.sleep(60)
+                finally:
+                    async with lock as lease:
+                        await asyncio.sleep(0)
+                        steps.append(lease.valid)
+
+    asyncio.run(scenario())
+    assert steps == [True]

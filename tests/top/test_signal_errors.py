@@ -326,3 +326,40 @@ def test_while_another_holds_the_lease(every_store: str, raised: Exception, side
         store = other if every_store.startswith("memory:") else every_store
         reaches_the_caller(raised, lambda: acquire(store, side))
         assert held.release()
+
+
+@pytest.mark.parametrize("raised", [SoftTimeLimit("soft"), KeyboardInterrupt()])
+def test_while_the_callbacks_of_a_loss_are_called(
+    monkeypatch: pytest.MonkeyPatch, raised: BaseException
+) -> None:
+    called = []
+    lease = incumbent.Lock("a", store="memory:callbacks").acquire()
+    keeper = lease._link.keeper
+
+    def interrupted() -> None:
+        signal.raise_signal(signal.SIGALRM)
+
+    def handler(*_: object) -> None:
+        raise raised
+
+    keeper.watch(lease._claim, interrupted)
+    keeper.watch(lease._claim, lambda: called.append("the next one"))
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with pytest.raises(type(raised)):
+            lease.release()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert called == ["the next one"]
+    assert incumbent.Lock("a", store="memory:callbacks").held_by() is None
+
+
+def test_the_interpreters_own_ctrl_c_is_not_taken_for_a_callbacks_error() -> None:
+    lease = incumbent.Lock("a", store="memory:callbacks").acquire()
+    lease._link.keeper.watch(lease._claim, lambda: signal.raise_signal(signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            lease.release()
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -427,8 +427,12 @@ class SuspendingLease(AnyLease):
 
         The body of another task is cancelled, and gets AlreadyReleased; that of the caller goes on.
         """
-        if (scope := getattr(self, "_scope", None)) is not None and scope.encloses_this:
-            scope.let_run()
+        if (scope := getattr(self, "_scope", None)) is not None:
+            if scope.encloses_this:
+                scope.let_run()
+            elif not self._claims[0].reentries:
+                # Before the request: the next holder may begin while its reply is on the way.
+                scope.stop()
         lost, confirmed = await self._release(self._link.async_port())
         if lost is not None:
             raise lost

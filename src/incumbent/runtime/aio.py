@@ -123,9 +123,18 @@ class LeaseScope:
         self.watcher: Callback | None = None
         """The callback that the keeper was given, if it has to be taken back."""
         self.fired = False
+        self._in_grace = False
         self._asked = False
         self._closed = False
-        self._recheck()
+        # A clean-up that enters a reentrant lock again in its grace: the outer scope has fired, and
+        # the lease is proved until its deadline.
+        self._in_grace = self._left() <= 0 and any(claim.reentries for claim in claims)
+        if self._left() > 0:
+            self._recheck()
+        else:
+            # Not at once: a body that awaits nothing is over before, and its task must not get a
+            # cancellation that no scope takes back.
+            self._loop.call_soon(self._recheck)
 
     @property
     def encloses_this(self) -> bool:
@@ -156,12 +165,18 @@ class LeaseScope:
             self._timer.cancel()
         return self.fired and self._task.uncancel() <= self._cancelling
 
+    def _left(self) -> float:
+        """The seconds for which the body may run on."""
+        ends = (
+            (it.deadline if self._in_grace else it.stop_at) if it.state is LeaseState.HELD else 0.0
+            for it in (claim.machine for claim in self._claims)
+        )
+        return min(ends) - clock.now()
+
     def _recheck(self) -> None:
         if self._closed or self.fired:
             return
-        now, machines = clock.now(), [claim.machine for claim in self._claims]
-        held = LeaseState.HELD
-        left = min(it.stop_at - now if it.state is held else 0.0 for it in machines)
+        left = self._left()
         if left > 0 and not self._asked:
             if self._timer is not None:
                 self._timer.cancel()

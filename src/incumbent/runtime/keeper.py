@@ -534,8 +534,10 @@ class Keeper:
             # Taken under the mutex, called outside: a watcher may add another one, or wait for a
             # thread that does. Who takes it calls it, so each is called once.
             watchers = claim.take_watchers()
-        for watcher in watchers:
-            call_guarded(watcher)
+        interruptions = [error for watcher in watchers if (error := call_guarded(watcher))]
+        if interruptions:
+            # After all were called: a Ctrl-C must not be lost in a release, nor cost a callback.
+            raise interruptions[0]
 
 
 def _requests(due: Sequence[Bucket], now: float) -> Iterator[list[Bucket]]:

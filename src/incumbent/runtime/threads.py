@@ -276,12 +276,24 @@ class AlarmThread:
         self._absent.add(True)
 
 
-def call_guarded(callback: Callable[[], None]) -> None:
-    """Call `callback` and log any exception, so that the callbacks after it are called too."""
+def call_guarded(callback: Callable[[], None]) -> BaseException | None:
+    """Call `callback` and log any exception, so that the callbacks after it are called too.
+
+    Returns the exception of a signal handler, which is not the callback's: the caller raises it.
+    """
     try:
         callback()
-    except BaseException:  # noqa: BLE001 - SystemExit too: the thread does not belong to users
+    except BaseException as error:  # noqa: BLE001 - SystemExit too: the thread is not the user's
+        # The interpreter's own handler of Ctrl-C is no Python code: only its class tells.
+        if is_from_signal(error) or (isinstance(error, KeyboardInterrupt) and in_main_thread()):
+            return error
         _log.exception("a callback failed")
+    return None
+
+
+def in_main_thread() -> bool:
+    """Whether signal handlers may run in this thread."""
+    return threading.current_thread() is threading.main_thread()
 
 
 # -- callbacks -------------------------------------------------------------------------------------
