@@ -534,10 +534,9 @@ class Keeper:
             # Taken under the mutex, called outside: a watcher may add another one, or wait for a
             # thread that does. Who takes it calls it, so each is called once.
             watchers = claim.take_watchers()
-        interruptions = [error for watcher in watchers if (error := call_guarded(watcher))]
-        if interruptions:
-            # After all were called: a Ctrl-C must not be lost in a release, nor cost a callback.
-            raise interruptions[0]
+        # All are called before a Ctrl-C is raised: it must not cost a callback, nor be lost.
+        for interruption in [error for watcher in watchers if (error := call_guarded(watcher))]:
+            raise interruption
 
 
 def _requests(due: Sequence[Bucket], now: float) -> Iterator[list[Bucket]]:
