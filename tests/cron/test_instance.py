@@ -269,6 +269,37 @@ def test_a_job_that_is_new_while_everything_is_paused_is_paused_too(link: Link) 
     assert read(link, "job").fields[PAUSE].value == b'{"who": "ann", "all": true}'
 
 
+class Grants(Launches):
+    """A Launcher that notes which of the jobs that it is asked for the store would let run."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__()
+        self._link = link
+        self.free: list[str] = []
+
+    def claim(self, spec: JobSpec, slot: JobSlot) -> Refused:
+        if PAUSE not in read(self._link, spec.name).fields:
+            self.free.append(spec.name)
+        return super().claim(spec, slot)
+
+
+def test_of_many_jobs_that_are_new_while_everything_is_paused_none_runs(
+    link: Link, moved: Callable[[float], None]
+) -> None:
+    """More of them are due at once than are registered in one step."""
+    put(link, CONTROL, PAUSE, b'{"who": "ann", "all": true}')
+    specs = [replace(SPEC, name=f"job{n}", schedule=Every(1)) for n in range(60)]
+    launches = Grants(link)
+    made = Instance(specs, link, "n", "me", launches, quiet)
+    for _ in range(4):
+        moved(1.0)
+        made.wake()
+        made.step()
+    made.close()
+    assert len(launches.asked) > 60
+    assert launches.free == []
+
+
 def jobs_shown(capsys: pytest.CaptureFixture[str], link: Link) -> dict[str, tuple[bool, bool]]:
     """By name: whether the table shows it, and whether it is said to be gone."""
     words = ("-s", link.engine.url, "--namespace", "n", "jobs")

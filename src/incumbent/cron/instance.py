@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 from math import ceil, inf
 from typing import Any, Final
 
@@ -182,7 +183,8 @@ class Instance:
         self._trigger_since: dict[str, tuple[float, float]] = {}
         self._next_try = -inf
         self._tries = 0
-        self._unregistered: list[tuple[JobSpec, Any]] = []
+        self._unregistered: dict[str, tuple[JobSpec, Any]] = {}
+        """By name: the jobs to register, with the fields of their keys, or None to read them."""
         self._pause: bytes | None = None
         self._present_at = -inf
         self._housekeeping_at = -inf
@@ -215,7 +217,9 @@ class Instance:
             self._check_clock()
             if self.ready:
                 self._take_triggers()
-                self._waiting = self._executor.carry_out_orders(self._pace, self._room)
+                self._waiting = self._executor.carry_out_orders(
+                    self._pace, self._room, self._pause_if_new
+                )
                 self._report_full()
                 self._housekeeping()
             elif clock.now() >= self._next_try:
@@ -326,7 +330,7 @@ class Instance:
         for record in records:
             if record.key.name == CONTROL:
                 self._pause = pause_of(record)
-        self._unregistered = [(spec, fields.get(spec.name, {})) for spec in self.specs]
+        self._unregistered = {spec.name: (spec, fields.get(spec.name, {})) for spec in self.specs}
         self._executor.begin(records)
         if meters.on:
             self._executor.numbers.learn(self.specs, {it.key.name: it for it in records})
@@ -463,13 +467,21 @@ class Instance:
                 self._emit("store", ok=False, why=str(error))
 
     def _register_some(self) -> None:
-        for _ in range(min(_REGISTER_AT_ONCE, len(self._unregistered))):
-            spec, fields = self._unregistered[-1]
-            if fields is None:
-                fields = run_blocking(self._executor.ledger(spec.name).read()).fields
-            self._executor.register(spec, fields, self._pause)
-            # Only once it is registered: after an error the next step begins with the same one.
-            self._unregistered.pop()
+        for name in [*islice(self._unregistered, _REGISTER_AT_ONCE)]:
+            self._register(name)
+
+    def _register(self, name: str) -> None:
+        spec, fields = self._unregistered[name]
+        if fields is None:
+            fields = run_blocking(self._executor.ledger(name).read()).fields
+        self._executor.register(spec, fields, self._pause)
+        # Only once it is registered: after an error the next step begins with the same one.
+        del self._unregistered[name]
+
+    def _pause_if_new(self, spec: JobSpec) -> None:
+        """Before a claim while all is paused: a job that is not registered has no pause yet."""
+        if self._pause is not None and spec.name in self._unregistered:
+            self._register(spec.name)
 
     def _sweep(self) -> None:
         """Search all jobs for overlooked slots; now and then, one instance of the fleet does it."""

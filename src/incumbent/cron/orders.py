@@ -172,11 +172,13 @@ class Executor:
         self,
         pace: Callable[[int, int], None] = lambda *_: None,
         room: Callable[[], float] = lambda: inf,
+        prepare: Callable[[JobSpec], object] = lambda _: None,
     ) -> int:
         """Carry out the due orders; return the number of claims for which there was no room.
 
         `pace` is called before each claim, with the number of claims and of refusals in a row.
-        `room` says how many more runs may begin here.
+        `room` says how many more runs may begin here. `prepare` is called last before each claim;
+        if it raises a StoreError, there is no claim.
         """
         dispatcher = self.dispatcher
         orders = dispatcher.orders(self._port.now(), self._wall())
@@ -191,6 +193,7 @@ class Executor:
                     turned_away += 1
                 else:
                     pace(claims, refused)
+                    prepare(order.spec)
                     refused = 0 if self._claim(order) else refused + 1
             except StoreError as error:
                 self._report_outage(error)
