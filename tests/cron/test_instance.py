@@ -300,6 +300,19 @@ def test_of_many_jobs_that_are_new_while_everything_is_paused_none_runs(
     assert launches.free == []
 
 
+def test_jobs_that_are_read_anew_while_many_wait_to_be_registered_all_are(link: Link) -> None:
+    specs = [replace(SPEC, name=f"job{n}") for n in range(60)]
+    made = Instance(specs, link, "n", "me", Launches(), quiet)
+    made.step()
+    made.step()
+    made.reload(specs)
+    for _ in range(4):
+        made.wake()
+        made.step()
+    made.close()
+    assert [it.name for it in specs if JOB not in read(link, it.name).fields] == []
+
+
 def jobs_shown(capsys: pytest.CaptureFixture[str], link: Link) -> dict[str, tuple[bool, bool]]:
     """By name: whether the table shows it, and whether it is said to be gone."""
     words = ("-s", link.engine.url, "--namespace", "n", "jobs")

@@ -350,7 +350,12 @@ class Instance:
             return
         named = {kind: names or None for kind, names in changes.items()}
         self._emit("reloaded", jobs=len(specs), **named)
-        self._unregistered = [(spec, None) for spec in specs if before.get(spec.name) != spec]
+        # Those that are not registered yet still have to be, although they did not change.
+        self._unregistered = {
+            spec.name: (spec, None)
+            for spec in specs
+            if before.get(spec.name) != spec or spec.name in self._unregistered
+        }
         self._present_at = self._housekeeping_at = -inf
 
     # -- the control key -----------------------------------------------------------------------
