@@ -81,12 +81,12 @@ class Sizes:
     def __post_init__(self) -> None:
         for path, text in self.files.items():
             if path.suffix == ".py":
-                self._look_at(path, ast.parse(text))
+                self._look_at(path, source.nodes_of(text))
 
-    def _look_at(self, path: Path, tree: ast.Module) -> None:
+    def _look_at(self, path: Path, nodes: list[ast.AST]) -> None:
         named, called = Counter[str](), Counter[str | None]()
         private: dict[str, source.FunctionNode] = {}
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.ClassDef):
                 self._classes[node.name.lstrip("_")].append(self._place(path, node))
             elif isinstance(node, source.FunctionNode):

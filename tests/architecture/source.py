@@ -28,14 +28,20 @@ def is_package(module: str) -> bool:
 
 
 @cache
-def tree(module: str) -> ast.Module:
-    return ast.parse(modules()[module].read_text(encoding="utf-8"))
+def nodes_of(text: str) -> list[ast.AST]:
+    """All that stands in a file, the file itself first; parsed once for all who look at it."""
+    return list(ast.walk(ast.parse(text)))
 
 
 @cache
 def nodes(module: str) -> list[ast.AST]:
-    """All of its tree."""
-    return list(ast.walk(tree(module)))
+    return nodes_of(modules()[module].read_text(encoding="utf-8"))
+
+
+def tree(module: str) -> ast.Module:
+    whole = nodes(module)[0]
+    assert isinstance(whole, ast.Module)
+    return whole
 
 
 @cache

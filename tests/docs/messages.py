@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 
+from tests.architecture import source
 from tests.docs.blocks import ROOT
 
-SRC = ROOT / "src" / "incumbent"
 ERRORS = frozenset(
     {
         *("AcquireTimeout", "AlreadyReleased", "ConfigError", "LeaseLost", "LockError", "Misuse"),
@@ -68,13 +68,10 @@ def _of_call(node: ast.Call, values: dict[str, list[str]]) -> Iterator[str]:
             yield from values.get(given.id, ())
 
 
-@cache
 def _sources() -> dict[str, list[ast.AST]]:
     """By path: all that stands in each file."""
-    return {
-        str(path.relative_to(ROOT)): [*ast.walk(ast.parse(path.read_text()))]
-        for path in sorted(SRC.rglob("*.py"))
-    }
+    paths = source.modules()
+    return {str(paths[module].relative_to(ROOT)): source.nodes(module) for module in paths}
 
 
 def _assigned(nodes: Iterable[ast.AST]) -> dict[str, list[str]]:
