@@ -17,7 +17,7 @@ from incumbent.errors import ConfigError, NotAcquired
 from incumbent.locks.inside import around_call
 from incumbent.locks.leases import AsyncLease, Lease, SingleLease
 from incumbent.locks.lock import AsyncLock, Lock, SingleLock
-from incumbent.locks.options import LockSettings, explained, require
+from incumbent.locks.options import LockSettings, explain_arguments, require
 from incumbent.locks.other_words import refuse_unknown
 from incumbent.locks.running import is_async, name_of, refuse_coroutine, refuse_generator
 from incumbent.protocol.release import release
@@ -77,7 +77,7 @@ def exclusive(
 ) -> Skipping: ...
 
 
-@explained
+@explain_arguments
 def exclusive(
     name: str,
     *,
@@ -124,7 +124,7 @@ def exclusive(
     return decorate
 
 
-@explained
+@explain_arguments
 def once(
     name: str,
     *,

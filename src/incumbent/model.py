@@ -166,7 +166,7 @@ class Granted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Not granted. `seen`: the state that the caller has seen, as `wait_change` needs it.
+    """Not granted. `seen`: an opaque text for the state of the name, which `wait_change` compares.
 
     `reason` "used": the lease is free, but the slot was claimed before, by `holders`. "reserved":
     a release keeps the name for `holders`. "turn": it is the turn of `holders`, first in line.

@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import Any
 
 
-def original(module: str, name: str) -> Any:
-    """`module.name` as it was before gevent patched it."""
+def unpatched(module: str, name: str) -> Any:
+    """`module.name` of Python itself, if gevent has replaced it."""
     # Not imported here: without gevent there is nothing to undo.
     monkey = sys.modules.get("gevent.monkey")
     if monkey is None:
@@ -32,4 +32,4 @@ def start_bare_thread(work: Callable[[], None]) -> None:
     """Start a thread without a name and without the locks of `threading`: for finalizers, which may
     run while their own thread holds such a lock.
     """
-    original("_thread", "start_new_thread")(work, ())
+    unpatched("_thread", "start_new_thread")(work, ())

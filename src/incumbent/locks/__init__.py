@@ -6,7 +6,7 @@ The road of `Lock.acquire`, from here down; each line calls the next:
     protocol.acquire  one claim for all tries: take, wait, take again; a coroutine, which blocking
                       code runs in one step (`stores.plan.run_blocking`)
     runtime.sync      the port of blocking code (runtime.aio: of asyncio)
-    stores.STORE      take, renew, give on one store (before those marked *: stores.turns)
+    stores.STORE      take, renew, give on one store (redis.sync; *: stores.turns, etcd.taking)
     net               its connections, the gate before them (limiter), the messages that end a wait
 
 A lease that was granted goes to `runtime.keeper`, which renews it (`protocol.renew`) and ends it
@@ -39,6 +39,7 @@ The words, one meaning each:
     place    the place of a waiter in the store's line; `Place` of a gate is an admission
     slot     what may be used once in a time, such as an instant of a schedule
     record   all that a store knows of a name; in cron, also a slot's record (SlotRecord)
+    link     what this process has of one engine: store, keeper, ports; it is no connection
     debt     the release of a claim that may still stand in the store
     in doubt  a take without an answer: the store may have applied it, or may get it late
 """

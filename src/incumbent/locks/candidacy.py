@@ -35,7 +35,14 @@ from incumbent.lease import LeaseState
 from incumbent.locks.callers import Exclusion
 from incumbent.locks.leases import SingleLease
 from incumbent.locks.lock import SingleLock
-from incumbent.locks.options import PERMITS_MOST, IfLost, LockSettings, OnLost, explained, rank_from
+from incumbent.locks.options import (
+    PERMITS_MOST,
+    IfLost,
+    LockSettings,
+    OnLost,
+    explain_arguments,
+    rank_from,
+)
 from incumbent.meters import Sample
 from incumbent.model import Record, Refused
 from incumbent.protocol.observe import Observation, Watched
@@ -129,7 +136,7 @@ class ElectionHandle(SingleLock[T], Generic[T]):
         "_terms",
     )
 
-    @explained
+    @explain_arguments
     def __init__(
         self,
         name: str,

@@ -12,7 +12,7 @@ from incumbent.locks.elections import AsyncElection, AsyncTerm, Election, Term
 from incumbent.locks.groups import AsyncGroup, Group, GroupSettings
 from incumbent.locks.leases import refuse_copy, trimmed_traceback
 from incumbent.locks.lock import AsyncLock, Lock
-from incumbent.locks.options import LockSettings, explained, overruled, parse_timeout
+from incumbent.locks.options import LockSettings, explain_arguments, overruled, parse_timeout
 from incumbent.locks.other_words import refuse_unknown, refuse_wrong_with
 from incumbent.locks.several import (
     AsyncMultiLock,
@@ -38,7 +38,7 @@ class ClientHandle:
         super().__init_subclass__()
         refuse_wrong_with(cls)
 
-    @explained
+    @explain_arguments
     def __init__(
         self,
         store: StoreLike | None = None,
@@ -81,14 +81,14 @@ class Client(ClientHandle):
     `close` (or leaving the `with` block) ends the renewals: leases that are still held expire.
     """
 
-    @explained
+    @explain_arguments
     def lock(
         self, name: str, *, timeout: Duration | None = None, **settings: Unpack[LockSettings]
     ) -> Lock:
         """A lock of this client's store and namespace; `settings` overrule the client's."""
         return Lock(name, timeout=timeout, **self._with_ours(settings))
 
-    @explained
+    @explain_arguments
     def semaphore(
         self,
         name: str,
@@ -100,14 +100,14 @@ class Client(ClientHandle):
         """A semaphore with this number of `permits`; `settings` overrule the client's."""
         return Semaphore(name, permits, timeout=timeout, **self._with_ours(settings))
 
-    @explained
+    @explain_arguments
     def read_write_lock(
         self, name: str, *, timeout: Duration | None = None, **settings: Unpack[LockSettings]
     ) -> ReadWriteLock:
         """A read-write lock of this store and namespace; `settings` overrule the client's."""
         return ReadWriteLock(name, timeout=timeout, **self._with_ours(settings))
 
-    @explained
+    @explain_arguments
     def multi_lock(
         self,
         names: Collection[str],
@@ -118,7 +118,7 @@ class Client(ClientHandle):
         """A lock on several names, all or none; `settings` overrule the client's."""
         return MultiLock(names, timeout=timeout, **self._with_ours(settings))
 
-    @explained
+    @explain_arguments
     def election(
         self,
         name: str,
@@ -129,12 +129,12 @@ class Client(ClientHandle):
         """A candidate in this client's store and namespace; `settings` overrule the client's."""
         return Election(name, timeout=timeout, **self._with_ours(settings))
 
-    @explained
+    @explain_arguments
     def group(self, name: str, **settings: Unpack[GroupSettings]) -> Group:
         """A group in this client's store and namespace; `settings` overrule the client's."""
         return Group(name, **self._of_group(settings))
 
-    @explained
+    @explain_arguments
     def shards(
         self, name: str, count: int, *, metadata: Metadata = None, **settings: Unpack[GroupSettings]
     ) -> Shards:
@@ -165,14 +165,14 @@ class Client(ClientHandle):
 class AsyncClient(ClientHandle):
     """One store, one namespace and common settings for many locks; see `incumbent.Client`."""
 
-    @explained
+    @explain_arguments
     def lock(
         self, name: str, *, timeout: Duration | None = None, **settings: Unpack[LockSettings]
     ) -> AsyncLock:
         """A lock of this client's store and namespace; `settings` overrule the client's."""
         return AsyncLock(name, timeout=timeout, **self._with_ours(settings))
 
-    @explained
+    @explain_arguments
     def semaphore(
         self,
         name: str,
@@ -184,14 +184,14 @@ class AsyncClient(ClientHandle):
         """A semaphore with this number of `permits`; `settings` overrule the client's."""
         return AsyncSemaphore(name, permits, timeout=timeout, **self._with_ours(settings))
 
-    @explained
+    @explain_arguments
     def read_write_lock(
         self, name: str, *, timeout: Duration | None = None, **settings: Unpack[LockSettings]
     ) -> AsyncReadWriteLock:
         """A read-write lock of this store and namespace; `settings` overrule the client's."""
         return AsyncReadWriteLock(name, timeout=timeout, **self._with_ours(settings))
 
-    @explained
+    @explain_arguments
     def multi_lock(
         self,
         names: Collection[str],
@@ -202,7 +202,7 @@ class AsyncClient(ClientHandle):
         """A lock on several names, all or none; `settings` overrule the client's."""
         return AsyncMultiLock(names, timeout=timeout, **self._with_ours(settings))
 
-    @explained
+    @explain_arguments
     def election(
         self,
         name: str,
@@ -213,12 +213,12 @@ class AsyncClient(ClientHandle):
         """A candidate in this client's store and namespace; `settings` overrule the client's."""
         return AsyncElection(name, timeout=timeout, **self._with_ours(settings))
 
-    @explained
+    @explain_arguments
     def group(self, name: str, **settings: Unpack[GroupSettings]) -> AsyncGroup:
         """A group in this client's store and namespace; `settings` overrule the client's."""
         return AsyncGroup(name, **self._of_group(settings))
 
-    @explained
+    @explain_arguments
     def shards(
         self, name: str, count: int, *, metadata: Metadata = None, **settings: Unpack[GroupSettings]
     ) -> AsyncShards:

@@ -16,7 +16,7 @@ from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
 from incumbent.locks.callers import Exclusion
 from incumbent.locks.candidacy import Metadata
 from incumbent.locks.leases import refuse_copy, trimmed_traceback
-from incumbent.locks.options import explained, lease_request, of_this_process, require
+from incumbent.locks.options import explain_arguments, lease_request, renamed_after_fork, require
 from incumbent.locks.other_words import refuse_unknown, refuse_wrong_with
 from incumbent.locks.running import (
     AsyncNews,
@@ -85,7 +85,7 @@ class GroupHandle:
         super().__init_subclass__()
         refuse_wrong_with(cls)
 
-    @explained
+    @explain_arguments
     def __init__(
         self,
         name: str,
@@ -110,7 +110,7 @@ class GroupHandle:
 
     @property
     def _wanted(self) -> LeaseRequest:
-        return of_this_process(self._request_as_made)
+        return renamed_after_fork(self._request_as_made)
 
     @property
     def name(self) -> str:

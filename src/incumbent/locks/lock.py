@@ -37,10 +37,10 @@ from incumbent.locks.options import (
     IfLost,
     LockSettings,
     OnLost,
-    explained,
+    explain_arguments,
     lease_request,
-    of_this_process,
     parse_timeout,
+    renamed_after_fork,
 )
 from incumbent.locks.other_words import refuse_words, refuse_wrong_with, warn_in_loop
 from incumbent.protocol.acquire import acquire
@@ -177,7 +177,7 @@ class SingleLock(AnyLock[L], Generic[L]):
 
     __slots__ = ("_reentrant", "_request_as_made")
 
-    @explained
+    @explain_arguments
     def __init__(
         self,
         name: str,
@@ -200,7 +200,7 @@ class SingleLock(AnyLock[L], Generic[L]):
 
     @property
     def _wanted(self) -> LeaseRequest:
-        return of_this_process(self._request_as_made)
+        return renamed_after_fork(self._request_as_made)
 
     @_wanted.setter
     def _wanted(self, wanted: LeaseRequest) -> None:

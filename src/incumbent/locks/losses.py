@@ -20,7 +20,7 @@ from incumbent.lease import LeaseState
 from incumbent.locks.options import OnLost
 from incumbent.protocol.words import claim_lost
 from incumbent.runtime.threads import notifier
-from incumbent.unpatched import original
+from incumbent.unpatched import unpatched
 
 if TYPE_CHECKING:
     from incumbent.protocol.claim import Claim
@@ -85,7 +85,7 @@ def exit_if_lost(refs: ClaimRefs) -> None:
 
 def _say_at_once(words: bytes) -> None:
     """Write to standard error unless that would block, as when its reader has stopped."""
-    reader = original("select", "poll")()
+    reader = unpatched("select", "poll")()
     reader.register(_STDERR, select.POLLOUT)
     if any(event & select.POLLOUT for _, event in reader.poll(0)):
         # A pipe that is ready takes this much at once.

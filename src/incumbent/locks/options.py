@@ -77,7 +77,7 @@ class LockSettings(TypedDict, total=False):
     reentrant: bool
 
 
-def explained(call: F) -> F:
+def explain_arguments(call: F) -> F:
     """Make calls with other arguments than `call` takes raise errors that name ours.
 
     Python's own TypeError names an internal class. Raises ConfigError for another library's word.
@@ -125,7 +125,7 @@ _inherited: set[str] = set()
 """The default holders of the processes that this one was forked from."""
 
 
-def of_this_process(wanted: LeaseRequest) -> LeaseRequest:
+def renamed_after_fork(wanted: LeaseRequest) -> LeaseRequest:
     """`wanted` in this process's name, if it was made before a fork and in the default name."""
     if not _inherited or wanted.holder not in _inherited:
         return wanted

@@ -30,9 +30,9 @@ from incumbent.locks.lock import AnyLock, AsyncLock, LeaseKeepingLock, Lock
 from incumbent.locks.options import (
     PERMITS_MOST,
     LockSettings,
-    explained,
+    explain_arguments,
     lease_request,
-    of_this_process,
+    renamed_after_fork,
 )
 from incumbent.locks.other_words import refuse_words
 from incumbent.model import UNLIMITED
@@ -97,7 +97,7 @@ class MultiHandle(AnyLock[M], Generic[M]):
 
     __slots__ = ("_requests_as_made",)
 
-    @explained
+    @explain_arguments
     def __init__(
         self,
         names: Collection[str],
@@ -119,7 +119,7 @@ class MultiHandle(AnyLock[M], Generic[M]):
         ]
 
     def _all_wanted(self) -> list[LeaseRequest]:
-        return [of_this_process(wanted) for wanted in self._requests_as_made]
+        return [renamed_after_fork(wanted) for wanted in self._requests_as_made]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -251,7 +251,7 @@ class _Counted(LeaseKeepingLock[L], Generic[L]):
 
     _permits: int
 
-    @explained
+    @explain_arguments
     def __init__(
         self,
         name: str,
@@ -324,7 +324,7 @@ class _ReadWrite(Generic[A]):
 
     _sides: tuple[type[A], type[A]]
 
-    @explained
+    @explain_arguments
     def __init__(
         self,
         name: str,

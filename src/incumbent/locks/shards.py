@@ -19,7 +19,7 @@ from incumbent.locks.candidacy import Metadata, TermHandle
 from incumbent.locks.elections import AsyncTerm, Term
 from incumbent.locks.groups import GroupHandle, GroupSettings, first_try
 from incumbent.locks.leases import trimmed_traceback
-from incumbent.locks.options import explained, parse_timeout
+from incumbent.locks.options import explain_arguments, parse_timeout
 from incumbent.locks.running import (
     CandidacyEnded,
     EndablePort,
@@ -108,7 +108,7 @@ class ShardsHandle(GroupHandle, Generic[S]):
 
     __slots__ = ("_metadata", "_shards", "count")
 
-    @explained
+    @explain_arguments
     def __init__(
         self,
         name: str,

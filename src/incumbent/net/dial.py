@@ -18,7 +18,7 @@ from weakref import ref
 
 from incumbent import clock
 from incumbent.interrupts import raise_if_from_signal
-from incumbent.unpatched import original
+from incumbent.unpatched import unpatched
 
 if TYPE_CHECKING:
     import ssl
@@ -77,7 +77,7 @@ def connect_unix(path: str, until: float) -> socket.socket:
 
 def _connected(family: int, where: Any, until: float) -> socket.socket:
     # Not gevent's: its sockets belong to one thread's hub, and the keeper's thread uses these too.
-    sock: socket.socket = original("socket", "socket")(family, socket.SOCK_STREAM)
+    sock: socket.socket = unpatched("socket", "socket")(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
         if family in (socket.AF_INET, socket.AF_INET6):

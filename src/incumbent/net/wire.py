@@ -11,7 +11,7 @@ from incumbent import clock
 from incumbent.interrupts import raise_if_from_signal
 from incumbent.net.dial import close_with, is_ready, wait_ready
 from incumbent.net.pool import Broken, Ended
-from incumbent.unpatched import original
+from incumbent.unpatched import unpatched
 
 STALE_AFTER: Final = 0.1
 """A connection unused for more seconds is checked before it is trusted: one system call."""
@@ -43,7 +43,7 @@ class BlockingWire:
         close_with(self, sock.close)
         self._send, self._recv = sock.send, sock.recv
         # Windows has these options too, but in another unit.
-        if type(sock) is original("socket", "socket") and os.name == "posix":
+        if type(sock) is unpatched("socket", "socket") and os.name == "posix":
             sock.settimeout(None)
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL)
@@ -64,7 +64,7 @@ class BlockingWire:
         # If closed here, its number could be another connection's before that thread reads.
         try:
             # The plain socket's method: that of ssl drops the TLS state, which that thread uses.
-            original("socket", "socket").shutdown(self._sock, socket.SHUT_RDWR)
+            unpatched("socket", "socket").shutdown(self._sock, socket.SHUT_RDWR)
         except OSError as error:
             raise_if_from_signal(error)
         except TypeError as error:

@@ -32,7 +32,7 @@ from incumbent.net.pool import Broken
 from incumbent.net.post import send_once
 from incumbent.notify.receivers import Receiver, Webhook, parse_secrets
 from incumbent.stores.url import read_secret
-from incumbent.unpatched import original, start_thread
+from incumbent.unpatched import start_thread, unpatched
 
 _log = logging.getLogger("incumbent")
 
@@ -98,8 +98,8 @@ class Outbox:
     def __init__(self, report: Report, secrets: Callable[[], Sequence[bytes]]) -> None:
         self._report = report
         self._secrets = secrets
-        self._new = original("queue", "SimpleQueue")()
-        self._ended = original("queue", "SimpleQueue")()
+        self._new = unpatched("queue", "SimpleQueue")()
+        self._ended = unpatched("queue", "SimpleQueue")()
         self._waiting: deque[None] = deque()
         """An entry for each letter that was neither accepted nor dropped."""
         self._overflow = 0
@@ -136,7 +136,7 @@ class Outbox:
         # After the instant is written: the thread that this wakes reads it.
         self._new.put(None)
         # The thread may be in the middle of a request that lasts longer: it is left to itself.
-        with suppress(original("queue", "Empty")):
+        with suppress(unpatched("queue", "Empty")):
             self._ended.get(timeout=within)
         if left := len(self._waiting):
             _count("dropped", left)
@@ -182,7 +182,7 @@ class Outbox:
         until = min(self._close_at, self._beat_at, bag.due if bag else inf)
         try:
             letter = self._new.get(timeout=None if until == inf else max(0.0, until - clock.now()))
-        except original("queue", "Empty"):
+        except unpatched("queue", "Empty"):
             if bag is not None and clock.now() >= bag.due:
                 self._try_first(bag)
             return

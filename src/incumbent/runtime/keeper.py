@@ -42,7 +42,7 @@ from incumbent.runtime.sync import ClientEnd, SyncPort
 from incumbent.runtime.threads import AlarmThread, call_guarded, notifier, program_may_run
 from incumbent.stores.base import Store
 from incumbent.stores.plan import run_blocking
-from incumbent.unpatched import original
+from incumbent.unpatched import unpatched
 
 _log = logging.getLogger("incumbent")
 
@@ -88,7 +88,7 @@ class Debts:
 
     def __init__(self) -> None:
         self._owed: deque[_Owed] = deque()
-        self._paying: threading.Lock = original("_thread", "allocate_lock")()
+        self._paying: threading.Lock = unpatched("_thread", "allocate_lock")()
 
     def add(self, debt: Debt) -> None:
         """Add a debt that is due at once. Never blocks."""
@@ -202,7 +202,7 @@ class _KeeperState:
 
     def __init__(self, keeper: Keeper) -> None:
         # One mutex for the buckets and the thread's wake-up time, which are decided together.
-        self.mutex: threading.RLock = original("_thread", "RLock")()
+        self.mutex: threading.RLock = unpatched("_thread", "RLock")()
         self.buckets = Buckets(self.mutex, spread=keeper.spread)
         self.new: dict[weakref.ref[Claim], None] = {}
         """Leases without a bucket yet: most end before the thread wakes. Its steps are atomic."""

@@ -32,7 +32,7 @@ from typing import Any, Final, Protocol
 
 from incumbent import clock
 from incumbent.interrupts import is_from_signal, raise_if_from_signal
-from incumbent.unpatched import original, start_bare_thread, start_thread
+from incumbent.unpatched import start_bare_thread, start_thread, unpatched
 
 _log = logging.getLogger("incumbent")
 
@@ -62,7 +62,7 @@ class _QueueAlarm:
     """An alarm on a queue: its `put` may interrupt any other use of it, unlike an Event's `set`."""
 
     def __init__(self) -> None:
-        self._rings: queue.SimpleQueue[None] = original("queue", "SimpleQueue")()
+        self._rings: queue.SimpleQueue[None] = unpatched("queue", "SimpleQueue")()
 
     def wait_until(self, instant: float) -> None:
         left = instant - clock.now()
@@ -104,7 +104,7 @@ class _BoottimeAlarm:
         if self._timer_fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create failed")
         self._ours.append(self._timer_fd)
-        self._poll = original("select", "poll")()
+        self._poll = unpatched("select", "poll")()
         for fd in self._ours:
             self._poll.register(fd, select.POLLIN)
 
@@ -255,7 +255,7 @@ class AlarmThread:
                 self._failures = 0
         except BaseException:  # noqa: BLE001 - whatever it was, leases depend on us
             _log.exception("%s ended by an error; it starts again", self.name)
-            original("time", "sleep")(min(_PAUSE_MOST, _PAUSE * 2**self._failures))
+            unpatched("time", "sleep")(min(_PAUSE_MOST, _PAUSE * 2**self._failures))
             self._failures += 1
             self._woken = True
         finally:
@@ -310,7 +310,7 @@ class Notifier:
 
     def reset(self) -> None:
         """Forget the waiting callbacks; after a fork there is no thread either."""
-        self._calls: queue.SimpleQueue[Callable[[], None]] = original("queue", "SimpleQueue")()
+        self._calls: queue.SimpleQueue[Callable[[], None]] = unpatched("queue", "SimpleQueue")()
         self._unfinished: deque[None] = deque()
         """An entry for each callback that waits or runs."""
         self._idle = [True]

@@ -22,7 +22,7 @@ from incumbent.stores.kubernetes.site import KubernetesSite
 from incumbent.stores.kubernetes.watching import Watches
 from incumbent.stores.loops import LoopEnd, ServerEngine, detach_in_child
 from incumbent.stores.plan import BlockingTogether, run_blocking
-from incumbent.unpatched import original, start_thread
+from incumbent.unpatched import start_thread, unpatched
 
 if TYPE_CHECKING:
     from incumbent.net.aiowire import AsyncStream
@@ -60,7 +60,7 @@ class BlockingKubernetes(KubernetesClient[BlockingWire]):
                 over.release()
 
         for _ in range(lanes - 1):
-            over = original("_thread", "allocate_lock")()
+            over = unpatched("_thread", "allocate_lock")()
             over.acquire()
             try:
                 start_thread(partial(run, over), "incumbent-batch")
