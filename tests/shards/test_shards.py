@@ -210,6 +210,43 @@ def test_the_loss_of_one_shard_costs_no_other_and_it_is_taken_again(engine: Faul
         assert {number for number in before if after[number] != before[number]} == {1}
 
 
+def test_a_shard_that_is_released_from_outside_ends_its_work_and_is_taken_again(
+    engine: FaultyEngine,
+) -> None:
+    ended: list[str] = []
+
+    def work(shard: Shard) -> None:
+        shard.wait_stop()
+        try:
+            shard.check()
+        except LeaseLost as lost:
+            ended.append(lost.reason)
+            raise
+
+    async def work_async(shard: AsyncShard) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            shard.check()
+
+    async def main() -> None:
+        shards = AsyncShards("orders", 1, store=engine, ttl=1)
+        async with shards.running(work_async):
+            await soon(lambda: numbers(shards))
+            (before,) = shards.owned()
+            await before.release()
+            await soon(lambda: [it for it in shards.owned() if it is not before])
+
+    shards = Shards("orders", 1, store=engine, ttl=1)
+    with shards.running(work):
+        eventually(lambda: numbers(shards))
+        (before,) = shards.owned()
+        assert before.release()
+        eventually(lambda: [it for it in shards.owned() if it is not before])
+        assert ended == ["resigned"]
+    asyncio.run(main())
+
+
 def test_an_operator_who_pauses_a_member_gives_its_shards_to_the_others(
     engine: FaultyEngine,
 ) -> None:

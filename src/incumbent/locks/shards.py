@@ -15,6 +15,7 @@ from incumbent import clock
 from incumbent.chance import draw_jitter
 from incumbent.durations import Duration
 from incumbent.election import encode_metadata
+from incumbent.errors import AlreadyReleased, Error
 from incumbent.locks.candidacy import Metadata, TermHandle
 from incumbent.locks.elections import AsyncTerm, Term
 from incumbent.locks.groups import GroupHandle, GroupSettings, first_try
@@ -38,6 +39,7 @@ from incumbent.locks.running import (
 )
 from incumbent.protocol.claim import Claim
 from incumbent.protocol.roster import Division, attend, check_count
+from incumbent.protocol.words import lease_lost
 from incumbent.runtime.link import Link, ignore
 from incumbent.stores.plan import run_blocking
 
@@ -65,6 +67,11 @@ class _ShardHandle(TermHandle):
     def number(self) -> int:
         """The number of the shard, from 0; `fencing_token` orders its holders."""
         return self._number
+
+    def _why_not(self, claim: Claim, left: float, seconds: float) -> Error:
+        why = super()._why_not(claim, left, seconds)
+        # To its work it is lost, whoever released it: that ends no membership.
+        return lease_lost(self.name, "resigned") if isinstance(why, AlreadyReleased) else why
 
 
 class Shard(_ShardHandle, Term):
