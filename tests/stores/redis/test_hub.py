@@ -549,9 +549,10 @@ def test_another_server_that_is_meant_is_listened_to_though_the_one_before_confi
         await settled()
         it.store.confirms = True
         it.hub.let_go()
-        await settled()
+        assert await is_over(waiting)
         first = it.store.ears[0]
         first.tell([b"subscribe", first.asked[0], 1])
+        waiting = it.wait(queued().seen)
         await settled()
         assert (len(it.store.ears), first.closed) == (2, True)
         it.word(f"turn {CLAIM[:16]} 0")
