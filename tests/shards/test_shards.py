@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -26,6 +27,7 @@ from incumbent.model import Ask, Key, Record, TakeOutcome
 from incumbent.rules.notices import PAUSE, encode_notice
 from incumbent.runtime.link import Link
 from tests.support.faulty import FaultyEngine
+from tests.support.starts import WHEN, Limit, interrupt_start
 from tests.support.waiting import eventually
 
 
@@ -143,6 +145,31 @@ def test_an_error_of_the_work_ends_all_work_and_is_raised(engine: FaultyEngine) 
     assert shards.owned() == ()
     assert Group("orders", store=engine).members() == ()
     assert len(ended) == len(set(ended))
+
+
+@WHEN
+def test_a_handlers_exception_while_a_shards_thread_starts_releases_nothing_under_its_work(
+    engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    valid: list[bool] = []
+
+    def work(shard: Shard) -> None:
+        shard.wait_stop()
+        # As a step that takes a while to end.
+        time.sleep(0.1)
+        valid.append(shard.valid)
+
+    let_it_end = interrupt_start(monkeypatch, "incumbent orders/1", when)
+    shards = Shards("orders", 2, store=engine)
+    with pytest.raises(Limit):
+        shards.run(work)
+    began = len(valid)
+    let_it_end()
+    assert all(valid)
+    assert len(valid) == began
+    assert shards.owned() == ()
+    with Client(engine) as client:
+        assert not any(client.read(f"orders/{number}").holdings for number in range(2))
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])

@@ -19,7 +19,7 @@ from incumbent.errors import AlreadyReleased, Error
 from incumbent.locks.candidacy import Metadata, TermHandle
 from incumbent.locks.elections import AsyncTerm, Term
 from incumbent.locks.groups import GroupHandle, GroupSettings, first_try
-from incumbent.locks.leases import trimmed_traceback
+from incumbent.locks.leases import release_unless_lost, trimmed_traceback
 from incumbent.locks.options import explain_arguments, parse_timeout
 from incumbent.locks.running import (
     CandidacyEnded,
@@ -251,7 +251,13 @@ class _Threads(_Membership[Shard]):
         finally:
             self.end()
             for thread in list(self._threads.values()):
-                thread.join()
+                # One that begins only now finds that it has to stop.
+                if thread.is_alive():
+                    thread.join()
+            # Their threads never began, or ended in Python's own code.
+            for number, shard in list(self._shards.items()):
+                self._shards.pop(number, None)
+                release_unless_lost(shard)
             # Only here: until its end each body has to be woken at its renew_deadline.
             self._done.set()
             run_blocking(self.roster.leave(self._link.port))
@@ -283,13 +289,9 @@ class _Threads(_Membership[Shard]):
         shard = self._shards[number] = Shard(self._link, claim, number)
         name = f"incumbent {shard.name}"
         thread = threading.Thread(target=self._serve, args=(shard,), name=name, daemon=True)
-        try:
-            thread.start()
-        except BaseException:
-            del self._shards[number]
-            shard.release()
-            raise
+        # First: the start may raise though the thread runs, as a signal handler raises anywhere.
         self._threads[number] = thread
+        thread.start()
 
     def _serve(self, shard: Shard) -> None:
         try:
