@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeAlias
@@ -374,10 +374,14 @@ class AsyncLock(_Handle[leases.AsyncLease]):
                 return False
         return self._keep(lease, token)
 
-    async def release(self) -> None:
+    def release(self) -> Coroutine[Any, Any, None]:
         """Release the lock; see Lock.release."""
+        # Looked up here, in the caller's task: `wait_for` of Python 3.11 runs it in another one.
+        return self._released(self._leave())
+
+    async def _released(self, lease: leases.AsyncLease) -> None:
         try:
-            await self._leave().release()
+            await lease.release()
         except LeaseLost as lost:
             raise self._not_owned("release", lost) from None
 

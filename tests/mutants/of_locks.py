@@ -11,11 +11,26 @@ _SHARING = ("tests/top/test_sharing.py",)
 
 _FORKS = ("tests/top/test_forks.py",)
 _CALLERS = ("tests/stores/redis/test_compat_callers.py",)
+_ONE_BODY = ("tests/top/test_one_body.py",)
 _WAITS = ("tests/protocol/test_waits.py",)
 
 _p = in_area("protocol")
 
 MUTATIONS: tuple[Mutation, ...] = (
+    _p(
+        "a generator ends the permit of the thread that resumes it",
+        "locks/lock.py",
+        "        if within is not None and (ours",
+        "        if within is None and (ours",
+        *_ONE_BODY,
+    ),
+    _p(
+        "a release is of the task that runs it, not of the one that calls it",
+        "locks/leases.py",
+        "            if own:\n",
+        "            if own and scope.encloses_this:\n",
+        *_ONE_BODY,
+    ),
     _p(
         "an inner exit of a reentrant lock gives the lease back",
         "locks/leases.py",

@@ -23,6 +23,7 @@ from incumbent import (
 )
 from incumbent.locks.callers import bodies_of_thread
 from tests.support.faulty import FaultyEngine
+from tests.support.pace import LONG
 from tests.support.waiting import eventually
 
 
@@ -164,3 +165,41 @@ def test_a_generator_that_another_task_resumes_ends_its_own_lease_alone(
         assert not await lock._holdings()
 
     asyncio.run(scenario())
+
+
+def test_a_release_that_is_given_too_little_time_ends_in_a_timeout_inside_of_the_body(
+    engine: FaultyEngine,
+) -> None:
+    """`wait_for` of Python 3.11 runs the release in a task of its own."""
+
+    async def scenario() -> None:
+        async with AsyncLock("a", store=engine) as lease:
+            engine.faulty.delay = LONG
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(lease.release(), 0.05)
+            engine.faulty.delay = 0.0
+            # Nobody cancels it afterwards either.
+            await asyncio.sleep(0.05)
+        async with asyncio.timeout(LONG):
+            while await AsyncLock("a", store=engine).locked():
+                await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())
+
+
+def test_a_lock_is_released_by_its_task_also_within_wait_for(engine: FaultyEngine) -> None:
+    async def scenario() -> None:
+        lock = AsyncLock("a", store=engine)
+        await lock.acquire()
+        assert await asyncio.wait_for(lock.release(), LONG)
+        assert not await lock.locked()
+
+    asyncio.run(scenario())
+
+
+def test_a_lease_is_released_from_outside_of_its_loop(engine: FaultyEngine) -> None:
+    async def scenario() -> Any:
+        return await AsyncLock("a", store=engine).acquire()
+
+    lease = asyncio.run(scenario())
+    assert asyncio.run(lease.release())

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar
 
 from incumbent import clock
 from incumbent.durations import DAY, Duration, parse_duration, say_seconds
@@ -36,7 +36,7 @@ from incumbent.errors import (
     StoreUnavailable,
 )
 from incumbent.lease import LeaseState
-from incumbent.locks.callers import enter, forget_bodies
+from incumbent.locks.callers import current_task, enter, forget_bodies
 from incumbent.locks.losses import (
     add_loss_note,
     call_if_lost,
@@ -422,13 +422,19 @@ class SuspendingLease(AnyLease):
         await wait_until_called(self._watch, parse_timeout(timeout), self._unwatch)
         return self.lost
 
-    async def release(self) -> bool:
+    def release(self) -> Coroutine[Any, Any, bool]:
         """Release the lease; see Lease.release. A cancelled call ends the belief in it too.
 
         The body of another task is cancelled, and gets AlreadyReleased; that of the caller goes on.
         """
-        if (scope := getattr(self, "_scope", None)) is not None:
-            if scope.encloses_this:
+        # Whose body it is shows here: `wait_for` of Python 3.11 runs the coroutine in another task.
+        scope = getattr(self, "_scope", None)
+        own = scope is not None and current_task() is not None and scope.encloses_this
+        return self._released_by(scope, own=own)
+
+    async def _released_by(self, scope: LeaseScope | None, *, own: bool) -> bool:
+        if scope is not None:
+            if own:
                 scope.let_run()
             elif not self._claims[0].reentries:
                 # Before the request: the next holder may begin while its reply is on the way.

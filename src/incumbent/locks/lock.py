@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from types import EllipsisType, FrameType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Never, NoReturn, TypeVar, Unpack
@@ -546,9 +546,10 @@ class AsyncLock(LeaseKeepingLock[AsyncLease]):
         except NotAcquired:
             return None
 
-    async def release(self) -> bool:
+    def release(self) -> Coroutine[Any, Any, bool]:
         """Release the lease that this task acquired through this lock; see Lock.release."""
-        return await self._lease_to_release().release()
+        # Looked up here, in the caller's task: see AsyncLease.release.
+        return self._lease_to_release().release()
 
     async def locked(self) -> bool:
         """Whether the name is held; see Lock.locked."""
