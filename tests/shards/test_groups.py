@@ -14,6 +14,7 @@ from incumbent.model import Ask, Granted, Key, Renewal, Renewed
 from incumbent.runtime.link import Link
 from tests.support.faulty import Fault, FaultyEngine
 from tests.support.pace import took
+from tests.support.starts import WHEN, Limit, interrupt_start
 from tests.support.waiting import eventually
 
 
@@ -291,6 +292,22 @@ def test_an_interrupted_join_leaves_nobody_a_member(
         pass
     assert group.members() == ()
     del kept
+
+
+@WHEN
+def test_a_handlers_exception_while_the_thread_starts_ends_the_membership(
+    engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    group, bodies = Group("workers", store=engine), list[str]()
+    let_it_end = interrupt_start(monkeypatch, "incumbent workers", when)
+    with pytest.raises(Limit), group.join():
+        bodies.append("began")
+    let_it_end()
+    assert not bodies
+    assert group.members() == ()
+    monkeypatch.undo()
+    with group.join():
+        assert len(group.members()) == 1
 
 
 def test_a_body_that_ends_at_once_waits_for_nothing(engine: FaultyEngine) -> None:

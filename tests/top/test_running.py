@@ -12,6 +12,7 @@ import pytest
 import incumbent
 from incumbent import AsyncElection, AsyncTerm, Election, Term, clock
 from tests.support.faulty import FaultyEngine
+from tests.support.starts import WHEN, Limit, interrupt_start
 from tests.support.waiting import eventually
 
 
@@ -89,6 +90,21 @@ def test_a_term_that_begins_at_the_end_of_the_body_does_no_work(
         leaving.start()
     assert ran == []
     assert engine.faulty.calls["give"] == 1
+
+
+@WHEN
+def test_a_handlers_exception_while_the_thread_starts_ends_the_candidacy(
+    engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    bodies: list[str] = []
+    election = Election("a", store=engine)
+    let_it_end = interrupt_start(monkeypatch, "incumbent a", when)
+    with pytest.raises(Limit), election.running(holds):
+        bodies.append("began")
+    let_it_end()
+    assert not bodies
+    assert not leads(election)
+    assert election.leader() is None
 
 
 def test_what_the_work_raised_is_logged_at_once_and_raised_at_the_end(

@@ -233,7 +233,11 @@ class Group(GroupHandle):
             try:
                 with trimmed_traceback:
                     run_blocking(first_try(link.port, roster))
-                work = partial(run_blocking, attend(port, roster))
+
+                def work() -> None:
+                    # Made here: if the thread never begins, nobody awaits a coroutine.
+                    run_blocking(attend(port, roster))
+
                 with thread_beside(self.name, work, end, "membership"):
                     yield self
             finally:

@@ -220,10 +220,12 @@ def thread_beside(
 ) -> Iterator[None]:
     """Call `work` in a thread; after the body call `end`, wait, and raise the work's exception."""
     failures: list[BaseException] = []
+    over = threading.Event()
 
     def attempt() -> None:
         try:
-            work()
+            if not over.is_set():
+                work()
         except CandidacyEnded:
             pass
         except BaseException as error:  # noqa: BLE001 - it is raised at the end of the body
@@ -232,12 +234,16 @@ def thread_beside(
             failures.append(error)
 
     thread = threading.Thread(target=attempt, name=f"incumbent {name}", daemon=True)
-    thread.start()
     try:
+        # Inside: it may raise though the thread runs, as a signal handler raises anywhere.
+        thread.start()
         yield
     except BaseException as error:
+        over.set()
         end()
-        thread.join()
+        # One that begins only now finds that it is over.
+        if thread.is_alive():
+            thread.join()
         _note_failure(name, what, error, *failures)
         raise
     end()
