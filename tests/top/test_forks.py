@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,19 @@ from incumbent import (
     AsyncLock,
     AsyncMultiLock,
     AsyncSemaphore,
+    Client,
     Election,
     Group,
     Lock,
     MultiLock,
     ReadWriteLock,
     Semaphore,
+    Shards,
 )
 from incumbent.locks.callers import Exclusion
 from incumbent.runtime.link import link_for
 from tests.support.forks import exit_code, fork, in_a_child
+from tests.support.waiting import eventually
 
 Make = Callable[..., Any]
 PATIENCE = 20.0
@@ -247,6 +250,35 @@ def test_a_body_that_the_child_leaves_ends_in_a_loss_and_releases_nothing(
     assert lock.owned() or lock.locked()
     inside.close()
     assert not lock.locked()
+
+
+@pytest.mark.parametrize("kind", ["a member", "shards"])
+def test_a_body_that_the_child_leaves_ends_no_membership(
+    kind: str, settings: dict[str, Any]
+) -> None:
+    group, shards = Group("a", **settings), Shards("a", 2, **settings)
+
+    def leave(inside: ExitStack) -> int:
+        inside.close()
+        # What is owed is paid now.
+        link_for(settings["store"]).close()
+        return 0
+
+    with ExitStack() as inside:
+        if kind == "a member":
+            inside.enter_context(group.join())
+        else:
+            inside.enter_context(shards.running(lambda shard: shard.wait_stop()))
+            eventually(lambda: len(shards.owned()) == 2)
+        with Client(settings["store"]) as client:
+            before, held = group.members(), shards.owned()
+            roster = client.read("a").fields
+            assert in_a_child(lambda: leave(inside)) == 0
+            # The versions too: a name that was struck is soon written again.
+            assert client.read("a").fields == roster
+        assert group.members() == before != ()
+        assert shards.owned() == held
+        assert all(shard.valid for shard in held)
 
 
 def test_a_campaign_of_another_thread_is_not_in_the_child(settings: dict[str, Any]) -> None:

@@ -166,6 +166,8 @@ class Roster:
 
         Raises no StoreError: if this fails, they take over when our lease has ended.
         """
+        if _is_of_the_parent(self._claim):
+            return
         try:
             await self._remove(port, self.me, self._version)
         except StoreError:
@@ -179,7 +181,7 @@ class Roster:
         """Give our lease back (or let the keeper do it), and `strike_off` our name."""
         # First: whatever interrupts the release, nobody counts us as a member any more.
         claim, self._claim = self._claim, None
-        if claim is None:
+        if claim is None or _is_of_the_parent(claim):
             return
         self._former = claim.machine.token
         now = port.now()
@@ -272,6 +274,11 @@ class Roster:
 
     def _until(self, port: WritingPort) -> float:
         return port.now() + self.policy.request_timeout
+
+
+def _is_of_the_parent(claim: Claim | None) -> bool:
+    """Whether this is a child that was forked in the body: the membership goes on without it."""
+    return claim is not None and claim.machine.reason == "forked"
 
 
 def _members(record: Record) -> dict[str, Field]:
