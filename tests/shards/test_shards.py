@@ -172,6 +172,41 @@ def test_a_handlers_exception_while_a_shards_thread_starts_releases_nothing_unde
         assert not any(client.read(f"orders/{number}").holdings for number in range(2))
 
 
+def test_a_second_ctrl_c_while_the_work_is_awaited_ends_the_membership_all_the_same(
+    engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, join = threading.Event(), threading.Thread.join
+
+    def work(shard: Shard) -> None:
+        if shard.number == 1:
+            # As a handler that raises in the main thread: this ends `run`, which awaits the other.
+            raise Limit
+        shard.wait_stop()
+        assert go_on.wait(60)
+
+    def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
+        if thread.name == "incumbent orders/0" and not go_on.is_set():
+            raise KeyboardInterrupt
+        join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    shards = Shards("orders", 2, store=engine)
+    with pytest.raises(KeyboardInterrupt):
+        shards.run(work)
+    assert Group("orders", store=engine).members() == ()
+    eventually(lambda: "incumbent orders in time" not in names_of_threads())
+    # The work that goes on has its shard until it ends.
+    assert numbers(shards) <= {0}
+    go_on.set()
+    eventually(lambda: "incumbent orders/0" not in names_of_threads())
+    with Client(engine) as client:
+        assert not client.read("orders/0").holdings
+
+
+def names_of_threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
+
+
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
 def test_sys_exit_is_not_swallowed_by_a_clean_up_that_checks_the_shard(
     engine: FaultyEngine, interrupt: type[BaseException]

@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
+from weakref import ref
 
 from incumbent import clock
 from incumbent.chance import draw_jitter
@@ -242,39 +243,45 @@ class _Threads(_Membership[Shard]):
 
     def run(self) -> None:
         """Keep the membership until `end` is called or an error occurs, then release everything."""
-        name = f"incumbent {self.roster.key.name} in time"
-        threading.Thread(target=self._wake_in_time, name=name, daemon=True).start()
         try:
+            name, args = f"incumbent {self.roster.key.name} in time", (ref(self), self._done)
+            threading.Thread(target=_wake_in_time, name=name, args=args, daemon=True).start()
             run_blocking(attend(self._port, self.roster, self._division))
         except CandidacyEnded:
             pass
         finally:
-            self.end()
-            for thread in list(self._threads.values()):
-                # One that begins only now finds that it has to stop.
-                if thread.is_alive():
-                    thread.join()
-            # Their threads never began, or ended in Python's own code.
-            for number, shard in list(self._shards.items()):
-                self._shards.pop(number, None)
-                release_unless_lost(shard)
-            # Only here: until its end each body has to be woken at its renew_deadline.
-            self._done.set()
-            run_blocking(self.roster.leave(self._link.port))
+            try:
+                self.end()
+                self._await_bodies()
+            finally:
+                # Also after a second Ctrl-C, wherever it came: work that was asked to stop needs no
+                # waking any more, and releases its shard when it ends.
+                self._stop_all()
+                self._done.set()
+                run_blocking(self.roster.leave(self._link.port))
         if self._failure is not None:
             raise self._failure
 
-    def _wake_in_time(self) -> None:
-        """Wake the work of each shard at its renew_deadline."""
-        pause = 0.0
-        while not self._done.wait(pause):
-            pause = self._wake_every
-            for shard in self._shards.copy().values():
-                if shard.stopping:
-                    shard._woken.set()
-                else:
-                    left = shard.belief.proof.stop_at - clock.now()
-                    pause = min(pause, max(0.001, left))
+    def _await_bodies(self) -> None:
+        for thread in list(self._threads.values()):
+            # One that begins only now finds that it has to stop.
+            if thread.is_alive():
+                thread.join()
+        # Their threads never began, or ended in Python's own code.
+        for number, shard in list(self._shards.items()):
+            self._shards.pop(number, None)
+            release_unless_lost(shard)
+
+    def wake_due(self) -> float:
+        """Wake the work whose renew_deadline has come; returns the seconds until the next."""
+        pause = self._wake_every
+        for shard in self._shards.copy().values():
+            if shard.stopping:
+                shard._woken.set()
+            else:
+                left = shard.belief.proof.stop_at - clock.now()
+                pause = min(pause, max(0.001, left))
+        return pause
 
     def end(self) -> None:
         """Ask all work to stop, and let other members take over. Called from any thread."""
@@ -306,6 +313,15 @@ class _Threads(_Membership[Shard]):
             self._port.end()
         finally:
             self._shards.pop(shard.number, None)
+
+
+def _wake_in_time(of: ref[_Threads], done: threading.Event) -> None:
+    """Wake the work of each shard at its renew_deadline."""
+    pause = 0.0
+    # Weakly: whatever interrupted its end, a membership that nobody has any more is not renewed.
+    while not done.wait(pause) and (threads := of()) is not None:
+        pause = threads.wake_due()
+        del threads
 
 
 class AsyncShards(ShardsHandle[AsyncShard]):
