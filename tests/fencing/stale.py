@@ -9,13 +9,18 @@ import os
 import signal
 import sqlite3
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from incumbent import Client, Lease, LeaseLost
 from incumbent.fencing import headers, replace_file, with_token, write_redis
+
+TASKS = Path("/proc/self/task")
+"""Our threads, if this is Linux: also those that Python does not list."""
 
 
 class Stopping:
@@ -28,8 +33,11 @@ class Stopping:
 
     def check(self) -> None:
         self._lease.check()
-        # A renewal that is frozen while it writes keeps the store's file locked.
+        # A renewal that is frozen while it writes keeps the store's file locked, and `close` does
+        # not wait for one that is under way.
         self._client.close()
+        while TASKS.exists() and len([*TASKS.iterdir()]) > 1:
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGSTOP)
 
 

@@ -61,7 +61,7 @@ def test_on_other_stores_it_is_the_same(world: World) -> None:
     first, second = world.start(b"one"), world.start(b"two")
     lock, heard = first.get_lock(b"job"), watch(second)
     with lock:
-        assert not second.get_lock(b"job").acquire(blocking=0.2)
+        assert not second.get_lock(b"job").acquire(blocking=2.0)
     watch(first)
     assert first.run_watchers()
     assert not second.run_watchers()
