@@ -550,6 +550,10 @@ def test_transfer_goes_to_the_named_one_of_three_candidates(engine: FaultyEngine
             with pytest.raises(incumbent.NotCandidate, match="c0, c1, c2"):
                 await candidate.transfer(to="nobody")
             assert candidate.term is not None
+            with pytest.raises(incumbent.ConfigError):
+                await candidate.transfer(to=to, timeout=-1)
+            assert candidate.term is not None
+            assert candidate.term._claim.reserve_for is None
             assert await candidate.transfer(to=to) is True
             numbers = {name: await task for name, task in tasks.items()}
         assert min(numbers, key=numbers.__getitem__) == to

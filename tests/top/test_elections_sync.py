@@ -304,6 +304,9 @@ def test_transfer_goes_to_the_named_one_of_three_candidates(
         with pytest.raises(incumbent.ConfigError):
             candidate.transfer(to="me")
         assert candidate.term is not None
+        with pytest.raises(incumbent.ConfigError):
+            candidate.transfer(to=to, timeout=-1)
+        assert candidate.term._claim.reserve_for is None
         candidate.transfer(to=to)
     results = threads.join()
     assert min(results, key=results.__getitem__) == to

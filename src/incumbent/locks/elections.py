@@ -266,6 +266,8 @@ class Election(ElectionHandle[Term]):
         NotCandidate if `to` is no candidate, Misuse if there are several `permits`, ConfigError,
         StoreError.
         """
+        # First: a refused call leaves nothing behind.
+        parse_timeout(timeout)
         term = self._term_to_transfer(to)
         record = self._link.store.read(self._wanted.key, self._read_until())
         # After the read, before the release, which carries it to the store.
@@ -424,6 +426,8 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
 
     async def transfer(self, to: str, timeout: Duration | None = None) -> bool:
         """`resign`, and reserve the leadership for the candidate `to`; see Election.transfer."""
+        # First: a refused call leaves nothing behind.
+        parse_timeout(timeout)
         term = self._term_to_transfer(to)
         store = self._link.engine.async_store()
         self._reserve_for(term, to, await store.read(self._wanted.key, self._read_until()))
