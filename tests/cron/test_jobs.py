@@ -194,6 +194,31 @@ def test_a_stop_lets_a_coroutine_end_within_the_drain(store: str, jobs: incumben
     assert [it.state for it in on_record(store, "slow")] == [SlotState.OK]
 
 
+def test_a_stop_just_before_a_coroutine_begins_cancels_it(store: str, jobs: incumbent.Jobs) -> None:
+    begins, cancelled = threading.Event(), threading.Event()
+
+    def on_event(event: str, /, **facts: Any) -> None:
+        if event == "started":
+            assert (background := jobs._background) is not None
+            begins.set()
+            # As a log that takes a moment: until the stop has looked for the coroutine.
+            assert background.stopping.wait(30)
+            time.sleep(0.2)
+
+    @jobs.every("1s")
+    async def slow() -> None:
+        try:
+            await asyncio.sleep(20)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    jobs.start(on_event=on_event)
+    assert begins.wait(30)
+    assert jobs.stop(drain=0)
+    assert cancelled.is_set()
+
+
 def test_an_exception_is_a_failure_and_is_retried(store: str, jobs: incumbent.Jobs) -> None:
     tries = []
 

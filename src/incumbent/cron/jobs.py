@@ -309,6 +309,9 @@ class _FunctionRun:
 
     async def _run_coroutine(self, work: Coroutine[Any, Any, Any]) -> SystemExit | None:
         scope = self._scope = cancel_at_stop(self.lease)
+        if self._jobs.stopping.is_set():
+            # `stop` may have looked for the scope before it was there.
+            scope.stop()
         try:
             with self._span():
                 await work
