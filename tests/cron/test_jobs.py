@@ -219,6 +219,26 @@ def test_a_stop_just_before_a_coroutine_begins_cancels_it(store: str, jobs: incu
     assert cancelled.is_set()
 
 
+def test_a_coroutine_that_awaits_what_was_cancelled_has_failed_and_is_retried(
+    store: str, jobs: incumbent.Jobs
+) -> None:
+    tries = []
+
+    @jobs.cron(RARELY, retries=1, retry_backoff=0.01)
+    async def bad() -> None:
+        tries.append(1)
+        inner = asyncio.ensure_future(asyncio.sleep(9))
+        inner.cancel()
+        await inner
+
+    trigger(jobs, store, "bad")
+    eventually(lambda: [it.state for it in on_record(store, "bad")] == [SlotState.FAILED])
+    (run,) = on_record(store, "bad")
+    assert (len(tries), run.attempt) == (2, 2)
+    assert "CancelledError" in run.why
+    assert "await inner" in run.output
+
+
 def test_an_exception_is_a_failure_and_is_retried(store: str, jobs: incumbent.Jobs) -> None:
     tries = []
 

@@ -540,6 +540,20 @@ def test_on_asyncio_an_error_of_the_work_ends_all_and_is_raised(engine: FaultyEn
     asyncio.run(main())
 
 
+def test_on_asyncio_work_that_awaits_what_was_cancelled_has_failed(engine: FaultyEngine) -> None:
+    async def work(shard: AsyncShard) -> None:
+        inner = asyncio.ensure_future(asyncio.sleep(9))
+        inner.cancel()
+        await inner
+
+    async def main() -> None:
+        async with asyncio.timeout(20):
+            with pytest.raises(RuntimeError, match="CancelledError"):
+                await AsyncShards("orders", 1, store=engine).run(work)
+
+    asyncio.run(main())
+
+
 def test_on_asyncio_a_cancelled_run_gives_everything_back(engine: FaultyEngine) -> None:
     async def main() -> None:
         shards = AsyncShards("orders", 4, store=engine)

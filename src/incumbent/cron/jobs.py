@@ -44,7 +44,13 @@ from incumbent.durations import Duration, parse_duration
 from incumbent.errors import ConfigError, Misuse, StoreError
 from incumbent.locks.leases import Lease, cancel_at_stop, release_unless_lost
 from incumbent.locks.options import LockSettings, default_holder, overruled
-from incumbent.locks.running import is_async, loss_in, refuse_coroutine, refuse_generator
+from incumbent.locks.running import (
+    is_async,
+    loss_in,
+    refuse_coroutine,
+    refuse_generator,
+    unless_cancelled,
+)
 from incumbent.model import Refused
 from incumbent.printable import printable
 from incumbent.protocol.claim import Claim
@@ -313,7 +319,7 @@ class _FunctionRun:
             # `stop` may have looked for the scope before it was there.
             scope.stop()
         try:
-            with self._span():
+            with self._span(), unless_cancelled():
                 await work
         except SystemExit as error:
             # If it were raised here, it would end the application's event loop.

@@ -168,6 +168,20 @@ def unless_lost(name: str, task: Task[Any] | None = None) -> Iterator[None]:
                 behind = behind.__context__
 
 
+@contextmanager
+def unless_cancelled() -> Iterator[None]:
+    """Raise RuntimeError for a CancelledError of what the work awaits: nobody cancels this task."""
+    from asyncio import CancelledError, current_task
+
+    try:
+        yield
+    except CancelledError as error:
+        task = current_task()
+        if task is None or task.cancelling():
+            raise
+        raise RuntimeError("CancelledError, though nobody cancelled the work") from error
+
+
 # -- beside a body ---------------------------------------------------------------------------------
 
 

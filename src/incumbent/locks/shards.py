@@ -36,6 +36,7 @@ from incumbent.locks.running import (
     require_awaitable,
     task_beside,
     thread_beside,
+    unless_cancelled,
     unless_lost,
 )
 from incumbent.protocol.claim import Claim
@@ -405,7 +406,8 @@ class _Tasks(_Membership[AsyncShard]):
             with unless_lost(shard.name):
                 async with shard:
                     if self._may_begin(shard):
-                        await require_awaitable(self._work(shard), self._work, _USE_BLOCKING)
+                        with unless_cancelled():
+                            await require_awaitable(self._work(shard), self._work, _USE_BLOCKING)
         except CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - it is raised by `run`
