@@ -94,12 +94,20 @@ class LeaseLost(LockError):
     "broken" (an operator asked to end it), "resigned" (by this instance), "paused",
     "store_restarted", "at_most_for" (its own limit), "need" (still held, but not for as long as
     `check(need=)` asked), "forked", "unrecorded" (the end was not recorded in the ledger under the
-    lease).
+    lease). `namespace`: that of the lease, or None if it is not known.
     """
 
-    def __init__(self, message: str = "", *, name: str = "", reason: str = "expired") -> None:
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        name: str = "",
+        reason: str = "expired",
+        namespace: str | None = None,
+    ) -> None:
         super().__init__(message, name=name)
         self.reason = reason
+        self.namespace = namespace
 
 
 class StoreError(LockError):

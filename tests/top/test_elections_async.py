@@ -184,6 +184,19 @@ def test_a_value_that_comes_with_the_loss_is_not_the_end(engine: FaultyEngine) -
     run(scenario())
 
 
+def test_a_loss_of_a_namesake_in_another_namespace_is_the_works_own_error(
+    engine: FaultyEngine,
+) -> None:
+    candidate = election(engine)
+
+    async def work(term: AsyncTerm) -> None:
+        async with incumbent.AsyncLock(candidate.name, store=engine, namespace="rows") as lease:
+            lease.check(need=1000)
+
+    with pytest.raises(LeaseLost, match="needed"):
+        run(candidate.run(work))
+
+
 def test_a_loss_of_another_lease_inside_the_work_is_the_works_own_error(
     engine: FaultyEngine,
 ) -> None:

@@ -179,6 +179,19 @@ def test_a_loss_of_another_lease_inside_the_work_is_the_works_own_error(
         election(engine).run(work)
 
 
+def test_a_loss_of_a_namesake_in_another_namespace_is_the_works_own_error(
+    engine: FaultyEngine,
+) -> None:
+    candidate = election(engine)
+
+    def work(term: Term) -> None:
+        with incumbent.Lock(candidate.name, store=engine, namespace="rows") as lease:
+            lease.check(need=1000)
+
+    with pytest.raises(LeaseLost, match="needed"):
+        candidate.run(work)
+
+
 def test_run_refuses_work_that_it_would_not_run(engine: FaultyEngine) -> None:
     async def work(term: Term) -> None: ...
 

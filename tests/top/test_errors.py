@@ -46,7 +46,10 @@ EVERY: list[tuple[Exception, dict[str, object]]] = [
         ),
         REFUSAL,
     ),
-    (LeaseLost("gone", name="job", reason="taken"), {"name": "job", "reason": "taken"}),
+    (
+        LeaseLost("gone", name="job", reason="taken", namespace="rows"),
+        {"name": "job", "reason": "taken", "namespace": "rows"},
+    ),
     (StoreError("away", name="job", permanent=True, retry_after=3.0), OUTAGE),
     (StoreUnavailable("away", name="job", permanent=True, retry_after=3.0), OUTAGE),
     (OutcomeUnknown("perhaps", name="job", permanent=True, retry_after=3.0), OUTAGE),

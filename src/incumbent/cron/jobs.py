@@ -285,7 +285,7 @@ class _FunctionRun:
             why = f"{type(error).__name__}: {error}"
             trace = traceback.format_exc()[-min(self._spec.keep_output, OUTPUT_MOST) :]
             end = AttemptEnd(SlotState.FAILED, why=why[:500], output=trace)
-            if lost := loss_in(error, self.lease.name):
+            if lost := loss_in(error, self.lease._claim.wanted.key):
                 end = AttemptEnd(SlotState.LOST, why=str(lost), final=True)
             else:
                 facts = {"job": self._spec.name, "slot": self._slot.name}

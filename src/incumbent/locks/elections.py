@@ -204,7 +204,7 @@ class Election(ElectionHandle[Term]):
     def _lead_on(self, port: Port, work: Callable[[Term], V]) -> V:
         while True:
             term = self._campaign(port)
-            with unless_lost(self.name):
+            with unless_lost(term._claim.wanted.key):
                 with term:
                     value = refuse_coroutine(work(term), work, _USE_ASYNC)
                     # Inside the body: after the release the term is over, and `stopping` always
@@ -370,7 +370,7 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
         refuse_generator(work)
         while True:
             term = await self.campaign()
-            with unless_lost(self.name, current_task()):
+            with unless_lost(term._claim.wanted.key, current_task()):
                 async with term:
                     value = await require_awaitable(work(term), work, _USE_BLOCKING)
                     # Inside the body, as in Election.run: the work may have released the term.

@@ -144,7 +144,7 @@ class AnyLease:
         if claim.machine.state in _RELEASED:
             return AlreadyReleased(f"the lease on {name!r} was released")
         why = f": {say_seconds(left)} left, {say_seconds(seconds)} needed"
-        return lease_lost(name, "need", why)
+        return lease_lost(claim.wanted.key, "need", why)
 
     def _first_loss(self) -> LeaseLost | None:
         """The loss of the lease that was lost first; None if none was lost."""
@@ -482,7 +482,7 @@ class SuspendingLease(AnyLease):
             return None
         one = min(self._claims, key=lambda claim: claim.machine.stop_at)
         reason = "at_most_for" if one.machine.ends_by_at_most_for else "expired"
-        return lease_lost(one.wanted.key.name, reason, "; the body was cancelled within the lease")
+        return lease_lost(one.wanted.key, reason, "; the body was cancelled within the lease")
 
 
 class AsyncLease(SingleLease, SuspendingLease):

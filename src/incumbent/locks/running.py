@@ -126,11 +126,17 @@ def name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
-def loss_in(error: BaseException, name: str) -> LeaseLost | None:
-    """The loss of the lease `name`, if `error` is that, or a group of nothing else."""
+def loss_in(error: BaseException, key: Key) -> LeaseLost | None:
+    """The loss of the lease at `key`, if `error` is that, or a group of nothing else."""
     # The loss of another lease, which the work itself uses, is an error of the work.
     found = _leaves(error)
-    lost = [it for it in found if isinstance(it, LeaseLost) and it.name == name]
+    lost = [
+        it
+        for it in found
+        if isinstance(it, LeaseLost)
+        and it.name == key.name
+        and it.namespace in (None, key.namespace)
+    ]
     return lost[0] if len(lost) == len(found) else None
 
 
@@ -141,8 +147,8 @@ def _leaves(error: BaseException) -> list[BaseException]:
 
 
 @contextmanager
-def unless_lost(name: str, task: Task[Any] | None = None) -> Iterator[None]:
-    """Leave the body without its error if that only reports the loss of the lease `name`.
+def unless_lost(key: Key, task: Task[Any] | None = None) -> Iterator[None]:
+    """Leave the body without its error if that only reports the loss of the lease at `key`.
 
     A Ctrl-C, sys.exit or cancellation of `task` that a clean-up's check replaced is raised.
     """
@@ -151,7 +157,7 @@ def unless_lost(name: str, task: Task[Any] | None = None) -> Iterator[None]:
     try:
         yield
     except Exception as loss:
-        if loss_in(loss, name) is None:
+        if loss_in(loss, key) is None:
             raise
         kinds: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit)
         if task and task.cancelling() > cancelling:

@@ -304,7 +304,7 @@ class _Threads(_Membership[Shard]):
     def _serve(self, shard: Shard) -> None:
         try:
             # The loss of the shard does not end the membership.
-            with unless_lost(shard.name), shard:
+            with unless_lost(shard._claim.wanted.key), shard:
                 # Asked inside: a shard that was told to stop before it began is released by the
                 # exit.
                 if self._may_begin(shard):
@@ -403,7 +403,7 @@ class _Tasks(_Membership[AsyncShard]):
         from asyncio import CancelledError
 
         try:
-            with unless_lost(shard.name):
+            with unless_lost(shard._claim.wanted.key):
                 async with shard:
                     if self._may_begin(shard):
                         with unless_cancelled():

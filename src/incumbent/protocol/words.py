@@ -9,7 +9,7 @@ from typing import Final
 
 from incumbent.durations import say_seconds
 from incumbent.errors import AcquireTimeout, LeaseLost, NotAcquired, OutcomeUnknown, StoreError
-from incumbent.model import Holding, Notice, Refused
+from incumbent.model import Holding, Key, Notice, Refused
 from incumbent.printable import printable
 from incumbent.protocol.claim import Claim, LeaseRequest
 
@@ -206,10 +206,11 @@ def request_in_words(notice: Notice) -> str:
     return f"{_REQUESTS[notice.kind]}{to}{by}" + (f" ({notice.reason})" if notice.reason else "")
 
 
-def lease_lost(name: str, reason: str, detail: str = "") -> LeaseLost:
+def lease_lost(lease: str | Key, reason: str, detail: str = "") -> LeaseLost:
     """The error for a lease that ended without a release, or is not proved for long enough."""
-    what = _LOST.get(reason, reason)
-    return LeaseLost(f"the lease on {name!r} {what}{detail}", name=name, reason=reason)
+    namespace, name = (None, lease) if isinstance(lease, str) else lease
+    text = f"the lease on {name!r} {_LOST.get(reason, reason)}{detail}"
+    return LeaseLost(text, name=name, reason=reason, namespace=namespace)
 
 
 def claim_lost(claim: Claim, late: float = 0.0) -> LeaseLost:
@@ -221,4 +222,4 @@ def claim_lost(claim: Claim, late: float = 0.0) -> LeaseLost:
             f": this process did not schedule its renewal thread for {say_seconds(late)} (code that"
             " keeps the interpreter, a frozen process, or uWSGI without --enable-threads)"
         )
-    return lease_lost(claim.wanted.key.name, reason, detail)
+    return lease_lost(claim.wanted.key, reason, detail)
