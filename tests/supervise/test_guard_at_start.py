@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from incumbent import clock
+from incumbent.cli.main import main
+from incumbent.supervise import guarding
 from tests import tiers
 from tests.cli.tool import answer, command_line, environment, start
 from tests.e2e.fleet import TIMES, TTL, WORKER, Fleet, died_within
@@ -134,6 +136,61 @@ def test_a_candidate_whose_guard_froze_ends_when_it_is_elected(
     assert "the command could not be put under the guard: no command may run any more" in said
     assert len(fleet.begun) == 1
     assert status(fleet)["state"] == "free"
+
+
+TIGHT = """
+import os, resource, sys
+from incumbent.supervise import guarding
+
+receive, free = guarding._receive, int(sys.argv.pop(1))
+
+def tight(channel, kind, *more, **named):
+    if kind is not guarding.Kind.READY:
+        return receive(channel, kind, *more, **named)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + free, hard))
+    try:
+        return receive(channel, kind, *more, **named)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+guarding._receive = tight
+from incumbent.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@needs(ROOT, "PID namespaces need root")
+@pytest.mark.parametrize("free", [0, 1])
+def test_a_namespace_for_which_no_descriptor_is_free_lets_nothing_run(
+    fleet: Fleet, free: int
+) -> None:
+    ran = fleet.folder / "ran"
+    line = ("-s", fleet.store, "run", "--isolate", "pidns", "job", "--", "touch", str(ran))
+    done = subprocess.run(
+        [sys.executable, "-c", TIGHT, str(free), *line],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert not ran.exists()
+    assert done.returncode == 125
+    assert "no file descriptor is free; raise their limit (ulimit -n); nothing ran" in done.stderr
+    assert status(fleet)["state"] == "free"
+
+
+def test_a_guard_that_does_not_come_up_is_no_defect_of_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(guarding, "_HELLO_WITHIN", 0.0)
+    assert main(["-s", "memory:", "run", "job", "--", "true"]) == 125
+    said = capsys.readouterr().err
+    assert "the guard does not answer; nothing ran, so try again" in said
+    assert "defect" not in said
 
 
 # -- standing by ---------------------------------------------------------------------------------

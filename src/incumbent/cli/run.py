@@ -83,6 +83,10 @@ def _run_to_end(request: CommandRequest) -> _RunEnd:
     except StoreError as error:
         line = f"the store could not be proved, nothing ran: {error}"
         return _RunEnd("unproved", codes.UNPROVED, line, str(error))
+    except GuardFault as error:
+        # At its start: it was too slow, or is gone again.
+        line = f"{error}; nothing ran, so try again, or look why this host is overloaded"
+        return _RunEnd("fault", codes.FAULT, line, "guard")
     except Exception as error:  # noqa: BLE001 - a defect of ours has an exit code too
         return _RunEnd("fault", codes.FAULT, fault_line(error), fault_line(error))
 

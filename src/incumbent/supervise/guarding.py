@@ -33,6 +33,10 @@ _ESCAPE: Final = (
     "no PID namespace (%s): a daemon that CMD starts with an environment of its own can outlive a"
     " killed supervisor; --isolate pgroup says that this is known"
 )
+_NO_NAMESPACE: Final = (
+    "the guard's namespace did not arrive: no file descriptor is free; raise their limit (ulimit"
+    " -n)"
+)
 
 
 class GuardFault(Exception):
@@ -95,6 +99,13 @@ class Guard:
             answer, fds = _receive(self.channel, Kind.READY, self._terms)
         except OSError as error:
             raise GuardFault(f"the guard cannot be told of a new term: {error}") from error
+        if len(fds) != (2 if self.isolation == "pidns" else 0):
+            # The kernel drops those for which no number is free, and CMD must not run outside.
+            for fd in fds:
+                os.close(fd)
+            with suppress(OSError):
+                self.send(Message(Kind.END, self._terms))
+            raise GuardFault(_NO_NAMESPACE)
         return self._terms, answer.pid, fds
 
     def arm(self, term: int) -> None:
