@@ -184,6 +184,18 @@ def test_a_retry_that_somebody_has_is_left_to_it() -> None:
     assert found.claims == []
 
 
+def test_who_witnessed_a_lost_run_witnesses_its_retries_too() -> None:
+    spec, first = replace(SPEC, retries=2), run(SlotState.LOST)
+    second = run(slot=f"{SLOT.name}#2", attempt=2, token=9)
+    found = judge(spec, record((first, second), (holding(9, left=4.0),)), [SLOT], NOW)
+    assert [(round(at), slot.name) for at, slot in found.rechecks] == [(4, second.slot)]
+    lost = record((first, replace(second, state=SlotState.LOST)))
+    assert [slot.name for slot in judge(spec, lost, [SLOT], NOW).claims] == [f"{SLOT.name}#3"]
+    well = record((first, replace(second, state=SlotState.OK)))
+    found = judge(spec, well, [SLOT], NOW)
+    assert (found.claims, found.rechecks) == ([], [])
+
+
 def test_a_retry_that_meets_a_newer_run_is_skipped_with_why_or_waits_as_the_job_says() -> None:
     held = record((run(SlotState.LOST),), (holding(9, meta="2001-01-01T00:00:00Z"),))
     retry = JobSlot(SLOT.name, DUE).next_attempt()

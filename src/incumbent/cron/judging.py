@@ -99,12 +99,13 @@ def _judge_slot(spec: JobSpec, record: Record, slot: JobSlot, now: float, found:
 
 
 def _retry(spec: JobSpec, record: Record, run: SlotRecord, now: float, found: Findings) -> None:
-    """Claim the next attempt of a lost run, if it has one left that no instance claimed."""
+    """Claim the next attempt of a lost run, if it has one left; judge it if it is on record."""
     slot = JobSlot(run.slot, run.due, run.attempt, triggered_by=run.triggered_by)
     following = slot.next_attempt()
-    # Another instance may have judged the same record, and begun the attempt already.
-    known = RUN + following.name in record.fields
-    if is_retried(spec, run, now) and not known and following not in found.claims:
+    if RUN + following.name in record.fields:
+        # Another instance has begun the attempt: whoever witnessed this run witnesses that, too.
+        _judge_slot(spec, record, following, now, found)
+    elif is_retried(spec, run, now) and following not in found.claims:
         found.claims.append(following)
 
 
