@@ -35,6 +35,15 @@ def test_all_instances_read_the_same_file_the_same_way() -> None:
     assert parse_jobs(text, "here").specs == parse_jobs(text, "here").specs
 
 
+def test_a_folder_to_run_in_is_that_of_the_instance_however_often_a_job_changes_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("below").mkdir()
+    text = '[[job]]\nname = "a"\nevery = 5\ncommand = "date"\ncwd = "below"\n'
+    assert loaded(tmp_path, text, "jobs.toml").specs[0].cwd == str(tmp_path / "below")
+
+
 def test_a_byte_order_mark_is_nothing(tmp_path: Path) -> None:
     assert len(loaded(tmp_path, b"\xef\xbb\xbf0 5 * * * date").specs) == 1
 
