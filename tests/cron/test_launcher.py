@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import signal
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -10,7 +12,7 @@ from incumbent import clock
 from incumbent.cron.ledger import SlotRecord, SlotState
 from incumbent.cron.runs import ALREADY_RECORDED, GAVE_BACK, STATE_OF, Claimer
 from incumbent.cron.schedule import Every
-from incumbent.cron.serving import CommandLauncher
+from incumbent.cron.serving import CommandLauncher, _Serving
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.model import Key, Refused
 from incumbent.protocol.claim import Claim
@@ -76,3 +78,25 @@ def test_a_claim_takes_the_slot_along_with_the_lease() -> None:
     refused = claimer.claim(SPEC, SLOT)
     assert isinstance(refused, Refused)
     assert refused.reason == "used"
+
+
+def test_a_signal_that_comes_twice_at_once_is_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `timeout` sends it: to its child, and to the whole group."""
+    now, said, stopped = [0.0], list[str](), list[str]()
+    monkeypatch.setattr(clock, "now", lambda: now[0])
+    runs = SimpleNamespace(running={("job", "slot"): SLOT})
+    serving: Any = _Serving(
+        cast("Any", SimpleNamespace(stop=lambda: stopped.append("claims"))),
+        cast("Any", SimpleNamespace(runs=runs, stop_all=lambda: stopped.append("runs"))),
+        cast("Any", None),
+        25.0,
+        tuple,
+        cast("Any", lambda _, why, **__: said.append(why)),
+    )
+    for at in (0.0, 0.1):
+        now[0] = at
+        serving._begin_drain(signal.SIGTERM)
+    assert (said, stopped) == (["SIGTERM"], ["claims"])
+    now[0] = 1.0
+    serving._begin_drain(signal.SIGTERM)
+    assert (said[1:], stopped[1:]) == (["SIGTERM again"], ["runs"])

@@ -44,6 +44,10 @@ from incumbent.supervise.signals import Signals, has_terminal
 _ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
 """SIGHUP only if the terminal was closed; else it means: read the jobs again."""
 
+# Seconds in which a signal that comes again is the same request: `timeout` of coreutils sends TERM
+# to its child and then to the whole group.
+_SAME_REQUEST: Final = 0.5
+
 
 class CommandLauncher:
     """A Launcher of commands; `runs` has the runs that it launched."""
@@ -162,6 +166,7 @@ class _Serving:
     reread: Callable[[], tuple[JobSpec, ...]]
     events: Events
     kill_at: float = inf
+    asked_at: float = inf
     code: int | None = None
     on_terminal: bool = field(default_factory=has_terminal)
 
@@ -200,10 +205,13 @@ class _Serving:
         running = len(self.launcher.runs.running)
         name = signal.Signals(signum).name
         if self.code is not None:
+            if clock.now() - self.asked_at < _SAME_REQUEST:
+                return
             self.events("stopping", why=f"{name} again", running=running)
             self.launcher.stop_all()
             return
         self.code = 0 if signum == signal.SIGTERM else 128 + signum
+        self.asked_at = clock.now()
         self.events("stopping", why=name, running=running)
         self.instance.stop()
         self.kill_at = clock.now() + self.drain
