@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from incumbent.cli.cron import _reread
+from incumbent.cli.parser import parse
+from incumbent.errors import ConfigError
 from tests import tiers
 from tests.cli.tool import incumbent
 
@@ -195,3 +199,11 @@ def test_an_error_of_the_users_module_is_told_with_its_file_and_line(
     assert (done.returncode, done.stdout) == (64, "")
     (line,) = done.stderr.splitlines()
     assert said in line
+
+
+def test_a_pipe_is_not_read_again(tmp_path: Path) -> None:
+    """It has no end until somebody writes to it, and the loop would wait for that."""
+    pipe = tmp_path / "jobs.toml"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match="only a regular file is read again"):
+        _reread(parse(["cron", str(pipe)], {}))

@@ -232,3 +232,12 @@ def test_an_outage_is_told_when_it_begins_once_a_minute_and_when_it_is_over() ->
     it._report_reply()
     it._report_reply()
     assert told == [False, False, True]
+
+
+def test_an_event_with_very_many_jobs_names_some_and_counts_the_rest() -> None:
+    names = [f"a job with a long name {number}" for number in range(600)]
+    said = json.loads(Events().line("reloaded", added=names, removed=names[:2]))
+    assert said["added"] == names[: len(said["added"])]
+    assert len(said["added"]) + said["added_left_out"] == 600
+    assert len(said["added"]) > 50
+    assert said["removed"] == names[:2]

@@ -64,15 +64,20 @@ def _serve_file(request: CommandRequest) -> int:
         return USAGE
     fleet = _fleet_from(request)
 
-    def reread() -> tuple[JobSpec, ...]:
-        again = _load(request)
-        if again.errors:
-            raise ConfigError("; ".join(map(str, again.errors)), name="file")
-        return again.specs
-
     events = Events(instance=fleet.holder)
     webhook = webhook_of(request)
+    reread = partial(_reread, request)
     return serve_jobs(loaded.specs, fleet, reread, events, partial(health, request), webhook)
+
+
+def _reread(request: CommandRequest) -> tuple[JobSpec, ...]:
+    if os.path.exists(request.name) and not os.path.isfile(request.name):  # noqa: PTH110, PTH113
+        # A pipe could be read at the start; now it would hold up the loop, and the runs with it.
+        raise ConfigError(f"{request.name}: only a regular file is read again", name="file")
+    again = _load(request)
+    if again.errors:
+        raise ConfigError("; ".join(map(str, again.errors)), name="file")
+    return again.specs
 
 
 def _load(request: CommandRequest) -> LoadedJobs:

@@ -82,9 +82,15 @@ class Events:
             line = json_line(facts).encode()
             if len(line) < LONGEST_EVENT:
                 return line + b"\n"
-            # Only text that a command made is that long.
+            # Only text that a command made is that long, or a list of very many jobs.
             longest = max(facts, key=lambda key: len(str(facts[key])))
-            facts[longest] = str(facts[longest])[: len(str(facts[longest])) * 3 // 4]
+            value = facts[longest]
+            if isinstance(value, list) and value:
+                facts[longest] = value[: len(value) * 3 // 4]
+                left_out = f"{longest}_left_out"
+                facts[left_out] = facts.get(left_out, 0) + len(value) - len(facts[longest])
+            else:
+                facts[longest] = str(value)[: len(str(value)) * 3 // 4]
 
     def lines(self, event: str, key: str, texts: Iterable[str], /, **facts: Any) -> Iterator[bytes]:
         """The lines of many events that differ in one text; a text that is too long is halved."""
