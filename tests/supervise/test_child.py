@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from incumbent.supervise.child import CannotStart
+from incumbent.supervise.child import CannotStart, Child
+from incumbent.supervise.guarding import GuardFault
 
 DENIED = PermissionError(13, "Permission denied")
 
@@ -40,3 +43,23 @@ def test_a_script_whose_interpreter_is_missing_is_told_apart(
         assert error.code == 126
     missing = CannotStart("jobb", FileNotFoundError(2, "No such file or directory"))
     assert (str(missing), missing.code) == ("jobb: not found", 127)
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"), [(DENIED, CannotStart), (GuardFault("it is gone"), GuardFault)]
+)
+def test_what_could_not_be_started_leaves_the_terminal_to_us(
+    fault: Exception, told: type[Exception]
+) -> None:
+    done: list[str] = []
+
+    def become(*_: object) -> None:
+        raise fault
+
+    guard = SimpleNamespace(channel=None, secret="")
+    close = lambda: done.append("ended")  # noqa: E731
+    ready = SimpleNamespace(guard=guard, namespace=-1, pid=0, term=1, become=become, close=close)
+    terminal = SimpleNamespace(take_back=lambda: done.append("terminal"))
+    with pytest.raises(told):
+        Child(["job"], {}, cast("Any", terminal), cast("Any", ready))
+    assert done == ["ended", "terminal"]

@@ -102,8 +102,14 @@ class Child:
         try:
             mark = {MARK: mark_of(ready.guard.secret, ready.term)}
             ready.become(command, {**environment, **mark}, terminal)
-        except OSError as error:
-            raise CannotStart(command[0], error) from error
+        except BaseException as error:
+            # The process may have taken the terminal already, or does so until it is gone.
+            ready.close()
+            if terminal is not None:
+                terminal.take_back()
+            if isinstance(error, OSError):
+                raise CannotStart(command[0], error) from error
+            raise
 
     def poll(self) -> None:
         """Notice that CMD has ended, was stopped, or was continued."""
