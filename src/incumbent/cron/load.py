@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -80,17 +79,12 @@ def load_jobs(path: str, environ: Mapping[str, str], now: float) -> LoadedJobs:
     found = [*parsed.problems, *_of_machine(parsed.specs, path, environ, now)]
     problems = tuple(sorted(found, key=lambda problem: (problem.line, problem.column)))
     broken = any(not problem.warning for problem in problems)
-    return LoadedJobs(() if broken else tuple(map(_at_its_folder, parsed.specs)), problems)
-
-
-def _at_its_folder(spec: JobSpec) -> JobSpec:
-    """The job with an absolute `cwd`: a worker changes to it again for each attempt."""
-    if spec.cwd is None:
-        return spec
-    # Without our own folder a relative one leads nowhere, and the run says so.
-    with suppress(OSError):
-        return replace(spec, cwd=str(Path(spec.cwd).absolute()))
-    return spec
+    # Absolute, because a worker changes to the folder again for each attempt.
+    specs = (
+        spec if spec.cwd is None else replace(spec, cwd=str(Path(spec.cwd).absolute()))
+        for spec in parsed.specs
+    )
+    return LoadedJobs(() if broken else tuple(specs), problems)
 
 
 def parse_jobs(text: str, path: str, environ: Mapping[str, str] | None = None) -> LoadedJobs:

@@ -43,7 +43,6 @@ from incumbent.supervise.signals import Signals, has_terminal
 
 _ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
 """SIGHUP only if the terminal was closed; else it means: read the jobs again."""
-
 # Seconds in which a signal that comes again is the same request: `timeout` of coreutils sends TERM
 # to its child and then to the whole group.
 _SAME_REQUEST: Final = 0.5
