@@ -275,9 +275,10 @@ def test_the_loss_of_one_shard_costs_no_other_and_it_is_taken_again(engine: Faul
 def test_a_shard_that_is_released_from_outside_ends_its_work_and_is_taken_again(
     engine: FaultyEngine,
 ) -> None:
-    ended: list[str] = []
+    begun, ended = threading.Event(), list[str]()
 
     def work(shard: Shard) -> None:
+        begun.set()
         shard.wait_stop()
         try:
             shard.check()
@@ -301,7 +302,7 @@ def test_a_shard_that_is_released_from_outside_ends_its_work_and_is_taken_again(
 
     shards = Shards("orders", 1, store=engine, ttl=1)
     with shards.running(work):
-        eventually(lambda: numbers(shards))
+        assert begun.wait(40)
         (before,) = shards.owned()
         assert before.release()
         eventually(lambda: [it for it in shards.owned() if it is not before])
