@@ -331,16 +331,3 @@ def test_a_wait_is_refused_exactly_where_its_own_body_is_what_it_waits_for(
             world.step(what, me, name)
     finally:
         world.end()
-
-
-@pytest.mark.parametrize("way", range(6))
-def test_a_task_of_a_loop_that_a_body_runs_waits_for_that_body(
-    engine: FaultyEngine, way: int
-) -> None:
-    async def waits() -> None:
-        with pytest.raises(Misuse, match=ITSELF):
-            await first_awaited(engine)[way]()
-
-    with Lock("a", store=engine):
-        asyncio.run(waits())
-    asyncio.run(first_awaited(engine)[5]())

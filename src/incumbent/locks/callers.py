@@ -143,8 +143,8 @@ class Exclusion:
 
 # -- bodies: a caller inside one would wait for its name for ever ----------------------------------
 
-Bodies: TypeAlias = "list[tuple[weakref.ref[Claim], Hashable, bool]]"
-"""Leases, each with the identity of its store, and whether a task entered its body.
+Bodies: TypeAlias = "list[tuple[weakref.ref[Claim], Hashable]]"
+"""Leases, each with the identity of its store.
 
 Only bodies count: those of `with` and of decorated functions. A lease from a bare `acquire` may
 have been handed to another thread or task.
@@ -163,19 +163,14 @@ def bodies_of_thread() -> Bodies:
 def bodies_of_task() -> Bodies:
     """The bodies that cannot end while the current task waits."""
     task = current_task()
-    if task is None or not _bodies:
-        return []
-    # A body of this thread that no task entered runs the loop.
-    around = [body for body in bodies_of_thread() if not body[2]]
-    return around + _bodies.get(task, [])
+    return _bodies.get(task, []) if task is not None else []
 
 
 def enter(claim: Claim, store: Hashable) -> Callable[[], None]:
     """Note the body of a lease. Return a function that removes it: for any caller, also twice."""
     # For a task in both lists: while it is in the body, its thread must not block on the name
     # either.
-    task = current_task()
-    entry = (claim.ref, store, task is not None)
+    entry, task = (claim.ref, store), current_task()
     callers = [threading.current_thread()] if task is None else [threading.current_thread(), task]
     lists = [_bodies.setdefault(caller, []) for caller in callers]
     for bodies in lists:
@@ -194,14 +189,13 @@ def enter(claim: Claim, store: Hashable) -> Callable[[], None]:
 
 def forget_bodies(claim: Claim) -> None:
     """Remove the caller's bodies of a lease that is given up: `enter` may have been interrupted."""
-    task = current_task()
-    for bodies in (bodies_of_thread(), [] if task is None else _bodies.get(task, [])):
+    for bodies in (bodies_of_thread(), bodies_of_task()):
         bodies[:] = [entry for entry in bodies if entry[0] is not claim.ref]
 
 
 def refuse_waiting_for_oneself(wanted: LeaseRequest, store: Hashable, bodies: Bodies) -> None:
     """Raise Misuse if one of `bodies` is of a lease on the wanted name that is still proved."""
-    for ref, its_store, _ in bodies:
+    for ref, its_store in bodies:
         claim = ref()
         if claim is None or claim.wanted.key != wanted.key or its_store != store:
             continue
