@@ -55,8 +55,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "work that waits is not told that its lease cannot be proved",
         "locks/shards.py",
-        "                    shard._woken.set()",
-        "                    pass",
+        "                shard._woken.set()",
+        "                pass",
         f"{_SHARDS[0]}::test_work_that_waits_is_told_within_the_lease_when_it_cannot_be_proved",
     ),
     _p(
