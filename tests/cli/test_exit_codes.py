@@ -344,3 +344,26 @@ def test_the_result_of_a_run_is_complete(store: str, tmp_path: Path) -> None:
     }
     assert (result["outcome"], result["exit_code"], result["holder"]) == ("ended", 3, "me")
     assert [path.name for path in tmp_path.iterdir() if "result" in path.name] == ["result"]
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "long"])
+def test_a_result_file_stays_what_it_is(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / ("a" * 255 if kind == "long" else "result")
+    reading = -1
+    if kind == "link":
+        (tmp_path / "below").mkdir()
+        file.symlink_to("below/real")
+    elif kind == "pipe":
+        os.mkfifo(file)
+        reading = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    store = f"sqlite:///{tmp_path}/leases.db"
+    done = incumbent("-s", store, "run", "-q", "job", "--result-file", file, "--", "true")
+    assert (done.returncode, done.stderr) == (0, "")
+    if kind == "pipe":
+        said = os.read(reading, 4096).decode()
+        os.close(reading)
+    else:
+        said = file.read_text()
+    assert json.loads(said)["result"]["outcome"] == "ended"
+    assert (file.is_symlink(), file.is_fifo()) == (kind == "link", kind == "pipe")
+    assert not list(tmp_path.glob(".incumbent*"))

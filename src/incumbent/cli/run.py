@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from math import inf
 from signal import Signals as SignalName
@@ -60,8 +60,10 @@ def command(request: CommandRequest) -> int:
     result_file = request.text("result_file")
     if result_file:
         # Before anything runs: it must be possible to write the file at the end.
-        folder = os.path.dirname(result_file) or "."  # noqa: PTH120 - pathlib costs start-up time
-        writable = os.access(folder, os.W_OK | os.X_OK)
+        writable = os.access(result_file, os.W_OK)
+        if not _is_written_to(result_file):
+            folder = os.path.dirname(os.path.realpath(result_file))  # noqa: PTH120 - pathlib costs start-up time
+            writable = os.access(folder, os.W_OK | os.X_OK)
         if os.path.isdir(result_file) or not writable:  # noqa: PTH112 - likewise
             text = f"result_file={result_file!r} cannot be written"
             raise ConfigError(text, name="result_file")
@@ -290,15 +292,35 @@ def _facts(request: CommandRequest, run_end: _RunEnd) -> dict[str, object]:
     }
 
 
+def _is_written_to(path: str) -> bool:
+    """Whether the result file is a device, a pipe or an open file: it is written, not replaced."""
+    if os.path.isfile(path):  # noqa: PTH113 - pathlib costs start-up time
+        return path.startswith(("/dev/std", "/dev/fd/", "/proc/"))
+    return os.path.exists(path)  # noqa: PTH110 - likewise
+
+
 def _write_result(path: str, run_end: _RunEnd, request: CommandRequest) -> None:
     """Write the file whole or not at all: a reader never sees half of it."""
     from pathlib import Path
 
-    target = Path(path)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    text = as_json(request, _facts(request, run_end)) + "\n"
     try:
-        draft.write_text(as_json(request, _facts(request, run_end)) + "\n", encoding="utf-8")
-        draft.replace(target)
+        if _is_written_to(path):
+            # A pipe that nobody reads must not hold us.
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)
+            with open(fd, "w", encoding="utf-8") as file:  # noqa: PTH123
+                file.write(text)
+            return
+        # The file that a symbolic link leads to is replaced, and not the link.
+        target = Path(os.path.realpath(path))
+        # Not named after the target, whose name may be as long as one can be.
+        draft = target.with_name(f".incumbent.{os.getpid()}")
+        try:
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(target)
+        except OSError:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise
     except OSError as error:
-        draft.unlink(missing_ok=True)
         say(f"{request.name}: the result file {path} cannot be written: {error.strerror}")
