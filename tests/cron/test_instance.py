@@ -344,6 +344,29 @@ def test_a_job_that_was_removed_is_gone_and_those_of_other_files_are_not(
     instance.close()
 
 
+def test_a_job_that_is_removed_while_it_runs_still_tells_how_it_ended(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, slot, heard = Runs[JobSlot](), JobSlot("manual/x", clock.wall()), list[str]()
+    made = Instance([SPEC], link, "n", "me", Launches(), quiet, runs)
+    made.step()
+    for told in ("started", "ended"):
+        monkeypatch.setattr(
+            made._news,
+            told,
+            lambda spec, *_, told=told: heard.append(f"{told} {spec and spec.name}"),
+        )
+    runs.running["job", slot.name] = slot
+    runs.to_announce.append("job")
+    made.reload([])
+    made.reload([])
+    runs.ended.append(("job", runs.running.pop(("job", slot.name)), min(STATE_OF)))
+    made.wake()
+    made.step()
+    made.close()
+    assert heard == ["started job", "ended job"]
+
+
 def sweep(instance: Instance) -> None:
     instance._present_at = instance._sweep_at = 0.0
     instance.wake()

@@ -185,6 +185,8 @@ class Instance:
         self._tries = 0
         self._unregistered: dict[str, tuple[JobSpec, Any]] = {}
         """By name: the jobs to register, with the fields of their keys, or None to read them."""
+        self._removed: dict[str, JobSpec] = {}
+        """By name: jobs that are in the file no more, and have runs that go on."""
         self._pause: bytes | None = None
         self._present_at = -inf
         self._housekeeping_at = -inf
@@ -345,6 +347,11 @@ class Instance:
         specs, before = tuple(specs), {spec.name: spec for spec in self.specs}
         changes = self._executor.reload(specs)
         self.specs = specs
+        running = {job for job, *_ in (*self._runs.running, *self._runs.ended)}
+        left = running - self._executor.dispatcher.specs.keys()
+        self._removed = {
+            name: it for name, it in {**self._removed, **before}.items() if name in left
+        }
         if not self.ready:
             self._emit("reloaded", jobs=len(specs))
             return
@@ -428,7 +435,10 @@ class Instance:
 
     def _announce_starts(self) -> None:
         while self._runs.to_announce:
-            self._news.started(self._executor.dispatcher.specs.get(self._runs.to_announce.pop(0)))
+            self._news.started(self._spec_of(self._runs.to_announce.pop(0)))
+
+    def _spec_of(self, job: str) -> JobSpec | None:
+        return self._executor.dispatcher.specs.get(job) or self._removed.get(job)
 
     def _after_run(self, job: str, slot: JobSlot, code: int) -> None:
         """After a run of this instance: remove its trigger, or claim or check its slot again."""
@@ -437,7 +447,7 @@ class Instance:
         if (state := STATE_OF.get(code)) is not None:
             seconds = None if began is None else clock.now() - began
             self._executor.numbers.count_run(job, state, seconds, clock.wall())
-            self._news.ended(dispatcher.specs.get(job), slot, state)
+            self._news.ended(self._spec_of(job), slot, state)
         if code == ALREADY_RECORDED or state is not None:
             self._remove_trigger(slot.name)
         if state is not None or job not in dispatcher.specs:
