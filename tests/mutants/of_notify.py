@@ -69,8 +69,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "an end that is not on record is told",
         "cron/instance.py",
-        "            self._news.ended(dispatcher.specs.get(job), slot, state)\n",
-        "        self._news.ended(dispatcher.specs.get(job), slot, state or 'failed')\n",
+        "            self._news.ended(self._spec_of(job), slot, state)\n",
+        "        self._news.ended(self._spec_of(job), slot, state or 'failed')\n",
         f"{_JOBS}::test_only_an_end_that_is_on_record_is_told",
     ),
     _m(

@@ -181,15 +181,13 @@ class Instance:
         """The wall-clock instant at which the listening thread last read the control key."""
         self._taken: set[str] = set()
         self._trigger_since: dict[str, tuple[float, float]] = {}
-        self._next_try = -inf
-        self._tries = 0
+        self._next_try, self._tries = -inf, 0
         self._unregistered: dict[str, tuple[JobSpec, Any]] = {}
         """By name: the jobs to register, with the fields of their keys, or None to read them."""
         self._removed: dict[str, JobSpec] = {}
         """By name: jobs that are in the file no more, and have runs that go on."""
         self._pause: bytes | None = None
-        self._present_at = -inf
-        self._housekeeping_at = -inf
+        self._present_at = self._housekeeping_at = -inf
         self._sweep_at = clock.now() + _SWEEP_EVERY * (0.5 + draw_jitter())
         every = min(PRESENT_EVERY, max(_SIGN_LEAST, self._runs.ttl))
         self._presence = Presence(link, namespace, holder, every)
