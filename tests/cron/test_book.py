@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count, pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -25,7 +26,8 @@ from incumbent.cron.ledger import (
     runs_of,
 )
 from incumbent.cron.schedule import slot_id
-from incumbent.model import Ask, Granted, Key, Record
+from incumbent.errors import OutcomeUnknown
+from incumbent.model import Ask, Granted, Key, PutOutcome, Record
 from incumbent.runtime.link import Link, link_for
 from incumbent.stores.plan import run_blocking as drive
 
@@ -179,6 +181,24 @@ def test_what_was_noted_while_a_run_was_about_to_begin_counts(link: Link) -> Non
     drive(ledger.record_unrun(SlotRecord(slot_id(NOW), SlotState.LOST, NOW, why="vanished")))
     assert not drive(ledger.create(run(token)))
     assert on_record(link) == {slot_id(NOW): SlotState.LOST}
+
+
+def test_a_first_request_that_comes_after_the_look_is_known_for_ones_own(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, late = link.store.put, list[Any]()
+
+    def delayed(*request: Any) -> PutOutcome:
+        if not late:
+            late.append(request)
+            raise OutcomeUnknown("the first one is still on its way")
+        # It arrives just before the second one.
+        put(*late[0])
+        return put(*request)
+
+    monkeypatch.setattr(link.store, "put", delayed)
+    assert drive(Ledger(link.port, KEY).create(run(claimed(link))))
+    assert on_record(link) == {slot_id(NOW): SlotState.RUNNING}
 
 
 # -- the output of a run that goes on --------------------------------------------------------------

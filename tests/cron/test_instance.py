@@ -13,14 +13,24 @@ import pytest
 
 from incumbent import clock
 from incumbent.cli.main import main
-from incumbent.cron.fleet import CONTROL, PRESENCE, STALE, UP, Trigger, encode, presences, triggers
+from incumbent.cron.fleet import (
+    CONTROL,
+    PRESENCE,
+    STALE,
+    SWEEP,
+    UP,
+    Trigger,
+    encode,
+    presences,
+    triggers,
+)
 from incumbent.cron.instance import Instance
 from incumbent.cron.ledger import JOB, RUN, SlotRecord, SlotState, read_job, recorded_run
 from incumbent.cron.ledger import encode as encode_run
 from incumbent.cron.runs import ALREADY_RECORDED, GAVE_BACK, STATE_OF, Runs
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
-from incumbent.model import Key, Record, Refused
+from incumbent.model import Gone, Key, Record, Refused
 from incumbent.rules.notices import PAUSE
 from incumbent.runtime.link import Link, link_for
 from tests.support.waiting import eventually
@@ -258,6 +268,22 @@ def test_one_instance_of_the_fleet_sweeps_at_a_time(link: Link, instance: Instan
         each.step()
     other.close()
     assert len(scans) == 1
+
+
+def test_a_sweep_whose_lease_is_gone_at_once_ends_no_instance(
+    link: Link, instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give, takes = link.store.give, []
+
+    def gone(key: Key, claim: str, token: int | None, until: float, **parting: Any) -> Any:
+        # As after a restart of the store between the take and the give.
+        give(key, claim, token, until, **parting)
+        takes.append(key.name)
+        return Gone()
+
+    monkeypatch.setattr(link.store, "give", gone)
+    sweep(instance)
+    assert takes == [SWEEP]
 
 
 def test_a_job_that_is_new_while_everything_is_paused_is_paused_too(link: Link) -> None:

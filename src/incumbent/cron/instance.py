@@ -40,6 +40,7 @@ from incumbent.cron.runs import ALREADY_RECORDED, GAVE_BACK, STATE_OF, Runs
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.durations import backoff_delay
 from incumbent.errors import NotAcquired, StoreError
+from incumbent.locks.leases import release_unless_lost
 from incumbent.locks.lock import Lock
 from incumbent.meters import Sample
 from incumbent.model import Key, Record
@@ -509,7 +510,8 @@ class Instance:
             slot=str(int(clock.wall() // _SWEEP_EVERY)),
         )
         try:
-            lock.acquire(0).release()
+            # One that is lost at once has kept the others from sweeping all the same.
+            release_unless_lost(lock.acquire(0))
         except NotAcquired:
             return
         with meters.asking():

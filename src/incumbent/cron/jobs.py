@@ -505,7 +505,7 @@ class Jobs:
         self._background = self._make_background(on_event)
         try:
             await asyncio.to_thread(self._background.start)
-        except StoreError:
+        except Exception:
             self._background = None
             raise
         return self

@@ -456,8 +456,11 @@ class Ledger:
         # Our own request may have been applied although its reply was lost.
         found = recorded_run((await self.read()).fields, run.slot)
         if found is None:
-            return isinstance(await self._put_run(run, ABSENT), Stored)
-        return _is_same(found, run)
+            if isinstance(await self._put_run(run, ABSENT), Stored):
+                return True
+            # Perhaps the first request was late, and came between the read and the second.
+            found = recorded_run((await self.read()).fields, run.slot)
+        return found is not None and _is_same(found, run)
 
     async def record_state(
         self, run: SlotRecord, state: SlotState, claim: str, **changes: Any
