@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeAlias
@@ -374,14 +374,10 @@ class AsyncLock(_Handle[leases.AsyncLease]):
                 return False
         return self._keep(lease, token)
 
-    def release(self) -> Coroutine[Any, Any, None]:
+    async def release(self) -> None:
         """Release the lock; see Lock.release."""
-        # Looked up here, in the caller's task: `wait_for` of Python 3.11 runs it in another one.
-        return self._released(self._leave())
-
-    async def _released(self, lease: leases.AsyncLease) -> None:
         try:
-            await lease.release()
+            await self._leave().release()
         except LeaseLost as lost:
             raise self._not_owned("release", lost) from None
 

@@ -257,7 +257,7 @@ def test_help_that_cannot_be_written_shows_no_traceback(store: str) -> None:
 def test_what_the_system_refuses_is_not_called_a_defect(store: str) -> None:
     done = shell("ulimit -n 12; $I run job -- true", store)
     assert done.returncode == 125
-    assert "the system refuses" in done.stderr
+    assert "no file descriptor is free; raise their limit (ulimit -n)" in done.stderr
     assert "defect" not in done.stderr
 
 

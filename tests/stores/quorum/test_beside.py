@@ -186,7 +186,7 @@ BUGS: dict[Callable[[Node], None], tuple[str, str, str]] = {
     a_pause_is_seen_where_a_floor_was_before: ("accept", ".. ' + ' ..", ".. ' - ' .."),
     a_pause_is_seen_where_a_floor_came_after: ("revoke", "or ' + '", "or ' - '"),
     a_renewal_tells_of_a_pause: ("renew", "flag_of(kept) == ' + '", "false"),
-    a_renewal_tells_of_no_request_that_came_before_its_holder: ("renew", "< 0 then resign = false", "< 0 then resign = resign"),
+    a_renewal_tells_of_no_request_that_came_before_its_holder: ("renew", "< 0 then\n    resign = false", "< 0 then\n    resign = resign"),
     a_request_to_resign_is_above_the_token_of_who_holds_it: ("promise", "if token and", "if false and"),
     what_is_no_field_ends: ("accept", "if has_fields then", "if true then"),
     a_slot_whose_time_is_over_is_forgotten: ("accept", "left < -120000", "left < 0"),
