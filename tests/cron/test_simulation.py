@@ -210,7 +210,7 @@ def an_unanswered_claim_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     def forgets(self: agenda.Dispatcher, *_: object) -> None:
         self._failures = 0
 
-    patch.setattr(agenda.Dispatcher, "failed", forgets)
+    patch.setattr(agenda.Dispatcher, "silent", forgets)
     patch.setattr(judging, "gaps", lambda *_: [])
     patch.setattr(orders, "gaps", lambda *_: [])
 
