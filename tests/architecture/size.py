@@ -3,7 +3,8 @@
     python -m tests.architecture.size [--list]
 
 Exit code 1 if a figure is beyond its limit. `LIMITS` is the only place that has them. A limit is
-what held when it was set: lower it when the figure allows that, down to the aim; never raise it.
+what held when it was set: lower it when the figure allows that, down to the aim. Only the mend of a
+defect may raise it, by its own lines.
 Reads the files as text and by `ast`, and imports nothing of the product.
 """
 
@@ -50,7 +51,7 @@ class Limit:
 
 
 LIMITS = {
-    "lines that count": Limit(limit=63_100, aim=49_000),
+    "lines that count": Limit(limit=63_023, aim=49_000),
     "comment lines of 100": Limit(limit=4.0, aim=4.0, at_least=True),
     "files": Limit(limit=285, aim=200),
     "class names that several bear": Limit(limit=5, aim=5),
