@@ -234,6 +234,8 @@ def test_a_trigger_stands_until_its_run_was_seen_to_its_end(link: Link, code: in
     trigger, runs, launches = Trigger("x", "job", clock.wall()), Runs[JobSlot](), Launches()
     instance = Instance([SPEC], link, "n", "me", launches, quiet, runs)
     instance.step()
+    # What the instance makes of a trigger that it sees is not asked here.
+    instance._take_triggers = lambda: None  # type: ignore[method-assign]
     put(link, CONTROL, trigger.field, encode(job="job", when=trigger.when))
     slot = JobSlot(trigger.slot, trigger.when)
     runs.ended.append(("job", slot, code))

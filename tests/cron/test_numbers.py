@@ -102,7 +102,7 @@ def test_the_jobs_of_an_application_are_shown_with_its_other_numbers() -> None:
         success = next(
             line
             for line in metrics.text().splitlines()
-            if line.startswith("incumbent_job_last_success")
+            if line.startswith('incumbent_job_last_success_timestamp_seconds{name="measured"}')
         )
         assert float(success.rpartition(" ")[2]) >= ran
     assert runs() == -1
