@@ -374,6 +374,69 @@ def test_a_lease_may_be_released_by_another_thread(engine: FaultyEngine) -> None
     assert Lock("a", store=engine).held_by() is None
 
 
+def in_another_thread(call: Callable[[], object]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join(30)
+
+
+@pytest.mark.parametrize("make", [Lock, lambda name, **of: incumbent.MultiLock([name, "b"], **of)])
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_body_whose_lease_another_thread_releases_hears_of_it(
+    engine: FaultyEngine, make: Callable[..., Lock], bare: bool
+) -> None:
+    lock = make("a", store=engine)
+    with (
+        pytest.raises(incumbent.AlreadyReleased, match="released while its body ran"),
+        lock.acquire() if bare else lock as lease,
+    ):
+        in_another_thread(lease.release)
+        assert not lease.valid
+    with lock as lease:
+        lease.release()
+    with pytest.raises(ValueError, match="its own"), lock as lease:
+        in_another_thread(lease.release)
+        raise ValueError("its own")
+
+
+def test_a_leader_whose_term_another_thread_releases_lost_it(engine: FaultyEngine) -> None:
+    terms = list[incumbent.Term]()
+    election = incumbent.Election("a", store=engine)
+    with pytest.raises(incumbent.LeaseLost, match="stepped down"), election.lead() as term:
+        in_another_thread(term.release)
+
+    def work(term: incumbent.Term) -> None:
+        terms.append(term)
+        if len(terms) == 1:
+            in_another_thread(term.release)
+
+    election.run(work)
+    assert len(terms) == 2
+
+
+def test_a_holding_that_goes_on_is_not_taken_away_from_its_bodies(engine: FaultyEngine) -> None:
+    lock = Lock("a", store=engine, reentrant=True)
+    with lock, lock as inner:
+        in_another_thread(inner.release)
+    assert not lock.locked()
+    with pytest.raises(incumbent.AlreadyReleased, match="its body ran"), lock as lease:
+        in_another_thread(lease.release)
+
+
+def test_a_generator_whose_threads_take_turns_may_be_released_by_each(
+    engine: FaultyEngine,
+) -> None:
+    """As a dependency of a web framework."""
+
+    def dependency() -> Iterator[incumbent.Lease]:
+        with Lock("a", store=engine) as lease:
+            yield lease
+
+    steps = dependency()
+    in_another_thread(next(steps).release)
+    assert next(steps, None) is None
+
+
 def test_an_exit_policy_ends_the_process_at_the_loss(engine: FaultyEngine) -> None:
     def lose() -> int:
         lease = Lock("a", store=engine, ttl=0.3, if_lost="exit").acquire()

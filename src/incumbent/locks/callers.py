@@ -166,6 +166,11 @@ def bodies_of_task() -> Bodies:
     return _bodies.get(task, []) if task is not None else []
 
 
+def is_in_body(claim: Claim) -> bool:
+    """Whether this thread, or a task of it, is in a body of this lease."""
+    return any(ref is claim.ref for ref, _ in bodies_of_thread())
+
+
 def enter(claim: Claim, store: Hashable) -> Callable[[], None]:
     """Note the body of a lease. Return a function that removes it: for any caller, also twice."""
     # For a task in both lists: while it is in the body, its thread must not block on the name

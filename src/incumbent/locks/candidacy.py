@@ -115,6 +115,9 @@ class TermHandle(SingleLease):
         """The error of a body that found its term released: a resignation is a loss of the term."""
         return lease_lost(self.name, "resigned") if self._asked else error
 
+    def _released_within(self) -> Error:
+        return lease_lost(self.name, "resigned")
+
     def _loss_despite_release(self) -> LeaseLost | None:
         """The loss to report for a released term whose work had to stop for lack of proof."""
         raise NotImplementedError

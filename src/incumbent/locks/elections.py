@@ -15,7 +15,7 @@ from typing import Self, TypeVar
 from incumbent import clock
 from incumbent.durations import Duration
 from incumbent.election import Leader, leaders_of
-from incumbent.errors import AlreadyReleased, Error, LeaseLost, LockError, StoreUnavailable
+from incumbent.errors import AlreadyReleased, LeaseLost, LockError, StoreUnavailable
 from incumbent.lease import LeaseState
 from incumbent.locks.callers import bodies_of_task, current_task
 from incumbent.locks.candidacy import ElectionHandle, Metadata, TermHandle
@@ -309,9 +309,6 @@ class AsyncTerm(TermHandle, AsyncLease):
 
     def _loss_despite_release(self) -> LeaseLost | None:
         return self._loss_by_stop() if self._inside else None
-
-    def _released_within(self) -> Error:
-        return lease_lost(self.name, "resigned")
 
     async def _step_down(self, timeout: Duration | None) -> bool:
         parse_timeout(timeout)

@@ -36,7 +36,13 @@ from incumbent.errors import (
     StoreUnavailable,
 )
 from incumbent.lease import LeaseState
-from incumbent.locks.callers import current_task, enter, forget_bodies
+from incumbent.locks.callers import (
+    current_task,
+    enclosing_generator,
+    enter,
+    forget_bodies,
+    is_in_body,
+)
 from incumbent.locks.losses import (
     add_loss_note,
     call_if_lost,
@@ -72,7 +78,15 @@ class AnyLease:
     Validity is computed at each read, so it needs no notification.
     """
 
-    __slots__ = ("__weakref__", "_claims", "_exit_on_loss", "_leave_bodies", "_link", "_scope")
+    __slots__ = (
+        "__weakref__",
+        "_claims",
+        "_exit_on_loss",
+        "_leave_bodies",
+        "_link",
+        "_scope",
+        "_taken_away",
+    )
 
     @staticmethod
     def _now() -> float:
@@ -93,6 +107,8 @@ class AnyLease:
         self._claims = claims
         self._exit_on_loss: Callable[[], None] | None = None
         self._leave_bodies: Sequence[Callable[[], None]] = ()
+        self._taken_away = False
+        """Whether another thread released it while a blocking body ran."""
         if if_lost == "exit":
             self._exit_on_loss = partial(exit_if_lost, [claim.ref for claim in claims])
             # Watched first: the exit must not wait behind a callback of the user.
@@ -170,6 +186,10 @@ class AnyLease:
     def _exit_body(self) -> None:
         for leave in self._leave_bodies:
             leave()
+
+    def _released_within(self) -> Error:
+        name = self._claims[0].wanted.key.name
+        return AlreadyReleased(f"the lease on {name!r} was released while its body ran")
 
     def _loss_before_release(self) -> LeaseLost | None:
         """The loss that a release finds, or None. The keeper releases lost claims later."""
@@ -335,8 +355,12 @@ class BlockingLease(AnyLease):
         """Release the lease, of several names together; False if the store did not confirm it.
 
         Then its ttl ends it. Raises LeaseLost if it was lost before, also if only the store's
-        answer shows that; AlreadyReleased if it was released before.
+        answer shows that; AlreadyReleased if it was released before. A body of another thread ends
+        in AlreadyReleased; that of the caller goes on.
         """
+        if self._leave_bodies and not (self._is_released() or self._claims[0].reentries):
+            # Before the request: the body may end while its reply is on the way.
+            self._taken_away = not is_in_body(self._claims[0])
         lost, confirmed = self._release_blocking()
         if lost is not None:
             raise lost
@@ -355,6 +379,9 @@ class BlockingLease(AnyLease):
         try:
             self._exit_body()
             if self._is_released():
+                # The threads of a web framework take turns in a generator: each may be the body's.
+                if error is None and self._taken_away and enclosing_generator() is None:
+                    raise self._released_within()
                 return
             lost, _ = self._release_blocking()
         except BaseException:
@@ -471,10 +498,6 @@ class SuspendingLease(AnyLease):
         if error is None or (own_cancel and isinstance(error, CancelledError)):
             raise lost from error
         add_loss_note(error, lost)
-
-    def _released_within(self) -> Error:
-        name = self._claims[0].wanted.key.name
-        return AlreadyReleased(f"the lease on {name!r} was released while its body ran")
 
     def _loss_by_stop(self) -> LeaseLost | None:
         """The loss to report if the scope stopped the body, even of a proved lease; else None."""
