@@ -14,18 +14,20 @@ import pytest
 
 from incumbent import Lock, clock
 from incumbent.cron import runs, worker
-from incumbent.cron.ledger import TAIL, Ledger, SlotRecord, SlotState
+from incumbent.cron.ledger import TAIL, Ledger, SlotRecord, SlotState, recorded_run
 from incumbent.cron.runs import AttemptEnd, Attempts
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.cron.worker import run_on_failure
 from incumbent.errors import StoreUnavailable
+from incumbent.model import Key
 from incumbent.runtime.link import LeaseView
+from incumbent.stores.memory import MemoryStore
 from incumbent.supervise.launch import WITHHELD
 from tests import tiers
 from tests.cli.tool import incumbent
 from tests.cron.fleet import NEVER_DUE, CronFleet, children, real_processes
-from tests.support.faulty import FaultyEngine
+from tests.support.faulty import Fault, FaultyEngine
 from tests.support.waiting import eventually, written
 
 
@@ -170,6 +172,35 @@ def is_alive(pid: int) -> bool:
 
 
 # -- retries under what is left of at_most_for -----------------------------------------------------
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_run_whose_begin_is_in_doubt_leaves_no_record_that_it_ran(
+    monkeypatch: pytest.MonkeyPatch, away: bool
+) -> None:
+    """Its slot is given back: another instance would find the record, and count it as lost."""
+    monkeypatch.setattr(runs, "_BEGIN_WITHIN", 0.0)
+    engine, heard = FaultyEngine(), list[dict[str, Any]]()
+    slot, spec = JobSlot("2026-01-01T00:00:00Z", 0.0), spec_of("true", at_most_for=30)
+    ttl = 2 if away else 30
+    lease = Lock("job", store=engine, ttl=ttl, once_per=900, slot=slot.name).acquire()
+    emit = cast("Any", lambda event, **facts: heard.append({"event": event, **facts}))
+    # The begin is written; the reply is lost, and it cannot be read.
+    engine.faulty.plan("put", Fault.LOST_REPLY)
+    engine.faulty.plan("read", None, Fault.NOT_SENT, Fault.NOT_SENT)
+    if away:
+        engine.faulty.plan("read", *[Fault.NOT_SENT] * 10_000)
+    assert Attempts(lease, spec, slot, emit).begin() == runs.GAVE_BACK
+    (event,) = heard
+    assert (event["event"], event["slot"]) == ("given_back", slot.name)
+    fields = MemoryStore.read(engine.faulty, Key("default", "job"), clock.now() + 30).fields
+    left = recorded_run(fields, slot.name)
+    assert (left is not None, "it will count as lost" in event["why"]) == (away, away)
+    if not away:
+        # The same slot runs, as if nobody had claimed it.
+        again = Lock("job", store=engine, ttl=ttl, once_per=900, slot=slot.name).acquire(0)
+        assert Attempts(again, spec, slot, emit).begin() is None
+        again.release()
 
 
 class Attempted:

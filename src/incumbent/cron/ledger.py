@@ -516,8 +516,11 @@ class Ledger:
             return found.state
         return SlotState.LOST if await self.lose(found, version, why, now) else None
 
-    async def undo(self, run: SlotRecord) -> None:
+    async def undo(self, run: SlotRecord, until: float = -inf) -> None:
         """Remove the run's record, as if it had not begun; the record of another run stays."""
+        await self._repeat_until(lambda: self._undo(run), until)
+
+    async def _undo(self, run: SlotRecord) -> None:
         found, version = runs_of((await self.read()).fields).get(run.slot, (run, 0))
         if version and _is_same(found, run):
             await self._put_field(RUN + run.slot, None, ByVersion(version))

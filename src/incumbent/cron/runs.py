@@ -219,7 +219,7 @@ class Attempts:
         try:
             begun = run_blocking(self._ledger.begin(self.slot_record, until))
         except StoreError as error:
-            return self.release_unused(str(error))
+            return self.release_unused(self._undo_begin(str(error)))
         if not begun:
             # Nothing ran, so at_least_for must not close the lease.
             release_unless_lost(self._lease, undo_slot=True)
@@ -228,6 +228,16 @@ class Attempts:
         late = round(clock.wall() - run.due, 3)
         self._emit("started", slot=run.slot, attempt=run.attempt, late=late)
         return None
+
+    def _undo_begin(self, why: str) -> str:
+        """Remove the record that a begin in doubt may have made; `why`, and what may be left."""
+        # As long as the lease lasts: until then nobody counts the run as lost.
+        until = clock.now() + self._lease.remaining
+        try:
+            run_blocking(self._ledger.undo(self.slot_record, until))
+        except StoreError:
+            return f"{why}; if it is on record as running, it will count as lost"
+        return why
 
     def release_unused(self, why: str) -> int:
         """Give the slot back before anything ran: any instance may run it. Returns GAVE_BACK."""
