@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from math import inf
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from weakref import ref
 
 from incumbent.errors import OutcomeUnknown, StoreError
@@ -247,8 +247,21 @@ def acquired(name: str, seconds: float, outcome: str) -> None:
 def span(title: str, /, **facts: str | int) -> Iterator[None]:
     """Put the body, a piece of work, in a span of each listener, as the parent of inner spans."""
     with ExitStack() as stack:
-        _notify(lambda listener: stack.enter_context(listener.span(title, facts)))
+        _notify(lambda listener: stack.push(_entered(listener.span(title, facts))))
         yield
+
+
+def _entered(one: AbstractContextManager[object]) -> Callable[..., None]:
+    """Enter a listener's span; the function that leaves it changes nothing for the body."""
+    one.__enter__()
+
+    def leave(*raised: Any) -> None:
+        try:
+            one.__exit__(*raised)
+        except Exception:  # noqa: BLE001 - else work that was done would count as failed
+            _log.exception("what reports metrics failed")
+
+    return leave
 
 
 def _notify(call: Callable[[Listener], object]) -> None:

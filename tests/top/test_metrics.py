@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from weakref import WeakSet
 
@@ -339,3 +339,57 @@ def test_a_report_that_fails_costs_no_lease_and_no_renewal(
         pass
     assert "what reports metrics failed" in caplog.text
     assert "ended by an error" not in caplog.text
+
+
+class Meddling(Failing):
+    """A tracer whose spans swallow what the body raises, or raise an error of their own."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+        self.left: list[object] = []
+
+    @contextmanager
+    def span(self, name: str, facts: object) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            self.left.append(error)
+        else:
+            self.left.append(None)
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("of_its_own", [None, ValueError("the exporter is away")])
+def test_the_end_of_a_span_changes_no_outcome(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, of_its_own: Exception | None
+) -> None:
+    tracers = [Meddling(of_its_own), Meddling(None)]
+    monkeypatch.setattr(meters, "listeners", [tracers[0], Failing(), tracers[1]])
+    with meters.span("job", name="x"):
+        pass
+    failure = RuntimeError("the job's own")
+    with pytest.raises(RuntimeError) as raised, meters.span("job", name="x"):
+        raise failure
+    assert raised.value is failure
+    # Each was left, with what came from the body.
+    assert [tracer.left for tracer in tracers] == [[None, failure]] * 2
+    assert ("the exporter is away" in caplog.text) is (of_its_own is not None)
+
+
+def test_the_jobs_of_one_process_are_added_up() -> None:
+    class Provided:
+        def __init__(self, *values: float) -> None:
+            self.values = values
+
+        def samples(self) -> list[Sample]:
+            counts = [
+                Sample(name, (), value) for name, value in zip(names, self.values, strict=True)
+            ]
+            return [*counts, Sample("incumbent_is_leader", (("name", "x"),), self.values[0])]
+
+    names = ("incumbent_jobs", "incumbent_job_runs_running", "incumbent_job_slots_waiting")
+    found = metrics.families(Provided(1, 2, 3), Provided(4, 0, 1))
+    assert [found[name]["", ()] for name in names] == [5, 2, 4]
+    # A name that two candidates stand for is led if one of them leads.
+    assert found["incumbent_is_leader"]["", (("name", "x"),)] == 4
