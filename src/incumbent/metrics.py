@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["Collector", "text"]
 
 _Series = dict[tuple[str, Labels], float]
+_COUNTS = ("incumbent_jobs", "incumbent_job_runs_running", "incumbent_job_slots_waiting")
+"""Gauges that count what each provider has of its own."""
 _ESCAPED = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 meters.begin()
@@ -76,7 +78,7 @@ def _gather(found: dict[str, _Series], samples: Iterable[Sample]) -> None:
         series, key = found[metric], (suffix, labels)
         if key not in series:
             series[key] = value
-        elif METRICS[metric].kind == "gauge":
+        elif METRICS[metric].kind == "gauge" and metric not in _COUNTS:
             # Two candidates for one name in one process: the process leads if one of them does.
             series[key] = max(series[key], value)
         else:
