@@ -228,3 +228,42 @@ def test_on_asyncio_a_cancelled_body_still_waits_for_the_end_of_the_work(
         assert await election.leader() is None
 
     asyncio.run(main())
+
+
+def test_a_cancellation_that_nobody_asked_for_is_a_failure_of_the_work(
+    engine: FaultyEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the candidacy would end without a word, and the body go on without a leader."""
+
+    async def main() -> None:
+        election = AsyncElection("a", store=engine)
+
+        async def work(term: AsyncTerm) -> None:
+            other = asyncio.ensure_future(asyncio.sleep(30))
+            other.cancel()
+            await other
+
+        async with election.running(work):
+            await soon(lambda: "the candidacy ended" in caplog.text)
+        assert await election.leader() is None
+
+    with pytest.raises(RuntimeError, match="nobody cancelled the work"):
+        asyncio.run(main())
+
+
+def test_work_that_is_cancelled_in_its_turn_still_ends_as_cancelled(engine: FaultyEngine) -> None:
+    async def main() -> None:
+        election, begun = AsyncElection("a", store=engine), asyncio.Event()
+
+        async def work(term: AsyncTerm) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(election.run(work))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await election.leader() is None
+
+    asyncio.run(main())

@@ -32,6 +32,7 @@ from incumbent.locks.running import (
     require_awaitable,
     task_beside,
     thread_beside,
+    unless_cancelled,
     unless_lost,
 )
 from incumbent.protocol.acquire import acquire
@@ -369,7 +370,8 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
             term = await self.campaign()
             with unless_lost(term._claim.wanted.key, current_task()):
                 async with term:
-                    value = await require_awaitable(work(term), work, _USE_BLOCKING)
+                    with unless_cancelled():
+                        value = await require_awaitable(work(term), work, _USE_BLOCKING)
                     # Inside the body, as in Election.run: the work may have released the term.
                     ended_by_itself = term.valid
                 if ended_by_itself:
