@@ -183,6 +183,25 @@ def test_a_member_of_a_group_hears_of_the_close(
     assert Client(engine).group("g").members() == ()
 
 
+def test_the_members_are_not_asked_for_on_a_closed_client(engine: FaultyEngine) -> None:
+    """It would connect anew, and nobody would close that."""
+    client = Client(engine)
+    group = client.group("g")
+    client.close()
+    with pytest.raises(Misuse, match=f"'g': {CLOSED}"):
+        group.members()
+
+    async def scenario() -> None:
+        async_client = AsyncClient(engine)
+        async_group = async_client.group("g")
+        await async_client.aclose()
+        with pytest.raises(Misuse, match=f"'g': {CLOSED}"):
+            await async_group.members()
+
+    asyncio.run(scenario())
+    assert not engine.faulty.calls["read"]
+
+
 def test_a_task_that_is_a_member_hears_of_the_close(engine: FaultyEngine) -> None:
     async def scenario() -> None:
         client = AsyncClient(engine, ttl=TTL)

@@ -161,6 +161,10 @@ class GroupHandle:
     def _roster(self, own: LeaseRequest | None = None, note: bytes = b"") -> Roster:
         return Roster(self._wanted.key, self._wanted.policy, self._link.keeper, own, note)
 
+    def _roster_to_read(self) -> Roster:
+        self._link.client_end.refuse(f"{self.name!r}: ")
+        return self._roster()
+
     def _observation(self) -> tuple[Watched, Callable[[], tuple[Member, ...]]]:
         """The roster that `observe` watches, and a function that returns its members."""
         roster = self._roster()
@@ -246,7 +250,7 @@ class Group(GroupHandle):
 
     def members(self) -> tuple[Member, ...]:
         """The members, by name; one request, and one more for each member. Raises StoreError."""
-        roster = self._roster()
+        roster = self._roster_to_read()
         with trimmed_traceback:
             run_blocking(roster.recheck(self._link.port))
         return _members(roster)
@@ -289,7 +293,7 @@ class AsyncGroup(GroupHandle):
 
     async def members(self) -> tuple[Member, ...]:
         """The members, by name; see Group.members."""
-        roster = self._roster()
+        roster = self._roster_to_read()
         with trimmed_traceback:
             await roster.recheck(self._link.async_port())
         return _members(roster)
