@@ -141,11 +141,17 @@ _both_families: Final = _BothFamilies()
 
 
 class _KeptLease:
-    """A lease, and the token that it shows."""
+    """A lease, and the token that it shows. `extending`: the calls that make it last longer now;
+    `bound`: its end, which the machine has not while they wait. Both are changed under `mutex`.
+    """
 
     def __init__(self, lease: Any = None, token: bytes | None = None) -> None:
         self.lease = lease
         self.token = token
+        # One that a signal handler's call may enter again.
+        self.mutex = threading.RLock()
+        self.extending: set[object] = set()
+        self.bound: float = inf if lease is None else lease._claim.machine.at_most_until
 
 
 class _OfThread(ByCaller[_KeptLease], threading.local):
@@ -233,7 +239,8 @@ class _Handle(Generic[L]):
     @contextmanager
     def _lasting(self, what: str, seconds: float, *, more: bool = False) -> Iterator[L]:
         """Make the lease end `seconds` from now (`more`: that much later) if the body renews it."""
-        lease: L | None = self.local.lease
+        kept, this = self.local, object()
+        lease: L | None = kept.lease
         if lease is None:
             raise self._error(f"Cannot {what} an unlocked lock")
         if not self.timeout:
@@ -242,18 +249,24 @@ class _Handle(Generic[L]):
             # A time that leaves none would end the lock and report it as prolonged.
             seconds = parse_duration(seconds, f"{what}: time", least=0.0 if more else 0.001)
             machine, now = lease._claim.machine, clock.now()
-            before = bound = machine.at_most_until
             try:
                 lease.check()
-                # A lease that its bound ends next is not renewed, but the store must confirm it.
-                machine.move_end(inf)
+                with kept.mutex:
+                    kept.extending.add(this)
+                    # A lease that its bound ends next is not renewed, but the store must confirm
+                    # it.
+                    machine.move_end(inf)
                 yield lease
-                bound = (before if more else now) + seconds
+                with kept.mutex:
+                    kept.bound = (kept.bound if more else now) + seconds
             except LeaseLost as lost:
                 raise self._not_owned(what, lost) from None
             finally:
-                # In any case: without a confirmation the bound is the one from before.
-                machine.move_end(bound)
+                with kept.mutex:
+                    kept.extending.discard(this)
+                    # In any case: without a confirmation the bound is the one from before.
+                    if not kept.extending:
+                        machine.move_end(kept.bound)
 
     def _error(self, message: str) -> LockError:
         return LockError(message, lock_name=self.name)

@@ -20,6 +20,7 @@ from redis import exceptions
 
 import incumbent
 from incumbent import clock, compat
+from incumbent.errors import StoreUnavailable
 from tests import tiers
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
@@ -183,6 +184,41 @@ def test_an_extension_by_nothing_is_a_confirmation(client: redis.Redis, name: st
     ends = lock.local.lease._claim.machine.at_most_until
     assert lock.extend(0)
     assert lock.local.lease._claim.machine.at_most_until == ends
+    lock.release()
+
+
+def test_extensions_at_the_same_time_are_added_up(redis_server: RedisServer, name: str) -> None:
+    """The second began while the first had taken the bound away, and left the lock without one."""
+
+    async def main() -> None:
+        client = redis.asyncio.Redis(port=redis_server.port)
+        lock = compat.AsyncLock(client, name, timeout=10)
+        assert await lock.acquire()
+        machine = lock.local.lease._claim.machine
+        ends = machine.at_most_until
+        assert await asyncio.gather(*[lock.extend(10) for _ in range(3)]) == [True] * 3
+        assert machine.at_most_until == ends + 30
+        await lock.release()
+        await client.aclose()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_extension_that_fails_beside_another_leaves_the_end_of_that(
+    client: redis.Redis, name: str, failing: int
+) -> None:
+    lock = compat.Lock(client, name, timeout=10)
+    assert lock.acquire(blocking=False)
+    machine = lock.local.lease._claim.machine
+    ends = machine.at_most_until
+    calls = [lock._lasting("extend", more, more=True) for more in (5, 7)]
+    for call in calls:
+        call.__enter__()
+    with pytest.raises(exceptions.ConnectionError):
+        calls[failing].__exit__(StoreUnavailable, StoreUnavailable("away"), None)
+    calls[not failing].__exit__(None, None, None)
+    assert machine.at_most_until == ends + (7, 5)[failing]
     lock.release()
 
 
