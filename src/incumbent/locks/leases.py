@@ -484,7 +484,7 @@ class SuspendingLease(AnyLease):
 
         # First: what follows awaits, and a late cancellation by the scope would cut the release
         # short.
-        own_cancel = self._scope.close()
+        own_cancel = self._scope.close(error)
         if self._scope.watcher is not None:
             self._unwatch(self._scope.watcher)
         self._exit_body()

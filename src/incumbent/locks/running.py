@@ -310,7 +310,8 @@ async def ended(*tasks: Task[Any]) -> None:
             await wait(running)
         except CancelledError as error:
             # Raised later: who stops waiting now would release under work that still runs.
-            cancelled = error
+            # The first: it tells whether somebody else came before a lease's own cancellation.
+            cancelled = cancelled or error
     if cancelled is not None:
         raise cancelled
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -123,6 +124,10 @@ class LeaseScope:
         self.watcher: Callback | None = None
         """The callback that the keeper was given, if it has to be taken back."""
         self.fired = False
+        self._mark = f"the lease of the body in {task.get_name()} ended"
+        """What the cancellation says: by this very object it is known again."""
+        self._before = -1
+        """The task's count when this fired; -1 if another cancellation was about to begin."""
         self._in_grace = False
         self._asked = False
         self._closed = False
@@ -157,13 +162,30 @@ class LeaseScope:
         """Cancel the body no more: its own task ends the lease, and knows it."""
         self._closed = True
 
-    def close(self) -> bool:
-        """Leave the scope; True if a CancelledError that arrives here is the scope's own."""
+    def close(self, error: BaseException | None = None) -> bool:
+        """Leave the scope with `error`; True if a CancelledError in it is the scope's own."""
         # First: a recheck that another thread has queued must not cancel the task any more.
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        return self.fired and self._task.uncancel() <= self._cancelling
+        if not self.fired:
+            return False
+        count = self._task.uncancel()
+        # A TaskGroup that failed in the body leaves the count raised.
+        old = sys.version_info < (3, 13)
+        if old and self._cancelling < count <= self._before and self._is_all_of(error):
+            while count > self._cancelling:
+                count = self._task.uncancel()
+        return count <= self._cancelling
+
+    def _is_all_of(self, error: BaseException | None) -> bool:
+        """Whether this scope made the only cancellation in `error` and what is behind it."""
+        marks = []
+        while error is not None:
+            if isinstance(error, asyncio.CancelledError):
+                marks.append(error.args[0] if error.args else None)
+            error = error.__context__
+        return bool(marks) and all(mark is self._mark for mark in marks)
 
     def _left(self) -> float:
         """The seconds for which the body may run on."""
@@ -186,7 +208,9 @@ class LeaseScope:
             return
         # Before the cancellation: `close`, which that may reach at once, asks whose it was.
         self.fired = True
-        self._task.cancel()
+        if not getattr(self._task, "_must_cancel", True):
+            self._before = self._task.cancelling()
+        self._task.cancel(self._mark)
 
 
 async def wait_until_called(
