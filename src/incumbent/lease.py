@@ -193,7 +193,7 @@ class LeaseMachine:
         if self.state is _HELD:
             if now < self.deadline:
                 return True
-            self.expired()
+            self.note_expired()
         return False
 
     def remaining(self, now: float) -> float:
@@ -213,12 +213,12 @@ class LeaseMachine:
 
     # -- acquiring ---------------------------------------------------------------------------
 
-    def sent(self, now: float) -> None:
+    def note_sent(self, now: float) -> None:
         """Note that a take is about to be sent: the deadline will count from `now`."""
         self._move(_SEND)
         self.sent_at = now
 
-    def granted(self, grant: Granted, now: float) -> bool:
+    def note_granted(self, grant: Granted, now: float) -> bool:
         """Believe the grant unless it came too late to act on; return whether it is believed."""
         policy = self.policy
         # If the store keeps leases for less than was asked for, the proof is shorter by as much.
@@ -238,26 +238,26 @@ class LeaseMachine:
         self.state = held
         return True
 
-    def refused(self) -> None:
+    def note_refused(self) -> None:
         """Note that the store refused the take."""
         self._move(_REFUSE)
 
-    def unsent(self) -> None:
+    def note_unsent(self) -> None:
         """Note that the take was certainly not applied."""
         self._move(Input.UNSENT)
 
-    def unanswered(self) -> None:
+    def note_unanswered(self) -> None:
         """Note that the take was perhaps applied."""
         self._move(Input.UNANSWERED)
 
-    def abandoned(self) -> bool:
+    def note_abandoned(self) -> bool:
         """Give up the claim; return True if the store may have it, so that it must be released."""
         self._move(Input.ABANDON)
         return self.state is _OWING
 
     # -- holding -----------------------------------------------------------------------------
 
-    def renew_sent(self, now: float) -> None:
+    def note_renewal_sent(self, now: float) -> None:
         """Note that a renewal is about to be sent; only one at a time."""
         if self.renewing:
             raise IllegalInput("a renewal of this lease is on its way already")
@@ -267,7 +267,7 @@ class LeaseMachine:
         self.sent_at = now
         self.renewing = True
 
-    def renewed(self, now: float) -> None:
+    def note_renewed(self, now: float) -> None:
         """Note that the last renewal succeeded; an answer after the deadline proves nothing."""
         # An answer without a pending renewal proves nothing: the renewal counted as failed already.
         asked, self.renewing = self.renewing, False
@@ -284,12 +284,12 @@ class LeaseMachine:
             else:
                 self._prove(stop_at)
 
-    def unrenewed(self) -> None:
+    def note_unrenewed(self) -> None:
         """Note that the renewal failed, or may have failed: the deadline stays as it was."""
         self.renewing = False
         self._move(Input.UNRENEWED)
 
-    def gone(self, reason: str) -> None:
+    def note_gone(self, reason: str) -> None:
         """Note that the store has no such record: belief ends before the deadline."""
         self.renewing = False
         self._end(Input.GONE, reason)
@@ -301,29 +301,29 @@ class LeaseMachine:
         if self.stop_at > at_most_until:
             self._prove(at_most_until)
 
-    def broken(self, reason: str = "broken") -> None:
+    def note_broken(self, reason: str = "broken") -> None:
         """Note that an operator asked to end the lease: belief ends."""
         self._end(Input.BREAK, reason)
 
-    def expired(self) -> None:
+    def note_expired(self) -> None:
         """Note that the deadline passed."""
         self._end(Input.EXPIRE, "at_most_for" if self.ends_by_at_most_for else "expired")
 
-    def forked(self) -> None:
+    def note_forked(self) -> None:
         """Note that this process is the child of a fork: only the parent holds the lease."""
         self._end(Input.FORK, "forked")
 
     # -- leaving -----------------------------------------------------------------------------
 
-    def leaving(self) -> None:
+    def note_leaving(self) -> None:
         """Note that the holder releases the lease: from here on it does not believe in it."""
         self._move(_LEAVE)
 
-    def given(self) -> None:
+    def note_given(self) -> None:
         """Note that the store confirmed the end: it has nothing left of the claim."""
         self._move(_GIVEN)
 
-    def missed(self, reason: str) -> None:
+    def note_missed(self, reason: str) -> None:
         """Note that the first release found no record, although the deadline had not passed."""
         self._end(Input.MISSED, reason)
 

@@ -147,8 +147,8 @@ def test_a_leaders_name_sets_no_variable_of_the_service_manager(tmp_path: Path) 
         manager.settimeout(60)
         situation = Situation("x", "us", is_candidate=True)
         notifier = SystemdNotifier(situation, {"NOTIFY_SOCKET": path})
-        situation.note_answer(Refused("held", holders=()))
-        situation.standby("eve\nMAINPID=1")
+        situation.note_outcome(Refused("held", holders=()))
+        situation.note_standby("eve\nMAINPID=1")
         seen: list[str] = []
         while not any("eve" in text for text in seen):
             seen.append(manager.recv(4096).decode())

@@ -30,9 +30,9 @@ def the_wait_counts_the_asker() -> AbstractContextManager[Any]:
 
 def a_missing_record_is_a_release() -> AbstractContextManager[Any]:
     def missed(self: LeaseMachine, _reason: str) -> None:
-        self.given()
+        self.note_given()
 
-    return patch.object(LeaseMachine, "missed", missed)
+    return patch.object(LeaseMachine, "note_missed", missed)
 
 
 def dead_claims_are_forgotten() -> AbstractContextManager[Any]:

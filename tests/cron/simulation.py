@@ -287,21 +287,21 @@ class SimRun:
     def _forget(self) -> None:
         """As a process that is gone: it neither believes nor gives back."""
         self.over = True
-        self.held.machine.forked()
+        self.held.machine.note_forked()
         self.instance.world.held.pop(id(self), None)
 
     def _renew(self) -> None:
         machine, port = self.held.machine, self.instance.port
-        machine.renew_sent(self.instance.world.t)
+        machine.note_renewal_sent(self.instance.world.t)
         try:
             (outcome,) = drive(port.renew([self.held.renewal()], inf))
         except (StoreUnavailable, OutcomeUnknown):
-            machine.unrenewed()
+            machine.note_unrenewed()
             return
         if isinstance(outcome, Renewed):
-            machine.renewed(self.instance.world.t)
+            machine.note_renewed(self.instance.world.t)
         else:
-            machine.gone("taken")
+            machine.note_gone("taken")
 
     def _end(self) -> None:
         world, instance = self.instance.world, self.instance
@@ -486,7 +486,7 @@ class SimInstance:
 
     def _dies(self, spec: JobSpec, slot: JobSlot, grant: Claim) -> None:
         """The run's process is killed; its instance sees that, and looks when the lease is over."""
-        grant.machine.forked()
+        grant.machine.note_forked()
         self.executor.dispatcher.check_at(spec.name, slot, self.world.t + POLICY.ttl)
 
     def run_on_failure(self, spec: JobSpec, run: SlotRecord) -> None:
@@ -586,7 +586,7 @@ def simulate(plan: Plan) -> Outcome:
     world.run_until(end + SETTLE)
     slots = _check_all_on_record(world, specs, end)
     for held in world.held.values():
-        held.machine.forked()
+        held.machine.note_forked()
     states = Counter(str(state) for state in world.recorded.values())
     crashes = sum(instance.crashes for instance in fleet)
     spent = time.monotonic() - began

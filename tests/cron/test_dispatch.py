@@ -46,7 +46,7 @@ def test_who_is_refused_by_the_slots_own_holder_looks_when_its_lease_ends() -> N
     (order,) = it.orders(20, WALL + 20)
     assert isinstance(order, ClaimOrder)
     held = Holding("other", 1, 9.0, meta=order.slot.name.encode())
-    it.refused(order, Refused("held", (held,), 9.0), 20)
+    it.note_refused(order, Refused("held", (held,), 9.0), 20)
     assert it.orders(28, WALL + 28) == []
     (look,) = it.orders(30, WALL + 30)
     assert look == LedgerOrder(order.spec, (order.slot,))
@@ -57,7 +57,7 @@ def test_many_closed_slots_of_a_job_are_one_look() -> None:
     for second in range(1, 4):
         for order in it.orders(second, WALL + second):
             if isinstance(order, ClaimOrder):
-                it.refused(order, Refused("closed", retry_after=900.0), second)
+                it.note_refused(order, Refused("closed", retry_after=900.0), second)
     looks = [order for order in it.orders(4, WALL + 3.9) if isinstance(order, LedgerOrder)]
     assert len(looks) == 1
     assert len(looks[0].slots) >= 2
@@ -67,11 +67,11 @@ def test_an_order_without_an_answer_stands_and_the_others_wait_for_it() -> None:
     it = dispatcher(spec(name="a"), spec(name="b"))
     orders = it.orders(20, WALL + 20)
     assert len(orders) == 2
-    it.silent(orders, 20)
+    it.note_unanswered(orders, 20)
     assert it.orders(20.01, WALL + 20.01) == []
     (probe,) = it.orders(25, WALL + 25)
     assert isinstance(probe, ClaimOrder)
-    it.replied()
+    it.note_replied()
     (other,) = it.orders(25, WALL + 25)
     assert {probe.spec.name, other.spec.name} == {"a", "b"}
 
@@ -79,31 +79,31 @@ def test_an_order_without_an_answer_stands_and_the_others_wait_for_it() -> None:
 def test_a_store_that_says_for_how_long_it_grants_nothing_is_left_alone_for_that_long() -> None:
     it = dispatcher(spec())
     (order,) = it.orders(20, WALL + 20)
-    it.silent([order], 20, retry_after=15.0)
+    it.note_unanswered([order], 20, retry_after=15.0)
     assert it.next_in(20, WALL + 20) >= 15
 
 
 def test_one_request_without_an_answer_counts_once_however_many_orders_wait_for_it() -> None:
     one, many = dispatcher(spec()), dispatcher(*(spec(name=f"j{it}") for it in range(50)))
     for each in (one, many):
-        each.silent(each.orders(20, WALL + 20), 20)
+        each.note_unanswered(each.orders(20, WALL + 20), 20)
     assert one.next_in(20, WALL + 20) == many.next_in(20, WALL + 20) == pytest.approx(0.2)
     # Its answer to the next one frees all the others.
     assert len(many.orders(21, WALL + 21)) == 1
-    many.replied()
+    many.note_replied()
     assert len(many.orders(21, WALL + 21)) == 49
 
 
 def _late(rule: CatchUp) -> LedgerOrder:
     it = dispatcher(spec(catch_up=rule))
     (order,) = it.orders(20, WALL + 20)
-    it.silent([order], 20, retry_after=100.0)
+    it.note_unanswered([order], 20, retry_after=100.0)
     # The first request after an outage is a probe; the others follow its answer.
     while True:
         (order, *_) = it.orders(120, WALL + 120)
         if isinstance(order, LedgerOrder):
             return order
-        it.replied()
+        it.note_replied()
 
 
 def test_a_slot_that_an_outage_made_late_is_missed_or_caught_up_as_the_job_says() -> None:
@@ -120,7 +120,7 @@ def test_what_is_caught_up_is_looked_up_before_it_is_claimed_and_then_claimed() 
     (look,) = looks
     wanted = [slot for slot in look.slots if not slot.only_check]
     assert len(wanted) == 1
-    it.checked(look, Findings(claims=wanted), 0)
+    it.note_checked(look, Findings(claims=wanted), 0)
     claims = [order for order in it.orders(1, WALL + 1) if isinstance(order, ClaimOrder)]
     assert [claim.slot for claim in claims] == wanted
 
@@ -143,13 +143,13 @@ def test_a_slot_in_time_waits_for_those_that_are_caught_up_before_it() -> None:
 
 def test_a_job_that_is_gone_is_asked_for_no_more() -> None:
     it = dispatcher(spec(name="a"), spec(name="b"))
-    it.silent(it.orders(20, WALL + 20), 20)
+    it.note_unanswered(it.orders(20, WALL + 20), 20)
     it.reload([spec(name="b")], WALL + 21)
     for now in (30, 31):
         for order in it.orders(now, WALL + now):
             assert order.spec.name == "b"
             if isinstance(order, ClaimOrder):
-                it.replied()
+                it.note_replied()
 
 
 def test_with_nothing_to_do_it_sleeps_for_ever() -> None:
@@ -172,20 +172,20 @@ def test_a_slot_that_waited_in_the_queue_is_run_however_long_that_took() -> None
     held = Record(Key("n", "job"), (Holding("other", 1, 9.0, meta=b"earlier"),))
     look = LedgerOrder(order.spec, (order.slot,))
     findings = judge(order.spec, held, look.slots, WALL + 20)
-    it.checked(look, findings, 20)
+    it.note_checked(look, findings, 20)
     for now in range(21, 500, 10):
         for order in it.orders(now, WALL + now):
             if isinstance(order, LedgerOrder):
-                it.checked(order, judge(order.spec, held, order.slots, WALL + now), now)
+                it.note_checked(order, judge(order.spec, held, order.slots, WALL + now), now)
             elif order.slot.due > WALL + 20:
-                it.replied()
+                it.note_replied()
     free = Record(Key("n", "job"))
     first = JobSlot.at(WALL + 20)
     claimed = []
     for now in range(500, 510):
         for order in it.orders(now, WALL + now):
             if isinstance(order, LedgerOrder):
-                it.checked(order, judge(order.spec, free, order.slots, WALL + now), now)
+                it.note_checked(order, judge(order.spec, free, order.slots, WALL + now), now)
             else:
                 claimed.append(order.slot.name)
     assert first.name in claimed

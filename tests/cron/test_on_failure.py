@@ -271,7 +271,7 @@ def test_an_end_between_attempts_says_what_ended_the_run(
     one, said = Attempted(at_most_for=300, retry_backoff=1), list[AttemptEnd]()
 
     def pause(_: float) -> bool:
-        one.lease._claim.machine.broken(reason)
+        one.lease._claim.machine.note_broken(reason)
         return False
 
     monkeypatch.setattr(Attempts, "_record_end", lambda _, end: said.append(end))

@@ -353,7 +353,7 @@ class Fleet:
     def end(self) -> None:
         """No slot ran twice, none beside another, each is on record."""
         for claim in self.world.held.values():
-            claim.machine.forked()
+            claim.machine.note_forked()
         assert self.world.faults == []
         ran = Counter(name for _, name in self.ran)
         assert max(ran.values()) == 1, ran.most_common(3)

@@ -147,7 +147,7 @@ def test_what_nobody_was_up_for_is_caught_up_as_asked_and_the_rest_is_on_record(
         covered = any(first <= due <= last for first, last in ranges)
         assert covered or world.recorded["job", names[hour]] is SlotState.MISSED
     for held in world.held.values():
-        held.machine.forked()
+        held.machine.note_forked()
 
 
 # -- planted bugs ----------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def an_unanswered_claim_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     def forgets(self: agenda.Dispatcher, *_: object) -> None:
         self._failures = 0
 
-    patch.setattr(agenda.Dispatcher, "silent", forgets)
+    patch.setattr(agenda.Dispatcher, "note_unanswered", forgets)
     patch.setattr(judging, "gaps", lambda *_: [])
     patch.setattr(orders, "gaps", lambda *_: [])
 

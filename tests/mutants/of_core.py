@@ -89,7 +89,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a release that found nothing counts as one",
         "lease.py",
         "        self._end(Input.MISSED, reason)",
-        "        self.given()",
+        "        self.note_given()",
         *_LEASE,
         "tests/top/test_release_of_what_is_gone.py",
     ),
@@ -160,8 +160,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "a take in doubt is not given back",
         "protocol/acquire.py",
-        "    if claim.machine.abandoned():\n        port.owe(",
-        "    if not claim.machine.abandoned():\n        port.owe(",
+        "    if claim.machine.note_abandoned():\n        port.owe(",
+        "    if not claim.machine.note_abandoned():\n        port.owe(",
         *_LOCKS,
         "tests/sim/test_simulator.py::test_no_history_breaks_a_rule[signals-0]",
     ),
@@ -175,8 +175,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "the deadline counts from the answer",
         "protocol/acquire.py",
-        "    claim.machine.sent(sent)\n    try:\n        outcome = await port.take(",
-        "    try:\n        claim.machine.sent(sent + 0.2)\n        outcome = await port.take(",
+        "    claim.machine.note_sent(sent)\n    try:\n        outcome = await port.take(",
+        "    try:\n        claim.machine.note_sent(sent + 0.2)\n        outcome = await port.take(",
         "tests/sim/test_simulator.py::test_no_history_breaks_a_rule[pauses-0]",
     ),
     _p(
@@ -190,7 +190,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "an acquire that is interrupted leaves its take behind",
         "protocol/acquire.py",
         "    if claim.machine.state in _ON_ITS_WAY:\n        claim.takes_in_doubt += 1",
-        "    if claim.machine.state in _ON_ITS_WAY:\n        claim.machine.refused()",
+        "    if claim.machine.state in _ON_ITS_WAY:\n        claim.machine.note_refused()",
         "tests/sim/test_simulator.py::test_no_history_breaks_a_rule[signals-0]",
     ),
     _p(
@@ -220,14 +220,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "gone counts as released",
         "protocol/release.py",
-        "    if isinstance(outcome, Released):\n        claim.machine.given()",
-        "    if outcome is not None:\n        claim.machine.given()",
+        "    if isinstance(outcome, Released):\n        claim.machine.note_given()",
+        "    if outcome is not None:\n        claim.machine.note_given()",
         "tests/top/test_release_of_what_is_gone.py",
     ),
     _p(
         "a lease that is gone is held until its deadline",
         "protocol/renew.py",
-        "            machine.gone(outcome.reason)",
+        "            machine.note_gone(outcome.reason)",
         "            _note_failure(claim)",
         *_KEEPER,
         *_LOCKS,
@@ -235,7 +235,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "an operator's wish is not heard",
         "protocol/renew.py",
-        "                machine.broken(_LOSS_BY_NOTICE[claim.notice.kind])",
+        "                machine.note_broken(_LOSS_BY_NOTICE[claim.notice.kind])",
         "                machine.ends_by_at_most_for",
         "tests/sim/test_simulator.py::test_no_history_breaks_a_rule[operators-0]",
     ),
@@ -256,7 +256,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "a fork's child goes on holding",
         "runtime/keeper.py",
-        "            if (claim := ref()) is not None:\n                claim.machine.forked()",
+        "            if (claim := ref()) is not None:\n                claim.machine.note_forked()",
         "            ref()",
         *_LOCKS,
         *_KEEPER,

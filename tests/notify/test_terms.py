@@ -114,7 +114,7 @@ def test_no_ping_without_a_proof_and_a_running_command(lease: Lease) -> None:
     news.command_runs(situation, runs=True)
     (ping,) = sent.beats
     assert ping() is None
-    situation.leading(lease)
+    situation.note_leading(lease)
     situation.pulse(clock.now() + 60)
     assert ping() is not None
     # The main loop, which would stop the command, does not turn.
@@ -132,7 +132,7 @@ def test_between_two_terms_no_command_runs(lease: Lease) -> None:
     """A command that ended with nothing left of it ended in one phase."""
     sent, situation = Sent(), Situation("x", "me", ttl=3.0, is_candidate=True)
     news = news_with(sent)
-    situation.leading(lease)
+    situation.note_leading(lease)
     situation.pulse(clock.now() + 60)
     news.command_runs(situation, runs=True)
     news.ended(lease, TermEnding(1, "exit", 0.0, 0))

@@ -95,8 +95,8 @@ def test_a_certain_claim_is_settled_by_its_ttl() -> None:
 
 def _claim(port: _Port) -> Claim:
     claim = Claim(cast("Port", port), LeaseRequest(KEY, ASK, ASK, make_policy(15.0)))
-    claim.machine.sent(port.now())
-    assert claim.machine.granted(Granted(claim.id, 7, 15.0), port.now())
+    claim.machine.note_sent(port.now())
+    assert claim.machine.note_granted(Granted(claim.id, 7, 15.0), port.now())
     return claim
 
 
@@ -150,13 +150,13 @@ def test_a_release_that_a_signal_interrupts_at_its_first_step_is_believed_or_owe
         run_blocking(release(cast("Port", port), claim))
     setattr(port, "now", now)  # noqa: B010 - likewise
     assert port.owed or claim.machine.state is LeaseState.HELD
-    claim.machine.leaving()
+    claim.machine.note_leaving()
 
 
 def test_of_several_releases_that_a_signal_interrupts_each_is_owed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    port, left, calls = _Awaited(), LeaseMachine.leaving, list[LeaseMachine]()
+    port, left, calls = _Awaited(), LeaseMachine.note_leaving, list[LeaseMachine]()
     helds = [_claim(port), _claim(port)]
 
     def interrupted(machine: LeaseMachine) -> None:
@@ -165,7 +165,7 @@ def test_of_several_releases_that_a_signal_interrupts_each_is_owed(
         if len(calls) == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(LeaseMachine, "leaving", interrupted)
+    monkeypatch.setattr(LeaseMachine, "note_leaving", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_blocking(release_all(cast("ManyPort", port), helds))
     assert len(port.owed) == 2

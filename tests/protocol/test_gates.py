@@ -136,7 +136,7 @@ def test_belief_and_the_time_for_the_answer_count_from_behind_the_gate(
     assert world.untils == [sent + POLICY.request_timeout]
     assert claim.machine.deadline == pytest.approx(sent + POLICY.span)
     assert cast("Gate", world.limits.takes).left == [True]
-    claim.machine.leaving()
+    claim.machine.note_leaving()
 
 
 @EACH
@@ -174,7 +174,7 @@ def test_without_a_turn_a_wait_goes_on(acquiring: Acquire) -> None:
     claim = acquiring(world, 60.0)
     assert claim.machine.state is LeaseState.HELD
     assert world.owed == []
-    claim.machine.leaving()
+    claim.machine.note_leaving()
 
 
 RELEASES: dict[str, Callable[[World, Claim], object]] = {

@@ -218,12 +218,12 @@ def test_only_what_the_store_proved_counts_as_renewed(engine: FaultyEngine) -> N
     # It is renewed for this alone.
     bounded._claim.proclaim(b"news")
     claims = [lease._claim for lease in (usual, bounded, under_way, gone)]
-    under_way._claim.machine.renew_sent(clock.now())
+    under_way._claim.machine.note_renewal_sent(clock.now())
     engine.faulty.give(gone._claim.wanted.key, gone._claim.id, None, 0)
     keeper._renew(claims, Batches())
     assert bounded._claim.machine.ends_by_at_most_for
     assert keeper.stats.renewals == 2
-    under_way._claim.machine.unrenewed()
+    under_way._claim.machine.note_unrenewed()
     for lease in (usual, bounded, under_way):
         lease.release()
 
@@ -308,7 +308,7 @@ def test_a_callback_that_fails_is_logged_and_the_next_one_runs(
 def test_who_watches_a_lease_that_was_lost_already_is_told_at_once(engine: FaultyEngine) -> None:
     keeper = keeper_of(engine)
     with pytest.raises(LeaseLost), Lock("a", store=engine, ttl=30).acquire() as lease:
-        lease._claim.machine.gone("taken")
+        lease._claim.machine.note_gone("taken")
         told: list[bool] = []
         keeper.watch(lease._claim, lambda: told.append(True))
         keeper.watch(lease._claim, lambda: told.append(True), ahead=None)

@@ -288,14 +288,14 @@ def test_one_that_is_let_go_while_its_batch_is_made_costs_no_other(
 ) -> None:
     leases = take(engine, 10, ttl=3)
     leaver = leases.pop(5)
-    mark = LeaseMachine.renew_sent
+    mark = LeaseMachine.note_renewal_sent
 
     def after_the_look(self: LeaseMachine, now: float) -> None:
         if self is leaver._claim.machine and self.state is LeaseState.HELD:
             leaver.release()
         mark(self, now)
 
-    monkeypatch.setattr(LeaseMachine, "renew_sent", after_the_look)
+    monkeypatch.setattr(LeaseMachine, "note_renewal_sent", after_the_look)
     time.sleep(3.3)
     assert leaver._claim.machine.state is LeaseState.RELEASED
     assert all(lease.valid for lease in leases)
@@ -362,5 +362,5 @@ def test_a_holder_that_sees_the_end_before_the_keeper_is_told_all_the_same(
     told = threading.Event()
     lease = Lock("a", store=engine, ttl=0.4, on_lost=lambda _: told.set()).acquire()
     engine.faulty.down = True
-    lease._claim.machine.expired()
+    lease._claim.machine.note_expired()
     assert told.wait(30)

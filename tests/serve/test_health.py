@@ -78,21 +78,21 @@ def test_the_pages_follow_the_situation_at_every_question(
 ) -> None:
     assert get(f"{url}/healthz") == (200, "ok\n")
     assert get(f"{url}/readyz")[0] == 503
-    situation.answered()
-    situation.standby("node-2")
+    situation.note_answered()
+    situation.note_standby("node-2")
     assert get(f"{url}/readyz")[0] == 200
     assert get(f"{url}/leaderz")[0] == 503
-    situation.leading(lease)
+    situation.note_leading(lease)
     assert get(f"{url}/leaderz")[0] == 200
     assert get(f"{url}/readyz")[0] == 200
     assert json.loads(get(f"{url}/leader")[1])["term"] == lease.fencing_token
     # Nobody tells the situation of this one.
-    lease._claim.machine.gone("taken")
+    lease._claim.machine.note_gone("taken")
     assert get(f"{url}/leaderz")[0] == 503
     assert json.loads(get(f"{url}/leader?x=1")[1])["leading"] is False
     assert "incumbent_store_up" in get(f"{url}/metrics")[1]
     assert get(f"{url}/")[0] == 404
-    situation.stopping()
+    situation.note_stopping()
     assert get(f"{url}/readyz")[0] == 503
 
 
@@ -166,7 +166,7 @@ def test_a_peer_that_drips_is_cut_off_after_two_seconds(url: str) -> None:
 def test_a_peer_that_never_reads_is_cut_off_after_two_seconds(
     url: str, situation: Situation
 ) -> None:
-    situation.standby("x" * 10_000_000)
+    situation.note_standby("x" * 10_000_000)
     began = clock.now()
     with connect(url) as link:
         link.sendall(b"GET /leader HTTP/1.1\r\n\r\n")
@@ -230,7 +230,7 @@ def token_in(folder: Path) -> Path:
 
 
 def test_without_a_token_other_hosts_get_the_probes_alone(situation: Situation) -> None:
-    situation.answered()
+    situation.note_answered()
     with start_health(situation, listen="0.0.0.0:0") as served:
         url = f"http://127.0.0.1:{urlsplit(served or '').port}"
         assert get(f"{url}/healthz")[0] == 200
@@ -253,7 +253,7 @@ def test_a_public_page_asks_for_the_token_except_from_probes(
     situation: Situation, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    situation.answered()
+    situation.note_answered()
     token = str(token_in(tmp_path))
     with start_health(situation, listen="0.0.0.0:0", token_file=token) as served:
         url = f"http://127.0.0.1:{urlsplit(served or '').port}"
@@ -314,11 +314,11 @@ def test_systemd_hears_ready_the_transitions_and_the_end(
     with start_health(situation):
         eventually(lambda: manager.hears("STATUS=starting"))
         assert "READY=1" not in manager.heard
-        situation.answered()
-        situation.standby("node-2")
+        situation.note_answered()
+        situation.note_standby("node-2")
         eventually(lambda: manager.hears("STATUS=standing by, led by node-2"))
         assert manager.heard.count("READY=1") == 1
-        situation.leading(lease)
+        situation.note_leading(lease)
         eventually(lambda: manager.hears(f"STATUS=leading job, term {lease.fencing_token}"))
     assert manager.hears("STOPPING=1")
     assert manager.heard.count("READY=1") == 1
@@ -353,7 +353,7 @@ def test_another_processs_signs_of_life_are_not_ours(
     monkeypatch.setenv("WATCHDOG_USEC", "20000")
     monkeypatch.setenv("WATCHDOG_PID", "1")
     with start_health(situation):
-        situation.standby(None)
+        situation.note_standby(None)
         eventually(lambda: manager.hears("READY=1"))
     manager.listen()
     assert "WATCHDOG=1" not in manager.heard
@@ -367,7 +367,7 @@ def test_systemds_abstract_sockets_are_understood(
     manager = Manager(f"\0{name}")
     monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
     with start_health(situation):
-        situation.standby(None)
+        situation.note_standby(None)
         eventually(lambda: manager.hears("READY=1"))
     manager.close()
 
@@ -377,7 +377,7 @@ def test_a_service_manager_that_is_gone_stops_nobody(
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
     with start_health(situation):
-        situation.standby(None)
+        situation.note_standby(None)
 
 
 def test_without_listening_no_http_server_is_loaded() -> None:

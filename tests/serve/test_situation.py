@@ -58,7 +58,7 @@ def test_a_lead_is_proved_by_the_lease_at_the_instant_of_the_question(
     situation: Situation, moved: Clock
 ) -> None:
     lease = Lock("job", store=FaultyEngine(), holder="node-1").acquire()
-    situation.leading(lease)
+    situation.note_leading(lease)
     view = situation.view()
     assert view.leading
     assert view.ready
@@ -74,8 +74,8 @@ def test_a_lead_is_proved_by_the_lease_at_the_instant_of_the_question(
 
 
 def test_the_store_has_to_have_answered_within_two_ttls(situation: Situation, moved: Clock) -> None:
-    situation.standby("node-2")
-    situation.answered()
+    situation.note_standby("node-2")
+    situation.note_answered()
     situation.pulse(inf)
     moved.ahead = 29
     assert situation.view().ready
@@ -95,22 +95,22 @@ def test_a_loop_that_breaks_its_promise_is_unhealthy(situation: Situation, moved
 
 def test_losses_are_counted_and_what_was_wanted_is_not(situation: Situation) -> None:
     for cause in ("expired", "taken", "expired", "signal:SIGTERM", "", "resigned", "guard: died"):
-        situation.ended(cause)
+        situation.note_ended(cause)
     assert situation.view().losses == {"expired": 2, "taken": 1, "guard": 1}
 
 
 def test_one_lease_told_twice_is_one_term(situation: Situation, lease: Lease) -> None:
-    situation.leading(lease)
-    situation.leading(lease)
+    situation.note_leading(lease)
+    situation.note_leading(lease)
     assert situation.view().terms == 1
 
 
 def test_there_is_no_way_back_from_stopping_but_the_lease_still_shows(
     situation: Situation, lease: Lease
 ) -> None:
-    situation.leading(lease)
-    situation.stopping()
-    situation.standby("node-2")
+    situation.note_leading(lease)
+    situation.note_stopping()
+    situation.note_standby("node-2")
     view = situation.view()
     assert (view.role, view.ready, view.leading) == ("stopping", False, True)
 
@@ -118,15 +118,15 @@ def test_there_is_no_way_back_from_stopping_but_the_lease_still_shows(
 def test_listeners_hear_of_changes_only(situation: Situation) -> None:
     heard: list[str] = []
     situation.on_change(lambda: heard.append("change"))
-    situation.standby("node-2")
-    situation.standby("node-2")
-    situation.unanswered()
+    situation.note_standby("node-2")
+    situation.note_standby("node-2")
+    situation.note_unanswered()
     assert len(heard) == 1
-    situation.answered()
-    situation.answered()
+    situation.note_answered()
+    situation.note_answered()
     assert len(heard) == 2
-    situation.unanswered()
-    situation.restarted()
+    situation.note_unanswered()
+    situation.note_restarted()
     assert len(heard) == 3
     assert situation.view().restarts == 1
 
@@ -144,8 +144,8 @@ def test_a_listener_may_have_another_thread_look(situation: Situation) -> None:
         looker.join(WOKEN)
 
     situation.on_change(have_somebody_look)
-    situation.ended("expired")
-    situation.restarted()
+    situation.note_ended("expired")
+    situation.note_restarted()
     assert seen == [("ended", 1)]
     assert situation.view().restarts == 1
 
@@ -153,7 +153,7 @@ def test_a_listener_may_have_another_thread_look(situation: Situation) -> None:
 def test_the_keepers_numbers_are_read_at_the_question(situation: Situation, moved: Clock) -> None:
     lease = Lock("job", store=FaultyEngine(), holder="node-1").acquire()
     lease._link.keeper.disarm(lease._claim)
-    situation.leading(lease)
+    situation.note_leading(lease)
     moved.ahead = 40
     situation.pulse(inf)
     assert not situation.view().ready
@@ -167,7 +167,7 @@ def test_the_keepers_numbers_are_read_at_the_question(situation: Situation, move
 
 
 def test_a_real_renewal_is_counted(situation: Situation, lease: Lease) -> None:
-    situation.leading(lease)
+    situation.note_leading(lease)
     lease.renew()
     view = situation.view()
     assert lease._link.keeper.stats.renewals == 1

@@ -58,7 +58,7 @@ def test_before_the_first_report_nothing_is_ready(workers: Workers) -> None:
 def test_one_worker_that_leads_makes_a_leader_of_all(workers: Workers, its: socket.socket) -> None:
     lease = Lock("job", store=FaultyEngine(), holder="node-1:w2").acquire()
     first, second = one(1), one(2)
-    first.answered()
+    first.note_answered()
     first.standby("node-1:w2")
     second.leading(lease)
     with reporting(first, 0, its), reporting(second, 1, its):
@@ -77,7 +77,7 @@ def test_what_was_proved_is_believed_no_longer_than_that(
 ) -> None:
     lease = Lock("job", store=FaultyEngine(), ttl=15).acquire()
     situation = one(1)
-    situation.leading(lease)
+    situation.note_leading(lease)
     with reporting(situation, 0, its):
         eventually(lambda: heard(workers) and workers.view().leading)
         proved, real = workers.view().proven_for, clock.now
@@ -94,7 +94,7 @@ def test_one_hanging_worker_makes_all_of_it_unhealthy(workers: Workers, its: soc
     with reporting(good, 0, its), reporting(bad, 1, its):
         eventually(lambda: heard(workers) and not workers.view().healthy)
         bad.pulse(clock.now() + 60)
-        bad.answered()
+        bad.note_answered()
         eventually(lambda: heard(workers) and workers.view().healthy)
 
 
@@ -138,11 +138,11 @@ def test_a_report_that_is_too_long_comes_without_its_metrics(
     situation = _Verbose("job", "node-1:w1")
     with caplog.at_level(logging.WARNING, "incumbent"), reporting(situation, 0, its):
         eventually(lambda: heard(workers) and workers._reports)
-        situation.answered()
+        situation.note_answered()
         eventually(lambda: heard(workers) and workers.view().store_up)
         assert not list(workers.samples())
         situation.series = 1
-        situation.unanswered()
+        situation.note_unanswered()
         eventually(lambda: told(workers, 1))
     assert caplog.text.count("too many metrics for a report") == 1
 

@@ -133,7 +133,7 @@ class Member(Process):
         self.bodies.clear()
         held = self.roster._claim
         if held is not None:
-            held.machine.forked()
+            held.machine.note_forked()
 
 
 class _Bodies:

@@ -316,7 +316,7 @@ class Judge:
         for owner, held in self._all:
             if owner is process:
                 # Or it would be given back when Python collects it.
-                held.machine.forked()
+                held.machine.note_forked()
         self.answered(process)
         self._several = [one for one in self._several if one[0] is not process]
 

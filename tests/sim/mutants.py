@@ -19,9 +19,9 @@ from incumbent.locks.several import MultiLeaseHandle
 from incumbent.model import Ask, Granted
 from incumbent.protocol import acquire, release
 from incumbent.protocol.claim import Claim
+from incumbent.protocol.messages import late_grant
 from incumbent.protocol.port import Debt, ManyPort, Port
 from incumbent.protocol.release import release_all
-from incumbent.protocol.words import late_grant
 from incumbent.stores.memory import MemoryTable
 from tests.contract import mutants as tables
 from tests.contract import mutants_of_sharing as sharing
@@ -75,7 +75,7 @@ def table(name: str, kind: type[MemoryTable], profile: str, *rules: str) -> None
 
 @mutant("pauses", "overlap", overlaps_only=True)
 def deadline_from_the_reply(patch: pytest.MonkeyPatch) -> None:
-    granted, renewed = LeaseMachine.granted, LeaseMachine.renewed
+    granted, renewed = LeaseMachine.note_granted, LeaseMachine.note_renewed
 
     def late_granted(self: LeaseMachine, grant: Granted, now: float) -> bool:
         self.sent_at = now
@@ -85,8 +85,8 @@ def deadline_from_the_reply(patch: pytest.MonkeyPatch) -> None:
         self.sent_at = now
         renewed(self, now)
 
-    patch.setattr(LeaseMachine, "granted", late_granted)
-    patch.setattr(LeaseMachine, "renewed", late_renewed)
+    patch.setattr(LeaseMachine, "note_granted", late_granted)
+    patch.setattr(LeaseMachine, "note_renewed", late_renewed)
 
 
 @mutant("drift", "overlap", overlaps_only=True)
@@ -121,14 +121,14 @@ def a_late_renewal_revives(patch: pytest.MonkeyPatch) -> None:
             self.stop_at = now + self.policy.renew_deadline
             self.deadline = now + self.policy.span
 
-    patch.setattr(LeaseMachine, "renewed", renewed)
+    patch.setattr(LeaseMachine, "note_renewed", renewed)
 
 
 @mutant("pauses", "unproved")
 def a_late_grant_is_believed(patch: pytest.MonkeyPatch) -> None:
-    granted = LeaseMachine.granted
+    granted = LeaseMachine.note_granted
     patch.setattr(
-        LeaseMachine, "granted", lambda self, grant, now: granted(self, grant, self.sent_at)
+        LeaseMachine, "note_granted", lambda self, grant, now: granted(self, grant, self.sent_at)
     )
 
 
@@ -177,9 +177,9 @@ def an_unsure_take_is_believed(patch: pytest.MonkeyPatch) -> None:
         outcome = await take(port, held, ask, *limits)
         if not isinstance(outcome, OutcomeUnknown):
             return outcome
-        held.machine.sent(held.machine.sent_at)
+        held.machine.note_sent(held.machine.sent_at)
         hoped = Granted(held.id, 1, held.wanted.policy.ttl)
-        if not held.machine.granted(hoped, port.now()):
+        if not held.machine.note_granted(hoped, port.now()):
             return late_grant(held.wanted, 0.0)
         held.began = port.now()
         return hoped
@@ -201,7 +201,7 @@ def a_retry_with_a_new_claim(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("signals", "leak")
 def no_compensation_after_a_cancel(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LeaseMachine, "abandoned", lambda self: False)
+    patch.setattr(LeaseMachine, "note_abandoned", lambda self: False)
 
 
 @mutant("signals", "leak")
@@ -269,8 +269,8 @@ def belief_goes_on_until_the_release_is_confirmed(patch: pytest.MonkeyPatch) -> 
     def given(self: LeaseMachine) -> None:
         self.state = LeaseState.RELEASED
 
-    patch.setattr(LeaseMachine, "leaving", lambda self: None)
-    patch.setattr(LeaseMachine, "given", given)
+    patch.setattr(LeaseMachine, "note_leaving", lambda self: None)
+    patch.setattr(LeaseMachine, "note_given", given)
 
 
 @mutant("restarts", "release")
@@ -280,7 +280,7 @@ def a_release_ignores_that_the_record_is_gone(patch: pytest.MonkeyPatch) -> None
 
 @mutant("operators", "notice")
 def a_notice_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LeaseMachine, "broken", lambda self, reason: None)
+    patch.setattr(LeaseMachine, "note_broken", lambda self, reason: None)
 
 
 @mutant("calm", "lost", "overlap")
@@ -303,7 +303,7 @@ def several_names_are_taken_in_the_order_given(patch: pytest.MonkeyPatch) -> Non
 def the_first_is_kept_when_the_second_is_refused(patch: pytest.MonkeyPatch) -> None:
     async def kept(port: ManyPort, claims: Sequence[Claim]) -> bool:
         for held in claims:
-            held.machine.leaving()
+            held.machine.note_leaving()
         return True
 
     patch.setattr(acquire, "release_all", kept)

@@ -364,7 +364,7 @@ class SimKeeper:
     def kill(self) -> None:
         """The process is gone."""
         for held in self.due:
-            held.machine.forked()
+            held.machine.note_forked()
         self.due.clear()
         self._owed.clear()
         if self._task is not None:

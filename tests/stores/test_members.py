@@ -38,12 +38,12 @@ def test_a_member_that_is_away_for_a_moment_is_no_line(
     members: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
     watch, wait = members
-    watch.failed("b", GONE)
+    watch.note_failed("b", GONE)
     wait(SAID_AFTER / 2)
-    watch.failed("b", GONE)
-    watch.answered("b")
+    watch.note_failed("b", GONE)
+    watch.note_answered("b")
     wait(SAID_AFTER)
-    watch.failed("b", GONE)
+    watch.note_failed("b", GONE)
     assert caplog.messages == []
     assert set(watch.down) == {"b"}
 
@@ -53,7 +53,7 @@ def test_a_member_that_stays_away_is_logged_once_with_how_many_are_left(
 ) -> None:
     watch, wait = members
     for _ in range(5):
-        watch.failed("b", GONE)
+        watch.note_failed("b", GONE)
         wait(3.0)
     (line,) = caplog.messages
     assert "member b has failed for 3s: b cannot be reached: refused" in line
@@ -62,19 +62,19 @@ def test_a_member_that_stays_away_is_logged_once_with_how_many_are_left(
 
 def test_its_return_is_logged_once(members: Watched, caplog: pytest.LogCaptureFixture) -> None:
     watch, wait = members
-    watch.failed("b", GONE)
+    watch.note_failed("b", GONE)
     wait(3.0)
-    watch.failed("b", GONE)
+    watch.note_failed("b", GONE)
     wait(9.0)
     for _ in range(3):
-        watch.answered("b")
+        watch.note_answered("b")
     assert caplog.messages[1:] == ["redis+quorum://a,b,c: member b works again, after 12s"]
     assert watch.down == {}
 
 
 def test_each_member_has_a_series_before_it_ever_fails(members: Watched) -> None:
     watch, _ = members
-    watch.failed("b", GONE)
+    watch.note_failed("b", GONE)
     found = {labels: value for _, labels, value, _ in watch.samples()}
     assert found == {(("member", name),): name != "b" for name in "abc"}
 

@@ -93,7 +93,7 @@ def test_the_pause_between_terms_is_waited_for_and_ends_at_a_signal() -> None:
     ours, its = socket.socketpair()
     with ours, its:
         between = SimpleNamespace(
-            situation=SimpleNamespace(backing_off=lambda: None),
+            situation=SimpleNamespace(note_backing_off=lambda: None),
             signals=SimpleNamespace(fd=ours.fileno(), take=lambda: signals),
             _report_alive=lambda _: None,
             _handle_signal=lambda signum: 128 + signum,
@@ -109,7 +109,9 @@ def test_the_pause_between_terms_is_waited_for_and_ends_at_a_signal() -> None:
 def test_standing_by_and_the_end_of_an_outage_are_said_once_each() -> None:
     said: list[str] = []
     situation = SimpleNamespace(
-        note_answer=lambda answer: answer.holders[0].holder if isinstance(answer, Refused) else None
+        note_outcome=lambda answer: (
+            answer.holders[0].holder if isinstance(answer, Refused) else None
+        )
     )
     standing: Any = SimpleNamespace(
         _report_alive=lambda: None,

@@ -41,7 +41,7 @@ def end_leases() -> list[str]:
     left = [claim for claim in renewed_claims() if claim.machine.state is LeaseState.HELD]
     for claim in left:
         # As if it was collected, without the warning.
-        claim.machine.leaving()
+        claim.machine.note_leaving()
         claim.port.owe(claim.debt(claim.port.now(), undo_slot=False))
     return sorted(claim.wanted.key.name for claim in left)
 

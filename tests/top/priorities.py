@@ -133,7 +133,7 @@ class Candidate:
     def _forget(self) -> None:
         if self.held is not None:
             # Or it would be given back when Python collects it.
-            self.held.machine.forked()
+            self.held.machine.note_forked()
             self._ended(None)
 
     def _ended(self, notice: Notice | None) -> None:

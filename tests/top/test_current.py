@@ -87,7 +87,7 @@ def test_a_loss_is_told_with_its_reason_at_the_next_question(
     inside: CurrentLease, lease: Lease
 ) -> None:
     assert inside.valid
-    lease._claim.machine.gone("taken")
+    lease._claim.machine.note_gone("taken")
     assert inside.lost
     assert inside.remaining == 0
     with pytest.raises(LeaseLost) as lost:

@@ -18,23 +18,23 @@ LATE = T0 + POLICY.renew_deadline
 GRANT = Granted("claim", token=7, ttl=15.0, epoch="first")
 
 FEED: dict[Input, Callable[[LeaseMachine], object]] = {
-    Input.SEND: lambda machine: machine.sent(T0),
-    Input.GRANT: lambda machine: machine.granted(GRANT, T0 + 0.1),
-    Input.LATE: lambda machine: machine.granted(GRANT, LATE),
-    Input.REFUSE: LeaseMachine.refused,
-    Input.UNSENT: LeaseMachine.unsent,
-    Input.UNANSWERED: LeaseMachine.unanswered,
-    Input.ABANDON: LeaseMachine.abandoned,
-    Input.RENEW: lambda machine: machine.renew_sent(T0 + 1),
-    Input.RENEWED: lambda machine: machine.renewed(T0 + 1.1),
-    Input.UNRENEWED: LeaseMachine.unrenewed,
-    Input.GONE: lambda machine: machine.gone("taken"),
-    Input.BREAK: LeaseMachine.broken,
-    Input.EXPIRE: LeaseMachine.expired,
-    Input.FORK: LeaseMachine.forked,
-    Input.LEAVE: LeaseMachine.leaving,
-    Input.GIVEN: LeaseMachine.given,
-    Input.MISSED: lambda machine: machine.missed("taken"),
+    Input.SEND: lambda machine: machine.note_sent(T0),
+    Input.GRANT: lambda machine: machine.note_granted(GRANT, T0 + 0.1),
+    Input.LATE: lambda machine: machine.note_granted(GRANT, LATE),
+    Input.REFUSE: LeaseMachine.note_refused,
+    Input.UNSENT: LeaseMachine.note_unsent,
+    Input.UNANSWERED: LeaseMachine.note_unanswered,
+    Input.ABANDON: LeaseMachine.note_abandoned,
+    Input.RENEW: lambda machine: machine.note_renewal_sent(T0 + 1),
+    Input.RENEWED: lambda machine: machine.note_renewed(T0 + 1.1),
+    Input.UNRENEWED: LeaseMachine.note_unrenewed,
+    Input.GONE: lambda machine: machine.note_gone("taken"),
+    Input.BREAK: LeaseMachine.note_broken,
+    Input.EXPIRE: LeaseMachine.note_expired,
+    Input.FORK: LeaseMachine.note_forked,
+    Input.LEAVE: LeaseMachine.note_leaving,
+    Input.GIVEN: LeaseMachine.note_given,
+    Input.MISSED: lambda machine: machine.note_missed("taken"),
 }
 
 _HOLDING = (Input.SEND, Input.GRANT)
@@ -124,18 +124,18 @@ def test_every_state_can_end() -> None:
 
 def test_the_deadline_counts_from_before_the_request() -> None:
     machine = LeaseMachine(POLICY)
-    machine.sent(T0)
-    machine.granted(GRANT, T0 + 3)
+    machine.note_sent(T0)
+    machine.note_granted(GRANT, T0 + 3)
     assert machine.deadline == pytest.approx(T0 + 15 * 0.98 - 0.25)
     assert machine.stop_at == pytest.approx(machine.deadline - POLICY.grace)
 
 
 def test_a_repeat_counts_from_the_repeat() -> None:
     machine = LeaseMachine(POLICY)
-    machine.sent(T0)
-    machine.unanswered()
-    machine.sent(T0 + 2)
-    machine.granted(GRANT, T0 + 2.1)
+    machine.note_sent(T0)
+    machine.note_unanswered()
+    machine.note_sent(T0 + 2)
+    machine.note_granted(GRANT, T0 + 2.1)
     assert machine.deadline == pytest.approx(T0 + 2 + POLICY.span)
 
 
@@ -160,103 +160,103 @@ def test_remaining_is_the_time_to_the_deadline() -> None:
 
 def test_a_grant_that_comes_too_late_is_not_believed() -> None:
     machine = machine_in(LeaseState.ASKING)
-    assert not machine.granted(GRANT, T0 + POLICY.renew_deadline)
+    assert not machine.note_granted(GRANT, T0 + POLICY.renew_deadline)
     assert (machine.state, machine.valid(T0)) == (LeaseState.DOUBT, False)
 
 
 def test_a_shorter_grant_is_believed_for_a_shorter_time() -> None:
     machine = machine_in(LeaseState.ASKING)
-    machine.granted(Granted("claim", 1, ttl=12.0), T0)
+    machine.note_granted(Granted("claim", 1, ttl=12.0), T0)
     assert machine.deadline <= T0 + 12 * 0.98 - 0.25
 
 
 def test_a_longer_grant_is_believed_no_longer_than_was_asked() -> None:
     machine = machine_in(LeaseState.ASKING)
-    machine.granted(Granted("claim", 1, ttl=600.0), T0)
+    machine.note_granted(Granted("claim", 1, ttl=600.0), T0)
     assert machine.deadline == pytest.approx(T0 + POLICY.span)
 
 
 def test_a_renewal_counts_from_when_it_was_sent() -> None:
     machine = machine_in(LeaseState.HELD)
-    machine.renew_sent(T0 + 3)
-    machine.renewed(T0 + 3.5)
+    machine.note_renewal_sent(T0 + 3)
+    machine.note_renewed(T0 + 3.5)
     assert machine.deadline == pytest.approx(T0 + 3 + POLICY.span)
 
 
 def test_a_renewal_without_proof_leaves_the_deadline_where_it_was() -> None:
     machine = machine_in(LeaseState.HELD)
     before = machine.deadline
-    machine.renew_sent(T0 + 3)
+    machine.note_renewal_sent(T0 + 3)
     assert machine.deadline == before
-    machine.unrenewed()
+    machine.note_unrenewed()
     assert (machine.deadline, machine.renewing) == (before, False)
 
 
 def test_an_answer_to_no_renewal_proves_nothing() -> None:
     machine = machine_in(LeaseState.HELD)
     before = machine.deadline
-    machine.renew_sent(T0 + 3)
-    machine.unrenewed()
-    machine.renewed(T0 + 3.5)
+    machine.note_renewal_sent(T0 + 3)
+    machine.note_unrenewed()
+    machine.note_renewed(T0 + 3.5)
     assert machine.deadline == before
 
 
 def test_a_late_renewal_does_not_revive() -> None:
     machine = machine_in(LeaseState.HELD)
-    machine.renew_sent(T0 + 3)
-    machine.renewed(machine.deadline)
+    machine.note_renewal_sent(T0 + 3)
+    machine.note_renewed(machine.deadline)
     assert (machine.state, machine.reason) == (LeaseState.LOST, "expired")
 
 
 def test_a_renewal_that_was_overtaken_by_the_end_changes_nothing() -> None:
     machine = machine_in(LeaseState.HELD)
-    machine.renew_sent(T0 + 3)
-    machine.leaving()
-    machine.renewed(T0 + 3.1)
+    machine.note_renewal_sent(T0 + 3)
+    machine.note_leaving()
+    machine.note_renewed(T0 + 3.1)
     assert (machine.state, machine.valid(T0 + 3.1)) == (LeaseState.LEAVING, False)
 
 
 def test_a_second_renewal_waits_for_the_first() -> None:
     machine = machine_in(LeaseState.HELD)
-    machine.renew_sent(T0 + 3)
+    machine.note_renewal_sent(T0 + 3)
     before = everything(machine)
     with pytest.raises(IllegalInput, match="on its way"):
-        machine.renew_sent(T0 + 4)
+        machine.note_renewal_sent(T0 + 4)
     assert everything(machine) == before
 
 
 def test_at_most_for_counts_from_the_grant() -> None:
     machine = LeaseMachine(POLICY, at_most_for=4)
-    machine.sent(T0)
-    machine.granted(GRANT, T0 + 1)
+    machine.note_sent(T0)
+    machine.note_granted(GRANT, T0 + 1)
     assert (machine.stop_at, machine.ends_by_at_most_for) == (T0 + 5, True)
     assert machine.deadline == T0 + 5 + POLICY.grace
 
 
 def test_at_most_for_is_what_ended_a_holding_that_it_bounds() -> None:
     machine = LeaseMachine(POLICY, at_most_for=4)
-    machine.sent(T0)
-    machine.granted(GRANT, T0)
+    machine.note_sent(T0)
+    machine.note_granted(GRANT, T0)
     machine.valid(machine.deadline)
     assert machine.reason == "at_most_for"
 
 
 def test_renewals_do_not_move_at_most_for() -> None:
     machine = LeaseMachine(POLICY, at_most_for=12)
-    machine.sent(T0)
-    machine.granted(GRANT, T0)
+    machine.note_sent(T0)
+    machine.note_granted(GRANT, T0)
     assert not machine.ends_by_at_most_for
-    machine.renew_sent(T0 + 9)
-    machine.renewed(T0 + 9.1)
+    machine.note_renewal_sent(T0 + 9)
+    machine.note_renewed(T0 + 9.1)
     assert (machine.stop_at, machine.ends_by_at_most_for) == (T0 + 12, True)
 
 
 def test_a_renewal_that_failed_is_not_mistaken_for_at_most_for() -> None:
     machine = LeaseMachine(POLICY, at_most_for=12)
-    machine.sent(T0)
-    machine.granted(GRANT, T0)
-    machine.renew_sent(T0 + 9)
-    machine.unrenewed()
+    machine.note_sent(T0)
+    machine.note_granted(GRANT, T0)
+    machine.note_renewal_sent(T0 + 9)
+    machine.note_unrenewed()
     assert not machine.ends_by_at_most_for
     machine.valid(machine.deadline)
     assert machine.reason == "expired"
@@ -264,9 +264,9 @@ def test_a_renewal_that_failed_is_not_mistaken_for_at_most_for() -> None:
 
 def test_the_first_reason_stays() -> None:
     machine = machine_in(LeaseState.HELD)
-    machine.broken("paused")
-    machine.gone("taken")
-    machine.expired()
+    machine.note_broken("paused")
+    machine.note_gone("taken")
+    machine.note_expired()
     assert machine.reason == "paused"
 
 
@@ -283,7 +283,7 @@ def test_no_answer_but_a_grant_settles_an_earlier_doubt(answer: Input) -> None:
     """It is the answer to the second take; the first may arrive after it."""
     machine = machine_in(LeaseState.ASKING_AGAIN)
     FEED[answer](machine)
-    assert machine.abandoned()
+    assert machine.note_abandoned()
 
 
 def test_the_token_and_the_incarnation_are_the_grants() -> None:
@@ -293,15 +293,15 @@ def test_the_token_and_the_incarnation_are_the_grants() -> None:
 
 def test_another_bound_ends_belief_earlier_at_once_and_later_only_once_renewed() -> None:
     machine = LeaseMachine(POLICY, at_most_for=5)
-    machine.sent(T0)
-    assert machine.granted(GRANT, T0)
+    machine.note_sent(T0)
+    assert machine.note_granted(GRANT, T0)
     assert (machine.stop_at, machine.ends_by_at_most_for) == (T0 + 5, True)
     machine.move_end(T0 + 60)
     assert (machine.stop_at, machine.ends_by_at_most_for) == (T0 + 5, False), (
         "nothing has proved more"
     )
-    machine.renew_sent(T0 + 1)
-    machine.renewed(T0 + 1.1)
+    machine.note_renewal_sent(T0 + 1)
+    machine.note_renewed(T0 + 1.1)
     assert machine.stop_at == T0 + 1 + POLICY.renew_deadline
     machine.move_end(T0 + 2)
     assert (machine.stop_at, machine.deadline) == (T0 + 2, T0 + 2 + POLICY.grace)

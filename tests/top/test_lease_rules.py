@@ -81,13 +81,13 @@ class Watched:
             case None:
                 machine.valid(now)
             case Input.SEND:
-                machine.sent(now)
+                machine.note_sent(now)
             case Input.GRANT | Input.LATE:
-                machine.granted(Granted("claim", 1, ttl), now)
+                machine.note_granted(Granted("claim", 1, ttl), now)
             case Input.RENEW:
-                machine.renew_sent(now)
+                machine.note_renewal_sent(now)
             case Input.RENEWED:
-                machine.renewed(now)
+                machine.note_renewed(now)
             case _:
                 FEED[what](machine)
 
@@ -161,8 +161,8 @@ def test_a_grant_is_believed_only_while_work_can_still_begin(
     policy: Policy, ttl: float, took: float
 ) -> None:
     machine = LeaseMachine(policy)
-    machine.sent(T0)
-    believed = machine.granted(Granted("claim", 1, ttl), T0 + took)
+    machine.note_sent(T0)
+    believed = machine.note_granted(Granted("claim", 1, ttl), T0 + took)
     assert believed == machine.valid(T0 + took)
     assert not believed or T0 + took < machine.stop_at
 
@@ -171,9 +171,9 @@ def test_a_grant_is_believed_only_while_work_can_still_begin(
 def test_a_holder_that_renews_in_time_never_loses_its_lease(policy: Policy, wait: float) -> None:
     assume(wait < policy.renew_deadline)
     machine = LeaseMachine(policy)
-    machine.sent(T0)
-    machine.granted(Granted("claim", 1, policy.kept_for), T0)
+    machine.note_sent(T0)
+    machine.note_granted(Granted("claim", 1, policy.kept_for), T0)
     for turn in range(1, 6):
-        machine.renew_sent(T0 + turn * wait)
-        machine.renewed(T0 + turn * wait)
+        machine.note_renewal_sent(T0 + turn * wait)
+        machine.note_renewed(T0 + turn * wait)
         assert machine.valid(T0 + turn * wait)

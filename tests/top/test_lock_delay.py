@@ -76,15 +76,15 @@ def test_renewals_keep_the_delay_ahead_of_the_belief(every_store: str) -> None:
 
 def test_a_short_grant_takes_from_the_belief_and_never_from_the_delay() -> None:
     machine = LeaseMachine(Policy(15, lock_delay=60))
-    machine.sent(100.0)
-    assert machine.granted(Granted("claim", 1, 72.0), 100.1)
+    machine.note_sent(100.0)
+    assert machine.note_granted(Granted("claim", 1, 72.0), 100.1)
     assert machine.deadline + 60 < 100.0 + 72.0
 
 
 def test_a_grant_that_covers_little_more_than_the_delay_is_not_believed() -> None:
     machine = LeaseMachine(Policy(15, lock_delay=60))
-    machine.sent(100.0)
-    assert not machine.granted(Granted("claim", 1, 64.0), 100.1)
+    machine.note_sent(100.0)
+    assert not machine.note_granted(Granted("claim", 1, 64.0), 100.1)
 
 
 @pytest.mark.parametrize("delay", [-1, "soon", True, None, float("nan"), 86_401])

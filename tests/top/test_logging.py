@@ -70,7 +70,7 @@ def test_a_lost_term_says_why(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "incumbent")
     engine = FaultyEngine()
     term = incumbent.Election("lost", store=engine).campaign()
-    term._claim.machine.gone("taken")
+    term._claim.machine.note_gone("taken")
     term._link.keeper.disarm(term._claim)
     eventually(lambda: len(said(caplog, "lost")) == 2)
     ended = said(caplog, "lost")[1]
@@ -101,7 +101,7 @@ def test_a_log_that_blocks_delays_no_thread_that_tells_of_losses(
     term = incumbent.Election("stuck", store=FaultyEngine()).campaign()
     log.addHandler(stuck)
     try:
-        term._claim.machine.gone("taken")
+        term._claim.machine.note_gone("taken")
         term._link.keeper.disarm(term._claim)
         assert not stuck.passed.is_set()
         assert stuck.blocked.wait(60)

@@ -230,8 +230,8 @@ def test_a_waiter_is_counted_while_it_waits() -> None:
 
 def test_a_loss_is_counted_by_its_reason_and_once() -> None:
     lease = incumbent.Lock("x", store=FaultyEngine()).acquire()
-    lease._claim.machine.gone("taken")
-    lease._claim.machine.gone("store_restarted")
+    lease._claim.machine.note_gone("taken")
+    lease._claim.machine.note_gone("store_restarted")
     with pytest.raises(LeaseLost):
         lease.release()
     assert (transitions("taken"), transitions("store_restarted")) == (1, 0)

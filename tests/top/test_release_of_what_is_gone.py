@@ -135,11 +135,11 @@ def test_a_body_whose_deadline_passes_while_the_store_confirms_its_release_has_s
 
     def look_and_expire(self: SingleLease) -> bool:
         inner = look(self)
-        self._claim.machine.expired()
+        self._claim.machine.note_expired()
         return inner
 
     def expire_and_release(port: SyncPort, claim: Claim, now: float) -> bool:
-        claim.machine.expired()
+        claim.machine.note_expired()
         return release_blocking(port, claim, now)
 
     async def work() -> None:

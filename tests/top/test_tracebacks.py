@@ -101,17 +101,17 @@ def test_a_body_that_looks_at_its_lost_lease_says_so_once() -> None:
 
     def lose() -> None:
         with Lock("a", store=engine).acquire() as lease:
-            lease._claim.machine.gone("taken")
+            lease._claim.machine.note_gone("taken")
             lease.check()
 
     async def lose_async() -> None:
         async with AsyncLock("a", store=engine) as lease:
-            lease._claim.machine.gone("taken")
+            lease._claim.machine.note_gone("taken")
             lease.check()
 
     def lose_and_fail() -> None:
         with Lock("a", store=engine).acquire() as lease:
-            lease._claim.machine.gone("taken")
+            lease._claim.machine.note_gone("taken")
             raise incumbent.LeaseLost("of something else")
 
     for call in (lose, lambda: asyncio.run(lose_async())):

@@ -24,7 +24,7 @@ from incumbent import (
     clock,
 )
 from incumbent.net.dial import is_unknown
-from incumbent.protocol.words import waiting_so_far
+from incumbent.protocol.messages import waiting_so_far
 from incumbent.runtime.keeper import _Outage
 from incumbent.stores.etcd.site import EtcdSite, parse_etcd_url
 from incumbent.stores.redis.options import RedisTarget

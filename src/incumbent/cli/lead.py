@@ -162,7 +162,7 @@ def _report_for_all(
                     situation.receive()
                     for signum in signals.take():
                         if signum in ENDING_SIGNALS:
-                            situation.stopping()
+                            situation.note_stopping()
                         _forward(signum, pid)
         finally:
             # We leave by an error of our own: the workers stop their work first, and only we can

@@ -25,7 +25,7 @@ from incumbent.locks.clients import Client
 from incumbent.model import Holding, Key, Record
 from incumbent.page.facts import facts_of, record_as_json
 from incumbent.printable import printable
-from incumbent.protocol.words import names_of
+from incumbent.protocol.messages import names_of
 from incumbent.rules.endings import FLAPPING, flapping
 from incumbent.rules.notices import PAUSE, RESIGN
 from incumbent.stores.findings import (

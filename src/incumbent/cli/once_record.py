@@ -13,7 +13,7 @@ from incumbent.cron.schedule import slot_id
 from incumbent.decorators import begin_once_blocking
 from incumbent.errors import StoreError
 from incumbent.locks.leases import Lease, release_unless_lost
-from incumbent.protocol.words import UNRECORDED
+from incumbent.protocol.messages import UNRECORDED
 from incumbent.stores.plan import run_blocking
 from incumbent.supervise.run import Ending, release_after
 

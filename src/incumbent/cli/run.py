@@ -19,7 +19,7 @@ from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
 from incumbent.locks.leases import Lease
 from incumbent.locks.options import PERMITS_MOST, default_holder, require
 from incumbent.model import Refused
-from incumbent.protocol.words import lease_lost
+from incumbent.protocol.messages import lease_lost
 from incumbent.runtime.link import link_for
 from incumbent.serve.situation import Situation
 from incumbent.stores.url import store_url
@@ -164,7 +164,7 @@ class _RunCommand:
         def note_refusal(answer: Refused | StoreError) -> None:
             nonlocal last
             pulse()
-            self.situation.note_answer(answer)
+            self.situation.note_outcome(answer)
             last = answer
 
         def what() -> str:
@@ -184,9 +184,9 @@ class _RunCommand:
             say(f"{request.name}: acquired, term {lease.fencing_token}")
         # After the grant: the wait for it is no part of the run.
         started = clock.wall()
-        self.situation.leading(lease)
+        self.situation.note_leading(lease)
         run_end = _run_under_lease(self, lease, pulse)
-        self.situation.ended(run_end.reason if run_end.outcome == "lost" else "")
+        self.situation.note_ended(run_end.reason if run_end.outcome == "lost" else "")
         run_end = replace(run_end, term=lease.fencing_token, started=started, ended=clock.wall())
         if self.news is not None and run_end.outcome != "skipped":
             kinds = {"at_most_for": "timed_out", "lost": "lost"}

@@ -38,8 +38,8 @@ def command(request: CommandRequest) -> int:
         pages = PageServer({**alive, **site.routes()}, listen, token_file, user_header)
         situation = Situation(request.namespace, "the page")
         # This instance is ready as soon as it listens: the page says whether the store answers.
-        situation.answered()
-        situation.serving(f"the page is at {pages.url}")
+        situation.note_answered()
+        situation.note_serving(f"the page is at {pages.url}")
         with closing(pages), start_health(situation):
             say(f"the page is at {pages.url}")
             if not request.on("quiet"):

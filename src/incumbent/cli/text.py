@@ -19,7 +19,7 @@ from incumbent.durations import parse_duration, say_seconds, utc
 from incumbent.errors import AcquireTimeout, ConfigError, NotAcquired
 from incumbent.model import Holding, Refused
 from incumbent.printable import json_line, printable, printable_lines
-from incumbent.protocol.words import names_of
+from incumbent.protocol.messages import names_of
 from incumbent.rules.endings import FLAPPING
 
 if TYPE_CHECKING:

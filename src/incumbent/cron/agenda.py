@@ -331,13 +331,13 @@ class Dispatcher:
 
     # -- results of orders ---------------------------------------------------------------------
 
-    def replied(self) -> None:
+    def note_replied(self) -> None:
         """The store replied: end the back-off."""
         self._failures, self._silent_until = 0, -inf
 
-    def refused(self, claim: ClaimOrder, refused: Refused, now: float) -> None:
+    def note_refused(self, claim: ClaimOrder, refused: Refused, now: float) -> None:
         """The store refused a claim: the lease or the slot is taken, or the job is paused."""
-        self.replied()
+        self.note_replied()
         holder = refused.holders[0] if refused.holders else None
         delay = self._jitter() * _HELD_SPREAD
         if refused.reason in ("used", "closed"):
@@ -346,16 +346,18 @@ class Dispatcher:
             delay += refused.retry_after or 0.0
         self.check_at(claim.spec.name, claim.slot, now + delay)
 
-    def checked(self, order: LedgerOrder, findings: Findings, now: float) -> None:
+    def note_checked(self, order: LedgerOrder, findings: Findings, now: float) -> None:
         """A check is done and its records are written: plan the claims and checks that follow."""
-        self.replied()
+        self.note_replied()
         name = order.spec.name
         for slot in findings.claims:
             self.claim_at(name, slot, now)
         for delay, slot in findings.rechecks:
             self.check_at(name, slot, now + delay + self._jitter() * _HELD_SPREAD)
 
-    def silent(self, orders: Iterable[Order], now: float, retry_after: float | None = None) -> None:
+    def note_unanswered(
+        self, orders: Iterable[Order], now: float, retry_after: float | None = None
+    ) -> None:
         """The store did not reply to the first of these: keep all, and wait before the next."""
         # Once: the more orders wait, the longer each would wait for one reply that was lost.
         self._failures += 1
@@ -365,7 +367,7 @@ class Dispatcher:
         for order in orders:
             self._put_back(order, now)
 
-    def given_back(self, name: str, slot: JobSlot, now: float) -> None:
+    def claim_again(self, name: str, slot: JobSlot, now: float) -> None:
         """This instance could not run the slot: claim it again, as other instances do."""
         self.claim_at(name, slot, now + 0.5 + self._jitter())
 

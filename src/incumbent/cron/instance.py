@@ -207,7 +207,7 @@ class Instance:
         listeners = listeners or {}
         self._situation.pulse(clock.now() + _STEP_WITHIN)
         if self.ready:
-            self._situation.serving(f"{len(self.specs)} jobs, {self._load} running")
+            self._situation.note_serving(f"{len(self.specs)} jobs, {self._load} running")
         ready = self._waiter.wait((self._wake_fd, *listeners), clock.now() + self._next_in())
         # Emptied first: what a thread adds from here on wakes the next step.
         with suppress(BlockingIOError):
@@ -265,7 +265,7 @@ class Instance:
     def stop(self) -> None:
         """Claim no slot from now on."""
         self._stopped = True
-        self._situation.stopping()
+        self._situation.note_stopping()
         self.wake()
 
     def close(self) -> None:
@@ -319,7 +319,7 @@ class Instance:
         except StoreError as error:
             if error.permanent:
                 raise
-            self._situation.unanswered()
+            self._situation.note_unanswered()
             self._tries += 1
             self._next_try = clock.now() + backoff_delay(self._tries, draw_jitter(), base=0.2)
             if self._tries == 1:
@@ -336,7 +336,7 @@ class Instance:
         if meters.on:
             self._executor.numbers.learn(self.specs, {it.key.name: it for it in records})
         self.ready = True
-        self._situation.answered()
+        self._situation.note_answered()
         self._emit("ready", jobs=len(self.specs), store=self._link.engine.url)
         # Only now: its records are about jobs that the ledger has been read for.
         start_thread(self._listen, "incumbent-cron")
@@ -377,7 +377,7 @@ class Instance:
                 began = clock.wall()
                 with meters.asking():
                     record = store.read(key, clock.now() + 2.0)
-                self._situation.answered()
+                self._situation.note_answered()
                 # Once also without a field: then a trigger or the pause has been removed.
                 if record.fields or held:
                     # With the instant of the read before: what is new in the record came later.
@@ -393,7 +393,7 @@ class Instance:
                     time.sleep(0.05)
                 store.wait_change(key, record.seen, until)
             except StoreError:
-                self._situation.unanswered()
+                self._situation.note_unanswered()
                 time.sleep(1.0 + draw_jitter())
             except Exception as error:  # noqa: BLE001 - one defect must not end the thread
                 if not self._stopped:
@@ -452,7 +452,7 @@ class Instance:
         if state is not None or job not in dispatcher.specs:
             return
         if code == GAVE_BACK:
-            dispatcher.given_back(job, slot, clock.now())
+            dispatcher.claim_again(job, slot, clock.now())
         elif code == ALREADY_RECORDED:
             # Its instant may have come again.
             dispatcher.check_at(job, slot, clock.now())

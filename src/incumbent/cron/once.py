@@ -11,7 +11,7 @@ from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
 from incumbent.model import ABSENT, ONCE, Slot
 from incumbent.protocol.claim import Claim
-from incumbent.protocol.words import UNRECORDED, lease_lost
+from incumbent.protocol.messages import UNRECORDED, lease_lost
 
 _KEEP_RUNS = 100
 _KEEP_FOR = 30 * 86_400.0

@@ -198,7 +198,7 @@ class Executor:
             except StoreError as error:
                 self._report_outage(error)
                 # The rest would meet the same outage.
-                dispatcher.silent(orders[number:], self._port.now(), error.retry_after)
+                dispatcher.note_unanswered(orders[number:], self._port.now(), error.retry_after)
                 break
         return turned_away
 
@@ -207,15 +207,15 @@ class Executor:
         grant = self._launcher.claim(spec, slot)
         self._report_reply()
         if isinstance(grant, Refused):
-            dispatcher.refused(order, grant, self._port.now())
+            dispatcher.note_refused(order, grant, self._port.now())
             return False
         # Before the launch: what fails there says nothing about the store.
-        dispatcher.replied()
+        dispatcher.note_replied()
         try:
             self._launcher.launch(spec, slot, grant)
         except CannotLaunch as error:
             self._emit("given_back", job=spec.name, slot=slot.name, why=str(error))
-            dispatcher.given_back(spec.name, slot, self._port.now())
+            dispatcher.claim_again(spec.name, slot, self._port.now())
         return True
 
     def _check_ledger(self, order: LedgerOrder) -> None:
@@ -236,7 +236,7 @@ class Executor:
             # Many instances judge alike: the one whose record the store took tells it.
             if run_blocking(ledger.record_unrun(run)):
                 self._report_record(spec, run)
-        self.dispatcher.checked(order, findings, self._port.now())
+        self.dispatcher.note_checked(order, findings, self._port.now())
 
     def _renew_fold(self, spec: JobSpec, record: Record) -> Fold:
         """The job's fold; a new one is written if the record is ahead of every clock."""

@@ -23,8 +23,8 @@ from incumbent.model import Notice, Refused
 from incumbent.model import Slot as StoreSlot
 from incumbent.protocol.acquire import acquire
 from incumbent.protocol.claim import Claim, LeaseRequest
+from incumbent.protocol.messages import request_in_words
 from incumbent.protocol.release import release
-from incumbent.protocol.words import request_in_words
 from incumbent.runtime.link import Link
 from incumbent.stores.plan import run_blocking
 
@@ -94,7 +94,7 @@ class Claimer:
     def task_of(self, spec: JobSpec, slot: JobSlot, claim: Claim) -> Task:
         """The task for another process; it gets the lease, so this one is no holder any more."""
         # First: a claim that is dropped while it is held gives itself back.
-        claim.machine.leaving()
+        claim.machine.note_leaving()
         return Task(without_schedule(spec), slot, claim.wanted, claim.id, claim.takes_in_doubt)
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 from incumbent import clock
 from incumbent.errors import Misuse
 from incumbent.lease import LeaseState
-from incumbent.protocol.words import waits_for_itself
+from incumbent.protocol.messages import waits_for_itself
 
 if TYPE_CHECKING:
     from types import FrameType

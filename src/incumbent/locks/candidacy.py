@@ -45,8 +45,8 @@ from incumbent.locks.options import (
 )
 from incumbent.meters import Sample
 from incumbent.model import Record, Refused
+from incumbent.protocol.messages import claim_lost, lease_lost
 from incumbent.protocol.observe import Observation, Watched
-from incumbent.protocol.words import claim_lost, lease_lost
 from incumbent.runtime.threads import notifier
 
 if TYPE_CHECKING:

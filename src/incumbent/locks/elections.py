@@ -37,8 +37,8 @@ from incumbent.locks.running import (
 )
 from incumbent.protocol.acquire import acquire
 from incumbent.protocol.claim import Claim
+from incumbent.protocol.messages import lease_lost
 from incumbent.protocol.port import Port
-from incumbent.protocol.words import lease_lost
 from incumbent.runtime.link import Link
 from incumbent.stores.plan import run_blocking
 

@@ -19,7 +19,7 @@ from incumbent import clock
 from incumbent.durations import Duration, parse_duration, say_seconds
 from incumbent.errors import LeaseLost, Misuse
 from incumbent.interrupts import raise_if_from_signal
-from incumbent.protocol.words import lease_lost
+from incumbent.protocol.messages import lease_lost
 
 if TYPE_CHECKING:
     from incumbent.locks.leases import AsyncLease, Lease

@@ -52,8 +52,8 @@ from incumbent.locks.losses import (
 )
 from incumbent.locks.options import IfLost, OnLost, parse_timeout
 from incumbent.locks.other_words import refuse_wrong_with
+from incumbent.protocol.messages import claim_lost, lease_lost
 from incumbent.protocol.release import give_up, release, release_all, release_blocking
-from incumbent.protocol.words import claim_lost, lease_lost
 from incumbent.runtime.link import LeaseView, Link
 from incumbent.stores.plan import run_blocking
 

@@ -44,7 +44,7 @@ from incumbent.locks.options import (
 )
 from incumbent.locks.other_words import refuse_words, refuse_wrong_with, warn_in_loop
 from incumbent.protocol.acquire import acquire
-from incumbent.protocol.words import claim_lost, waits_for_itself
+from incumbent.protocol.messages import claim_lost, waits_for_itself
 from incumbent.runtime.link import Link, link_for
 from incumbent.stores.plan import run_blocking
 

@@ -18,7 +18,7 @@ from incumbent import clock
 from incumbent.errors import LeaseLost
 from incumbent.lease import LeaseState
 from incumbent.locks.options import OnLost
-from incumbent.protocol.words import claim_lost
+from incumbent.protocol.messages import claim_lost
 from incumbent.runtime.threads import notifier
 from incumbent.unpatched import unpatched
 

@@ -40,8 +40,8 @@ from incumbent.locks.running import (
     unless_lost,
 )
 from incumbent.protocol.claim import Claim
+from incumbent.protocol.messages import lease_lost
 from incumbent.protocol.roster import Division, attend, check_count
-from incumbent.protocol.words import lease_lost
 from incumbent.runtime.link import Link, ignore
 from incumbent.stores.plan import run_blocking
 

@@ -27,9 +27,9 @@ from incumbent.errors import (
 from incumbent.lease import LeaseState
 from incumbent.model import Ask, Granted, Queued, Refused, TakeOutcome
 from incumbent.protocol.claim import Claim, LeaseRequest
+from incumbent.protocol.messages import late_grant, not_acquired, permits_differ, waited_in_vain
 from incumbent.protocol.port import ManyPort, Port, pace, retry_delay
 from incumbent.protocol.release import give_up, release_all
-from incumbent.protocol.words import late_grant, not_acquired, permits_differ, waited_in_vain
 from incumbent.stores.base import Take, Took
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ async def acquire(
     if claim_id is not None:
         # The store has seen this claim before, so unless it is granted now its release is owed.
         claim.id = claim_id
-        claim.machine.sent(started)
-        claim.machine.unanswered()
+        claim.machine.note_sent(started)
+        claim.machine.note_unanswered()
     until, patience = _until_and_patience(wanted, timeout, started)
     try:
         ask = wanted.unqueued if timeout == 0 else wanted.queued
@@ -128,7 +128,7 @@ def _compensate(port: Port, claim: Claim) -> None:
     # Interrupted before the answer: the take may still arrive at the store.
     if claim.machine.state in _ON_ITS_WAY:
         claim.takes_in_doubt += 1
-    if claim.machine.abandoned():
+    if claim.machine.note_abandoned():
         port.owe(claim.debt(now, undo_slot=True))
     elif claim.in_line:
         # Waiters behind this claim wait for it until the store knows that it has left the line.
@@ -317,7 +317,7 @@ async def _take(
     wanted, sent = claim.wanted, port.now()
     end, outcome = sent + wanted.policy.request_timeout, None
     # Before the request: however it is interrupted, its take is then known to be on its way.
-    claim.machine.sent(sent)
+    claim.machine.note_sent(sent)
     try:
         outcome = await port.take(wanted.key, claim.id, ask, until if until < end else end)
     except (OutcomeUnknown, StoreUnavailable) as error:
@@ -337,10 +337,10 @@ def _unanswered(port: Port, claim: Claim, error: StoreError) -> StoreError:
     if meters.on:
         meters.failed(error)
     if isinstance(error, OutcomeUnknown):
-        claim.machine.unanswered()
+        claim.machine.note_unanswered()
         claim.takes_in_doubt += 1
     else:
-        claim.machine.unsent()
+        claim.machine.note_unsent()
     return error
 
 
@@ -349,7 +349,7 @@ def _answered(
 ) -> Granted | Refused | StoreError:
     if isinstance(outcome, Granted):
         return _believe(port, claim, outcome, sent)
-    claim.machine.refused()
+    claim.machine.note_refused()
     if outcome.reason == "permits":
         # Waiting does not help, and a plain refusal would hide the mistake.
         raise ConfigError(permits_differ(claim.wanted, outcome), name="permits")
@@ -361,10 +361,10 @@ def _believe(port: Port, claim: Claim, grant: Granted, sent: float) -> Granted |
     now = port.now()
     # The replies of a connection are out of step: of our own take we know no more than before.
     if grant.claim != claim.id:
-        claim.machine.unanswered()
+        claim.machine.note_unanswered()
         claim.takes_in_doubt += 1
         return OutcomeUnknown("the store answered for another claim", name=claim.wanted.key.name)
-    if not claim.machine.granted(grant, now):
+    if not claim.machine.note_granted(grant, now):
         return late_grant(claim.wanted, now - sent)
     # From the answer, not from the request: at_least_for must not end before its time.
     claim.began = now
@@ -496,7 +496,7 @@ class _AcquireAll:
         if self.timeout == 0:
             self.until = min(self.until, end)
         for claim in claims:
-            claim.machine.sent(sent)
+            claim.machine.note_sent(sent)
         try:
             answers = await port.take_all(takes, min(self.until, end))
         except (OutcomeUnknown, StoreUnavailable) as error:
@@ -508,7 +508,7 @@ class _AcquireAll:
         for index, claim in reversed([*enumerate(claims, at)]):
             # The store stops at the first that it does not grant: the rest were not asked for.
             if index - at >= len(answers):
-                claim.machine.unsent()
+                claim.machine.note_unsent()
                 continue
             answer = answers[index - at]
             if isinstance(answer, StoreError):
@@ -563,7 +563,7 @@ class _AcquireAll:
         if machine.token:
             self.keeper.disarm(claim)
             if machine.state in (_HELD, LeaseState.LOST):
-                machine.leaving()
+                machine.note_leaving()
                 self.port.owe(claim.debt(self.port.now(), undo_slot=False))
         else:
             _compensate(self.port, claim)

@@ -193,7 +193,7 @@ class Claim:
         # Making it may have failed: then there is no machine.
         if hasattr(self, "machine") and self.machine.state is LeaseState.HELD:
             # The machine first, so that no thread that still has it believes in the lease.
-            self.machine.leaving()
+            self.machine.note_leaving()
             # Not logged here: a finalizer may run while this thread is in a handler of the log.
             debt = self.debt(self.port.now(), undo_slot=False)
             self.port.owe(replace(debt, dropped=True))

@@ -115,7 +115,7 @@ def _choose_leases(attempt: RenewalAttempt, leases: Iterable[Claim], sent: float
             attempt.skipped.append(claim)
             continue
         try:
-            machine.renew_sent(sent)
+            machine.note_renewal_sent(sent)
         except IllegalInput:
             # The lease is not held: perhaps another thread has just released it.
             attempt.skipped.append(claim)
@@ -136,11 +136,11 @@ def _apply(
         machine = claim.machine
         if isinstance(outcome, Renewed):
             claim.failures = 0
-            machine.renewed(now)
+            machine.note_renewed(now)
             # After `renewed`: an answer past the deadline is a loss by time, not by an operator.
             if outcome.notices:
                 claim.notice = outcome.notices[0]
-                machine.broken(_LOSS_BY_NOTICE[claim.notice.kind])
+                machine.note_broken(_LOSS_BY_NOTICE[claim.notice.kind])
             if (
                 machine.state is not _HELD
                 or machine.stop_at >= machine.at_most_until
@@ -151,14 +151,14 @@ def _apply(
             continue
         needs_more.append(claim)
         if isinstance(outcome, Gone):
-            machine.gone(outcome.reason)
+            machine.note_gone(outcome.reason)
         else:
             _note_failure(claim)
 
 
 def _note_failure(claim: Claim) -> None:
     claim.failures += 1
-    claim.machine.unrenewed()
+    claim.machine.note_unrenewed()
 
 
 def first_due(claim: Claim, jitter: float) -> float:

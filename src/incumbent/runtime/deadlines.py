@@ -84,7 +84,7 @@ class Deadlines:
                     continue
                 # Another thread may be releasing the lease at this instant.
                 with suppress(IllegalInput):
-                    machine.expired()
+                    machine.note_expired()
             if machine.state is LeaseState.LOST:
                 self._call_watchers(claim)
 

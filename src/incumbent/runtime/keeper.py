@@ -32,10 +32,10 @@ from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.lease import LeaseState
 from incumbent.model import Key
 from incumbent.protocol.claim import Claim
+from incumbent.protocol.messages import waiting_so_far
 from incumbent.protocol.port import Debt, Port
 from incumbent.protocol.release import give_up, settle
 from incumbent.protocol.renew import FIRST_FROM, Batches, RenewalAttempt, first_due, next_due, renew
-from incumbent.protocol.words import waiting_so_far
 from incumbent.runtime.buckets import FULL, Bucket, Buckets
 from incumbent.runtime.deadlines import Deadlines
 from incumbent.runtime.sync import ClientEnd, SyncPort
@@ -353,7 +353,7 @@ class Keeper:
         self.stats = Stats()
         for ref in before.refs():
             if (claim := ref()) is not None:
-                claim.machine.forked()
+                claim.machine.note_forked()
 
     # -- the thread --------------------------------------------------------------------------
 
@@ -588,7 +588,7 @@ def _end_at_exit() -> None:
             if claim.machine.state is LeaseState.HELD:
                 # Before the debt is handed over: a renewal after the release would find nothing,
                 # and say lost.
-                claim.machine.leaving()
+                claim.machine.note_leaving()
                 claim.port.owe(claim.debt(clock.now(), undo_slot=False))
     # All of them, though one fails: another store's leases must not wait for their ttl.
     with ExitStack() as drains:

@@ -214,7 +214,7 @@ class LeaseView:
     def abandon(self) -> None:
         """Neither renew nor release: some work still runs, so only the ttl may end the lease."""
         if self._claim.machine.valid(clock.now()):
-            self._claim.machine.leaving()
+            self._claim.machine.note_leaving()
         self.link.keeper.disarm(self._claim)
 
 

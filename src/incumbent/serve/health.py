@@ -58,7 +58,7 @@ def start_health(
         try:
             yield url
         finally:
-            situation.stopping()
+            situation.note_stopping()
 
 
 # -- systemd ---------------------------------------------------------------------------------------

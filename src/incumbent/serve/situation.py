@@ -113,45 +113,45 @@ class Situation:
         self._answered_at = -inf
         self._listeners: tuple[Callable[[], None], ...] = ()
 
-    def standby(self, leader: str | None) -> None:
-        """Report a candidate that stands by; `leader`: the holder of the lease, if it is known."""
+    def note_standby(self, leader: str | None) -> None:
+        """Note a candidate that stands by; `leader`: the holder of the lease, if it is known."""
         self._report(role="standby", leader=leader)
 
-    def note_answer(self, outcome: Refused | StoreError) -> str | None:
-        """Report the store's answer to a candidate; returns the holder that it named."""
+    def note_outcome(self, outcome: Refused | StoreError) -> str | None:
+        """Note the store's answer to a candidate; returns the holder that it named."""
         if isinstance(outcome, StoreError):
-            self.unanswered()
+            self.note_unanswered()
             return None
         holder = outcome.holders[0].holder if outcome.holders else None
-        self.answered()
-        self.standby(holder if outcome.reason == "held" else None)
+        self.note_answered()
+        self.note_standby(holder if outcome.reason == "held" else None)
         return holder
 
-    def leading(self, lease: SingleLease) -> None:
-        """Report that a term began."""
+    def note_leading(self, lease: SingleLease) -> None:
+        """Note that a term began."""
         with self._mutex:
             terms = self._reported.terms + (lease is not self._lease)
             self._lease = lease
             # The counters continue over all terms: one process has one keeper a store.
             self._keeper = lease.belief.link.keeper
-        self.answered()
+        self.note_answered()
         self._report(role="leading", leader=None, term=lease.fencing_token, terms=terms)
 
-    def backing_off(self) -> None:
-        """Report the pause before the next candidacy."""
+    def note_backing_off(self) -> None:
+        """Note the pause before the next candidacy."""
         self._report(role="backing_off", leader=None)
 
-    def serving(self, doing: str) -> None:
-        """Report an instance that runs jobs; `doing` is its line about them."""
+    def note_serving(self, doing: str) -> None:
+        """Note an instance that runs jobs; `doing` is its line about them."""
         if doing != self._reported.doing:
             self._report(role="serving", doing=doing)
 
-    def stopping(self) -> None:
-        """Report that the process is about to exit. Final: later roles are ignored."""
+    def note_stopping(self) -> None:
+        """Note that the process is about to exit. Final: later roles are ignored."""
         self._report(role="stopping")
 
-    def ended(self, cause: str, *, failed: bool = False) -> None:
-        """Report a term's end. `cause`: a LeaseLost reason, "signal:SIGTERM", "" (by itself).
+    def note_ended(self, cause: str, *, failed: bool = False) -> None:
+        """Note a term's end. `cause`: a LeaseLost reason, "signal:SIGTERM", "" (by itself).
 
         `failed`: it ended badly (see TermEnding.failed).
         """
@@ -164,25 +164,25 @@ class Situation:
 
         self._report(counted, role="ended", leader=None)
 
-    def restarted(self) -> None:
-        """Report that a command was started again."""
+    def note_restarted(self) -> None:
+        """Note that a command was started again."""
         self._report(lambda before: {"restarts": before.restarts + 1})
 
     def pulse(self, until: float) -> None:
-        """Report a turn of the main loop, which promises the next by `until` (as of clock.now).
+        """Note a turn of the main loop, which promises the next by `until` (as of clock.now).
 
         If `until` is inf, /healthz never fails: wait in bounded steps instead.
         """
         self._next_turn_by = until
 
-    def answered(self) -> None:
-        """Report that the store answered, with a yes or a no."""
+    def note_answered(self) -> None:
+        """Note that the store answered, with a yes or a no."""
         # Before the report: a listener that looks at once must find a recent answer.
         self._answered_at = clock.now()
         self._report(store_up=True)
 
-    def unanswered(self) -> None:
-        """Report that the store gave no answer."""
+    def note_unanswered(self) -> None:
+        """Note that the store gave no answer."""
         self._report(store_up=False)
 
     def _report(self, counted: Callable[..., Any] = lambda _: {}, **changes: Any) -> None:

@@ -65,7 +65,7 @@ def reporting(situation: Situation, index: int, channel: socket.socket) -> Itera
         yield
     finally:
         # Before `closed`: the thread's last report is made after it has seen that.
-        situation.stopping()
+        situation.note_stopping()
         closed.set()
         wake.set()
         thread.join()

@@ -42,7 +42,7 @@ class Members:
         self._where, self._need, self._asks_all = where, need, asks_all
         self._said: set[str] = set()
 
-    def failed(self, name: str, error: Exception) -> None:
+    def note_failed(self, name: str, error: Exception) -> None:
         """Note that a member gave no answer."""
         now = clock.now()
         # Of several threads the first says since when.
@@ -60,7 +60,7 @@ class Members:
             *(self._where, name, how_long, error, up, len(self.names), self._need),
         )
 
-    def answered(self, name: str) -> None:
+    def note_answered(self, name: str) -> None:
         """Note that a member answered."""
         if name not in self.down:
             return

@@ -240,7 +240,7 @@ class Turns:
         since, line.turn_began, line.follow_at_once = line.turn_began, inf, False
         return _now() - since
 
-    def given(self, key: Key, claim: str) -> None:
+    def note_given(self, key: Key, claim: str) -> None:
         """Note that `claim` has released the lease, and wake the first waiter."""
         line = self._seen(key)
         if line.holding_claim == claim:
@@ -378,7 +378,7 @@ class TakesTurns(Planned[Facts]):
             return await self.run(self.dialect.give(key, claim, token, parting), until)
         finally:
             # Also after an error: the next waiter asks the store, which knows.
-            self.turns.given(key, claim)
+            self.turns.note_given(key, claim)
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         if _MARK not in seen:

@@ -215,7 +215,7 @@ class Campaign:
     def _on_refusal(self, answer: Refused | StoreError) -> None:
         """Note a refusal, or an error of the store, while standing by."""
         self._report_alive()
-        leader = self.situation.note_answer(answer)
+        leader = self.situation.note_outcome(answer)
         if isinstance(answer, StoreError):
             self._is_away = True
             return
@@ -229,7 +229,7 @@ class Campaign:
 
     def _handle_signal(self, signum: int) -> int | None:
         if signum in ENDING_SIGNALS:
-            self.situation.stopping()
+            self.situation.note_stopping()
             self.say(f"{signal.Signals(signum).name}: ends")
             return code_of_signal(signum)
         if signum == signal.SIGTSTP:
@@ -241,7 +241,7 @@ class Campaign:
         """Wait out a permanent error: a store that answered before may be being set up anew."""
         if not self._answered:
             raise error
-        self.situation.unanswered()
+        self.situation.note_unanswered()
         self.lock.log_outage(error)
         return self._back_off(self._backoff.after(0.0, draw_jitter()))
 
@@ -251,7 +251,7 @@ class Campaign:
         self._answered, self._is_away = True, False
         self._last_line = ""
         self.say(f"leading, term {lease.fencing_token}")
-        self.situation.leading(lease)
+        self.situation.note_leading(lease)
         if self.news is not None:
             self.news.elected(lease)
         had_terminal = find_terminal() is not None
@@ -273,7 +273,7 @@ class Campaign:
             self._end(lease, not_started(lease, error))
             raise
         entry = term_ending(lease, ending)
-        self.situation.ended(ending.cause, failed=entry.failed)
+        self.situation.note_ended(ending.cause, failed=entry.failed)
         self.say(f"term {lease.fencing_token} ended: {_describe_end(lease, ending)}")
         self._end(lease, entry)
         code = exit_after(self.restart, ending, at_keyboard=had_terminal)
@@ -282,7 +282,7 @@ class Campaign:
             if pause >= _SAID_FROM:
                 self.say(f"stands by again in {say_seconds(pause)}, after a short term")
             code = self._back_off(pause)
-            self.situation.restarted()
+            self.situation.note_restarted()
         return code
 
     def _end(self, lease: Lease, entry: TermEnding) -> None:
@@ -293,7 +293,7 @@ class Campaign:
 
     def _report(self, lease: Lease, course: Course) -> None:
         if course.leaving:
-            self.situation.stopping()
+            self.situation.note_stopping()
         if self.news is not None:
             self.news.command_runs(self.situation, runs=course.phase is Phase.RUNNING)
         if course.phase in (Phase.ENDING, Phase.STOPPING):
@@ -310,7 +310,7 @@ class Campaign:
     def _back_off(self, seconds: float) -> int | None:
         """Wait; a signal that ends the campaign ends the wait too, and yields the exit code."""
         until = clock.now() + seconds
-        self.situation.backing_off()
+        self.situation.note_backing_off()
         self._report_alive(seconds)
         with closing(DescriptorWaiter()) as waiter:
             while clock.now() < until:

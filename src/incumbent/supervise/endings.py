@@ -15,7 +15,7 @@ from incumbent import clock
 from incumbent.errors import StoreError
 from incumbent.locks.leases import Lease
 from incumbent.model import ABSENT, ByVersion, Stored
-from incumbent.protocol.words import lease_lost, request_in_words
+from incumbent.protocol.messages import lease_lost, request_in_words
 from incumbent.rules.endings import ENDINGS, TermEnding, with_ending
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.run import Ending, outlives_kill

@@ -34,13 +34,13 @@ def mine(of: Session, lapses_at: float, claim: str = "c") -> ClaimState:
 
 def test_a_keep_alive_alone_proves_nothing() -> None:
     one = session()
-    one.answered(95.0, 10, "2")
+    one.note_answered(95.0, 10, "2")
     assert one.proved == 100.0
 
 
 def test_a_keep_alive_is_proved_by_a_later_answer_of_the_same_term() -> None:
     one = session()
-    one.answered(95.0, 10, "2")
+    one.note_answered(95.0, 10, "2")
     assert one.confirm(one.pending, "2")
     assert one.proved == 105.0
 
@@ -54,14 +54,14 @@ def test_of_a_lock_delay_nothing_may_be_missing_when_a_lease_begins() -> None:
 
 def test_another_leader_in_between_proves_nothing() -> None:
     one = session()
-    one.answered(95.0, 10, "2")
+    one.note_answered(95.0, 10, "2")
     assert not one.confirm(one.pending, "3")
     assert one.proved == 100.0
 
 
 def test_with_the_next_leader_an_etcd_lease_serves_no_more() -> None:
     one = session()
-    one.answered(95.0, 10, "3")
+    one.note_answered(95.0, 10, "3")
     assert not one.confirm(one.pending, "3")
     assert one.proved == 100.0
     assert not one.serves(10)
@@ -85,15 +85,15 @@ def test_only_a_term_that_was_heard_of_before_is_the_one_of_a_new_etcd_lease(
 def test_a_request_that_was_sent_before_the_keep_alive_was_answered_proves_nothing() -> None:
     one = session()
     noted = one.pending
-    one.answered(95.0, 10, "2")
+    one.note_answered(95.0, 10, "2")
     assert not one.confirm(noted, "2")
     assert one.proved == 100.0
 
 
 def test_two_keep_alives_in_flight_prove_no_more_than_the_later_one() -> None:
     one = session()
-    one.answered(97.0, 10, "2")
-    one.answered(95.0, 10, "2")
+    one.note_answered(97.0, 10, "2")
+    one.note_answered(95.0, 10, "2")
     one.confirm(one.pending, "2")
     assert one.proved == 107.0
 
@@ -102,9 +102,9 @@ def test_no_ttl_means_gone_and_a_late_answer_does_not_revive_it() -> None:
     sessions = Sessions("/p")
     one = session(sessions)
     sessions.remember(mine(one, 110.0))
-    one.answered(95.0, 0, "2")
+    one.note_answered(95.0, 0, "2")
     sessions.forget_session(one)
-    one.answered(94.0, 10, "2")
+    one.note_answered(94.0, 10, "2")
     assert one.gone
     assert not one.is_fresh(95.0)
     assert (sessions.claims, sessions.by_ttl, sessions.by_id) == ({}, {}, {})

@@ -164,6 +164,6 @@ def test_the_waiters_of_the_same_process_are_told_of_each_name(
 ) -> None:
     told: list[str] = []
     turns = one.engine.store().operations.turns  # type: ignore[attr-defined]
-    monkeypatch.setattr(turns, "given", lambda key, _claim: told.append(key.name))
+    monkeypatch.setattr(turns, "note_given", lambda key, _claim: told.append(key.name))
     give_all(one, asked := takes("a", "b"), take_all(one, asked))
     assert told == ["a", "b"]

@@ -201,7 +201,7 @@ class TakeInLine:
             return [kv.created(place.key, place.created), kv.none_before(line, place.created)]
         return [kv.free(line)]
 
-    def served(self, reply: Reply) -> None:
+    def note_granted(self, reply: Reply) -> None:
         """Remember what a grant has left of the line."""
         self._places.forget(self._key, self._claim)
         if not self.next_index:
@@ -211,7 +211,7 @@ class TakeInLine:
         if not left:
             self._turns.let_next_follow(self._key)
 
-    def refused(self) -> None:
+    def note_refused(self) -> None:
         """Remember that a request was refused: the line may differ from what was known."""
         self.first, self.joined = None, self.joined or self.joins
         self._places.remember_first(self._key, None)

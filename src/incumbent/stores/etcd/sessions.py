@@ -70,7 +70,7 @@ class Session:
     earliest: float = inf
     claims: dict[tuple[Key, str], ClaimState] = field(default_factory=dict)
 
-    def answered(self, sent: float, ttl: int, term: str) -> None:
+    def note_answered(self, sent: float, ttl: int, term: str) -> None:
         """Note that a keep-alive sent at `sent` brought `ttl` seconds (0: the lease is gone)."""
         if ttl <= 0:
             self.gone = True
@@ -352,7 +352,7 @@ class Sessions:
         sent = _now()
         reply = yield kv.lease_request("keepalive", session.id)
         result = reply.get("result", reply)
-        session.answered(sent, int(result.get("TTL", 0)), kv.raft_term_of(result))
+        session.note_answered(sent, int(result.get("TTL", 0)), kv.raft_term_of(result))
         if session.gone:
             self.forget_session(session)
 

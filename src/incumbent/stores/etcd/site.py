@@ -233,14 +233,14 @@ class EtcdSite:
     def prefer(self, member: Endpoint) -> None:
         """Ask this member, which answered, first from now on."""
         if self.health.down:
-            self.health.answered(str(member))
+            self.health.note_answered(str(member))
         if self.members[0] is not member:
             self.members = (member, *(each for each in self.members if each != member))
 
     def avoid(self, member: Endpoint, error: Exception) -> None:
         """Ask this member, which did not answer or could not do it, last from now on."""
         if len(self.members) > 1:
-            self.health.failed(str(member), error)
+            self.health.note_failed(str(member), error)
         # By equality and in one assignment: another thread may have changed the order meanwhile.
         self.members = (*(each for each in self.members if each != member), member)
 

@@ -179,10 +179,10 @@ class EtcdTake:
             # From before the request: what is believed may not begin later than what etcd counts.
             state.lapses_at = sent + self.ask.ttl
             state.surplus = self._surplus(reply)
-            self.line.served(reply)
+            self.line.note_granted(reply)
             return _granted(state, self.incarnation, sent)
         self._restore(state, before)
-        self.line.refused()
+        self.line.note_refused()
         found = self._obstacles_in_reply(reply)
         if found is None:
             found = yield from self._read_obstacles()

@@ -76,7 +76,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[PostgresWi
         finally:
             # A waiter of this process asks at once.
             for give in gives:
-                self.turns.given(give.key, give.claim)
+                self.turns.note_given(give.key, give.claim)
 
     async def wait_as_first(self, key: Key, seen: str, until: float) -> None:
         if self.turns.end_turn(key) >= TURN:

@@ -182,7 +182,7 @@ class Dialer(ABC, Generic[W]):
             made = error
             if not is_from_signal(error):
                 self.nodes[node].failed(error)
-                self.quorum.members.failed(self.quorum.names[node], error)
+                self.quorum.members.note_failed(self.quorum.names[node], error)
         except BaseException as error:
             # Its waiters must be woken also if this thread or task is interrupted.
             arrive(StoreUnavailable(str(error)))
@@ -207,7 +207,7 @@ class Dialer(ABC, Generic[W]):
         link.born, link.check_sent, link.unchanged_at = facts.born(_now()), asked, asked
         link.replication = facts.promoted.encode()
         self.nodes[node].welcomed(self.quorum, unix_us, marker)
-        self.quorum.members.answered(self.quorum.names[node])
+        self.quorum.members.note_answered(self.quorum.names[node])
         return link
 
 
