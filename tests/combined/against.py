@@ -33,7 +33,8 @@ _WORDS = {
     r"\bwanted\.unqueued\b": "wanted.ask",
     r"\blog_outage\b": "tell_outage",
     r"\bends_by_at_most_for\b": "bounded",
-    r"\bmachine\.leaving\b": "machine.left",
+    r"\bmachine\.note_leaving\b": "machine.left",
+    r"\bmachine\.note_(\w+)\b": r"machine.\1",
     r"\btakes_in_doubt\b": "unsure",
     r"(?<=_NAME\)\))\.lease\b": ".main",
     r"\bowe\(self, debt\b": "hand_over(self, debt",
@@ -72,8 +73,8 @@ _THEN = {
     "None, self.now(), self.wall())": "None, self.now(), self.wall(), closed_for=0.0, slot=None)",
     "self.wall(), parting)": "self.wall(), **parting)",
     "parting.closed_for": "parting.get('closed_for', 0.0)",
-    "from incumbent.stores.base import NO_LIMITS, Gave, Give, Take, Took": "NO_LIMITS = None\n"
-    "Gave = Give = Take = Took = object",
+    "from incumbent.stores.base import NO_LIMITS, Give, GiveAnswers, Take, TakeAnswers": "NO_LIMITS"
+    " = None\nGive = GiveAnswers = Take = TakeAnswers = object",
     "incumbent.stores.memory import MemoryTable": "incumbent.stores.table import MemoryTable",
     "machine.sent_at": "machine._sent",
     "from incumbent.stores.base import Give, Take": "Give = Take = object",

@@ -110,7 +110,7 @@ def test_a_slot_that_an_outage_made_late_is_missed_or_caught_up_as_the_job_says(
     missed = _late(CatchUp("no"))
     assert missed.slots[0].only_check
     caught = _late(CatchUp("last"))
-    assert (caught.slots[0].only_check, caught.slots[0].keeps_turn) == (False, True)
+    assert (caught.slots[0].only_check, caught.slots[0].waits_its_turn) == (False, True)
 
 
 def test_what_is_caught_up_is_looked_up_before_it_is_claimed_and_then_claimed() -> None:
@@ -133,12 +133,12 @@ def test_a_slot_in_time_waits_for_those_that_are_caught_up_before_it() -> None:
         slot for it in orders for slot in (it.slots if isinstance(it, LedgerOrder) else (it.slot,))
     }
     # WALL is 40 s after a slot, which is punctual for a minute.
-    wanted = {slot.due: slot.keeps_turn for slot in taken if not slot.only_check}
+    wanted = {slot.due: slot.waits_its_turn for slot in taken if not slot.only_check}
     assert wanted == {WALL - 160: True, WALL - 100: True, WALL - 40: True}
     punctual = dispatcher(spec(every=60, catch_up=rule), known={"job": WALL - 41})
     (claim,) = punctual.orders(0, WALL)
     assert isinstance(claim, ClaimOrder)
-    assert not claim.slot.keeps_turn
+    assert not claim.slot.waits_its_turn
 
 
 def test_a_job_that_is_gone_is_asked_for_no_more() -> None:

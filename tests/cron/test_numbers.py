@@ -9,7 +9,7 @@ import pytest
 
 import incumbent
 from incumbent import clock, meters, metrics
-from incumbent.cron.events import JobNumbers
+from incumbent.cron.events import JobMetrics
 from incumbent.cron.fleet import Presence
 from incumbent.cron.ledger import RUN, Ledger, SlotRecord, SlotState, encode
 from incumbent.cron.schedule import Every
@@ -26,7 +26,7 @@ SPEC = JobSpec(name="job", schedule=Every(60), command=("true",))
 NAMES = (f"memory:numbers{number}" for number in itertools.count())
 
 
-def shown(numbers: JobNumbers, now: float = 1000.0) -> dict[tuple[str, ...], float]:
+def shown(numbers: JobMetrics, now: float = 1000.0) -> dict[tuple[str, ...], float]:
     return {
         (metric.removeprefix("incumbent_job_") + suffix, *(value for _, value in labels)): number
         for metric, labels, number, suffix in numbers.samples([SPEC], now)
@@ -34,7 +34,7 @@ def shown(numbers: JobNumbers, now: float = 1000.0) -> dict[tuple[str, ...], flo
 
 
 def test_a_run_counts_by_its_state_and_with_its_duration() -> None:
-    numbers = JobNumbers()
+    numbers = JobMetrics()
     numbers.count_run("job", SlotState.OK, 2.0, 500.0)
     numbers.count_run("job", SlotState.FAILED, 3.0, 600.0)
     numbers.count_run("job", SlotState.FAILED, None, 700.0)
@@ -47,7 +47,7 @@ def test_a_run_counts_by_its_state_and_with_its_duration() -> None:
 
 
 def test_missed_slots_count_each_though_one_record_stands_for_them() -> None:
-    numbers = JobNumbers()
+    numbers = JobMetrics()
     numbers.count_record("job", SlotRecord("a", SlotState.MISSED, 100.0, count=7))
     numbers.count_record("job", SlotRecord("b", SlotState.LOST, 200.0))
     found = shown(numbers)
@@ -56,14 +56,14 @@ def test_missed_slots_count_each_though_one_record_stands_for_them() -> None:
 
 
 def test_every_state_has_a_series_before_its_first_run() -> None:
-    found = shown(JobNumbers())
+    found = shown(JobMetrics())
     for state in ("ok", "failed", "timed_out", "lost", "missed", "skipped"):
         assert found["runs_total", "job", state] == 0
     assert ("last_success_timestamp_seconds", "job") not in found
 
 
 def test_the_next_run_moves_on_and_follows_a_changed_schedule() -> None:
-    numbers = JobNumbers()
+    numbers = JobMetrics()
     assert shown(numbers, 1000.0)["next_run_timestamp_seconds", "job"] == 1020
     assert shown(numbers, 1019.0)["next_run_timestamp_seconds", "job"] == 1020
     assert shown(numbers, 1020.0)["next_run_timestamp_seconds", "job"] == 1080
@@ -72,7 +72,7 @@ def test_the_next_run_moves_on_and_follows_a_changed_schedule() -> None:
 
 
 def test_what_other_instances_ran_is_known_from_the_ledger() -> None:
-    numbers = JobNumbers()
+    numbers = JobMetrics()
     runs = [
         SlotRecord("a", SlotState.OK, 100.0, ended=110.0),
         SlotRecord("b", SlotState.FAILED, 200.0, ended=210.0),

@@ -55,7 +55,7 @@ class Log:
 @contextmanager
 def followed(log: Log, most: int = 0) -> Iterator[tuple[Output, Events]]:
     output, events = Output(log.writing), Events(log.writing, job="x")
-    output.follow(most, events, SLOT)
+    output.pass_on(most, events, SLOT)
     yield output, events.written_by(output.put)
     output.drain()
     assert output.close()

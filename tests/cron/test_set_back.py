@@ -18,7 +18,7 @@ import pytest
 
 from incumbent import clock
 from incumbent.cron.agenda import Agenda, ClaimOrder, Dispatcher, LedgerOrder
-from incumbent.cron.events import JobNumbers
+from incumbent.cron.events import JobMetrics
 from incumbent.cron.fleet import Peers, SignOfLife
 from incumbent.cron.folds import FOLD, NO_FOLD, Fold, encode_fold, fold_number, fold_of
 from incumbent.cron.judging import CLOCK_SPREAD, gaps, is_ahead, next_fold
@@ -296,7 +296,7 @@ def test_the_clocks_of_those_that_live_are_at_least_what_they_said() -> None:
 
 def test_the_next_run_is_told_by_the_clock_as_it_is() -> None:
     spec = JobSpec(name="job", schedule=Every(60), command=("true",))
-    numbers, hour = JobNumbers(), NOW // HOUR * HOUR
+    numbers, hour = JobMetrics(), NOW // HOUR * HOUR
 
     def following(now: float) -> float:
         found = {it.metric: it.value for it in numbers.samples([spec], now)}

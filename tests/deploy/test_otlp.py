@@ -12,7 +12,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import incumbent
 from incumbent import meters, metrics, otel
-from incumbent.cron.events import JobNumbers
+from incumbent.cron.events import JobMetrics
 from incumbent.cron.ledger import SlotState
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec
@@ -30,7 +30,7 @@ SPEC = JobSpec(name="nightly", schedule=Every(60), command=("true",))
 
 class JobsOfOne:
     def __init__(self) -> None:
-        self._numbers = JobNumbers()
+        self._numbers = JobMetrics()
         self._numbers.count_run("nightly", SlotState.OK, 2.5, 1000.0)
 
     def samples(self) -> list[Sample]:

@@ -11,7 +11,7 @@ import pytest
 
 import incumbent
 from incumbent import metrics
-from incumbent.cron.events import JobNumbers
+from incumbent.cron.events import JobMetrics
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec
 from incumbent.meters import Sample
@@ -49,7 +49,7 @@ def test_the_queries_of_the_dashboard_are_queries(tmp_path: Path) -> None:
 
 class JobsOfOne:
     def samples(self) -> list[Sample]:
-        return list(JobNumbers().samples([SPEC], 1000.0))
+        return list(JobMetrics().samples([SPEC], 1000.0))
 
 
 def test_the_text_keeps_the_conventions() -> None:

@@ -25,7 +25,7 @@ from incumbent.protocol.claim import Claim, LeaseRequest
 from incumbent.protocol.port import Debt
 from incumbent.protocol.release import release, settle
 from incumbent.protocol.renew import first_due, next_due, renew
-from incumbent.stores.base import NO_LIMITS, Gave, Give, Take, Took
+from incumbent.stores.base import NO_LIMITS, Answers, Give, Take
 from incumbent.stores.plan import one_by_one
 from tests.sim.judge import Judge
 from tests.sim.network import Network
@@ -295,18 +295,20 @@ class SimPort:
             self.released[claim] = outcome
         return outcome
 
-    async def take_all(self, takes: Sequence[Take], until: float) -> Took:
+    async def take_all(self, takes: Sequence[Take], until: float) -> Answers[TakeOutcome]:
         if not self._process.world.together:
             return await one_by_one(lambda it: self.take(*it, until), takes, to_the_end=False)
         self.asked += [each.claim for each in takes if each.claim not in self.asked]
-        return cast("Took", await wish(Exchange(self._server.take_all, (takes,), until)))
+        return cast(
+            "Answers[TakeOutcome]", await wish(Exchange(self._server.take_all, (takes,), until))
+        )
 
-    async def give_all(self, gives: Sequence[Give], until: float) -> Gave:
+    async def give_all(self, gives: Sequence[Give], until: float) -> Answers[GiveOutcome]:
         if not self._process.world.together:
             return await one_by_one(lambda it: self.give(*it, until), gives)
         outcomes = await wish(Exchange(self._server.give_all, (gives,), until))
         self.released |= {each.claim: it for each, it in zip(gives, outcomes, strict=True)}
-        return cast("Gave", outcomes)
+        return cast("Answers[GiveOutcome]", outcomes)
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         # A lost hint is not an error.

@@ -243,16 +243,16 @@ def test_nobody_follows_one_that_was_refused_or_got_no_answer() -> None:
     async def body(store: Store) -> None:
         for claim in ("first", "second"):
             await asks(store, claim)
-        assert not store.turns._seen(KEY).follow_at_once
+        assert not store.turns._seen(KEY).take_at_once
         store.error = OutcomeUnknown("no answer")
         with pytest.raises(OutcomeUnknown):
             await asks(store, "first")
-        assert not store.turns._seen(KEY).follow_at_once
+        assert not store.turns._seen(KEY).take_at_once
         store.error, store.held = None, False
         await asks(store, "first")
-        assert store.turns._seen(KEY).follow_at_once
+        assert store.turns._seen(KEY).take_at_once
         assert store.turns.end_turn(KEY)
-        assert not store.turns._seen(KEY).follow_at_once
+        assert not store.turns._seen(KEY).take_at_once
         assert not store.turns.end_turn(KEY)
 
     play(body)

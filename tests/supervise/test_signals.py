@@ -63,6 +63,6 @@ def test_what_was_ignored_stays_ignored() -> None:
 def test_the_handlers_from_before_come_back() -> None:
     before = [signal.getsignal(signum) for signum in (*FORWARDED, signal.SIGCHLD)]
     with Signals() as signals:
-        signals.follow_the_job()
+        signals.watch_the_job()
         assert signal.getsignal(signal.SIGCHLD) != before[-1]
     assert [signal.getsignal(signum) for signum in (*FORWARDED, signal.SIGCHLD)] == before

@@ -127,7 +127,7 @@ def _work(request: CommandRequest) -> int:
 
     def serve(reports: socket.socket | None = None) -> int:
         with Signals() as signals:
-            signals.follow_the_job()
+            signals.watch_the_job()
             return _Service(request, permits, holder, service_workers, signals, reports).run()
 
     if request.text("listen") is None and not os.environ.get("NOTIFY_SOCKET"):
@@ -149,7 +149,7 @@ def _report_for_all(
         return serve(its)
 
     with ours, its, Signals() as signals:
-        signals.follow_the_job()
+        signals.watch_the_job()
         pid = _fork(signals, begin)
         code: int | None = None
         situation = Workers(request.name, holder, ours, ttl=ttl)

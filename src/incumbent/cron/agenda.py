@@ -290,7 +290,7 @@ class Dispatcher:
         # A punctual slot waits behind the late slots of its job that are caught up: it must not be
         # skipped as overlapping.
         if spec.name in catching_up:
-            slot = replace(slot, keeps_turn=True)
+            slot = replace(slot, waits_its_turn=True)
         slot = self.folds.get(spec.name, NO_FOLD).named(slot)
         returns = fold_number(slot.name) == 1 and self.agenda.may_be_returned(slot, spec.name)
         check = slot.only_check or returns or wall - slot.due > _CHECK_FIRST
@@ -312,7 +312,7 @@ class Dispatcher:
         age = wall - slot.due
         if age <= _PUNCTUAL or not slot.scheduled or slot.attempt > 1:
             return False
-        if slot.keeps_turn:
+        if slot.waits_its_turn:
             return age > spec.catch_up.window
         following = spec.schedule.next_after(slot.due)
         gap = MISSED_AFTER if following is None else max(_PUNCTUAL, following - slot.due)
@@ -320,13 +320,13 @@ class Dispatcher:
 
     @staticmethod
     def _by_catch_up(spec: JobSpec, late: list[JobSlot], wall: float) -> list[JobSlot]:
-        """Let slots that an outage delayed keep their turn or be missed, by the catch-up rule."""
+        """Let slots that an outage delayed wait their turn or be missed, by the catch-up rule."""
         rule = spec.catch_up
         most = {"no": 0, "last": 1, "all": rule.limit}[rule.mode]
         late = sorted(late, key=lambda slot: slot.due)
-        wanted = [slot for slot in late if wall - slot.due <= rule.window][-most:] if most else []
+        runs = [slot for slot in late if wall - slot.due <= rule.window][-most:] if most else []
         return [
-            replace(slot, keeps_turn=slot in wanted, only_check=slot not in wanted) for slot in late
+            replace(slot, waits_its_turn=slot in runs, only_check=slot not in runs) for slot in late
         ]
 
     # -- results of orders ---------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Events as lines of JSON on standard output, and the numbers of jobs for metrics."""
+"""Events as lines of JSON on standard output, and the metrics of jobs."""
 
 from __future__ import annotations
 
@@ -120,11 +120,11 @@ class Events:
         return False
 
 
-# -- numbers ---------------------------------------------------------------------------------------
+# -- metrics ---------------------------------------------------------------------------------------
 
 
-class JobNumbers:
-    """The numbers of jobs: the instance's loop writes, any thread reads. Instants: wall clock."""
+class JobMetrics:
+    """The metrics of jobs: the instance's loop writes, any thread reads. Instants: wall clock."""
 
     def __init__(self) -> None:
         self._runs: Counter[tuple[str, str]] = Counter()

@@ -237,7 +237,7 @@ class Instance:
         yield Sample("incumbent_jobs", (), len(self.specs))
         yield Sample("incumbent_job_runs_running", (), self._load)
         yield Sample("incumbent_job_slots_waiting", (), self._waiting)
-        yield from self._executor.numbers.samples(self.specs, clock.wall())
+        yield from self._executor.metrics.samples(self.specs, clock.wall())
 
     def _next_in(self) -> float:
         now = clock.now()
@@ -334,7 +334,7 @@ class Instance:
         self._unregistered = {spec.name: (spec, fields.get(spec.name, {})) for spec in self.specs}
         self._executor.begin(records)
         if meters.on:
-            self._executor.numbers.learn(self.specs, {it.key.name: it for it in records})
+            self._executor.metrics.learn(self.specs, {it.key.name: it for it in records})
         self.ready = True
         self._situation.note_answered()
         self._emit("ready", jobs=len(self.specs), store=self._link.engine.url)
@@ -445,7 +445,7 @@ class Instance:
         began = self._runs.started_at.pop((job, slot.name), None)
         if (state := STATE_OF.get(code)) is not None:
             seconds = None if began is None else clock.now() - began
-            self._executor.numbers.count_run(job, state, seconds, clock.wall())
+            self._executor.metrics.count_run(job, state, seconds, clock.wall())
             self._news.ended(self._spec_of(job), slot, state)
         if code == ALREADY_RECORDED or state is not None:
             self._remove_trigger(slot.name)

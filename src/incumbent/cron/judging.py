@@ -142,9 +142,9 @@ def _unclaimed(spec: JobSpec, record: Record, slot: JobSlot, now: float, found: 
     elif slot.only_check:
         _wait_or_miss(slot, now, found)
         return
-    elif holder is not None and (spec.overlap == "queue" or slot.keeps_turn):
+    elif holder is not None and (spec.overlap == "queue" or slot.waits_its_turn):
         # It was in time, and must not count as late when its turn comes.
-        waiting = replace(slot, keeps_turn=True)
+        waiting = replace(slot, waits_its_turn=True)
         found.rechecks.append((min(_SOON, holder.remaining or _SOON), waiting))
         return
     elif holder is not None:

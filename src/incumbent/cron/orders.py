@@ -11,7 +11,7 @@ from math import inf
 from typing import Any, Final, Protocol, TypeVar
 
 from incumbent.cron.agenda import Agenda, ClaimOrder, Dispatcher, LedgerOrder
-from incumbent.cron.events import Emit, JobNumbers
+from incumbent.cron.events import Emit, JobMetrics
 from incumbent.cron.fleet import PRESENCE, PRESENT_EVERY, Peers, SignOfLife, presences
 from incumbent.cron.folds import NO_FOLD, Fold, fold_of
 from incumbent.cron.judging import (
@@ -95,7 +95,7 @@ class Executor:
         self._began = wall()
         self._reported_at = -inf
         self._outage = False
-        self.numbers = JobNumbers()
+        self.metrics = JobMetrics()
         self._peers = Peers()
         self.ledger_read = False
         """Whether the ledger was read; before that there are no orders."""
@@ -279,7 +279,7 @@ class Executor:
     def _report_record(self, spec: JobSpec, run: SlotRecord) -> None:
         count, by = run.count if run.count > 1 else None, run.instance or None
         self._emit(str(run.state), job=spec.name, slot=run.slot, why=run.why, count=count, by=by)
-        self.numbers.count_record(spec.name, run)
+        self.metrics.count_record(spec.name, run)
         self._noted(spec, run)
         if fails_for_good(spec, run, self._wall()):
             self._launcher.run_on_failure(spec, run)

@@ -101,7 +101,7 @@ class Output:
         os.close(self._writing)
         self._writing = -1
 
-    def follow(self, most: int, events: Events, slot: str) -> None:
+    def pass_on(self, most: int, events: Events, slot: str) -> None:
         """Pass on what this slot's command writes from now on; `most`: bytes of its end to keep."""
         self._most, self._events, self._lines = most, events, _Lines(events, slot)
         self._thread = threading.Thread(target=self._run, name="incumbent-output", daemon=True)

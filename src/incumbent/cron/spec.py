@@ -104,15 +104,15 @@ def is_scheduled(slot_name: str) -> bool:
 class JobSlot:
     """One piece of work of a job. `only_check`: not to be run, only to be checked in the ledger.
 
-    `keeps_turn`: it waits for its turn, neither late nor skipped, for as long as the catch-up rule
-    lets it. `triggered_by`: the operator who asked for it, with the reason.
+    `waits_its_turn`: it waits, neither late nor skipped, for as long as the catch-up rule lets it.
+    `triggered_by`: the operator who asked for it, with the reason.
     """
 
     name: str
     due: float
     attempt: int = 1
     only_check: bool = False
-    keeps_turn: bool = False
+    waits_its_turn: bool = False
     triggered_by: str = field(default="", compare=False)
 
     @property

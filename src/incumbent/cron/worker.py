@@ -52,7 +52,7 @@ from incumbent.supervise.child import CannotStart
 from incumbent.supervise.guarding import Guard, GuardFault, start_guard
 from incumbent.supervise.kernel import DescriptorWaiter, readable
 from incumbent.supervise.launch import PreparedCommand, child_environment
-from incumbent.supervise.plan import Course, Phase
+from incumbent.supervise.plan import Phase, Progress
 from incumbent.supervise.run import Command, Ending, supervise
 from incumbent.supervise.signals import Signals
 
@@ -325,7 +325,7 @@ class _CommandRun:
         self._lease = lease
         self._worker = worker
         self._output = worker.output()
-        self._output.follow(min(task.spec.keep_output, OUTPUT_MOST), events, self._slot)
+        self._output.pass_on(min(task.spec.keep_output, OUTPUT_MOST), events, self._slot)
         self._events = events.written_by(self._output.put)
         self._survived = False
         self._attempts = Attempts(lease, task.spec, task.slot, self._events)
@@ -357,8 +357,8 @@ class _CommandRun:
         self._attempts.prune()
         return code_of(ended)
 
-    def _report(self, course: Course) -> None:
-        if course.phase is Phase.RUNNING:
+    def _report(self, progress: Progress) -> None:
+        if progress.phase is Phase.RUNNING:
             self._worker.send_codes(STARTED)
 
     # -- one attempt -------------------------------------------------------------------------
@@ -476,7 +476,7 @@ def handle_lost_run(fleet: FleetSettings, spec: JobSpec, ended: SlotRecord, even
     with closing(Output(standard)) as output:
         output.become_stdout()
         events = events.with_facts(standard, job=spec.name)
-        output.follow(0, events, ended.slot)
+        output.pass_on(0, events, ended.slot)
         run_on_failure(spec, ended, fleet.shared_store, output, events.written_by(output.put))
 
 

@@ -30,7 +30,7 @@ from incumbent.protocol.claim import Claim, LeaseRequest
 from incumbent.protocol.messages import late_grant, not_acquired, permits_differ, waited_in_vain
 from incumbent.protocol.port import ManyPort, Port, pace, retry_delay
 from incumbent.protocol.release import give_up, release_all
-from incumbent.stores.base import Take, Took
+from incumbent.stores.base import Answers, Take
 
 if TYPE_CHECKING:
     from incumbent.election import Priority
@@ -492,7 +492,7 @@ class _AcquireAll:
             return at, _not_sent(error)
         sent = port.now()
         end = sent + self.wanted[0].policy.request_timeout
-        answers: Took = []
+        answers: Answers[TakeOutcome] = []
         if self.timeout == 0:
             self.until = min(self.until, end)
         for claim in claims:

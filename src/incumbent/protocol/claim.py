@@ -88,7 +88,7 @@ class Claim:
     """Callbacks, called once when the holding ends, however it ends; none blocks or raises."""
     on_next_renewal: tuple[Callable[[], None], ...] = field(default=(), init=False)
     """Callbacks, called once after the next renewal, even a failed one; none blocks or raises."""
-    followers: tuple[Callable[[], None], ...] = field(default=(), init=False)
+    on_each_renewal: tuple[Callable[[], None], ...] = field(default=(), init=False)
     """Callbacks, called after each proved renewal until the holding ends; none blocks or raises."""
     changed: bool = field(default=True, init=False)
     """Whether `renewal` has to make a new object."""
@@ -186,7 +186,7 @@ class Claim:
         """Remove and return the callbacks for the end of the holding."""
         # Those who wait for a renewal too: there will be none.
         watchers = self.watchers + self.on_next_renewal
-        self.watchers = self.on_next_renewal = self.followers = ()
+        self.watchers = self.on_next_renewal = self.on_each_renewal = ()
         return watchers
 
     def __del__(self) -> None:

@@ -16,7 +16,7 @@ from incumbent.lease import LeaseState
 from incumbent.model import GiveOutcome, Released
 from incumbent.protocol.claim import Claim
 from incumbent.protocol.port import BlockingPort, Debt, ManyPort, Port
-from incumbent.stores.base import Gave, Give
+from incumbent.stores.base import Answers, Give
 from incumbent.stores.plan import run_blocking
 
 
@@ -86,7 +86,7 @@ async def release_all(port: ManyPort, claims: Sequence[Claim]) -> bool:
     # The debts count from here if an error comes before the second reading.
     now, timeout, confirmed = port.now(), claims[0].wanted.policy.request_timeout, 0
     gives = [Give(claim.wanted.key, claim.id, claim.machine.token) for claim in claims]
-    answers: Gave = []
+    answers: Answers[GiveOutcome] = []
     try:
         for claim in claims:
             claim.machine.note_leaving()

@@ -58,7 +58,7 @@ class RenewalAttempt:
         self.skipped: list[Claim] = []
         """The leases that no renewal was sent for."""
         self.needs_more: list[Claim] = []
-        """The asked leases that need more than a renewal: failed, near at_most_for, or followed."""
+        """The asked leases that need more than a renewal: failed, near at_most_for, or watched."""
 
 
 async def renew(
@@ -145,7 +145,7 @@ def _apply(
                 machine.state is not _HELD
                 or machine.stop_at >= machine.at_most_until
                 or claim.on_next_renewal
-                or claim.followers
+                or claim.on_each_renewal
             ):
                 needs_more.append(claim)
             continue

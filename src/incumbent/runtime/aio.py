@@ -15,19 +15,10 @@ from incumbent.chance import draw_claim, draw_jitter
 from incumbent.errors import Misuse
 from incumbent.interrupts import raise_if_from_signal
 from incumbent.lease import LeaseState
-from incumbent.model import Guard, Key, PutOutcome, Record
+from incumbent.model import GiveOutcome, Guard, Key, PutOutcome, Record, TakeOutcome
 from incumbent.protocol.claim import Claim
 from incumbent.runtime.sync import Upkeep
-from incumbent.stores.base import (
-    NO_LIMITS,
-    AsyncStore,
-    AsyncTogether,
-    Gave,
-    Give,
-    Limits,
-    Take,
-    Took,
-)
+from incumbent.stores.base import NO_LIMITS, Answers, AsyncStore, AsyncTogether, Give, Limits, Take
 from incumbent.stores.plan import one_by_one
 
 T = TypeVar("T")
@@ -72,12 +63,12 @@ class AsyncPort:
             admission.leave(answered=answered)
         return outcome
 
-    async def take_all(self, takes: Sequence[Take], until: float) -> Took:
+    async def take_all(self, takes: Sequence[Take], until: float) -> Answers[TakeOutcome]:
         if isinstance(self._store, AsyncTogether):
             return await self._store.take_all(takes, until)
         return await one_by_one(lambda it: self.take(*it, until), takes, to_the_end=False)
 
-    async def give_all(self, gives: Sequence[Give], until: float) -> Gave:
+    async def give_all(self, gives: Sequence[Give], until: float) -> Answers[GiveOutcome]:
         if isinstance(self._store, AsyncTogether):
             return await self._store.give_all(gives, until)
         return await one_by_one(lambda it: self.give(*it, until), gives)

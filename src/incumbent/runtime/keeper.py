@@ -288,10 +288,10 @@ class Keeper:
         with self._state.mutex:
             claim.watchers = tuple(one for one in claim.watchers if one is not watcher)
 
-    def follow(self, claim: Claim, follower: Callable[[], None]) -> None:
-        """Call `follower` in the keeper's thread after every proved renewal, until `claim` ends."""
+    def watch_renewals(self, claim: Claim, watcher: Callable[[], None]) -> None:
+        """Call `watcher` in the keeper's thread after every proved renewal, until `claim` ends."""
         with self._state.mutex:
-            claim.followers += (follower,)
+            claim.on_each_renewal += (watcher,)
 
     def renew_now(self, claim: Claim, asker: Callable[[], None], *, after: float = 0.0) -> None:
         """Renew `claim` in `after` seconds instead of when it is due, then call `asker`."""
@@ -463,9 +463,9 @@ class Keeper:
             # The leases of a bucket have nearly the same deadline, so one of them represents all.
             left = (deadline - now) / leases[0].wanted.policy.ttl
             meters.observe(meters.MARGIN, max(0.0, left))
-        # Nothing was proved without an answer, and a follower announces a proof.
+        # Nothing was proved without an answer, and who watches renewals announces a proof.
         if error is None:
-            self._call_followers(attempt.needs_more)
+            self._call_renewal_watchers(attempt.needs_more)
 
     @staticmethod
     def _report_trouble(claims: Sequence[Claim], error: StoreError | None, now: float) -> None:
@@ -520,12 +520,12 @@ class Keeper:
             meters.count(meters.RENEWALS, amount=asked - unproved)
 
     @staticmethod
-    def _call_followers(renewed: Sequence[Claim]) -> None:
-        """Call the followers, after all is planned: they cannot delay another lease's renewal."""
+    def _call_renewal_watchers(renewed: Sequence[Claim]) -> None:
+        """Call those who watch renewals; last, so that they delay no other lease's renewal."""
         for claim in renewed:
-            if claim.followers and claim.machine.state is LeaseState.HELD:
-                for follower in claim.followers:
-                    call_guarded(follower)
+            if claim.on_each_renewal and claim.machine.state is LeaseState.HELD:
+                for watcher in claim.on_each_renewal:
+                    call_guarded(watcher)
 
     def _call_watchers(self, claim: Claim) -> None:
         if sys.is_finalizing():

@@ -201,9 +201,9 @@ class LeaseView:
         """Call `ended`, from any thread, when the lease ends; it must not block."""
         self.link.keeper.watch(self._claim, ended)
 
-    def follow(self, proved: Callable[[], None]) -> None:
+    def watch_renewals(self, proved: Callable[[], None]) -> None:
         """Call `proved` in the keeper's thread after each proved renewal; it must not block."""
-        self.link.keeper.follow(self._claim, proved)
+        self.link.keeper.watch_renewals(self._claim, proved)
 
     def proclaim(self, meta: bytes, *, after: float = 0.0) -> None:
         """Change the record's metadata, by an extra renewal at most `after` seconds from now."""

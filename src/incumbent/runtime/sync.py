@@ -12,7 +12,7 @@ from incumbent.errors import Misuse, StoreError
 from incumbent.model import PLAIN, Ask, GiveOutcome, Key, Parting, TakeOutcome
 from incumbent.net.readers import ThreadWakeup
 from incumbent.protocol.port import Debt
-from incumbent.stores.base import NO_LIMITS, Gave, Give, Limits, Store, Take, Together, Took
+from incumbent.stores.base import NO_LIMITS, Answers, Give, Limits, Store, Take, Together
 from incumbent.stores.inline import InlineAsyncStore
 from incumbent.stores.plan import one_by_one
 
@@ -93,13 +93,13 @@ class SyncPort(InlineAsyncStore):
         with self.client_end.wait(None):
             self.store.wait_change(key, seen, until)
 
-    async def take_all(self, takes: Sequence[Take], until: float) -> Took:
+    async def take_all(self, takes: Sequence[Take], until: float) -> Answers[TakeOutcome]:
         """See Together; if the store cannot, one take after another up to the first refusal."""
         if isinstance(self.store, Together):
             return self.store.take_all(takes, until)
         return await one_by_one(lambda it: self.take(*it, until), takes, to_the_end=False)
 
-    async def give_all(self, gives: Sequence[Give], until: float) -> Gave:
+    async def give_all(self, gives: Sequence[Give], until: float) -> Answers[GiveOutcome]:
         if isinstance(self.store, Together):
             return self.store.give_all(gives, until)
         return await one_by_one(lambda it: self.give(*it, until), gives)

@@ -197,8 +197,8 @@ class Give(NamedTuple):
     token: int
 
 
-Took: TypeAlias = "list[TakeOutcome | StoreError]"
-Gave: TypeAlias = "list[GiveOutcome | StoreError]"
+Answers: TypeAlias = "list[T | StoreError]"
+"""The outcome of each take or give that was sent together with others."""
 
 
 @runtime_checkable
@@ -209,11 +209,11 @@ class Together(Protocol):
     StoreError that is raised, not returned, applies to all of them.
     """
 
-    def take_all(self, takes: Sequence[Take], until: float) -> Took:
+    def take_all(self, takes: Sequence[Take], until: float) -> Answers[TakeOutcome]:
         """The outcome of each take; the asks have neither a queue nor permits."""
         ...
 
-    def give_all(self, gives: Sequence[Give], until: float) -> Gave:
+    def give_all(self, gives: Sequence[Give], until: float) -> Answers[GiveOutcome]:
         """The outcome of each give."""
         ...
 
@@ -222,9 +222,9 @@ class Together(Protocol):
 class AsyncTogether(Protocol):
     """Together for an AsyncStore."""
 
-    async def take_all(self, takes: Sequence[Take], until: float) -> Took: ...
+    async def take_all(self, takes: Sequence[Take], until: float) -> Answers[TakeOutcome]: ...
 
-    async def give_all(self, gives: Sequence[Give], until: float) -> Gave: ...
+    async def give_all(self, gives: Sequence[Give], until: float) -> Answers[GiveOutcome]: ...
 
 
 class AsyncLeases(Protocol):

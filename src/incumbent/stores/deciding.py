@@ -48,7 +48,7 @@ from incumbent.rules.record import (
     micros,
 )
 from incumbent.rules.showing import shown
-from incumbent.stores.base import Gave, Give, Take, Took
+from incumbent.stores.base import Answers, Give, Take
 from incumbent.stores.findings import restart_words, wait_after_restart
 from incumbent.stores.names import flat
 from incumbent.stores.plan import Plan
@@ -191,7 +191,7 @@ class Deciding:
         place = next((at for at, it in enumerate(waiters) if it.claim == claim), len(before))
         return replace(outcome, place=place)
 
-    def take_all(self, takes: Sequence[Take]) -> Plan[Any, Took]:
+    def take_all(self, takes: Sequence[Take]) -> Plan[Any, Answers[TakeOutcome]]:
         """Plan takes of exclusive leases, together."""
         steps = [self._take_step(*take) for take in takes]
         keys, ttl = [take.key for take in takes], max(take.ask.ttl for take in takes)
@@ -259,7 +259,7 @@ class Deciding:
 
         return Step(_with_slot(key, parting.slot), rule)
 
-    def give_all(self, gives: Sequence[Give]) -> Plan[Any, Gave]:
+    def give_all(self, gives: Sequence[Give]) -> Plan[Any, Answers[GiveOutcome]]:
         """Plan gives, together."""
         steps = [self._give_step(*give) for give in gives]
         keys = [give.key for give in gives]

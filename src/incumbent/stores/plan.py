@@ -27,7 +27,7 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
-from incumbent.stores.base import NO_LIMITS, Gave, Give, Limits, Take, Took
+from incumbent.stores.base import NO_LIMITS, Answers, Give, Limits, Take
 
 E = TypeVar("E")
 T = TypeVar("T")
@@ -140,9 +140,9 @@ class DialectOfMany(Dialect[Facts_contra], Protocol[Facts_contra]):
     Neither plan is repeatable: a repeated give would find Gone the lease that it gave back itself.
     """
 
-    def take_all(self, takes: Sequence[Take]) -> Plan[Facts_contra, Took]: ...
+    def take_all(self, takes: Sequence[Take]) -> Plan[Facts_contra, Answers[TakeOutcome]]: ...
 
-    def give_all(self, gives: Sequence[Give]) -> Plan[Facts_contra, Gave]: ...
+    def give_all(self, gives: Sequence[Give]) -> Plan[Facts_contra, Answers[GiveOutcome]]: ...
 
 
 class Planned(ABC, Generic[Facts]):
@@ -193,10 +193,10 @@ class PlannedTogether(Planned[Facts]):
 
     dialect: DialectOfMany[Facts]
 
-    async def take_all(self, takes: Sequence[Take], until: float) -> Took:
+    async def take_all(self, takes: Sequence[Take], until: float) -> Answers[TakeOutcome]:
         return await self.run(self.dialect.take_all(takes), until)
 
-    async def give_all(self, gives: Sequence[Give], until: float) -> Gave:
+    async def give_all(self, gives: Sequence[Give], until: float) -> Answers[GiveOutcome]:
         return await self.run(self.dialect.give_all(gives), until)
 
 
@@ -237,8 +237,8 @@ class BlockingStore(Generic[Ops]):
 class BlockingTogether(BlockingStore[Many]):
     """A BlockingStore with the operations of stores.base.Together."""
 
-    def take_all(self, takes: Sequence[Take], until: float) -> Took:
+    def take_all(self, takes: Sequence[Take], until: float) -> Answers[TakeOutcome]:
         return run_blocking(self.operations.take_all(takes, until))
 
-    def give_all(self, gives: Sequence[Give], until: float) -> Gave:
+    def give_all(self, gives: Sequence[Give], until: float) -> Answers[GiveOutcome]:
         return run_blocking(self.operations.give_all(gives, until))

@@ -5,15 +5,15 @@ Theory of operation, for one name in one process:
     take (new) -- another has just been refused --> in line, with that refusal: no request
         |
         +-- asks the store -- granted ------------> holder -- gives --> wakes the first in line
-                  |                                                     (`follow_at_once`,
+                  |                                                     (`take_at_once`,
                   +-- refused --> in line                                while this turn lasts)
                                     |
               first in line: listens to the store, looks when something changes
               others: sleep until the first leaves, or is silent past its `lapses_at`
 
-A process's turn is at most 50 ms: meanwhile its waiters follow each other without a look at the
-store's line; then other processes come first. A waiter leaves the line when it is granted the
-lease, gives up, or is silent for too long. No further order is promised.
+A process's turn is at most 50 ms. Meanwhile its waiters take one after the other, without a look
+at the store's line. Then other processes come first. A waiter leaves the line when it is granted
+the lease, gives up, or is silent for too long. No further order is promised.
 
 Blocking and asynchronous sides share this. Each change is one operation of a dict or one
 assignment, so there is no lock that a signal handler or a fork could find taken.
@@ -50,7 +50,7 @@ _FRESH: Final = 0.5
 _SILENT: Final = 15.0
 _BRIEF: Final = 0.01
 TURN: Final = 0.05
-"""The most seconds for which a process lets its own waiters follow each other."""
+"""The most seconds for which a process lets its own waiters take one after the other."""
 _MARK: Final = "@"
 
 Facts = TypeVar("Facts")
@@ -82,7 +82,7 @@ class _TurnLine:
 
     `holding_claim`: the one of this process that holds the lease; `asked_at`: when a new waiter
     last took; `refused`: the last refusal, of the instant `refused_at`; `turn_began`: when this
-    process's turn did; `follow_at_once`: our next waiter may take without a look at the store's
+    process's turn did; `take_at_once`: our next waiter may take without a look at the store's
     line; `listens`: the first waits for a change; `order`: our waiters in the store's line, whose
     first is the first here.
     """
@@ -95,7 +95,7 @@ class _TurnLine:
         self.refused: Refused | None = None
         self.refused_at = -inf
         self.turn_began = inf
-        self.follow_at_once = self.listens = False
+        self.take_at_once = self.listens = False
         self.order: Sequence[str] = ()
 
     def has(self, claim: str) -> bool:
@@ -103,8 +103,8 @@ class _TurnLine:
         waiter = self.waiters.get(claim)
         return waiter is not None and waiter.lapses_at >= _now()
 
-    def keeps_turn(self, claim: str) -> bool:
-        """Whether another waiter of this process may follow `claim`."""
+    def may_pass_on(self, claim: str) -> bool:
+        """Whether `claim` may pass the lease on to another waiter of this process."""
         others = len(self.waiters) > (claim in self.waiters)
         return others and not self.listens and _now() - self.turn_began < TURN
 
@@ -228,16 +228,16 @@ class Turns:
         line.order = [it for it in claims if line.has(it) or it in self.doubted]
         line.wake_first()
 
-    def let_next_follow(self, key: Key) -> None:
-        """Let the next waiter of this process follow, because no other process waits."""
-        self._seen(key).follow_at_once = True
+    def let_next_take(self, key: Key) -> None:
+        """Let the next waiter of this process take at once, because no other process waits."""
+        self._seen(key).take_at_once = True
 
     def end_turn(self, key: Key) -> float:
         """Let other processes come first; returns the seconds of this process's turn, or 0."""
         line = self._seen(key)
         if line.turn_began == inf:
             return 0.0
-        since, line.turn_began, line.follow_at_once = line.turn_began, inf, False
+        since, line.turn_began, line.take_at_once = line.turn_began, inf, False
         return _now() - since
 
     def note_given(self, key: Key, claim: str) -> None:
@@ -286,9 +286,9 @@ class Turns:
                     if line.holding_claim is not None:
                         # Most leases of our own are brief, and their release wakes us at once.
                         await wakeup.wait(min(until, _now() + _BRIEF))
-                    # Used up: of two that follow, one would be refused.
-                    follows, line.follow_at_once = line.follow_at_once, False
-                    if not follows or line.holding_claim is not None:
+                    # Used up: of two that take at once, one would be refused.
+                    at_once, line.take_at_once = line.take_at_once, False
+                    if not at_once or line.holding_claim is not None:
                         listens = line.listens = True
                         await listen()
                     return
@@ -343,12 +343,12 @@ class TakesTurns(Planned[Facts]):
         try:
             # Before it is sent: until the answer is there, the claim may hold the lease.
             self.turns.doubted.add(claim)
-            keeps = line.follow_at_once = line.keeps_turn(claim)
+            passes_on = line.take_at_once = line.may_pass_on(claim)
             outcome = await self.run(self.dialect.take(key, claim, ask), until)
             self.turns.doubted.discard(claim)
             if isinstance(outcome, Granted):
                 line.holding_claim = claim
-                if keeps:
+                if passes_on:
                     line.turn_began = min(line.turn_began, _now())
                 line.leave(claim)
                 if line.new:
@@ -365,8 +365,8 @@ class TakesTurns(Planned[Facts]):
                 self.turns.doubted.discard(claim)
             raise
         finally:
-            # Nobody can follow a claim that was refused, or whose take is in doubt.
-            line.follow_at_once = line.follow_at_once and line.holding_claim == claim
+            # A claim that was refused, or whose take is in doubt, has nothing to pass on.
+            line.take_at_once = line.take_at_once and line.holding_claim == claim
             line.share_refusal(refused)
             self.turns.tidy(key, line)
 

@@ -29,7 +29,7 @@ from incumbent.supervise.endings import EndingsWriter, lost_in_words, not_starte
 from incumbent.supervise.guarding import Guard, GuardFault
 from incumbent.supervise.kernel import DescriptorWaiter
 from incumbent.supervise.launch import PreparedCommand
-from incumbent.supervise.plan import Course, Phase
+from incumbent.supervise.plan import Phase, Progress
 from incumbent.supervise.run import Command, Ending, outlives_kill, supervise
 from incumbent.supervise.signals import Interrupted, Signals, find_terminal
 
@@ -173,7 +173,7 @@ class Campaign:
 
     def _campaign(self) -> int:
         # From the start, because SIGCHLD shows the guard's death while standing by.
-        self.signals.follow_the_job()
+        self.signals.watch_the_job()
         while self.guard.alive():
             try:
                 lease = self._stand_by()
@@ -264,7 +264,7 @@ class Campaign:
                 self.signals,
                 self.guard,
                 stop_on=ENDING_SIGNALS,
-                report=lambda course: self._report(lease, course),
+                report=lambda progress: self._report(lease, progress),
                 # The instance is healthy only while the loop turns.
                 turned=self._report_alive,
                 ready=ready,
@@ -291,12 +291,12 @@ class Campaign:
             # After the record: whether the name flaps is read from there.
             self.news.ended(lease, entry)
 
-    def _report(self, lease: Lease, course: Course) -> None:
-        if course.leaving:
+    def _report(self, lease: Lease, progress: Progress) -> None:
+        if progress.leaving:
             self.situation.note_stopping()
         if self.news is not None:
-            self.news.command_runs(self.situation, runs=course.phase is Phase.RUNNING)
-        if course.phase in (Phase.ENDING, Phase.STOPPING):
+            self.news.command_runs(self.situation, runs=progress.phase is Phase.RUNNING)
+        if progress.phase in (Phase.ENDING, Phase.STOPPING):
             lease.belief.proclaim(self._meta(state="stopping"), after=_SHOWN_AFTER)
 
     def _meta(self, **more: str) -> bytes:

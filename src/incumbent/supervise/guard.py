@@ -270,7 +270,7 @@ class _Inits:
 
     def __init__(self, supervisor: int) -> None:
         self._supervisor = supervisor
-        self._home = os.open("/proc/self/ns/pid", os.O_RDONLY)
+        self._own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
         # No process writes to this pipe. Its end of file tells an init that the guard is gone.
         self._life, self._held = os.pipe()
         self._all: dict[int, _Init] = {}
@@ -312,7 +312,7 @@ class _Inits:
     def _make(self) -> _Init:
         report, write = os.pipe()
         die = die_with_parent()
-        with pid_namespace(self._home):
+        with pid_namespace(self._own_namespace):
             # The first fork after unshare(2) is the init of the new namespace, so nothing else may
             # fork here.
             pid = os.fork()

@@ -58,7 +58,7 @@ class Guard:
         self.secret = secret
         self.fd = os.pidfd_open(pid) if pid else -1
         self.channel = channel
-        self.home = os.open("/proc/self/ns/pid", os.O_RDONLY) if pid else -1
+        self.own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY) if pid else -1
         # Taken once the guard exists, and before a command does: what is here now is none of a
         # command's.
         self.spared = set(children() or ()) | {pid}
@@ -130,7 +130,7 @@ class Guard:
             with suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
             os.close(self.fd)
-            os.close(self.home)
+            os.close(self.own_namespace)
             self.channel = None
 
 

@@ -162,11 +162,11 @@ def _polled(fd: int, event: int, within: float) -> bool:
 
 
 @contextmanager
-def pid_namespace(home: int, namespace: int = -1) -> Iterator[None]:
+def pid_namespace(own_namespace: int, namespace: int = -1) -> Iterator[None]:
     """A context in which this thread forks into `namespace`, and can start no thread.
 
-    Without `namespace`, the first fork is the init of a new one. `home`: our own namespace. Raises
-    OSError without CAP_SYS_ADMIN.
+    Without `namespace`, the first fork is the init of a new one. `own_namespace`: the descriptor of
+    the one to come back to. Raises OSError without CAP_SYS_ADMIN.
     """
     if namespace < 0:
         _call("unshare", _NEWPID)
@@ -176,7 +176,7 @@ def pid_namespace(home: int, namespace: int = -1) -> Iterator[None]:
         yield
     finally:
         # A thread that stays there can neither unshare again nor start other threads.
-        _call("setns", home, _NEWPID)
+        _call("setns", own_namespace, _NEWPID)
 
 
 def own_proc() -> Callable[[], None]:

@@ -295,7 +295,7 @@ class PreparedCommand:
         place: AbstractContextManager[None] = nullcontext()
         if self.namespace >= 0:
             mount_proc = own_proc()
-            place = pid_namespace(self.guard.home, self.namespace)
+            place = pid_namespace(self.guard.own_namespace, self.namespace)
         # Until the child has dropped them, our handlers must not run there.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:

@@ -71,7 +71,7 @@ class Action(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class Progress:
     """The progress of a command's end. `cause`: why it was stopped; empty if it ended by itself.
 
     `kill_at`: the instant of KILL, due or past; `again_at`: the instant of the next KILL.
@@ -86,26 +86,26 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True)
-class CourseStep:
-    """The new course, the action to take now, and the instant (for WAIT) to decide again."""
+class RunStep:
+    """The new progress, the action to take now, and the instant (for WAIT) to decide again."""
 
-    course: Course
+    progress: Progress
     action: Action
     wake: float = inf
 
 
-def asked_to_stop(course: Course, cause: str) -> Course:
-    """The course with an orderly stop from the next step on, unless a stop has begun already."""
-    return course if course.cause else replace(course, cause=cause)
+def asked_to_stop(progress: Progress, cause: str) -> Progress:
+    """The progress with an orderly stop from the next step on, unless a stop has begun already."""
+    return progress if progress.cause else replace(progress, cause=cause)
 
 
-def asked_to_leave(course: Course, signal: str) -> Course:
-    """The course after a signal to end: an orderly stop, unless one has begun, and no new term."""
-    return replace(asked_to_stop(course, f"signal:{signal}"), leaving=course.leaving or signal)
+def asked_to_leave(progress: Progress, signal: str) -> Progress:
+    """The progress after a signal to end: an orderly stop (if none has begun), and no new term."""
+    return replace(asked_to_stop(progress, f"signal:{signal}"), leaving=progress.leaving or signal)
 
 
 def decide(
-    course: Course,
+    progress: Progress,
     now: float,
     proof: Proof,
     grace: float,
@@ -113,50 +113,50 @@ def decide(
     child: bool,
     tree: bool,
     guarded: bool = True,
-) -> CourseStep:
+) -> RunStep:
     """The next step; `child`: CMD lives, `tree`: CMD or a descendant does, `guarded`: the guard."""
     # A command that ended by itself before it had to stop ended in time.
     verdict = proof.verdict(now) if tree else proof.lost_reason
-    course = asked_to_stop(course, verdict or ("" if guarded else "guard"))
+    progress = asked_to_stop(progress, verdict or ("" if guarded else "guard"))
     if not tree:
-        return CourseStep(course, Action.LEAVE)
-    if course.phase is Phase.KILLED:
-        return _after_kill(course, now)
+        return RunStep(progress, Action.LEAVE)
+    if progress.phase is Phase.KILLED:
+        return _after_kill(progress, now)
     if not guarded:
-        return _kill(course, now, first=True)
-    if course.phase is Phase.RUNNING:
-        return _running(course, now, proof, grace, child=child)
+        return _kill(progress, now, first=True)
+    if progress.phase is Phase.RUNNING:
+        return _running(progress, now, proof, grace, child=child)
     # A renewal may move the proof's end, but the grace that TERM began stays as it is.
-    limit = min(course.kill_at, kill_at(proof))
+    limit = min(progress.kill_at, kill_at(proof))
     if now >= limit:
-        return _kill(course, now, first=True)
-    return CourseStep(course, Action.WAIT, limit)
+        return _kill(progress, now, first=True)
+    return RunStep(progress, Action.WAIT, limit)
 
 
-def _running(course: Course, now: float, proof: Proof, grace: float, *, child: bool) -> CourseStep:
-    if child and not course.cause:
-        return CourseStep(course, Action.WAIT, proof.stop_at)
-    phase = Phase.STOPPING if course.cause else Phase.ENDING
-    course = replace(course, phase=phase, kill_at=now + grace)
-    if now >= min(course.kill_at, kill_at(proof)):
-        return _kill(course, now, first=True)
-    return CourseStep(course, Action.TERM)
+def _running(progress: Progress, now: float, proof: Proof, grace: float, *, child: bool) -> RunStep:
+    if child and not progress.cause:
+        return RunStep(progress, Action.WAIT, proof.stop_at)
+    phase = Phase.STOPPING if progress.cause else Phase.ENDING
+    progress = replace(progress, phase=phase, kill_at=now + grace)
+    if now >= min(progress.kill_at, kill_at(proof)):
+        return _kill(progress, now, first=True)
+    return RunStep(progress, Action.TERM)
 
 
-def _kill(course: Course, now: float, *, first: bool) -> CourseStep:
+def _kill(progress: Progress, now: float, *, first: bool) -> RunStep:
     # The first KILL counts: each repetition would put off giving up.
-    since = now if first else course.kill_at
-    killed = replace(course, phase=Phase.KILLED, kill_at=since, again_at=now + _KILL_EVERY)
-    return CourseStep(killed, Action.KILL)
+    since = now if first else progress.kill_at
+    killed = replace(progress, phase=Phase.KILLED, kill_at=since, again_at=now + _KILL_EVERY)
+    return RunStep(killed, Action.KILL)
 
 
-def _after_kill(course: Course, now: float) -> CourseStep:
-    limit = course.kill_at + _GIVE_UP_AFTER
+def _after_kill(progress: Progress, now: float) -> RunStep:
+    limit = progress.kill_at + _GIVE_UP_AFTER
     if now >= limit:
-        return CourseStep(course, Action.GIVE_UP, limit)
-    if now >= course.again_at:
-        return _kill(course, now, first=False)
-    return CourseStep(course, Action.WAIT, min(limit, course.again_at))
+        return RunStep(progress, Action.GIVE_UP, limit)
+    if now >= progress.again_at:
+        return _kill(progress, now, first=False)
+    return RunStep(progress, Action.WAIT, min(limit, progress.again_at))
 
 
 # -- the guard -------------------------------------------------------------------------------------

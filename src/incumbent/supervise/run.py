@@ -25,7 +25,7 @@ from incumbent.supervise.child import Child
 from incumbent.supervise.guarding import Guard
 from incumbent.supervise.kernel import DescriptorWaiter, pidfds
 from incumbent.supervise.launch import LeaseSocket, PreparedCommand, child_environment
-from incumbent.supervise.plan import Action, Course, Phase, asked_to_leave, decide, kill_at
+from incumbent.supervise.plan import Action, Phase, Progress, asked_to_leave, decide, kill_at
 from incumbent.supervise.signals import Signals, find_terminal
 
 _TERMINATING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
@@ -81,7 +81,7 @@ def supervise(
     guard: Guard,
     *,
     stop_on: Collection[int] = frozenset(),
-    report: Callable[[Course], object] = lambda _: None,
+    report: Callable[[Progress], object] = lambda _: None,
     turned: Callable[[], object] = lambda: None,
     ready: PreparedCommand | None = None,
     keep: bool = False,
@@ -89,7 +89,7 @@ def supervise(
     """Run `command` to its end, or to the end of the lease, and give the lease back.
 
     `stop_on`: signals that end the term: CMD gets them, and KILL after the grace. `report`
-    is called with the course in each phase, also the first, and after a signal to leave; `turned`
+    is called with the progress in each phase, also the first, and after a signal to leave; `turned`
     at every turn of the loop, at least once a ttl. `ready`: the prepared CMD, made now if missing;
     closed at the end. `keep`: the caller gives the lease back, and may use it until then; only
     survivors of KILL still end its renewal. Raises CannotStart, GuardFault, or (without a socket)
@@ -102,7 +102,7 @@ def supervise(
             if not keep:
                 release_unless_lost(lease, undo_slot=True)
             return Ending(cause, None, 0.0)
-        signals.follow_the_job()
+        signals.watch_the_job()
         try:
             if prepared is None or prepared.broken:
                 # Close the broken term first, because the guard watches only one.
@@ -144,9 +144,9 @@ def _begin(lease: Lease, command: Command, ready: PreparedCommand) -> Child:
         ready.prove(kill_at(lease.belief.proof))
 
     # The first proof before the process asks: the guard answers BORN only if it has a deadline.
-    # Then `follow`, which sends each later one.
+    # Then `watch_renewals`, which sends each later one.
     prove()
-    lease.belief.follow(prove)
+    lease.belief.watch_renewals(prove)
     # Before CMD runs: its first question must get an answer.
     ready.socket.lease = lease
     facts = {
@@ -170,10 +170,10 @@ class _TermLoop:
     signals: Signals
     guard: Guard
     stop_on: Collection[int]
-    report: Callable[[Course], object]
+    report: Callable[[Progress], object]
     turned: Callable[[], object]
     socket: LeaseSocket
-    course: Course = field(default_factory=Course)
+    progress: Progress = field(default_factory=Progress)
     stop_signal: int = signal.SIGTERM
     waiter: DescriptorWaiter = field(default_factory=DescriptorWaiter)
 
@@ -184,7 +184,7 @@ class _TermLoop:
             survivors = tuple(self.child.members() or (self.child.pid,)) if left_over else ()
         finally:
             # A defect of ours must not leave CMD running: the lease would not cover it.
-            if self.course.phase is not Phase.KILLED and self.child.tree_lives():
+            if self.progress.phase is not Phase.KILLED and self.child.tree_lives():
                 self.child.kill()
             self.waiter.close()
             self.child.close()
@@ -192,24 +192,22 @@ class _TermLoop:
         # Neither renewed nor given back: what survived KILL may still write.
         if left_over:
             self.lease.belief.abandon()
-        course = self.course
-        return Ending(
-            course.cause, self.child.status, seconds, survivors=survivors, leaving=course.leaving
-        )
+        cause, leaving, status = self.progress.cause, self.progress.leaving, self.child.status
+        return Ending(cause, status, seconds, survivors=survivors, leaving=leaving)
 
     def _follow(self) -> bool:
         """Run the loop; returns whether a process outlives even KILL."""
         # Before the first look: a loss between look and wait must end the wait.
         self.lease.belief.watch(self.signals.wake)
-        self.report(self.course)
+        self.report(self.progress)
         while True:
             self.turned()
             # CMD before its tree: the tree is empty only once CMD was waited for.
             self.child.poll()
             # The tree dies with the guard, and its death may be seen first.
-            killed = self.child.status == 128 + signal.SIGKILL and not self.course.cause
+            killed = self.child.status == 128 + signal.SIGKILL and not self.progress.cause
             step = decide(
-                self.course,
+                self.progress,
                 clock.now(),
                 self.lease.belief.proof,
                 self.lease.belief.policy.grace,
@@ -217,9 +215,9 @@ class _TermLoop:
                 tree=self.child.tree_lives(),
                 guarded=self.guard.alive(_DEATH_WITHIN if killed else 0.0),
             )
-            before, self.course = self.course, step.course
-            if step.course.phase is not before.phase:
-                self.report(self.course)
+            before, self.progress = self.progress, step.progress
+            if step.progress.phase is not before.phase:
+                self.report(self.progress)
             match step.action:
                 case Action.LEAVE | Action.GIVE_UP:
                     return step.action is Action.GIVE_UP
@@ -254,11 +252,11 @@ class _TermLoop:
             if signum not in self.stop_on:
                 self._pass_on(signum)
                 continue
-            stopping = bool(self.course.cause)
-            self.course = asked_to_leave(self.course, signal.Signals(signum).name)
-            if self.course.phase is not Phase.RUNNING:
+            stopping = bool(self.progress.cause)
+            self.progress = asked_to_leave(self.progress, signal.Signals(signum).name)
+            if self.progress.phase is not Phase.RUNNING:
                 # In RUNNING the next step begins a phase, and reports then.
-                self.report(self.course)
+                self.report(self.progress)
             if stopping:
                 self._pass_on(signum)
             else:

@@ -73,7 +73,7 @@ class Signals:
         finally:
             self._raising = False
 
-    def follow_the_job(self) -> None:
+    def watch_the_job(self) -> None:
         """From now on also note the end or stop of CMD, and our own ^Z and `fg`."""
         if signal.SIGCHLD in self._before:
             return

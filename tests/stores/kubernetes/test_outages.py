@@ -16,8 +16,8 @@ import pytest
 
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.model import Key, Queue, Released, Renewal, Renewed, Unproved
-from incumbent.stores.base import AsyncTogether, Gave, Give
+from incumbent.model import GiveOutcome, Key, Queue, Released, Renewal, Renewed, Unproved
+from incumbent.stores.base import Answers, AsyncTogether, Give
 from tests import tiers
 from tests.cli.tool import command_line, environment, incumbent
 from tests.stores.kubernetes.world import a_namespace, open_at, url_of
@@ -102,7 +102,7 @@ def _held(party: Party, number: int) -> list[Renewal]:
     return [each.renewal(each.take(ask=LONG), 60.0) for each in parties]
 
 
-async def _give_all(party: Party, renewals: list[Renewal], within: float) -> Gave:
+async def _give_all(party: Party, renewals: list[Renewal], within: float) -> Answers[GiveOutcome]:
     store = party.engine.async_store()
     assert isinstance(store, AsyncTogether)
     gives = [Give(it.key, it.claim, it.token) for it in renewals]

@@ -209,7 +209,7 @@ class TakeInLine:
         left = kv.entries_in(reply["responses"][self.next_index])
         self._places.remember_first(self._key, left[0] if left else None)
         if not left:
-            self._turns.let_next_follow(self._key)
+            self._turns.let_next_take(self._key)
 
     def note_refused(self) -> None:
         """Remember that a request was refused: the line may differ from what was known."""

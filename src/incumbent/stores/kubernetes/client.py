@@ -13,7 +13,16 @@ from weakref import WeakSet, WeakValueDictionary
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.interrupts import raise_if_from_signal
-from incumbent.model import Ask, Key, Refused, Renewal, RenewOutcome, TakeOutcome, Unproved
+from incumbent.model import (
+    Ask,
+    GiveOutcome,
+    Key,
+    Refused,
+    Renewal,
+    RenewOutcome,
+    TakeOutcome,
+    Unproved,
+)
 from incumbent.net.bounded import BoundedRunner
 from incumbent.net.dial import is_unknown
 from incumbent.net.http import Garbled, Reading, Stream, encode, exchange, parse
@@ -21,7 +30,7 @@ from incumbent.net.limiter import Limiter
 from incumbent.net.pool import Broken, Mismatch
 from incumbent.net.readers import Wakeup
 from incumbent.rules.record import holders
-from incumbent.stores.base import Gave, Give, Take, Took
+from incumbent.stores.base import Answers, Give, Take
 from incumbent.stores.deciding import Deciding
 from incumbent.stores.kubernetes.errors import KubernetesAnswer, failure
 from incumbent.stores.kubernetes.exchange import KubernetesExchange
@@ -181,10 +190,10 @@ class KubernetesClient(PlannedTogether[None], BoundedRunner[W, None]):
         found = await self._in_lanes(super().renew, renewals, until)
         return [Unproved(str(it)) if isinstance(it, StoreError) else it for it in found]
 
-    async def take_all(self, takes: Sequence[Take], until: float) -> Took:
+    async def take_all(self, takes: Sequence[Take], until: float) -> Answers[TakeOutcome]:
         return await self._in_lanes(super().take_all, takes, until)
 
-    async def give_all(self, gives: Sequence[Give], until: float) -> Gave:
+    async def give_all(self, gives: Sequence[Give], until: float) -> Answers[GiveOutcome]:
         return await self._in_lanes(super().give_all, gives, until)
 
     async def _in_lanes(

@@ -12,11 +12,11 @@ from typing import Any, Final, TypeVar
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.interrupts import raise_if_from_signal
-from incumbent.model import Key
+from incumbent.model import GiveOutcome, Key
 from incumbent.net.bounded import BoundedRunner
 from incumbent.net.pool import Broken, Mismatch
 from incumbent.net.readers import Wakeup
-from incumbent.stores.base import Gave, Give
+from incumbent.stores.base import Answers, Give
 from incumbent.stores.names import flat
 from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.polling import IN_LINE
@@ -70,7 +70,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[PostgresWi
     def wakeup(self) -> Wakeup:
         return self.side.wakeup()
 
-    async def give_all(self, gives: Sequence[Give], until: float) -> Gave:
+    async def give_all(self, gives: Sequence[Give], until: float) -> Answers[GiveOutcome]:
         try:
             return await super().give_all(gives, until)
         finally:

@@ -26,10 +26,11 @@ from incumbent.model import (
     Record,
     Renewal,
     RenewOutcome,
+    TakeOutcome,
 )
 from incumbent.net.pool import PlanRunner
 from incumbent.net.readers import ReaderSide
-from incumbent.stores.base import Gave, Give, Take, Took
+from incumbent.stores.base import Answers, Give, Take
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis.give import give_back, give_program
 from incumbent.stores.redis.incarnation import RedisOperations, RedisPlan, ServerContext
@@ -63,7 +64,7 @@ class RedisDialect:
 
     take = staticmethod(take_plan)
 
-    def take_all(self, takes: Sequence[Take]) -> RedisPlan[Took]:
+    def take_all(self, takes: Sequence[Take]) -> RedisPlan[Answers[TakeOutcome]]:
         """Several takes whose requests are sent together."""
         return joined([self.take(*take) for take in takes])
 
@@ -85,7 +86,7 @@ class RedisDialect:
             (key,),
         )
 
-    def give_all(self, gives: Sequence[Give]) -> RedisPlan[Gave]:
+    def give_all(self, gives: Sequence[Give]) -> RedisPlan[Answers[GiveOutcome]]:
         """Several releases whose requests are sent together."""
         return joined([self.give(*give) for give in gives])
 
