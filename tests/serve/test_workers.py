@@ -59,8 +59,8 @@ def test_one_worker_that_leads_makes_a_leader_of_all(workers: Workers, its: sock
     lease = Lock("job", store=FaultyEngine(), holder="node-1:w2").acquire()
     first, second = one(1), one(2)
     first.note_answered()
-    first.standby("node-1:w2")
-    second.leading(lease)
+    first.note_standby("node-1:w2")
+    second.note_leading(lease)
     with reporting(first, 0, its), reporting(second, 1, its):
         eventually(lambda: told(workers, 1) and told(workers, 2))
         view = workers.view()
@@ -164,7 +164,7 @@ def test_a_report_that_would_arrive_cut_off_is_not_sent(
 def test_when_the_leader_ends_nobody_leads(workers: Workers, its: socket.socket) -> None:
     lease = Lock("job", store=FaultyEngine(), holder="node-1:w2").acquire()
     leads = one(1)
-    leads.leading(lease)
+    leads.note_leading(lease)
     with reporting(leads, 0, its):
         eventually(lambda: heard(workers) and workers.view().role == "leading")
         report_end(its, 0)

@@ -271,9 +271,9 @@ def test_the_first_reason_stays() -> None:
 
 
 def test_giving_up_says_whether_the_store_has_to_be_told() -> None:
-    assert not machine_in(LeaseState.NEW).abandoned()
+    assert not machine_in(LeaseState.NEW).note_abandoned()
     assert all(
-        machine_in(state).abandoned()
+        machine_in(state).note_abandoned()
         for state in (LeaseState.ASKING, LeaseState.DOUBT, LeaseState.ASKING_AGAIN)
     )
 
