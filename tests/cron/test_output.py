@@ -173,7 +173,8 @@ def test_an_event_and_a_close_while_the_thread_looks_at_what_waits_lose_nothing(
         write_all(output, b"x\n")
         output.drain()
         eventually(lambda: output._close_by < inf)
-    assert [event["event"] for event in log.end()] == ["output", "last"]
+    # Whether the line was read before the thread's first look is a matter of chance.
+    assert sorted(event["event"] for event in log.end()) == ["last", "output"]
 
 
 def test_without_a_reader_the_output_is_read_all_the_same() -> None:
