@@ -1,7 +1,7 @@
 """The metrics of this process. Nothing is counted before `begin` is called.
 
-Each thread adds to its own cells, so there is no lock, which a signal handler or the child of a
-fork could find taken.
+Each thread adds to its own cells, so there is no lock. A signal handler, or the child of a fork,
+could find a lock taken.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Labels: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class Metric(NamedTuple):
-    """A metric's definition. `label`: the name of its label, if this module counts it by one."""
+    """The definition of a metric. `label`: the label by which this module counts it, or empty."""
 
     kind: str
     """The type, as Prometheus calls it: counter, gauge, histogram, summary."""
     help: str
     label: str = ""
     values: tuple[str, ...] = ()
-    """Label values with a series from the start, because rate() misses a series' first value."""
+    """Label values whose series exist from the start: rate() misses the first value of a series."""
     bounds: tuple[float, ...] = ()
     unit: str = ""
-    """For OpenTelemetry, unless it is in the name: what is counted, in braces, or 1 for a ratio."""
+    """For OpenTelemetry: what is counted, in braces; 1 for a ratio; empty if the name says it."""
 
 
 LOSSES: Final = (

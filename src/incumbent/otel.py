@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["instrument"]
 
 _FRESH = 0.1
-"""Seconds for which one snapshot serves all instruments, each of which is read separately."""
+"""Seconds for which a snapshot is used again: each instrument is read by itself."""
 
 
 def instrument(
@@ -76,7 +76,7 @@ class _MetricsSnapshot:
 
         def read(_: CallbackOptions) -> Iterable[Observation]:
             if clock.now() - self._at > _FRESH:
-                # The instant after the reading: one that took long must not seem old at once.
+                # The clock is read last: else a snapshot that took long would be old at once.
                 self._families, self._at = families(), clock.now()
             series = self._families.get(name, {})
             return [Observation(value, dict(labels)) for (_, labels), value in series.items()]
@@ -96,7 +96,7 @@ class _Reporter:
         self._histograms[metric].record(value, {name: label} if name else {})
 
     def acquired(self, name: str, seconds: float, outcome: str) -> None:
-        """Make the span afterwards, as a child of the caller's current span."""
+        """Make the span now that it is over: a child of the caller's current span."""
         ended = time.time_ns()
         facts = {"incumbent.name": name, "incumbent.outcome": outcome}
         began = ended - int(seconds * 1e9)

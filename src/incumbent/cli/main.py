@@ -9,13 +9,13 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from incumbent.cli.parser import CommandRequest, UsageError, flags_in, parse, unknown_variables
+from incumbent.cli.parser import CommandRequest, UsageError, ignored_flags, parse, unknown_variables
 from incumbent.cli.table import COMMANDS, overview
 from incumbent.cli.text import begin_log, fault_line, say
 from incumbent.errors import ConfigError
 from incumbent.supervise.codes import FAULT, OK, USAGE, code_of
 
-# As a shell reports it: 128 and the number of SIGINT.
+# What a shell reports after SIGINT: 128 and the signal's number.
 _INTERRUPTED = 130
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     quiet, verbose = request.on("quiet"), request.on("verbose")
     begin_log(request.text("log_format"), quiet=quiet, verbose=verbose)
     if not quiet:
-        for line in flags_in(os.environ):
+        for line in ignored_flags(os.environ):
             say(f"ignored: {line}")
         if unknown:
             say(f"no such setting, ignored: {', '.join(unknown)}")
@@ -51,10 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Open closed standard streams, or a file or socket would get their number and our output."""
+    """Open the standard streams that are closed. Else a file or socket would get our output."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # The file gets the lowest free number, which is the stream's: lower ones are open.
+            # It gets the lowest free descriptor, which is the stream's: those below are open.
             file = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115, PTH123
             os.set_inheritable(file.fileno(), True)  # CMD inherits the stream.
             setattr(sys, name, file)
@@ -81,7 +81,7 @@ def _call(request: CommandRequest) -> int:
 
 
 def _unwritten(error: OSError) -> int:
-    """Report that stdout cannot be written, and keep the flush at exit from failing again."""
+    """Report that stdout cannot be written. The flush at exit must not fail once more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         # The reader closed the pipe, because it has seen enough.

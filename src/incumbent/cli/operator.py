@@ -1,4 +1,4 @@
-"""Shared by operators' commands: the store, waiting for a record, and a request to a holder."""
+"""What operators' commands share: the store, waiting for a record, a request to a holder."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from incumbent.supervise.codes import BUSY, OK
 REQUEST_TIMEOUT = 2.0
 """Seconds for one request to the store."""
 _REASON_MAX = 200
-# Doubled from the first to the longest: a change is seen soon, and a long wait asks four times a
-# second.
+# The pause doubles from the first to the longest. So a change is seen soon, and a long wait asks
+# four times a second.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25
-# Less than for other requests: a read that waits for a change is asked again anyway.
+# Short: the read of a waiter is made again anyway.
 _READ_TIMEOUT = 1.0
 _REDRAW_EVERY, _REDRAW_GAP = 1.0, 0.1
 _REREAD_AFTER = 5.0
-"""Seconds after which a record is read again without a hint, because hints may be lost."""
+"""Seconds after which a record is read again without a hint: hints may be lost."""
 
 
 def open_client(request: CommandRequest) -> Client:
@@ -46,7 +46,7 @@ def open_client(request: CommandRequest) -> Client:
 
 
 def store_state(client: Client) -> NameState:
-    """The state of a name that nobody holds, as far as it depends on the store alone."""
+    """The state of a free name, as far as it depends on the store alone."""
     return examine(link_for(client).engine, clock.now() + REQUEST_TIMEOUT)
 
 
@@ -60,7 +60,7 @@ def read_places(client: Client, name: str) -> list[str]:
 
 
 def describe_unknown(client: Client, record: Record, *, if_misspelt: bool = False) -> str:
-    """A line about a name of which the store knows nothing; "" if it does know something.
+    """A line about a name that the store does not know; "" if it does.
 
     `if_misspelt`: only for a name that is like one on record.
     """
@@ -89,17 +89,17 @@ def read_until(
     """The first record for which `done` holds, or the last one before `until`.
 
     `reread_after`: seconds without a hint after which it reads again. Use a short time to wait for
-    a field: the fields of a held name do not change its `Record.seen`, so that a field which is
-    written before we listen gives no hint. It waits through an outage, and reports it once. Raises
-    StoreError if the error is permanent, or lasts until `until`.
+    a field. A field of a held name does not change `Record.seen`, so one that is written before we
+    listen gives no hint. An outage is waited through and reported once. Raises StoreError if it is
+    permanent, or lasts until `until`.
     """
     delay, warned, waited_on = _FIRST_PAUSE, False, None
     while True:
-        # Forgotten in each round: after an error there is nothing to wait on.
+        # Anew in each round: after an error there is no record to wait on.
         record = None
         try:
-            # At least one request, even at the last moment: the answer must not be of the read
-            # before.
+            # One more request even at the last moment: the answer must not be that of an earlier
+            # read.
             within = max(until - clock.now(), _FIRST_PAUSE)
             record = client.read(name, min(_READ_TIMEOUT, within))
             if done(record) or clock.now() >= until:
@@ -114,14 +114,14 @@ def read_until(
             delay, waited_on = _FIRST_PAUSE, record.seen
             wait_for_change(client, record, min(until, clock.now() + reread_after))
         else:
-            # There is no `seen` to compare, or no change came with the hint: avoid a busy loop.
+            # No `seen` to compare, or a hint without a change: pause, or this loop is busy.
             waited_on = None
             time.sleep(max(0.0, min(delay, until - clock.now())))
             delay = min(2 * delay, _LONGEST_PAUSE)
 
 
 def wait_for_change(client: Client, record: Record, until: float) -> None:
-    """Wait until the record may have changed, or a time in it is over, or it is `until`."""
+    """Wait until the record may have changed, a time in it is over, or `until`."""
     now = clock.now()
     ends = [holding.remaining for holding in record.holdings if holding.remaining is not None]
     if record.closed_for > 0:
@@ -140,7 +140,7 @@ def wait_for_change(client: Client, record: Record, until: float) -> None:
 def watch(
     show: Callable[[], Record | None], wait: Callable[[Record, float], None] | None = None
 ) -> None:
-    """Call `show` each second until ^C, and sooner if `wait` finds a change of the shown record.
+    """Call `show` each second until ^C. If `wait` finds that the record changed, sooner.
 
     Raises StoreError if the error is permanent.
     """
@@ -202,7 +202,7 @@ class Operator:
         return self.client.read(self.key.name, REQUEST_TIMEOUT)
 
     def hint(self, record: Record) -> str:
-        """What to add to an answer about a name that was never used, if it looks misspelt."""
+        """What to add to an answer about a name that was never used and looks misspelt."""
         unknown = describe_unknown(self.client, record, if_misspelt=True)
         return f" ({unknown})" if unknown else ""
 
@@ -231,7 +231,7 @@ class Operator:
             return all(now.token != holding.token for now in record.holdings)
 
         until = clock.now() + _time_to_end(holding)
-        # The holder's next renewal brings it the notice; then its work has to end.
+        # The notice comes with the holder's next renewal. Then its work has to end.
         with announce_wait(self.request, until, lambda: held([holding])):
             record = read_until(self.client, self.key.name, until, gone)
         if not gone(record):
@@ -247,7 +247,7 @@ class Operator:
 
 
 def _time_to_end(holding: Holding) -> float:
-    """Seconds to wait for a holding's end: a renewal brings the notice, or the ttl runs out."""
+    """Seconds until a holding must have ended: by the notice in a renewal, or by its ttl."""
     return 2 * (holding.ttl or holding.remaining or TTL_DEFAULT)
 
 

@@ -285,8 +285,8 @@ def _value(option: Option, text: str) -> str | bool:
     return word in _YES
 
 
-def flags_in(environ: Mapping[str, str]) -> list[str]:
-    """Variables that are named like a one-shot option, each with the flag to give instead."""
+def ignored_flags(environ: Mapping[str, str]) -> list[str]:
+    """A line for each variable with the name of a one-shot option: the flag to give instead."""
     return [
         f"{name} cannot come from the environment: give {flag} on the command line"
         for name, flag in sorted(FLAGS.items())

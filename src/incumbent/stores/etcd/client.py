@@ -1,4 +1,4 @@
-"""Runs programs on any member that answers, over the connections that are kept to each member.
+"""Runs programs on any member that answers. Connections to each member are kept.
 
 `take`, `give` and `wait_change` come from stores.turns.TakesTurns, the others from
 stores.plan.Planned. The asyncio side awaits the coroutines. The blocking side runs each in one step
@@ -45,13 +45,13 @@ from incumbent.stores.url import Endpoint
 
 _RECHECK_EVERY: Final = 5.0
 _SOON: Final = 2.0
-# Fraction of a heartbeat after which a waiter keeps the places in line of its process alive.
+# After this fraction of a heartbeat a waiter renews its process's places in line.
 _BEAT: Final = 0.3
 # Seconds after which a watch that has not begun is considered lost.
 _BEGUN_WITHIN: Final = 0.5
 # Most log-ins for one request: a token may expire right after it was issued.
 _LOGINS: Final = 2
-# The token if the server has authentication off, so that no log-in is needed.
+# In place of a token: the server has authentication off, and no log-in is needed.
 _OFF: Final = "-"
 _GATEWAY_STATUS: Final = (200, 400, 401, 403, 404, 409, 412, 429, 499, 500, 501, 503, 504)
 
@@ -194,8 +194,8 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         """Remember the failure, and decide whether to ask another member."""
         if isinstance(error, GatewayError):
             if error.lease_missing and not tries.doubt:
-                # In doubt it says nothing: a first try may have been carried out
-                # before the lease ended.
+                # After a try in doubt it says nothing: that one may have been carried out while the
+                # lease was there.
                 raise LeaseMissing(error.text) from error
             if error.lease_exists:
                 raise LeaseExists(error.text) from error
@@ -210,7 +210,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
                 return
         tries.failure = error
         if isinstance(error, OtherIncarnation):
-            # This decides no earlier try, and a further try would ask the next incarnation.
+            # It says nothing of earlier tries, and another try would ask the next incarnation.
             tries.tries_left = 0
             return
         if isinstance(error, StoreUnavailable):
@@ -228,7 +228,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
     ) -> Any:
         """The reply of this member. Raises StoreUnavailable, Broken, Garbled, GatewayError."""
         pool = self.pools[endpoint]
-        # Noted before: if `let_go` replaces the list meanwhile, `put_back` closes the connection.
+        # Read first: if `let_go` replaces the list meanwhile, `put_back` closes the connection.
         idle = pool.idle
         wire = pool.trusted() or await self._connect_checked(endpoint, limit)
         try:
@@ -236,7 +236,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         except BaseException:
             wire.close()
             raise
-        # If it must not be repeated, it may use all the time; others leave some for more members.
+        # A request that can be repeated leaves time to ask other members. The others use it all.
         limit = limit if request.repeatable else until
         reading = await self._exchange_on(endpoint, wire, self._encode(endpoint, request), limit)
         if reading.last:
@@ -269,7 +269,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
             raise
         if other:
             wire.close()
-            # Unless another thread has learnt of the next one meanwhile, which is not over.
+            # Another thread may have learnt of the next incarnation. That one is not over.
             if self.cluster.knows(known.value):
                 self.cluster.disown()
             raise OtherIncarnation(self.site.where)
@@ -278,7 +278,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
     async def _keep_another(self, until: float) -> None:
         """Make a connection for the next request.
 
-        If that fails, raises StoreUnavailable for a single member; of several, avoids this one.
+        If that fails, it avoids this member. Raises StoreUnavailable if there is no other.
         """
         endpoint, several, now = self.site.members[0], len(self.site.members) > 1, _now()
         pool = self.pools[endpoint]
@@ -365,7 +365,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
     # -- waiting ------------------------------------------------------------------------------
 
     async def wait_at_store(self, key: Key, seen: str, until: float) -> None:
-        """Wait for a change by a watch from the revision of `seen` on, or for our turn in line."""
+        """Wait for our turn in line. Without a place there, watch for changes since `seen`."""
         seen, in_line, claim = seen.partition(IN_LINE)
         if in_line:
             await self._wait_in_line(key, seen, claim, until)
@@ -383,11 +383,11 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         await self._run_watches(next_watch, until)
 
     async def wait_as_first(self, key: Key, seen: str, until: float) -> None:
-        # First, so that other processes come before the next of ours.
+        # Before the wait: other processes come before the next waiter of ours.
         self.turns.end_turn(key)
         if IN_LINE in seen or self.cluster.sessions.places.of(key):
             await self.wait_at_store(key, seen, until)
-        # Else return at once: no waiter of ours is in the store's line; taking again joins it.
+        # Else no waiter of ours is in the store's line. Return at once: another take joins it.
 
     async def _wait_in_line(self, key: Key, seen: str, claim: str, until: float) -> None:
         """Wait for our turn: watch a waiter ahead or, if we are among the first two, the lease."""
@@ -410,7 +410,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
         async def next_watch() -> WatchPlan | None:
             nonlocal fresh
             if not (fresh or position.rewatch):
-                # Ask with little time, then again: this process's other waiters depend on us.
+                # With little time for each try: this process's other waiters depend on us.
                 newer = await read_position(min(until, _now() + _SOON))
                 if newer is None:
                     return None
@@ -444,7 +444,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
                         return
                     if await self._run_watch(*watch, until):
                         return
-                    # The changes were compacted away, or other keys have to be watched.
+                    # The changes are gone (compacted), or other keys have to be watched.
                 except (Broken, Garbled, StoreUnavailable) as error:
                     if isinstance(error, StoreUnavailable) and error.permanent:
                         raise

@@ -3,16 +3,16 @@
 With etcd's defaults, a cluster that is restored from a snapshot keeps its id, and its revisions
 (and perhaps its leases) go on from the snapshot. It does not keep the log: the index begins again.
 Each entry of the log raises the revision by at most one, so within one incarnation
-`index - revision` never falls. The marker under the prefix has the difference of the moment when it
-was written; a lower difference belongs to another incarnation.
+`index - revision` never falls. The marker under the prefix has the difference at the instant of its
+writing. A lower difference belongs to another incarnation.
 
-An old copy of a data folder, and `--force-new-cluster` on a member that lagged behind, bring back
-an earlier state *with* its log. A process that has seen a later revision, or a later entry of the
-log, notices that; a new process cannot.
+An old copy of a data folder brings back an earlier state *with* its log. So does
+`--force-new-cluster` on a member that lagged behind. A process that has seen a later revision, or
+a later entry of the log, notices that. A new process cannot.
 
-The incarnation is checked when the marker is read, on each new connection (every event that begins
-a new incarnation ends all connections to the old one), and by the revision of each reply. Every
-transaction that grants or proves a lease compares the marker itself.
+The incarnation is checked when the marker is read, on each new connection, and by the revision of
+each reply. Whatever begins a new incarnation ends all connections to the old one. Each transaction
+that grants or proves a lease compares the marker itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from incumbent.stores.turns import Turns
 from incumbent.stores.url import Endpoint
 
 _STARTED: Final = re.compile(rb"^process_start_time_seconds ([0-9.e+]+)$", re.MULTILINE)
-# The most writes that a restore may lose where a clock is behind.
+# The most writes that a restore may lose and tokens still grow, if a clock is behind.
 _LOST: Final = 100_000
 
 # Number of no-op entries in the log before a marker. A log that begins anew has, for N members, up
@@ -51,8 +51,8 @@ _now = clock.now
 class ClusterMarker(NamedTuple):
     """The incarnation of the cluster, as the marker under the prefix describes it.
 
-    `token_base` + a revision is a fencing token, of which the first is near the clock. `value`: the
-    marker's value in base64 (the marker's revision may be the same in the next incarnation). `at`:
+    `token_base` + a revision is a fencing token; the first is near the clock. `value`: the marker's
+    value in base64 (its revision may be the same in the next incarnation). `at`:
     the instant (of clock.now) at which this incarnation began, by the servers' clocks. `term` and
     `applied`: the last entry of the log that a member had applied shortly before the marker was
     written at the revision `modified`; 0 if no member reported it.
@@ -98,12 +98,12 @@ def status_of(reply: Reply) -> Status | None:
 def differs(known: ClusterMarker, furthest: Status | None, now: Status) -> bool:
     """Whether a member that has applied all earlier requests is of another incarnation.
 
-    `furthest`: of the states that this process has seen of any member. A member that lags behind,
-    or is starting, may differ too: it has to apply a new entry first.
+    `furthest`: the furthest state of any member that this process has seen. A member that starts or
+    lags behind may differ, too: ask it only once it has applied a new entry.
     """
     if now.cluster != known.cluster or now.revision < known.modified:
         return True
-    # The next leader has all entries that were applied before: a later term has later entries.
+    # A new leader has all entries that were applied before it: a later term, a later index.
     if furthest is not None and now.term > furthest.term and now.applied < furthest.applied:
         return True
     if not known.applied:
@@ -117,7 +117,7 @@ def later(known: Status | None, now: Status) -> Status:
 
 
 class NotedTtl(NamedTuple):
-    """The longest ttl that is noted beside a marker (of that value), and the note's revision."""
+    """The longest ttl that is noted beside a marker, the marker's value and the note's revision."""
 
     marker_value: str = ""
     ttl: float = TTL_DEFAULT
@@ -129,11 +129,11 @@ class NotedTtl(NamedTuple):
 
 
 class Cluster:
-    """The knowledge of both sides of an engine about their cluster, and the programs that learn it.
+    """What an engine knows about its cluster, on both sides, and the programs that learn it.
 
-    `incarnation`: the known incarnation; `disowned`: only a marker whose `first` is above it is of
-    the present incarnation; `ended`: number of incarnations that turned out to be over; `furthest`:
-    of the states that were seen of any member; `floor`: the cluster's id and the highest revision
+    `incarnation`: the known incarnation; `disowned`: the `first` of a marker of the present one is
+    above it; `ended`: number of incarnations that turned out to be over; `furthest`: the furthest
+    state that was seen of any member; `floor`: the cluster's id and the highest revision
     of a linearizable reply; `dialled`: number of connections made; `longest`: the longest ttl that
     is known to be used under the prefix; `noted`: the longest ttl that was read there.
     """
@@ -144,8 +144,8 @@ class Cluster:
         self.marker_key = f"{self.prefix}!born"
         self.sessions = Sessions(self.prefix)
         self.turns = Turns()
-        # Without a linearizable read, a member answers comparisons from its own data: a member that
-        # lost its cluster would go on confirming leases.
+        # Without it, a member answers comparisons from its own data. One that lost its cluster
+        # would go on confirming leases.
         self.linearizable_read = kv.read(self.marker_key, more=kv.COUNT)
         self.incarnation: ClusterMarker | None = None
         self.disowned = -1
@@ -168,7 +168,7 @@ class Cluster:
             if known.first <= self.disowned:
                 # Another thread noticed meanwhile that this incarnation is over.
                 raise OtherIncarnation(self.site.where)
-            # If that happens only now, the next comparison of its marker finds it out.
+            # If it ends only now, the next comparison of its marker shows that.
             self.incarnation = known
         return known
 
@@ -255,8 +255,8 @@ class Cluster:
             endpoint = self.site.members[0]
             wall, uptime = yield from self._ages(endpoint)
             if found or self.disowned >= 0:
-                # The end of an earlier incarnation is unknown: servers may have run long before
-                # they got its address.
+                # Nobody knows when an earlier incarnation ended: servers may have run for long
+                # before they got its address.
                 uptime = 0.0
             if found:
                 known = _incarnation_of(found, fields, wall)
@@ -265,7 +265,7 @@ class Cluster:
             for _ in range(_AHEAD):
                 yield from self._propose_nothing(endpoint)
             status = yield from self.status(endpoint)
-            # Above what was granted before, too, as far as that is known: a clock may be behind.
+            # And above all known tokens of before: a clock may be behind.
             before = max(self.disowned, 0)
             if found:
                 before = max(before, _highest_in(found, fields, wall, self._revision))
@@ -273,8 +273,8 @@ class Cluster:
             value = kv.packed(
                 format=kv.RECORD_FORMAT,
                 epoch=uuid.uuid4().hex,
-                # The revision of an old cluster, or of one restored with --bump-revision, would put
-                # tokens ahead of the clock by itself.
+                # The revision is high in an old cluster, or after --bump-revision: added to the
+                # clock, it would put tokens far ahead.
                 base=first - self._revision,
                 cluster=self._cluster_id,
                 at=wall - uptime,
@@ -291,7 +291,7 @@ class Cluster:
         raise StoreUnavailable(f"{self.site.where}: its marker {self.marker_key} keeps changing")
 
     def _write_ttl(self, known: ClusterMarker, ttl: float) -> EtcdProgram[None]:
-        """Write the ttl beside the marker, before a holder relies on a lease for so long.
+        """Write the ttl beside the marker. Only then may a holder rely on a lease for so long.
 
         Raises OtherIncarnation, or StoreUnavailable if no time is left.
         """
@@ -311,7 +311,7 @@ class Cluster:
         try:
             reading = yield GatewayRequest("/metrics", b"", endpoint=endpoint)
         except StoreError:
-            # Without an uptime, all of restart_wait has to pass from now on.
+            # Without an uptime the whole restart_wait counts from now.
             return clock.wall(), 0.0
         try:
             wall = parsedate_to_datetime(reading.header(b"date").decode()).timestamp()
@@ -323,7 +323,7 @@ class Cluster:
     # -- checks of the incarnation ------------------------------------------------------------
 
     def knows(self, marker: str) -> bool:
-        """Whether the known incarnation is still the one whose marker has this value."""
+        """Whether the known incarnation is the one whose marker has this value."""
         known = self.incarnation
         return known is not None and known.value == marker
 
@@ -333,14 +333,14 @@ class Cluster:
         found = yield from self.read_marker()
         if known is not None and found and found.value64 == known.value:
             return False
-        # Another thread may have learnt of a newer incarnation meanwhile.
+        # Another thread may know a newer incarnation by now.
         if known is not None and self.incarnation is known:
             self.disown()
         return True
 
     def disown(self) -> None:
-        """Forget all about the cluster, which turned out to be of another incarnation."""
-        # First: from now on no reply that is under way is believed.
+        """Forget what is known: the cluster turned out to be of another incarnation."""
+        # First: from here on no reply of an earlier request is believed.
         self.ended += 1
         known, self.incarnation = self.incarnation, None
         if known is not None:
@@ -405,7 +405,7 @@ class Cluster:
     def _propose_nothing(self, endpoint: Endpoint) -> EtcdProgram[None]:
         """Add an entry to the log that does not raise the revision."""
         try:
-            # This key never exists: its removal is an entry even while the database is full.
+            # The key never exists. Its removal is an entry all the same, even in a full database.
             yield kv.transaction([kv.delete(f"{self.prefix}!nothing")], endpoint=endpoint)
         except GatewayError as error:
             raise self._refused(error) from error
@@ -427,7 +427,7 @@ class Cluster:
 
 
 def _highest_in(entry: KeyValue, fields: Reply, wall: float, revision: int) -> int:
-    """The highest token that the incarnation of this marker can have granted up to a revision."""
+    """The highest token that this marker's incarnation can have granted up to a revision."""
     # At most one was granted each microsecond, however far a restore has raised the revision.
     age = max(0.0, wall - float(fields.get("at", wall)))
     return int(fields["base"]) + min(revision, entry.modified + int(age * 1_000_000))

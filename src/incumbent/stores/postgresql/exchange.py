@@ -1,7 +1,7 @@
 """The requests of an operation in SQL, and what the server's replies mean. Pure.
 
-The rules are decided by `stores.deciding`. Here each of its requests becomes a call of one function
-of schema.sql, in a transaction of its own; the server casts the values to its argument types.
+`stores.deciding` applies the rules. Each of its requests becomes a call of one function of
+schema.sql here, in a transaction of its own. The server casts the values to the argument types.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _AT_ONCE: Final = 200
 """The most records read or written by one statement."""
 _OUR_FORMAT: Final = f"{RECORD_FORMAT}."
 CLAIM_SEPARATOR: Final = " "
-"""Stands, in a notification, between a key and the only claim in line that it is for."""
+"""In a notification for a single claim in line: stands between the key and that claim."""
 
 Reply: TypeAlias = bytes | None
 _Found: TypeAlias = registers.Seen | StoreError
@@ -74,7 +74,7 @@ _Program: TypeAlias = Generator[StatementRequest, Reply, T]
 
 
 def same_request(key: Key, seen: str, wait: float) -> StatementRequest:
-    """Asks if a record still is as `seen`; changes in the next `wait` seconds are notified."""
+    """Asks if a record is still as `seen`. The server notifies changes for `wait` seconds."""
     return _call("changed", flat(key).encode(), _text(seen), _microseconds(wait))
 
 
@@ -82,7 +82,7 @@ class PostgresExchange:
     """The requests of one operation.
 
     `last`: the server refuses a request that arrives after this instant. `restart_wait`: see
-    Deciding. `wrote`: something was changed, so a later error does not mean that nothing was.
+    Deciding. `wrote`: something was changed. A later error does not undo that.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class PostgresExchange:
             return outcome
 
     def _failure(self, error: Broken | PostgresErrorReply, request: object) -> Exception:
-        """The exception for a request that failed, after those before it."""
+        """The exception for a request that failed. Requests before it may have written."""
         if isinstance(error, Broken):
             # A read changes nothing, whether it was carried out or not.
             reads = isinstance(request, registers.Load | registers.Scan)
@@ -151,7 +151,7 @@ class PostgresExchange:
             for name, row in rows.items():
                 key = unflat(name)
                 one = self._seen(reply, key, row)
-                if isinstance(one, registers.Seen):  # what cannot be read has no record to show
+                if isinstance(one, registers.Seen):  # What cannot be read is left out.
                     found.append((key, one))
             after = max(rows).encode()
 
@@ -419,7 +419,7 @@ def _columns(swap: registers.Swap) -> dict[str, Any]:
 
 
 def _next(record: LeaseRecord) -> dict[str, Any]:
-    """The first waiter, if the line is all that the record says beyond a plain one."""
+    """The first waiter, if the record is plain apart from its line."""
     waiter = first(record.line)
     if waiter is None or not record._replace(line=Line()).plain:
         return {"next_claim": "", "next_heartbeat": 0, "next_fair": False}

@@ -33,7 +33,7 @@ TRUSTED: Final = 0.1
 """Seconds after their last use for which connections are used again without a check."""
 _POLL_AT_MOST: Final = 0.25
 _LITTLE: Final = 448
-"""Bytes to receive at once for a short reply: such a buffer is a small object to CPython."""
+"""Bytes to receive at once for a short reply: CPython allocates so small a buffer fast."""
 
 
 class QuorumLink(RedisWire):
@@ -46,12 +46,12 @@ class QuorumLink(RedisWire):
         self.push, self.pull, self.took = self._send, self._recv, self._feed
         """The socket's own `send` and `recv`, and the parser's function for the received bytes."""
         self.lag = 0
-        """Number of late replies: they will come first, and will be skipped."""
+        """Number of late replies. They come before all others, and are skipped."""
         self.lag_since = 0.0
         self.parts: list[Any] = []
         """The awaited replies that have come so far."""
         self.owed_undo: list[tuple[Key, str, int]] = []
-        """Revoked votes whose replies are late; revoked again if these replies never come."""
+        """Votes whose revocations got no reply yet. If none comes, they are revoked again."""
 
     def post(self, request: bytes, until: float) -> None:
         """Send a request. Raises Broken; after that the link can no longer be used."""
@@ -84,12 +84,12 @@ class QuorumLink(RedisWire):
         """Read and skip the late replies. Raises Broken (`late` if a reply has not come yet)."""
         while self.lag:
             self.read(_AT_ONCE)
-            # After the read: a reply that has not come yet is still to be skipped.
+            # Counted after the read: a reply that has not come yet is still to be skipped.
             self.lag -= 1
         self.owed_undo.clear()
 
     def fall_behind(self, replies: int) -> None:
-        """Stop waiting for so many replies: skip them later."""
+        """Wait no longer for this many replies: they are skipped later."""
         if not self.lag:
             self.lag_since = _now()
         self.lag += replies - len(self.parts)
@@ -139,13 +139,13 @@ class SyncPanel(ConnectedPanel):
         self._dialer = dialer
         self.connections = [None] * len(dialer.nodes)
         self.used = 0.0
-        # Until `rested` says so: after an interruption the fast path would take over what is left.
+        # Only `rested` sets it: after an interruption the fast path would read replies left over.
         self.whole = False
         """Whether all nodes are connected, and none owes a reply."""
         self.oldest = 0.0
-        """The instant since which all servers have been running."""
+        """The instant at which the youngest server started."""
         self.unchanged_at = 0.0
-        """The instant at which all servers were fit."""
+        """The earliest of the instants at which each server was last found fit."""
 
     async def open(self, until: float) -> None:
         now = _now()
@@ -182,14 +182,14 @@ class SyncPanel(ConnectedPanel):
             return
         # Send the scripts in full: replies are skipped, so a forgotten script would go unnoticed.
         payload = b"".join(as_eval(self.quorum.dialect.revoke(*vote)) for vote in owed)
-        # Before they are sent: from here on `_drop` owes them again, whatever happens to the link.
+        # Before they are sent: whatever happens to the link from here on, `_drop` owes them again.
         link.owed_undo += owed
         try:
             link.post(payload, _now() + 0.05)
         except Broken:
             self._drop(node)
             return
-        # Nobody waits for these replies: they are skipped before that of the next request.
+        # Nobody waits for these replies. The next request skips them.
         link.fall_behind(len(owed))
 
     async def rest(self, seconds: float) -> None:
@@ -197,7 +197,7 @@ class SyncPanel(ConnectedPanel):
 
     def owe(self, node: int, key: Key, claim: str, ballot: int) -> None:
         link = self.connections[node]
-        # A late reply may still confirm it: then it is owed only if the link breaks before.
+        # A late reply may still confirm it. It is owed only if the link breaks before that.
         if link is not None and link.lag:
             link.owed_undo.append((key, claim, ballot))
         else:
@@ -264,7 +264,7 @@ class SyncPanel(ConnectedPanel):
         at: int,
         data: bytes | OSError,
     ) -> list[Reply]:
-        """Continue as `ask` does, after the first node (from the last) that replied otherwise."""
+        """Continue as `ask` does, after the first node that replied otherwise, from the last on."""
         if isinstance(data, OSError):
             raise_if_from_signal(data)
         self.whole = False
@@ -332,7 +332,7 @@ class SyncPanel(ConnectedPanel):
         }
         found = make_poller(*by_fd)(max(0.0, min(left, _POLL_AT_MOST)))
         if not found and left > _POLL_AT_MOST:
-            # TLS may have buffered bytes that the socket no longer shows: in time, read all links.
+            # TLS may hold bytes that the socket does not show. While there is time, read all links.
             return list(nodes)
         return [by_fd[fd] for fd in found]
 
@@ -363,7 +363,7 @@ class SyncPanel(ConnectedPanel):
         links = [link for link in self.connections if link and not link.lag and not link.problem]
         self.whole = len(links) == len(self.connections)
         if self.whole:
-            # The youngest server, and the oldest look: both have to be good enough.
+            # The youngest server and the oldest check are what the fast path has to trust.
             self.oldest = max(link.born for link in links)
             self.unchanged_at = min(link.unchanged_at for link in links)
 
