@@ -256,9 +256,16 @@ MUTATIONS: tuple[Mutation, ...] = (
     _lua(
         "redis: what is left of those who shared a deleted lease holds it again",
         "stores/redis/grant.lua",
-        "  if is_first then call('DEL', sharers) end\n",
+        "if call('DEL', sharers) == 1 then",
+        "if call('EXISTS', sharers) == 1 then",
+        "tests/stores/redis/test_shared.py::test_those_whose_lease_was_deleted_hold_nothing_any_more",
+    ),
+    _lua(
+        "redis: the parts of those who crashed stay in the record of a name that is in use",
+        "stores/redis/grant.lua",
+        "if string.match(fields[at], '^' .. FIELD.sharer) then call('HDEL', KEYS[2], fields[at]) end",
         "",
-        "tests/stores/redis/test_shared.py",
+        "tests/stores/redis/test_shared.py::test_of_those_who_crashed_nothing_stays_in_the_record",
     ),
     _lua(
         "redis: the next in line who may share is not told",
@@ -329,8 +336,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _lua(
         "redis: a renewal shortens the ttl",
         "stores/redis/renew.lua",
-        "if call('PTTL', key) < ttl then call('PEXPIRE', key, ttl) end",
-        "call('PEXPIRE', key, ttl)",
+        "if call('PTTL', key) < ttl then call('PEXPIRE', key, ttl) end\n  local",
+        "call('PEXPIRE', key, ttl)\n  local",
         *_redis("test_a_renewal_never_shortens_the_ttl"),
     ),
     _lua(

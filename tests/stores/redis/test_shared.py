@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import pytest
 import redis
@@ -78,6 +79,57 @@ def test_nothing_stays_but_the_record(here: Party, admin: redis.Redis) -> None:
     (left,) = admin.scan_iter(f"*{key}*")
     assert left == f"incumbent:{{{key}}}:r".encode()
     assert not list(admin.hscan_iter(left, "p:*"))
+
+
+def parts(admin: redis.Redis, key: Key) -> set[str]:
+    """The claims whose parts the record has."""
+    found: Any = admin.hkeys(f"incumbent:{{{key}}}:r")
+    return {name[2:].decode() for name in found if name.startswith(b"p:")}
+
+
+@pytest.mark.parametrize("fields", [0, 1])
+@pytest.mark.parametrize("permits", [UNLIMITED, 3])
+def test_of_those_who_crashed_nothing_stays_in_the_record(
+    here: Party, admin: redis.Redis, permits: int, fields: int
+) -> None:
+    key = Key("shared", secrets.token_hex(6))
+    # With a field a take goes the long way.
+    for number in range(fields):
+        here.store.put(key, f"field-{number}", b"kept", None, soon())
+    crashed = [taken(here, key, permits, 0.3) for _ in range(3)]
+    eventually(lambda: not admin.exists(f"incumbent:{{{key}}}"))
+    after = taken(here, key, permits)
+    assert parts(admin, key) == {after.claim}
+    assert after.token > max(each.token for each in crashed)
+    record = here.store.read(key, soon())
+    assert [each.token for each in record.holdings] == [after.token]
+    assert [*record.fields] == [f"field-{number}" for number in range(fields)]
+    assert len(record.history) == 4
+    assert here.store.renew([*crashed, after], soon()) == [Gone()] * 3 + [Renewed()]
+
+
+def test_a_give_leaves_nothing_of_those_who_crashed_meanwhile(
+    here: Party, admin: redis.Redis
+) -> None:
+    key = Key("shared", secrets.token_hex(6))
+    first, second = taken(here, key, 3), taken(here, key, 3)
+    taken(here, key, 3, 0.3)
+    eventually(lambda: len(here.store.read(key, soon()).holdings) == 2)
+    here.store.give(key, first.claim, first.token, soon(), parting=Parting(shared=True))
+    assert parts(admin, key) == {second.claim}
+
+
+def test_those_who_crash_after_a_long_holding_are_found(here: Party, admin: redis.Redis) -> None:
+    key = Key("shared", secrets.token_hex(6))
+    renewal = taken(here, key, 2)
+    admin.pexpire(f"incumbent:{{{key}}}:p", 1_000_000)
+    here.store.renew([renewal], soon())
+    admin.delete(f"incumbent:{{{key}}}")
+    left = admin.pttl(f"incumbent:{{{key}}}:p")
+    assert isinstance(left, int)
+    assert left > 40_000_000
+    after = taken(here, key, 2)
+    assert parts(admin, key) == {after.claim}
 
 
 @pytest.mark.parametrize("fields", [0, 1])

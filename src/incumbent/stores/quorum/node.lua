@@ -3,6 +3,7 @@
 -- PART node
 -- What the scripts have in common. The node's marker says which quorum it belongs to:
 -- "incumbent1 <members> <born, unix us> <the longest ttl that was asked for here, ms>".
+-- Sets: MINUTE, DAY_MS, starts_with, whole, unix_us
 local call, try = redis.call, redis.pcall
 local MINUTE, DAY_MS = 60000000, 86400000
 local function starts_with(text, start) return string.sub(text, 1, #start) == start end
@@ -18,6 +19,7 @@ end
 -- s: "-" if neither "pause" nor "resign" is set for the name, "+" if one of them may be.
 -- until: when the key expires. last: the last few holdings, a line each, before they move to the
 -- past together: "<token> <holder>", with " <ended, unix us>" if it was given back.
+-- Sets: floor_of, flag_of, until_of, last_of, last_token, token_and_holder, floor_value
 local function floor_of(kept) return kept and string.sub(kept, 1, 16) end
 local function flag_of(kept) return kept and string.sub(kept, 17, 19) or ' + ' end
 local function until_of(kept) return kept and string.sub(kept, 20, 32) end

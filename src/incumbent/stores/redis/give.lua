@@ -28,7 +28,7 @@ if type(quiet_note) == 'string' and quiet_note ~= '0' and value and not ARGV[3]
   return 1
 end
 
--- Longer than 45: with a token. Without one the claim is in doubt, which the long way notes.
+-- More than 45 letters have a token. Without one the claim is in doubt, which the long way notes.
 if type(quiet_note) == 'string' and quiet_note ~= '0' and value and ARGV[7] and ARGV[6] == ''
     and string.sub(value, 1, 18) == 'incumbent1 shared ' and #value_start > 45 then
   -- The same for a lease that is shared, but by this claim alone, which came last.

@@ -1,28 +1,29 @@
 -- Grants on the long way: all that they write, for one holder or for several that share the lease.
 -- A lease that is shared says what the latest sharer asked for. The record has the part of each, and
 -- the sorted set `sharers` when each part ends.
+-- Uses: token, now, ttl, holder, permits, sharers, now_ms, keep, claim, last_index, value_start,
+--   has_fields, doubts, turn, incarnation, slot, slot_keep, resign, after_grant, candidacy,
+--   candidates, is_known, least_token
+-- Sets: grant, share_again, keep, has_fields
 local function share(index, mine, is_first)
+  -- Returns in how many ms another may share it.
   -- Others see one lease, which lasts as long as the longest part. It is written first: a server out
   -- of memory refuses that, and then nothing has happened.
   local value, left = string.format('incumbent1 shared %s %s %s %s %s %s', token, index, now, ttl,
     holder, permits), math.max(tonumber(ttl), is_first and 0 or call('PTTL', KEYS[1]))
   call('SET', KEYS[1], value, 'PX', left)
-  -- Entries are left over if somebody deleted the lease of others.
-  if is_first then call('DEL', sharers) end
+  if is_first then
+-- INCLUDE grant:crashed
+  end
   call('ZADD', sharers, string.format('%.0f', now_ms + ttl), mine)
-  call('PEXPIRE', sharers, left)
+  -- As long as the record, which has their parts: those who crash are found by this list.
+  call('PEXPIRE', sharers, math.max(left, keep * 2))
   call('HSET', KEYS[2], FIELD.sharer .. claim, token .. ' ' .. index .. ' ' .. now .. ARGV[2])
   if permits == '0' or call('ZCARD', sharers) < tonumber(permits) then return 0 end
   return call('ZRANGE', sharers, 0, 0, 'WITHSCORES')[2] - now_ms
 end
 
-local function forget_ended_parts()
-  -- Only here: no key of its own expires with a part, as the lease lasts as long as the longest.
-  for _, member in ipairs(call('ZRANGEBYSCORE', sharers, '-inf', now_ms)) do
-    call('ZREM', sharers, member)
-    call('HDEL', KEYS[2], FIELD.sharer .. string.sub(member, 1, #claim))
-  end
-end
+-- INCLUDE grant:ended
 
 local function grant(condition, is_first)
   local index, recheck_in = ((last_index or -1) + 1) % 20, ttl
@@ -77,8 +78,33 @@ local function share_again(mine)
   return { value_start .. own, left }
 end
 
+-- PART ended
+-- Uses: sharers, now_ms
+-- Sets: forget_ended_parts
+local function forget_ended_parts()
+  -- Only here: no key of its own expires with a part, as the lease lasts as long as the longest.
+  for _, member in ipairs(call('ZRANGEBYSCORE', sharers, '-inf', now_ms)) do
+    call('ZREM', sharers, member)
+    try('HDEL', KEYS[2], FIELD.sharer .. string.match(member, '^%S+'))
+  end
+end
+
+-- PART crashed
+-- For the first to share the lease: others are listed still if all of them crashed, or if somebody
+-- deleted their lease. The record would keep their parts for as long as the name is in use.
+-- Uses: sharers
+if call('DEL', sharers) == 1 then
+  local fields = call('HGETALL', KEYS[2])
+  for at = 1, #fields, 2 do
+    if string.match(fields[at], '^' .. FIELD.sharer) then call('HDEL', KEYS[2], fields[at]) end
+  end
+end
+
 -- PART give
 -- What a give takes away.
+-- Uses: value, starts_with, value_start, sharers, forget_ended_parts, now, now_ms
+-- Sets: end_part
+-- INCLUDE grant:ended
 local function end_part(claim)
   -- Returns the claim's part in the lease, if it had one that was not over.
   if not value or not starts_with(value, 'incumbent1 shared ') then return end
@@ -88,7 +114,7 @@ local function end_part(claim)
   if not ends then return end
   call('ZREM', sharers, claim .. ' ' .. token)
   try('HDEL', KEYS[2], FIELD.sharer .. claim)
-  call('ZREMRANGEBYSCORE', sharers, '-inf', now_ms)
+  forget_ended_parts()
   local last, until_ms = unpack(call('ZRANGE', sharers, -1, -1, 'WITHSCORES'))
   if last then
     -- Another value shows waiters that something changed. It says what the last of the others asked for.

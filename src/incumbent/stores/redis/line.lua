@@ -3,6 +3,8 @@
 -- <heartbeat, ms> <holder>". A waiter is named "<inbox>/<id>". The turn is a field of the record: see
 -- records.FIELDS.
 -- SILENT: `lapses_at` of a first waiter that did not use its turn, after another was granted the lease.
+-- Sets: SILENT, id_of, inbox_of, heartbeat_of, name_of, starts_with, waiters, notify, read_turn,
+--   write_turn
 local SILENT = 0
 local function id_of(waiter) return string.sub(waiter, 1, 16) end
 local function inbox_of(waiter) return string.match(waiter, '^%S+ (%S+)') end
@@ -32,6 +34,9 @@ end
 
 -- PART take
 -- What a take changes in the line.
+-- Uses: turn, now_ms, me, name_of, waiters, heartbeat_of, write_turn, inbox_of, starts_with,
+--   notify, candidacy, candidates, after_grant, claim, ttl, SILENT, stand_in_line, now
+-- Sets: after_grant, stand_in_line, turn
 local function unwatch()
   -- The watcher has asked by now, or is the asker.
   if turn.recheck_at <= now_ms or me and turn.watcher == name_of(me) then
@@ -150,6 +155,9 @@ end
 
 -- PART give
 -- What a give changes in the line.
+-- Uses: turn, name_of, inbox_of, notify, now_ms, waiters, SILENT, heartbeat_of, starts_with,
+--   write_turn, value, id_of
+-- Sets: offer_turn, leave
 local function appoint(turn_ms)
   -- Two waiters ask if the first stays silent, because one of them may be frozen too: the nearest one
   -- of another process, and a little later the last one, which has asked most recently.
@@ -203,8 +211,8 @@ local function leave(claim)
       break
     end
   end
-  -- Beside sharers there may be room for the next one at once. While the name is closed, the first
-  -- has to ask when that ends.
+  -- The first may ask at once if there are sharers, beside whom there may be room, or if the name is
+  -- closed: its refusal says when that ends.
   local state = value and string.match(value, '^incumbent1 (%l+) ')
   local left = state and 0 or math.max(0, call('PTTL', KEYS[1]))
   local watched = string.match(turn.watcher, '/(.*)$') == id_of(claim)

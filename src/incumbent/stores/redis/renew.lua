@@ -71,19 +71,20 @@ local function renew(index, member, ttl, meta)
   if meta ~= '-' then change_meta(key, record, string.match(member, '^%S+'), string.sub(meta, 2)) end
   if tonumber(ends) < now_ms + ttl then
     call('ZADD', sharers, string.format('%.0f', now_ms + ttl), member)
-    for _, name in ipairs({ key, sharers }) do
-      if call('PTTL', name) < ttl then call('PEXPIRE', name, ttl) end
-    end
+    if call('PTTL', key) < ttl then call('PEXPIRE', key, ttl) end
   end
-  -- The record describes the sharers, for as long as they last.
-  local left = call('PTTL', record)
-  if left >= 0 and left < 43200000 then call('PEXPIRE', record, 86400000) end
+  -- The record describes the sharers, for as long as they last; those who crash are found by their list.
+  for _, name in ipairs({ record, sharers }) do
+    local left = call('PTTL', name)
+    if left >= 0 and left < 43200000 + ttl then call('PEXPIRE', name, 86400000 + ttl) end
+  end
   return try('HGET', record, FIELD.field_count) and notices_or_one(record) or 1
 end
 
 -- INCLUDE renew:each
 
 -- PART notices
+-- Sets: notices_or_one
 local function notices_or_one(record)
   local notices = call('HMGET', record, FIELD.put .. 'pause', FIELD.put .. 'resign')
   return (notices[1] or notices[2]) and notices or 1
@@ -91,6 +92,7 @@ end
 
 -- PART each
 -- Renew all: renew(index, held by, ttl, meta) renews one lease, and returns its answer.
+-- Uses: count, renew
 local special, answers = {}, { ARGV[1] }
 for at = 3 + count, #ARGV, 3 do
   special[tonumber(ARGV[at])] = { ttl = tonumber(ARGV[at + 1]), meta = ARGV[at + 2] }

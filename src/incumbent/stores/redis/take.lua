@@ -3,16 +3,19 @@
 -- How the texts are put together (resp.Script does it, when the module is imported): `INCLUDE file`
 -- at the beginning of a line stands for the text of that file up to its first `PART`, and
 -- `INCLUDE file:part` for the text after `PART part` up to the next one. So an included text sees the
--- locals above it, and the text below sees its own. `FIELD.x` becomes the stored name of a field of the
--- record: records.FIELDS says what each of them holds. Lines that are comments are not sent.
+-- locals above it, and the text below sees its own: its head says which of the others' it uses, and
+-- which it sets for them. `call` and `try` are redis.call and redis.pcall in all of them. `FIELD.x`
+-- becomes the stored name of a field of the record: records.FIELDS says what each of them holds. Lines
+-- that are comments are not sent.
 --
 -- Theory of operation
 --
 -- There are two ways. The short one, at the top, is for a record that is quiet: it has no waiter, no
 -- field and no claim in doubt, and the asker wants no slot and no place as a candidate. The record's
 -- `quiet_note` says until when that is so; whoever adds a waiter, a field or such a claim writes '0'
--- there. Nearly all takes go the short way. There each redis.call, and each text that is made, costs a hundredth of the
--- whole exchange. Any other take reads all that may be in its way, and this is decided:
+-- there. Nearly all takes go the short way, where each redis.call, and each text that is made, costs a
+-- hundredth of the whole exchange. Any other take reads all that may be in its way, and this is
+-- decided:
 --
 --   it is too late for the asker, or its claim was given up in doubt    0: certainly nothing is done
 --   the claim holds the lease already                                   the same grant once more
@@ -83,10 +86,9 @@ if is_quiet and (not ARGV[7] or permits and ARGV[8] == '-') then
   -- NX decides: the note says nothing of a holder, and without one the value need not be read.
   if call('SET', KEYS[1], value, 'NX', 'PX', ARGV[3]) then
     if permits then
-      -- It is the first to share the lease: other entries are left over from a lease that was deleted.
-      call('DEL', sharers)
+-- INCLUDE grant:crashed
       call('ZADD', sharers, string.sub(now, 1, -4) + ARGV[3], string.sub(value_start, 12) .. token)
-      call('PEXPIRE', sharers, ARGV[3])
+      call('PEXPIRE', sharers, string.match(ARGV[4], '^%d+') * 2)
       call('HSET', KEYS[2], FIELD.token, token, FIELD.history_index, index, FIELD.holding .. index,
         token .. since .. ARGV[5], FIELD.sharer .. string.sub(value_start, 12, -2), part .. ARGV[2])
     else
@@ -165,7 +167,7 @@ if permits then
     if not others and not full then value = false end
   end
 end
--- Tried at once, as above: whether somebody holds it, NX finds out.
+-- As on the short way, without a look at the lease: NX finds out whether somebody holds it.
 if not paused and not used and not must_yield and not value then
   local granted = grant('NX', is_first)
   if granted then return granted end
