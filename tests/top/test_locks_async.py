@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -492,6 +492,44 @@ def test_a_lease_that_outlives_its_loop_is_still_given_back(engine: FaultyEngine
     with pytest.warns(ResourceWarning, match="dropped without a release"):
         asyncio.run(scenario())
     eventually(lambda: incumbent.Lock("a", store=engine).held_by() is None)
+
+
+@pytest.mark.parametrize("make", [AsyncLock, incumbent.Lock])
+def test_a_lease_lapses_whose_body_is_in_a_loop_that_was_closed(
+    engine: FaultyEngine, make: Callable[..., Any]
+) -> None:
+    entered, told = list[Any](), threading.Event()
+
+    async def body() -> None:
+        lock = make("a", store=engine, ttl=0.6, on_lost=lambda _: told.set())
+        async with lock if make is AsyncLock else stack as it:
+            entered.append(it if make is AsyncLock else it.enter_context(lock))
+            await asyncio.Event().wait()
+
+    stack, loop, work = AsyncExitStack(), asyncio.new_event_loop(), body()
+    task = loop.create_task(work)
+    while not entered:
+        loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    assert told.wait(30)
+    assert entered[0].lost
+    assert not task.done()
+    # Else the interpreter would report the task.
+    with suppress(LeaseLost, incumbent.Misuse):
+        work.close()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+def test_a_lease_goes_on_that_a_task_entered_which_has_ended(engine: FaultyEngine) -> None:
+    with ExitStack() as stack:
+
+        async def enter() -> incumbent.Lease:
+            return stack.enter_context(incumbent.Lock("a", store=engine, ttl=3))
+
+        lease = asyncio.run(enter())
+        renewals = lease._link.keeper.stats.renewals
+        eventually(lambda: lease._link.keeper.stats.renewals > renewals + 1)
+        assert lease.valid
 
 
 def test_a_client_hands_its_settings_to_its_locks() -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar
@@ -176,6 +177,12 @@ class AnyLease:
 
     def _enter_body(self) -> None:
         self._leave_bodies = [enter(claim, self._link.identity) for claim in self._claims]
+        task = current_task()
+        # The first body of a reentrant lock is around the others of its task.
+        if task is not None and not self._claims[0].reentries:
+            for claim in self._claims:
+                lapse = partial(_lapse_if_stranded, weakref.ref(task), self._link, claim.ref)
+                self._link.keeper.follow(claim, lapse)
 
     def _refuse_second_body(self) -> None:
         # The first one to end would release the lease under the other.
@@ -516,6 +523,13 @@ class AsyncLease(SingleLease, SuspendingLease):
     """
 
     __slots__ = ()
+
+
+def _lapse_if_stranded(task: weakref.ref[Any], link: Link, ref: weakref.ref[Claim]) -> None:
+    """Renew the lease no longer if its body's loop was closed under it: the body never ends."""
+    caller, claim = task(), ref()
+    if caller and claim and not caller.done() and caller.get_loop().is_closed():
+        link.keeper.lapse(claim)
 
 
 def cancel_at_stop(lease: AnyLease) -> LeaseScope:
