@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from incumbent.cron.runs import GAVE_BACK, STARTED, STATE_OF, Claimer
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.cron.worker import FleetSettings
-from incumbent.cron.zygote import RunOnFailure, StandBy, Zygote
+from incumbent.cron.zygote import RunOnFailure, StandBy, Stop, Zygote
 from incumbent.model import Key, Refused
 from incumbent.net.dial import is_ready
 from incumbent.runtime.link import new_link
@@ -75,6 +76,11 @@ class Bench:
         fields = self.link.store.read(Key("default", "job"), clock.now() + 5).fields
         return runs_of(fields)[slot][0]
 
+    def is_free(self, slot: str) -> bool:
+        """Whether nothing is on record of the slot, and nobody has claimed it."""
+        record = self.link.store.read(Key("default", "job"), clock.now() + 5)
+        return not (record.holdings or slot in record.slots or slot in runs_of(record.fields))
+
     def workers(self) -> list[int]:
         return sorted(pid for pid in children(self.zygote.pid) if identity(pid))
 
@@ -94,6 +100,12 @@ class Bench:
 def is_prepared(worker: int) -> bool:
     # A guard has its parent's name until it gives itself one.
     return sorted(map(name_of, children(worker))) == ["incumbent-guard", "incumbent-zygot"]
+
+
+def is_pending(pid: int, signum: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.findall(r"^(?:SigPnd|ShdPnd):\s+(\w+)$", status, re.MULTILINE)
+    return any(int(mask, 16) >> (signum - 1) & 1 for mask in found)
 
 
 def name_of(pid: int) -> str:
@@ -205,6 +217,31 @@ def test_a_worker_whose_guard_died_gives_the_slot_back(bench: Bench) -> None:
     assert bench.ended() in (GAVE_BACK, 125)
     fields = bench.link.store.read(Key("default", "job"), clock.now() + 5).fields
     assert slot not in runs_of(fields)
+
+
+def test_a_task_that_comes_with_the_signal_to_leave_is_given_back(bench: Bench) -> None:
+    """Else its slot would be lost, though nothing of it ever ran."""
+    (worker,) = bench.stand_by()
+    os.kill(worker, signal.SIGSTOP)
+    slot = bench.send("true")
+    # After the task: the zygote handles one message after the other.
+    bench.zygote.send(Stop())
+    eventually(lambda: is_pending(worker, signal.SIGTERM))
+    os.kill(worker, signal.SIGCONT)
+    assert bench.ended() == GAVE_BACK
+    assert bench.is_free(slot)
+
+
+def test_a_stop_before_the_worker_of_a_task_is_there_loses_nothing(bench: Bench) -> None:
+    os.kill(bench.zygote.pid, signal.SIGSTOP)
+    slot = bench.send("sleep 30")
+    bench.zygote.send(Stop())
+    os.kill(bench.zygote.pid, signal.SIGCONT)
+    if bench.ended() == GAVE_BACK:
+        assert bench.is_free(slot)
+    else:
+        # The signal took so long that the command ran, and was stopped.
+        assert bench.record(slot).state is SlotState.LOST
 
 
 def test_a_command_of_a_worker_that_was_used_before_dies_with_it(bench: Bench) -> None:

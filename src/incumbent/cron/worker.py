@@ -65,6 +65,8 @@ _TASKS_MOST: Final = 200
 # A store that is away must not hold up a worker: its first task asks again.
 _WARM_WITHIN: Final = 2.0
 _STOPPING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+HELD_BACK: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals that a process of the zygote blocks until it has its handlers."""
 _RUN_VARIABLE: Final = "INCUMBENT_RUN_"
 _ON_FAILURE_WITHIN: Final = 60.0
 MAX_RUNS: Final = 100
@@ -156,6 +158,7 @@ def run_worker(
         Signals() as signals,
         closing(new_link(fleet.url)) as link,
     ):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
         worker = _TaskRunner(fleet, channel, link, guard, signals, events, instance)
         try:
             worker.run(first)
@@ -242,16 +245,17 @@ class _TaskRunner:
             suppress(GuardFault, ConfigError, OSError, EOFError),
         ):
             while True:
-                ready = waiter.wait(fds, prepare_at)
+                waiter.wait(fds, prepare_at)
                 # Before the channel is read: a task that came with the signal must not begin.
-                if _STOPPING & set(self.signals.take()) or not self.guard.alive():
-                    return None
-                if self._channel.fileno() in ready:
+                leaves = self.stops() or not self.guard.alive()
+                if readable(self._channel.fileno()):
                     # A large task comes in pieces.
                     while not (found := self._inbox.receive()):
                         pass
                     task: Task = found[0]
                     return task
+                if leaves:
+                    return None
                 if clock.now() >= prepare_at:
                     self.clear()
                     # Prepare all that needs neither task nor lease.
@@ -260,6 +264,11 @@ class _TaskRunner:
                     self.send_codes(PREPARED)
                     prepare_at = clock.now() + _STALE
         return None
+
+    def stops(self) -> bool:
+        """Whether a signal to leave came, until now."""
+        self.stopped |= bool(_STOPPING & set(self.signals.take()))
+        return self.stopped
 
     # -- what a task needs -----------------------------------------------------------------------
 
@@ -334,6 +343,8 @@ class _CommandRun:
         if not self._worker.guard.alive():
             # A worker that stood by may have lost its guard: another worker has its own.
             return self._attempts.release_unused("the guard is gone")
+        if self._worker.stops():
+            return self._attempts.release_unused("its instance was stopped")
         # On record before anything runs: two workers that both believe in the slot find one record.
         if (code := self._attempts.begin()) is not None:
             if code == ALREADY_RECORDED:
@@ -417,11 +428,10 @@ class _CommandRun:
         """Wait between attempts; False if a signal to stop or the end of the lease came first."""
         until, worker = clock.now() + seconds, self._worker
         with closing(DescriptorWaiter()) as waiter:
-            while not worker.stopped and self._lease.valid:
+            while not worker.stops() and self._lease.valid:
                 if (now := clock.now()) >= until:
                     return True
                 waiter.wait((worker.signals.fd,), min(until, now + 1.0))
-                worker.stopped |= bool(_STOPPING & set(worker.signals.take()))
         return False
 
     def _on_failure(self, ended: SlotRecord) -> None:
@@ -472,6 +482,7 @@ def handle_lost_run(fleet: FleetSettings, spec: JobSpec, ended: SlotRecord, even
     """Be the process that runs on_failure for a run that was lost with another instance."""
     # It ends in its time: TERM is for runs under a lease. A handler is not inherited by a command.
     signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
     standard = os.dup(1)
     with closing(Output(standard)) as output:
         output.become_stdout()

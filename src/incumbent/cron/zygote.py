@@ -31,13 +31,19 @@ from incumbent.cron.events import Events
 from incumbent.cron.ledger import SlotRecord
 from incumbent.cron.runs import FAULT, LEAVES, PREPARED, STARTED, Task
 from incumbent.cron.spec import JobSpec
-from incumbent.cron.worker import FleetSettings, Inbox, handle_lost_run, packed, run_worker
+from incumbent.cron.worker import (
+    HELD_BACK,
+    FleetSettings,
+    Inbox,
+    handle_lost_run,
+    packed,
+    run_worker,
+)
 from incumbent.supervise.kernel import die_with_parent, libc, name_process, pidfds
 
 _LEFT_ALONE: Final = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
 # Python ignores these: a run must not end because a reader of our events goes away.
 _IGNORED_BY_PYTHON: Final = {signal.SIGPIPE, signal.SIGXFSZ}
-_ENDING_SIGNALS: Final = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 class Stop:
@@ -218,7 +224,7 @@ class _ZygoteLoop:
         """Fork a child that does `work` and ends; its pid, or None (and an event) if that fails."""
         die = die_with_parent(signal.SIGTERM)
         # A new child ignores the signals that we ignore: signals must wait until it has handlers.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
         try:
             pid = os.fork()
         except OSError as error:
@@ -228,7 +234,7 @@ class _ZygoteLoop:
             if die is not None:
                 die()
             self._run_child(job, work, closing)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
         return pid if pid > 0 else None
 
     def _run_child(
@@ -242,7 +248,6 @@ class _ZygoteLoop:
             for signum in signal.valid_signals() - kept:
                 if signum < signal.SIGRTMIN:
                     signal.signal(signum, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
             for fd in (self._wake, self._write):
                 os.close(fd)
             # These channels must end with the zygote, not with this child.
