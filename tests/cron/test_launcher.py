@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 
 from incumbent import clock
+from incumbent.cron.events import Emit
 from incumbent.cron.ledger import SlotRecord, SlotState
-from incumbent.cron.runs import ALREADY_RECORDED, GAVE_BACK, STATE_OF, Claimer
+from incumbent.cron.runs import ALREADY_RECORDED, GAVE_BACK, NOT_BEGUN, STATE_OF, Claimer
 from incumbent.cron.schedule import Every
 from incumbent.cron.serving import CommandLauncher, _Serving
 from incumbent.cron.spec import JobSlot, JobSpec
@@ -19,6 +20,7 @@ from incumbent.protocol.claim import Claim
 from incumbent.protocol.release import release
 from incumbent.runtime.link import link_for
 from incumbent.stores.plan import run_blocking
+from tests.support.waiting import eventually
 
 SPEC = JobSpec(name="job", schedule=Every(60), command=("true",), on_failure=("true",))
 SLOT = JobSlot("manual/abc", 1_000_000_000.0)
@@ -28,25 +30,25 @@ class FakeZygote:
     fd = -1
 
     def __init__(self, *ended: tuple[str, str, int]) -> None:
-        self._ended = [*ended]
+        self.reported = [*ended]
         self.dead = self.gone = False
 
     def send(self, message: object) -> None:
         self.gone = self.dead
 
     def reports(self) -> list[tuple[str, str, int]]:
-        return self._ended
+        return self.reported
 
 
 def quiet(event: str, /, **_: Any) -> None:
     """Hears nothing."""
 
 
-def launcher(zygote: FakeZygote) -> CommandLauncher:
+def launcher(zygote: FakeZygote, emit: Emit = quiet) -> CommandLauncher:
     link = link_for("memory:launcher")
     claimer = Claimer(link, "n", {"holder": "me"})
     its: Any = zygote
-    made = CommandLauncher(claimer, its, quiet)
+    made = CommandLauncher(claimer, its, emit)
     made.runs.running["job", SLOT.name] = SLOT
     return made
 
@@ -57,6 +59,25 @@ def test_the_instance_hears_how_a_run_ended(code: int) -> None:
     it.read_reports()
     assert it.runs.ended == [("job", SLOT, code)]
     assert not it.runs.running
+
+
+def test_a_slot_whose_run_no_process_takes_over_is_given_back() -> None:
+    """A host that is out of processes must not use up the slots of the fleet."""
+    zygote, heard = FakeZygote(), list[str]()
+    it = launcher(zygote, cast("Any", lambda event, **_: heard.append(event)))
+    held = it.claim(SPEC, SLOT)
+    assert isinstance(held, Claim)
+    it.launch(SPEC, SLOT, held)
+    zygote.reported = [("job", SLOT.name, NOT_BEGUN)]
+    it.read_reports()
+    assert (it.runs.ended, it.runs.running) == ([("job", SLOT, GAVE_BACK)], {})
+    assert heard == ["given_back"]
+
+    def again() -> Claim | None:
+        found = it.claim(SPEC, SLOT)
+        return found if isinstance(found, Claim) else None
+
+    it._claimer.release(cast("Claim", eventually(again)))
 
 
 def test_a_zygote_that_is_gone_is_noticed_whatever_it_was_to_do() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import select
 import socket
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -12,7 +13,7 @@ from incumbent import clock
 from incumbent.cron.agenda import Agenda, ClaimOrder, Dispatcher
 from incumbent.cron.fleet import PRESENCE, UP, encode
 from incumbent.cron.instance import Capacity
-from incumbent.cron.runs import Task
+from incumbent.cron.runs import NOT_BEGUN, Task
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.cron.zygote import Worker, WorkerPool
@@ -131,3 +132,10 @@ def test_one_that_died_before_it_was_prepared_is_replaced_though_nothing_is_hear
     assert len(made) == 2
     for one in (*ends, made[1].channel):
         one.close()
+
+
+def test_a_task_for_which_no_process_can_be_forked_is_reported_as_not_begun() -> None:
+    said: list[tuple[str, str, int]] = []
+    pool = WorkerPool(lambda _: None, lambda *report: said.append(report), select.poll())
+    pool.run_task(cast("Any", SimpleNamespace(key=("job", "slot"))))
+    assert said == [("job", "slot", NOT_BEGUN)]

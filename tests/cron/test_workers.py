@@ -12,13 +12,15 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from incumbent import clock
+from incumbent.cron import worker as worker_process
 from incumbent.cron.events import Events
 from incumbent.cron.ledger import TAIL, SlotRecord, SlotState, runs_of
-from incumbent.cron.runs import GAVE_BACK, STARTED, STATE_OF, Claimer
+from incumbent.cron.runs import GAVE_BACK, NOT_BEGUN, STARTED, STATE_OF, Claimer
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.cron.worker import FleetSettings
@@ -242,6 +244,21 @@ def test_a_stop_before_the_worker_of_a_task_is_there_loses_nothing(bench: Bench)
     else:
         # The signal took so long that the command ran, and was stopped.
         assert bench.record(slot).state is SlotState.LOST
+
+
+def test_a_worker_that_cannot_be_made_ready_has_not_begun_its_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = mock.Mock(side_effect=BlockingIOError("no process"))
+    monkeypatch.setattr(worker_process, "start_guard", failing)
+    bench = Bench(tmp_path)
+    try:
+        slot = bench.send("true")
+        assert bench.ended() == NOT_BEGUN
+        fields = bench.link.store.read(Key("default", "job"), clock.now() + 5).fields
+        assert slot not in runs_of(fields)
+    finally:
+        bench.close()
 
 
 def test_a_command_of_a_worker_that_was_used_before_dies_with_it(bench: Bench) -> None:

@@ -132,6 +132,8 @@ STARTED: Final = 253
 FAULT: Final = 125
 GAVE_BACK: Final = 75
 """The run could not begin: any instance may take its slot again."""
+NOT_BEGUN: Final = 73
+"""No process could take the run over: the instance that claimed its slot gives it back."""
 ALREADY_RECORDED: Final = 74
 """Nothing ran: the slot is on record already."""
 NOT_RECORDED: Final = 76

@@ -23,6 +23,7 @@ from incumbent.cron.runs import (
     ALREADY_RECORDED,
     FAULT,
     GAVE_BACK,
+    NOT_BEGUN,
     NOT_RECORDED,
     STARTED,
     STATE_OF,
@@ -56,6 +57,8 @@ class CommandLauncher:
         self._zygote = zygote
         self._emit = emit
         self._stand_by = StandBy(0, 0)
+        self._claims: dict[tuple[str, str], Claim] = {}
+        """The claims of runs of which nothing was heard yet."""
         self.runs: Runs[JobSlot] = Runs(ttl)
 
     @property
@@ -75,6 +78,7 @@ class CommandLauncher:
             # No process counts as the lease's holder: the lease ends, and other instances see that.
             raise CannotLaunch("the process that starts commands is gone")
         # After the sending, and in time all the same: this thread reads the reports.
+        self._claims[spec.name, slot.name] = grant
         self.runs.running[spec.name, slot.name] = slot
         self.runs.starting.add((spec.name, slot.name))
 
@@ -101,13 +105,19 @@ class CommandLauncher:
         for job, name, code in self._zygote.reports():
             # Any report ends the start: a worker that died has none to come.
             self.runs.starting.discard((job, name))
+            claim = self._claims.pop((job, name), None)
             if code == STARTED:
                 self.runs.begin(job, name)
             if code == STARTED or (slot := self.runs.running.pop((job, name), None)) is None:
                 continue
-            if code not in (GAVE_BACK, ALREADY_RECORDED, NOT_RECORDED, *STATE_OF):
+            if code == NOT_BEGUN and claim is not None:
+                # Owed, and not sent here: that might block.
+                port = self._claimer.link.port
+                port.owe(claim.debt(port.now(), undo_slot=True))
+                self._emit("given_back", job=job, slot=name, why="no process can be started for it")
+            if code not in (GAVE_BACK, NOT_BEGUN, ALREADY_RECORDED, NOT_RECORDED, *STATE_OF):
                 self._emit("fault", job=job, slot=name, why=f"its worker ended with {code}")
-            self.runs.ended.append((job, slot, code))
+            self.runs.ended.append((job, slot, GAVE_BACK if code == NOT_BEGUN else code))
 
 
 def serve_jobs(

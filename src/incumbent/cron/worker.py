@@ -18,7 +18,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from struct import Struct
 from typing import Any, Final
@@ -32,6 +32,7 @@ from incumbent.cron.runs import (
     ALREADY_RECORDED,
     GAVE_BACK,
     LEAVES,
+    NOT_BEGUN,
     PREPARED,
     STARTED,
     AttemptEnd,
@@ -153,11 +154,16 @@ def run_worker(
     `instance`: the pidfd of the instance, where the system has pidfds.
     """
     _give_stdin(None)
-    with (
-        start_guard(fleet.isolate) as guard,
-        Signals() as signals,
-        closing(new_link(fleet.url)) as link,
-    ):
+    with ExitStack() as all_of_it:
+        try:
+            guard = all_of_it.enter_context(start_guard(fleet.isolate))
+            signals = all_of_it.enter_context(Signals())
+            link = all_of_it.enter_context(closing(new_link(fleet.url)))
+        except (OSError, GuardFault):
+            # Both at once: between two messages the zygote could hand it another task.
+            if first is not None:
+                channel.sendall(bytes((NOT_BEGUN, LEAVES)))
+            raise
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
         worker = _TaskRunner(fleet, channel, link, guard, signals, events, instance)
         try:

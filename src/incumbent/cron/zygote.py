@@ -29,7 +29,7 @@ from typing import Final, NoReturn, TypeAlias
 from incumbent import clock
 from incumbent.cron.events import Events
 from incumbent.cron.ledger import SlotRecord
-from incumbent.cron.runs import FAULT, LEAVES, PREPARED, STARTED, Task
+from incumbent.cron.runs import FAULT, LEAVES, NOT_BEGUN, PREPARED, STARTED, Task
 from incumbent.cron.spec import JobSpec
 from incumbent.cron.worker import (
     HELD_BACK,
@@ -335,7 +335,7 @@ class WorkerPool:
                 worker.prepared = worker.preparing = False
                 return
         if self._start(task) is None:
-            self._report(*task.key, FAULT)
+            self._report(*task.key, NOT_BEGUN)
 
     def stand_by(self, ready: int, kept: int) -> None:
         """Fork until `ready` workers are idle; dismiss the idle ones beyond `kept`."""
