@@ -219,6 +219,31 @@ def test_a_stop_just_before_a_coroutine_begins_cancels_it(store: str, jobs: incu
     assert cancelled.is_set()
 
 
+def test_a_run_that_had_not_begun_at_the_stop_gives_its_slot_back(
+    store: str, jobs: incumbent.Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a function would begin, and go on after the stop."""
+    run, began, claimed = _FunctionRun.run, list[None](), threading.Event()
+
+    def late(self: _FunctionRun) -> int:
+        claimed.set()
+        assert self._jobs.stopping.wait(30)
+        return run(self)
+
+    monkeypatch.setattr(_FunctionRun, "run", late)
+
+    @jobs.cron(RARELY)
+    def slow() -> None:
+        began.append(None)
+
+    trigger(jobs, store, "slow")
+    assert claimed.wait(30)
+    jobs.stop(drain=0)
+    key, at_some_time = Key("default", "slow"), time.monotonic() + 1e9
+    eventually(lambda: not link_for(store).store.read(key, at_some_time).slots)
+    assert (began, on_record(store, "slow")) == ([], [])
+
+
 def test_a_coroutine_that_awaits_what_was_cancelled_has_failed_and_is_retried(
     store: str, jobs: incumbent.Jobs
 ) -> None:

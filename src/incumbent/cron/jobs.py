@@ -257,6 +257,8 @@ class _FunctionRun:
 
     def run(self) -> int:
         """Run to the end; the code says how it ended, or that the slot was given back."""
+        if self._jobs.stopping.is_set():
+            return self._attempts.release_unused("its instance was stopped")
         if (code := self._attempts.begin()) is not None:
             return code
         ended = self._attempts.run_attempts(self._attempt, self._pause)
