@@ -59,14 +59,14 @@ A = TypeVar("A", bound=AnyLease)
 class LockEntry(NamedTuple, Generic[A]):
     """A lease on a lock: whose it is, and whether a `with` of the lock will release it.
 
-    `home`: the thread or task whose end removes the entry; None: the `with` removes it. A thread
-    may be the home of its tasks' leases. `generator`: the frame of the generator that entered it.
+    `ends_with`: the thread or task whose end removes the entry (for a task perhaps its thread);
+    None: the `with` removes it. `generator`: the frame of the generator that entered it.
     """
 
     caller: weakref.ref[Any] | None
     lease: A
     entered: bool
-    home: weakref.ref[Any] | None = None
+    ends_with: weakref.ref[Any] | None = None
     generator: FrameType | None = None
 
 
@@ -291,17 +291,17 @@ class LeaseKeepingLock(SingleLock[L], Generic[L]):
     def _keep(
         self, lease: L, *, entered: bool = False, caller: weakref.ref[Any] | None = None
     ) -> None:
-        home = self._home()
-        if home is not None:
+        ends_with = self._entries_end_with()
+        if ends_with is not None:
             # Weak references both ways: a lease in a reference cycle would be released late.
-            kept_by = weakref.ref(home, partial(_forget, weakref.ref(self)))
+            kept_by = weakref.ref(ends_with, partial(_forget, weakref.ref(self)))
             if caller is None:
                 # A thread in which no task runs is both.
-                caller = kept_by if self._caller() is home else self._caller_ref()
+                caller = kept_by if self._caller() is ends_with else self._caller_ref()
             self._entries.append(LockEntry(caller, lease, entered, kept_by))
 
-    def _home(self) -> Any:
-        """The thread or task that keeps the caller's leases alive."""
+    def _entries_end_with(self) -> Any:
+        """The thread or task whose end drops what is kept for the caller."""
         return self._caller()
 
     def _note_entered(self, lease: L) -> None:
@@ -317,7 +317,7 @@ class LeaseKeepingLock(SingleLock[L], Generic[L]):
             entry
             for entry in self._entries.copy()
             if not (entry.entered or entry.lease._is_released()) and entry.lease.valid
-            if entry.home and entry.home() is self._home()
+            if entry.ends_with and entry.ends_with() is self._entries_end_with()
         ]
         if not own:
             return
@@ -375,11 +375,11 @@ class LeaseKeepingLock(SingleLock[L], Generic[L]):
         return wait
 
 
-def _forget(lock: weakref.ref[LeaseKeepingLock[Any]], home: weakref.ref[Any]) -> None:
+def _forget(lock: weakref.ref[LeaseKeepingLock[Any]], ends_with: weakref.ref[Any]) -> None:
     alive = lock()
     if alive is not None:
         for entry in alive._entries.copy():
-            if entry.home is home:
+            if entry.ends_with is ends_with:
                 _drop(alive._entries, entry)
 
 
@@ -408,7 +408,7 @@ class Lock(LeaseKeepingLock[Lease]):
 
     __slots__ = ()
 
-    def _home(self) -> Any:
+    def _entries_end_with(self) -> Any:
         # A task of this thread may end before another one releases what it acquired.
         return present_caller() if self._reentrant else threading.current_thread()
 
@@ -419,7 +419,7 @@ class Lock(LeaseKeepingLock[Lease]):
         left = [
             entry.lease
             for entry in entries
-            if entry.caller and entry.home and entry.home() is here
+            if entry.caller and entry.ends_with and entry.ends_with() is here
             # A task that still runs may be in the body of its lease.
             if (caller := entry.caller()) is here or has_ended(caller)
         ]

@@ -54,10 +54,10 @@ class AsyncPort:
 
     async def _in_turn(self, ask: Callable[[float], Awaitable[T]], until: float) -> T:
         # Taken as a length, because waiting for a place must not use up the time for the answer.
-        gate, patience, answered = self.limits.takes, until - clock.now(), False
-        admission = gate.enter_now() or await gate.enter(inf, patience)
+        gate, timeout, answered = self.limits.takes, until - clock.now(), False
+        admission = gate.enter_now() or await gate.enter(inf, timeout)
         try:
-            outcome = await ask(clock.now() + patience)
+            outcome = await ask(clock.now() + timeout)
             answered = True
         finally:
             admission.leave(answered=answered)

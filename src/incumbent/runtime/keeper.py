@@ -118,11 +118,11 @@ class Debts:
         if owed.due > now or now >= renewals_due:
             self._owed.append(owed)
             return
-        key, patience = owed.debt.key, min(_SETTLE_TIMEOUT, renewals_due - now)
+        key, timeout = owed.debt.key, min(_SETTLE_TIMEOUT, renewals_due - now)
         if owed.debt.dropped and not owed.tries:
             _log.warning("%s: a lease was dropped without a release, and is given back", key.name)
         try:
-            settled = run_blocking(settle(port, owed.debt, patience))
+            settled = run_blocking(settle(port, owed.debt, timeout))
         except Exception:  # noqa: BLE001 - the thread must not end for it
             _log.exception("%s: a dead claim could not be given back; its ttl ends it", key)
             return

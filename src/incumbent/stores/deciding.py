@@ -120,7 +120,7 @@ class Deciding:
                 if isinstance(found, Granted):
                     return found
             else:
-                found = yield from self._without_a_look(step)
+                found = yield from self._try_recalled(step)
                 if isinstance(found, Granted):
                     return found
                 if found is None:
@@ -149,7 +149,7 @@ class Deciding:
         """What this process last wrote of a name; None if it must be read."""
         return None
 
-    def _without_a_look(self, step: Step[Any]) -> Program[Any]:
+    def _try_recalled(self, step: Step[Any]) -> Program[Any]:
         """Try what a recalled record decides: only the swap can show that the record is right.
 
         Returns the outcome if so, else what the store has instead; None if it must be read first.
@@ -237,7 +237,7 @@ class Deciding:
         is_alone = not (parting.closed_for or parting.reserve_for or parting.slot)
 
         def start(_facts: Any, _until: float) -> Program[GiveOutcome]:
-            found = yield from self._without_a_look(step)
+            found = yield from self._try_recalled(step)
             # Not without a token: then the record has to say that the claim was given up.
             if found is None and self._quick.give and token and is_alone:
                 found = yield TryGive(key, claim, token)

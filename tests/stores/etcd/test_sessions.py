@@ -200,7 +200,7 @@ def test_holdings_are_noted_in_a_ring_and_one_that_was_not_granted_takes_no_plac
     places = set()
     for _ in range(3 * HISTORY_KEPT):
         places.add(sessions.history_key(KEY))
-        sessions.history_written(KEY)
+        sessions.note_history_written(KEY)
     assert len(places) == HISTORY_KEPT
     assert not places & {Sessions("/p").history_key(KEY)}
     sessions.forget()

@@ -263,7 +263,7 @@ class _EtcdGive:
             # Another process took the lease.
             state.history_lease = yield from self.sessions.history_lease(_KEEP_HISTORY)
             state.history_key = self.sessions.history_key(self.key)
-            self.sessions.history_written(self.key)
+            self.sessions.note_history_written(self.key)
         wall = clock.wall()
         past = kv.packed(
             holder=state.holder, since=state.since, ended=wall, revision=state.revision

@@ -325,7 +325,7 @@ class Sessions:
         place = f"{self._ring}/{self._written.get(key, 0) % HISTORY_KEPT}"
         return kv.names_of(self.prefix, key).past(place)
 
-    def history_written(self, key: Key) -> None:
+    def note_history_written(self, key: Key) -> None:
         """Note that the history key of `key` was, or may have been, written."""
         if len(self._written) >= NOTED_MAX:
             self._new_ring()

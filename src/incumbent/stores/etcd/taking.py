@@ -145,7 +145,7 @@ class EtcdTake:
         """
         found = yield from self._read_obstacles()
         if found:
-            outcome = yield from self._obstructed(found)
+            outcome = yield from self._judge_obstacles(found)
             if outcome is not None:
                 yield from self._write_candidate(outcome)
                 return outcome
@@ -170,11 +170,11 @@ class EtcdTake:
             raise
         # Its place in the history may be written: another holding must not share it.
         except OutcomeUnknown:
-            self._history_written()
+            self._note_history_written()
             raise
         session.confirm(proof, kv.raft_term_of(reply))
         if reply.get("succeeded"):
-            self._history_written()
+            self._note_history_written()
             state.revision = kv.revision_of(reply)
             # From before the request: what is believed may not begin later than what etcd counts.
             state.lapses_at = sent + self.ask.ttl
@@ -189,18 +189,18 @@ class EtcdTake:
             if found.marker_value != self.incarnation.value:
                 cluster.disown()
                 return None
-        return (yield from self._obstructed(found))
+        return (yield from self._judge_obstacles(found))
 
     def _history_key(self) -> str:
         key = self.sessions.history_key(self.key)
         if self.ask.permits is not None:
             # Others of this process may be granted a seat before this take is answered.
-            self.sessions.history_written(self.key)
+            self.sessions.note_history_written(self.key)
         return key
 
-    def _history_written(self) -> None:
+    def _note_history_written(self) -> None:
         if self.ask.permits is None:
-            self.sessions.history_written(self.key)
+            self.sessions.note_history_written(self.key)
 
     def _restore(self, state: ClaimState, before: ClaimState | None) -> None:
         self.sessions.forget_claim(*state.id)
@@ -337,7 +337,7 @@ class EtcdTake:
 
     # -- refusals -----------------------------------------------------------------------------
 
-    def _obstructed(self, found: Obstacles) -> EtcdProgram[TakeOutcome | None]:
+    def _judge_obstacles(self, found: Obstacles) -> EtcdProgram[TakeOutcome | None]:
         self.sessions.remember_seen(self.key, found.seen, found.revision)
         if found.given_up:
             return Refused("closed", seen=found.seen)
@@ -370,7 +370,7 @@ class EtcdTake:
             # Another claim, of which this process knows no more, has that key: take another.
             self.sessions.places.change_keys()
             return None
-        return (yield from self._obstructed(found))
+        return (yield from self._judge_obstacles(found))
 
     def _refusal(self, found: Obstacles) -> EtcdProgram[Refused | None]:
         """The refusal by the rules of a lease.
