@@ -31,14 +31,19 @@ same order, in line.lua):
 
 The words, one meaning each:
 
+    wanted   a LeaseRequest: what a lock asks for, the same in each acquire
     claim    what one acquire asks with: its random id stays the same for all its tries
     lease    what the store grants to a claim for a ttl; etcd's own leases are "etcd leases"
+    belief   a holder believes in its lease until the deadline, which counts from before the proof
+    give     the release of a claim in the store; its Parting says what else it does there: keep the
+             name closed, reserve it for a successor, free a slot
     token    the number of a grant (the fencing token; in elections, the term)
     turn     the seconds in which the first in line may take a free name before all others; in
              `stores.turns` the time in which one waiter of a process asks for all
     place    the place of a waiter in the store's line; `Place` of a gate is an admission
     slot     what may be used once in a time, such as an instant of a schedule
     record   all that a store knows of a name; in cron, also a slot's record (SlotRecord)
+    beside   what a store keeps of a name besides its record: fields, slots, history
     link     what this process has of one engine: store, keeper, ports; it is no connection
     debt     the release of a claim that may still stand in the store
     in doubt  a take without an answer: the store may have applied it, or may get it late
