@@ -182,7 +182,7 @@ class AnyLease:
         if task is not None and not self._claims[0].reentries:
             for claim in self._claims:
                 lapse = partial(_lapse_if_stranded, weakref.ref(task), self._link, claim.ref)
-                self._link.keeper.follow(claim, lapse)
+                self._link.keeper.watch_renewals(claim, lapse)
 
     def _refuse_second_body(self) -> None:
         # The first one to end would release the lease under the other.
